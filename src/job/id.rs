@@ -1,0 +1,155 @@
+//! Names. Every name and label that a cloud, a store or a machine sees is derived here from the job id and nowhere else, so that
+//! a retry, a second laptop and a clean-up without a record all find the same thing.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+/// `<name>-<six characters>`: lower-case letters, digits and hyphens, at most 48 characters, so that it fits every cloud's rules.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobId(String);
+
+/// Longest job name: an id is seven characters longer, an attempt's machine name five more, and GCE allows 63.
+pub const MAX_NAME: usize = 40;
+
+impl JobId {
+    /// The id of the job `name` for one `nonce`: the same pair gives the same id on every machine, which is what makes
+    /// `--idempotency-key` work.
+    pub fn derive(name: &str, nonce: &str) -> Self {
+        let digest = Sha256::digest(format!("{name}\0{nonce}").as_bytes());
+        let suffix: String = digest.iter().take(6).map(|byte| ALPHABET[usize::from(*byte) % ALPHABET.len()]).collect();
+        Self(format!("{name}-{suffix}"))
+    }
+
+    /// Takes an id as typed or read; `None` when it cannot be one.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (name, suffix) = text.rsplit_once('-')?;
+        let valid = valid_name(name) && suffix.len() == 6 && suffix.chars().all(|c| ALPHABET.contains(&c));
+        valid.then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The job's name without the suffix.
+    pub fn name(&self) -> &str {
+        self.0.rsplit_once('-').map_or(&self.0, |(name, _)| name)
+    }
+}
+
+/// No vowels, so no words; no characters that look alike.
+const ALPHABET: [char; 28] = [
+    'b', 'c', 'd', 'f', 'g', 'h', 'j', 'k', 'm', 'n', 'p', 'q', 'r', 's', 't', 'v', 'w', 'x', 'y', 'z', '2', '3', '4', '5', '6',
+    '7', '8', '9',
+];
+
+/// Whether a job may be called this: starts with a letter, then lower-case letters, digits and single hyphens.
+pub fn valid_name(name: &str) -> bool {
+    name.len() <= MAX_NAME
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && !name.ends_with('-')
+        && !name.contains("--")
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One attempt of a job: what a machine is named after.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AttemptId {
+    pub job: JobId,
+    /// Counts from 1 and only rises.
+    pub attempt: u32,
+}
+
+impl AttemptId {
+    pub fn new(job: &JobId, attempt: u32) -> Self {
+        Self { job: job.clone(), attempt }
+    }
+
+    /// The name of the machine, container or process group that runs this attempt.
+    pub fn machine_name(&self) -> String {
+        format!("{}-a{}", self.job, self.attempt)
+    }
+
+    /// The reverse of [`AttemptId::machine_name`].
+    pub fn from_machine_name(name: &str) -> Option<Self> {
+        let (job, attempt) = name.rsplit_once("-a")?;
+        Some(Self { job: JobId::parse(job)?, attempt: attempt.parse().ok()? })
+    }
+}
+
+/// Paths inside the store.
+pub mod path {
+    use super::JobId;
+
+    /// Everything ftctl keeps is below this, so that a container can be shared and the layout can change.
+    pub const ROOT: &str = "ftctl/v1";
+
+    pub fn jobs() -> String {
+        format!("{ROOT}/jobs")
+    }
+    pub fn job(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}")
+    }
+    pub fn record(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/record.json")
+    }
+    pub fn order(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/order.json")
+    }
+    /// The lease of whoever drives the job's life (a supervisor).
+    pub fn supervisor_lease(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/supervisor.lease")
+    }
+    /// The lease of the attempt that may commit checkpoints.
+    pub fn attempt_lease(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/attempt.lease")
+    }
+    pub fn cancel(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/cancel.json")
+    }
+    pub fn attempt(id: &JobId, attempt: u32) -> String {
+        format!("{ROOT}/jobs/{id}/attempts/{attempt}")
+    }
+    pub fn log(id: &JobId, attempt: u32) -> String {
+        format!("{}/log", self::attempt(id, attempt))
+    }
+    pub fn progress(id: &JobId, attempt: u32) -> String {
+        format!("{}/progress.jsonl", self::attempt(id, attempt))
+    }
+    pub fn heartbeat(id: &JobId, attempt: u32) -> String {
+        format!("{}/heartbeat.json", self::attempt(id, attempt))
+    }
+    pub fn exit(id: &JobId, attempt: u32) -> String {
+        format!("{}/exit.json", self::attempt(id, attempt))
+    }
+    pub fn checkpoints(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/checkpoints")
+    }
+    /// Steps are padded so that names sort as numbers do.
+    pub fn checkpoint(id: &JobId, step: u64) -> String {
+        format!("{}/{step:010}", checkpoints(id))
+    }
+    pub fn artifacts(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/artifacts")
+    }
+    pub fn datasets() -> String {
+        format!("{ROOT}/datasets")
+    }
+    /// `digest` is the hexadecimal SHA-256 of the manifest.
+    pub fn dataset_manifest(digest: &str) -> String {
+        format!("{ROOT}/datasets/{digest}/manifest.json")
+    }
+    /// File contents are shared between datasets: a changed file re-sends itself only.
+    pub fn content(digest: &str) -> String {
+        format!("{ROOT}/contents/{}/{digest}", &digest[..2.min(digest.len())])
+    }
+}

@@ -1,0 +1,11 @@
+//! The nouns: what a job is, as pure data. Every other module may read them; they read nothing but `std`, serde and the
+//! trainer's configuration types.
+
+pub mod event;
+pub mod id;
+pub mod order;
+pub mod plan;
+pub mod record;
+pub mod spec;
+pub mod state;
+pub mod units;

@@ -1,0 +1,113 @@
+//! What an agent is told, and what it tells back: the contract between `ftctl` and the process beside the trainer.
+
+use ft_trainer::config::{ModelConfig, SampleConfig, TrainSettings};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::id::JobId;
+
+pub const ORDER_SCHEMA: &str = "ftctl.order/1";
+
+/// The order of one attempt, complete in itself: an agent needs this and the store, nothing else.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunOrder {
+    pub schema: String,
+    pub job: JobId,
+    pub attempt: u32,
+    /// URL of the store as the machine reaches it.
+    pub store: String,
+    /// Digest of the prepared dataset.
+    pub dataset: String,
+    /// Digest of an uploaded Hugging Face directory, when the run starts from existing weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_weights: Option<String>,
+    pub trainer: TrainerImage,
+    pub model: ModelConfig,
+    pub train: TrainSettings,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<SampleConfig>,
+    /// When the trainer is told to stop, whatever it is doing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
+    /// Seconds between the polite and the forced stop.
+    pub grace_seconds: u64,
+}
+
+/// How the trainer is found on the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainerImage {
+    /// A program built on this machine from the embedded sources.
+    Program { path: String, digest: String },
+    /// The fake provider trains nothing.
+    None,
+}
+
+pub const EXIT_SCHEMA: &str = "ftctl.exit/1";
+
+/// `exit.json`: how an attempt ended, written once by its agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitRecord {
+    pub schema: String,
+    pub attempt: u32,
+    pub reason: ExitReason,
+    /// The trainer's exit code, when it exited by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// The signal that ended the trainer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+    /// One sentence for the user: the trainer's last error line, or what the agent saw.
+    pub message: String,
+    pub started: Timestamp,
+    pub finished: Timestamp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// The trainer finished its work.
+    Succeeded,
+    /// The trainer gave up: bad data, an error of its own. Trying again would fail again.
+    Failed,
+    /// The machine was taken away, or the trainer was killed from outside: the next attempt resumes.
+    Preempted,
+    /// Stopped because a user asked.
+    Cancelled,
+    /// Stopped because the deadline came.
+    Deadline,
+    /// Another attempt holds the job: this one stopped before writing anything more.
+    LostLease,
+}
+
+pub const HEARTBEAT_SCHEMA: &str = "ftctl.heartbeat/1";
+
+/// `heartbeat.json`: overwritten every few seconds. Readers judge it by whether it *changes*, not by its time: clocks differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    pub schema: String,
+    pub beat: u64,
+    pub time: Timestamp,
+    pub phase: Phase,
+}
+
+/// What the agent is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    Staging,
+    Training,
+    Shipping,
+    Stopping,
+}
+
+pub const CANCEL_SCHEMA: &str = "ftctl.cancel/1";
+
+/// `cancel.json`: a user's wish, seen by the agent and by every supervisor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelRequest {
+    pub schema: String,
+    pub time: Timestamp,
+    /// Seconds for the trainer to write a checkpoint; 0 kills at once.
+    pub grace_seconds: u64,
+}

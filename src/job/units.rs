@@ -1,0 +1,157 @@
+//! Durations (`90s`, `2h`, `1d12h`) and money (`12USD`) as a person types them.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A length of time, written `90s`, `45m`, `2h`, `1d12h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Span(pub Duration);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no duration; write it like 90s, 45m, 2h or 1d12h");
+        let mut rest = text.trim();
+        if rest.is_empty() {
+            return Err(wrong());
+        }
+        let mut seconds = 0_u64;
+        while !rest.is_empty() {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+            let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
+            let unit = match rest.as_bytes()[digits] {
+                b's' => 1,
+                b'm' => 60,
+                b'h' => 3_600,
+                b'd' => 86_400,
+                _ => return Err(wrong()),
+            };
+            seconds = number.checked_mul(unit).and_then(|part| seconds.checked_add(part)).ok_or_else(wrong)?;
+            rest = &rest[digits + 1..];
+        }
+        Ok(Self(Duration::from_secs(seconds)))
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut seconds = self.0.as_secs();
+        if seconds == 0 {
+            return f.write_str("0s");
+        }
+        for (unit, size) in [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)] {
+            if seconds >= size {
+                write!(f, "{}{unit}", seconds / size)?;
+                seconds %= size;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<String> for Span {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Span> for String {
+    fn from(span: Span) -> Self {
+        span.to_string()
+    }
+}
+
+/// United States dollars in millionths, so that sums of prices stay exact. Written `12USD` or `0.36USD`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Money {
+    pub micros: u64,
+}
+
+impl Money {
+    pub const ZERO: Money = Money { micros: 0 };
+
+    /// The cost of `time` at this price per hour, rounded up to a millionth.
+    #[must_use]
+    pub fn for_time(self, time: Duration) -> Money {
+        let micros = (u128::from(self.micros) * time.as_millis()).div_ceil(3_600_000);
+        Money { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
+    }
+}
+
+impl FromStr for Money {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no amount of money; write it like 12USD or 0.36USD");
+        let number = text.trim().strip_suffix("USD").ok_or_else(wrong)?.trim();
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let digits = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit());
+        if !digits(whole) || fraction.len() > 6 || !(fraction.is_empty() || digits(fraction)) || number.ends_with('.') {
+            return Err(wrong());
+        }
+        let whole: u64 = whole.parse().map_err(|_| wrong())?;
+        let fraction: u64 = format!("{fraction:0<6}").parse().map_err(|_| wrong())?;
+        let micros = whole.checked_mul(1_000_000).and_then(|whole| whole.checked_add(fraction)).ok_or_else(wrong)?;
+        Ok(Self { micros })
+    }
+}
+
+impl fmt::Display for Money {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, fraction) = (self.micros / 1_000_000, self.micros % 1_000_000);
+        let text = format!("{fraction:06}");
+        let text = text.trim_end_matches('0');
+        match text.len() {
+            0 => write!(f, "{whole}USD"),
+            _ => write!(f, "{whole}.{text:0<2}USD"),
+        }
+    }
+}
+
+impl TryFrom<String> for Money {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Money> for String {
+    fn from(money: Money) -> Self {
+        money.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_survive_a_round_trip_and_refuse_nonsense() {
+        for (text, seconds) in [("90s", 90), ("2h", 7_200), ("1d12h", 129_600), ("0s", 0)] {
+            assert_eq!(text.parse::<Span>().expect(text).0.as_secs(), seconds);
+        }
+        assert_eq!(Span(Duration::from_secs(90)).to_string(), "1m30s");
+        for text in ["", "5", "h", "5w", "-1s", "99999999999999999999d", "1.5h"] {
+            assert!(text.parse::<Span>().is_err(), "{text} must be refused");
+        }
+    }
+
+    #[test]
+    fn money_is_exact() {
+        assert_eq!("0.36USD".parse::<Money>().expect("amount").micros, 360_000);
+        assert_eq!(Money { micros: 360_000 }.to_string(), "0.36USD");
+        assert_eq!(Money { micros: 12_000_000 }.to_string(), "12USD");
+        assert_eq!("1.5USD".parse::<Money>().expect("amount").for_time(Duration::from_secs(7_200)).to_string(), "3USD");
+        for text in ["12", "USD", "1.USD", "-1USD", "1.0000001USD", "12EUR"] {
+            assert!(text.parse::<Money>().is_err(), "{text} must be refused");
+        }
+    }
+}

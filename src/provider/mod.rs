@@ -1,0 +1,82 @@
+//! The seam between the life of a job and the place where it runs.
+//!
+//! A provider answers four questions: how does an attempt get a machine, how does the agent get started there, is it alive, and how is
+//! it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences between
+//! providers are data ([`Capabilities`]), never a test for a provider's name.
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::job::{
+    id::{AttemptId, JobId},
+    order::RunOrder,
+    plan::Plan,
+    units::Money,
+};
+
+pub mod error;
+
+pub use error::{Class, LeftBehind, ProviderError};
+
+pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
+
+/// What a provider can do and what it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The trainer is built on this machine, not taken from an image.
+    pub native_trainer: bool,
+    /// Its machines cost money.
+    pub bills: bool,
+}
+
+/// One thing of ours that exists at the provider.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resource {
+    /// As the provider names it.
+    pub name: String,
+    pub attempt: AttemptId,
+    pub since: Timestamp,
+    /// When the provider destroys it by itself.
+    pub expires: Option<Timestamp>,
+    pub price_per_hour: Money,
+}
+
+/// What can be seen of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sighting {
+    /// The machine exists; `agent` says whether its agent was started (a crash may fall between the two).
+    Alive { agent: bool },
+    /// Proof of death: it existed and is over, with the provider's word for why.
+    Dead { why: String },
+    /// Nothing of that name exists, and the provider can tell.
+    Gone,
+}
+
+/// The contract. Every method may be called again after a crash at any instant and must then find, not repeat, what was done:
+/// names are derived from the attempt, so there is nothing to remember.
+#[async_trait]
+pub trait Provider: Send + Sync {
+    fn capabilities(&self) -> Capabilities;
+
+    /// Price of one hour of this plan's machine. Changes nothing.
+    async fn price_per_hour(&self, plan: &Plan) -> Result<Money>;
+
+    /// Creates the machine of this attempt, or finds it. An existing one is not changed.
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()>;
+
+    /// Starts the agent on the machine with this order, or finds it started.
+    async fn launch(&self, order: &RunOrder) -> Result<()>;
+
+    async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
+
+    /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.
+    async fn preempt(&self, attempt: &AttemptId) -> Result<()>;
+
+    /// Destroys everything of this job. Works with half-made things, with nothing, and twice. What the agent wrote but had not yet
+    /// sent is sent first where the machine allows it. Returns when [`Provider::list`] no longer shows the job.
+    async fn destroy(&self, job: &JobId) -> Result<()>;
+
+    /// Everything of ours that exists, from the provider's own truth.
+    async fn list(&self) -> Result<Vec<Resource>>;
+}

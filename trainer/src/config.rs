@@ -1,0 +1,258 @@
+//! The trainer's configuration: what one training run is, as data.
+//!
+//! The same types are the `[model]`, `[train]` and `[sample]` tables of a job file, so that a setting is documented,
+//! checked and completed in one place. Every type refuses unknown keys.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Everything `ft-trainer train` needs. Relative paths are relative to the process's working directory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// A prepared dataset: `dataset.json`, token shards and the tokenizer's files.
+    pub data: PathBuf,
+    /// Where checkpoints, the step log and the progress lines go. A run found there is resumed.
+    pub output: PathBuf,
+    /// A Hugging Face directory to start from; absent: random initial weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_weights: Option<PathBuf>,
+    #[serde(default)]
+    pub model: ModelConfig,
+    #[serde(default)]
+    pub train: TrainSettings,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<SampleConfig>,
+}
+
+/// The published GPT-2 sizes (Radford et al. 2019, table 2; the released parameter counts).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Preset {
+    /// 12 layers, 12 heads, width 768: 124,439,808 parameters.
+    #[serde(rename = "gpt2")]
+    Gpt2,
+    /// 24 layers, 16 heads, width 1024: 354,823,168 parameters.
+    #[serde(rename = "gpt2-medium")]
+    Gpt2Medium,
+    /// 36 layers, 20 heads, width 1280: 774,030,080 parameters.
+    #[serde(rename = "gpt2-large")]
+    Gpt2Large,
+    /// 48 layers, 25 heads, width 1600: 1,557,611,200 parameters.
+    #[serde(rename = "gpt2-xl")]
+    Gpt2Xl,
+}
+
+/// The shape of the model. A preset gives the numbers; single numbers override it. When the run starts from existing weights,
+/// their `config.json` gives the shape, and a number that contradicts it is refused.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// A published size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<Preset>,
+    /// Number of transformer blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// Attention heads per block; divides the width.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// Width of the residual stream (`n_embd`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Number of positions the model knows (`n_positions`); at least `train.block_size`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+}
+
+/// How the learning rate moves between warm-up and the last step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Schedule {
+    /// Stays at the peak.
+    Constant,
+    /// Falls linearly to `min_learning_rate`.
+    Linear,
+    /// Falls along half a cosine to `min_learning_rate`.
+    #[default]
+    Cosine,
+    /// Falls as `(1 − progress)^power` to `min_learning_rate`.
+    Polynomial,
+    /// Warm-up, stable, decay: the peak until `decay_steps` before the end, then linear to `min_learning_rate`.
+    Wsd,
+}
+
+/// How the run trains. Counts are in optimizer steps unless said otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainSettings {
+    /// Seeds initial weights and the order of the data.
+    pub seed: u64,
+    /// Number of optimizer steps; exactly one of `steps` and `epochs` may be given (neither: one epoch).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Passes over the training split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// Tokens per sequence.
+    pub block_size: usize,
+    /// Sequences per forward pass.
+    pub micro_batch: usize,
+    /// Micro-batches per optimizer step.
+    pub gradient_accumulation: usize,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Where the schedule ends.
+    pub min_learning_rate: f64,
+    /// Shape of the learning rate after warm-up.
+    pub schedule: Schedule,
+    /// Exponent of the polynomial schedule.
+    pub power: f64,
+    /// Steps over which the learning rate rises linearly from zero.
+    pub warmup_steps: u64,
+    /// Length of the decay of the `wsd` schedule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// AdamW's decay rates of the first and second moments.
+    pub betas: [f64; 2],
+    /// AdamW's epsilon.
+    pub epsilon: f64,
+    /// Decoupled weight decay, on matrices only (biases and layer norms are left alone).
+    pub weight_decay: f64,
+    /// Largest global gradient norm; 0 turns clipping off.
+    pub clip_norm: f64,
+    /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
+    pub eval_every: u64,
+    /// Sequences per evaluation; absent: the whole validation split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_sequences: Option<usize>,
+    /// Steps between checkpoints; 0: only after the last step.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept, newest first; at least 1.
+    pub keep_checkpoints: usize,
+    /// Steps between progress lines.
+    pub log_every: u64,
+    /// Threads of the CPU kernels; absent: all cores. Recorded, because it can change the last bits of a sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+}
+
+impl Default for TrainSettings {
+    fn default() -> Self {
+        Self {
+            seed: 42,
+            steps: None,
+            epochs: None,
+            block_size: 1024,
+            micro_batch: 1,
+            gradient_accumulation: 1,
+            learning_rate: 5e-5,
+            min_learning_rate: 0.0,
+            schedule: Schedule::Cosine,
+            power: 1.0,
+            warmup_steps: 0,
+            decay_steps: None,
+            betas: [0.9, 0.999],
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            clip_norm: 1.0,
+            eval_every: 0,
+            eval_sequences: None,
+            checkpoint_every: 0,
+            keep_checkpoints: 2,
+            log_every: 10,
+            threads: None,
+        }
+    }
+}
+
+/// Text generated by the trained model at the end of the run (`sample.txt`), so that a reader can judge it at a glance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SampleConfig {
+    /// What the model continues.
+    pub prompt: String,
+    /// Tokens to generate.
+    #[serde(default = "default_sample_tokens")]
+    pub tokens: usize,
+    /// 0 is greedy.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
+    /// Keep the k likeliest tokens; 0 keeps all.
+    #[serde(default)]
+    pub top_k: usize,
+    /// Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+    #[serde(default = "default_top_p")]
+    pub top_p: f64,
+}
+
+fn default_sample_tokens() -> usize {
+    120
+}
+fn default_temperature() -> f64 {
+    0.8
+}
+fn default_top_p() -> f64 {
+    0.95
+}
+
+/// Where the text comes from and how it becomes tokens: the `[data]` table of a job file and the arguments of `ftctl prepare`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Files, directories or glob patterns of txt, csv, jsonl or parquet files (other extensions are read as text). One text file
+    /// is one document; one csv, jsonl or parquet row is one document.
+    #[serde(default)]
+    pub train: Vec<String>,
+    /// Held-out text. Absent: `validation_fraction` of the training documents, chosen by the digest of their text.
+    #[serde(default)]
+    pub validation: Vec<String>,
+    /// A named source of text that is already on the machine instead of `train`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TextSource>,
+    /// Share of documents held out when `validation` is empty.
+    #[serde(default = "default_validation_fraction")]
+    pub validation_fraction: f64,
+    /// Stop reading after this many bytes of text (whole documents).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Column of csv, jsonl and parquet files; absent: `text`, else the only column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+    #[serde(default)]
+    pub tokenizer: TokenizerConfig,
+}
+
+fn default_validation_fraction() -> f64 {
+    0.05
+}
+
+/// Text found on the machine, so that a first run downloads nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TextSource {
+    /// The Rust sources of ftctl's own locked dependencies, as cargo unpacked them to build ftctl.
+    CargoDependencies,
+}
+
+/// How text becomes tokens.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerConfig {
+    #[serde(default)]
+    pub kind: TokenizerKind,
+    /// Size of a vocabulary trained on the text (with the 256 bytes and end-of-text); only with `kind = "train"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TokenizerKind {
+    /// GPT-2's byte-level BPE, 50,257 tokens.
+    #[default]
+    Gpt2,
+    /// A byte-level BPE trained on the training text.
+    Train,
+}
