@@ -6,6 +6,7 @@ pub mod id;
 pub mod order;
 pub mod plan;
 pub mod record;
+pub mod report;
 pub mod spec;
 pub mod state;
 pub mod units;

@@ -1,0 +1,35 @@
+//! How long work tells a person where it stands. `output` implements it; whoever does the work only calls it.
+
+/// What a count counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    Bytes,
+    Items,
+    Steps,
+}
+
+/// Talk for stderr. Never data.
+pub trait Report: Send + Sync {
+    /// A stage of the job's life begins: `[3/9] Uploading dataset (1.2 GiB)`.
+    fn stage(&self, number: usize, of: usize, title: &str);
+
+    /// One line of talk.
+    fn line(&self, text: &str);
+
+    /// Something that needs the user's attention.
+    fn warn(&self, text: &str);
+
+    /// Where a long piece of work stands. Called as often as convenient; shown as a bar on a terminal, otherwise as a line at the
+    /// start, at the end and every 60 s. `done == total` ends it.
+    fn progress(&self, what: &str, done: u64, total: Option<u64>, unit: Unit);
+}
+
+/// Says nothing: for `--quiet` and for tests.
+pub struct Silent;
+
+impl Report for Silent {
+    fn stage(&self, _: usize, _: usize, _: &str) {}
+    fn line(&self, _: &str) {}
+    fn warn(&self, _: &str) {}
+    fn progress(&self, _: &str, _: u64, _: Option<u64>, _: Unit) {}
+}
