@@ -3,6 +3,7 @@
 //! The modules in the order of a job's life: [`job`] holds the nouns, [`provider`] the places where jobs run, [`store`] the shared truth.
 
 pub mod exit;
+pub mod image;
 pub mod job;
 pub mod provider;
 pub mod store;

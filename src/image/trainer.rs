@@ -1,0 +1,113 @@
+//! The trainer as a program on this machine: built once per set of sources, kept in the cache.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use sha2::{Digest, Sha256};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    process::Command,
+};
+
+use super::{ImageError, Result, io_error, libtorch, sources, tail};
+use crate::job::{
+    order::TrainerImage,
+    report::{Report, Unit},
+};
+
+/// Where the trainer for these sources lies once it is built.
+fn program(cache: &Path, digest: &str) -> PathBuf {
+    cache.join("trainer").join(&digest[..16]).join("ft-trainer")
+}
+
+/// The trainer that is built already, if any.
+pub fn present(cache: &Path) -> Option<PathBuf> {
+    let libtorch = libtorch::present(cache)?;
+    let path = program(cache, &digest(&libtorch.key));
+    path.is_file().then_some(path)
+}
+
+/// The sources and the libtorch they are linked with name the program.
+fn digest(libtorch: &str) -> String {
+    let bytes = Sha256::digest(format!("{} {libtorch}", sources::trainer_digest()));
+    hex::encode(bytes)
+}
+
+/// Finds the trainer, or builds it with cargo from the embedded sources. `target` is a cargo target directory to share.
+pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<TrainerImage> {
+    let libtorch = libtorch::ensure(cache, report).await?;
+    let digest = digest(&libtorch.key);
+    let path = program(cache, &digest);
+    let home = cache.join("trainer");
+    fs::create_dir_all(&home).map_err(io_error("create", &home))?;
+    let lock_path = home.join("lock");
+    let lock = fs::File::create(&lock_path).map_err(io_error("create", &lock_path))?;
+    if !path.is_file() {
+        if lock.try_lock().is_err() {
+            report.line("waiting for another ftctl that is building the trainer");
+            lock.lock().map_err(io_error("lock", &lock_path))?;
+        }
+        build(&home, &libtorch, &path, report).await?;
+    }
+    Ok(TrainerImage::Program { path: path.to_string_lossy().into_owned(), digest })
+}
+
+async fn build(home: &Path, libtorch: &libtorch::Libtorch, program: &Path, report: &dyn Report) -> Result<()> {
+    let source = home.join("source");
+    fs::create_dir_all(&source).map_err(io_error("create", &source))?;
+    sources::unpack(&source)?;
+    let target = cargo_target().unwrap_or_else(|| home.join("target"));
+    let log_path = home.join("build.log");
+    let mut command = Command::new("cargo");
+    command.args(["build", "--release", "--locked", "--color=never", "--package=ft-trainer", "--manifest-path"]);
+    command.arg(source.join("Cargo.toml")).arg("--target-dir").arg(&target);
+    command.envs(libtorch.variables.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.kill_on_drop(true);
+    let purpose = "build the trainer (install Rust and a C++ compiler)";
+    let child = command.spawn().map_err(|source| ImageError::Missing { program: "cargo", purpose, source })?;
+    if !follow(child, &log_path, report).await? {
+        return Err(ImageError::Failed { purpose: "building the trainer with cargo", tail: tail(&log_path), log: log_path });
+    }
+    install(&target.join("release/ft-trainer"), program)
+}
+
+/// Copies cargo's output into the log and turns its lines into progress. Answers whether cargo succeeded.
+async fn follow(mut child: tokio::process::Child, log_path: &Path, report: &dyn Report) -> Result<bool> {
+    let what = "Building the trainer";
+    let mut log = tokio::fs::File::create(log_path).await.map_err(io_error("create", log_path))?;
+    let mut compiled = 0;
+    report.progress(what, 0, None, Unit::Items);
+    if let Some(stderr) = child.stderr.take() {
+        let mut lines = BufReader::new(stderr).lines();
+        while let Some(line) = lines.next_line().await.map_err(io_error("read the output for", log_path))? {
+            log.write_all(format!("{line}\n").as_bytes()).await.map_err(io_error("write", log_path))?;
+            if line.trim_start().starts_with("Compiling") {
+                compiled += 1;
+                report.progress(what, compiled, None, Unit::Items);
+            }
+        }
+    }
+    log.flush().await.map_err(io_error("write", log_path))?;
+    report.progress(what, compiled, Some(compiled), Unit::Items);
+    Ok(child.wait().await.map_err(io_error("wait for cargo, see", log_path))?.success())
+}
+
+/// Under a temporary name first: a killed ftctl must not leave half a program under the name that means "built".
+fn install(built: &Path, program: &Path) -> Result<()> {
+    let parent = program.parent().unwrap_or(program);
+    fs::create_dir_all(parent).map_err(io_error("create", parent))?;
+    let temporary = program.with_extension("partial");
+    fs::copy(built, &temporary).map_err(io_error("copy", built))?;
+    fs::rename(&temporary, program).map_err(io_error("rename", &temporary))
+}
+
+/// The target directory that this very program was built in, when it runs from one: the trainer's dependencies are the same packages,
+/// and half the build is already there.
+fn cargo_target() -> Option<PathBuf> {
+    let executable = env::current_exe().ok()?;
+    let profile = executable.parent()?;
+    profile.join(".fingerprint").is_dir().then(|| profile.parent().map(Path::to_owned))?
+}
