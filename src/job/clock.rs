@@ -1,0 +1,30 @@
+//! Time as a parameter: the life of a job reads and spends time only through a [`Clock`], so that a rehearsal on the fake provider
+//! passes hours in milliseconds and no test waits.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+#[async_trait]
+pub trait Clock: Send + Sync {
+    fn now(&self) -> Timestamp;
+
+    /// Returns when `duration` has passed on this clock.
+    async fn sleep(&self, duration: Duration);
+}
+
+/// The clock on the wall.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+#[async_trait]
+impl Clock for SystemClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::now()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+}
