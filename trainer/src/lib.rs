@@ -7,4 +7,11 @@
 //! preparation of data. With it, the model and the training loop join.
 
 pub mod config;
+pub mod model;
+#[cfg(feature = "torch")]
+pub mod optimizer;
+#[cfg(feature = "torch")]
+pub mod oracle;
+#[cfg(feature = "torch")]
+mod parallel;
 pub mod progress;

@@ -1,0 +1,100 @@
+//! Generation: one new position at a time, with the keys and values of the earlier ones kept.
+
+use tch::{Kind, Tensor};
+
+use super::attention::{join_heads, split_heads};
+use super::block::Layout;
+use super::gpt2::Gpt2;
+use super::parameters::{BlockTensors, ModelError};
+use super::{linear, norm};
+
+/// Keys and values of every position so far.
+pub struct KvCache {
+    /// Per layer, `[batch, heads, capacity, D / heads]` each.
+    layers: Vec<(Tensor, Tensor)>,
+    capacity: i64,
+    length: i64,
+}
+
+/// Which slots of the cache the new tokens may look at, and where they stand.
+struct Window {
+    /// `[batch, new]`: the position embedding of each new token, counted after the padding.
+    positions: Tensor,
+    /// `[batch, 1, new, length]`, true where attention may look.
+    mask: Tensor,
+    first: i64,
+    length: i64,
+}
+
+impl Gpt2 {
+    /// An empty cache for `batch` sequences of at most `capacity` tokens, prompt, padding and continuation together.
+    pub fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache, ModelError> {
+        let shape = self.shape();
+        if capacity > shape.context {
+            return Err(ModelError::Context { asked: capacity, context: shape.context });
+        }
+        let size = [batch, shape.heads, capacity, shape.head_width()].map(|size| size as i64);
+        let options = (self.parameters().token_embedding().kind(), self.device());
+        let layers = (0..shape.layers).map(|_| (Tensor::zeros(size, options), Tensor::zeros(size, options))).collect();
+        Ok(KvCache { layers, capacity: capacity as i64, length: 0 })
+    }
+
+    /// Appends `tokens [batch, new]` `i64` to the cache and returns the logits after the last of them, `[batch, vocabulary]`.
+    /// `left_padding[b]` is the number of padding tokens row `b` of the first call began with; they are never attended to, and
+    /// positions are counted after them, as transformers does.
+    pub fn next_logits(&self, tokens: &Tensor, cache: &mut KvCache, left_padding: &[usize]) -> Result<Tensor, ModelError> {
+        let asked = cache.length + tokens.size()[1];
+        if asked > cache.capacity {
+            return Err(ModelError::Context { asked: asked as usize, context: cache.capacity as usize });
+        }
+        Ok(tch::no_grad(|| self.extend(tokens, cache, left_padding)))
+    }
+
+    fn extend(&self, tokens: &Tensor, cache: &mut KvCache, left_padding: &[usize]) -> Tensor {
+        let tokens = tokens.to_device(self.device());
+        let [batch, new] = [tokens.size()[0], tokens.size()[1]];
+        let window = Window::new(cache.length, new, left_padding, &tokens);
+        let layout = self.block_layout(batch, new);
+        let weights = self.parameters();
+        let positions = weights.position_embedding().index_select(0, &window.positions.reshape([-1]));
+        let mut x = weights.token_embedding().index_select(0, &tokens.reshape([-1])) + positions; // [batch · new, D]
+        for (layer, kept) in cache.layers.iter_mut().enumerate() {
+            x = block_with_cache(&x, &weights.block(layer), layout, kept, &window);
+        }
+        cache.length = window.length;
+        let last = x.view([batch, new, -1]).select(1, new - 1); // [batch, D]
+        let (hidden, _) = norm::forward(&last.contiguous(), &weights.final_norm(), layout.epsilon);
+        hidden.matmul(&weights.token_embedding().tr())
+    }
+}
+
+impl Window {
+    fn new(first: i64, new: i64, left_padding: &[usize], tokens: &Tensor) -> Self {
+        let length = first + new;
+        let options = (Kind::Int64, tokens.device());
+        let padding: Vec<i64> = left_padding.iter().map(|count| *count as i64).collect();
+        let padding = Tensor::from_slice(&padding).to_device(tokens.device()).view([-1, 1]); // [batch, 1]
+        let queries = Tensor::arange_start(first, length, options); // [new]
+        let keys = Tensor::arange(length, options).view([1, 1, 1, -1]);
+        let positions = (&queries - &padding).clamp_min(0);
+        let queries = queries.view([1, 1, -1, 1]);
+        let visible = keys.ge_tensor(&padding.view([-1, 1, 1, 1])).logical_and(&keys.le_tensor(&queries));
+        // A padding token sees itself: a row with nothing to attend to would be NaN, and NaN survives a masked sum.
+        let mask = visible.logical_or(&keys.eq_tensor(&queries));
+        Self { positions, mask, first, length }
+    }
+}
+
+/// As `block::forward`, with attention over the cache. `x [batch · new, D]`.
+fn block_with_cache(x: &Tensor, weights: &BlockTensors, layout: Layout, kept: &mut (Tensor, Tensor), window: &Window) -> Tensor {
+    let (normal, _) = norm::forward(x, &weights.ln_1, layout.epsilon);
+    let [q, k, v] = split_heads(&linear::forward(&normal, &weights.c_attn), layout); // [batch, H, new, D / H]
+    kept.0.narrow(2, window.first, layout.length).copy_(&k);
+    kept.1.narrow(2, window.first, layout.length).copy_(&v);
+    let keys = kept.0.narrow(2, 0, window.length);
+    let values = kept.1.narrow(2, 0, window.length);
+    let heads = Tensor::scaled_dot_product_attention(&q, &keys, &values, Some(&window.mask), 0.0, false, None, false);
+    let middle = linear::forward(&join_heads(&heads), &weights.attn_proj) + x;
+    let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon);
+    linear::forward(&linear::forward(&normal, &weights.c_fc).gelu("tanh"), &weights.mlp_proj) + middle
+}

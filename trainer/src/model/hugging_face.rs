@@ -1,0 +1,136 @@
+//! The `config.json` of a Hugging Face GPT-2 directory.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use super::shape::{Shape, ShapeError};
+
+/// Name of the file inside a model directory.
+pub const CONFIG_FILE: &str = "config.json";
+
+/// Why a `config.json` cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is not JSON: {source}", path.display())]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error("{}: {reason}", path.display())]
+    Unsupported { path: PathBuf, reason: String },
+    #[error("{}: {source}", path.display())]
+    Shape { path: PathBuf, source: ShapeError },
+}
+
+/// Options that change the mathematics of the model, with the only value this trainer computes.
+const FIXED: [(&str, Value, &str); 6] = [
+    ("scale_attn_weights", Value::Bool(true), "attention scores are always divided by the square root of the head width"),
+    ("scale_attn_by_inverse_layer_idx", Value::Bool(false), "scores are not divided by the layer number"),
+    ("reorder_and_upcast_attn", Value::Bool(false), "attention has one order of operations"),
+    ("add_cross_attention", Value::Bool(false), "there is no encoder to attend to"),
+    ("tie_word_embeddings", Value::Bool(true), "the output head is the token embedding"),
+    ("quantization_config", Value::Null, "weights are read in f16, bf16 or f32"),
+];
+
+impl Shape {
+    /// Reads `config.json` of a Hugging Face directory and refuses a model that is not the GPT-2 computed here.
+    pub fn read(directory: &Path) -> Result<Self, ConfigError> {
+        let path = directory.join(CONFIG_FILE);
+        let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let value: Value = serde_json::from_str(&text).map_err(|source| ConfigError::Json { path: path.clone(), source })?;
+        let shape = value
+            .as_object()
+            .ok_or_else(|| "the file must hold one JSON object".to_owned())
+            .and_then(from_config)
+            .map_err(|reason| ConfigError::Unsupported { path: path.clone(), reason })?;
+        shape.check().map_err(|source| ConfigError::Shape { path, source })?;
+        Ok(shape)
+    }
+
+    /// The `config.json` that makes `transformers` load the weights as `GPT2LMHeadModel`. Training here uses no dropout, and
+    /// the file says so. `end_of_text` is the token that separates documents, when the tokenizer has one.
+    pub fn config_json(&self, end_of_text: Option<u32>) -> Value {
+        json!({
+            "activation_function": "gelu_new",
+            "architectures": ["GPT2LMHeadModel"],
+            "attn_pdrop": 0.0,
+            "bos_token_id": end_of_text,
+            "dtype": "float32",
+            "embd_pdrop": 0.0,
+            "eos_token_id": end_of_text,
+            "initializer_range": 0.02,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "model_type": "gpt2",
+            "n_ctx": self.context,
+            "n_embd": self.width,
+            "n_head": self.heads,
+            "n_inner": null,
+            "n_layer": self.layers,
+            "n_positions": self.context,
+            "resid_pdrop": 0.0,
+            "tie_word_embeddings": true,
+            "torch_dtype": "float32",
+            "use_cache": true,
+            "vocab_size": self.vocabulary,
+        })
+    }
+}
+
+fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
+    expect_text(config, "model_type", "gpt2", "only GPT-2 is trained here")?;
+    expect_text(config, "activation_function", "gelu_new", "GPT-2's MLP uses the tanh form of GELU")?;
+    for (key, only, why) in &FIXED {
+        if let Some(found) = config.get(*key).filter(|found| !found.is_null() && *found != only) {
+            return Err(format!("{key} = {found} is not supported: {why}"));
+        }
+    }
+    for key in ["dtype", "torch_dtype"] {
+        expect_dtype(config, key)?;
+    }
+    let width = number(config, "n_embd", Some(768))?;
+    if let Some(inner) = optional_number(config, "n_inner")?.filter(|inner| *inner != 4 * width) {
+        return Err(format!("n_inner = {inner} is not supported: GPT-2's MLP is 4 × n_embd = {} wide", 4 * width));
+    }
+    let context = number(config, "n_positions", optional_number(config, "n_ctx")?.or(Some(1024)))?;
+    Ok(Shape {
+        layers: number(config, "n_layer", Some(12))?,
+        heads: number(config, "n_head", Some(12))?,
+        width,
+        context,
+        vocabulary: number(config, "vocab_size", None)?,
+        layer_norm_epsilon: config.get("layer_norm_epsilon").and_then(Value::as_f64).unwrap_or(1e-5),
+    })
+}
+
+fn expect_text(config: &Map<String, Value>, key: &str, only: &str, why: &str) -> Result<(), String> {
+    match config.get(key) {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(found)) if found == only => Ok(()),
+        Some(found) => Err(format!("{key} = {found} is not supported, only \"{only}\": {why}")),
+    }
+}
+
+fn expect_dtype(config: &Map<String, Value>, key: &str) -> Result<(), String> {
+    let known = ["float32", "float16", "bfloat16"];
+    match config.get(key) {
+        None | Some(Value::Null) => Ok(()),
+        Some(Value::String(found)) if known.contains(&found.as_str()) => Ok(()),
+        Some(found) => Err(format!("{key} = {found} is not supported; weights may be {}", known.join(", "))),
+    }
+}
+
+fn number(config: &Map<String, Value>, key: &str, default: Option<usize>) -> Result<usize, String> {
+    optional_number(config, key)?.or(default).ok_or_else(|| format!("{key} is missing"))
+}
+
+fn optional_number(config: &Map<String, Value>, key: &str) -> Result<Option<usize>, String> {
+    match config.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value
+            .as_u64()
+            .and_then(|number| usize::try_from(number).ok())
+            .map(Some)
+            .ok_or_else(|| format!("{key} = {value} is not a whole number")),
+    }
+}

@@ -1,0 +1,107 @@
+//! Weights from a Hugging Face directory.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use tch::{Kind, Tensor};
+
+use super::parameters::{ModelError, Parameter, Parameters, WEIGHTS_FILE};
+use super::shape::Shape;
+use super::tensor_file::{self, FileError};
+
+const INDEX_FILE: &str = "model.safetensors.index.json";
+const PICKLE_FILES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+const HEAD: &str = "lm_head.weight";
+
+impl Parameters {
+    /// Reads `config.json` and `model.safetensors` (or its shards) as `f32` in main memory. Names may lack the prefix
+    /// `transformer.`, as in OpenAI's published files; attention-mask buffers and an output head equal to the token embedding
+    /// are passed over.
+    pub fn load(directory: &Path) -> Result<(Shape, Self), ModelError> {
+        let shape = Shape::read(directory)?;
+        let mut found = HashMap::new();
+        for file in weight_files(directory)? {
+            for (name, tensor) in tensor_file::read(&file)? {
+                found.insert(canonical(&name), (file.clone(), tensor));
+            }
+        }
+        let head = found.remove(HEAD);
+        let entries = shape.tensors().into_iter().map(|(name, dimensions)| take(&mut found, directory, name, &dimensions));
+        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        refuse_leftovers(found)?;
+        refuse_untied(head, &entries[0].tensor)?;
+        Ok((shape, Self::from_entries(entries)))
+    }
+}
+
+fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let single = directory.join(WEIGHTS_FILE);
+    if single.is_file() {
+        return Ok(vec![single]);
+    }
+    let index = directory.join(INDEX_FILE);
+    if index.is_file() {
+        return shards(&index);
+    }
+    if PICKLE_FILES.iter().any(|name| directory.join(name).is_file()) {
+        return Err(ModelError::Pickle(directory.to_owned()));
+    }
+    Err(ModelError::NoWeights(directory.to_owned()))
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    /// Tensor name → file name beside the index.
+    weight_map: HashMap<String, String>,
+}
+
+fn shards(index: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let text = std::fs::read(index).map_err(|source| FileError::Open { path: index.to_owned(), source })?;
+    let refuse = |reason: String| ModelError::Index { path: index.to_owned(), reason };
+    let parsed: Index = serde_json::from_slice(&text).map_err(|error| refuse(format!("not a safetensors index: {error}")))?;
+    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    match names.iter().find(|name| Path::new(name).file_name().is_none_or(|file| file != name.as_str())) {
+        Some(outside) => Err(refuse(format!("shard {outside:?} is not a file beside the index"))),
+        None => Ok(names.iter().map(|name| index.with_file_name(name)).collect()),
+    }
+}
+
+fn canonical(name: &str) -> String {
+    if name == HEAD || name.starts_with("transformer.") { name.to_owned() } else { format!("transformer.{name}") }
+}
+
+type Found = HashMap<String, (PathBuf, Tensor)>;
+
+/// Takes one tensor out of what was found and checks it against the shape.
+fn take(found: &mut Found, directory: &Path, name: String, dimensions: &[usize]) -> Result<Parameter, ModelError> {
+    let Some((path, tensor)) = found.remove(&name) else {
+        return Err(ModelError::Missing { path: directory.to_owned(), name });
+    };
+    let expected: Vec<i64> = dimensions.iter().map(|size| *size as i64).collect();
+    if tensor.size() != expected {
+        return Err(ModelError::Dimensions { path, name, expected, found: tensor.size() });
+    }
+    let tensor = tensor.to_kind(Kind::Float);
+    if tensor.isfinite().all().int64_value(&[]) == 0 {
+        return Err(ModelError::NotFinite { path, name });
+    }
+    Ok(Parameter { name, tensor })
+}
+
+/// Buffers of the causal mask are stored by old versions of transformers; any other extra tensor means another model.
+fn refuse_leftovers(found: Found) -> Result<(), ModelError> {
+    let is_mask = |name: &str| name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
+    match found.into_iter().filter(|(name, _)| !is_mask(name)).min_by(|left, right| left.0.cmp(&right.0)) {
+        Some((name, (path, _))) => Err(ModelError::Unexpected { path, name }),
+        None => Ok(()),
+    }
+}
+
+fn refuse_untied(head: Option<(PathBuf, Tensor)>, embedding: &Tensor) -> Result<(), ModelError> {
+    match head {
+        Some((path, head)) if head.size() != embedding.size() || !head.to_kind(Kind::Float).equal(embedding) => {
+            Err(ModelError::UntiedHead { path })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,40 @@
+//! GPT-2 with a hand-written backward pass.
+
+pub mod hugging_face;
+pub mod shape;
+
+#[cfg(feature = "torch")]
+mod attention;
+#[cfg(feature = "torch")]
+mod block;
+#[cfg(feature = "torch")]
+mod cache;
+#[cfg(feature = "torch")]
+mod gpt2;
+#[cfg(feature = "torch")]
+mod head;
+#[cfg(feature = "torch")]
+mod linear;
+#[cfg(feature = "torch")]
+mod load;
+#[cfg(feature = "torch")]
+mod norm;
+#[cfg(feature = "torch")]
+pub mod parameters;
+#[cfg(feature = "torch")]
+mod random;
+#[cfg(feature = "torch")]
+pub mod tensor_file;
+
+#[cfg(feature = "torch")]
+pub use cache::KvCache;
+#[cfg(feature = "torch")]
+pub use gpt2::Gpt2;
+#[cfg(feature = "torch")]
+pub use head::IGNORED;
+#[cfg(feature = "torch")]
+pub use parameters::{ModelError, Parameter, Parameters};
+pub use shape::{Shape, ShapeError};
+
+/// Rows (tokens) whose logits exist at once in training and evaluation.
+const HEAD_CHUNK: usize = 512;

@@ -1,0 +1,222 @@
+//! The weights of a GPT-2, as named tensors in one fixed order; gradients and optimizer moments have the same form.
+
+use std::path::{Path, PathBuf};
+
+use tch::{Device, Kind, Tensor};
+use thiserror::Error;
+
+use super::hugging_face::ConfigError;
+use super::random::fill_normal;
+use super::shape::{BLOCK_TENSORS, Shape};
+use super::tensor_file::{self, FileError};
+
+/// Name of the weights inside a model directory.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// Standard deviation of GPT-2's initial weights (Radford et al. 2019; `initializer_range` in transformers).
+const INITIAL_DEVIATION: f64 = 0.02;
+
+/// Why weights cannot be read or written, or do not fit.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{} has neither model.safetensors nor model.safetensors.index.json", .0.display())]
+    NoWeights(PathBuf),
+    #[error(
+        "{} holds its weights only as pytorch_model.bin, a pickle, and reading a pickle runs code from the file; convert it once where you trust it: \
+         python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('DIR').save_pretrained('DIR-safetensors')\"",
+        .0.display()
+    )]
+    Pickle(PathBuf),
+    #[error("{}: {reason}", path.display())]
+    Index { path: PathBuf, reason: String },
+    #[error("{}: tensor {name} is missing, though config.json calls for it; the download may be incomplete", path.display())]
+    Missing { path: PathBuf, name: String },
+    #[error("{}: tensor {name} does not belong to the GPT-2 that config.json describes", path.display())]
+    Unexpected { path: PathBuf, name: String },
+    #[error("{}: tensor {name} has dimensions {found:?}, config.json calls for {expected:?}", path.display())]
+    Dimensions { path: PathBuf, name: String, expected: Vec<i64>, found: Vec<i64> },
+    #[error("{}: tensor {name} holds NaN or infinity; the weights are damaged or the run that wrote them diverged", path.display())]
+    NotFinite { path: PathBuf, name: String },
+    #[error("{}: lm_head.weight differs from the token embedding; GPT-2 with an untied output head is not supported", path.display())]
+    UntiedHead { path: PathBuf },
+    #[error("{asked} positions are asked of a model that knows {context}; shorten the prompt or generate fewer tokens")]
+    Context { asked: usize, context: usize },
+}
+
+/// One trained tensor under its Hugging Face name.
+#[derive(Debug)]
+pub struct Parameter {
+    pub name: String,
+    pub tensor: Tensor,
+}
+
+impl Parameter {
+    /// Whether weight decay applies: matrices only; biases and layer norms are left alone.
+    pub fn decays(&self) -> bool {
+        self.tensor.dim() >= 2
+    }
+}
+
+/// Every trained tensor in the order of [`Shape::tensors`], contiguous, all of one dtype (`f32`; `f64` for reference runs) on
+/// one device. Linear weights are `[in, out]`.
+#[derive(Debug)]
+pub struct Parameters {
+    entries: Vec<Parameter>,
+}
+
+/// Weight and bias of one layer norm or linear map; the tensors share memory with the [`Parameters`] they came from.
+pub(super) struct Affine {
+    pub weight: Tensor,
+    pub bias: Tensor,
+}
+
+/// The tensors of one block, sharing memory with the [`Parameters`] they came from.
+pub(super) struct BlockTensors {
+    pub ln_1: Affine,
+    pub c_attn: Affine,
+    pub attn_proj: Affine,
+    pub ln_2: Affine,
+    pub c_fc: Affine,
+    pub mlp_proj: Affine,
+}
+
+impl Parameters {
+    /// GPT-2's initial weights: N(0, 0.02²), the two projections back into the residual stream scaled by `1/√(2L)`, layer
+    /// norms 1 and 0, biases 0. A function of `seed` alone, whatever the number of threads.
+    pub fn random(shape: &Shape, seed: u64) -> Self {
+        let residual_deviation = INITIAL_DEVIATION / (2.0 * shape.layers as f64).sqrt();
+        let entry = |(stream, (name, dimensions)): (usize, (String, Vec<usize>))| {
+            let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
+            let mut tensor = Tensor::zeros(dimensions.as_slice(), (Kind::Float, Device::Cpu));
+            if dimensions.len() >= 2 {
+                let deviation = if name.ends_with("c_proj.weight") { residual_deviation } else { INITIAL_DEVIATION };
+                fill_normal(floats_mut(&mut tensor), deviation, seed, stream as u64);
+            } else if name.ends_with(".weight") {
+                let _ = tensor.fill_(1.0);
+            }
+            Parameter { name, tensor }
+        };
+        Self { entries: shape.tensors().into_iter().enumerate().map(entry).collect() }
+    }
+
+    /// Tensors in the order of [`Shape::tensors`].
+    pub(super) fn from_entries(entries: Vec<Parameter>) -> Self {
+        Self { entries }
+    }
+
+    /// Zeros of the same names, dimensions, dtype and device.
+    #[must_use]
+    pub fn zeros_like(&self) -> Self {
+        self.map(Tensor::zeros_like)
+    }
+
+    /// The same values on `device` in `kind`.
+    #[must_use]
+    pub fn to(&self, device: Device, kind: Kind) -> Self {
+        self.map(|tensor| tensor.to_device(device).to_kind(kind))
+    }
+
+    fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
+        let entry = |entry: &Parameter| Parameter { name: entry.name.clone(), tensor: change(&entry.tensor) };
+        Self { entries: self.entries.iter().map(entry).collect() }
+    }
+
+    pub fn iter(&self) -> std::slice::Iter<'_, Parameter> {
+        self.entries.iter()
+    }
+
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Parameter> {
+        self.entries.iter_mut()
+    }
+
+    /// Sets every element to zero.
+    pub fn zero(&mut self) {
+        for entry in &mut self.entries {
+            let _ = entry.tensor.zero_();
+        }
+    }
+
+    /// Writes `model.safetensors` as `transformers` does, one tensor in memory at a time; the bytes depend on the values only.
+    pub fn write_safetensors(&self, path: &Path) -> Result<(), ModelError> {
+        let tensors = self.entries.iter().map(|entry| (entry.name.clone(), &entry.tensor));
+        Ok(tensor_file::write(path, tensors)?)
+    }
+
+    /// Token embedding `[V, D]`, also the output head.
+    pub(super) fn token_embedding(&self) -> Tensor {
+        self.entries[0].tensor.shallow_clone()
+    }
+
+    /// Position embedding `[context, D]`.
+    pub(super) fn position_embedding(&self) -> Tensor {
+        self.entries[1].tensor.shallow_clone()
+    }
+
+    pub(super) fn final_norm(&self) -> Affine {
+        self.affine(self.entries.len() - 2)
+    }
+
+    pub(super) fn block(&self, layer: usize) -> BlockTensors {
+        let first = 2 + layer * BLOCK_TENSORS;
+        BlockTensors {
+            ln_1: self.affine(first),
+            c_attn: self.affine(first + 2),
+            attn_proj: self.affine(first + 4),
+            ln_2: self.affine(first + 6),
+            c_fc: self.affine(first + 8),
+            mlp_proj: self.affine(first + 10),
+        }
+    }
+
+    fn affine(&self, index: usize) -> Affine {
+        Affine { weight: self.entries[index].tensor.shallow_clone(), bias: self.entries[index + 1].tensor.shallow_clone() }
+    }
+}
+
+impl<'a> IntoIterator for &'a mut Parameters {
+    type Item = &'a mut Parameter;
+    type IntoIter = std::slice::IterMut<'a, Parameter>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter_mut()
+    }
+}
+
+impl<'a> IntoIterator for &'a Parameters {
+    type Item = &'a Parameter;
+    type IntoIter = std::slice::Iter<'a, Parameter>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// Whether the elements of `tensor` can be reached as one `&[f32]`.
+pub(crate) fn is_plain(tensor: &Tensor) -> bool {
+    tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.is_contiguous()
+}
+
+/// The elements of a contiguous `f32` tensor in main memory.
+///
+/// # Panics
+/// When the tensor is anything else: a mistake in the caller, who checks with [`is_plain`] where it may happen.
+pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
+    assert!(is_plain(tensor), "the elements of {tensor:?} are not one slice of f32");
+    // SAFETY: libtorch owns `numel` contiguous f32 at `data_ptr` for as long as the tensor lives; the borrow keeps it alive,
+    // and nothing writes to it from another thread while this crate reads.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast_const().cast(), tensor.numel()) }
+}
+
+/// As [`floats`], to write to.
+///
+/// # Panics
+/// As [`floats`].
+pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
+    assert!(is_plain(tensor), "the elements of {tensor:?} are not one slice of f32");
+    // SAFETY: as in `floats`; the exclusive borrow stands for exclusive access, since tensors that share memory are only made
+    // and used inside one call of the model.
+    unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }
+}

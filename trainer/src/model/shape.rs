@@ -1,0 +1,219 @@
+//! The shape of a GPT-2: everything that follows from five numbers and the vocabulary, before any tensor exists.
+
+use thiserror::Error;
+
+use crate::config::{ModelConfig, Preset};
+
+/// GPT-2's layer-norm epsilon in every published size.
+const LAYER_NORM_EPSILON: f64 = 1e-5;
+/// Bytes of one `f32`.
+const F32: u64 = 4;
+
+/// The numbers that fix every tensor of a GPT-2 (Radford et al. 2019).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// Transformer blocks (`n_layer`).
+    pub layers: usize,
+    /// Attention heads per block (`n_head`).
+    pub heads: usize,
+    /// Width of the residual stream (`n_embd`).
+    pub width: usize,
+    /// Positions the model knows (`n_positions`).
+    pub context: usize,
+    /// Tokens the model knows (`vocab_size`).
+    pub vocabulary: usize,
+    pub layer_norm_epsilon: f64,
+}
+
+/// A shape that no model can have, or that contradicts the data or the weights at hand.
+#[derive(Debug, Error, PartialEq)]
+pub enum ShapeError {
+    #[error("model.{0} is 0; it must be at least 1")]
+    Zero(&'static str),
+    #[error("model.heads = {heads} does not divide model.width = {width}; every head gets width / heads channels")]
+    HeadsDivideWidth { heads: usize, width: usize },
+    #[error(
+        "train.block_size = {block_size} is longer than the model's context of {context} positions; lower block_size or raise model.context"
+    )]
+    BlockTooLong { block_size: usize, context: usize },
+    #[error("train.block_size = {0} is too short; a block needs at least 2 tokens, one to read and one to predict")]
+    BlockTooShort(usize),
+    #[error("model.{field} = {asked}, but the initial weights have {found}; remove model.{field} or start from other weights")]
+    Contradiction { field: &'static str, asked: usize, found: usize },
+    #[error(
+        "the dataset's tokenizer has {dataset} tokens, but the initial weights know {weights}; prepare the data with the weights' own tokenizer"
+    )]
+    Vocabulary { dataset: usize, weights: usize },
+}
+
+/// Where the memory of one training step goes, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TrainingMemory {
+    pub weights: u64,
+    pub gradients: u64,
+    /// AdamW's two moments.
+    pub optimizer: u64,
+    /// What the forward pass keeps for the backward pass, and one block's working set.
+    pub activations: u64,
+    /// One chunk of logits and its gradient.
+    pub head: u64,
+}
+
+impl TrainingMemory {
+    pub fn total(&self) -> u64 {
+        self.weights + self.gradients + self.optimizer + self.activations + self.head
+    }
+}
+
+impl Preset {
+    /// `(layers, heads, width)` of a published size; all of them have 1024 positions.
+    fn dimensions(self) -> (usize, usize, usize) {
+        match self {
+            Self::Gpt2 => (12, 12, 768),
+            Self::Gpt2Medium => (24, 16, 1024),
+            Self::Gpt2Large => (36, 20, 1280),
+            Self::Gpt2Xl => (48, 25, 1600),
+        }
+    }
+}
+
+impl Shape {
+    /// The shape a configuration asks for: the preset's numbers (GPT-2's smallest when none is named), then the single numbers.
+    pub fn resolve(model: &ModelConfig, vocabulary: usize, block_size: usize) -> Result<Self, ShapeError> {
+        let (layers, heads, width) = model.preset.unwrap_or(Preset::Gpt2).dimensions();
+        let shape = Self {
+            layers: model.layers.unwrap_or(layers),
+            heads: model.heads.unwrap_or(heads),
+            width: model.width.unwrap_or(width),
+            context: model.context.unwrap_or(1024),
+            vocabulary,
+            layer_norm_epsilon: LAYER_NORM_EPSILON,
+        };
+        shape.check()?;
+        shape.holds_block(block_size)?;
+        Ok(shape)
+    }
+
+    /// Whether the shape of existing weights fits what a configuration and a dataset ask for.
+    pub fn agrees_with(&self, model: &ModelConfig, vocabulary: usize, block_size: usize) -> Result<(), ShapeError> {
+        let preset = model.preset.map(Preset::dimensions);
+        let asked = [
+            ("layers", model.layers.or(preset.map(|numbers| numbers.0)), self.layers),
+            ("heads", model.heads.or(preset.map(|numbers| numbers.1)), self.heads),
+            ("width", model.width.or(preset.map(|numbers| numbers.2)), self.width),
+            ("context", model.context, self.context),
+        ];
+        for (field, asked, found) in asked {
+            if let Some(asked) = asked.filter(|asked| *asked != found) {
+                return Err(ShapeError::Contradiction { field, asked, found });
+            }
+        }
+        if vocabulary != self.vocabulary {
+            return Err(ShapeError::Vocabulary { dataset: vocabulary, weights: self.vocabulary });
+        }
+        self.holds_block(block_size)
+    }
+
+    /// The rules every shape obeys, wherever its numbers came from.
+    pub(super) fn check(&self) -> Result<(), ShapeError> {
+        let numbers = [
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("width", self.width),
+            ("context", self.context),
+            ("vocabulary", self.vocabulary),
+        ];
+        if let Some((name, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
+            return Err(ShapeError::Zero(name));
+        }
+        if !self.width.is_multiple_of(self.heads) {
+            return Err(ShapeError::HeadsDivideWidth { heads: self.heads, width: self.width });
+        }
+        Ok(())
+    }
+
+    fn holds_block(&self, block_size: usize) -> Result<(), ShapeError> {
+        if block_size < 2 {
+            return Err(ShapeError::BlockTooShort(block_size));
+        }
+        if block_size > self.context {
+            return Err(ShapeError::BlockTooLong { block_size, context: self.context });
+        }
+        Ok(())
+    }
+
+    /// Channels per attention head.
+    pub fn head_width(&self) -> usize {
+        self.width / self.heads
+    }
+
+    /// Every stored tensor with its Hugging Face name and dimensions, in the order of the forward pass. Linear weights are
+    /// stored as GPT-2's Conv1D does, `[in, out]`; the output head is the token embedding and is not stored again.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let width = self.width;
+        let mut tensors = vec![
+            ("transformer.wte.weight".to_owned(), vec![self.vocabulary, width]),
+            ("transformer.wpe.weight".to_owned(), vec![self.context, width]),
+        ];
+        for layer in 0..self.layers {
+            let block: [(&str, Vec<usize>); BLOCK_TENSORS] = [
+                ("ln_1.weight", vec![width]),
+                ("ln_1.bias", vec![width]),
+                ("attn.c_attn.weight", vec![width, 3 * width]),
+                ("attn.c_attn.bias", vec![3 * width]),
+                ("attn.c_proj.weight", vec![width, width]),
+                ("attn.c_proj.bias", vec![width]),
+                ("ln_2.weight", vec![width]),
+                ("ln_2.bias", vec![width]),
+                ("mlp.c_fc.weight", vec![width, 4 * width]),
+                ("mlp.c_fc.bias", vec![4 * width]),
+                ("mlp.c_proj.weight", vec![4 * width, width]),
+                ("mlp.c_proj.bias", vec![width]),
+            ];
+            tensors.extend(block.map(|(name, dimensions)| (format!("transformer.h.{layer}.{name}"), dimensions)));
+        }
+        tensors.push(("transformer.ln_f.weight".to_owned(), vec![width]));
+        tensors.push(("transformer.ln_f.bias".to_owned(), vec![width]));
+        tensors
+    }
+
+    /// Number of trained parameters, the tied output head counted once: `Vd + Td + L(12d² + 13d) + 2d`.
+    pub fn parameters(&self) -> u64 {
+        let [layers, width, context, vocabulary] =
+            [self.layers, self.width, self.context, self.vocabulary].map(|number| number as u64);
+        vocabulary * width + context * width + layers * (12 * width * width + 13 * width) + 2 * width
+    }
+
+    /// Floating-point operations per trained token, forward and backward, at sequences of `block` tokens:
+    /// `F = 6(12Ld² + Vd) + 6LTd`, causal attention counted once (a token attends to half the block on average).
+    pub fn flops_per_token(&self, block: usize) -> f64 {
+        let [layers, width, vocabulary, block] = [self.layers, self.width, self.vocabulary, block].map(|number| number as f64);
+        6.0 * (12.0 * layers * width * width + vocabulary * width) + 6.0 * layers * block * width
+    }
+
+    /// Memory of one training step in `f32` with `micro_batch` sequences of `block` tokens.
+    pub fn training_memory(&self, micro_batch: usize, block: usize) -> TrainingMemory {
+        let state = F32 * self.parameters();
+        let rows = (micro_batch * block) as u64;
+        let [layers, width, heads, vocabulary] = [self.layers, self.width, self.heads, self.vocabulary].map(|number| number as u64);
+        let kept_per_layer = rows * (KEPT_WIDTHS * width + heads + 4);
+        let working_set = rows * WORKING_WIDTHS * width;
+        let chunk = rows.min(super::HEAD_CHUNK as u64);
+        TrainingMemory {
+            weights: state,
+            gradients: state,
+            optimizer: 2 * state,
+            activations: F32 * (layers * kept_per_layer + working_set),
+            head: F32 * (2 * chunk * vocabulary),
+        }
+    }
+}
+
+/// Tensors of one block, in the order of [`Shape::tensors`].
+pub const BLOCK_TENSORS: usize = 12;
+
+/// Widths of activation a block keeps per token: its input, two normalised inputs, queries/keys/values (3), attention output,
+/// the stream between the halves, and the MLP's hidden layer before and after GELU (4 each).
+const KEPT_WIDTHS: u64 = 16;
+/// Widths per token that exist at once while one block runs backward: gradients of the hidden layer (twice) and of the stream.
+const WORKING_WIDTHS: u64 = 10;

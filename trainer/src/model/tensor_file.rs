@@ -1,0 +1,111 @@
+//! Safetensors files: named tensors, written one at a time, read through a memory map.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView, View};
+use tch::{Device, Kind, Tensor};
+use thiserror::Error;
+
+/// Why a safetensors file cannot be read or written.
+#[derive(Debug, Error)]
+pub enum FileError {
+    #[error("cannot open {}: {source}", path.display())]
+    Open { path: PathBuf, source: std::io::Error },
+    #[error("{} is not a complete safetensors file ({source}); it may be truncated, fetch or write it again", path.display())]
+    Format { path: PathBuf, source: SafeTensorError },
+    #[error("{}: tensor {name} has dtype {dtype:?}; f16, bf16, f32, f64 and i64 can be read", path.display())]
+    Dtype { path: PathBuf, name: String, dtype: Dtype },
+    #[error("{}: tensor {name} cannot be read: {source}", path.display())]
+    Tensor { path: PathBuf, name: String, source: tch::TchError },
+    #[error("cannot write {}: {source}", path.display())]
+    Write { path: PathBuf, source: SafeTensorError },
+}
+
+/// Writes named tensors, sorted by dtype and name as `transformers` does; one at a time is brought to main memory.
+pub fn write<'a>(path: &Path, tensors: impl IntoIterator<Item = (String, &'a Tensor)>) -> Result<(), FileError> {
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let views = tensors.into_iter().map(|(name, tensor)| (name, Stored::new(tensor)));
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|source| FileError::Write { path: path.to_owned(), source })
+}
+
+/// Reads every tensor of a file in its stored dtype, sorted by name.
+pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>, FileError> {
+    let file = std::fs::File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
+    // SAFETY: the map is read only; a file that another process truncates meanwhile ends this process with SIGBUS, which is
+    // the price of not holding a second copy of the weights. Model directories are not modified in place.
+    let map = unsafe { Mmap::map(&file) }.map_err(|source| FileError::Open { path: path.to_owned(), source })?;
+    let stored = SafeTensors::deserialize(&map).map_err(|source| FileError::Format { path: path.to_owned(), source })?;
+    let mut tensors = stored.iter().map(|(name, view)| read_one(path, name, &view)).collect::<Result<Vec<_>, _>>()?;
+    tensors.sort_by(|left, right| left.0.cmp(&right.0));
+    Ok(tensors)
+}
+
+fn read_one(path: &Path, name: &str, view: &TensorView<'_>) -> Result<(String, Tensor), FileError> {
+    let kind = match view.dtype() {
+        Dtype::F16 => Kind::Half,
+        Dtype::BF16 => Kind::BFloat16,
+        Dtype::F32 => Kind::Float,
+        Dtype::F64 => Kind::Double,
+        Dtype::I64 => Kind::Int64,
+        Dtype::U8 => Kind::Uint8,
+        Dtype::BOOL => Kind::Bool,
+        dtype => return Err(FileError::Dtype { path: path.to_owned(), name: name.to_owned(), dtype }),
+    };
+    let dimensions: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
+    let tensor = Tensor::f_from_data_size(view.data(), &dimensions, kind);
+    tensor.map(|tensor| (name.to_owned(), tensor)).map_err(|source| FileError::Tensor {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        source,
+    })
+}
+
+/// A tensor as the safetensors writer wants to see it.
+struct Stored<'a> {
+    tensor: &'a Tensor,
+    dtype: Dtype,
+    dimensions: Vec<usize>,
+}
+
+impl<'a> Stored<'a> {
+    fn new(tensor: &'a Tensor) -> Self {
+        let dtype = match tensor.kind() {
+            Kind::Double => Dtype::F64,
+            Kind::Int64 => Dtype::I64,
+            _ => Dtype::F32,
+        };
+        Self { tensor, dtype, dimensions: tensor.size().into_iter().map(|size| size as usize).collect() }
+    }
+
+    fn kind(&self) -> Kind {
+        match self.dtype {
+            Dtype::F64 => Kind::Double,
+            Dtype::I64 => Kind::Int64,
+            _ => Kind::Float,
+        }
+    }
+}
+
+impl View for Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.dimensions
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let plain = self.tensor.to_device(Device::Cpu).to_kind(self.kind()).contiguous();
+        let mut bytes = vec![0; self.data_len()];
+        plain.copy_data_u8(&mut bytes, plain.numel());
+        Cow::Owned(bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensor.numel() * self.dtype.bitsize() / 8
+    }
+}

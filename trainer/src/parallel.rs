@@ -1,0 +1,26 @@
+//! Element-wise work over slices on several threads, with results that do not depend on how many there are.
+
+/// Calls `work(first, chunk)` on consecutive chunks of `chunk_size` elements, spread over as many threads as libtorch's
+/// kernels use. `first` is the index of the chunk's first element.
+pub(crate) fn for_each_chunk<T: Send>(values: &mut [T], chunk_size: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    let chunks: Vec<_> = values.chunks_mut(chunk_size).enumerate().map(|(index, chunk)| (index * chunk_size, chunk)).collect();
+    run(chunks, |(first, chunk)| work(first, chunk));
+}
+
+/// Calls `work` on every item, each thread taking a contiguous run of them.
+pub(crate) fn run<I: Send>(items: Vec<I>, work: impl Fn(I) + Sync) {
+    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).clamp(1, items.len().max(1));
+    if threads == 1 {
+        return items.into_iter().for_each(work);
+    }
+    let share = items.len().div_ceil(threads);
+    let mut rest = items;
+    std::thread::scope(|scope| {
+        while !rest.is_empty() {
+            let tail = rest.split_off(share.min(rest.len()));
+            let mine = std::mem::replace(&mut rest, tail);
+            let work = &work;
+            scope.spawn(move || mine.into_iter().for_each(work));
+        }
+    });
+}
