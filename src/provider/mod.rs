@@ -15,7 +15,11 @@ use crate::job::{
     units::Money,
 };
 
+#[cfg(test)]
+pub mod conformance;
 pub mod error;
+pub mod local;
+pub mod registry;
 
 pub use error::{Class, LeftBehind, ProviderError};
 
@@ -65,7 +69,8 @@ pub trait Provider: Send + Sync {
     /// Creates the machine of this attempt, or finds it. An existing one is not changed.
     async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()>;
 
-    /// Starts the agent on the machine with this order, or finds it started.
+    /// Starts the agent on the machine with this order, or finds it started; at most once for an attempt, so a machine that is over
+    /// is left as it is, and [`Provider::observe`] tells. Fails as [`Class::Network`] when there is no such machine any more.
     async fn launch(&self, order: &RunOrder) -> Result<()>;
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;

@@ -1,0 +1,218 @@
+//! What every provider must do, as one suite of checks: [`suite`]. A new provider is ready when it passes.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ft_trainer::config::{ModelConfig, TrainSettings};
+
+use super::{Class, Provider, Sighting};
+use crate::job::{
+    id::{AttemptId, JobId},
+    order::{ORDER_SCHEMA, RunOrder, TrainerImage},
+    plan::{DataPlan, PLAN_SCHEMA, Plan, RetryPlan},
+    units::{Money, Span},
+};
+
+/// The place under test: how agents end there and what can be known of them is its own affair.
+#[async_trait]
+pub trait World: Send + Sync {
+    /// A client of its own for the same place, as a second laptop would have it.
+    fn client(&self) -> Arc<dyn Provider>;
+
+    /// Lets the agent of this attempt finish its work, and returns when nothing of it runs any more.
+    async fn finish(&self, attempt: &AttemptId);
+
+    /// How many agents were ever started for this attempt; asked before its machine is destroyed.
+    fn starts(&self, attempt: &AttemptId) -> usize;
+}
+
+pub fn plan() -> Plan {
+    let span = |seconds| Span(std::time::Duration::from_secs(seconds));
+    Plan {
+        schema: PLAN_SCHEMA.to_owned(),
+        name: "tiny".to_owned(),
+        backend: "any".to_owned(),
+        store: "memory".to_owned(),
+        data: DataPlan::Digest("0".repeat(64)),
+        initial_weights: None,
+        model: ModelConfig::default(),
+        train: TrainSettings { steps: Some(100), checkpoint_every: 20, ..TrainSettings::default() },
+        sample: None,
+        retry: RetryPlan { on: Vec::new(), attempts: 1, backoff: span(1), max_backoff: span(1) },
+        ttl: span(24 * 3_600),
+        max_cost: None,
+        price_per_hour: Money::ZERO,
+        worst_case: Money::ZERO,
+    }
+}
+
+pub fn order(attempt: &AttemptId) -> RunOrder {
+    let plan = plan();
+    RunOrder {
+        schema: ORDER_SCHEMA.to_owned(),
+        job: attempt.job.clone(),
+        attempt: attempt.attempt,
+        store: plan.store,
+        dataset: "0".repeat(64),
+        initial_weights: None,
+        trainer: TrainerImage::None,
+        model: plan.model,
+        train: plan.train,
+        sample: None,
+        deadline: None,
+        grace_seconds: 30,
+    }
+}
+
+/// First attempt of a job of its own.
+pub fn attempt(name: &str) -> AttemptId {
+    AttemptId::new(&JobId::derive(name, "conformance"), 1)
+}
+
+/// Runs every check; a panic names what is wrong.
+pub async fn suite(world: &dyn World) {
+    nothing_is_gone(world).await;
+    provision_makes_one_machine(world).await;
+    concurrent_clients_share_one_machine(world).await;
+    launch_starts_one_agent(world).await;
+    concurrent_launches_start_one_agent(world).await;
+    launch_needs_a_machine(world).await;
+    an_agent_that_ends_is_dead(world).await;
+    preemption_is_death(world).await;
+    preemption_comes_before_the_agent(world).await;
+    attempts_stand_side_by_side(world).await;
+    destroy_leaves_other_jobs_alone(world).await;
+    assert_eq!(names(world).await, [""; 0], "every check cleans up after itself");
+}
+
+async fn names(world: &dyn World) -> Vec<String> {
+    world.client().list().await.expect("list").into_iter().map(|resource| resource.name).collect()
+}
+
+async fn see(world: &dyn World, attempt: &AttemptId) -> Sighting {
+    world.client().observe(attempt).await.expect("observe")
+}
+
+async fn started(world: &dyn World, name: &str) -> AttemptId {
+    let attempt = attempt(name);
+    world.client().provision(&attempt, &plan()).await.expect("provision");
+    world.client().launch(&order(&attempt)).await.expect("launch");
+    assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: true });
+    attempt
+}
+
+async fn destroyed(world: &dyn World, attempt: &AttemptId) {
+    world.client().destroy(&attempt.job).await.expect("destroy");
+    assert_eq!(see(world, attempt).await, Sighting::Gone);
+    assert!(!names(world).await.contains(&attempt.machine_name()), "destroyed, so not listed");
+}
+
+fn assert_dead(sighting: &Sighting) {
+    assert!(matches!(sighting, Sighting::Dead { why } if !why.is_empty()), "dead with a reason, not {sighting:?}");
+}
+
+async fn nothing_is_gone(world: &dyn World) {
+    let attempt = attempt("nothing");
+    assert_eq!(names(world).await, [""; 0]);
+    destroyed(world, &attempt).await;
+    world.client().preempt(&attempt).await.expect_err("nothing can be taken away");
+}
+
+async fn provision_makes_one_machine(world: &dyn World) {
+    let (attempt, client) = (attempt("provision"), world.client());
+    client.provision(&attempt, &plan()).await.expect("first");
+    assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: false });
+    let first = client.list().await.expect("list");
+    world.client().provision(&attempt, &plan()).await.expect("again");
+    assert_eq!(client.list().await.expect("list"), first, "an existing machine is not changed");
+    assert_eq!(first.len(), 1);
+    assert_eq!((first[0].name.clone(), &first[0].attempt), (attempt.machine_name(), &attempt), "names derive from ids");
+    assert_eq!(first[0].expires, first[0].since.checked_add(plan().ttl.0).ok(), "the kill switch is set from the start");
+    assert_eq!(client.price_per_hour(&plan()).await.expect("price"), first[0].price_per_hour);
+    destroyed(world, &attempt).await;
+    destroyed(world, &attempt).await;
+}
+
+async fn concurrent_clients_share_one_machine(world: &dyn World) {
+    let attempt = attempt("two-clients");
+    let (one, two, plan) = (world.client(), world.client(), plan());
+    let (first, second) = tokio::join!(one.provision(&attempt, &plan), two.provision(&attempt, &plan));
+    first.expect("one");
+    second.expect("the other");
+    assert_eq!(names(world).await, [attempt.machine_name()]);
+    destroyed(world, &attempt).await;
+}
+
+async fn launch_starts_one_agent(world: &dyn World) {
+    let attempt = started(world, "launch").await;
+    world.client().launch(&order(&attempt)).await.expect("again");
+    world.finish(&attempt).await;
+    world.client().launch(&order(&attempt)).await.expect("after its end");
+    assert_eq!(world.starts(&attempt), 1);
+    assert_dead(&see(world, &attempt).await);
+    destroyed(world, &attempt).await;
+}
+
+async fn concurrent_launches_start_one_agent(world: &dyn World) {
+    let attempt = attempt("two-launches");
+    world.client().provision(&attempt, &plan()).await.expect("provision");
+    let (one, two, order) = (world.client(), world.client(), order(&attempt));
+    let (first, second) = tokio::join!(one.launch(&order), two.launch(&order));
+    first.expect("one");
+    second.expect("the other");
+    world.finish(&attempt).await;
+    assert_eq!(world.starts(&attempt), 1);
+    destroyed(world, &attempt).await;
+}
+
+async fn launch_needs_a_machine(world: &dyn World) {
+    let error = world.client().launch(&order(&attempt("no-machine"))).await.expect_err("there is no machine");
+    assert_eq!(error.class, Class::Network, "looking again shows that it is gone: {error}");
+    assert_eq!(names(world).await, [""; 0], "and none is made");
+}
+
+async fn an_agent_that_ends_is_dead(world: &dyn World) {
+    let attempt = started(world, "finishes").await;
+    world.finish(&attempt).await;
+    assert_dead(&see(world, &attempt).await);
+    assert_eq!(names(world).await, [attempt.machine_name()], "dead is not gone");
+    destroyed(world, &attempt).await;
+}
+
+async fn preemption_is_death(world: &dyn World) {
+    let attempt = started(world, "preempted").await;
+    world.client().preempt(&attempt).await.expect("preempt");
+    assert_dead(&see(world, &attempt).await);
+    destroyed(world, &attempt).await;
+}
+
+async fn preemption_comes_before_the_agent(world: &dyn World) {
+    let attempt = attempt("early");
+    world.client().provision(&attempt, &plan()).await.expect("provision");
+    world.client().preempt(&attempt).await.expect("preempt");
+    assert_dead(&see(world, &attempt).await);
+    world.client().launch(&order(&attempt)).await.expect("left as it is");
+    assert_dead(&see(world, &attempt).await);
+    assert_eq!(world.starts(&attempt), 0);
+    destroyed(world, &attempt).await;
+}
+
+async fn attempts_stand_side_by_side(world: &dyn World) {
+    let first = started(world, "twice").await;
+    world.client().preempt(&first).await.expect("preempt");
+    let second = AttemptId::new(&first.job, 2);
+    world.client().provision(&second, &plan()).await.expect("provision");
+    world.client().launch(&order(&second)).await.expect("launch");
+    assert_dead(&see(world, &first).await);
+    assert_eq!(see(world, &second).await, Sighting::Alive { agent: true });
+    assert_eq!(names(world).await, [first.machine_name(), second.machine_name()]);
+    destroyed(world, &first).await;
+    assert_eq!(see(world, &second).await, Sighting::Gone, "destroy takes every attempt");
+}
+
+async fn destroy_leaves_other_jobs_alone(world: &dyn World) {
+    let (one, other) = (started(world, "same").await, started(world, "same-but-longer").await);
+    destroyed(world, &one).await;
+    assert_eq!(see(world, &other).await, Sighting::Alive { agent: true });
+    destroyed(world, &other).await;
+}

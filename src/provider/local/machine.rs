@@ -1,0 +1,264 @@
+//! One machine: a directory, made and removed in one step each, and the lock that tells whether its agent was started and lives.
+//!
+//! **The lock.** A launcher makes a file under a name of its own, locks it, and only then gives it the name `agent.lock`, which fails
+//! when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner hands its open
+//! file to the agent as standard input and forgets it. A file lock belongs to the open file, so the kernel releases it when the last
+//! of launcher and agent is gone, whatever kills them. Hence, under SIGKILL at any instant of the launcher:
+//!
+//! | killed | is found later as |
+//! |---|---|
+//! | before `agent.lock` exists | never started: the next launch starts it |
+//! | after that, before the agent runs | free lock, so dead: the next *attempt* starts. One attempt lost, never two agents |
+//! | once the agent runs | held lock: started |
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::process;
+use crate::{
+    job::{
+        id::{AttemptId, JobId},
+        order::RunOrder,
+        units::Money,
+    },
+    provider::Resource,
+};
+
+const MACHINE_SCHEMA: &str = "ftctl.local-machine/1";
+
+/// A process that does not go after SIGKILL hangs in the kernel (a dead disk or network mount).
+const KILL_LIMIT: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    pub attempt: AttemptId,
+    directory: PathBuf,
+}
+
+/// `machine.json`.
+#[derive(Serialize, Deserialize)]
+struct Card {
+    schema: String,
+    attempt: AttemptId,
+    created: Timestamp,
+    expires: Option<Timestamp>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Agent {
+    NotStarted,
+    Running,
+    Ended,
+}
+
+/// Every machine below `base`, in the order of attempts. Hidden entries are machines in the making or half removed.
+pub fn all(base: &Path) -> io::Result<Vec<Machine>> {
+    let mut machines: Vec<_> =
+        names(base)?.iter().filter_map(|name| AttemptId::from_machine_name(name)).map(|id| Machine::new(base, &id)).collect();
+    machines.sort_by(|a, b| a.attempt.cmp(&b.attempt));
+    Ok(machines)
+}
+
+fn names(base: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(base) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
+}
+
+impl Machine {
+    pub fn new(base: &Path, attempt: &AttemptId) -> Self {
+        Self { attempt: attempt.clone(), directory: base.join(attempt.machine_name()) }
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub fn order(&self) -> PathBuf {
+        self.directory.join("order.json")
+    }
+
+    fn lock(&self) -> PathBuf {
+        self.directory.join("agent.lock")
+    }
+
+    /// What its processes carry: the same for every spelling of the path.
+    pub fn mark(&self) -> io::Result<OsString> {
+        Ok(self.directory.canonicalize()?.into_os_string())
+    }
+
+    /// Makes the directory with everything in it appear at once; one that exists is left alone.
+    pub fn create(&self, now: Timestamp, ttl: Duration) -> io::Result<()> {
+        let base = self.directory.parent().unwrap_or(Path::new("."));
+        if self.directory.exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(base)?;
+        let card = Card {
+            schema: MACHINE_SCHEMA.to_owned(),
+            attempt: self.attempt.clone(),
+            created: now,
+            expires: now.checked_add(ttl).ok(),
+        };
+        let making = tempfile::Builder::new().prefix(&format!(".{}.", self.attempt.machine_name())).tempdir_in(base)?;
+        write_json(&making.path().join("machine.json"), &card)?;
+        match fs::rename(making.path(), &self.directory) {
+            // Another client was faster; a directory that is not empty is never replaced.
+            Err(error) if matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists) => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => {
+                drop(making.keep());
+                sync(base)
+            }
+        }
+    }
+
+    /// Takes the right to start the agent, for ever: `None` when it was taken before.
+    pub fn claim(&self) -> io::Result<Option<File>> {
+        let own = tempfile::Builder::new().prefix(".claim.").tempfile_in(&self.directory)?;
+        own.as_file().lock()?;
+        match own.persist_noclobber(self.lock()) {
+            Ok(file) => sync(&self.directory).map(|()| Some(file)),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(error.error),
+        }
+    }
+
+    /// `None`: there is no such machine.
+    pub fn agent(&self) -> io::Result<Option<Agent>> {
+        match File::open(self.lock()) {
+            Ok(lock) => match lock.try_lock_shared() {
+                Ok(()) => Ok(Some(Agent::Ended)),
+                Err(fs::TryLockError::WouldBlock) => Ok(Some(Agent::Running)),
+                Err(fs::TryLockError::Error(error)) => Err(error),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(self.directory.try_exists()?.then_some(Agent::NotStarted)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends every process of the machine; one that is gone is fine.
+    pub fn power_off(&self) -> io::Result<()> {
+        match self.kill_all() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !self.directory.exists() => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Claiming the lock means that no launcher can start an agent afterwards; one that has claimed it before and is about to start
+    /// its agent still holds it, so both the processes and the lock are waited for.
+    fn kill_all(&self) -> io::Result<()> {
+        if self.agent()? == Some(Agent::NotStarted) {
+            self.claim()?;
+        }
+        let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
+        loop {
+            process::kill(&mark, deadline)?;
+            if self.agent()? != Some(Agent::Running) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("still running {} s after SIGKILL", KILL_LIMIT.as_secs())));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    pub fn write_order(&self, order: &RunOrder) -> io::Result<()> {
+        write_json(&self.order(), order)
+    }
+
+    /// Where the agent's own words go, appended.
+    pub fn log(&self) -> io::Result<File> {
+        fs::OpenOptions::new().create(true).append(true).open(self.directory.join("agent.log"))
+    }
+
+    /// Why the machine is dead, as far as its agent could say.
+    pub fn last_words(&self) -> String {
+        let tail = tail(&self.directory.join("agent.log")).unwrap_or_default();
+        match tail.lines().rfind(|line| !line.trim().is_empty()) {
+            Some(line) => format!("the agent's process is gone; its last line: {}", line.trim()),
+            None => "the agent's process is gone".to_owned(),
+        }
+    }
+
+    /// What [`all`] found, in full; `None` when it went away meanwhile. A machine whose card is damaged (a full disk, an editor)
+    /// counts as expired, so that a sweep takes it.
+    pub fn resource(&self) -> io::Result<Option<Resource>> {
+        let found = match fs::metadata(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            found => found?,
+        };
+        let card = fs::read(self.directory.join("machine.json")).ok().and_then(|bytes| serde_json::from_slice::<Card>(&bytes).ok());
+        let modified = Timestamp::try_from(found.modified()?).map_err(io::Error::other)?;
+        let (since, expires) = card.map_or((modified, Some(modified)), |card| (card.created, card.expires));
+        let name = self.attempt.machine_name();
+        Ok(Some(Resource { name, attempt: self.attempt.clone(), since, expires, price_per_hour: Money::ZERO }))
+    }
+}
+
+/// Removes a directory so that it is there in full or not at all for everybody else.
+pub fn remove_tree(path: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    };
+    let hidden = parent.join(format!(".{name}.gone"));
+    remove_all(&hidden)?;
+    match fs::rename(path, &hidden) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => remove_all(&hidden),
+    }
+}
+
+/// Removes what clients that were killed while making or removing a machine of this job left.
+pub fn remove_litter(base: &Path, job: &JobId) -> io::Result<()> {
+    let of_job = |name: &str| {
+        let machine = name.strip_prefix('.').and_then(|rest| rest.split('.').next());
+        machine.and_then(AttemptId::from_machine_name).is_some_and(|id| id.job == *job)
+    };
+    names(base)?.iter().filter(|name| of_job(name)).try_for_each(|name| remove_all(&base.join(name)))
+}
+
+fn remove_all(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Replaces the file in one step; on the disk when it returns.
+fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    file.write_all(&serde_json::to_vec_pretty(value)?)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    sync(directory)
+}
+
+/// Makes names in a directory survive a power cut.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// The end of a text file.
+fn tail(path: &Path) -> io::Result<String> {
+    const ENOUGH: u64 = 4096;
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(ENOUGH)))?;
+    let mut bytes = Vec::new();
+    file.take(ENOUGH).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,248 @@
+//! Provider `local`: this machine.
+//!
+//! A "machine" is a directory, `<state>/local/<machine name>/`, and the processes that carry its mark in their environment. The
+//! agent is a session of its own, so it survives the terminal and the `ftctl` that started it. Nothing is remembered elsewhere: a
+//! directory that exists is a machine, a lock in it that is held is an agent at work.
+//!
+//! | file in the directory | is |
+//! |---|---|
+//! | `machine.json` | which attempt, since when, until when |
+//! | `order.json` | what the agent was told |
+//! | `agent.lock` | exists: an agent was started; held: it is alive (see [`machine`]) |
+//! | `agent.log` | what the agent itself said |
+//!
+//! The job's working directory, `<state>/work/<job>/`, outlives attempts, so that the next one ships what the last one could not.
+
+mod machine;
+mod process;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::process::Command;
+
+use self::machine::{Agent, Machine};
+use super::{Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting};
+use crate::job::{
+    clock::Clock,
+    id::{AttemptId, JobId},
+    order::RunOrder,
+    plan::Plan,
+    units::Money,
+};
+
+/// What a preempted machine is given between the polite and the final signal; as on GCE.
+pub const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
+
+/// Longest time that a tear-down waits for bytes which the agent had not yet sent.
+const DRAIN_LIMIT: Duration = Duration::from_secs(120);
+
+/// What the provider is told about this machine.
+#[derive(Clone)]
+pub struct Settings {
+    /// `$XDG_STATE_HOME/ftctl`; made when needed.
+    pub state: PathBuf,
+    /// The program whose `agent` verb runs beside the trainer: ftctl itself.
+    pub executable: PathBuf,
+    /// The agent's whole environment.
+    pub variables: Vec<(OsString, OsString)>,
+    /// Time between SIGTERM and SIGKILL in [`Provider::preempt`].
+    pub notice: Duration,
+    pub clock: Arc<dyn Clock>,
+}
+
+pub struct Local {
+    settings: Settings,
+}
+
+impl Local {
+    pub fn new(settings: Settings) -> Self {
+        Self { settings }
+    }
+
+    fn base(&self) -> PathBuf {
+        self.settings.state.join("local")
+    }
+
+    fn work(&self, job: &JobId) -> PathBuf {
+        self.settings.state.join("work").join(job.as_str())
+    }
+
+    fn machine(&self, attempt: &AttemptId) -> Machine {
+        Machine::new(&self.base(), attempt)
+    }
+
+    /// Every machine there is, in the order of attempts.
+    fn machines(&self) -> Result<Vec<Machine>> {
+        machine::all(&self.base()).map_err(|error| failed("list the machines in", &self.base(), &error))
+    }
+
+    /// `ftctl agent` for this machine's order, with nothing inherited but the environment that the settings name.
+    fn agent(&self, machine: &Machine) -> Command {
+        let mut command = Command::new(&self.settings.executable);
+        command.arg("agent").arg("--order").arg(machine.order());
+        command.arg("--work").arg(self.work(&machine.attempt.job));
+        command.current_dir(machine.directory()).env_clear().envs(self.settings.variables.iter().cloned());
+        command
+    }
+
+    /// Starts the agent detached. Its standard input is the lock: empty to read, and held for as long as the agent lives.
+    fn spawn(&self, machine: &Machine, lock: fs::File) -> io::Result<()> {
+        fs::create_dir_all(self.work(&machine.attempt.job))?;
+        let log = machine.log()?;
+        let mut command = self.agent(machine);
+        command.stdin(lock).stdout(log.try_clone()?).stderr(log);
+        command.env(process::MARK, machine.mark()?);
+        // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
+        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+        // Dropping the handle leaves the agent running; the runtime reaps it if it ends while ftctl is still here.
+        command.spawn().map(drop)
+    }
+
+    /// Lets the agent send what it wrote but had not sent, from the disk that survived it.
+    async fn drain(&self, machine: &Machine) -> Result<()> {
+        if !machine.order().exists() || !self.work(&machine.attempt.job).exists() {
+            return Ok(());
+        }
+        let mut command = self.agent(machine);
+        command.arg("--drain").stdin(Stdio::null()).kill_on_drop(true);
+        match tokio::time::timeout(DRAIN_LIMIT, command.output()).await {
+            Ok(Ok(output)) if output.status.success() => Ok(()),
+            Ok(Ok(output)) => Err(self.undrained(machine, &said(&output))),
+            Ok(Err(error)) => {
+                Err(self.undrained(machine, &format!("cannot start {}: {error}", self.settings.executable.display())))
+            }
+            Err(_) => Err(self.undrained(machine, &format!("no answer for {} s", DRAIN_LIMIT.as_secs()))),
+        }
+    }
+
+    fn undrained(&self, machine: &Machine, why: &str) -> ProviderError {
+        let (name, directory) = (machine.attempt.machine_name(), self.work(&machine.attempt.job));
+        let message = format!("nothing of {name} runs any more, but its last output could not be sent to the store: {why}");
+        let fix = format!("run the same command again; to give the unsent bytes up, delete {} first", directory.display());
+        ProviderError::new(Class::Network, message).fix(fix).leaving(LeftBehind::Removable)
+    }
+}
+
+#[async_trait]
+impl Provider for Local {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { native_trainer: true, bills: false }
+    }
+
+    async fn price_per_hour(&self, _: &Plan) -> Result<Money> {
+        Ok(Money::ZERO)
+    }
+
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()> {
+        let machine = self.machine(attempt);
+        machine.create(self.settings.clock.now(), plan.ttl.0).map_err(|error| failed("make", machine.directory(), &error))
+    }
+
+    async fn launch(&self, order: &RunOrder) -> Result<()> {
+        let machine = self.machine(&AttemptId::new(&order.job, order.attempt));
+        let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error).leaving(LeftBehind::Removable);
+        let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
+        machine.write_order(order).map_err(|error| failed(&error))?;
+        self.spawn(&machine, lock).map_err(|error| failed(&error))
+    }
+
+    async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
+        let machine = self.machine(attempt);
+        let failed = |error: io::Error| failed("look at", machine.directory(), &error);
+        match machine.agent().map_err(failed)? {
+            None => Ok(Sighting::Gone),
+            Some(Agent::NotStarted) => Ok(Sighting::Alive { agent: false }),
+            Some(Agent::Running) => Ok(Sighting::Alive { agent: true }),
+            Some(Agent::Ended) => {
+                // A trainer that outlived its agent would write beside the next attempt's: death is proven when none is left.
+                power_off(&machine).await?;
+                Ok(Sighting::Dead { why: machine.last_words() })
+            }
+        }
+    }
+
+    async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
+        let machine = self.machine(attempt);
+        if !machine.directory().exists() {
+            return Err(ProviderError::new(Class::Invalid, format!("there is no machine {} to take away", attempt.machine_name())));
+        }
+        let (mark, notice) =
+            (machine.mark().map_err(|error| failed("look at", machine.directory(), &error))?, self.settings.notice);
+        blocking(&machine, move || process::terminate(&mark, notice)).await?;
+        power_off(&machine).await
+    }
+
+    async fn destroy(&self, job: &JobId) -> Result<()> {
+        let machines: Vec<_> = self.machines()?.into_iter().filter(|machine| machine.attempt.job == *job).collect();
+        for machine in &machines {
+            power_off(machine).await?;
+        }
+        for machine in &machines {
+            self.drain(machine).await?;
+        }
+        // The machines go last: while one is listed, a tear-down that was interrupted is known to be unfinished.
+        let work = self.work(job);
+        machine::remove_tree(&work).map_err(|error| removing(&work, &error))?;
+        for machine in &machines {
+            machine::remove_tree(machine.directory()).map_err(|error| removing(machine.directory(), &error))?;
+        }
+        machine::remove_litter(&self.base(), job).map_err(|error| removing(&self.base(), &error))
+    }
+
+    async fn list(&self) -> Result<Vec<Resource>> {
+        self.machines()?
+            .iter()
+            .map(|machine| machine.resource().map_err(|error| failed("look at", machine.directory(), &error)))
+            .filter_map(Result::transpose)
+            .collect()
+    }
+}
+
+/// Ends everything that runs on the machine and makes sure that nothing is started on it later.
+async fn power_off(machine: &Machine) -> Result<()> {
+    let copy = machine.clone();
+    blocking(machine, move || copy.power_off()).await
+}
+
+/// Signals and waiting for processes, off the thread that serves everything else.
+async fn blocking(machine: &Machine, act: impl FnOnce() -> io::Result<()> + Send + 'static) -> Result<()> {
+    let done = tokio::task::spawn_blocking(act).await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+    done.map_err(|error| failed("stop the processes of", machine.directory(), &error).leaving(LeftBehind::Removable))
+}
+
+/// The last line that a program wrote, or how it ended.
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines()
+        .rfind(|line| !line.trim().is_empty())
+        .map_or_else(|| format!("the agent ended with {}", output.status), str::to_owned)
+}
+
+fn removing(path: &Path, error: &io::Error) -> ProviderError {
+    failed("remove", path, error).leaving(LeftBehind::Removable)
+}
+
+fn failed(action: &str, path: &Path, error: &io::Error) -> ProviderError {
+    use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem, StorageFull};
+    let message = format!("cannot {action} {}: {error}", path.display());
+    match error.kind() {
+        PermissionDenied | ReadOnlyFilesystem => ProviderError::new(Class::Denied, message)
+            .fix("make the state directory writable, or name another one in XDG_STATE_HOME"),
+        StorageFull => {
+            ProviderError::new(Class::Internal, message).fix("free some space on that disk and run the same command again")
+        }
+        // Somebody destroyed the machine meanwhile: looking again tells.
+        NotFound => ProviderError::new(Class::Network, message),
+        _ => ProviderError::new(Class::Internal, message),
+    }
+}

@@ -1,0 +1,266 @@
+use std::{os::unix::fs::PermissionsExt, time::Instant};
+
+use super::*;
+use crate::{
+    job::clock::SystemClock,
+    provider::conformance::{self, World, attempt, order, plan},
+};
+
+/// Stands for `ftctl agent`: counts its starts, has a child of its own, and works until it is told to finish.
+const AGENT: &str = r#"#!/bin/sh
+if [ "$6" = --drain ]; then
+    [ -e "$STATE/store-is-down" ] && { echo "the store does not answer" >&2; exit 7; }
+    basename "$PWD" >> "$STATE/drained"
+    exit 0
+fi
+[ -e "$STATE/stubborn" ] && trap '' TERM
+mkfifo finish
+echo $$ >> starts
+sleep 1000 &
+read line < finish
+kill $!
+echo "all done"
+"#;
+
+struct Machines {
+    state: tempfile::TempDir,
+}
+
+impl Machines {
+    fn new() -> Self {
+        let state = tempfile::tempdir().expect("state");
+        let agent = state.path().join("agent.sh");
+        fs::write(&agent, AGENT).expect("agent");
+        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).expect("executable");
+        Self { state }
+    }
+
+    fn settings(&self) -> Settings {
+        settings(self.state.path())
+    }
+
+    fn local(&self) -> Local {
+        Local::new(self.settings())
+    }
+
+    fn directory(&self, attempt: &AttemptId) -> PathBuf {
+        self.state.path().join("local").join(attempt.machine_name())
+    }
+
+    fn left(&self) -> Vec<String> {
+        let names = |folder: &str| {
+            fs::read_dir(self.state.path().join(folder)).into_iter().flatten().map(|entry| entry.expect("entry").file_name())
+        };
+        names("local").chain(names("work")).map(|name| name.to_string_lossy().into_owned()).collect()
+    }
+
+    async fn started(&self, name: &str) -> AttemptId {
+        let attempt = attempt(name);
+        self.local().provision(&attempt, &plan()).await.expect("provision");
+        self.local().launch(&order(&attempt)).await.expect("launch");
+        until(|| self.starts(&attempt) == 1).await;
+        attempt
+    }
+}
+
+fn settings(state: &Path) -> Settings {
+    let variables = vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
+    Settings {
+        state: state.to_owned(),
+        executable: state.join("agent.sh"),
+        variables,
+        notice: Duration::from_millis(50),
+        clock: Arc::new(SystemClock),
+    }
+}
+
+/// Processes run when the kernel lets them; a minute means that they never will.
+async fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing happened for a minute");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[async_trait]
+impl World for Machines {
+    fn client(&self) -> Arc<dyn Provider> {
+        Arc::new(self.local())
+    }
+
+    async fn finish(&self, attempt: &AttemptId) {
+        until(|| self.starts(attempt) > 0).await;
+        fs::write(self.directory(attempt).join("finish"), "now\n").expect("finish");
+        let mark = self.local().machine(attempt).mark().expect("mark");
+        until(|| process::members(&mark).expect("members").is_empty()).await;
+    }
+
+    fn starts(&self, attempt: &AttemptId) -> usize {
+        fs::read_to_string(self.directory(attempt).join("starts")).map_or(0, |text| text.lines().count())
+    }
+}
+
+#[tokio::test]
+async fn passes_the_suite_and_leaves_no_file() {
+    let machines = Machines::new();
+    conformance::suite(&machines).await;
+    assert_eq!(machines.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn destroy_sends_first_what_every_attempt_left() {
+    let machines = Machines::new();
+    let first = machines.started("drained").await;
+    let second = AttemptId::new(&first.job, 2);
+    let never_launched = AttemptId::new(&first.job, 3);
+    machines.local().provision(&second, &plan()).await.expect("provision");
+    machines.local().launch(&order(&second)).await.expect("launch");
+    machines.local().provision(&never_launched, &plan()).await.expect("provision");
+    machines.local().destroy(&first.job).await.expect("destroy");
+    let drained = fs::read_to_string(machines.state.path().join("drained")).expect("drained");
+    assert_eq!(drained.lines().collect::<Vec<_>>(), [first.machine_name(), second.machine_name()]);
+}
+
+#[tokio::test]
+async fn unsent_output_is_kept_until_it_can_be_sent() {
+    let machines = Machines::new();
+    let attempt = machines.started("unsent").await;
+    let down = machines.state.path().join("store-is-down");
+    fs::write(&down, "").expect("down");
+    let error = machines.local().destroy(&attempt.job).await.expect_err("cannot be sent");
+    assert_eq!((error.class, &error.left_behind), (Class::Network, &LeftBehind::Removable));
+    assert!(error.message.contains("the store does not answer"), "{error}");
+    assert!(matches!(machines.local().observe(&attempt).await, Ok(Sighting::Dead { .. })), "it runs no more, but it is there");
+    fs::remove_file(&down).expect("up");
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+    assert_eq!(machines.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn output_that_a_user_deleted_does_not_stop_a_tear_down() {
+    let machines = Machines::new();
+    let attempt = machines.started("given-up").await;
+    fs::write(machines.state.path().join("store-is-down"), "").expect("down");
+    fs::remove_dir_all(machines.state.path().join("work").join(attempt.job.as_str())).expect("given up");
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+    assert_eq!(machines.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_machine_whose_agent_was_killed_is_dead_with_all_its_processes() {
+    let machines = Machines::new();
+    let attempt = machines.started("killed").await;
+    let mark = machines.local().machine(&attempt).mark().expect("mark");
+    until(|| process::members(&mark).expect("members").len() == 2).await;
+    for agent in process::members(&mark).expect("members").iter().filter(|process| process.leads()) {
+        agent.signal(rustix::process::Signal::KILL);
+    }
+    until(|| machines.local().machine(&attempt).agent().expect("agent") == Some(Agent::Ended)).await;
+    assert!(matches!(machines.local().observe(&attempt).await, Ok(Sighting::Dead { .. })));
+    assert!(process::members(&mark).expect("members").is_empty(), "its child must not outlive it");
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
+async fn an_agent_that_ignores_the_notice_is_killed() {
+    let machines = Machines::new();
+    fs::write(machines.state.path().join("stubborn"), "").expect("stubborn");
+    let attempt = machines.started("stubborn").await;
+    machines.local().preempt(&attempt).await.expect("preempt");
+    assert!(matches!(machines.local().observe(&attempt).await, Ok(Sighting::Dead { .. })));
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
+async fn death_comes_with_the_agents_last_line() {
+    let machines = Machines::new();
+    let attempt = machines.started("words").await;
+    machines.finish(&attempt).await;
+    let why = "the agent's process is gone; its last line: all done".to_owned();
+    assert_eq!(machines.local().observe(&attempt).await, Ok(Sighting::Dead { why }));
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
+async fn an_agent_that_cannot_start_is_an_error_and_the_attempt_is_over() {
+    let machines = Machines::new();
+    let local = Local::new(Settings { executable: "no/such/program".into(), ..machines.settings() });
+    let attempt = attempt("no-program");
+    local.provision(&attempt, &plan()).await.expect("provision");
+    let error = local.launch(&order(&attempt)).await.expect_err("no program");
+    assert_eq!(error.left_behind, LeftBehind::Removable);
+    assert!(matches!(local.observe(&attempt).await, Ok(Sighting::Dead { .. })));
+    fs::remove_dir_all(machines.state.path().join("work")).expect("nothing was written");
+    local.destroy(&attempt.job).await.expect("destroy");
+    assert_eq!(machines.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn half_made_and_half_removed_machines_are_neither_listed_nor_left() {
+    let machines = Machines::new();
+    let attempt = attempt("half");
+    let base = machines.state.path().join("local");
+    for litter in [".NAME.x1y2", ".NAME.gone"] {
+        fs::create_dir_all(base.join(litter.replace("NAME", &attempt.machine_name())).join("inside")).expect("litter");
+    }
+    assert_eq!(machines.local().list().await.expect("list"), []);
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+    assert_eq!(machines.left(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_damaged_machine_is_listed_as_expired() {
+    let machines = Machines::new();
+    let attempt = attempt("damaged");
+    machines.local().provision(&attempt, &plan()).await.expect("provision");
+    fs::write(machines.directory(&attempt).join("machine.json"), "").expect("damage");
+    let listed = machines.local().list().await.expect("list");
+    assert_eq!(listed[0].expires, Some(listed[0].since));
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+}
+
+/// Not a test of its own: the launcher that [`a_launcher_killed_at_any_instant_starts_at_most_one_agent`] kills.
+#[tokio::test]
+#[ignore = "started by the test that kills it"]
+async fn launcher() {
+    let state = std::env::var_os("FTCTL_TEST_LAUNCHER").expect("a state directory");
+    let local = Local::new(settings(Path::new(&state)));
+    let attempt = attempt("launcher");
+    local.provision(&attempt, &plan()).await.expect("provision");
+    local.launch(&order(&attempt)).await.expect("launch");
+}
+
+#[tokio::test]
+async fn a_launcher_killed_at_any_instant_starts_at_most_one_agent() {
+    let mut outcomes = [0; 4];
+    for round in 0..40 {
+        let machines = Machines::new();
+        let mut launcher = Command::new(std::env::current_exe().expect("this program"));
+        launcher
+            .args(["--ignored", "--exact", "provider::local::tests::launcher"])
+            .env("FTCTL_TEST_LAUNCHER", machines.state.path());
+        let mut launcher = launcher.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("launcher");
+        let _ = tokio::time::timeout(Duration::from_micros(500 * round), launcher.wait()).await;
+        launcher.kill().await.expect("kill");
+
+        let (local, attempt) = (machines.local(), attempt("launcher"));
+        let seen = local.observe(&attempt).await.expect("observe");
+        let (outcome, agents) = match seen {
+            Sighting::Gone => (0, 1),
+            Sighting::Alive { agent: false } => (1, 1),
+            Sighting::Alive { agent: true } => (2, 1),
+            Sighting::Dead { .. } => (3, 0),
+        };
+        outcomes[outcome] += 1;
+        local.provision(&attempt, &plan()).await.expect("provision");
+        local.launch(&order(&attempt)).await.expect("launch");
+        if agents == 1 {
+            machines.finish(&attempt).await;
+        }
+        assert_eq!(machines.starts(&attempt), agents, "round {round}");
+        local.destroy(&attempt.job).await.expect("destroy");
+        assert_eq!(machines.left(), [""; 0], "round {round}");
+    }
+    println!("gone, no agent, agent, dead: {outcomes:?}");
+}
