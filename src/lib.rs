@@ -2,8 +2,11 @@
 //!
 //! The modules in the order of a job's life: [`job`] holds the nouns, [`provider`] the places where jobs run, [`store`] the shared truth.
 
+pub mod cli;
 pub mod exit;
 pub mod image;
 pub mod job;
+pub mod output;
 pub mod provider;
+pub mod settings;
 pub mod store;

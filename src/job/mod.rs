@@ -1,7 +1,9 @@
 //! The nouns: what a job is, as pure data. Every other module may read them; they read nothing but `std`, serde and the
 //! trainer's configuration types.
 
+mod check;
 pub mod clock;
+pub mod document;
 pub mod event;
 pub mod id;
 pub mod order;
@@ -11,3 +13,4 @@ pub mod report;
 pub mod spec;
 pub mod state;
 pub mod units;
+pub mod wording;

@@ -1,10 +1,15 @@
 //! What a job file means: every default filled in, nothing left open.
 
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
 use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    spec::RetryCause,
+    spec::{JobSpec, RetryCause, RetrySpec},
     units::{Money, Span},
 };
 
@@ -15,6 +20,7 @@ pub struct Plan {
     pub schema: String,
     pub name: String,
     pub backend: String,
+    /// URL or absolute path.
     pub store: String,
     pub data: DataPlan,
     /// A local directory; uploaded before the first attempt.
@@ -23,10 +29,11 @@ pub struct Plan {
     pub train: TrainSettings,
     pub sample: Option<SampleConfig>,
     pub retry: RetryPlan,
+    /// Longest life of the job's machines in all.
     pub ttl: Span,
     pub max_cost: Option<Money>,
     pub price_per_hour: Money,
-    /// `price_per_hour` × `ttl`, or `max_cost` when that is less.
+    /// What the job costs when its machines live as long as they may: `price_per_hour` × [`Plan::lifetime`].
     pub worst_case: Money,
 }
 
@@ -45,7 +52,111 @@ pub enum DataPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetryPlan {
     pub on: Vec<RetryCause>,
+    /// Attempts in all, the first included.
     pub attempts: u32,
     pub backoff: Span,
     pub max_backoff: Span,
+}
+
+/// What settings decide for a job: where it runs and what it may cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choices {
+    pub backend: String,
+    pub store: String,
+    pub ttl: Span,
+    pub max_cost: Option<Money>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    #[error("the path {} is not valid UTF-8, so it cannot be kept in a job's record", .0.display())]
+    NotUnicode(PathBuf),
+    #[error("the job has neither `data` nor `dataset`")]
+    NoData,
+    #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the minute a job needs at least")]
+    OverBudget { max_cost: Money, price_per_hour: Money, lifetime: Span },
+}
+
+/// Below this no machine is worth starting.
+const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+
+impl Plan {
+    /// Fills in every default. Relative paths become absolute: they are relative to `base`, the directory of the job file, which is
+    /// itself absolute. The price is not known yet: see [`Plan::priced`].
+    pub fn resolve(spec: &JobSpec, choices: Choices, base: &Path) -> Result<Self, PlanError> {
+        Ok(Self {
+            schema: PLAN_SCHEMA.to_owned(),
+            name: spec.name.clone(),
+            backend: choices.backend,
+            store: choices.store,
+            data: data(spec, base)?,
+            initial_weights: spec.initial_weights.as_deref().map(|path| absolute(path, base)).transpose()?,
+            model: spec.model.clone(),
+            train: spec.train.clone(),
+            sample: spec.sample.clone(),
+            retry: retry(&spec.retry),
+            ttl: choices.ttl,
+            max_cost: choices.max_cost,
+            price_per_hour: Money::ZERO,
+            worst_case: Money::ZERO,
+        })
+    }
+
+    /// Adds the price, and refuses a ceiling that cannot pay for anything.
+    pub fn priced(self, price_per_hour: Money) -> Result<Self, PlanError> {
+        let plan = Self { price_per_hour, ..self };
+        let lifetime = plan.lifetime();
+        match plan.max_cost {
+            Some(max_cost) if lifetime < SHORTEST_LIFE && lifetime < plan.ttl.0 => {
+                Err(PlanError::OverBudget { max_cost, price_per_hour, lifetime: Span(lifetime) })
+            }
+            _ => Ok(Self { worst_case: price_per_hour.for_time(lifetime), ..plan }),
+        }
+    }
+
+    /// How long the job's machines may live in all: the time to live, or less when the money ends first. Whole seconds, rounded
+    /// down, so that the cloud's own deadline never lets the job cost more than the ceiling.
+    pub fn lifetime(&self) -> Duration {
+        let paid = self.max_cost.filter(|_| self.price_per_hour > Money::ZERO).map(|max_cost| {
+            let seconds = u128::from(max_cost.micros) * 3_600 / u128::from(self.price_per_hour.micros);
+            Duration::from_secs(u64::try_from(seconds).unwrap_or(u64::MAX))
+        });
+        paid.map_or(self.ttl.0, |paid| paid.min(self.ttl.0))
+    }
+}
+
+fn retry(typed: &RetrySpec) -> RetryPlan {
+    RetryPlan {
+        on: typed.on.clone().unwrap_or_else(|| vec![RetryCause::Preempt, RetryCause::Capacity]),
+        attempts: typed.attempts.unwrap_or(20),
+        backoff: typed.backoff.unwrap_or(Span(Duration::from_secs(1))),
+        max_backoff: typed.max_backoff.unwrap_or(Span(Duration::from_secs(300))),
+    }
+}
+
+fn data(spec: &JobSpec, base: &Path) -> Result<DataPlan, PlanError> {
+    match (&spec.dataset, &spec.data) {
+        (Some(dataset), _) if is_digest(dataset) => Ok(DataPlan::Digest(dataset.clone())),
+        (Some(dataset), _) => Ok(DataPlan::Directory(absolute(dataset, base)?)),
+        (None, None) => Err(PlanError::NoData),
+        (None, Some(data)) => {
+            let mut data = data.clone();
+            for path in data.train.iter_mut().chain(&mut data.validation) {
+                *path = absolute(path, base)?;
+            }
+            Ok(DataPlan::Text(data))
+        }
+    }
+}
+
+/// A hexadecimal SHA-256, as `ftctl upload` prints it.
+fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c))
+}
+
+fn absolute(path: &str, base: &Path) -> Result<String, PlanError> {
+    let joined = base.join(path);
+    // `./data` stays readable in messages as `/home/me/data`.
+    let tidy: PathBuf = joined.components().collect();
+    tidy.into_os_string().into_string().map_err(|path| PlanError::NotUnicode(path.into()))
 }

@@ -1,5 +1,34 @@
 //! How long work tells a person where it stands. `output` implements it; whoever does the work only calls it.
 
+use serde::{Deserialize, Serialize};
+
+/// How data is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// Exactly one JSON value, on error too.
+    Json,
+    /// One JSON value a line.
+    Jsonl,
+    /// Names only, one a line: for `xargs`.
+    Name,
+}
+
+/// How much talk goes to stderr.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verbosity {
+    /// Warnings and errors.
+    Quiet,
+    #[default]
+    Normal,
+    /// Also what was decided and why.
+    Verbose,
+}
+
 /// What a count counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
@@ -15,6 +44,9 @@ pub trait Report: Send + Sync {
 
     /// One line of talk.
     fn line(&self, text: &str);
+
+    /// One line for `--verbose`: what was decided and why.
+    fn detail(&self, _text: &str) {}
 
     /// Something that needs the user's attention.
     fn warn(&self, text: &str);

@@ -4,9 +4,13 @@ use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::units::{Money, Span};
+use super::{
+    check,
+    document::{Document, DocumentError},
+    units::{Money, Span},
+};
 
-/// One job.
+/// One job: what to train, on what, where, and what it may cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
@@ -36,6 +40,27 @@ pub struct JobSpec {
     pub retry: RetrySpec,
     #[serde(default)]
     pub limits: LimitsSpec,
+}
+
+impl JobSpec {
+    /// Reads the text of a job file; `file` is what messages call it.
+    pub fn parse(text: &str, file: &str) -> Result<Self, DocumentError> {
+        Self::read(&Document::new(file, text.as_bytes().to_vec())?)
+    }
+
+    /// Reads a job file with everything that is laid over it, and checks every value.
+    pub fn read(document: &Document) -> Result<Self, DocumentError> {
+        let (spec, typed) = document.parse::<Self>()?;
+        check::check(&spec, &typed)?;
+        Ok(spec)
+    }
+
+    /// The JSON Schema (draft 2020-12) of a job file, for editors.
+    pub fn schema() -> serde_json::Value {
+        let mut schema = schemars::schema_for!(JobSpec);
+        schema.insert("title".to_owned(), "ftctl job file".into());
+        schema.to_value()
+    }
 }
 
 /// Where the job runs.

@@ -1,0 +1,114 @@
+//! `ftctl config`: what is in force, and which files it comes from.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::App;
+use crate::{
+    exit::Failure,
+    output::{Cell, Show, Table},
+    settings::{Origin, Settings},
+};
+
+/// Show the settings in force
+///
+/// flag > environment > job file > ./ftctl.toml > profile > user's config.toml > default
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl config show --origin\n  FTCTL_TTL=2h ftctl config show -o json")]
+pub struct Config {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Print every setting
+    Show {
+        /// Also say where each value comes from
+        #[arg(long)]
+        origin: bool,
+    },
+    /// Print the files that settings are read from, strongest first
+    Path,
+}
+
+impl Config {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        match self.action {
+            Action::Show { origin } => app.output.show(&InForce { rows: rows(&app.settings), origin }),
+            Action::Path => app.output.show(&Files(app.settings.files.clone())),
+        }
+    }
+}
+
+struct Row {
+    key: &'static str,
+    value: Option<String>,
+    origin: Origin,
+}
+
+fn rows(settings: &Settings) -> Vec<Row> {
+    let row = |key, value, origin: &Origin| Row { key, value, origin: origin.clone() };
+    let word = |value: Value| value.as_str().map(str::to_owned);
+    vec![
+        row("profile", settings.profile.value.clone(), &settings.profile.origin),
+        row("backend", Some(settings.backend.value.clone()), &settings.backend.origin),
+        row("store", settings.store.value.clone(), &settings.store.origin),
+        row("ttl", Some(settings.ttl.value.to_string()), &settings.ttl.origin),
+        row("max_cost", settings.max_cost.value.map(|money| money.to_string()), &settings.max_cost.origin),
+        row("output", word(json!(settings.output.value)), &settings.output.origin),
+        row("log", word(json!(settings.log.value)), &settings.log.origin),
+    ]
+}
+
+struct InForce {
+    rows: Vec<Row>,
+    origin: bool,
+}
+
+impl Show for InForce {
+    fn schema(&self) -> &'static str {
+        "ftctl.config/1"
+    }
+
+    fn json(&self) -> Value {
+        let value = |row: &Row| if self.origin { json!({ "value": row.value, "origin": row.origin }) } else { json!(row.value) };
+        Value::Object(self.rows.iter().map(|row| (row.key.to_owned(), value(row))).collect())
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new(if self.origin { &["SETTING", "VALUE", "ORIGIN"] } else { &["SETTING", "VALUE"] });
+        for row in &self.rows {
+            let origin = self.origin.then(|| Cell::text(row.origin.to_string()));
+            table.row([Cell::text(row.key), Cell::text(row.value.as_deref().unwrap_or("-"))].into_iter().chain(origin));
+        }
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.rows.iter().map(|row| row.key.to_owned()).collect()
+    }
+}
+
+struct Files(Vec<PathBuf>);
+
+impl Show for Files {
+    fn schema(&self) -> &'static str {
+        "ftctl.config-path/1"
+    }
+
+    fn json(&self) -> Value {
+        let files = self.0.iter().map(|path| json!({ "path": path.display().to_string(), "exists": path.exists() }));
+        json!({ "files": files.collect::<Vec<_>>() })
+    }
+
+    fn text(&self) -> String {
+        self.names().join("\n")
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|path| path.display().to_string()).collect()
+    }
+}

@@ -1,0 +1,156 @@
+//! `ftctl init`: a commented job file to start from.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{App, schema};
+use crate::{
+    exit::{Exit, Failure},
+    job::wording::suggest,
+    output::{Cell, Show, Table},
+};
+
+/// Write a commented job file
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl init --list\n  ftctl init quickstart\n  ftctl init --out jobs/first.toml")]
+pub struct Init {
+    /// The template
+    #[arg(default_value = TEMPLATES[0].name)]
+    template: String,
+    /// Show the templates
+    #[arg(long, conflicts_with_all = ["template", "backend", "out", "force"])]
+    list: bool,
+    /// Where the job runs
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// The file to write; its schema is put beside it
+    #[arg(long, value_name = "FILE", default_value = "job.toml")]
+    out: PathBuf,
+    /// Overwrite files
+    #[arg(long)]
+    force: bool,
+}
+
+struct Template {
+    name: &'static str,
+    about: &'static str,
+    text: &'static str,
+}
+
+const TEMPLATES: &[Template] = &[Template {
+    name: "quickstart",
+    about: "a small GPT-2 learns Rust from the sources of ftctl's own dependencies, on this machine",
+    text: include_str!("../../templates/jobs/quickstart.toml"),
+}];
+
+/// The file that the first line of a written job file names.
+const SCHEMA_FILE: &str = "job.schema.json";
+
+impl Init {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        if self.list {
+            return app.output.show(&List);
+        }
+        let template = TEMPLATES.iter().find(|template| template.name == self.template).ok_or_else(|| unknown(&self.template))?;
+        let path = app.working_directory.join(&self.out);
+        write(&path, &adapt(template.text, self.backend.as_deref()), self.force)?;
+        let schema_path = path.with_file_name(SCHEMA_FILE);
+        if self.force || !schema_path.exists() {
+            write(&schema_path, &schema::text(), true)?;
+        }
+        app.output.report().line(&format!("next: ftctl run {}", self.out.display()));
+        app.output.show(&Written { template: template.name, path: self.out })
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    let known: Vec<&str> = TEMPLATES.iter().map(|template| template.name).collect();
+    Failure::new(Exit::Usage, format!("there is no template `{name}`")).fix(suggest(name, &known, "templates"))
+}
+
+/// Points the schema line at the file beside the new one, and sets the backend.
+fn adapt(text: &str, backend: Option<&str>) -> String {
+    let line = |line: &str| match backend {
+        _ if line.starts_with("#:schema ") => format!("#:schema ./{SCHEMA_FILE}\n"),
+        Some(backend) if line.starts_with("backend = ") => format!("backend = {}\n", toml::Value::from(backend)),
+        _ => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
+}
+
+fn write(path: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {
+    let cannot = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            Failure::new(Exit::Usage, format!("{} exists already", path.display())).fix("choose another with --out, or add --force")
+        }
+        io::ErrorKind::PermissionDenied => Failure::new(Exit::Denied, format!("cannot write {}: {error}", path.display())),
+        _ => Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display())),
+    };
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(cannot)?;
+    }
+    let mut options = OpenOptions::new();
+    if overwrite {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    options.write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)
+}
+
+struct Written {
+    template: &'static str,
+    path: PathBuf,
+}
+
+impl Show for Written {
+    fn schema(&self) -> &'static str {
+        "ftctl.init/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "template": self.template, "path": self.path.display().to_string() })
+    }
+
+    fn text(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.text()]
+    }
+}
+
+struct List;
+
+impl Show for List {
+    fn schema(&self) -> &'static str {
+        "ftctl.templates/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "templates": self.lines() })
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        TEMPLATES.iter().map(|template| json!({ "name": template.name, "about": template.about })).collect()
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new(&["TEMPLATE", "WHAT IT DOES"]);
+        for template in TEMPLATES {
+            table.row([Cell::text(template.name), Cell::text(template.about)]);
+        }
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        TEMPLATES.iter().map(|template| template.name.to_owned()).collect()
+    }
+}

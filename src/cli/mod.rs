@@ -1,0 +1,267 @@
+//! The command line: one small file per verb. A verb parses its arguments, calls one function and hands a value to `output`.
+
+use std::{env, ffi::OsString, path::PathBuf};
+
+use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
+
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        document::{DocumentError, OpenError},
+        plan::PlanError,
+        report::{Format, Verbosity},
+        units::{Money, Span},
+    },
+    output::Output,
+    settings::{Layer, Settings, SettingsError, Surroundings},
+};
+
+mod completion;
+mod config;
+mod init;
+mod job_file;
+mod schema;
+mod version;
+
+pub use job_file::JobFile;
+
+/// From one job file to a fine-tuned language model on a rented GPU, and nothing left running.
+#[derive(Debug, Parser)]
+#[command(name = "ftctl", version, propagate_version = false, disable_help_subcommand = true)]
+#[command(max_term_width = 100, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
+#[command(after_help = "Start with `ftctl init`, then `ftctl run job.toml`. `ftctl VERB --help` shows examples.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What every verb understands.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+struct Global {
+    /// How data is printed on stdout
+    #[arg(short, long, global = true, value_name = "FORMAT", value_enum)]
+    output: Option<FormatArg>,
+    /// Only warnings and errors on stderr
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Also say what was decided and why
+    #[arg(short, long, global = true)]
+    verbose: bool,
+    /// Answer yes to every question
+    #[arg(short, long, global = true)]
+    yes: bool,
+    /// Container or directory that holds the jobs [default: the embedded store]
+    #[arg(long, global = true, value_name = "URL|DIR")]
+    store: Option<String>,
+    /// Profile of the user's config.toml
+    #[arg(long, global = true, value_name = "NAME")]
+    profile: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum FormatArg {
+    /// For people
+    Table,
+    /// Exactly one JSON value, on error too
+    Json,
+    /// One JSON value a line
+    Jsonl,
+    /// Names only, one a line
+    Name,
+}
+
+impl From<FormatArg> for Format {
+    fn from(format: FormatArg) -> Self {
+        match format {
+            FormatArg::Table => Format::Table,
+            FormatArg::Json => Format::Json,
+            FormatArg::Jsonl => Format::Jsonl,
+            FormatArg::Name => Format::Name,
+        }
+    }
+}
+
+/// The verbs, in the order of a job's life.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Init(init::Init),
+    Config(config::Config),
+    Schema(schema::Schema),
+    Completion(completion::Completion),
+    Version(version::Version),
+}
+
+/// Where a job runs and what it may cost: flags that stand above the job file.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Where and for how much")]
+pub struct Placement {
+    /// Where the job runs, instead of `compute.backend`
+    #[arg(long, value_name = "NAME")]
+    pub backend: Option<String>,
+    /// Longest life of the job's machines, instead of `limits.ttl`: 90s, 45m, 2h, 1d12h
+    #[arg(long, value_name = "DURATION")]
+    pub ttl: Option<Span>,
+    /// Most the job may cost, instead of `limits.max_cost`: 12USD
+    #[arg(long, value_name = "MONEY")]
+    pub max_cost: Option<Money>,
+}
+
+/// What a verb works with.
+pub struct App<'o> {
+    pub settings: Settings,
+    pub output: &'o mut Output,
+    /// `-y` was given.
+    pub yes: bool,
+    /// Relative paths on the command line begin here.
+    pub working_directory: PathBuf,
+}
+
+impl App<'_> {
+    /// Runs a verb that waits for things. Verbs that don't never pay for a runtime.
+    pub fn block_on<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime =
+            runtime.map_err(|error| Failure::new(Exit::Failure, format!("cannot start the asynchronous runtime: {error}")))?;
+        runtime.block_on(work)
+    }
+}
+
+/// Stdout and stderr before anything is known but the raw arguments, so that even a usage error comes in the right format.
+pub fn first_output(arguments: &[OsString]) -> Output {
+    let from_environment = || env::var("FTCTL_OUTPUT").ok().and_then(|value| FormatArg::from_str(&value, false).ok());
+    let format = format_of(arguments).or_else(from_environment).map_or(Format::Table, Format::from);
+    Output::new(format, Verbosity::Normal)
+}
+
+/// Runs the program. `--help` and `--version` are answered before any file is touched.
+pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
+    let cli = match command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(answer) => return not_parsed(&answer, output),
+    };
+    let working_directory = env::current_dir().map_err(|error| {
+        Failure::new(Exit::Failure, format!("the working directory is gone: {error}")).fix("cd to one that exists")
+    })?;
+    let around = Surroundings {
+        variable: &|name| env::var_os(name).filter(|value| !value.is_empty()),
+        home: env::home_dir(),
+        working_directory: working_directory.clone(),
+    };
+    let settings = Settings::load(flags(&cli), &around)?;
+    *output = Output::new(settings.output.value, settings.log.value);
+    let mut app = App { settings, output, yes: cli.global.yes, working_directory };
+    match cli.verb {
+        Verb::Init(verb) => verb.run(&mut app),
+        Verb::Config(verb) => verb.run(&mut app),
+        Verb::Schema(_) => schema::run(&mut app),
+        Verb::Completion(verb) => verb.run(&mut app),
+        Verb::Version(_) => version::run(&mut app),
+    }
+}
+
+/// The whole command line, for parsing and for completion scripts.
+fn command() -> clap::Command {
+    <Cli as clap::CommandFactory>::command()
+}
+
+/// The command line as the strongest layer of settings.
+fn flags(cli: &Cli) -> Layer {
+    let placement = cli.verb.placement().cloned().unwrap_or_default();
+    Layer {
+        profile: cli.global.profile.clone(),
+        backend: placement.backend,
+        store: cli.global.store.clone(),
+        ttl: placement.ttl,
+        max_cost: placement.max_cost,
+        output: cli.global.output.map(Format::from),
+        log: match (cli.global.quiet, cli.global.verbose) {
+            (true, _) => Some(Verbosity::Quiet),
+            (_, true) => Some(Verbosity::Verbose),
+            _ => None,
+        },
+    }
+}
+
+impl Verb {
+    /// The placement flags of the verbs that place a job.
+    fn placement(&self) -> Option<&Placement> {
+        match self {
+            Verb::Init(_) | Verb::Config(_) | Verb::Schema(_) | Verb::Completion(_) | Verb::Version(_) => None,
+        }
+    }
+}
+
+/// Help and version are data; anything else is a usage error.
+fn not_parsed(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> {
+    let text = answer.render();
+    match answer.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => output.data(text.to_string().as_bytes()),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Err(Failure::new(Exit::Usage, format!("a verb is missing\n\n{text}")))
+        }
+        _ => Err(usage_failure(&text.to_string())),
+    }
+}
+
+/// clap's paragraphs: what is wrong, then a tip, then the usage. The tip, or else the usage, is what to do next.
+fn usage_failure(text: &str) -> Failure {
+    let (wrong, rest) = text.split_once("\n\n").unwrap_or((text, ""));
+    let line_after = |prefix: &str| rest.lines().find_map(|line| line.trim().strip_prefix(prefix)).map(str::trim);
+    let usage = || line_after("Usage:").map(|usage| format!("write it like: {usage}"));
+    let fix = line_after("tip:").map(str::to_owned).or_else(usage);
+    Failure { fix, ..Failure::new(Exit::Usage, wrong.trim_start_matches("error: ").trim_end()) }
+}
+
+/// `-o json`, `-ojson`, `-o=json`, `--output json`, `--output=json`; before clap has accepted anything.
+fn format_of(arguments: &[OsString]) -> Option<FormatArg> {
+    let words: Vec<&str> = arguments.iter().skip(1).filter_map(|word| word.to_str()).take_while(|word| *word != "--").collect();
+    let value = words.iter().enumerate().find_map(|(i, word)| match *word {
+        "-o" | "--output" => words.get(i + 1).copied(),
+        word => word.strip_prefix("--output=").or_else(|| word.strip_prefix("-o=")).or_else(|| word.strip_prefix("-o")),
+    })?;
+    FormatArg::from_str(value, false).ok()
+}
+
+impl From<DocumentError> for Failure {
+    fn from(error: DocumentError) -> Self {
+        let failure = Failure::new(Exit::Usage, error.to_string());
+        Failure { fix: error.hint, ..failure }
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Invalid(error) => error.into(),
+            OpenError::Missing(_) => Failure::new(Exit::NotFound, error.to_string()),
+            _ => Failure::new(Exit::Usage, error.to_string()),
+        }
+    }
+}
+
+impl From<SettingsError> for Failure {
+    fn from(error: SettingsError) -> Self {
+        let message = error.to_string();
+        match error {
+            SettingsError::File(error) => error.into(),
+            SettingsError::Variable { hint, .. } => Failure { fix: hint, ..Failure::new(Exit::Usage, message) },
+            SettingsError::NoProfile { hint, .. } => Failure::new(Exit::Usage, message).fix(hint),
+            SettingsError::NoHome { variable, .. } => {
+                Failure::new(Exit::Usage, message).fix(format!("set {variable} to an absolute path, or name a store with --store"))
+            }
+        }
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(error: PlanError) -> Self {
+        let exit = match error {
+            PlanError::OverBudget { .. } => Exit::Refused,
+            PlanError::NotUnicode(_) | PlanError::NoData => Exit::Usage,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}

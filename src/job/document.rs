@@ -1,0 +1,252 @@
+//! A TOML text with positions: whatever is wrong with it is shown at its line and column, with the nearest right word.
+//!
+//! Job files and settings files are both read through here. Single values set on the command line (`--set train.steps=5`) are
+//! laid over the file before it is judged, and are judged in the same way.
+
+use std::{
+    fmt::Write as _,
+    fs::File,
+    io::{self, Read as _},
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use serde::de::DeserializeOwned;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue, Deserializer},
+};
+
+/// Far above any file a person writes; keeps a mistyped path (a data set, a device) from filling the memory.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The file cannot be had at all.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("there is no file {}", .0.display())]
+    Missing(PathBuf),
+    #[error("{} is a directory, not a file", .0.display())]
+    Directory(PathBuf),
+    #[error("{} is larger than 1 MiB, so it is no job or settings file", .0.display())]
+    TooLarge(PathBuf),
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Invalid(#[from] DocumentError),
+}
+
+/// Something is wrong at one place of the text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}:{column}: {message}\n{excerpt}")]
+pub struct DocumentError {
+    pub file: String,
+    /// Counts from 1.
+    pub line: usize,
+    /// Counts characters from 1.
+    pub column: usize,
+    pub message: String,
+    /// The line in question with a caret below the place.
+    pub excerpt: String,
+    /// What to write instead, when that can be guessed.
+    pub hint: Option<String>,
+}
+
+/// The text of a file, and of every value laid over it.
+///
+/// All pieces share one range of byte positions, so that a position alone tells which piece it is in.
+#[derive(Debug, Clone)]
+pub struct Document {
+    pieces: Vec<Piece>,
+}
+
+#[derive(Debug, Clone)]
+struct Piece {
+    /// As messages name it: a path, or `--set train.steps`.
+    name: String,
+    /// Begins with as many spaces as the pieces before it are long, so that the parser's positions are right as they are.
+    text: String,
+    /// Where the visible text begins.
+    start: usize,
+}
+
+impl Document {
+    /// Takes the bytes of a file as they are; `name` is what messages call it.
+    pub fn new(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, DocumentError> {
+        let name = name.into();
+        let (text, wrong) = match String::from_utf8(bytes) {
+            Ok(text) => {
+                let nul = text.find('\0');
+                (text, nul.map(|at| (at, "a NUL byte; a TOML file is text")))
+            }
+            Err(error) => {
+                let at = error.utf8_error().valid_up_to();
+                (String::from_utf8_lossy(error.as_bytes()).into_owned(), Some((at, "not valid UTF-8 from here on")))
+            }
+        };
+        let document = Self { pieces: vec![Piece { name, text, start: 0 }] };
+        match wrong {
+            Some((at, message)) => Err(document.error(&(at..at + 1), message)),
+            None => Ok(document),
+        }
+    }
+
+    /// Reads a file. Pipes are fine (`ftctl plan <(generate-job)`), endless devices are not.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let unreadable = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => OpenError::Missing(path.to_owned()),
+            io::ErrorKind::IsADirectory => OpenError::Directory(path.to_owned()),
+            _ => OpenError::Unreadable { path: path.to_owned(), source },
+        };
+        let mut bytes = Vec::new();
+        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
+        if bytes.len() as u64 > MAX_BYTES {
+            return Err(OpenError::TooLarge(path.to_owned()));
+        }
+        Ok(Self::new(path.display().to_string(), bytes)?)
+    }
+
+    /// Lays `key.path=value` over the text. The value is TOML; what is no TOML value (`2h`, `my-job`) is taken as a string.
+    pub fn set(&mut self, assignment: &str) -> Result<(), DocumentError> {
+        let (key, value) = assignment.split_once('=').unwrap_or((assignment, ""));
+        let name = format!("--set {}", key.trim());
+        let start = self.pieces.iter().map(|piece| piece.text.len() - piece.start + 1).sum();
+        let value = value.trim();
+        let value = match DeValue::parse(value) {
+            Ok(_) => value.to_owned(),
+            Err(_) => toml::Value::from(value).to_string(),
+        };
+        let text = format!("{}{} = {value}", " ".repeat(start), key.trim());
+        self.pieces.push(Piece { name, text, start });
+        if !assignment.contains('=') || assignment.contains('\n') {
+            return Err(self.error(&(start..start + key.len()), "a setting is written key=value, on one line"));
+        }
+        Ok(())
+    }
+
+    /// Reads a `T` and keeps the positions for the checks that follow.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<(T, Located<'_>), DocumentError> {
+        let mut root = Spanned::new(0..0, DeTable::default());
+        for piece in &self.pieces {
+            let layer = DeTable::parse(&piece.text).map_err(|error| self.translate(&error, None))?;
+            overlay(root.get_mut(), layer.into_inner());
+        }
+        let value =
+            T::deserialize(Deserializer::from(root.clone())).map_err(|error| self.translate(&error, Some(root.get_ref())))?;
+        Ok((value, Located { document: self, root: root.into_inner() }))
+    }
+
+    fn translate(&self, error: &toml::de::Error, root: Option<&DeTable<'_>>) -> DocumentError {
+        let span = error.span().unwrap_or(0..0);
+        let place = root.and_then(|root| place_of(root, &span)).unwrap_or_default();
+        let (message, hint) = super::wording::reword(error.message(), &place);
+        DocumentError { hint, ..self.error(&span, message) }
+    }
+
+    fn error(&self, span: &Range<usize>, message: impl Into<String>) -> DocumentError {
+        let piece = self.pieces.iter().rev().find(|piece| piece.start <= span.start).unwrap_or(&self.pieces[0]);
+        let visible = &piece.text[piece.start..];
+        let at = floor_boundary(visible, span.start - piece.start);
+        let before = &visible[..at];
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let line = before.matches('\n').count() + 1;
+        let column = visible[line_start..at].chars().count() + 1;
+        let text = visible[line_start..].lines().next().unwrap_or_default();
+        let width =
+            visible[at..floor_boundary(visible, (span.end - piece.start).max(at))].lines().next().map_or(1, |s| s.chars().count());
+        DocumentError {
+            file: piece.name.clone(),
+            line,
+            column,
+            message: message.into(),
+            excerpt: excerpt(line, text, column, width.max(1)),
+            hint: None,
+        }
+    }
+}
+
+/// The text with the place of every key.
+pub struct Located<'d> {
+    document: &'d Document,
+    root: DeTable<'d>,
+}
+
+impl Located<'_> {
+    /// An error at the value of `key` (dotted). When the key was not typed: at its nearest parent that was, else at the top.
+    pub fn error(&self, key: &str, message: impl Into<String>) -> DocumentError {
+        self.document.error(&self.span_of(key), message)
+    }
+
+    fn span_of(&self, key: &str) -> Range<usize> {
+        let mut span = 0..0;
+        let mut table = Some(&self.root);
+        for part in key.split('.') {
+            let Some((name, value)) = table.and_then(|table| table.get_key_value(part)) else { break };
+            let inner = value.get_ref().as_table();
+            // The span of a [table] is its header, that of `key = value` is the value.
+            span = if inner.is_some() { name.span() } else { value.span() };
+            table = inner;
+        }
+        span
+    }
+}
+
+/// Later values win; tables are merged.
+fn overlay<'d>(below: &mut DeTable<'d>, above: DeTable<'d>) {
+    for (key, value) in above {
+        match below.get_mut(key.get_ref().as_ref()).map(Spanned::get_mut) {
+            Some(DeValue::Table(table)) if value.get_ref().is_table() => {
+                if let DeValue::Table(inner) = value.into_inner() {
+                    overlay(table, inner);
+                }
+            }
+            _ => {
+                // A map keeps the old key, and with it the old place, unless it is removed first.
+                below.remove(key.get_ref().as_ref());
+                below.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Where in the tree of keys a position is.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The dotted name of the table around it; empty at the top.
+    pub table: String,
+    /// The key itself, or the key whose value it is.
+    pub key: Option<String>,
+}
+
+fn place_of(table: &DeTable<'_>, span: &Range<usize>) -> Option<Place> {
+    let within = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end && !outer.is_empty();
+    table.iter().find_map(|(name, value)| {
+        let inner = value.get_ref().as_table();
+        let deeper = inner.and_then(|inner| place_of(inner, span)).map(|place| {
+            let table =
+                if place.table.is_empty() { name.get_ref().to_string() } else { format!("{}.{}", name.get_ref(), place.table) };
+            Place { table, ..place }
+        });
+        let here = || within(name.span()) || (inner.is_none() && within(value.span()));
+        deeper.or_else(|| here().then(|| Place { table: String::new(), key: Some(name.get_ref().to_string()) }))
+    })
+}
+
+/// Characters shown of a long line, around the place.
+const EXCERPT: usize = 100;
+
+fn excerpt(line: usize, text: &str, column: usize, width: usize) -> String {
+    let skipped = column.saturating_sub(EXCERPT / 2);
+    let shown: Vec<char> = text.chars().skip(skipped).take(EXCERPT).collect();
+    let column = column - skipped;
+    let printable: String = shown.iter().map(|c| if c.is_control() && *c != '\t' { '\u{fffd}' } else { *c }).collect();
+    let padding: String = (0..column - 1).map(|i| if shown.get(i) == Some(&'\t') { '\t' } else { ' ' }).collect();
+    let carets = "^".repeat(width.min(shown.len().saturating_sub(column - 1)).max(1));
+    let margin = " ".repeat(line.to_string().len());
+    let mut out = String::new();
+    let _ = write!(out, "{margin} |\n{line} | {printable}\n{margin} | {padding}{carets}");
+    out
+}
+
+fn floor_boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}

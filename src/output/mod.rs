@@ -1,0 +1,220 @@
+//! What people and programs see. Data goes to stdout, talk to stderr; no other module prints.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fmt::Display,
+    io::{self, IsTerminal as _, Write as _},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    exit::{Exit, Failure},
+    job::report::{Format, Report, Verbosity},
+};
+
+pub mod format;
+mod table;
+mod talk;
+
+pub use table::{Cell, Table};
+
+/// Version of the JSON that describes an error.
+const ERROR_SCHEMA: &str = "ftctl.error/1";
+
+/// A value that is printed in every format.
+pub trait Show {
+    /// Name and version of the JSON, such as `ftctl.jobs/1`.
+    fn schema(&self) -> &'static str;
+    /// An object; the schema is added to it.
+    fn json(&self) -> Value;
+    /// For people, without a newline at the end.
+    fn text(&self) -> String;
+    /// For `-o name`: one name a line.
+    fn names(&self) -> Vec<String>;
+    /// For `-o jsonl`: a list gives one object for each of its items.
+    fn lines(&self) -> Vec<Value> {
+        vec![self.json()]
+    }
+}
+
+/// Both streams, and how they are used.
+pub struct Output {
+    format: Format,
+    talk: Arc<talk::Talk>,
+    /// Whether stdout has its one JSON value.
+    printed: bool,
+}
+
+impl Output {
+    pub fn new(format: Format, verbosity: Verbosity) -> Self {
+        Self { format, talk: Arc::new(talk::Talk::new(verbosity, Style::of_stderr())), printed: false }
+    }
+
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Where long work says how it goes.
+    pub fn report(&self) -> Arc<dyn Report> {
+        self.talk.clone()
+    }
+
+    /// Prints a value in the chosen format.
+    pub fn show(&mut self, value: &dyn Show) -> Result<(), Failure> {
+        let text = match self.format {
+            Format::Table => with_newline(value.text()),
+            Format::Json => pretty(&stamped(value.schema(), value.json())),
+            Format::Jsonl => lines(value.lines().into_iter().map(|line| stamped(value.schema(), line))),
+            Format::Name => lines(value.names()),
+        };
+        self.printed = true;
+        self.data(text.as_bytes())
+    }
+
+    /// Prints bytes as they are: log lines, generated text, a schema, a completion script.
+    pub fn data(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.printed = true;
+        self.talk.suspend(|| {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| stdout_failed(&error))
+        })
+    }
+
+    /// Asks before something is destroyed. `yes` answers for the user; without a terminal somebody must have said it.
+    pub fn confirm(&self, question: &str, yes: bool) -> Result<(), Failure> {
+        if yes {
+            return Ok(());
+        }
+        if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+            return Err(Failure::new(Exit::Usage, format!("{question} There is no terminal to ask on")).fix("add -y to say yes"));
+        }
+        self.talk.suspend(|| eprint!("{question} [y/N] "));
+        let mut answer = String::new();
+        let read = io::stdin().read_line(&mut answer);
+        match read {
+            Ok(_) if matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes") => Ok(()),
+            _ => Err(Failure::new(Exit::Interrupted, "nothing was changed")),
+        }
+    }
+
+    /// Tells the user why the program ends and gives the code it ends with. A failure with [`Exit::Done`] is silent: it is how a
+    /// reader that closed the pipe (`ftctl logs | head`) ends the program.
+    pub fn fail(&self, failure: &Failure) -> Exit {
+        if failure.exit == Exit::Done {
+            return Exit::Done;
+        }
+        let as_json = matches!(self.format, Format::Json | Format::Jsonl) && !self.printed;
+        if as_json {
+            let value = stamped(ERROR_SCHEMA, error_json(failure));
+            let text = if self.format == Format::Json { pretty(&value) } else { format!("{value}\n") };
+            // There is nobody left to tell when stdout cannot take it.
+            let _ = io::stdout().lock().write_all(text.as_bytes());
+        } else {
+            self.talk.error(&failure.message, failure.fix.as_deref());
+        }
+        failure.exit
+    }
+
+    /// Prints text meant for stderr as it is: clap's own usage errors.
+    pub fn raw_talk(&self, text: &str) {
+        self.talk.suspend(|| eprint!("{text}"));
+    }
+}
+
+/// A closed pipe ends the program quietly; anything else is told.
+fn stdout_failed(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::new(Exit::Done, ""),
+        _ => Failure::new(Exit::Failure, format!("cannot write to stdout: {error}")),
+    }
+}
+
+fn error_json(failure: &Failure) -> Value {
+    json!({ "error": {
+        "code": failure.exit as u8,
+        "class": failure.exit.class(),
+        "message": failure.message,
+        "fix": failure.fix,
+        "retryable": failure.exit.retryable(),
+    }})
+}
+
+/// The schema comes first, so that a reader of the first line knows what it has.
+fn stamped(schema: &str, value: Value) -> Value {
+    let mut object = serde_json::Map::new();
+    object.insert("schema".to_owned(), schema.into());
+    match value {
+        Value::Object(fields) => object.extend(fields.into_iter().filter(|(key, _)| key != "schema")),
+        other => drop(object.insert("value".to_owned(), other)),
+    }
+    Value::Object(object)
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}
+
+fn lines<T: Display>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().fold(String::new(), |text, item| text + &item.to_string() + "\n")
+}
+
+fn with_newline(mut text: String) -> String {
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+/// How stderr may look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// Bars that redraw themselves.
+    pub live: bool,
+    pub colour: bool,
+}
+
+impl Style {
+    fn of_stderr() -> Self {
+        Self::decide(
+            io::stderr().is_terminal(),
+            |name| env::var_os(name).is_some_and(|value| !value.is_empty() && value != "false"),
+            env::var_os("TERM").as_deref(),
+        )
+    }
+
+    /// `NO_COLOR` takes the colour away; `TERM=dumb` and `CI` also the bars.
+    fn decide(terminal: bool, set: impl Fn(&str) -> bool, term: Option<&OsStr>) -> Self {
+        let live = terminal && term != Some(OsStr::new("dumb")) && !set("CI");
+        Self { live, colour: live && !set("NO_COLOR") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_is_the_first_key_and_wins() {
+        assert_eq!(stamped("a/1", json!({"x": 1, "schema": "old"})).to_string(), r#"{"schema":"a/1","x":1}"#);
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_failure_and_a_full_disk_is() {
+        assert_eq!(stdout_failed(&io::ErrorKind::BrokenPipe.into()).exit, Exit::Done);
+        assert_eq!(stdout_failed(&io::ErrorKind::StorageFull.into()).exit, Exit::Failure);
+    }
+
+    #[test]
+    fn colour_and_bars_obey_the_environment() {
+        let decide =
+            |terminal, set: &[&str], term: &str| Style::decide(terminal, |name| set.contains(&name), Some(OsStr::new(term)));
+        assert_eq!(decide(true, &[], "xterm"), Style { live: true, colour: true });
+        assert_eq!(decide(true, &["NO_COLOR"], "xterm"), Style { live: true, colour: false });
+        for (terminal, set, term) in [(false, &[][..], "xterm"), (true, &["CI"][..], "xterm"), (true, &[][..], "dumb")] {
+            assert_eq!(decide(terminal, set, term), Style { live: false, colour: false });
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Talk on stderr: bars on a terminal, plain lines everywhere else.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+use super::{Style, format};
+use crate::job::report::{Report, Unit, Verbosity};
+
+/// How often a long piece of work says that it goes on when there is no terminal.
+const EVERY: Duration = Duration::from_secs(60);
+/// How often a spinner turns while nothing is counted.
+const TICK: Duration = Duration::from_millis(120);
+
+pub(super) struct Talk {
+    verbosity: Verbosity,
+    style: Style,
+    bars: MultiProgress,
+    works: Mutex<HashMap<String, Work>>,
+}
+
+/// One piece of work that goes on.
+struct Work {
+    pace: Pace,
+    bar: Option<ProgressBar>,
+}
+
+impl Talk {
+    pub fn new(verbosity: Verbosity, style: Style) -> Self {
+        Self { verbosity, style, bars: MultiProgress::new(), works: Mutex::default() }
+    }
+
+    /// Runs `print` while no bar is on the screen.
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        if self.style.live { self.bars.suspend(print) } else { print() }
+    }
+
+    /// The last words of a failed program, whatever the verbosity.
+    pub fn error(&self, message: &str, fix: Option<&str>) {
+        self.say(&format!("{} {message}", self.paint("error:", "1;31")));
+        if let Some(fix) = fix {
+            self.say(&format!("  {} {fix}", self.paint("fix:", "1;32")));
+        }
+    }
+
+    fn say(&self, text: &str) {
+        self.suspend(|| eprintln!("{text}"));
+    }
+
+    fn paint(&self, text: &str, code: &str) -> String {
+        if self.style.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    /// A thread that panicked while it talked has broken nothing.
+    fn works(&self) -> MutexGuard<'_, HashMap<String, Work>> {
+        self.works.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self, what: &str, total: Option<u64>, unit: Unit) -> Work {
+        let bar = self.style.live.then(|| {
+            let bar = self.bars.add(ProgressBar::new_spinner()).with_message(what.to_owned()).with_style(bar_style(total, unit));
+            bar.enable_steady_tick(TICK);
+            bar
+        });
+        Work { pace: Pace::new(what, Instant::now()), bar }
+    }
+}
+
+impl Report for Talk {
+    fn stage(&self, number: usize, of: usize, title: &str) {
+        if self.verbosity > Verbosity::Quiet {
+            self.say(&format!("{} {title}", self.paint(&format!("[{number}/{of}]"), "1;36")));
+        }
+    }
+
+    fn line(&self, text: &str) {
+        if self.verbosity > Verbosity::Quiet {
+            self.say(text);
+        }
+    }
+
+    fn detail(&self, text: &str) {
+        if self.verbosity == Verbosity::Verbose {
+            self.say(&self.paint(text, "2"));
+        }
+    }
+
+    fn warn(&self, text: &str) {
+        self.say(&format!("{} {text}", self.paint("warning:", "1;33")));
+    }
+
+    fn progress(&self, what: &str, done: u64, total: Option<u64>, unit: Unit) {
+        if self.verbosity == Verbosity::Quiet {
+            return;
+        }
+        let mut works = self.works();
+        let work = works.entry(what.to_owned()).or_insert_with(|| self.begin(what, total, unit));
+        if let Some(bar) = &work.bar {
+            if let Some(total) = total {
+                bar.set_length(total);
+            }
+            bar.set_position(done);
+        }
+        let ended = total == Some(done);
+        let line = work.pace.line(Instant::now(), done, total, unit).filter(|_| ended || work.bar.is_none());
+        if ended && let Some(bar) = works.remove(what).and_then(|work| work.bar) {
+            bar.finish_and_clear();
+        }
+        drop(works);
+        if let Some(line) = line {
+            self.say(&line);
+        }
+    }
+}
+
+/// Without a total there is only a spinner and the count.
+fn bar_style(total: Option<u64>, unit: Unit) -> ProgressStyle {
+    let count = match (total, unit) {
+        (None, Unit::Bytes) => "{bytes} {bytes_per_sec}",
+        (None, _) => "{human_pos}",
+        (Some(_), Unit::Bytes) => "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        (Some(_), _) => "{wide_bar} {human_pos}/{human_len} {eta}",
+    };
+    let template = format!("{{spinner}} {{msg}} {count}");
+    ProgressStyle::with_template(&template).map_or_else(|_| ProgressStyle::default_spinner(), |style| style.progress_chars("━╸ "))
+}
+
+/// Decides when a piece of work says something in plain lines: when it starts, every [`EVERY`], and when it ends.
+struct Pace {
+    what: String,
+    began: Instant,
+    /// When it last said something; `None`: never.
+    said: Option<Instant>,
+}
+
+impl Pace {
+    fn new(what: &str, began: Instant) -> Self {
+        Self { what: what.to_owned(), began, said: None }
+    }
+
+    fn line(&mut self, now: Instant, done: u64, total: Option<u64>, unit: Unit) -> Option<String> {
+        let what = &self.what;
+        let counted = format::count(done, unit);
+        let first = self.said.is_none();
+        let due = self.said.is_none_or(|said| now.duration_since(said) >= EVERY);
+        if total == Some(done) {
+            return Some(format!("{what}: {counted} in {}", format::duration(now.duration_since(self.began))));
+        }
+        if !due {
+            return None;
+        }
+        self.said = Some(now);
+        let of = total.map(|total| format!(" of {}", format::count(total, unit).trim_start_matches("step "))).unwrap_or_default();
+        Some(if first && done == 0 { format!("{what} …") } else { format!("{what}: {counted}{of}") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_work_speaks_at_its_start_every_minute_and_at_its_end() {
+        let start = Instant::now();
+        let mut pace = Pace::new("Uploading", start);
+        let mut at = |seconds, done| pace.line(start + Duration::from_secs(seconds), done, Some(4096), Unit::Bytes);
+        assert_eq!(at(0, 0).as_deref(), Some("Uploading …"));
+        assert_eq!(at(1, 10), None);
+        assert_eq!(at(59, 1000), None);
+        assert_eq!(at(60, 1024).as_deref(), Some("Uploading: 1.0 KiB of 4.0 KiB"));
+        assert_eq!(at(61, 1025), None);
+        assert_eq!(at(125, 4096).as_deref(), Some("Uploading: 4.0 KiB in 2m 5s"));
+    }
+
+    #[test]
+    fn every_bar_has_a_valid_template() {
+        for total in [None, Some(1)] {
+            for (unit, count) in [(Unit::Bytes, "bytes"), (Unit::Items, "human_pos"), (Unit::Steps, "human_pos")] {
+                let template = format!("{:?}", bar_style(total, unit).get_tick_str(0));
+                assert!(!template.is_empty(), "{count}");
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Where ftctl keeps its files: the XDG base directories.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use super::SettingsError;
+
+/// What the process finds around itself. A parameter, so that tests need not change their own environment.
+pub struct Surroundings<'a> {
+    /// An environment variable; empty ones count as absent.
+    pub variable: &'a dyn Fn(&str) -> Option<OsString>,
+    /// The home directory, when there is one.
+    pub home: Option<PathBuf>,
+    pub working_directory: PathBuf,
+}
+
+/// ftctl's own directories; `None` where neither the XDG variable nor a home directory says where.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Directories {
+    config: Option<PathBuf>,
+    state: Option<PathBuf>,
+    cache: Option<PathBuf>,
+}
+
+pub(super) const NO_STORE: SettingsError = SettingsError::NoHome { what: "the embedded store", variable: "XDG_STATE_HOME" };
+
+impl Directories {
+    pub fn resolve(around: &Surroundings<'_>) -> Self {
+        let find = |variable: &str, below_home: &str| {
+            // "If an implementation encounters a relative path in any of these variables it should consider the path invalid and ignore it."
+            let explicit = (around.variable)(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+            let home = || around.home.as_ref().filter(|home| home.is_absolute()).map(|home| home.join(below_home));
+            explicit.or_else(home).map(|base| base.join("ftctl"))
+        };
+        Self {
+            config: find("XDG_CONFIG_HOME", ".config"),
+            state: find("XDG_STATE_HOME", ".local/state"),
+            cache: find("XDG_CACHE_HOME", ".cache"),
+        }
+    }
+
+    /// Holds `config.toml`.
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    /// Holds the embedded store and what must survive.
+    pub fn state(&self) -> Result<&Path, SettingsError> {
+        self.state.as_deref().ok_or(NO_STORE)
+    }
+
+    /// Holds what can be made again: libtorch, the built trainer. Safe to delete.
+    pub fn cache(&self) -> Result<&Path, SettingsError> {
+        self.cache.as_deref().ok_or(SettingsError::NoHome { what: "the cache", variable: "XDG_CACHE_HOME" })
+    }
+}

@@ -1,0 +1,137 @@
+//! The places a setting can come from, each read into the same shape.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::{SettingsError, Surroundings};
+use crate::job::{
+    document::{Document, DocumentError, OpenError},
+    report::{Format, Verbosity},
+    units::{Money, Span},
+};
+
+/// Where a value was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Origin {
+    Flag { name: &'static str },
+    Environment { name: &'static str },
+    JobFile,
+    Project { path: PathBuf },
+    Profile { name: String, path: PathBuf },
+    User { path: PathBuf },
+    Default,
+}
+
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Origin::Flag { name } => write!(f, "flag {name}"),
+            Origin::Environment { name } => write!(f, "environment {name}"),
+            Origin::JobFile => f.write_str("job file"),
+            Origin::Project { path } | Origin::User { path } => write!(f, "{}", path.display()),
+            Origin::Profile { name, path } => write!(f, "profile {name} in {}", path.display()),
+            Origin::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// What one place says. Absent keys are left to the places below.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Layer {
+    pub profile: Option<String>,
+    pub backend: Option<String>,
+    pub store: Option<String>,
+    pub ttl: Option<Span>,
+    pub max_cost: Option<Money>,
+    pub output: Option<Format>,
+    pub log: Option<Verbosity>,
+}
+
+impl Layer {
+    /// The values of the environment's `FTCTL_*` variables.
+    pub(super) fn from_environment(around: &Surroundings<'_>) -> Result<Self, SettingsError> {
+        let mut layer = Self {
+            profile: read(around, "FTCTL_PROFILE")?,
+            backend: read(around, "FTCTL_BACKEND")?,
+            store: read(around, "FTCTL_STORE")?,
+            ttl: read(around, "FTCTL_TTL")?,
+            max_cost: read(around, "FTCTL_MAX_COST")?,
+            output: read(around, "FTCTL_OUTPUT")?,
+            log: read(around, "FTCTL_LOG")?,
+        };
+        layer.anchor(&around.working_directory);
+        Ok(layer)
+    }
+
+    /// A relative path to a store means: relative to where it was written down.
+    pub(super) fn anchor(&mut self, base: &Path) {
+        self.store = self.store.take().map(|store| anchor(&store, base));
+    }
+}
+
+/// `store` as it is when it is a URL or an absolute path, else below `base`.
+pub(super) fn anchor(store: &str, base: &Path) -> String {
+    if store.contains("://") { store.to_owned() } else { base.join(store).to_string_lossy().into_owned() }
+}
+
+/// The user's `config.toml`: a layer, and named layers to choose from.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct UserFile {
+    profile: Option<String>,
+    backend: Option<String>,
+    store: Option<String>,
+    ttl: Option<Span>,
+    max_cost: Option<Money>,
+    output: Option<Format>,
+    log: Option<Verbosity>,
+    profiles: BTreeMap<String, Layer>,
+}
+
+/// Reads the user's file; none is fine.
+pub(super) fn user_file(path: &Path) -> Result<(Layer, BTreeMap<String, Layer>), SettingsError> {
+    let UserFile { profile, backend, store, ttl, max_cost, output, log, mut profiles } = read_file(path)?;
+    let mut layer = Layer { profile, backend, store, ttl, max_cost, output, log };
+    let base = path.parent().unwrap_or(path);
+    layer.anchor(base);
+    for profile in profiles.values_mut() {
+        profile.anchor(base);
+    }
+    Ok((layer, profiles))
+}
+
+/// Reads the project's file; none is fine.
+pub(super) fn project_file(path: &Path) -> Result<Layer, SettingsError> {
+    let mut layer: Layer = read_file(path)?;
+    layer.anchor(path.parent().unwrap_or(path));
+    Ok(layer)
+}
+
+fn read_file<T: DeserializeOwned + Default>(path: &Path) -> Result<T, SettingsError> {
+    match Document::open(path) {
+        Ok(document) => Ok(document.parse::<T>().map_err(OpenError::from)?.0),
+        Err(OpenError::Missing(_)) => Ok(T::default()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// One variable, judged exactly as the same value in a file would be.
+fn read<T: DeserializeOwned>(around: &Surroundings<'_>, name: &'static str) -> Result<Option<T>, SettingsError> {
+    let Some(value) = (around.variable)(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let value = value.into_string().map_err(|_| SettingsError::Variable {
+        name,
+        message: "it is not valid UTF-8".to_owned(),
+        hint: None,
+    })?;
+    let wrong = |error: DocumentError| SettingsError::Variable { name, message: error.message, hint: error.hint };
+    let text = format!("value = {}", toml::Value::from(value));
+    let document = Document::new(name, text.into_bytes()).map_err(wrong)?;
+    let (mut parsed, _) = document.parse::<BTreeMap<String, T>>().map_err(wrong)?;
+    Ok(parsed.remove("value"))
+}

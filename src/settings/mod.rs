@@ -1,0 +1,179 @@
+//! What is in force: flag > environment > job file > project file > user file (the chosen profile first) > default.
+//!
+//! The job file stands below the environment so that a pipeline can move a checked-in job, and above the other files because it
+//! says what this one job needs. Every value knows where it was found.
+
+use std::path::{Path, PathBuf};
+
+use crate::job::{
+    document::OpenError,
+    plan::Choices,
+    report::{Format, Verbosity},
+    spec::JobSpec,
+    units::{Money, Span},
+    wording::suggest,
+};
+
+mod directories;
+mod layers;
+
+pub use directories::{Directories, Surroundings};
+pub use layers::{Layer, Origin};
+
+/// The project's settings, in the working directory.
+pub const PROJECT_FILE: &str = "ftctl.toml";
+/// The user's settings, in the configuration directory.
+pub const USER_FILE: &str = "config.toml";
+
+const DEFAULT_BACKEND: &str = "local";
+const DEFAULT_TTL: Span = Span(std::time::Duration::from_secs(24 * 3_600));
+
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error(transparent)]
+    File(#[from] OpenError),
+    #[error("{name}: {message}")]
+    Variable { name: &'static str, message: String, hint: Option<String> },
+    #[error("there is no profile `{name}` (from {origin})")]
+    NoProfile { name: String, origin: Origin, hint: String },
+    #[error("there is no place for {what}: neither {variable} nor a home directory is set")]
+    NoHome { what: &'static str, variable: &'static str },
+}
+
+/// A value and where it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting<T> {
+    pub value: T,
+    pub origin: Origin,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    pub profile: Setting<Option<String>>,
+    pub backend: Setting<String>,
+    /// URL or absolute path; `None` when not even the embedded store has a place.
+    pub store: Setting<Option<String>>,
+    pub ttl: Setting<Span>,
+    pub max_cost: Setting<Option<Money>>,
+    pub output: Setting<Format>,
+    pub log: Setting<Verbosity>,
+    pub directories: Directories,
+    /// Files that were looked for, strongest first.
+    pub files: Vec<PathBuf>,
+}
+
+/// The names one setting goes by.
+#[derive(Clone, Copy)]
+struct Key {
+    flag: &'static str,
+    variable: &'static str,
+}
+
+const PROFILE: Key = Key { flag: "--profile", variable: "FTCTL_PROFILE" };
+const BACKEND: Key = Key { flag: "--backend", variable: "FTCTL_BACKEND" };
+const STORE: Key = Key { flag: "--store", variable: "FTCTL_STORE" };
+const TTL: Key = Key { flag: "--ttl", variable: "FTCTL_TTL" };
+const MAX_COST: Key = Key { flag: "--max-cost", variable: "FTCTL_MAX_COST" };
+const OUTPUT: Key = Key { flag: "--output", variable: "FTCTL_OUTPUT" };
+const LOG: Key = Key { flag: "--quiet or --verbose", variable: "FTCTL_LOG" };
+
+/// The layers, strongest first, each with the origin of its keys.
+struct Stack(Vec<(Source, Layer)>);
+
+enum Source {
+    Flags,
+    Environment,
+    File(Origin),
+}
+
+impl Source {
+    fn origin(&self, key: Key) -> Origin {
+        match self {
+            Source::Flags => Origin::Flag { name: key.flag },
+            Source::Environment => Origin::Environment { name: key.variable },
+            Source::File(origin) => origin.clone(),
+        }
+    }
+}
+
+impl Stack {
+    fn get<T>(&self, key: Key, default: T, get: impl Fn(&Layer) -> Option<T>) -> Setting<T> {
+        let found = self.0.iter().find_map(|(source, layer)| Some(Setting { value: get(layer)?, origin: source.origin(key) }));
+        found.unwrap_or(Setting { value: default, origin: Origin::Default })
+    }
+}
+
+impl Settings {
+    /// Reads the files and the environment. `flags` holds what the command line gave.
+    pub fn load(mut flags: Layer, around: &Surroundings<'_>) -> Result<Self, SettingsError> {
+        flags.anchor(&around.working_directory);
+        let directories = Directories::resolve(around);
+        let project = around.working_directory.join(PROJECT_FILE);
+        let user = directories.config().map(|config| config.join(USER_FILE));
+        let (user_layer, profiles) = user.as_deref().map(layers::user_file).transpose()?.unwrap_or_default();
+        let mut stack = Stack(vec![
+            (Source::Flags, flags),
+            (Source::Environment, Layer::from_environment(around)?),
+            (Source::File(Origin::Project { path: project.clone() }), layers::project_file(&project)?),
+        ]);
+        let files = [Some(project), user.clone()].into_iter().flatten().collect();
+        let path = user.unwrap_or_default();
+        stack.0.push((Source::File(Origin::User { path: path.clone() }), user_layer));
+        let profile = stack.get(PROFILE, None, |layer| layer.profile.clone().map(Some));
+        if let Some(name) = &profile.value {
+            let layer = profiles.get(name).cloned().ok_or_else(|| no_profile(name, &profile.origin, profiles.keys(), &path))?;
+            let origin = Origin::Profile { name: name.clone(), path };
+            stack.0.insert(3, (Source::File(origin), layer));
+        }
+        Ok(Self::from_stack(&stack, profile, directories, files))
+    }
+
+    fn from_stack(stack: &Stack, profile: Setting<Option<String>>, directories: Directories, files: Vec<PathBuf>) -> Self {
+        let embedded = directories.state().ok().map(|state| state.join("store").to_string_lossy().into_owned());
+        Self {
+            profile,
+            backend: stack.get(BACKEND, DEFAULT_BACKEND.to_owned(), |layer| layer.backend.clone()),
+            store: stack.get(STORE, embedded, |layer| layer.store.clone().map(Some)),
+            ttl: stack.get(TTL, DEFAULT_TTL, |layer| layer.ttl),
+            max_cost: stack.get(MAX_COST, None, |layer| layer.max_cost.map(Some)),
+            output: stack.get(OUTPUT, Format::default(), |layer| layer.output),
+            log: stack.get(LOG, Verbosity::default(), |layer| layer.log),
+            directories,
+            files,
+        }
+    }
+
+    /// The store when no job file has a say.
+    pub fn store(&self) -> Result<&str, SettingsError> {
+        self.store.value.as_deref().ok_or(directories::NO_STORE)
+    }
+
+    /// What holds for one job: its file is asked after the flags and the environment and before the other files.
+    /// `job_directory` is where a relative store in the job file begins.
+    pub fn choices(&self, spec: &JobSpec, job_directory: &Path) -> Result<Choices, SettingsError> {
+        let store = spec.store.as_ref().map(|store| layers::anchor(store, job_directory));
+        Ok(Choices {
+            backend: with_job(&self.backend, spec.compute.backend.clone()),
+            store: match with_job(&self.store, store.map(Some)) {
+                Some(store) => store,
+                None => self.store()?.to_owned(),
+            },
+            ttl: with_job(&self.ttl, spec.limits.ttl),
+            max_cost: with_job(&self.max_cost, spec.limits.max_cost.map(Some)),
+        })
+    }
+}
+
+fn with_job<T: Clone>(setting: &Setting<T>, typed: Option<T>) -> T {
+    match (&setting.origin, typed) {
+        (Origin::Flag { .. } | Origin::Environment { .. }, _) | (_, None) => setting.value.clone(),
+        (_, Some(typed)) => typed,
+    }
+}
+
+fn no_profile<'p>(name: &str, origin: &Origin, known: impl Iterator<Item = &'p String>, path: &Path) -> SettingsError {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    let hint =
+        if known.is_empty() { format!("add [profiles.{name}] to {}", path.display()) } else { suggest(name, &known, "profiles") };
+    SettingsError::NoProfile { name: name.to_owned(), origin: origin.clone(), hint }
+}
