@@ -148,8 +148,11 @@ pub mod path {
     pub fn dataset_manifest(digest: &str) -> String {
         format!("{ROOT}/datasets/{digest}/manifest.json")
     }
+    pub fn contents() -> String {
+        format!("{ROOT}/contents")
+    }
     /// File contents are shared between datasets: a changed file re-sends itself only.
     pub fn content(digest: &str) -> String {
-        format!("{ROOT}/contents/{}/{digest}", &digest[..2.min(digest.len())])
+        format!("{}/{}/{digest}", contents(), digest.get(..2).unwrap_or_default())
     }
 }

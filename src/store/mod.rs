@@ -4,11 +4,27 @@
 //! Paths are relative, separated by `/`, without `.` and `..`. Every operation is atomic: a reader sees the old object or the new
 //! one, never a part.
 
-use std::{ops::Range, path::Path};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+
+pub mod checkpoint;
+#[cfg(test)]
+mod conformance;
+mod content;
+pub mod dataset;
+pub mod directory;
+#[cfg(test)]
+pub(crate) mod faulty;
+pub mod lease;
+pub mod log;
+pub mod memory;
+
+pub use content::{FileEntry, sweep_contents};
 
 /// The version of an object: changes with every write, means nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +53,7 @@ pub enum Condition {
     IfMatch(ETag),
 }
 
+/// Why the store could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("{path} is not in the store {store}")]
@@ -79,11 +96,13 @@ pub trait Store: Send + Sync {
 
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag>;
 
-    /// Writes a local file of any size with bounded memory.
-    async fn put_file(&self, path: &str, file: &Path, condition: Condition) -> Result<ETag>;
+    /// Writes a local file of any size with bounded memory. With a `sha256` (hexadecimal) the bytes are checked on their way, and a
+    /// file that has become another since it was hashed is [`StoreError::Damaged`] and leaves nothing.
+    async fn put_file(&self, path: &str, file: &Path, sha256: Option<&str>, condition: Condition) -> Result<ETag>;
 
     /// Appends to a log (created by its first append at offset 0) and returns its new length. `offset` must be the present length:
-    /// that makes an append that is sent twice land once.
+    /// that makes an append that is sent twice land once. A crash in the middle may leave the first part of `bytes`, never more; the
+    /// length in [`StoreError::WrongOffset`] then says where to go on.
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64>;
 
     /// Every object below `prefix/`, sorted by path.
@@ -94,4 +113,120 @@ pub trait Store: Send + Sync {
 
     /// Deletes one object; none is fine.
     async fn delete(&self, path: &str) -> Result<()>;
+}
+
+/// Opens the store that `url` names: a directory, `file:///…`, or `memory:` (gone with the process).
+pub fn open(url: &str) -> Result<Arc<dyn Store>> {
+    if url == "memory:" {
+        return Ok(Arc::new(memory::MemoryStore::new()));
+    }
+    if let Some(rest) = url.strip_prefix("file://") {
+        let path = rest.strip_prefix("localhost").unwrap_or(rest);
+        if !path.starts_with('/') {
+            return Err(StoreError::Invalid(format!(
+                "the store `{url}` names no absolute path; write it as file:///path/to/store"
+            )));
+        }
+        return Ok(Arc::new(directory::DirectoryStore::open(Path::new(&percent_decode(path)))?));
+    }
+    if url.is_empty() || url.contains("://") {
+        return Err(StoreError::Invalid(format!(
+            "the store `{url}` is of a kind that this version does not know; give a directory or a file:///path URL"
+        )));
+    }
+    Ok(Arc::new(directory::DirectoryStore::open(Path::new(url))?))
+}
+
+/// `%20` and its like; anything that is no such sequence stays as it is.
+fn percent_decode(text: &str) -> String {
+    let mut decoded = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let digits = tail.get(..2).filter(|_| *first == b'%').and_then(|pair| std::str::from_utf8(pair).ok());
+        if let Some(byte) = digits.and_then(|pair| u8::from_str_radix(pair, 16).ok()) {
+            decoded.push(byte);
+            rest = &tail[2..];
+        } else {
+            decoded.push(*first);
+            rest = tail;
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// Reads a JSON object together with the version a conditional write needs.
+pub async fn read_json<T: DeserializeOwned>(store: &dyn Store, path: &str) -> Result<(T, ETag)> {
+    let object = store.get(path).await?;
+    Ok((parse_json(path, &object.bytes)?, object.etag))
+}
+
+/// As [`read_json`]; `None` when there is no such object.
+pub async fn find_json<T: DeserializeOwned>(store: &dyn Store, path: &str) -> Result<Option<(T, ETag)>> {
+    match read_json(store, path).await {
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// Writes a value as indented JSON, so that a person can read the store.
+pub async fn write_json<T: Serialize>(store: &dyn Store, path: &str, value: &T, condition: Condition) -> Result<ETag> {
+    store.put(path, to_json(path, value)?, condition).await
+}
+
+fn parse_json<T: DeserializeOwned>(path: &str, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| StoreError::Invalid(format!("{path} in the store cannot be read: {error}")))
+}
+
+fn to_json<T: Serialize>(path: &str, value: &T) -> Result<Bytes> {
+    let mut text =
+        serde_json::to_vec_pretty(value).map_err(|error| StoreError::Invalid(format!("{path} cannot be written: {error}")))?;
+    text.push(b'\n');
+    Ok(text.into())
+}
+
+/// The hexadecimal SHA-256 of `bytes`.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
+/// Refuses a path that some store would take for another object, or for something outside.
+fn check_path(path: &str) -> Result<()> {
+    let wrong = |why: &str| Err(StoreError::Invalid(format!("`{path}` cannot be a path in a store: {why}")));
+    if path.len() > 1_000 {
+        return wrong("it is longer than 1,000 bytes");
+    }
+    if path.chars().any(|c| c.is_control() || c == '\\') {
+        return wrong("it has a control character or a backslash");
+    }
+    match path.split('/').find(|part| matches!(*part, "" | "." | ".." | directory::PRIVATE)) {
+        Some("") => wrong("it is empty, begins or ends with `/`, or has `//`"),
+        Some(part) => wrong(&format!("it has a part `{part}`")),
+        None => Ok(()),
+    }
+}
+
+/// As [`check_path`]; the empty prefix is the whole store.
+fn check_prefix(prefix: &str) -> Result<()> {
+    if prefix.is_empty() { Ok(()) } else { check_path(prefix) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn urls_name_stores() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("with space");
+        let url = format!("file://{}", path.display()).replace(' ', "%20");
+        for url in [url, path.display().to_string()] {
+            assert_eq!(open(&url).unwrap().url(), path.display().to_string());
+        }
+        assert_eq!(open("memory:").unwrap().url(), "memory:");
+        for url in ["", "https://account.blob.core.windows.net/container", "s3://bucket", "file://host/path", "file://relative"] {
+            let error = open(url).err().unwrap().to_string();
+            assert!(error.contains(url) && error.contains("file:///path"), "{error}");
+        }
+        assert_eq!(percent_decode("/a%2Fb%zz%4"), "/a/b%zz%4");
+    }
 }

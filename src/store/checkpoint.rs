@@ -1,0 +1,271 @@
+//! Checkpoints in the store: contents by digest, so that unchanged files are not sent again, and a manifest that is written last
+//! by whoever holds the attempt's lease. A checkpoint without its manifest does not exist.
+
+use std::{fs, path::Path, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Condition, FileEntry, Result, Store, StoreError,
+    content::{self, LocalTree},
+    directory, find_json,
+    lease::Lease,
+    read_json, write_json,
+};
+use crate::job::{
+    id::{JobId, path},
+    report::{Report, Silent},
+};
+
+pub const CHECKPOINT_SCHEMA: &str = "ftctl.checkpoint/1";
+
+/// `manifest.json` of a checkpoint. Files are sorted by path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointManifest {
+    pub schema: String,
+    /// Optimizer steps completed.
+    pub step: u64,
+    /// The attempt that wrote it.
+    pub attempt: u32,
+    pub files: Vec<FileEntry>,
+}
+
+impl CheckpointManifest {
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+}
+
+fn manifest_path(job: &JobId, step: u64) -> String {
+    format!("{}/manifest.json", path::checkpoint(job, step))
+}
+
+/// Makes the directory `local` the checkpoint of `step`. The lease is renewed between the contents and the manifest: an attempt
+/// that has been replaced fails there with [`StoreError::Conflict`] and commits nothing. Committing the same files again is fine.
+pub async fn commit(
+    store: &Arc<dyn Store>,
+    job: &JobId,
+    lease: &mut Lease,
+    attempt: u32,
+    step: u64,
+    local: &Path,
+) -> Result<CheckpointManifest> {
+    let tree = LocalTree::hash(local, &Silent).await?;
+    let name = manifest_path(job, step);
+    let present: Option<(CheckpointManifest, _)> = find_json(store.as_ref(), &name).await?;
+    if let Some((found, _)) = &present
+        && found.files == tree.files
+    {
+        return Ok(found.clone());
+    }
+    tree.send(store, &Silent).await?;
+    lease.renew().await?;
+    let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: tree.files };
+    // Whoever holds the lease is the truth: the same step done again, with other bits, replaces the one before.
+    let condition = present.map_or(Condition::IfAbsent, |(_, etag)| Condition::IfMatch(etag));
+    match write_json(store.as_ref(), &name, &manifest, condition).await {
+        Err(conflict @ StoreError::Conflict { .. }) => settle(store.as_ref(), &name, manifest, conflict).await,
+        written => written.map(|_| manifest),
+    }
+}
+
+/// After a conflict: fine when what is there is what was to be written (the answer was lost).
+async fn settle(store: &dyn Store, name: &str, manifest: CheckpointManifest, conflict: StoreError) -> Result<CheckpointManifest> {
+    let found: Option<(CheckpointManifest, _)> = find_json(store, name).await?;
+    if found.is_some_and(|(found, _)| found.files == manifest.files) { Ok(manifest) } else { Err(conflict) }
+}
+
+/// The steps that have a complete checkpoint, rising.
+pub async fn list(store: &dyn Store, job: &JobId) -> Result<Vec<u64>> {
+    let mut steps = Vec::new();
+    for name in store.children(&path::checkpoints(job)).await? {
+        if let Ok(step) = name.parse()
+            && store.head(&manifest_path(job, step)).await?.is_some()
+        {
+            steps.push(step);
+        }
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// The manifest of one step.
+pub async fn manifest(store: &dyn Store, job: &JobId, step: u64) -> Result<CheckpointManifest> {
+    let name = manifest_path(job, step);
+    let (manifest, _): (CheckpointManifest, _) = read_json(store, &name).await?;
+    if manifest.schema == CHECKPOINT_SCHEMA {
+        return Ok(manifest);
+    }
+    Err(StoreError::Invalid(format!(
+        "{name} is of the format `{}`, this version reads `{CHECKPOINT_SCHEMA}`; use a newer ftctl",
+        manifest.schema
+    )))
+}
+
+/// The newest checkpoint; `None` before the first.
+pub async fn latest(store: &dyn Store, job: &JobId) -> Result<Option<CheckpointManifest>> {
+    for step in list(store, job).await?.into_iter().rev() {
+        match manifest(store, job, step).await {
+            // Retention removed it since it was listed.
+            Err(StoreError::NotFound { .. }) => {}
+            found => return found.map(Some),
+        }
+    }
+    Ok(None)
+}
+
+/// Puts the checkpoint of `step` at `to`, every byte verified. The directory has its name only when it is complete; one that is
+/// there already is verified and repaired.
+pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, report: &dyn Report) -> Result<CheckpointManifest> {
+    let manifest = manifest(store.as_ref(), job, step).await?;
+    if to.is_dir() {
+        content::fetch(store, &manifest.files, to, report).await?;
+        return Ok(manifest);
+    }
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    let partial = to.with_file_name(format!(".{name}.partial"));
+    content::fetch(store, &manifest.files, &partial, report).await?;
+    let renamed = fs::rename(&partial, to).and_then(|()| directory::sync_parent(to));
+    renamed.map_err(|source| StoreError::Io { action: "write", path: to.display().to_string(), source })?;
+    Ok(manifest)
+}
+
+/// Removes all but the newest `keep` checkpoints (at least one stays). Contents that nothing names any more go with the next
+/// [`super::sweep_contents`].
+pub async fn retain(store: &dyn Store, job: &JobId, keep: usize) -> Result<()> {
+    let steps = list(store, job).await?;
+    for step in &steps[..steps.len().saturating_sub(keep.max(1))] {
+        store.delete(&manifest_path(job, *step)).await?;
+    }
+    Ok(())
+}
+
+/// The files of every checkpoint of every job in the store.
+pub(super) async fn all_files(store: &dyn Store) -> Result<Vec<FileEntry>> {
+    let mut files = Vec::new();
+    for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
+        for step in list(store, &job).await? {
+            match manifest(store, &job, step).await {
+                Err(StoreError::NotFound { .. }) => {}
+                found => files.extend(found?.files),
+            }
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::{
+        faulty::FaultyStore,
+        lease::{Acquired, Holder},
+        memory::MemoryStore,
+    };
+
+    struct Bench {
+        directory: tempfile::TempDir,
+        counting: Arc<FaultyStore>,
+        store: Arc<dyn Store>,
+        job: JobId,
+    }
+
+    fn bench() -> Bench {
+        let counting = FaultyStore::new(Arc::new(MemoryStore::new()));
+        let store: Arc<dyn Store> = Arc::clone(&counting) as _;
+        Bench { directory: tempfile::tempdir().unwrap(), counting, store, job: JobId::derive("test", "1") }
+    }
+
+    impl Bench {
+        async fn lease(&self, attempt: u32) -> Lease {
+            let path = path::attempt_lease(&self.job);
+            match Lease::acquire(&self.store, path, Holder::this_process(attempt), Duration::from_secs(30)).await.unwrap() {
+                Acquired::Held(lease) => lease,
+                Acquired::HeldBy(holder) => panic!("held by {holder:?}"),
+            }
+        }
+
+        fn local(&self, files: &[(&str, &str)]) -> std::path::PathBuf {
+            let local = self.directory.path().join("local");
+            let _ = fs::remove_dir_all(&local);
+            fs::create_dir(&local).unwrap();
+            for (name, text) in files {
+                fs::write(local.join(name), text).unwrap();
+            }
+            local
+        }
+
+        async fn commit(&self, lease: &mut Lease, step: u64, files: &[(&str, &str)]) -> Result<CheckpointManifest> {
+            commit(&self.store, &self.job, lease, 1, step, &self.local(files)).await
+        }
+    }
+
+    #[tokio::test]
+    async fn unchanged_files_are_not_sent_again() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        bench.commit(&mut lease, 10, &[("config.json", "{}"), ("model.safetensors", "weights 10")]).await.unwrap();
+        bench.counting.take_written();
+        let files = [("config.json", "{}"), ("model.safetensors", "weights 20")];
+        let manifest = bench.commit(&mut lease, 20, &files).await.unwrap();
+        assert_eq!((manifest.step, manifest.bytes()), (20, 12));
+        let written = bench.counting.take_written();
+        let weights = path::content(&crate::store::sha256(b"weights 20"));
+        assert_eq!(written, [weights, path::attempt_lease(&bench.job), manifest_path(&bench.job, 20)]);
+        assert_eq!(bench.commit(&mut lease, 20, &files).await.unwrap(), manifest);
+        assert_eq!(bench.counting.take_written(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn who_has_lost_the_lease_commits_nothing() {
+        let bench = bench();
+        let mut first = bench.lease(1).await;
+        let mut second = bench.lease(2).await;
+        let error = bench.commit(&mut first, 10, &[("a", "first")]).await.unwrap_err();
+        assert!(matches!(error, StoreError::Conflict { .. }));
+        assert_eq!(latest(&*bench.store, &bench.job).await.unwrap(), None);
+        bench.commit(&mut second, 10, &[("a", "second")]).await.unwrap();
+        // The holder may replace what a step was, for instance after a run with other bits.
+        let replaced = bench.commit(&mut second, 10, &[("a", "again")]).await.unwrap();
+        assert_eq!(latest(&*bench.store, &bench.job).await.unwrap(), Some(replaced));
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_comes_back_whole_or_not_at_all() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        bench.commit(&mut lease, 10, &[("a", "one"), ("manifest.json", "two")]).await.unwrap();
+        let to = bench.directory.path().join("step-10");
+        let content = path::content(&crate::store::sha256(b"two"));
+        let good = bench.store.get(&content).await.unwrap().bytes;
+        bench.store.put(&content, "twx".into(), Condition::Always).await.unwrap();
+        let error = fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }));
+        assert!(!to.exists());
+        bench.store.put(&content, good, Condition::Always).await.unwrap();
+        fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap();
+        assert_eq!(fs::read_to_string(to.join("manifest.json")).unwrap(), "two");
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 2);
+        fs::write(to.join("a"), "bad").unwrap();
+        fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap();
+        assert_eq!(fs::read_to_string(to.join("a")).unwrap(), "one");
+    }
+
+    #[tokio::test]
+    async fn the_newest_stay() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        for step in [5, 10, 100, 1_000] {
+            bench.commit(&mut lease, step, &[("a", &step.to_string())]).await.unwrap();
+        }
+        retain(&*bench.store, &bench.job, 2).await.unwrap();
+        assert_eq!(list(&*bench.store, &bench.job).await.unwrap(), [100, 1_000]);
+        retain(&*bench.store, &bench.job, 0).await.unwrap();
+        assert_eq!(latest(&*bench.store, &bench.job).await.unwrap().unwrap().step, 1_000);
+        let later = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(1);
+        assert_eq!(crate::store::sweep_contents(&bench.store, later, Duration::ZERO, false).await.unwrap().objects, 3);
+        fetch(&bench.store, &bench.job, 1_000, &bench.directory.path().join("to"), &Silent).await.unwrap();
+    }
+}

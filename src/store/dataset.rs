@@ -1,0 +1,303 @@
+//! Datasets (and any other tree of files) by content: the name of a dataset is the digest of its manifest, so the same files are
+//! the same dataset, sending it again sends nothing, and one changed file re-sends itself only.
+
+use std::{path::Path, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Condition, FileEntry, Result, Store, StoreError,
+    content::{self, LocalTree},
+    parse_json, sha256, to_json,
+};
+use crate::job::{id::path, report::Report};
+
+pub const DATASET_SCHEMA: &str = "ftctl.dataset/1";
+
+/// `manifest.json` of a dataset: the digest of these bytes is its name. Files are sorted by path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DatasetManifest {
+    pub schema: String,
+    pub files: Vec<FileEntry>,
+}
+
+/// What an upload did, or would do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Uploaded {
+    /// Hexadecimal SHA-256 of the manifest: the dataset's name.
+    pub digest: String,
+    pub files: u64,
+    pub bytes: u64,
+    /// Files whose content the store did not have.
+    pub sent_files: u64,
+    pub sent_bytes: u64,
+}
+
+/// Sends a directory or a single file. Hidden files are part of it, links to files are followed, empty directories are not kept.
+/// The manifest is written last: until then there is no dataset, and what was sent already is not sent again by the next try.
+pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
+    let tree = LocalTree::hash(source, report).await?;
+    let manifest = manifest_bytes(&tree)?;
+    let sent = tree.send(store, report).await?;
+    let digest = sha256(&manifest);
+    match store.put(&path::dataset_manifest(&digest), manifest, Condition::IfAbsent).await {
+        Ok(_) | Err(StoreError::Conflict { .. }) => Ok(uploaded(digest, &tree, sent.files, sent.bytes)),
+        Err(error) => Err(error),
+    }
+}
+
+/// What [`upload`] would do, without doing it.
+pub async fn plan_upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
+    let tree = LocalTree::hash(source, report).await?;
+    let missing = tree.missing(store).await?;
+    let bytes = missing.iter().map(|file| file.size).sum();
+    Ok(uploaded(sha256(&manifest_bytes(&tree)?), &tree, missing.len() as u64, bytes))
+}
+
+fn uploaded(digest: String, tree: &LocalTree, sent_files: u64, sent_bytes: u64) -> Uploaded {
+    let bytes = tree.files.iter().map(|file| file.size).sum();
+    Uploaded { digest, files: tree.files.len() as u64, bytes, sent_files, sent_bytes }
+}
+
+fn manifest_bytes(tree: &LocalTree) -> Result<bytes::Bytes> {
+    to_json("the manifest", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: tree.files.clone() })
+}
+
+/// Whether `digest` names a dataset that is completely in the store.
+pub async fn exists(store: &dyn Store, digest: &str) -> Result<bool> {
+    check_digest(digest)?;
+    Ok(store.head(&path::dataset_manifest(digest)).await?.is_some())
+}
+
+/// The manifest, verified against its digest.
+pub async fn manifest(store: &dyn Store, digest: &str) -> Result<DatasetManifest> {
+    check_digest(digest)?;
+    let name = path::dataset_manifest(digest);
+    let manifest: DatasetManifest = parse_json(&name, &content::verified(store, &name, digest).await?)?;
+    if manifest.schema == DATASET_SCHEMA {
+        return Ok(manifest);
+    }
+    Err(StoreError::Invalid(format!(
+        "{name} is of the format `{}`, this version reads `{DATASET_SCHEMA}`; use a newer ftctl",
+        manifest.schema
+    )))
+}
+
+/// Puts a dataset's files below `to`, every byte verified. Files that are there already with the right content are not fetched
+/// again; a file has its name only when it is complete, so an interrupted download is continued by repeating it.
+pub async fn download(store: &Arc<dyn Store>, digest: &str, to: &Path, report: &dyn Report) -> Result<DatasetManifest> {
+    let manifest = manifest(store.as_ref(), digest).await?;
+    content::fetch(store, &manifest.files, to, report).await?;
+    Ok(manifest)
+}
+
+/// The files of every dataset in the store.
+pub(super) async fn all_files(store: &dyn Store) -> Result<Vec<FileEntry>> {
+    let mut files = Vec::new();
+    for digest in store.children(&path::datasets()).await? {
+        match manifest(store, &digest).await {
+            // Deleted since it was listed.
+            Err(StoreError::NotFound { .. }) => {}
+            found => files.extend(found?.files),
+        }
+    }
+    Ok(files)
+}
+
+fn check_digest(digest: &str) -> Result<()> {
+    if digest.len() == 64 && digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return Ok(());
+    }
+    Err(StoreError::Invalid(format!("`{digest}` is no dataset digest: 64 hexadecimal digits, as `ftctl upload` prints them")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink, sync::atomic::Ordering, time::Duration};
+
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::{
+        job::report::Silent,
+        store::{content::sweep_contents, faulty::FaultyStore, memory::MemoryStore},
+    };
+
+    struct Bench {
+        directory: tempfile::TempDir,
+        counting: Arc<FaultyStore>,
+        store: Arc<dyn Store>,
+    }
+
+    /// A source of four files, two of them alike and one of them hidden, and a store that counts.
+    fn bench() -> Bench {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("source");
+        fs::create_dir_all(source.join("train")).unwrap();
+        fs::create_dir(source.join("empty")).unwrap();
+        for (name, text) in [("dataset.json", "{}"), ("train/0.bin", "tokens"), ("train/1.bin", "tokens"), (".hidden", "")] {
+            fs::write(source.join(name), text).unwrap();
+        }
+        let counting = FaultyStore::new(Arc::new(MemoryStore::new()));
+        let store: Arc<dyn Store> = Arc::clone(&counting) as _;
+        Bench { directory, counting, store }
+    }
+
+    impl Bench {
+        fn path(&self, name: &str) -> std::path::PathBuf {
+            self.directory.path().join(name)
+        }
+        async fn upload(&self) -> Result<Uploaded> {
+            upload(&self.store, &self.path("source"), &Silent).await
+        }
+    }
+
+    #[tokio::test]
+    async fn one_changed_file_resends_one_file() {
+        let bench = bench();
+        let planned = plan_upload(&bench.store, &bench.path("source"), &Silent).await.unwrap();
+        assert_eq!(bench.counting.take_written(), Vec::<String>::new());
+        let first = bench.upload().await.unwrap();
+        assert_eq!(planned, first);
+        assert_eq!((first.files, first.bytes, first.sent_files, first.sent_bytes), (4, 14, 3, 8));
+        assert_eq!(bench.counting.take_written().last(), Some(&path::dataset_manifest(&first.digest)));
+
+        let again = bench.upload().await.unwrap();
+        assert_eq!((again.sent_files, again.sent_bytes, &again.digest), (0, 0, &first.digest));
+        assert_eq!(bench.counting.take_written(), Vec::<String>::new());
+
+        fs::write(bench.path("source/train/1.bin"), "other tokens").unwrap();
+        let changed = bench.upload().await.unwrap();
+        assert_ne!(changed.digest, first.digest);
+        assert_eq!((changed.sent_files, changed.sent_bytes), (1, 12));
+        assert_eq!(
+            bench.counting.take_written(),
+            [path::content(&sha256(b"other tokens")), path::dataset_manifest(&changed.digest)]
+        );
+    }
+
+    #[tokio::test]
+    async fn what_comes_back_is_what_was_sent() {
+        let bench = bench();
+        let target = bench.path("source/linked.bin");
+        symlink(bench.path("source/train/0.bin"), &target).unwrap();
+        let digest = bench.upload().await.unwrap().digest;
+        assert!(exists(&*bench.store, &digest).await.unwrap());
+        let to = bench.path("to");
+        let manifest = download(&bench.store, &digest, &to, &Silent).await.unwrap();
+        let names: Vec<&str> = manifest.files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(names, [".hidden", "dataset.json", "linked.bin", "train/0.bin", "train/1.bin"]);
+        for name in names {
+            assert_eq!(fs::read(to.join(name)).unwrap(), fs::read(bench.path("source").join(name)).unwrap(), "{name}");
+        }
+        // The copy is the same dataset.
+        assert_eq!(upload(&bench.store, &to, &Silent).await.unwrap().digest, digest);
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_download_is_continued() {
+        let bench = bench();
+        let digest = bench.upload().await.unwrap().digest;
+        let to = bench.path("to");
+        fs::create_dir_all(to.join("train")).unwrap();
+        fs::write(to.join("train/.ftctl-partial-killed"), "tok").unwrap();
+        fs::write(to.join("train/1.bin"), "wrong!").unwrap();
+        fs::write(to.join("dataset.json"), "{}").unwrap();
+        let before = fs::metadata(to.join("dataset.json")).unwrap().modified().unwrap();
+        download(&bench.store, &digest, &to, &Silent).await.unwrap();
+        assert_eq!(fs::read(to.join("train/1.bin")).unwrap(), b"tokens");
+        assert_eq!(fs::read_dir(to.join("train")).unwrap().count(), 2, "nothing unfinished stays");
+        assert_eq!(
+            fs::metadata(to.join("dataset.json")).unwrap().modified().unwrap(),
+            before,
+            "what is right is not fetched again"
+        );
+    }
+
+    #[tokio::test]
+    async fn damage_is_found_and_nothing_wrong_gets_a_name() {
+        let bench = bench();
+        let digest = bench.upload().await.unwrap().digest;
+        let content = path::content(&sha256(b"tokens"));
+        for damaged in ["tokenz", "token", ""] {
+            bench.store.put(&content, damaged.into(), Condition::Always).await.unwrap();
+            let error = download(&bench.store, &digest, &bench.path("to"), &Silent).await.unwrap_err();
+            assert!(matches!(&error, StoreError::Damaged { path, .. } if *path == content), "{error}");
+            assert!(!bench.path("to/train/0.bin").exists());
+        }
+        let manifest = path::dataset_manifest(&digest);
+        bench.store.put(&manifest, "{}".into(), Condition::Always).await.unwrap();
+        let error = download(&bench.store, &digest, &bench.path("to"), &Silent).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Damaged { path, .. } if *path == manifest), "{error}");
+    }
+
+    #[tokio::test]
+    async fn sources_that_cannot_be_kept_are_refused() {
+        let bench = bench();
+        let refused = async |name: &str| upload(&bench.store, &bench.path(name), &Silent).await.unwrap_err().to_string();
+        assert!(refused("source/empty").await.contains("holds no files"));
+        assert!(refused("none").await.contains("No such file"));
+        fs::create_dir(bench.path("links")).unwrap();
+        symlink(bench.path("source"), bench.path("links/train")).unwrap();
+        assert!(refused("links").await.contains("a link to a directory"));
+        fs::create_dir(bench.path("sockets")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(bench.path("sockets/socket")).unwrap();
+        assert!(refused("sockets").await.contains("neither a file nor a directory"));
+        assert_eq!(bench.counting.take_written(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_changes_on_the_way_commits_nothing() {
+        let bench = bench();
+        let tree = LocalTree::hash(&bench.path("source"), &Silent).await.unwrap();
+        fs::write(bench.path("source/train/0.bin"), "changed").unwrap();
+        let error = tree.send(&bench.store, &Silent).await.unwrap_err().to_string();
+        assert!(error.contains("train/0.bin changed while it was being read"), "{error}");
+        assert_eq!(bench.store.head(&path::content(&sha256(b"tokens"))).await.unwrap(), None);
+        assert_eq!(bench.store.children(&path::datasets()).await.unwrap(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn lost_answers_and_a_store_that_is_down_only_delay() {
+        let bench = bench();
+        bench.counting.loses_answers.store(true, Ordering::SeqCst);
+        bench.upload().await.unwrap_err();
+        bench.counting.loses_answers.store(false, Ordering::SeqCst);
+        bench.counting.down.store(true, Ordering::SeqCst);
+        bench.upload().await.unwrap_err();
+        bench.counting.down.store(false, Ordering::SeqCst);
+        let uploaded = bench.upload().await.unwrap();
+        assert!(uploaded.sent_files < 3, "what arrived is not sent again");
+        download(&bench.store, &uploaded.digest, &bench.path("to"), &Silent).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_sweep_removes_what_nothing_names() {
+        let bench = bench();
+        let kept = bench.upload().await.unwrap().digest;
+        fs::write(bench.path("source/train/1.bin"), "other tokens").unwrap();
+        let gone = bench.upload().await.unwrap().digest;
+        bench.store.delete(&path::dataset_manifest(&gone)).await.unwrap();
+        let day = Duration::from_secs(86_400);
+        let tomorrow = Timestamp::now() + jiff::SignedDuration::from_hours(48);
+        assert_eq!(sweep_contents(&bench.store, Timestamp::now(), day, false).await.unwrap().objects, 0, "too young");
+        let would = sweep_contents(&bench.store, tomorrow, day, true).await.unwrap();
+        assert_eq!((would.objects, would.bytes), (1, 12));
+        assert_eq!(sweep_contents(&bench.store, tomorrow, day, false).await.unwrap(), would);
+        assert_eq!(sweep_contents(&bench.store, tomorrow, day, false).await.unwrap().objects, 0);
+        download(&bench.store, &kept, &bench.path("to"), &Silent).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_manifest_cannot_write_outside() {
+        let bench = bench();
+        let file = FileEntry { path: "../outside".to_owned(), size: 0, sha256: sha256(b"") };
+        let manifest = to_json("", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: vec![file] }).unwrap();
+        let digest = sha256(&manifest);
+        bench.store.put(&path::dataset_manifest(&digest), manifest, Condition::Always).await.unwrap();
+        let error = download(&bench.store, &digest, &bench.path("to"), &Silent).await.unwrap_err().to_string();
+        assert!(error.contains("`../outside`"), "{error}");
+        let error = download(&bench.store, "../../x", &bench.path("to"), &Silent).await.unwrap_err().to_string();
+        assert!(error.contains("no dataset digest"), "{error}");
+    }
+}

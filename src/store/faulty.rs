@@ -1,0 +1,95 @@
+//! A store for tests that counts what it is asked and fails when told to: a far store that is down for a while, or whose answers
+//! are lost.
+
+use std::{
+    ops::Range,
+    path::Path,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError};
+
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
+    /// Every call fails before it does anything.
+    pub down: AtomicBool,
+    /// Every write is done, and then reported as failed.
+    pub loses_answers: AtomicBool,
+    /// The paths written, in order.
+    pub written: Mutex<Vec<String>>,
+}
+
+impl FaultyStore {
+    pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self { inner, down: AtomicBool::new(false), loses_answers: AtomicBool::new(false), written: Mutex::default() })
+    }
+
+    /// The paths written since the last call.
+    pub fn take_written(&self) -> Vec<String> {
+        std::mem::take(&mut self.written.lock().unwrap())
+    }
+
+    fn before(&self, path: &str) -> Result<()> {
+        if self.down.load(Ordering::SeqCst) { Err(failed("reach", path)) } else { Ok(()) }
+    }
+
+    fn after<T>(&self, path: &str, result: Result<T>) -> Result<T> {
+        if result.is_ok() {
+            self.written.lock().unwrap().push(path.to_owned());
+        }
+        if self.loses_answers.load(Ordering::SeqCst) { Err(failed("hear from", path)) } else { result }
+    }
+}
+
+fn failed(action: &'static str, path: &str) -> StoreError {
+    StoreError::Io { action, path: path.to_owned(), source: std::io::ErrorKind::ConnectionReset.into() }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    fn url(&self) -> &str {
+        self.inner.url()
+    }
+    async fn get(&self, path: &str) -> Result<Object> {
+        self.before(path)?;
+        self.inner.get(path).await
+    }
+    async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
+        self.before(path)?;
+        self.inner.get_range(path, range).await
+    }
+    async fn head(&self, path: &str) -> Result<Option<Meta>> {
+        self.before(path)?;
+        self.inner.head(path).await
+    }
+    async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
+        self.before(path)?;
+        self.after(path, self.inner.put(path, bytes, condition).await)
+    }
+    async fn put_file(&self, path: &str, file: &Path, sha256: Option<&str>, condition: Condition) -> Result<ETag> {
+        self.before(path)?;
+        self.after(path, self.inner.put_file(path, file, sha256, condition).await)
+    }
+    async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
+        self.before(path)?;
+        self.after(path, self.inner.append(path, offset, bytes).await)
+    }
+    async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
+        self.before(prefix)?;
+        self.inner.list(prefix).await
+    }
+    async fn children(&self, prefix: &str) -> Result<Vec<String>> {
+        self.before(prefix)?;
+        self.inner.children(prefix).await
+    }
+    async fn delete(&self, path: &str) -> Result<()> {
+        self.before(path)?;
+        self.inner.delete(path).await
+    }
+}

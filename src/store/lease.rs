@@ -1,0 +1,333 @@
+//! Leases: who may act, decided by conditional writes alone.
+//!
+//! No clock is compared with another. A contender takes a lease that is free, that a lower attempt holds (fencing: attempts only
+//! rise), whose holder was a process of this machine and is gone, or that has not *changed* for its time to live by the
+//! contender's own monotonic clock. The loser finds out at its next renewal.
+
+use std::{fs, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::{Condition, ETag, Result, Store, StoreError, find_json, write_json};
+
+pub const LEASE_SCHEMA: &str = "ftctl.lease/1";
+
+/// Who holds a lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    pub host: String,
+    /// The kernel's boot id and the namespace in which `pid` means something: only there can a contender look for the process.
+    pub realm: String,
+    pub pid: u32,
+    /// The process's start in clock ticks since boot: tells it from a later process with the same number.
+    pub started: u64,
+    /// A higher attempt takes the lease from a lower one, never the reverse. Supervisors are all 0.
+    pub attempt: u32,
+    /// Differs between two holders that are alike in everything else.
+    pub nonce: String,
+}
+
+impl Holder {
+    /// This process, for an attempt; 0 for a supervisor.
+    pub fn this_process(attempt: u32) -> Self {
+        let pid = std::process::id();
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+        Self {
+            host: read("/proc/sys/kernel/hostname"),
+            realm: format!("{} {}", read("/proc/sys/kernel/random/boot_id"), namespace.display()),
+            pid,
+            started: process_start(pid).unwrap_or_default(),
+            attempt,
+            nonce: read("/proc/sys/kernel/random/uuid"),
+        }
+    }
+
+    /// Proof of death: the process ran where `here` runs, and is no more.
+    fn is_gone(&self, here: &Holder) -> bool {
+        self.host == here.host && self.realm == here.realm && !process_lives(self.pid, self.started)
+    }
+}
+
+/// Whether the process that had this number and this start still runs. A zombie does not; a process that may not be looked at does.
+pub fn process_lives(pid: u32, started: u64) -> bool {
+    match process_stat(pid) {
+        Some((state, start)) => start == started && !matches!(state, 'Z' | 'X'),
+        None => exists(pid),
+    }
+}
+
+fn exists(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH))
+}
+
+/// When the process `pid` started, in clock ticks since boot.
+pub fn process_start(pid: u32) -> Option<u64> {
+    process_stat(pid).map(|(_, start)| start)
+}
+
+/// State and start of a process: fields 3 and 22 of `/proc/PID/stat`, proc_pid_stat(5). The name in parentheses may hold anything.
+fn process_stat(pid: u32) -> Option<(char, u64)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+/// The object: present but without a holder after a release.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Body {
+    schema: String,
+    holder: Option<Holder>,
+    /// Rises with every renewal.
+    beat: u64,
+}
+
+/// What an attempt to take a lease came to.
+#[derive(Debug)]
+pub enum Acquired {
+    Held(Lease),
+    HeldBy(Holder),
+}
+
+/// Somebody who wants a lease, and remembers since when it has not changed.
+pub struct Contender {
+    store: Arc<dyn Store>,
+    path: String,
+    holder: Holder,
+    ttl: Duration,
+    seen: Option<(ETag, Instant)>,
+}
+
+impl Contender {
+    pub fn new(store: Arc<dyn Store>, path: String, holder: Holder, ttl: Duration) -> Self {
+        Self { store, path, holder, ttl, seen: None }
+    }
+
+    /// Takes the lease if it may. Call it again, about every second, to outlast a holder that has vanished.
+    pub async fn acquire(&mut self) -> Result<Acquired> {
+        loop {
+            let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
+            let (beat, condition) = match found {
+                None => (0, Condition::IfAbsent),
+                Some((body, etag)) => match body.holder {
+                    Some(other) if other.nonce != self.holder.nonce && !self.may_take(&other, &etag) => {
+                        return Ok(Acquired::HeldBy(other));
+                    }
+                    _ => (body.beat + 1, Condition::IfMatch(etag)),
+                },
+            };
+            let mut lease =
+                Lease { store: Arc::clone(&self.store), path: self.path.clone(), holder: self.holder.clone(), beat, etag: None };
+            match lease.write(condition).await {
+                // Another contender was quicker: look again.
+                Err(StoreError::Conflict { .. }) => {}
+                written => return written.map(|()| Acquired::Held(lease)),
+            }
+        }
+    }
+
+    fn may_take(&mut self, other: &Holder, etag: &ETag) -> bool {
+        if other.attempt != self.holder.attempt {
+            return other.attempt < self.holder.attempt;
+        }
+        other.is_gone(&self.holder) || self.unchanged(etag) >= self.ttl
+    }
+
+    /// How long this contender has seen this very version.
+    fn unchanged(&mut self, etag: &ETag) -> Duration {
+        match &self.seen {
+            Some((seen, since)) if seen == etag => since.elapsed(),
+            _ => {
+                self.seen = Some((etag.clone(), Instant::now()));
+                Duration::ZERO
+            }
+        }
+    }
+}
+
+/// A lease that was held when last heard of. Every write fails with [`StoreError::Conflict`] once somebody else has taken it.
+pub struct Lease {
+    store: Arc<dyn Store>,
+    path: String,
+    holder: Holder,
+    beat: u64,
+    etag: Option<ETag>,
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("path", &self.path).field("beat", &self.beat).finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// One attempt to take a lease; see [`Contender`] for the patient form.
+    pub async fn acquire(store: &Arc<dyn Store>, path: String, holder: Holder, ttl: Duration) -> Result<Acquired> {
+        Contender::new(Arc::clone(store), path, holder, ttl).acquire().await
+    }
+
+    /// Shows that the holder lives, and proves that it still holds: the fence before whatever must not happen twice.
+    pub async fn renew(&mut self) -> Result<()> {
+        self.beat += 1;
+        let condition = self.etag.clone().map_or(Condition::IfAbsent, Condition::IfMatch);
+        self.write(condition).await
+    }
+
+    /// Whether the store still names this holder. Writes nothing.
+    pub async fn still_held(&self) -> Result<bool> {
+        let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
+        Ok(found.and_then(|(body, _)| body.holder).is_some_and(|holder| holder == self.holder))
+    }
+
+    /// Gives the lease back. One that was lost is somebody else's by now, which is no error.
+    pub async fn release(self) -> Result<()> {
+        let Some(etag) = self.etag else { return Ok(()) };
+        let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: None, beat: self.beat + 1 };
+        match write_json(self.store.as_ref(), &self.path, &body, Condition::IfMatch(etag)).await {
+            Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn write(&mut self, condition: Condition) -> Result<()> {
+        let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: Some(self.holder.clone()), beat: self.beat };
+        self.etag = match write_json(self.store.as_ref(), &self.path, &body, condition).await {
+            // The answer of an earlier try may have been lost: then what is there is ours.
+            Err(conflict @ StoreError::Conflict { .. }) => match find_json::<Body>(self.store.as_ref(), &self.path).await? {
+                Some((found, etag)) if found.holder.as_ref() == Some(&self.holder) => {
+                    self.beat = found.beat;
+                    Some(etag)
+                }
+                _ => return Err(conflict),
+            },
+            written => Some(written?),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{process::Command, sync::atomic::Ordering};
+
+    use super::*;
+    use crate::store::{faulty::FaultyStore, memory::MemoryStore};
+
+    const TTL: Duration = Duration::from_secs(30);
+
+    fn memory() -> Arc<dyn Store> {
+        Arc::new(MemoryStore::new())
+    }
+
+    /// A process of a machine that this one cannot look into.
+    fn elsewhere(attempt: u32) -> Holder {
+        Holder { host: "elsewhere".to_owned(), ..Holder::this_process(attempt) }
+    }
+
+    fn contender(store: &Arc<dyn Store>, holder: Holder) -> Contender {
+        Contender::new(Arc::clone(store), "lease".to_owned(), holder, TTL)
+    }
+
+    fn held(acquired: Acquired) -> Lease {
+        match acquired {
+            Acquired::Held(lease) => lease,
+            Acquired::HeldBy(holder) => panic!("held by {holder:?}"),
+        }
+    }
+
+    async fn is_refused(contender: &mut Contender) -> bool {
+        matches!(contender.acquire().await.unwrap(), Acquired::HeldBy(_))
+    }
+
+    #[tokio::test]
+    async fn one_of_two_holds_it_until_it_is_released() {
+        let store = memory();
+        let (mut one, mut two) = (contender(&store, Holder::this_process(0)), contender(&store, Holder::this_process(0)));
+        let mut lease = held(one.acquire().await.unwrap());
+        assert!(is_refused(&mut two).await);
+        lease.renew().await.unwrap();
+        assert!(lease.still_held().await.unwrap());
+        lease.release().await.unwrap();
+        let second = held(two.acquire().await.unwrap());
+        assert!(is_refused(&mut one).await);
+        drop(second);
+        // What was dropped without a release is still held: the process lives.
+        assert!(is_refused(&mut one).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_unchanged_lease_expires() {
+        let store = memory();
+        let mut lease = held(contender(&store, elsewhere(0)).acquire().await.unwrap());
+        let mut waiting = contender(&store, Holder::this_process(0));
+        for _ in 0..5 {
+            assert!(is_refused(&mut waiting).await);
+            tokio::time::advance(TTL / 2).await;
+            lease.renew().await.unwrap();
+        }
+        assert!(is_refused(&mut waiting).await);
+        tokio::time::advance(TTL).await;
+        // A contender that has just come has seen nothing yet.
+        assert!(is_refused(&mut contender(&store, Holder::this_process(0))).await);
+        let taken = held(waiting.acquire().await.unwrap());
+        assert!(matches!(lease.renew().await, Err(StoreError::Conflict { .. })));
+        assert!(!lease.still_held().await.unwrap());
+        lease.release().await.unwrap();
+        assert!(taken.still_held().await.unwrap(), "a late release takes nothing from the new holder");
+    }
+
+    #[tokio::test]
+    async fn a_holder_of_this_machine_that_is_gone_is_dead_at_once() {
+        let store = memory();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        let holder = Holder { pid, started: process_start(pid).unwrap(), ..Holder::this_process(0) };
+        held(contender(&store, holder.clone()).acquire().await.unwrap());
+        assert!(is_refused(&mut contender(&store, Holder::this_process(0))).await);
+        child.kill().unwrap();
+        // Killed but not reaped is dead, too; the kernel needs a moment for the former.
+        while process_lives(pid, holder.started) {
+            std::thread::yield_now();
+        }
+        let mut lease = held(contender(&store, Holder::this_process(0)).acquire().await.unwrap());
+        lease.renew().await.unwrap();
+        child.wait().unwrap();
+        assert!(!process_lives(pid, holder.started));
+        assert!(!process_lives(std::process::id(), 1), "another process got the number");
+    }
+
+    #[tokio::test]
+    async fn the_dead_of_other_machines_are_not_judged() {
+        let store = memory();
+        held(contender(&store, Holder { pid: u32::MAX, ..elsewhere(0) }).acquire().await.unwrap());
+        assert!(is_refused(&mut contender(&store, Holder::this_process(0))).await);
+    }
+
+    #[tokio::test]
+    async fn attempts_only_rise() {
+        let store = memory();
+        let mut first = held(contender(&store, elsewhere(1)).acquire().await.unwrap());
+        let mut second = held(contender(&store, elsewhere(2)).acquire().await.unwrap());
+        assert!(matches!(first.renew().await, Err(StoreError::Conflict { .. })));
+        assert!(is_refused(&mut contender(&store, elsewhere(1))).await);
+        second.renew().await.unwrap();
+        // Not even when the later one is known to be dead.
+        held(contender(&store, Holder { pid: u32::MAX, ..Holder::this_process(3) }).acquire().await.unwrap());
+        assert!(is_refused(&mut contender(&store, Holder::this_process(2))).await);
+    }
+
+    #[tokio::test]
+    async fn a_lost_answer_loses_no_lease() {
+        let faulty = FaultyStore::new(memory());
+        let store: Arc<dyn Store> = Arc::clone(&faulty) as _;
+        let mut lease = held(contender(&store, elsewhere(1)).acquire().await.unwrap());
+        faulty.loses_answers.store(true, Ordering::SeqCst);
+        lease.renew().await.unwrap_err();
+        faulty.loses_answers.store(false, Ordering::SeqCst);
+        lease.renew().await.unwrap();
+        lease.renew().await.unwrap();
+    }
+}
