@@ -86,6 +86,7 @@ fn model(spec: &JobSpec) -> Vec<Rule> {
     };
     let typed = if heads.is_some() { "model.heads" } else { "model.width" };
     let block = spec.train.block_size;
+    let block_typed = block != TrainSettings::default().block_size;
     vec![
         optional_at_least_one("model.layers", layers.map(|n| n as u64)),
         optional_at_least_one("model.heads", heads.map(|n| n as u64)),
@@ -97,7 +98,7 @@ fn model(spec: &JobSpec) -> Vec<Rule> {
             format!("{} heads do not divide a width of {}", heads_in_force.unwrap_or(0), width_in_force.unwrap_or(0)),
         ),
         rule(
-            "train.block_size",
+            if block_typed { "train.block_size" } else { "model.context" },
             context_in_force.is_none_or(|context| block <= context),
             format!("a block of {block} tokens is longer than the model's context of {}", context_in_force.unwrap_or(0)),
         ),

@@ -49,6 +49,8 @@ pub struct DocumentError {
     pub excerpt: String,
     /// What to write instead, when that can be guessed.
     pub hint: Option<String>,
+    /// The key that nobody knows, when that is what is wrong.
+    pub unknown_key: Option<String>,
 }
 
 /// The text of a file, and of every value laid over it.
@@ -117,8 +119,8 @@ impl Document {
         };
         let text = format!("{}{} = {value}", " ".repeat(start), key.trim());
         self.pieces.push(Piece { name, text, start });
-        if !assignment.contains('=') || assignment.contains('\n') {
-            return Err(self.error(&(start..start + key.len()), "a setting is written key=value, on one line"));
+        if !assignment.contains('=') || assignment.contains('\n') || key.trim().is_empty() {
+            return Err(self.error(&(start..start + key.trim().len()), "a setting is written key=value, on one line"));
         }
         Ok(())
     }
@@ -138,8 +140,8 @@ impl Document {
     fn translate(&self, error: &toml::de::Error, root: Option<&DeTable<'_>>) -> DocumentError {
         let span = error.span().unwrap_or(0..0);
         let place = root.and_then(|root| place_of(root, &span)).unwrap_or_default();
-        let (message, hint) = super::wording::reword(error.message(), &place);
-        DocumentError { hint, ..self.error(&span, message) }
+        let wording = super::wording::reword(error.message(), &place);
+        DocumentError { hint: wording.hint, unknown_key: wording.unknown_key, ..self.error(&span, wording.message) }
     }
 
     fn error(&self, span: &Range<usize>, message: impl Into<String>) -> DocumentError {
@@ -160,6 +162,7 @@ impl Document {
             message: message.into(),
             excerpt: excerpt(line, text, column, width.max(1)),
             hint: None,
+            unknown_key: None,
         }
     }
 }
@@ -215,6 +218,19 @@ pub(super) struct Place {
     pub table: String,
     /// The key itself, or the key whose value it is.
     pub key: Option<String>,
+}
+
+impl Place {
+    /// `train.steps`.
+    pub fn dotted(&self) -> Option<String> {
+        let key = self.key.as_ref()?;
+        Some(if self.table.is_empty() { key.clone() } else { format!("{}.{key}", self.table) })
+    }
+
+    /// `in [train]`.
+    pub fn table(&self) -> String {
+        if self.table.is_empty() { "at the top of the file".to_owned() } else { format!("in [{}]", self.table) }
+    }
 }
 
 fn place_of(table: &DeTable<'_>, span: &Range<usize>) -> Option<Place> {

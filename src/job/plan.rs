@@ -160,3 +160,61 @@ fn absolute(path: &str, base: &Path) -> Result<String, PlanError> {
     let tidy: PathBuf = joined.components().collect();
     tidy.into_os_string().into_string().map_err(|path| PlanError::NotUnicode(path.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(text: &str) -> Plan {
+        let choices =
+            Choices { backend: "local".into(), store: "/store".into(), ttl: Span(Duration::from_secs(7_200)), max_cost: None };
+        Plan::resolve(&JobSpec::parse(text, "job.toml").expect("valid"), choices, Path::new("/home/me/jobs")).expect("a plan")
+    }
+
+    #[test]
+    fn paths_begin_at_the_job_file() {
+        let plan = resolve(
+            "name = \"a\"\ninitial_weights = \"./gpt2\"\n[data]\ntrain = [\"a/*.txt\", \"/b.txt\"]\nvalidation = [\"../v.txt\"]",
+        );
+        assert_eq!(plan.initial_weights.as_deref(), Some("/home/me/jobs/gpt2"));
+        let DataPlan::Text(data) = plan.data else { panic!("text expected") };
+        assert_eq!(data.train, ["/home/me/jobs/a/*.txt", "/b.txt"]);
+        assert_eq!(data.validation, ["/home/me/jobs/../v.txt"], "a link may make .. lead elsewhere, so it stays");
+    }
+
+    #[test]
+    fn a_dataset_is_a_digest_or_a_directory() {
+        let digest = "0123456789abcdef".repeat(4);
+        assert_eq!(resolve(&format!("name = \"a\"\ndataset = \"{digest}\"")).data, DataPlan::Digest(digest.clone()));
+        let directory = format!("/home/me/jobs/{}", &digest[1..]);
+        assert_eq!(resolve(&format!("name = \"a\"\ndataset = \"{}\"", &digest[1..])).data, DataPlan::Directory(directory));
+    }
+
+    #[test]
+    fn retries_have_defaults_and_single_values_override_them() {
+        let plan = resolve("name = \"a\"\ndataset = \"d\"\n[retry]\nattempts = 3\non = []");
+        assert_eq!(
+            plan.retry,
+            RetryPlan { on: vec![], attempts: 3, backoff: "1s".parse().expect("span"), max_backoff: "5m".parse().expect("span") }
+        );
+    }
+
+    #[test]
+    fn the_ceiling_in_money_becomes_a_deadline() {
+        let plan = resolve("name = \"a\"\ndataset = \"d\"");
+        let usd = |text: &str| text.parse::<Money>().expect("money");
+        let priced = |max_cost: Option<&str>, price| Plan { max_cost: max_cost.map(usd), ..plan.clone() }.priced(usd(price));
+        let seconds = |plan: &Plan| plan.lifetime().as_secs();
+
+        let free = priced(None, "0USD").expect("no price, no limit");
+        assert_eq!((seconds(&free), free.worst_case), (7_200, Money::ZERO));
+        let uncapped = priced(None, "1.5USD").expect("no ceiling");
+        assert_eq!((seconds(&uncapped), uncapped.worst_case), (7_200, usd("3USD")));
+        let capped = priced(Some("1USD"), "3USD").expect("20 minutes");
+        assert_eq!((seconds(&capped), capped.worst_case), (1_200, usd("1USD")));
+        let uneven = priced(Some("1USD"), "0.7USD").expect("rounded down");
+        assert!(uneven.worst_case <= usd("1USD"), "{}", uneven.worst_case);
+        assert!(matches!(priced(Some("0.01USD"), "3USD"), Err(PlanError::OverBudget { .. })));
+        assert!(priced(Some("0USD"), "0USD").is_ok(), "what costs nothing needs no money");
+    }
+}

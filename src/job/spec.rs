@@ -3,6 +3,7 @@
 use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{
     check,
@@ -50,16 +51,47 @@ impl JobSpec {
 
     /// Reads a job file with everything that is laid over it, and checks every value.
     pub fn read(document: &Document) -> Result<Self, DocumentError> {
-        let (spec, typed) = document.parse::<Self>()?;
+        let (spec, typed) = document.parse::<Self>().map_err(point_home)?;
         check::check(&spec, &typed)?;
         Ok(spec)
     }
 
     /// The JSON Schema (draft 2020-12) of a job file, for editors.
-    pub fn schema() -> serde_json::Value {
+    pub fn schema() -> Value {
         let mut schema = schemars::schema_for!(JobSpec);
         schema.insert("title".to_owned(), "ftctl job file".into());
         schema.to_value()
+    }
+}
+
+/// A key that stands in the wrong table: says which is the right one. In TOML a key after a `[table]` header belongs to it, so a
+/// top-level key at the end of the file is a common mistake.
+fn point_home(error: DocumentError) -> DocumentError {
+    let Some(key) = &error.unknown_key else { return error };
+    let mut homes = Vec::new();
+    let schema = JobSpec::schema();
+    collect_homes(&schema, &schema, "", key, &mut homes);
+    match homes.as_slice() {
+        [] => error,
+        [home] if home.is_empty() => {
+            DocumentError { hint: Some(format!("`{key}` belongs at the top of the file, before any [table]")), ..error }
+        }
+        homes => DocumentError { hint: Some(format!("`{key}` belongs in [{}]", homes.join("] or ["))), ..error },
+    }
+}
+
+/// The tables, by their dotted names, that know `key`.
+fn collect_homes(schema: &Value, table: &Value, name: &str, key: &str, homes: &mut Vec<String>) {
+    let Some(properties) = table["properties"].as_object() else { return };
+    if properties.contains_key(key) {
+        homes.push(name.to_owned());
+    }
+    for (child, definition) in properties {
+        // An optional table is `anyOf: [reference, null]`.
+        let reference = definition["$ref"].as_str().or(definition["anyOf"][0]["$ref"].as_str());
+        let target = reference.and_then(|reference| schema.pointer(reference.trim_start_matches('#')));
+        let name = if name.is_empty() { child.clone() } else { format!("{name}.{child}") };
+        collect_homes(schema, target.unwrap_or(&Value::Null), &name, key, homes);
     }
 }
 
@@ -111,4 +143,170 @@ pub struct LimitsSpec {
     /// Most it may cost; absent: no ceiling in money.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<Money>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: &str = "name = \"a\"\n[data]\ntrain = [\"a.txt\"]\n";
+
+    fn refuse(text: &str) -> DocumentError {
+        JobSpec::parse(text, "job.toml").expect_err(text)
+    }
+
+    #[test]
+    fn the_smallest_job_takes_every_default() {
+        let spec = JobSpec::parse(JOB, "job.toml").expect("a valid job");
+        assert_eq!((spec.name.as_str(), spec.train, spec.sample), ("a", TrainSettings::default(), None));
+    }
+
+    #[test]
+    fn every_mistake_is_shown_at_its_place() {
+        // What is added to the smallest job, the place, a part of the message.
+        let cases = [
+            ("[train]\nlerning_rate = 1.0", 5, 1, "unknown key `lerning_rate` in [train]"),
+            ("[trian]\nsteps = 1", 4, 2, "unknown key `trian` at the top of the file"),
+            ("[data.tokenizer]\nkinds = 1", 5, 1, "unknown key `kinds` in [data.tokenizer]"),
+            ("[train]\n  steps = \"many\"", 5, 11, "train.steps: expected a whole number, 0 or more, found string \"many\""),
+            ("[train]\nsteps = -1", 5, 9, "train.steps: expected a whole number, 0 or more, found integer `-1`"),
+            ("[train]\nschedule = \"cosin\"", 5, 12, "train.schedule: `cosin` is not one of its values"),
+            ("[train]\nlearning_rate = 0", 5, 17, "learning_rate is a finite number above 0, not 0"),
+            ("[train]\nlearning_rate = inf", 5, 17, "learning_rate is a finite number above 0, not inf"),
+            ("[train]\nlearning_rate = nan", 5, 17, "learning_rate is a finite number above 0, not NaN"),
+            ("[train]\nmin_learning_rate = 1.0", 5, 21, "min_learning_rate is between 0 and 0.00005, not 1"),
+            ("[train]\nsteps = 5\nepochs = 1.0", 6, 10, "either `steps` or `epochs`"),
+            ("[train]\nsteps = 0", 5, 9, "steps is at least 1, not 0"),
+            ("[train]\nblock_size = 0", 5, 14, "block_size is at least 1"),
+            ("[train]\nmicro_batch = 0", 5, 15, "micro_batch is at least 1"),
+            ("[train]\nkeep_checkpoints = 0", 5, 20, "keep_checkpoints is at least 1"),
+            ("[train]\nbetas = [0.9, 1.0]", 5, 9, "both betas are at least 0 and below 1"),
+            ("[train]\nbetas = [0.9]", 5, 9, "train.betas: "),
+            ("[train]\nclip_norm = -1.0", 5, 13, "clip_norm is a finite number, 0 or more, not -1"),
+            ("[train]\nsteps = 10\nwarmup_steps = 11", 6, 16, "the warm-up of 11 steps is longer than the run of 10"),
+            ("[train]\nschedule = \"wsd\"", 5, 12, "wsd needs train.decay_steps"),
+            ("[train]\ndecay_steps = 5", 5, 15, "decay_steps goes with schedule = \"wsd\""),
+            ("[train]\nsteps = 10\nwarmup_steps = 6\nschedule = \"wsd\"\ndecay_steps = 5", 8, 15, "longer than the run of 10"),
+            ("[model]\nwidth = 100\nheads = 3", 6, 9, "3 heads do not divide a width of 100"),
+            ("[model]\npreset = \"gpt2\"\nheads = 7", 6, 9, "7 heads do not divide a width of 768"),
+            ("[model]\npreset = \"gpt2\"\nwidth = 100", 6, 9, "12 heads do not divide a width of 100"),
+            ("[model]\nheads = 0\nwidth = 4", 5, 9, "heads is at least 1"),
+            ("[model]\ncontext = 512", 5, 11, "a block of 1024 tokens is longer than the model's context of 512"),
+            ("[sample]\nprompt = \"\"\ntop_p = 0", 6, 9, "top_p is above 0 and at most 1, not 0"),
+            ("[sample]\nprompt = \"\"\ntop_p = 1.5", 6, 9, "top_p is above 0 and at most 1, not 1.5"),
+            ("[sample]\ntop_k = 5", 4, 1, "the key `prompt` is missing"),
+            ("[data.tokenizer]\nkind = \"train\"\nvocabulary = 256", 6, 14, "at least 257 tokens"),
+            ("[data.tokenizer]\nvocabulary = 300", 5, 14, "vocabulary goes with kind = \"train\""),
+            ("[retry]\nattempts = 0", 5, 12, "attempts is at least 1"),
+            ("[retry]\non = [\"preempt\", \"flood\"]", 5, 18, "retry.on: `flood` is not one of its values"),
+            ("[limits]\nttl = \"5w\"", 5, 7, "limits.ttl: `5w` is no duration"),
+            ("[limits]\nttl = \"0s\"", 5, 7, "leaves no time"),
+            ("[limits]\nmax_cost = 12", 5, 12, "limits.max_cost: expected a string, found integer `12`"),
+            ("[compute]\nbackend = \"\"", 5, 11, "compute.backend is empty"),
+            ("[train]\nsteps = 5\nsteps = 6", 6, 1, "duplicate key"),
+            ("[train\nsteps = 5", 4, 7, "expected"),
+        ];
+        for (added, line, column, message) in cases {
+            let error = refuse(&format!("{JOB}{added}\n"));
+            assert_eq!((error.line, error.column), (line, column), "{added:?} gave {error}");
+            assert!(error.message.contains(message), "{added:?} gave {:?}, not {message:?}", error.message);
+        }
+    }
+
+    #[test]
+    fn what_belongs_together_is_checked_together() {
+        let cases = [
+            ("name = \"A\"\n[data]\ntrain = [\"a\"]", 1, 8, "`A` is no job name"),
+            ("[data]\ntrain = [\"a\"]", 1, 1, "the key `name` is missing"),
+            ("name = \"a\"", 1, 1, "nothing to train on"),
+            ("name = \"a\"\ndataset = \"d\"\n[data]\ntrain = [\"a\"]", 2, 11, "either `data` (text to prepare) or `dataset`"),
+            ("name = \"a\"\n[data]\ntrain = []", 2, 2, "names no text"),
+            ("name = \"a\"\n[data]\ntrain = [\"a\"]\nsource = \"cargo-dependencies\"", 4, 10, "either `train` or `source`"),
+            ("name = \"a\"\n[data]\ntrain = [\"a\"]\nvalidation_fraction = 0.6", 4, 23, "between 0 and 0.5, not 0.6"),
+            ("name = \"a\"\n[data]\ntrain = [\"a\"]\nlimit_bytes = 0", 4, 15, "limit_bytes is at least 1"),
+        ];
+        for (text, line, column, message) in cases {
+            let error = refuse(text);
+            assert_eq!((error.line, error.column), (line, column), "{text:?} gave {error}");
+            assert!(error.message.contains(message), "{text:?} gave {:?}, not {message:?}", error.message);
+        }
+    }
+
+    #[test]
+    fn the_first_mistake_in_the_file_comes_first() {
+        let error = refuse(&format!("{JOB}[train]\nepochs = -1.0\nblock_size = 0\n"));
+        assert!(error.message.starts_with("epochs"), "{error}");
+    }
+
+    #[test]
+    fn every_published_size_is_consistent() {
+        for preset in ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"] {
+            JobSpec::parse(&format!("{JOB}[model]\npreset = \"{preset}\"\n"), "job.toml").expect(preset);
+        }
+    }
+
+    #[test]
+    fn a_near_word_is_suggested_and_else_all_are_listed() {
+        let hint = |added: &str| refuse(&format!("{JOB}{added}\n")).hint.expect("a hint");
+        assert_eq!(hint("[train]\nlerning_rate = 1.0"), "did you mean `learning_rate`?");
+        assert_eq!(hint("[train]\nlearning-rate = 1.0"), "did you mean `learning_rate`?");
+        assert_eq!(hint("[train]\nschedule = \"Cosin\""), "did you mean `cosine`?");
+        assert_eq!(hint("[retry]\nxyz = 1"), "keys here: on, attempts, backoff, max_backoff");
+        assert_eq!(hint("[compute]\nsteps = 1"), "`steps` belongs in [train]");
+        assert_eq!(hint("[retry]\nstore = \"x\""), "`store` belongs at the top of the file, before any [table]");
+        assert_eq!(hint("[retry]\nkind = \"train\""), "`kind` belongs in [data.tokenizer]");
+    }
+
+    #[test]
+    fn a_value_set_over_the_file_is_judged_like_the_file() {
+        let read = |assignments: &[&str]| {
+            let mut document = Document::new("job.toml", JOB.into()).expect("text");
+            assignments.iter().try_for_each(|assignment| document.set(assignment)).and_then(|()| JobSpec::read(&document))
+        };
+        let spec =
+            read(&["train.steps=5", "name = other", "limits.ttl=2h", "model.preset=\"gpt2\"", "train.steps=7"]).expect("valid");
+        assert_eq!((spec.train.steps, spec.name.as_str()), (Some(7), "other"));
+        assert_eq!(spec.limits.ttl, Some(Span(std::time::Duration::from_secs(7_200))));
+        assert_eq!(spec.data.expect("data").train, ["a.txt"], "what is not set stays");
+
+        let refuse = |assignments: &[&str]| read(assignments).expect_err("a mistake").to_string();
+        assert_eq!(
+            refuse(&["train.steps=5", "train.epochs=1"]),
+            "--set train.epochs:1:16: a run has either `steps` or `epochs`, not both\n  |\n1 | train.epochs = 1\n  |                ^"
+        );
+        assert!(refuse(&["train.stepz=5"]).starts_with("--set train.stepz:1:7: unknown key `stepz` in [train]"));
+        assert!(refuse(&["train.steps=many"]).contains("expected a whole number, 0 or more, found string \"many\""));
+        assert!(refuse(&["train.steps"]).contains("a setting is written key=value"));
+        assert!(refuse(&["name=\"x\"\nstore=\"y\""]).contains("on one line"));
+        assert!(refuse(&["=5"]).contains("a setting is written key=value"));
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_shown_at_their_place() {
+        let at = |bytes: &[u8]| {
+            let error = Document::new("job.toml", bytes.to_vec()).expect_err("no text");
+            (error.line, error.column, error.message)
+        };
+        assert_eq!(at(b"name = \"a\"\nx = \"\xff\""), (2, 6, "not valid UTF-8 from here on".to_owned()));
+        assert_eq!(at(b"\n\nna\0me"), (3, 3, "a NUL byte; a TOML file is text".to_owned()));
+    }
+
+    #[test]
+    fn a_long_line_is_cut_around_the_place_and_columns_count_characters() {
+        let error = refuse(&format!("# {}\n\tname = \"ÄÖ\" # {}\n[data]\ntrain=[\"a\"]", "x".repeat(300), "y".repeat(300)));
+        assert_eq!((error.line, error.column), (2, 9));
+        let carets = error.excerpt.lines().last().expect("a line");
+        assert_eq!(carets, "  | \t       ^^^^", "a tab keeps the caret below its place");
+        assert!(error.excerpt.lines().all(|line| line.chars().count() < 120));
+    }
+
+    #[test]
+    fn the_schema_describes_every_table() {
+        let schema = JobSpec::schema();
+        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+        for key in ["name", "compute", "data", "model", "train", "sample", "retry", "limits"] {
+            assert!(schema["properties"][key].is_object(), "{key}");
+        }
+        assert!(schema["$defs"]["TrainSettings"]["properties"]["steps"]["description"].is_string());
+    }
 }

@@ -2,31 +2,36 @@
 
 use super::document::Place;
 
-/// The message for the user, and what to write instead when that can be guessed.
-pub(super) fn reword(message: &str, place: &Place) -> (String, Option<String>) {
+#[derive(Debug, Default)]
+pub(super) struct Wording {
+    pub message: String,
+    /// What to write instead, when that can be guessed.
+    pub hint: Option<String>,
+    pub unknown_key: Option<String>,
+}
+
+/// `message` for the user.
+pub(super) fn reword(message: &str, place: &Place) -> Wording {
     let quoted = quoted(message);
+    let (unknown, known) = quoted.split_first().map_or(("", &[][..]), |(first, rest)| (*first, rest));
+    let plain = |message: String| Wording { message, ..Wording::default() };
+    let about = |text: &str| place.dotted().map_or_else(|| text.to_owned(), |key| format!("{key}: {text}"));
     if message.starts_with("unknown field") {
-        let table = if place.table.is_empty() { "at the top of the file".to_owned() } else { format!("in [{}]", place.table) };
-        let (unknown, known) = quoted.split_first().map_or(("", &[][..]), |(first, rest)| (*first, rest));
-        return (format!("unknown key `{unknown}` {table}"), Some(suggest(unknown, known, "keys here")));
+        let message = format!("unknown key `{unknown}` {}", place.table());
+        return Wording { message, hint: Some(suggest(unknown, known, "keys here")), unknown_key: Some(unknown.to_owned()) };
     }
-    let subject = place.key.as_ref().map(|key| if place.table.is_empty() { key.clone() } else { format!("{}.{key}", place.table) });
-    let about = |text: String| subject.as_ref().map_or(text.clone(), |subject| format!("{subject}: {text}"));
     if message.starts_with("unknown variant") {
-        let (unknown, known) = quoted.split_first().map_or(("", &[][..]), |(first, rest)| (*first, rest));
-        return (about(format!("`{unknown}` is not one of its values")), Some(suggest(unknown, known, "values")));
+        let message = about(&format!("`{unknown}` is not one of its values"));
+        return Wording { hint: Some(suggest(unknown, known, "values")), ..plain(message) };
     }
     if let Some(rest) = message.strip_prefix("missing field") {
-        return (format!("the key{rest} is missing"), None);
+        return plain(format!("the key{rest} is missing"));
     }
-    if let Some((found, expected)) = message
-        .strip_prefix("invalid type: ")
-        .or(message.strip_prefix("invalid value: "))
-        .and_then(|rest| rest.split_once(", expected "))
-    {
-        return (about(format!("expected {}, found {found}", kind(expected))), None);
+    let mismatch = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "));
+    match mismatch.and_then(|rest| rest.split_once(", expected ")) {
+        Some((found, expected)) => plain(about(&format!("expected {}, found {found}", kind(expected)))),
+        None => plain(about(message)),
     }
-    (about(message.to_owned()), None)
 }
 
 /// The nearest of `known`, or all of them when none is near.

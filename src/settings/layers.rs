@@ -122,16 +122,12 @@ fn read_file<T: DeserializeOwned + Default>(path: &Path) -> Result<T, SettingsEr
 }
 
 /// One variable, judged exactly as the same value in a file would be.
-fn read<T: DeserializeOwned>(around: &Surroundings<'_>, name: &'static str) -> Result<Option<T>, SettingsError> {
+fn read<T: DeserializeOwned>(around: &Surroundings<'_>, name: &str) -> Result<Option<T>, SettingsError> {
     let Some(value) = (around.variable)(name).filter(|value| !value.is_empty()) else { return Ok(None) };
-    let value = value.into_string().map_err(|_| SettingsError::Variable {
-        name,
-        message: "it is not valid UTF-8".to_owned(),
-        hint: None,
-    })?;
-    let wrong = |error: DocumentError| SettingsError::Variable { name, message: error.message, hint: error.hint };
-    let text = format!("value = {}", toml::Value::from(value));
-    let document = Document::new(name, text.into_bytes()).map_err(wrong)?;
+    let not_text = |_| SettingsError::Variable { message: format!("{name} is not valid UTF-8"), hint: None };
+    let value = toml::Value::from(value.into_string().map_err(not_text)?);
+    let wrong = |error: DocumentError| SettingsError::Variable { message: error.message, hint: error.hint };
+    let document = Document::new(name, format!("{name} = {value}").into_bytes()).map_err(wrong)?;
     let (mut parsed, _) = document.parse::<BTreeMap<String, T>>().map_err(wrong)?;
-    Ok(parsed.remove("value"))
+    Ok(parsed.remove(name))
 }

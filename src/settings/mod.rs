@@ -32,8 +32,8 @@ const DEFAULT_TTL: Span = Span(std::time::Duration::from_secs(24 * 3_600));
 pub enum SettingsError {
     #[error(transparent)]
     File(#[from] OpenError),
-    #[error("{name}: {message}")]
-    Variable { name: &'static str, message: String, hint: Option<String> },
+    #[error("{message}")]
+    Variable { message: String, hint: Option<String> },
     #[error("there is no profile `{name}` (from {origin})")]
     NoProfile { name: String, origin: Origin, hint: String },
     #[error("there is no place for {what}: neither {variable} nor a home directory is set")]
@@ -177,3 +177,6 @@ fn no_profile<'p>(name: &str, origin: &Origin, known: impl Iterator<Item = &'p S
         if known.is_empty() { format!("add [profiles.{name}] to {}", path.display()) } else { suggest(name, &known, "profiles") };
     SettingsError::NoProfile { name: name.to_owned(), origin: origin.clone(), hint }
 }
+
+#[cfg(test)]
+mod tests;

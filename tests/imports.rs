@@ -1,0 +1,190 @@
+//! The import direction of ARCHITECTURE.md, and who may print and exit.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A module (the longest prefix counts) and what of the crate it may name.
+const TABLE: &[(&str, &[&str])] = &[
+    ("main", &["cli", "exit"]),
+    ("lib", &[]),
+    ("exit", &[]),
+    ("cli", &["lifecycle", "settings", "output", "agent", "provider::registry", "store", "image", "job", "exit"]),
+    ("lifecycle", &["provider", "store", "image", "job"]),
+    ("provider", &["store", "job"]),
+    ("provider::registry", &["provider", "store", "job"]),
+    ("agent", &["store", "job"]),
+    ("output", &["job", "exit"]),
+    ("settings", &["job"]),
+    ("store", &["job"]),
+    ("image", &["job"]),
+    ("job", &[]),
+];
+
+#[test]
+fn modules_import_only_what_the_table_allows() {
+    let mut wrong = Vec::new();
+    for file in sources() {
+        let module = module_of(&file);
+        let allowed = allowed(&module).unwrap_or_else(|| panic!("{module} is not in the table"));
+        for (number, line) in product_lines(&file) {
+            for path in crate_paths(&line) {
+                let listed = top(&module) == top(&path) || allowed.iter().any(|prefix| covers(prefix, &path));
+                if !listed || crosses_providers(&module, &path) {
+                    wrong.push(format!("{}:{number}: {module} may not name crate::{path}: {}", file.display(), line.trim()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn only_output_prints_and_only_main_exits() {
+    let prints = ["println!", "print!(", "eprint", "stdout()", "stderr()", "dbg!"];
+    let mut wrong = Vec::new();
+    for file in sources() {
+        let module = module_of(&file);
+        for (number, line) in product_lines(&file) {
+            let talks = top(&module) != "output" && prints.iter().any(|word| line.contains(word));
+            let exits = module != "main" && line.contains("process::exit");
+            if talks || exits {
+                wrong.push(format!("{}:{number}: {}", file.display(), line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_scan_sees_what_it_looks_for() {
+    assert_eq!(crate_paths("use crate::{job::{plan::Plan, id}, exit::Exit};"), ["job::plan::Plan", "job::id", "exit::Exit"]);
+    assert_eq!(crate_paths("let x = crate::store::open(crate::job::spec::X)"), ["store::open", "job::spec::X"]);
+    assert!(sources().len() > 20, "the scan must find the sources");
+    assert!(sources().iter().any(|file| module_of(file) == "provider::local" && !product_lines(file).is_empty()));
+    assert!(crosses_providers("provider::local::agent", "provider::fake::Fake") || !provider_folder("provider::fake"));
+    assert!(crosses_providers("lifecycle::supervise", "provider::local::Local"));
+    assert!(!crosses_providers("provider::local::agent", "provider::local::Local"));
+    assert!(!crosses_providers("provider::local::agent", "provider::error::Class"));
+    assert!(covers("provider::registry", "provider::registry::open") && !covers("provider::registry", "provider::local"));
+    assert_eq!(allowed("provider::local::agent"), allowed("provider"));
+    assert_eq!(allowed("unheard"), None);
+}
+
+/// No provider names another, and nobody but the registry names any.
+fn crosses_providers(module: &str, path: &str) -> bool {
+    let folder = |path: &str| path.split("::").take(2).collect::<Vec<_>>().join("::");
+    let (here, there) = (folder(module), folder(path));
+    here != "provider::registry" && provider_folder(&there) && here != there
+}
+
+/// A folder below `provider/` is a provider; a file there belongs to the seam.
+fn provider_folder(path: &str) -> bool {
+    path.strip_prefix("provider::").is_some_and(|name| source_root().join("provider").join(name).is_dir())
+}
+
+fn covers(prefix: &str, path: &str) -> bool {
+    path == prefix || path.starts_with(&format!("{prefix}::"))
+}
+
+fn allowed(module: &str) -> Option<&'static [&'static str]> {
+    TABLE.iter().filter(|(name, _)| covers(name, module)).max_by_key(|(name, _)| name.len()).map(|(_, allowed)| *allowed)
+}
+
+fn top(path: &str) -> &str {
+    path.split("::").next().unwrap_or(path)
+}
+
+fn source_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+fn sources() -> Vec<PathBuf> {
+    fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).expect("src is readable") {
+            let path = entry.expect("src is readable").path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&source_root(), &mut found);
+    found.sort();
+    found
+}
+
+/// `src/provider/local/mod.rs` is `provider::local`.
+fn module_of(file: &Path) -> String {
+    let relative = file.strip_prefix(source_root()).expect("a file of src").with_extension("");
+    let parts: Vec<String> = relative.iter().map(|part| part.to_string_lossy().into_owned()).filter(|part| part != "mod").collect();
+    parts.join("::")
+}
+
+/// Lines with their numbers: comments and tests left out, a `use` over several lines joined.
+fn product_lines(file: &Path) -> Vec<(usize, String)> {
+    let mut lines = Vec::new();
+    if file.file_stem().is_some_and(|stem| stem == "tests") {
+        return lines;
+    }
+    let mut open_use: Option<(usize, String)> = None;
+    let text = fs::read_to_string(file).expect("src is readable");
+    for (number, line) in text.lines().enumerate().map(|(i, line)| (i + 1, line)) {
+        if line.starts_with("#[cfg(test)]") {
+            break;
+        }
+        if line.trim_start().starts_with("//") {
+            continue;
+        }
+        let (start, mut statement) = open_use.take().unwrap_or((number, String::new()));
+        statement.push_str(line.trim());
+        let begins_use = statement.trim_start_matches("pub ").starts_with("use ");
+        if begins_use && !statement.contains(';') {
+            open_use = Some((start, statement));
+        } else {
+            lines.push((start, statement));
+        }
+    }
+    lines
+}
+
+/// Every path behind `crate::`, groups spelt out.
+fn crate_paths(line: &str) -> Vec<String> {
+    line.match_indices("crate::").flat_map(|(at, word)| expand("", &line[at + word.len()..])).collect()
+}
+
+fn expand(prefix: &str, rest: &str) -> Vec<String> {
+    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(rest.len());
+    let (path, rest) = rest.split_at(end);
+    let joined = format!("{prefix}{path}");
+    match rest.strip_prefix('{') {
+        Some(group) if path.is_empty() || path.ends_with("::") => {
+            members(group).iter().filter(|member| !member.is_empty()).flat_map(|member| expand(&joined, member)).collect()
+        }
+        _ => vec![joined.trim_end_matches("::").to_owned()],
+    }
+}
+
+/// The comma-separated members of a group, up to its closing brace.
+fn members(group: &str) -> Vec<&str> {
+    let (mut depth, mut start, mut found) = (0, 0, Vec::new());
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => {
+                found.push(group[start..at].trim());
+                break;
+            }
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                found.push(group[start..at].trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    found
+}
