@@ -18,6 +18,7 @@ use crate::job::{
 #[cfg(test)]
 pub mod conformance;
 pub mod error;
+pub mod fake;
 pub mod local;
 pub mod registry;
 

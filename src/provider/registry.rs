@@ -4,15 +4,19 @@ use std::{ffi::OsString, path::PathBuf, sync::Arc};
 
 use super::{
     Class, Provider, ProviderError, Result,
+    fake::Fake,
     local::{self, Local},
 };
 use crate::{
-    job::clock::{Clock, SystemClock},
+    job::{
+        clock::{Clock, SystemClock},
+        wording,
+    },
     store::Store,
 };
 
 /// Every name that [`open`] knows, as `compute.backend` spells it.
-pub const NAMES: [&str; 1] = ["local"];
+pub const NAMES: [&str; 2] = ["local", "fake"];
 
 /// What a provider may need to know about the place where ftctl runs.
 #[derive(Clone)]
@@ -35,10 +39,11 @@ pub struct Connected {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Opens a provider by name. Touches nothing. Fails as [`Class::Invalid`] for a name that is not in [`NAMES`].
+/// Opens a provider by name. Nothing is created at the provider. Fails as [`Class::Invalid`] for a name that is not in [`NAMES`].
 pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
     match name {
         "local" => Ok(open_local(environment)),
+        "fake" => open_fake(environment),
         _ => Err(unknown(name)),
     }
 }
@@ -50,6 +55,34 @@ fn open_local(environment: &Environment) -> Connected {
     Connected { provider: Arc::new(Local::new(settings)), store, clock }
 }
 
+fn open_fake(environment: &Environment) -> Result<Connected> {
+    let fake = Arc::new(Fake::open(&environment.state.join("fake"), environment.store.clone())?);
+    Ok(Connected { store: fake.client_store(), clock: fake.clock(), provider: fake })
+}
+
 fn unknown(name: &str) -> ProviderError {
-    ProviderError::new(Class::Invalid, format!("there is no backend `{name}`")).fix(format!("choose one of: {}", NAMES.join(", ")))
+    ProviderError::new(Class::Invalid, format!("there is no backend `{name}`")).fix(wording::suggest(name, &NAMES, "backends"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    #[test]
+    fn every_name_opens_and_any_other_is_refused_with_a_hint() {
+        let state = tempfile::tempdir().expect("directory");
+        let environment = Environment {
+            state: state.path().to_owned(),
+            executable: "ftctl".into(),
+            variables: Vec::new(),
+            store: Arc::new(MemoryStore::new()),
+        };
+        for name in NAMES {
+            assert!(open(name, &environment).is_ok(), "{name}");
+        }
+        let hint = |name: &str| open(name, &environment).err().and_then(|error| error.fix).expect("a hint");
+        assert_eq!(hint("lcoal"), "did you mean `local`?");
+        assert_eq!(hint("gce"), "backends: local, fake");
+    }
 }

@@ -1,0 +1,284 @@
+//! `cloud.json`: everything that is true in the fake cloud, and the rules by which virtual time changes it. No input, no output.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::script::{Call, Fault, Script, Work};
+use crate::{
+    job::{
+        id::{AttemptId, JobId},
+        order::{ExitReason, RunOrder},
+        units::Money,
+    },
+    provider::{Class, ProviderError, Resource, Result, Sighting},
+};
+
+pub const CLOUD_SCHEMA: &str = "ftctl.fake-cloud/1";
+
+/// Steps of a run whose order counts them in epochs: the fake reads no data.
+const DEFAULT_STEPS: u64 = 100;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cloud {
+    pub schema: String,
+    pub now: Timestamp,
+    /// By name.
+    pub machines: BTreeMap<String, Machine>,
+    /// How often each fault of the script has happened.
+    pub faults_used: Vec<u32>,
+    /// What calls changed, in order: the proof that nothing was created twice.
+    pub effects: Vec<Effect>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    pub attempt: AttemptId,
+    pub created: Timestamp,
+    pub expires: Timestamp,
+    pub price_per_hour: Money,
+    pub agent: Option<Agent>,
+    pub end: Option<End>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Agent {
+    pub order: RunOrder,
+    pub started: Timestamp,
+    /// The checkpoint it resumes from.
+    pub first_step: u64,
+    /// All that it ever did is in the store.
+    pub told: bool,
+}
+
+/// How a machine, or the agent on it, came to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    pub at: Timestamp,
+    pub why: String,
+    /// What the agent could still write down.
+    pub exit: Option<ExitReason>,
+    /// The machine went too.
+    pub gone: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effect {
+    pub at: Timestamp,
+    pub kind: EffectKind,
+    pub machine: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EffectKind {
+    MachineCreated,
+    AgentStarted,
+    MachineDestroyed,
+}
+
+/// `time` and then `duration`, or the end of all time.
+pub fn after(time: Timestamp, duration: Duration) -> Timestamp {
+    time.checked_add(duration).unwrap_or(Timestamp::MAX)
+}
+
+impl Agent {
+    pub fn steps(&self) -> u64 {
+        self.order.train.steps.unwrap_or(DEFAULT_STEPS).max(1)
+    }
+
+    pub fn trains_from(&self, work: &Work) -> Timestamp {
+        after(self.started, work.staging.0)
+    }
+
+    /// When `step` is complete.
+    pub fn time_of(&self, step: u64, work: &Work) -> Timestamp {
+        let share = step.saturating_sub(self.first_step) as f64 / self.steps() as f64;
+        after(self.trains_from(work), work.duration.0.mul_f64(share))
+    }
+
+    /// Steps complete at `time`.
+    pub fn step_at(&self, time: Timestamp, work: &Work) -> u64 {
+        let mut steps = self.first_step..self.steps();
+        steps.find(|step| self.time_of(step + 1, work) > time).unwrap_or(self.steps().max(self.first_step))
+    }
+
+    /// What ends it when nobody interferes.
+    fn own_ends(&self, work: &Work) -> impl Iterator<Item = End> {
+        let (exit, why) = if work.fails.is_some() {
+            (ExitReason::Failed, "the trainer failed")
+        } else {
+            (ExitReason::Succeeded, "its work is done")
+        };
+        let done = End { at: self.time_of(self.steps(), work), why: why.to_owned(), exit: Some(exit), gone: false };
+        let deadline = self.order.deadline.map(|at| End {
+            at,
+            why: "its deadline came".to_owned(),
+            exit: Some(ExitReason::Deadline),
+            gone: false,
+        });
+        [Some(done), deadline].into_iter().flatten()
+    }
+}
+
+impl Machine {
+    pub fn exists(&self) -> bool {
+        !self.end.as_ref().is_some_and(|end| end.gone)
+    }
+
+    pub fn lives(&self) -> bool {
+        self.end.is_none()
+    }
+
+    /// The earliest end that the script, the agent and the kill switch hold for it.
+    fn fate(&self, script: &Script) -> Option<End> {
+        let taken =
+            script.preemptions.iter().filter(|preemption| preemption.attempt == self.attempt.attempt).map(|preemption| End {
+                at: after(self.created, preemption.after.0),
+                why: "preempted".to_owned(),
+                exit: preemption.notice.then_some(ExitReason::Preempted),
+                gone: preemption.vanishes,
+            });
+        let expired = End { at: self.expires, why: "its time to live is over".to_owned(), exit: None, gone: true };
+        let own = self.agent.iter().flat_map(|agent| agent.own_ends(&script.job));
+        taken.chain([expired]).chain(own).min_by_key(|end| end.at)
+    }
+}
+
+impl Cloud {
+    pub fn new(script: &Script) -> Self {
+        Self {
+            schema: CLOUD_SCHEMA.to_owned(),
+            now: script.start,
+            machines: BTreeMap::new(),
+            faults_used: Vec::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// Lets time pass, and everything happen that was due.
+    pub fn advance(&mut self, script: &Script, duration: Duration) {
+        self.now = after(self.now, duration);
+        for machine in self.machines.values_mut().filter(|machine| machine.lives()) {
+            machine.end = machine.fate(script).filter(|end| end.at <= self.now);
+        }
+    }
+
+    /// The fault that this call meets, which counts as used from now on.
+    pub fn meet_fault<'s>(&mut self, script: &'s Script, call: Call, attempt: Option<&AttemptId>) -> Option<&'s Fault> {
+        self.faults_used.resize(script.faults.len().max(self.faults_used.len()), 0);
+        let mut faults = script.faults.iter().zip(&mut self.faults_used);
+        let (fault, used) = faults.find(|(fault, used)| fault.fits(call, attempt) && **used < fault.times)?;
+        *used += 1;
+        Some(fault)
+    }
+
+    pub fn provision(&mut self, attempt: &AttemptId, ttl: Duration, script: &Script) {
+        let name = attempt.machine_name();
+        if self.machines.get(&name).is_some_and(Machine::exists) {
+            return;
+        }
+        let (created, expires) = (self.now, after(self.now, ttl));
+        let machine =
+            Machine { attempt: attempt.clone(), created, expires, price_per_hour: script.price_per_hour, agent: None, end: None };
+        self.machines.insert(name.clone(), machine);
+        self.record(EffectKind::MachineCreated, name);
+    }
+
+    pub fn launch(&mut self, order: &RunOrder, first_step: u64) -> Result<()> {
+        let attempt = AttemptId::new(&order.job, order.attempt);
+        let (now, name) = (self.now, attempt.machine_name());
+        let machine = self.find(&attempt)?;
+        if machine.agent.is_some() || !machine.lives() {
+            return Ok(());
+        }
+        machine.agent = Some(Agent { order: order.clone(), started: now, first_step, told: false });
+        self.record(EffectKind::AgentStarted, name);
+        self.replace(&attempt);
+        Ok(())
+    }
+
+    /// A new attempt takes the lease, and older ones stop when they notice.
+    fn replace(&mut self, by: &AttemptId) {
+        let end = End { at: self.now, why: "a newer attempt took over".to_owned(), exit: Some(ExitReason::LostLease), gone: false };
+        for older in self.machines.values_mut().filter(|machine| machine.lives() && machine.agent.is_some()) {
+            if older.attempt.job == by.job && older.attempt.attempt < by.attempt {
+                older.end = Some(end.clone());
+            }
+        }
+    }
+
+    pub fn observe(&self, attempt: &AttemptId, script: &Script) -> Result<Sighting> {
+        let Some(machine) = self.machines.get(&attempt.machine_name()) else { return Ok(Sighting::Gone) };
+        let hidden = script.out_of_sight.iter().filter(|hidden| hidden.attempt == attempt.attempt).any(|hidden| {
+            let from = after(machine.created, hidden.after.0);
+            (from..after(from, hidden.lasting.0)).contains(&self.now)
+        });
+        if hidden {
+            return Err(ProviderError::new(Class::Network, format!("the fake cloud cannot say how {} is", attempt.machine_name())));
+        }
+        Ok(match &machine.end {
+            Some(end) if end.gone => Sighting::Gone,
+            Some(end) => Sighting::Dead { why: end.why.clone() },
+            None => Sighting::Alive { agent: machine.agent.is_some() },
+        })
+    }
+
+    /// A drill: the cloud takes the machine now, with its usual notice.
+    pub fn preempt(&mut self, attempt: &AttemptId) -> Result<()> {
+        let end = End { at: self.now, why: "preempted".to_owned(), exit: Some(ExitReason::Preempted), gone: false };
+        let machine = self.find(attempt)?;
+        machine.end.get_or_insert(end);
+        Ok(())
+    }
+
+    pub fn destroy(&mut self, job: &JobId) {
+        let names: Vec<_> =
+            self.machines.iter().filter(|(_, machine)| machine.attempt.job == *job).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.machines.remove(&name);
+            self.record(EffectKind::MachineDestroyed, name);
+        }
+    }
+
+    pub fn list(&self) -> Vec<Resource> {
+        let existing = self.machines.iter().filter(|(_, machine)| machine.exists());
+        existing
+            .map(|(name, machine)| Resource {
+                name: name.clone(),
+                attempt: machine.attempt.clone(),
+                since: machine.created,
+                expires: Some(machine.expires),
+                price_per_hour: machine.price_per_hour,
+            })
+            .collect()
+    }
+
+    /// Jobs with an agent that would hear a wish to cancel.
+    pub fn listeners(&self) -> BTreeSet<JobId> {
+        let agents = self.machines.values().filter(|machine| machine.lives() && machine.agent.is_some());
+        agents.map(|machine| machine.attempt.job.clone()).collect()
+    }
+
+    /// The agents of this job heard that a user wants it to end.
+    pub fn cancel(&mut self, job: &JobId) {
+        let end = End { at: self.now, why: "cancelled".to_owned(), exit: Some(ExitReason::Cancelled), gone: false };
+        for machine in self.machines.values_mut().filter(|machine| machine.attempt.job == *job && machine.agent.is_some()) {
+            machine.end.get_or_insert_with(|| end.clone());
+        }
+    }
+
+    fn find(&mut self, attempt: &AttemptId) -> Result<&mut Machine> {
+        let name = attempt.machine_name();
+        let machine = self.machines.get_mut(&name).filter(|machine| machine.exists());
+        machine.ok_or_else(|| ProviderError::new(Class::Network, format!("the fake cloud has no machine {name} any more")))
+    }
+
+    fn record(&mut self, kind: EffectKind, machine: String) {
+        self.effects.push(Effect { at: self.now, kind, machine });
+    }
+}

@@ -1,0 +1,267 @@
+//! Provider `fake`: a scripted cloud on a virtual clock, for rehearsals at no cost. Shortages, preemptions, lost answers and a client
+//! that is killed in the middle of a call come when `script.json` says so, and hours pass as fast as ftctl asks for them.
+//!
+//! | file in `<state>/fake/` | is |
+//! |---|---|
+//! | `script.json` | what shall happen, written by the user; absent: nothing special |
+//! | `cloud.json` | what is true in the cloud; survives its clients |
+//! | `calls.jsonl` | every call of every client, to this cloud and to the store beside it |
+//! | `cloud.lock` | held by the client whose call is being answered |
+//!
+//! Virtual time passes when a client sleeps on [`Fake::clock`] or meets a slow answer, and at no other time.
+//!
+//! The fake plays the agents, too: it writes to the store what they would. Hence it imports the store, which no real provider does.
+
+mod agent;
+mod calls;
+mod cloud;
+mod script;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+
+pub use self::{
+    calls::{CallLine, Calls, CrashingStore},
+    cloud::{CLOUD_SCHEMA, Cloud, Effect, EffectKind},
+    script::{Call, CrashAt, Fault, FaultKind, OutOfSight, Preemption, SCRIPT_SCHEMA, Script, When, Work},
+};
+use super::{Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting};
+use crate::{
+    job::{
+        clock::Clock,
+        id::{AttemptId, JobId, path},
+        order::{CancelRequest, RunOrder},
+        plan::Plan,
+        units::Money,
+    },
+    store::{Store, StoreError, checkpoint, find_json},
+};
+
+pub struct Fake {
+    directory: PathBuf,
+    script: Script,
+    /// As the machines reach it: what they write is no call of ours.
+    store: Arc<dyn Store>,
+    calls: Arc<Calls>,
+    /// The clock when it was last looked at.
+    seen: Mutex<Timestamp>,
+}
+
+impl Fake {
+    /// Opens the cloud whose files are in `directory` (made when needed) for machines that reach `store`. Fails as
+    /// [`Class::Invalid`] when the script or the cloud's own file cannot be read.
+    pub fn open(directory: &Path, store: Arc<dyn Store>) -> Result<Self> {
+        fs::create_dir_all(directory).map_err(|error| failed("make", directory, &error))?;
+        let script: Script = read_json(&directory.join("script.json"))?.unwrap_or_default();
+        check_schema(&directory.join("script.json"), &script.schema, SCRIPT_SCHEMA)?;
+        let log = directory.join("calls.jsonl");
+        let calls = Calls::open(&log, script.crash_at).map_err(|error| failed("open", &log, &error))?;
+        let fake = Self { directory: directory.to_owned(), seen: Mutex::new(script.start), script, store, calls: Arc::new(calls) };
+        fake.load()?;
+        Ok(fake)
+    }
+
+    /// The same store for a client of this cloud, with its calls counted.
+    pub fn client_store(&self) -> Arc<dyn Store> {
+        Arc::new(CrashingStore::new(self.store.clone(), self.calls.clone()))
+    }
+
+    /// The virtual clock. Sleeping on it costs no time.
+    pub fn clock(self: &Arc<Self>) -> Arc<dyn Clock> {
+        Arc::new(VirtualClock(self.clone()))
+    }
+
+    /// What is true in the cloud now.
+    pub fn load(&self) -> Result<Cloud> {
+        let path = self.directory.join("cloud.json");
+        let cloud: Cloud = read_json(&path)?.unwrap_or_else(|| Cloud::new(&self.script));
+        check_schema(&path, &cloud.schema, CLOUD_SCHEMA)?;
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = cloud.now;
+        Ok(cloud)
+    }
+
+    /// Replaced in one step: a client that is killed here has changed all or nothing.
+    fn save(&self, cloud: &Cloud) -> Result<()> {
+        let path = self.directory.join("cloud.json");
+        let write = || {
+            let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
+            file.write_all(&serde_json::to_vec_pretty(cloud)?)?;
+            file.persist(&path).map(drop).map_err(|error| error.error)
+        };
+        write().map_err(|error| failed("write", &path, &error))?;
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = cloud.now;
+        Ok(())
+    }
+
+    /// One client at a time; the others wait off this thread, because the one may be on it.
+    async fn lock(&self) -> Result<File> {
+        let path = self.directory.join("cloud.lock");
+        let wait = {
+            let path = path.clone();
+            move || File::create(path).and_then(|file| file.lock().map(|()| file))
+        };
+        let locked = tokio::task::spawn_blocking(wait).await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        locked.map_err(|error| failed("lock", &path, &error))
+    }
+
+    /// Lets time pass and the agents tell what they did meanwhile.
+    async fn pass(&self, cloud: &mut Cloud, duration: Duration) -> Result<()> {
+        for job in cloud.listeners() {
+            let wish: Option<(CancelRequest, _)> =
+                find_json(self.store.as_ref(), &path::cancel(&job)).await.map_err(|error| store_failed(&error))?;
+            if wish.is_some() {
+                cloud.cancel(&job);
+            }
+        }
+        cloud.advance(&self.script, duration);
+        self.save(cloud)?;
+        self.tell(cloud).await
+    }
+
+    async fn tell(&self, cloud: &mut Cloud) -> Result<()> {
+        let now = cloud.now;
+        for machine in cloud.machines.values_mut() {
+            let Some(agent) = machine.agent.as_ref().filter(|agent| !agent.told) else { continue };
+            let performance = agent::perform(machine, agent, &self.script.job, now);
+            agent::tell(self.store.as_ref(), agent, &performance).await.map_err(|error| store_failed(&error))?;
+            let over = machine.end.is_some();
+            if let Some(agent) = &mut machine.agent {
+                agent.told = over;
+            }
+        }
+        Ok(())
+    }
+
+    /// One call to the cloud, with whatever the script holds for it.
+    async fn call<T>(
+        &self,
+        call: Call,
+        target: &str,
+        attempt: Option<&AttemptId>,
+        act: impl FnOnce(&mut Cloud) -> Result<T>,
+    ) -> Result<T> {
+        self.calls.make(call.name(), target, self.answer(call, attempt, act)).await
+    }
+
+    async fn answer<T>(&self, call: Call, attempt: Option<&AttemptId>, act: impl FnOnce(&mut Cloud) -> Result<T>) -> Result<T> {
+        let _lock = self.lock().await?;
+        let mut cloud = self.load()?;
+        let fault = cloud.meet_fault(&self.script, call, attempt);
+        self.pass(&mut cloud, fault.and_then(|fault| fault.delay).map_or(Duration::ZERO, |delay| delay.0)).await?;
+        let error = fault.and_then(Fault::error);
+        if let Some(error) = error.clone().filter(|_| fault.is_some_and(|fault| fault.kind != FaultKind::LostAnswer)) {
+            return Err(error);
+        }
+        let answer = act(&mut cloud);
+        self.save(&cloud)?;
+        self.tell(&mut cloud).await?;
+        self.save(&cloud)?;
+        error.map_or(answer, Err)
+    }
+
+    async fn sleep(&self, duration: Duration) -> Result<()> {
+        let _lock = self.lock().await?;
+        let mut cloud = self.load()?;
+        self.pass(&mut cloud, duration).await?;
+        self.save(&cloud)
+    }
+}
+
+#[async_trait]
+impl Provider for Fake {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { native_trainer: false, bills: true }
+    }
+
+    async fn price_per_hour(&self, _: &Plan) -> Result<Money> {
+        self.call(Call::Price, "", None, |_| Ok(self.script.price_per_hour)).await
+    }
+
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()> {
+        let act = |cloud: &mut Cloud| {
+            cloud.provision(attempt, plan.ttl.0, &self.script);
+            Ok(())
+        };
+        self.call(Call::Provision, &attempt.machine_name(), Some(attempt), act).await
+    }
+
+    async fn launch(&self, order: &RunOrder) -> Result<()> {
+        let attempt = AttemptId::new(&order.job, order.attempt);
+        let latest = checkpoint::latest(self.store.as_ref(), &order.job).await.map_err(|error| store_failed(&error))?;
+        let first_step = latest.map_or(0, |manifest| manifest.step);
+        self.call(Call::Launch, &attempt.machine_name(), Some(&attempt), |cloud| cloud.launch(order, first_step)).await
+    }
+
+    async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
+        self.call(Call::Observe, &attempt.machine_name(), Some(attempt), |cloud| cloud.observe(attempt, &self.script)).await
+    }
+
+    async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
+        self.call(Call::Preempt, &attempt.machine_name(), Some(attempt), |cloud| cloud.preempt(attempt)).await
+    }
+
+    async fn destroy(&self, job: &JobId) -> Result<()> {
+        let act = |cloud: &mut Cloud| {
+            cloud.destroy(job);
+            Ok(())
+        };
+        self.call(Call::Destroy, job.as_str(), None, act).await
+    }
+
+    async fn list(&self) -> Result<Vec<Resource>> {
+        self.call(Call::List, "", None, |cloud| Ok(cloud.list())).await
+    }
+}
+
+struct VirtualClock(Arc<Fake>);
+
+#[async_trait]
+impl Clock for VirtualClock {
+    fn now(&self) -> Timestamp {
+        *self.0.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        if self.0.sleep(duration).await.is_err() {
+            // The next call to the cloud meets the same error and reports it; until then time must not stand still.
+            let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            *seen = cloud::after(*seen, duration);
+        }
+    }
+}
+
+/// `None` when there is no such file.
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        bytes => bytes.map_err(|error| failed("read", path, &error))?,
+    };
+    let value = serde_json::from_slice(&bytes);
+    value.map(Some).map_err(|error| ProviderError::new(Class::Invalid, format!("{}: {error}", path.display())))
+}
+
+fn check_schema(path: &Path, found: &str, expected: &str) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let message = format!("{} is of the format `{found}`, this version reads `{expected}`", path.display());
+    Err(ProviderError::new(Class::Invalid, message))
+}
+
+fn store_failed(error: &StoreError) -> ProviderError {
+    ProviderError::new(Class::Network, format!("the fake machine cannot write to its store: {error}"))
+}
+
+fn failed(action: &str, path: &Path, error: &io::Error) -> ProviderError {
+    ProviderError::new(Class::Internal, format!("cannot {action} {}: {error}", path.display()))
+}
