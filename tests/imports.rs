@@ -11,7 +11,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ("lib", &[]),
     ("exit", &[]),
     ("cli", &["lifecycle", "settings", "output", "agent", "provider::registry", "store", "image", "job", "exit"]),
-    ("lifecycle", &["provider", "store", "image", "job"]),
+    ("lifecycle", &["provider", "store", "image", "job", "exit"]),
     ("provider", &["store", "job"]),
     ("provider::registry", &["provider", "store", "job"]),
     ("agent", &["store", "job"]),

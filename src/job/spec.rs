@@ -3,7 +3,7 @@
 use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     check,
@@ -58,9 +58,13 @@ impl JobSpec {
 
     /// The JSON Schema (draft 2020-12) of a job file, for editors.
     pub fn schema() -> Value {
-        let mut schema = schemars::schema_for!(JobSpec);
-        schema.insert("title".to_owned(), "ftctl job file".into());
-        schema.to_value()
+        let generated = schemars::schema_for!(JobSpec).to_value();
+        let mut schema =
+            json!({ "$schema": generated["$schema"], "title": "ftctl job file", "description": generated["description"] });
+        if let (Value::Object(schema), Value::Object(generated)) = (&mut schema, generated) {
+            generated.into_iter().for_each(|(key, value)| drop(schema.entry(key).or_insert(value)));
+        }
+        schema
     }
 }
 

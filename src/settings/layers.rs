@@ -77,7 +77,7 @@ impl Layer {
 
 /// `store` as it is when it is a URL or an absolute path, else below `base`.
 pub(super) fn anchor(store: &str, base: &Path) -> String {
-    if store.contains("://") { store.to_owned() } else { base.join(store).to_string_lossy().into_owned() }
+    if store.contains("://") || store == "memory:" { store.to_owned() } else { base.join(store).to_string_lossy().into_owned() }
 }
 
 /// The user's `config.toml`: a layer, and named layers to choose from.

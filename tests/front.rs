@@ -1,0 +1,104 @@
+//! The command line's manners: streams, formats, exit codes, and the files that `init` writes.
+
+mod common;
+
+use std::{io::Read as _, process::Stdio};
+
+use common::Sandbox;
+use serde_json::Value;
+
+#[test]
+fn the_checked_in_schema_is_the_one_that_is_printed() {
+    let printed = Sandbox::new().run(&["schema"]).stdout;
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/job.schema.json");
+    let checked_in = std::fs::read_to_string(path).expect("the schema is checked in");
+    assert!(printed == checked_in, "write it anew: cargo run -- schema > templates/job.schema.json");
+}
+
+#[test]
+fn every_template_names_its_schema_and_plans_as_it_is() {
+    let sandbox = Sandbox::new();
+    let list: Value = serde_json::from_str(&sandbox.run(&["init", "--list", "-o", "json"]).stdout).expect("JSON");
+    for template in list["templates"].as_array().expect("a list") {
+        let name = template["name"].as_str().expect("a name");
+        let path = format!("{}/templates/jobs/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).expect("a template");
+        assert!(text.starts_with("#:schema ../job.schema.json\n"), "{name}");
+        ftctl::job::spec::JobSpec::parse(&text, name).expect(name);
+    }
+}
+
+#[test]
+fn init_writes_a_valid_job_once() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.run(&["init", "-o", "name"]);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "job.toml\n"));
+    let text = std::fs::read_to_string(sandbox.path("job.toml")).expect("written");
+    assert!(text.starts_with("#:schema ./job.schema.json\n"), "{text}");
+    assert!(sandbox.path("job.schema.json").is_file());
+
+    std::fs::write(sandbox.path("job.toml"), "mine").expect("written");
+    let said = sandbox.run(&["init"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.contains("exists already"), "{}", said.stderr);
+    assert_eq!(std::fs::read_to_string(sandbox.path("job.toml")).expect("read"), "mine");
+    assert_eq!(sandbox.run(&["init", "--force", "--out", "a/b.toml"]).code, Some(0));
+    assert!(sandbox.path("a/job.schema.json").is_file());
+}
+
+#[test]
+fn stdout_is_one_json_value_whatever_happens() {
+    let sandbox = Sandbox::new();
+    sandbox.write("ftctl.toml", "ttl = \"soon\"");
+    let broken = sandbox.run(&["version", "-o", "json"]);
+    for (said, code, class) in [
+        (&broken, 2, "usage"),
+        (&sandbox.run(&["-o", "json", "frobnicate"]), 2, "usage"),
+        (&sandbox.run(&["config", "show", "--output=json", "--nonsense"]), 2, "usage"),
+    ] {
+        assert_eq!((said.code, said.stderr.as_str()), (Some(code), ""));
+        let value: Value = serde_json::from_str(&said.stdout).expect("exactly one JSON value");
+        assert_eq!(value["schema"], "ftctl.error/1");
+        let error = value["error"].as_object().expect("an error");
+        assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "class", "message", "fix", "retryable"]);
+        assert_eq!((error["code"].as_i64(), error["class"].as_str()), (Some(i64::from(code)), Some(class)));
+    }
+    assert!(broken.stdout.contains("ftctl.toml:1:7"), "{}", broken.stdout);
+}
+
+#[test]
+fn the_environment_chooses_the_format_before_anything_is_parsed() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.command(&["frobnicate"]).env("FTCTL_OUTPUT", "json").output().expect("ftctl runs");
+    assert!(serde_json::from_slice::<Value>(&output.stdout).expect("JSON")["error"].is_object());
+}
+
+#[test]
+fn help_and_version_need_no_readable_settings() {
+    let sandbox = Sandbox::new();
+    sandbox.write("ftctl.toml", "broken");
+    for arguments in [&["--help"][..], &["-h"], &["--version"], &["init", "--help"]] {
+        let said = sandbox.run(arguments);
+        assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{arguments:?}");
+        assert!(!said.stdout.is_empty());
+    }
+    assert_eq!(sandbox.run(&["version"]).code, Some(2), "a verb does need them");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program_quietly() {
+    let sandbox = Sandbox::new();
+    let mut child = sandbox.command(&["schema"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    drop(child.stdout.take());
+    let mut stderr = String::new();
+    child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("read");
+    assert_eq!((child.wait().expect("waited").code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn completion_scripts_know_the_verbs() {
+    for shell in ["bash", "zsh", "fish"] {
+        let said = Sandbox::new().run(&["completion", shell]);
+        assert!(said.code == Some(0) && said.stdout.contains("init"), "{shell}");
+    }
+}
