@@ -7,6 +7,7 @@
 //! preparation of data. With it, the model and the training loop join.
 
 pub mod config;
+pub mod data;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod optimizer;

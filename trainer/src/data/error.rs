@@ -1,0 +1,107 @@
+//! Everything that can be wrong with data, each with its own message: what happened, in which file, and what to do.
+
+use std::path::{Path, PathBuf};
+
+/// Who has to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// The user's files or settings: exit code 2.
+    Input,
+    /// Stored data that is not what was written: exit code 9.
+    Integrity,
+    /// The machine: a disk, a permission of the output, a missing program.
+    System,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    #[error("{path} does not exist; correct the path under [data] (relative paths start at the job file's directory)")]
+    Missing { path: PathBuf },
+    #[error("cannot read {path}: {source}; give yourself read permission or choose another file")]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("the pattern `{pattern}` matches no file; correct it, or quote it so that the shell does not expand it")]
+    NoMatch { pattern: String },
+    #[error("the pattern `{pattern}` is not valid: {reason}")]
+    BadPattern { pattern: String, reason: String },
+    #[error("the directory {path} contains no file (hidden files are skipped); put text into it or name another one")]
+    EmptyDirectory { path: PathBuf },
+    #[error("{path} is neither a file nor a directory; name a regular file")]
+    NotAFile { path: PathBuf },
+    #[error("[data] names no text; set `train` to files, directories or patterns, or `source` to a named source")]
+    NothingNamed,
+    #[error("[data] has both `train` and `source`; keep one of them")]
+    BothNamed,
+    #[error("the dataset is empty: {what} contains no text; add text, or check `column`")]
+    Empty { what: String },
+    #[error("{path} is not UTF-8 text: invalid byte at offset {offset}; convert it (iconv -f ENCODING -t UTF-8) or leave it out")]
+    InvalidUtf8 { path: PathBuf, offset: u64 },
+    #[error("{path} has an invalid UTF-8 byte in {place}; convert it (iconv -f ENCODING -t UTF-8) or remove the row")]
+    InvalidUtf8Row { path: PathBuf, place: String },
+    #[error(
+        "{path} has a NUL byte at offset {offset}, so it is probably not text; remove it (tr -d '\\000') or leave the file out"
+    )]
+    NulByte { path: PathBuf, offset: u64 },
+    #[error("{path} has a NUL byte in {place}; remove the byte or the row")]
+    NulByteRow { path: PathBuf, place: String },
+    #[error("{path} has no column `{column}`; its columns are: {}. Set `column` to one of them", list(.columns))]
+    UnknownColumn { path: PathBuf, column: String, columns: Vec<String> },
+    #[error("{path} has no column `text` and more than one to choose from: {}. Set `column` to one of them", list(.columns))]
+    AmbiguousColumn { path: PathBuf, columns: Vec<String> },
+    #[error("{path} has no column `{column}` in {place}; that row has: {}. Correct the row or set `column`", list(.columns))]
+    MissingColumn { path: PathBuf, column: String, place: String, columns: Vec<String> },
+    #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]
+    NotText { path: PathBuf, column: String, place: String },
+    #[error("{path} is malformed in {place}: {reason}; correct it or leave the file out")]
+    Malformed { path: PathBuf, place: String, reason: String },
+    #[error("{path} changed while it was being read; run again when nothing writes to it")]
+    Changed { path: PathBuf },
+    #[error("{key} = {value} is impossible: {reason}")]
+    Setting { key: &'static str, value: String, reason: String },
+    #[error("{path} is not a prepared dataset: {reason}; make one with `ftctl prepare`")]
+    NotADataset { path: PathBuf, reason: String },
+    #[error("{path} is damaged: {reason}; prepare the dataset again")]
+    Damaged { path: PathBuf, reason: String },
+    #[error("{path} is not a usable tokenizer file: {reason}")]
+    Tokenizer { path: PathBuf, reason: String },
+    #[error(
+        "GPT-2's vocabulary inside the program has the SHA-256 {found}, not the published {expected}; rebuild from a clean checkout"
+    )]
+    Vocabulary { found: String, expected: &'static str },
+    #[error("{path} exists already; remove it or choose another output directory")]
+    OutputExists { path: PathBuf },
+    #[error("cannot write {path}: {source}; check free space and permission")]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error(
+        "`cargo metadata` could not list the dependencies: {reason}; build ftctl with cargo once, or name text files in `train`"
+    )]
+    Cargo { reason: String },
+}
+
+impl DataError {
+    /// Who has to act, for the exit code.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Damaged { .. } | Self::Vocabulary { .. } => Class::Integrity,
+            Self::Write { .. } | Self::Cargo { .. } => Class::System,
+            _ => Class::Input,
+        }
+    }
+
+    /// An I/O error on an input file, told apart by its cause.
+    pub(crate) fn reading(path: &Path, source: std::io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            std::io::ErrorKind::NotFound => Self::Missing { path },
+            _ => Self::Unreadable { path, source },
+        }
+    }
+
+    pub(crate) fn writing(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Write { path, source }
+    }
+}
+
+fn list(columns: &[String]) -> String {
+    columns.iter().map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ")
+}

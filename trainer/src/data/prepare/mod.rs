@@ -1,0 +1,288 @@
+//! Preparation: text → tokenizer → token shards, in bounded memory, with the same bytes for the same input.
+//!
+//! The text is read three times at most: to check it and choose the documents, to learn the vocabulary if one is wanted, and
+//! to write tokens. The result appears under its name only when it is complete.
+
+mod choose;
+mod write;
+
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use sha2::{Digest, Sha256};
+
+use self::choose::{Fate, choose, survey};
+use super::DataError;
+use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, TokenizerFiles, hex};
+use super::text;
+use super::tokenizer::{PieceCounts, SMALLEST, Tokenizer, parts};
+use crate::config::{DataConfig, TokenizerConfig, TokenizerKind};
+
+/// Texts are collected up to this many bytes before the cores share them.
+const BATCH: usize = 8 << 20;
+/// A core's share of a batch.
+const SHARE: usize = 128 << 10;
+/// Changes whenever the same text would give other bytes.
+const REVISION: &str = "ft.prepare/1";
+
+/// What a preparation is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Reading and checking the text, in bytes.
+    Reading,
+    /// Counting its pieces for the vocabulary, in bytes.
+    Counting,
+    /// Learning the vocabulary, in tokens.
+    Learning,
+    /// Writing token shards, in bytes of text.
+    Tokenizing,
+}
+
+impl Stage {
+    /// Whether `done` and `total` are bytes (else tokens of the vocabulary).
+    pub fn in_bytes(self) -> bool {
+        self != Self::Learning
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reading => "Reading the text",
+            Self::Counting => "Counting words",
+            Self::Learning => "Learning the vocabulary",
+            Self::Tokenizing => "Tokenizing",
+        })
+    }
+}
+
+/// Gets the stage, how much of it is done, and the whole where it is known.
+pub type Progress<'a> = dyn FnMut(Stage, u64, Option<u64>) + 'a;
+
+/// A finished dataset.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PreparedSummary {
+    /// SHA-256 of `dataset.json`: the dataset's identity.
+    pub digest: String,
+    pub description: Description,
+}
+
+/// The files that a configuration names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inputs {
+    pub train: Vec<PathBuf>,
+    pub validation: Vec<PathBuf>,
+}
+
+impl Inputs {
+    /// Finds the files; `cargo_sources` are those of [`text::cargo_dependencies`], for a configuration with that source.
+    pub fn find(config: &DataConfig, cargo_sources: Option<Vec<PathBuf>>) -> Result<Self, DataError> {
+        let train = match (config.source.is_some(), config.train.is_empty()) {
+            (true, false) => return Err(DataError::BothNamed),
+            (true, true) => cargo_sources.unwrap_or_default(),
+            (false, _) => text::find(&config.train)?,
+        };
+        if train.is_empty() {
+            return Err(DataError::NothingNamed);
+        }
+        Ok(Self { train, validation: text::find(&config.validation)? })
+    }
+
+    /// All files, training text first.
+    pub fn files(&self) -> Vec<PathBuf> {
+        [self.train.as_slice(), &self.validation].concat()
+    }
+}
+
+/// A name for the dataset that `prepare` would make, without reading the text: a digest of the configuration and of each
+/// file's path, size and time of change. For a cache of prepared datasets.
+pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> {
+    let mut digest = Sha256::new();
+    digest.update(format!("{REVISION}\n{}\n", serde_json::json!(config)));
+    for path in files {
+        let metadata = path.metadata().map_err(|error| DataError::reading(path, error))?;
+        let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        digest.update(format!("{}\0{}\0{}\n", path.display(), metadata.len(), changed.as_nanos()));
+    }
+    Ok(hex(&digest.finalize()))
+}
+
+/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there.
+pub fn prepare(
+    config: &DataConfig,
+    cargo_sources: Option<Vec<PathBuf>>,
+    out: &Path,
+    progress: &mut Progress<'_>,
+) -> Result<PreparedSummary, DataError> {
+    check(config)?;
+    if out.exists() {
+        return Err(DataError::OutputExists { path: out.to_owned() });
+    }
+    let inputs = Inputs::find(config, cargo_sources)?;
+    let selection = Selection::make(config, &inputs, progress)?;
+    let tokenizer = make_tokenizer(&config.tokenizer, &selection, progress)?;
+    let directory = temporary_beside(out)?;
+    let description = write_dataset(directory.path(), config.tokenizer.kind, &tokenizer, &selection, progress)?;
+    let digest = write_description(directory.path(), &description)?;
+    publish(directory, out)?;
+    Ok(PreparedSummary { digest, description })
+}
+
+fn check(config: &DataConfig) -> Result<(), DataError> {
+    let setting = |key, value: String, reason: &str| Err(DataError::Setting { key, value, reason: reason.to_owned() });
+    let fraction = config.validation_fraction;
+    if !(0.0..1.0).contains(&fraction) {
+        return setting("data.validation_fraction", fraction.to_string(), "it is a share: at least 0 and less than 1");
+    }
+    let key = "data.tokenizer.vocabulary";
+    match (config.tokenizer.kind, config.tokenizer.vocabulary) {
+        (TokenizerKind::Gpt2, Some(size)) => {
+            setting(key, size.to_string(), "GPT-2's vocabulary has 50257; with kind = \"train\" it is yours")
+        }
+        (TokenizerKind::Train, None) => {
+            setting(key, "nothing".into(), "kind = \"train\" needs the size of the vocabulary to learn")
+        }
+        (TokenizerKind::Train, Some(size)) if size < SMALLEST => {
+            setting(key, size.to_string(), "the 256 bytes and end-of-text make 257 the smallest")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The documents of the inputs and what becomes of each.
+struct Selection<'a> {
+    column: Option<&'a str>,
+    inputs: &'a Inputs,
+    train: Vec<Fate>,
+    validation: Vec<Fate>,
+    /// Bytes of the chosen text.
+    bytes: u64,
+}
+
+impl<'a> Selection<'a> {
+    fn make(config: &'a DataConfig, inputs: &'a Inputs, progress: &mut Progress<'_>) -> Result<Self, DataError> {
+        let column = config.column.as_deref();
+        let total = inputs.files().iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
+        let mut done = 0;
+        let mut survey =
+            |files: &[PathBuf]| survey(files, column, &mut done, &mut |done| progress(Stage::Reading, done, Some(total)));
+        let (train, validation) = (survey(&inputs.train)?, survey(&inputs.validation)?);
+        let empty = |what: &str| DataError::Empty { what: what.to_owned() };
+        if train.is_empty() {
+            return Err(empty("the training text"));
+        }
+        if validation.is_empty() && !inputs.validation.is_empty() {
+            return Err(empty("the validation text"));
+        }
+        let fraction = if inputs.validation.is_empty() { config.validation_fraction } else { 0.0 };
+        let fates = choose(&train, config.limit_bytes, fraction);
+        let kept = train.iter().zip(&fates).filter(|(_, fate)| **fate != Fate::Skip).map(|(document, _)| document.bytes);
+        let bytes = kept.chain(validation.iter().map(|document| document.bytes)).sum();
+        Ok(Self { column, inputs, train: fates, validation: vec![Fate::Validation; validation.len()], bytes })
+    }
+
+    /// Hands on the chosen text in order: its split, a part, and whether a document ends there.
+    fn visit(&self, visit: &mut dyn FnMut(Split, &str, bool) -> Result<(), DataError>) -> Result<(), DataError> {
+        choose::visit(&self.inputs.train, self.column, &self.train, visit)?;
+        choose::visit(&self.inputs.validation, self.column, &self.validation, visit)
+    }
+}
+
+fn make_tokenizer(
+    config: &TokenizerConfig,
+    selection: &Selection<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<Tokenizer, DataError> {
+    let Some(vocabulary) = config.vocabulary else { return Tokenizer::gpt2() };
+    let mut counts = PieceCounts::default();
+    let mut batch = Vec::new();
+    let (mut waiting, mut done) = (0, 0);
+    selection.visit(&mut |split, text, _| {
+        if split == Split::Train {
+            waiting += text.len();
+            batch.push(text.to_owned());
+        }
+        done += text.len() as u64;
+        if waiting >= BATCH {
+            count(&mut counts, &std::mem::take(&mut batch));
+            waiting = 0;
+            progress(Stage::Counting, done, Some(selection.bytes));
+        }
+        Ok(())
+    })?;
+    count(&mut counts, &batch);
+    progress(Stage::Counting, done, Some(selection.bytes));
+    Tokenizer::learn(&counts, vocabulary, &mut |done| progress(Stage::Learning, done, Some(vocabulary as u64)))
+}
+
+fn count(counts: &mut PieceCounts, texts: &[String]) {
+    counts.add(&texts.iter().flat_map(|text| parts(text, SHARE)).collect::<Vec<_>>());
+}
+
+fn write_dataset(
+    directory: &Path,
+    kind: TokenizerKind,
+    tokenizer: &Tokenizer,
+    selection: &Selection<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<Description, DataError> {
+    let dtype = Dtype::for_vocabulary(tokenizer.vocabulary());
+    let mut report = |done| progress(Stage::Tokenizing, done, Some(selection.bytes));
+    let mut tokens = write::TokenWriter::new(directory, tokenizer, dtype, SHARD_TOKENS, &mut report);
+    selection.visit(&mut |split, text, last| tokens.push(split, text, last))?;
+    let (train, validation) = tokens.finish()?;
+    tokenizer.save(directory)?;
+    Ok(Description {
+        schema: SCHEMA.to_owned(),
+        tokenizer: TokenizerFiles { kind, files: write::digests(directory, &Tokenizer::FILES)? },
+        vocabulary: tokenizer.vocabulary(),
+        end_of_text: tokenizer.end_of_text(),
+        dtype,
+        train,
+        validation,
+    })
+}
+
+/// Writes `dataset.json`; returns its digest.
+fn write_description(directory: &Path, description: &Description) -> Result<String, DataError> {
+    let path = directory.join(DESCRIPTION);
+    let text = format!("{:#}\n", serde_json::json!(description));
+    std::fs::write(&path, &text).map_err(DataError::writing(&path))?;
+    Ok(hex(&Sha256::digest(&text)))
+}
+
+/// A directory on the same file system, removed unless it is published.
+fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, DataError> {
+    let parent = match out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    std::fs::create_dir_all(parent).map_err(DataError::writing(parent))?;
+    let name = format!(".{}.", out.file_name().unwrap_or_default().to_string_lossy());
+    // Readable by whom the umask allows, as an ordinary directory.
+    let mode = std::fs::Permissions::from_mode(0o777);
+    tempfile::Builder::new().prefix(&name).permissions(mode).tempdir_in(parent).map_err(DataError::writing(parent))
+}
+
+/// Makes the files durable and gives the directory its name, at once.
+fn publish(directory: tempfile::TempDir, out: &Path) -> Result<(), DataError> {
+    let sync = |path: &Path| std::fs::File::open(path)?.sync_all();
+    for name in Tokenizer::FILES.iter().chain([&DESCRIPTION, &"."]) {
+        sync(&directory.path().join(name)).map_err(DataError::writing(directory.path()))?;
+    }
+    // Fails when somebody else has published here meanwhile; the temporary directory is then removed.
+    std::fs::rename(directory.path(), out).map_err(|source| match source.kind() {
+        std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists => {
+            DataError::OutputExists { path: out.to_owned() }
+        }
+        _ => DataError::Write { path: out.to_owned(), source },
+    })?;
+    // The name no longer exists, so there is nothing to remove.
+    let _ = directory.keep();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

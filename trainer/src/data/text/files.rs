@@ -1,0 +1,68 @@
+//! Which files `[data]` names.
+
+use std::path::{Path, PathBuf};
+
+use crate::data::DataError;
+
+/// The files behind paths, directories (all files below, hidden ones skipped) and glob patterns, each once, in the order named
+/// and sorted inside a directory or pattern.
+pub fn find(names: &[String]) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    for name in names {
+        let found = if Path::new(name).exists() || !is_pattern(name) { expand(Path::new(name))? } else { matches(name)? };
+        for file in found {
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?', '['])
+}
+
+fn matches(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+    let bad = |error: glob::PatternError| DataError::BadPattern { pattern: pattern.to_owned(), reason: error.to_string() };
+    let mut files = Vec::new();
+    for entry in glob::glob(pattern).map_err(bad)? {
+        let path = entry.map_err(|error| DataError::reading(error.path(), std::io::Error::from(error.error().kind())))?;
+        if !is_hidden(&path) && path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() { Err(DataError::NoMatch { pattern: pattern.to_owned() }) } else { Ok(files) }
+}
+
+fn expand(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let metadata = std::fs::metadata(path).map_err(|error| DataError::reading(path, error))?;
+    if metadata.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    if !metadata.is_dir() {
+        return Err(DataError::NotAFile { path: path.to_owned() });
+    }
+    let mut files = Vec::new();
+    walk(path, &mut files)?;
+    if files.is_empty() { Err(DataError::EmptyDirectory { path: path.to_owned() }) } else { Ok(files) }
+}
+
+/// Adds all regular files below a directory, sorted by name. Links to directories are not followed: they can form a circle.
+pub(super) fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let list = || std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = list().map_err(|error| DataError::reading(directory, error))?;
+    paths.sort();
+    for path in paths.into_iter().filter(|path| !is_hidden(path)) {
+        if path.is_dir() && !path.is_symlink() {
+            walk(&path, files)?;
+        } else if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
