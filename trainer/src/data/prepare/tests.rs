@@ -1,1 +1,250 @@
+use std::collections::BTreeMap;
 
+use super::*;
+use crate::data::shard::{Dataset, SplitDescription, Writer};
+
+fn config(json: serde_json::Value) -> DataConfig {
+    serde_json::from_value(json).unwrap()
+}
+
+/// A directory with text files.
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content).unwrap();
+    }
+    folder
+}
+
+fn quietly(config: &DataConfig, out: &Path) -> Result<PreparedSummary, DataError> {
+    prepare(config, None, out, &mut |_, _, _| ())
+}
+
+/// The documents of a split, decoded.
+fn documents(dataset: &Dataset, split: Split) -> Vec<String> {
+    let stream = dataset.split(split);
+    let mut ids = vec![0; stream.len() as usize];
+    stream.read(0, &mut ids);
+    let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
+    let tokenizer = dataset.tokenizer().unwrap();
+    let end = dataset.end_of_text();
+    ids.split_inclusive(|id| *id == end).map(|document| tokenizer.decode(document.strip_suffix(&[end]).unwrap())).collect()
+}
+
+fn contents(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let read = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read(&path).unwrap());
+    std::fs::read_dir(directory).unwrap().map(|entry| read(entry.unwrap().path())).collect()
+}
+
+#[test]
+fn documents_come_back_from_the_shards() {
+    let text = folder(&[("a.txt", "First text."), ("b.csv", "text\nsecond\nthird\n"), ("v.jsonl", "{\"text\": \"held out\"}\n")]);
+    let path = |name: &str| text.path().join(name).display().to_string();
+    let config = config(serde_json::json!({"train": [path("a.txt"), path("b.csv")], "validation": [path("v.jsonl")]}));
+    let out = text.path().join("deep/out");
+    let summary = quietly(&config, &out).unwrap();
+    let dataset = Dataset::open(&out).unwrap();
+    dataset.verify().unwrap();
+    assert_eq!(documents(&dataset, Split::Train), ["First text.", "second", "third"]);
+    assert_eq!(documents(&dataset, Split::Validation), ["held out"]);
+    assert_eq!((dataset.vocabulary(), dataset.end_of_text(), dataset.digest()), (50_257, 50_256, summary.digest.as_str()));
+    let train = &dataset.description().train;
+    assert_eq!((train.documents, train.bytes, train.tokens), (3, 22, dataset.split(Split::Train).len()));
+    assert_eq!(std::fs::read_dir(out.parent().unwrap()).unwrap().count(), 1, "nothing lies beside the dataset");
+}
+
+/// 300 files of a hundred lines each, in a directory.
+fn many() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in 0..300 {
+        let lines: Vec<String> = (0..100).map(|line| format!("line {line} of file {file}\n    and {}\n", line * file)).collect();
+        std::fs::write(folder.path().join(format!("{file}.txt")), lines.concat()).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn the_same_text_gives_the_same_bytes_wherever_it_lies() {
+    let (here, there) = (many(), many());
+    let out = tempfile::tempdir().unwrap();
+    let make = |text: &Path, name: &str| {
+        let tokenizer = serde_json::json!({"kind": "train", "vocabulary": 400});
+        let config = config(
+            serde_json::json!({"train": [text], "validation_fraction": 0.1, "limit_bytes": 700_000, "tokenizer": tokenizer}),
+        );
+        quietly(&config, &out.path().join(name)).unwrap()
+    };
+    let (first, second) = (make(here.path(), "1"), make(there.path(), "2"));
+    assert_eq!(first, second);
+    assert!(contents(&out.path().join("1")) == contents(&out.path().join("2")));
+    let Description { train, validation, vocabulary, .. } = first.description;
+    assert_eq!(vocabulary, 400);
+    assert!((600_000..=700_000).contains(&(train.bytes + validation.bytes)), "{train:?} {validation:?}");
+    let share = validation.documents as f64 / (train.documents + validation.documents) as f64;
+    assert!((share - 0.1).abs() < 0.005, "{share}");
+}
+
+#[test]
+fn a_single_file_gives_its_end_to_the_validation_split() {
+    let lines: Vec<String> = (0..5_000).map(|number| format!("line number {number}\n")).collect();
+    let text = folder(&[("a.txt", &lines.concat())]);
+    let out = text.path().join("out");
+    quietly(&config(serde_json::json!({"train": [text.path().join("a.txt")], "validation_fraction": 0.2})), &out).unwrap();
+    let dataset = Dataset::open(&out).unwrap();
+    let (train, validation) = (documents(&dataset, Split::Train), documents(&dataset, Split::Validation));
+    assert_eq!((train.len(), validation.len()), (1, 1));
+    assert_eq!(format!("{}{}", train[0], validation[0]), lines.concat());
+    assert!((validation[0].len() as f64 / lines.concat().len() as f64 - 0.2).abs() < 0.01);
+}
+
+#[test]
+fn progress_rises_to_the_whole_in_each_stage() {
+    let text = many();
+    let tokenizer = serde_json::json!({"kind": "train", "vocabulary": 300});
+    let config = config(serde_json::json!({"train": [text.path()], "tokenizer": tokenizer}));
+    let mut seen: Vec<(Stage, u64, Option<u64>)> = Vec::new();
+    let out = tempfile::tempdir().unwrap();
+    prepare(&config, None, &out.path().join("out"), &mut |stage, done, total| seen.push((stage, done, total))).unwrap();
+    let stages = [Stage::Reading, Stage::Counting, Stage::Learning, Stage::Tokenizing];
+    assert!(seen.is_sorted_by_key(|(stage, done, _)| (stages.iter().position(|known| known == stage), *done)));
+    for stage in stages {
+        let last = seen.iter().rfind(|(seen, ..)| *seen == stage).unwrap();
+        assert_eq!(Some(last.1), last.2, "{stage}");
+    }
+}
+
+#[test]
+fn an_interrupted_preparation_leaves_nothing() {
+    let text = many();
+    let out = tempfile::tempdir().unwrap();
+    for stage in [Stage::Reading, Stage::Tokenizing] {
+        let interrupted = std::panic::catch_unwind(|| {
+            let config = config(serde_json::json!({"train": [text.path()]}));
+            prepare(&config, None, &out.path().join("out"), &mut |now, _, _| assert!(now != stage, "interrupted"))
+        });
+        assert!(interrupted.is_err(), "{stage}");
+        assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "{stage}");
+    }
+}
+
+#[test]
+fn impossible_requests_are_refused() {
+    let text = folder(&[("a.txt", "text"), ("empty.txt", ""), ("e.csv", "text\n\n")]);
+    let root = text.path().display();
+    let cases = [
+        (serde_json::json!({}), "[data] names no text; set `train`"),
+        (serde_json::json!({"train": ["x"], "source": "cargo-dependencies"}), "has both `train` and `source`"),
+        (serde_json::json!({"train": [format!("{root}/empty.txt")]}), "the dataset is empty: the training text contains no text"),
+        (serde_json::json!({"train": [format!("{root}/e.csv")]}), "the dataset is empty: the training text contains no text"),
+        (
+            serde_json::json!({"train": [format!("{root}/a.txt")], "validation": [format!("{root}/empty.txt")]}),
+            "the dataset is empty: the validation text contains no text",
+        ),
+        (
+            serde_json::json!({"train": ["x"], "validation_fraction": 1.0}),
+            "data.validation_fraction = 1 is impossible: it is a share",
+        ),
+        (serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train"}}), "kind = \"train\" needs the size of the vocabulary"),
+        (serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train", "vocabulary": 256}}), "vocabulary = 256 is impossible"),
+        (serde_json::json!({"train": ["x"], "tokenizer": {"vocabulary": 300}}), "GPT-2's vocabulary has 50257"),
+        (serde_json::json!({"train": ["no such file"]}), "no such file does not exist"),
+    ];
+    let out = text.path().join("out");
+    for (json, expected) in cases {
+        let error = quietly(&config(json.clone()), &out).expect_err(&json.to_string());
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(error.class(), crate::data::error::Class::Input, "{error}");
+        assert!(!out.exists());
+    }
+    let good = config(serde_json::json!({"train": [format!("{root}/a.txt")]}));
+    let error = quietly(&good, text.path()).unwrap_err().to_string();
+    assert!(error.contains("exists already; remove it or choose another"), "{error}");
+    let error = quietly(&good, &text.path().join("a.txt/out")).unwrap_err().to_string();
+    assert!(error.contains("cannot write") && error.contains("a.txt"), "{error}");
+}
+
+#[test]
+fn the_key_follows_configuration_and_files() {
+    let text = folder(&[("a.txt", "text"), ("b.txt", "text")]);
+    let files = [text.path().join("a.txt"), text.path().join("b.txt")];
+    let first = config(serde_json::json!({"train": ["a"]}));
+    let second = config(serde_json::json!({"train": ["a"], "limit_bytes": 5}));
+    let before = key(&first, &files).unwrap();
+    assert_eq!(before, key(&first, &files).unwrap());
+    assert_ne!(before, key(&second, &files).unwrap());
+    assert_ne!(before, key(&first, &files[..1]).unwrap());
+    std::fs::write(&files[0], "other text").unwrap();
+    assert_ne!(before, key(&first, &files).unwrap());
+    assert!(key(&first, &[text.path().join("gone")]).is_err());
+}
+
+/// A dataset of 50 tokens in shards of 7, as the trainer would map it.
+fn sharded(directory: &Path, dtype: Dtype) -> (Dataset, Vec<u32>) {
+    let tokens: Vec<u32> = (0..50).map(|token| token * 1_300 % 65_000).collect();
+    let mut writer = Writer::new(directory, Split::Train, dtype, 7);
+    writer.push(&tokens[..3]).unwrap();
+    writer.push(&tokens[3..]).unwrap();
+    let train = SplitDescription { tokens: 50, documents: 1, bytes: 0, shards: writer.finish().unwrap() };
+    let tokenizer = TokenizerFiles { kind: TokenizerKind::Gpt2, files: Vec::new() };
+    let schema = SCHEMA.to_owned();
+    let description = Description {
+        schema,
+        tokenizer,
+        vocabulary: 65_536,
+        end_of_text: 0,
+        dtype,
+        train,
+        validation: SplitDescription::default(),
+    };
+    write_description(directory, &description).unwrap();
+    (Dataset::open(directory).unwrap(), tokens)
+}
+
+#[test]
+fn reading_crosses_shard_borders() {
+    for dtype in [Dtype::U16, Dtype::U32] {
+        let directory = tempfile::tempdir().unwrap();
+        let (dataset, tokens) = sharded(directory.path(), dtype);
+        assert_eq!(dataset.description().train.shards.len(), 8);
+        assert!(dataset.split(Split::Validation).is_empty());
+        for (start, length) in (0..50).flat_map(|start| (0..=50 - start).map(move |length| (start, length))) {
+            let mut out = vec![-1; length];
+            dataset.split(Split::Train).read(start as u64, &mut out);
+            assert!(out.iter().zip(&tokens[start..]).all(|(read, written)| *read == i64::from(*written)), "{start}+{length}");
+        }
+    }
+}
+
+#[test]
+fn damage_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let (dataset, _) = sharded(directory.path(), Dtype::U16);
+    dataset.verify().unwrap();
+    let path = directory.path().join("train-00002.tokens");
+    let whole = std::fs::read(&path).unwrap();
+    let damage = |at: usize, length: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        Dataset::open(directory.path()).and_then(|dataset| dataset.verify()).unwrap_err().to_string()
+    };
+    let cases = [
+        (damage(70, whole.len()), "its SHA-256 is "),
+        (damage(70, whole.len() - 1), "it has 77 bytes, dataset.json says 78"),
+        (damage(0, whole.len()), "its header is not that of a token shard"),
+        (damage(16, whole.len()), "its header is not that of a token shard"),
+    ];
+    for (message, expected) in cases {
+        assert!(message.contains("train-00002.tokens is damaged: ") && message.contains(expected), "{message}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    let open = || Dataset::open(directory.path()).unwrap_err().to_string();
+    assert!(open().contains("train-00002.tokens does not exist"), "{}", open());
+    std::fs::write(directory.path().join(DESCRIPTION), "{\"schema\": \"ft.dataset/9\"}").unwrap();
+    assert!(open().contains("its schema is `ft.dataset/9`, this program reads `ft.dataset/1`"), "{}", open());
+    std::fs::remove_file(directory.path().join(DESCRIPTION)).unwrap();
+    assert!(open().contains("is not a prepared dataset: it has no dataset.json; make one with"), "{}", open());
+    let gone = Dataset::open(&directory.path().join("gone")).unwrap_err().to_string();
+    assert!(gone.contains("is not a prepared dataset: it does not exist"), "{gone}");
+}

@@ -8,3 +8,6 @@ mod rows;
 pub use cargo::cargo_dependencies;
 pub use documents::{Part, documents};
 pub use files::find;
+
+#[cfg(test)]
+mod tests;

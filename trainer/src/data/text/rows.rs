@@ -1,7 +1,7 @@
 //! Documents that are rows of a table: csv, jsonl and parquet.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use parquet::errors::ParquetError;
@@ -63,12 +63,32 @@ pub fn csv(path: &Path, file: File, column: Option<&str>, visit: &mut Visit<'_>)
         return Ok(());
     }
     let index = table.choose(&columns)?;
+    let mut last = csv::Position::new();
     for record in reader.records() {
         let record = record.map_err(|error| csv_error(&table, &error))?;
-        let line = || format!("line {}", record.position().map_or(0, csv::Position::line));
-        table.document(&record[index], line, visit)?;
+        if let Some(position) = record.position() {
+            last = position.clone();
+        }
+        table.document(&record[index], || format!("line {}", last.line()), visit)?;
     }
-    Ok(())
+    check_quotes(&table, reader.into_inner().into_inner(), &last)
+}
+
+/// A quotation mark that is never closed makes the rest of the file one field, which the library takes as it is.
+fn check_quotes(table: &Table<'_>, mut file: File, last: &csv::Position) -> Result<(), DataError> {
+    let mut record = Vec::new();
+    let read = file.seek(SeekFrom::Start(last.byte())).and_then(|_| file.read_to_end(&mut record));
+    read.map_err(|error| DataError::reading(table.path, error))?;
+    let (mut quoted, mut opens) = (false, true);
+    for byte in record {
+        match (quoted, byte) {
+            (true, b'"') => (quoted, opens) = (false, true),
+            (false, b'"') if opens => quoted = true,
+            (false, _) => opens = matches!(byte, b',' | b'\n' | b'\r'),
+            (true, _) => {}
+        }
+    }
+    if quoted { Err(table.malformed(format!("line {}", last.line()), &"a quotation mark is never closed")) } else { Ok(()) }
 }
 
 fn csv_error(table: &Table<'_>, error: &csv::Error) -> DataError {
@@ -106,7 +126,10 @@ fn jsonl_text(table: &Table<'_>, line: &[u8], place: &str) -> Result<String, Dat
     let Ok(text) = std::str::from_utf8(line) else {
         return Err(DataError::InvalidUtf8Row { path: table.path.to_owned(), place: place.to_owned() });
     };
-    let mut row: Map<String, Value> = serde_json::from_str(text).map_err(|error| table.malformed(place.to_owned(), &error))?;
+    // The library counts lines from this one.
+    let reason = |error: serde_json::Error| error.to_string().replace(" at line 1 column", " at column");
+    let mut row: Map<String, Value> =
+        serde_json::from_str(text.trim_end()).map_err(|error| table.malformed(place.to_owned(), &reason(error)))?;
     let columns: Vec<String> = row.keys().cloned().collect();
     let column = table.choose(&columns).map(|index| &columns[index]).map_err(|error| in_line(error, place))?;
     match row.remove(column) {

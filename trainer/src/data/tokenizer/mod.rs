@@ -62,7 +62,7 @@ impl Tokenizer {
         }
         let bytes: Vec<Vec<u8>> = files::byte_order().map(|byte| vec![byte]).collect();
         let ids = byte_ids(&bytes).unwrap_or_else(|reason| unreachable!("all bytes are listed, but {reason}"));
-        let mut learnt = learn::learn(pieces, bytes, &ids, vocabulary - 1, progress);
+        let mut learnt = learn::learn(pieces, bytes, &ids, vocabulary - 1, &mut |tokens| progress(tokens + 1));
         learnt.tokens.push(END_OF_TEXT.into());
         let made = Self::assemble(learnt.tokens, learnt.pairs);
         Ok(made.unwrap_or_else(|reason| unreachable!("every merge made a token, but {reason}")))
