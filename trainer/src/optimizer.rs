@@ -118,7 +118,7 @@ impl Rule {
         let moments = floats_mut(first).chunks_mut(CHUNK).zip(floats_mut(second).chunks_mut(CHUNK));
         let chunks = parameters.zip(floats(gradient).chunks(CHUNK)).zip(moments);
         parallel::run(chunks.collect(), |((parameter, gradient), (first, second))| {
-            self.update_slices(parameter, gradient, first, second)
+            self.update_slices(parameter, gradient, first, second);
         });
     }
 

@@ -64,7 +64,7 @@ impl Gpt2 {
         cache.length = window.length;
         let last = x.view([batch, new, -1]).select(1, new - 1); // [batch, D]
         let (hidden, _) = norm::forward(&last.contiguous(), &weights.final_norm(), layout.epsilon);
-        hidden.matmul(&weights.token_embedding().tr())
+        linear::product_transposed(&hidden, &weights.token_embedding())
     }
 }
 

@@ -5,7 +5,7 @@ use tch::{Device, Kind, Tensor};
 use super::block::{self, Layout};
 use super::parameters::Parameters;
 use super::shape::Shape;
-use super::{head, norm};
+use super::{head, linear, norm};
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
@@ -94,7 +94,7 @@ impl Gpt2 {
     /// `inputs [batch, seq]` `i64` → logits `[batch, seq, vocabulary]`.
     pub fn logits(&self, inputs: &Tensor) -> Tensor {
         tch::no_grad(|| {
-            let logits = self.hidden(inputs).matmul(&self.parameters.token_embedding().tr());
+            let logits = linear::product_transposed(&self.hidden(inputs), &self.parameters.token_embedding());
             logits.view([inputs.size()[0], inputs.size()[1], -1])
         })
     }

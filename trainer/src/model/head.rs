@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::HEAD_CHUNK;
+use super::linear::{add_outer_product, product, product_transposed};
 
 /// Label of a position that is not predicted (the convention of PyTorch and transformers).
 pub const IGNORED: i64 = -100;
@@ -13,7 +14,7 @@ pub(super) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f6
     let mut sum = 0.0;
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
         let chunk = Targets::new(&targets, hidden.kind());
-        let log_probabilities = hidden.matmul(&embedding.tr()).log_softmax(-1, None); // [C, V]
+        let log_probabilities = product_transposed(hidden, embedding).log_softmax(-1, None); // [C, V]
         sum += chunk.negative_log_likelihood(&log_probabilities);
     }
     (sum, targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
@@ -31,13 +32,13 @@ pub(super) fn loss_and_gradient(
     let mut gradients = Vec::new();
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
         let chunk = Targets::new(&targets, hidden.kind());
-        let mut log_probabilities = hidden.matmul(&embedding.tr()).log_softmax(-1, None); // [C, V]
+        let mut log_probabilities = product_transposed(hidden, embedding).log_softmax(-1, None); // [C, V]
         sum += chunk.negative_log_likelihood(&log_probabilities);
         let mut dlogits = log_probabilities.exp_(); // softmax − one-hot, not yet scaled: the scale goes to the narrow factor
         let _ = dlogits.scatter_add_(1, &chunk.index, &chunk.counted.neg());
         let weight = &chunk.counted * scale; // [C, 1]
-        let _ = dembedding.addmm_(&dlogits.tr(), &(hidden * &weight));
-        gradients.push(dlogits.matmul(embedding) * weight);
+        add_outer_product(dembedding, &dlogits, &(hidden * &weight));
+        gradients.push(product(&dlogits, embedding) * weight);
     }
     (sum, Tensor::cat(&gradients, 0))
 }

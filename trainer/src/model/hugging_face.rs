@@ -134,3 +134,64 @@ fn optional_number(config: &Map<String, Value>, key: &str) -> Result<Option<usiz
             .ok_or_else(|| format!("{key} = {value} is not a whole number")),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// OpenAI's published `config.json` of the smallest model, shortened to the keys that matter.
+    const PUBLISHED: &str = r#"{"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 1024, "summary_type": "cls_index", "vocab_size": 50257}"#;
+
+    fn parse(text: &str) -> Result<Shape, String> {
+        from_config(serde_json::from_str::<Value>(text).expect("test JSON").as_object().expect("an object"))
+    }
+
+    fn changed(key: &str, value: Value) -> Result<Shape, String> {
+        let mut config: Map<String, Value> = serde_json::from_str(PUBLISHED).expect("test JSON");
+        config.insert(key.to_owned(), value);
+        from_config(&config)
+    }
+
+    #[test]
+    fn the_published_file_is_read() {
+        assert_eq!(parse(PUBLISHED).expect("supported").parameters(), 124_439_808);
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let shape = Shape { layers: 2, heads: 3, width: 48, context: 77, vocabulary: 1013, layer_norm_epsilon: 1e-6 };
+        assert_eq!(parse(&shape.config_json(Some(7)).to_string()), Ok(shape));
+    }
+
+    #[test]
+    fn both_names_of_the_dtype_are_accepted() {
+        for key in ["dtype", "torch_dtype"] {
+            for dtype in ["float32", "float16", "bfloat16"] {
+                assert!(changed(key, dtype.into()).is_ok());
+            }
+            assert!(changed(key, "int8".into()).is_err());
+        }
+    }
+
+    #[test]
+    fn another_model_is_refused_with_the_reason() {
+        let cases = [
+            ("activation_function", json!("relu"), "GELU"),
+            ("model_type", json!("llama"), "only GPT-2"),
+            ("scale_attn_by_inverse_layer_idx", json!(true), "layer number"),
+            ("scale_attn_weights", json!(false), "square root"),
+            ("reorder_and_upcast_attn", json!(true), "order of operations"),
+            ("add_cross_attention", json!(true), "encoder"),
+            ("tie_word_embeddings", json!(false), "token embedding"),
+            ("n_inner", json!(1024), "3072"),
+            ("n_layer", json!(-2), "whole number"),
+        ];
+        for (key, value, expected) in cases {
+            let reason = changed(key, value).expect_err("must be refused");
+            assert!(reason.contains(expected) && reason.contains(key), "{reason}");
+        }
+        assert!(changed("n_inner", json!(3072)).is_ok());
+    }
+}

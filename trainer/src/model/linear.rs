@@ -1,18 +1,52 @@
 //! Matrix products of a linear map `y = x·w + b` with `w` in `[in, out]`, forward and backward.
+//!
+//! On a CPU, `f32` products go to oneDNN: libtorch's default, MKL, runs at less than half its rate on AMD processors, and both
+//! are true `f32`. oneDNN's operators are written for weights in `[out, in]`; read as such, a weight in `[in, out]` swaps the
+//! roles of forward and backward, so that no weight is ever transposed in memory.
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::parameters::Affine;
 
 /// `x [N, in]` → `[N, out]`.
 pub(super) fn forward(x: &Tensor, map: &Affine) -> Tensor {
-    map.bias.addmm(x, &map.weight)
+    if uses_onednn(x) { product(x, &map.weight) + &map.bias } else { map.bias.addmm(x, &map.weight) }
 }
 
 /// Adds the gradients of weight and bias to `gradient`; returns the gradient of the input.
 /// `x [N, in]`, `dy [N, out]` → `[N, in]`.
 pub(super) fn backward(x: &Tensor, map: &Affine, dy: &Tensor, gradient: &mut Affine) -> Tensor {
-    let _ = gradient.weight.addmm_(&x.tr(), dy);
     gradient.bias += dy.sum_dim_intlist(0_i64, false, None);
-    dy.matmul(&map.weight.tr())
+    add_outer_product(&mut gradient.weight, x, dy);
+    product_transposed(dy, &map.weight)
+}
+
+/// `x [N, K]` · `w [K, M]` → `[N, M]`.
+pub(super) fn product(x: &Tensor, w: &Tensor) -> Tensor {
+    if !uses_onednn(x) {
+        return x.matmul(w);
+    }
+    let size = [x.size()[0], w.size()[1]];
+    Tensor::mkldnn_linear_backward_input(size, &x.to_mkldnn(), w).to_dense(None, false)
+}
+
+/// `x [N, M]` · `wᵀ` for `w [K, M]` → `[N, K]`.
+pub(super) fn product_transposed(x: &Tensor, w: &Tensor) -> Tensor {
+    if !uses_onednn(x) {
+        return x.matmul(&w.tr());
+    }
+    x.to_mkldnn().mkldnn_linear(w, None::<&Tensor>).to_dense(None, false)
+}
+
+/// Adds `xᵀ · y` to `sum [K, M]` for `x [N, K]`, `y [N, M]`.
+pub(super) fn add_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor) {
+    if uses_onednn(x) {
+        *sum += y.to_mkldnn().mkldnn_linear_backward_weights(&x.to_mkldnn(), sum, false).0;
+    } else {
+        let _ = sum.addmm_(&x.tr(), y);
+    }
+}
+
+fn uses_onednn(x: &Tensor) -> bool {
+    x.device() == Device::Cpu && x.kind() == Kind::Float && tch::utils::has_mkldnn()
 }

@@ -217,3 +217,73 @@ pub const BLOCK_TENSORS: usize = 12;
 const KEPT_WIDTHS: u64 = 16;
 /// Widths per token that exist at once while one block runs backward: gradients of the hidden layer (twice) and of the stream.
 const WORKING_WIDTHS: u64 = 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn preset(preset: Preset) -> Shape {
+        Shape::resolve(&ModelConfig { preset: Some(preset), ..ModelConfig::default() }, 50_257, 1024)
+            .expect("published sizes are valid")
+    }
+
+    /// Parameter counts of the released models; FLOPs computed independently of this code.
+    #[test]
+    fn published_sizes() {
+        let expected = [
+            (Preset::Gpt2, 124_439_808, 0.798e9),
+            (Preset::Gpt2Medium, 354_823_168, 2.272e9),
+            (Preset::Gpt2Large, 774_030_080, 4.916e9),
+            (Preset::Gpt2Xl, 1_557_611_200, 9.802e9),
+        ];
+        for (size, parameters, flops) in expected {
+            let shape = preset(size);
+            assert_eq!(shape.parameters(), parameters);
+            assert!((shape.flops_per_token(1024) / flops - 1.0).abs() < 1e-3, "{size:?}: {}", shape.flops_per_token(1024));
+            let listed: usize = shape.tensors().iter().map(|(_, dimensions)| dimensions.iter().product::<usize>()).sum();
+            assert_eq!(listed as u64, parameters);
+        }
+    }
+
+    #[test]
+    fn single_numbers_override_the_preset() {
+        let model =
+            ModelConfig { preset: Some(Preset::Gpt2Medium), layers: Some(3), context: Some(2048), ..ModelConfig::default() };
+        let shape = Shape::resolve(&model, 1000, 2048).expect("a valid shape");
+        assert_eq!((shape.layers, shape.heads, shape.width, shape.context, shape.vocabulary), (3, 16, 1024, 2048, 1000));
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let refuse = |model: ModelConfig, block| Shape::resolve(&model, 100, block).expect_err("must be refused");
+        let uneven = ModelConfig { heads: Some(5), width: Some(64), ..ModelConfig::default() };
+        assert_eq!(refuse(uneven, 16), ShapeError::HeadsDivideWidth { heads: 5, width: 64 });
+        assert_eq!(refuse(ModelConfig { layers: Some(0), ..ModelConfig::default() }, 16), ShapeError::Zero("layers"));
+        assert_eq!(refuse(ModelConfig { heads: Some(0), ..ModelConfig::default() }, 16), ShapeError::Zero("heads"));
+        assert_eq!(refuse(ModelConfig::default(), 1025), ShapeError::BlockTooLong { block_size: 1025, context: 1024 });
+        assert_eq!(refuse(ModelConfig::default(), 1), ShapeError::BlockTooShort(1));
+    }
+
+    #[test]
+    fn existing_weights_must_agree() {
+        let shape = preset(Preset::Gpt2);
+        assert_eq!(shape.agrees_with(&ModelConfig::default(), 50_257, 1024), Ok(()));
+        assert_eq!(shape.agrees_with(&ModelConfig { preset: Some(Preset::Gpt2), ..ModelConfig::default() }, 50_257, 64), Ok(()));
+        let other = ModelConfig { preset: Some(Preset::Gpt2Medium), ..ModelConfig::default() };
+        let refused = shape.agrees_with(&other, 50_257, 64);
+        assert_eq!(refused, Err(ShapeError::Contradiction { field: "layers", asked: 24, found: 12 }));
+        assert_eq!(
+            shape.agrees_with(&ModelConfig::default(), 8192, 64),
+            Err(ShapeError::Vocabulary { dataset: 8192, weights: 50_257 })
+        );
+    }
+
+    #[test]
+    fn memory_grows_with_the_batch_and_nothing_else_does() {
+        let shape = preset(Preset::Gpt2);
+        let [small, large] = [1, 4].map(|batch| shape.training_memory(batch, 1024));
+        assert_eq!(small.weights + small.gradients + small.optimizer, 16 * shape.parameters());
+        assert_eq!(large.activations, 4 * small.activations);
+        assert_eq!(large.total() - small.total(), 3 * small.activations);
+    }
+}

@@ -1,0 +1,213 @@
+//! The hand-written backward pass against two second opinions: libtorch's autograd over the same model written the plain way,
+//! and finite differences of the loss.
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+
+use ft_trainer::model::{Gpt2, IGNORED, Parameters, Shape};
+use tch::{Device, Kind, Tensor};
+
+fn tiny() -> Shape {
+    Shape { layers: 2, heads: 2, width: 16, context: 12, vocabulary: 37, layer_norm_epsilon: 1e-5 }
+}
+
+/// Weights with every bias and gain away from its initial value, so that no gradient is zero by symmetry.
+fn weights(shape: &Shape, kind: Kind) -> Parameters {
+    let mut parameters = Parameters::random(shape, 11).to(Device::Cpu, kind);
+    let noise = Parameters::random(shape, 12);
+    tch::manual_seed(3);
+    for (parameter, noise) in parameters.iter_mut().zip(&noise) {
+        let shift = if noise.decays() { noise.tensor.shallow_clone() * 4.0 } else { noise.tensor.randn_like() * 0.1 };
+        parameter.tensor += shift.to_kind(kind);
+    }
+    parameters
+}
+
+fn batch(shape: &Shape, rows: i64, length: i64) -> (Tensor, Tensor) {
+    tch::manual_seed(5);
+    let tokens = Tensor::randint(shape.vocabulary as i64, [rows, length + 1], (Kind::Int64, Device::Cpu));
+    let targets = tokens.narrow(1, 1, length).copy();
+    let _ = targets.narrow(1, 0, 2).select(0, 0).fill_(IGNORED);
+    (tokens.narrow(1, 0, length), targets)
+}
+
+/// GPT-2 as a reader of the paper would write it, for autograd: scores materialised, loss over all logits at once.
+struct Twin<'a> {
+    shape: &'a Shape,
+    weights: HashMap<String, Tensor>,
+}
+
+impl<'a> Twin<'a> {
+    fn new(shape: &'a Shape, parameters: &Parameters) -> Self {
+        let leaf = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
+        Self { shape, weights: parameters.iter().map(|entry| (entry.name.clone(), leaf(&entry.tensor))).collect() }
+    }
+
+    fn get(&self, name: &str) -> &Tensor {
+        &self.weights[&format!("transformer.{name}")]
+    }
+
+    fn linear(&self, x: &Tensor, name: &str) -> Tensor {
+        x.matmul(self.get(&format!("{name}.weight"))) + self.get(&format!("{name}.bias"))
+    }
+
+    fn norm(&self, x: &Tensor, name: &str) -> Tensor {
+        let (weight, bias) = (self.get(&format!("{name}.weight")), self.get(&format!("{name}.bias")));
+        x.layer_norm([self.shape.width as i64], Some(weight), Some(bias), self.shape.layer_norm_epsilon, false)
+    }
+
+    fn attention(&self, x: &Tensor, name: &str) -> Tensor {
+        let (batch, length, width) = x.size3().unwrap();
+        let heads = self.shape.heads as i64;
+        let split = |part: Tensor| part.view([batch, length, heads, width / heads]).transpose(1, 2);
+        let mut parts = self.linear(x, &format!("{name}.c_attn")).split(width, 2).into_iter().map(split);
+        let (q, k, v) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap());
+        let scores = q.matmul(&k.transpose(2, 3)) / ((width / heads) as f64).sqrt();
+        let future = Tensor::ones([length, length], (Kind::Bool, Device::Cpu)).triu(1);
+        let heads = scores.masked_fill(&future, f64::NEG_INFINITY).softmax(-1, None).matmul(&v);
+        self.linear(&heads.transpose(1, 2).reshape([batch, length, width]), &format!("{name}.c_proj"))
+    }
+
+    fn logits(&self, inputs: &Tensor) -> Tensor {
+        let mut x = self.get("wte.weight").index_select(0, &inputs.reshape([-1])).view([inputs.size()[0], inputs.size()[1], -1]);
+        x += self.get("wpe.weight").narrow(0, 0, inputs.size()[1]);
+        for layer in 0..self.shape.layers {
+            x = &x + self.attention(&self.norm(&x, &format!("h.{layer}.ln_1")), &format!("h.{layer}.attn"));
+            let hidden = self.linear(&self.norm(&x, &format!("h.{layer}.ln_2")), &format!("h.{layer}.mlp.c_fc"));
+            x = &x + self.linear(&hidden.gelu("tanh"), &format!("h.{layer}.mlp.c_proj"));
+        }
+        self.norm(&x, "ln_f").matmul(&self.get("wte.weight").tr())
+    }
+
+    /// Sum over the counted targets.
+    fn loss(&self, inputs: &Tensor, targets: &Tensor) -> Tensor {
+        let logits = self.logits(inputs).view([-1, self.shape.vocabulary as i64]);
+        logits.cross_entropy_loss::<Tensor>(&targets.reshape([-1]), None, tch::Reduction::Sum, IGNORED, 0.0)
+    }
+}
+
+fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
+    let [found, expected] = [found, expected].map(|tensor| tensor.to_kind(Kind::Double));
+    ((found - &expected).norm() / expected.norm()).double_value(&[])
+}
+
+/// Both models over two micro-batches, so that accumulation is covered too; the worst relative error of any gradient.
+fn worst_gradient(shape: &Shape, kind: Kind, rows: i64, length: i64) -> (String, f64) {
+    let parameters = weights(shape, kind);
+    let twin = Twin::new(shape, &parameters.to(Device::Cpu, Kind::Double));
+    let mut model = Gpt2::new(*shape, &parameters, Device::Cpu);
+    let (inputs, targets) = batch(shape, rows, length);
+    for part in [0, 1] {
+        let (inputs, targets) = (inputs.narrow(0, part, rows - 1), targets.narrow(0, part, rows - 1));
+        let loss = model.accumulate(&inputs, &targets, 0.25);
+        let expected = twin.loss(&inputs, &targets);
+        assert!((loss / expected.double_value(&[]) - 1.0).abs() < 1e-6, "loss {loss}, autograd {expected:?}");
+        (expected * 0.25).backward();
+    }
+    let errors = model
+        .gradients()
+        .iter()
+        .map(|entry| (entry.name.clone(), relative_error(&entry.tensor, &twin.weights[&entry.name].grad())));
+    errors.max_by(|left, right| left.1.total_cmp(&right.1)).unwrap()
+}
+
+#[test]
+fn equals_autograd_in_double_precision() {
+    let (name, error) = worst_gradient(&tiny(), Kind::Double, 3, 12);
+    assert!(error < 1e-12, "{name}: relative error {error:.1e}");
+}
+
+#[test]
+fn equals_autograd_in_single_precision() {
+    for (width, heads, vocabulary, length) in [(16, 2, 37, 12), (48, 3, 1013, 33), (64, 1, 515, 64)] {
+        let shape = Shape { layers: 3, heads, width, context: 64, vocabulary, layer_norm_epsilon: 1e-5 };
+        let (name, error) = worst_gradient(&shape, Kind::Float, 4, length);
+        assert!(error < 2e-6, "{name} at width {width}: relative error {error:.1e}");
+    }
+}
+
+/// More rows than one chunk of the output head, the last chunk not full, and one chunk wholly ignored.
+#[test]
+fn equals_autograd_across_head_chunks() {
+    let shape = Shape { layers: 1, heads: 2, width: 8, context: 500, vocabulary: 19, layer_norm_epsilon: 1e-5 };
+    let (name, error) = worst_gradient(&shape, Kind::Double, 4, 467);
+    assert!(error < 1e-11, "{name}: relative error {error:.1e}");
+}
+
+#[test]
+fn equals_finite_differences() {
+    let shape = tiny();
+    let (inputs, targets) = batch(&shape, 2, 7);
+    let parameters = weights(&shape, Kind::Double);
+    let mut model = Gpt2::new(shape, &parameters, Device::Cpu);
+    model.accumulate(&inputs, &targets, 1.0);
+    for (index, entry) in parameters.iter().enumerate() {
+        let gradient = model.gradients().iter().nth(index).unwrap().tensor.copy();
+        let direction = entry.tensor.randn_like();
+        let loss_at = |distance: f64| {
+            let mut moved = parameters.to(Device::Cpu, Kind::Float).to(Device::Cpu, Kind::Double);
+            for (moved, original) in moved.iter_mut().zip(&parameters) {
+                moved.tensor.copy_(&original.tensor);
+            }
+            moved.iter_mut().nth(index).unwrap().tensor += &direction * distance;
+            Gpt2::new(shape, &moved, Device::Cpu).loss(&inputs, &targets).0
+        };
+        let step = 1e-4;
+        let slope = (8.0 * (loss_at(step) - loss_at(-step)) - (loss_at(2.0 * step) - loss_at(-2.0 * step))) / (12.0 * step);
+        let expected = (gradient * &direction).sum(Kind::Double).double_value(&[]);
+        assert!((slope - expected).abs() <= 1e-7 * expected.abs().max(1e-2), "{}: {slope} against {expected}", entry.name);
+    }
+}
+
+#[test]
+fn loss_and_logits_agree_with_autograd_twin() {
+    let shape = tiny();
+    let parameters = weights(&shape, Kind::Double);
+    let (inputs, targets) = batch(&shape, 3, 12);
+    let twin = Twin::new(&shape, &parameters);
+    let model = Gpt2::new(shape, &parameters, Device::Cpu);
+    assert!(relative_error(&model.logits(&inputs), &twin.logits(&inputs)) < 1e-12);
+    let (sum, counted) = model.loss(&inputs, &targets);
+    assert_eq!(counted, 3 * 12 - 2);
+    assert!((sum - twin.loss(&inputs, &targets).double_value(&[])).abs() < 1e-9);
+}
+
+#[test]
+fn gradients_are_the_same_bits_every_time() {
+    let shape = Shape { layers: 2, heads: 4, width: 64, context: 64, vocabulary: 301, layer_norm_epsilon: 1e-5 };
+    let parameters = weights(&shape, Kind::Float);
+    let (inputs, targets) = batch(&shape, 4, 64);
+    let run = || {
+        let mut model = Gpt2::new(shape, &parameters, Device::Cpu);
+        model.accumulate(&inputs, &targets, 0.5);
+        model
+    };
+    let (first, second) = (run(), run());
+    for (left, right) in first.gradients().iter().zip(second.gradients()) {
+        assert!(left.tensor.equal(&right.tensor), "{} differs between two equal runs", left.name);
+    }
+}
+
+/// The cache, in pieces of any size and under left padding, against one pass over each row alone.
+#[test]
+fn cached_logits_equal_a_full_pass() {
+    let shape = tiny();
+    let model = Gpt2::new(shape, &weights(&shape, Kind::Double), Device::Cpu);
+    let (tokens, _) = batch(&shape, 3, 11);
+    let padding = [0_usize, 4, 1];
+    let mut cache = model.cache(3, 11).unwrap();
+    let mut seen = 0;
+    for new in [5, 1, 1, 3, 1] {
+        let logits = model.next_logits(&tokens.narrow(1, seen, new), &mut cache, &padding).unwrap();
+        seen += new;
+        for (row, padding) in padding.iter().enumerate() {
+            let alone = tokens.narrow(0, row as i64, 1).narrow(1, *padding as i64, seen - *padding as i64);
+            let expected = model.logits(&alone).select(1, -1);
+            let error = relative_error(&logits.narrow(0, row as i64, 1), &expected);
+            assert!(error < 1e-12, "row {row} after {seen} tokens: {error:.1e}");
+        }
+    }
+    assert!(model.next_logits(&tokens.narrow(1, 0, 1), &mut cache, &padding).is_err(), "the cache is full");
+    assert!(model.cache(1, shape.context + 1).is_err());
+}

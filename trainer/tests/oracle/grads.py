@@ -1,0 +1,127 @@
+"""Logits, loss and every gradient of `ft-trainer grads` against `transformers` in float64 and float32.
+
+Usage: python grads.py PATH/TO/ft-trainer
+
+One line per check with the measured relative L2 error; exit code 1 when one exceeds its bar.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+LOGITS_BAR = 1e-6
+GRADIENT_BAR = 2e-6
+
+# layers, heads, width, context, vocabulary, rows, tokens per row
+SHAPES = {
+    "2x64": (2, 2, 64, 128, 512, 4, 128),
+    "3x96, odd vocabulary": (3, 3, 96, 100, 1013, 3, 77),
+    "2x768, GPT-2's vocabulary": (2, 12, 768, 256, 50257, 2, 256),
+}
+
+
+def build(shape, seed):
+    """A model whose biases and gains are away from their initial values too."""
+    layers, heads, width, context, vocabulary, _, _ = shape
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        n_layer=layers, n_head=heads, n_embd=width, n_positions=context, vocab_size=vocabulary,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, attn_implementation="eager",
+    )  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return model
+
+
+def reference(model, tokens, dtype):
+    """`logits`, `loss` and `grad.*` of transformers, as float64."""
+    model = model.to(dtype)
+    model.zero_grad()
+    output = model(input_ids=tokens, labels=tokens)
+    output.loss.backward()
+    found = {"logits": output.logits.detach(), "loss": output.loss.detach()}
+    found |= {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    return {name: tensor.double().clone() for name, tensor in found.items()}
+
+
+def error(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+def worst_gradient(found, expected):
+    names = [name for name in expected if name.startswith("grad.")]
+    return max((error(found[name], expected[name]), name) for name in names)
+
+
+def ours(binary, directory, tokens, workspace):
+    (workspace / "tokens.json").write_text(json.dumps(tokens.tolist()))
+    out = workspace / "grads.safetensors"
+    command = [binary, "grads", "--model", str(directory), "--tokens", str(workspace / "tokens.json"), "--out", str(out)]
+    subprocess.run(command, check=True)
+    return load_file(out)
+
+
+def layouts(model, workspace):
+    """The same weights in every form that must load: as transformers saves them, sharded, and as OpenAI published them."""
+    single, sharded, bare = workspace / "single", workspace / "sharded", workspace / "bare"
+    model.save_pretrained(single)
+    model.save_pretrained(sharded, max_shard_size="200KB")
+    assert (sharded / "model.safetensors.index.json").exists()
+    bare.mkdir()
+    (bare / "config.json").write_text((single / "config.json").read_text())
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(single / "model.safetensors").items()}
+    tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 8, 8).tril() for layer in range(model.config.n_layer)}
+    save_file(tensors, bare / "model.safetensors")
+    return {"single file": single, "shards": sharded, "no prefix, mask buffers": bare}
+
+
+class Report:
+    def __init__(self):
+        self.failed = False
+
+    def check(self, what, measured, bar):
+        verdict = "ok" if measured <= bar else "FAILED"
+        self.failed |= measured > bar
+        print(f"{verdict:6} {what}: {measured:.2e} (bar {bar:.0e})", flush=True)
+
+
+def compare(binary, name, shape, report):
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        model = build(shape, seed=len(name))
+        tokens = torch.randint(shape[4], (shape[5], shape[6]))
+        directories = layouts(model, workspace)
+        expected = reference(model, tokens, torch.float64)
+        single = reference(GPT2LMHeadModel.from_pretrained(directories["single file"], attn_implementation="eager"), tokens, torch.float32)
+        found = ours(binary, directories["single file"], tokens, workspace)
+        assert set(found) == set(expected), set(found) ^ set(expected)
+        report.check(f"{name}: logits against float64", error(found["logits"], expected["logits"]), LOGITS_BAR)
+        report.check(f"{name}: loss against float64", error(found["loss"], expected["loss"]), LOGITS_BAR)
+        measured, which = worst_gradient(found, expected)
+        report.check(f"{name}: worst gradient ({which}) against float64", measured, GRADIENT_BAR)
+        print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, "
+              f"worst gradient {worst_gradient(single, expected)[0]:.2e}; "
+              f"ours against it: logits {error(found['logits'], single['logits']):.2e}, gradient {worst_gradient(found, single)[0]:.2e}")
+        for layout in ["shards", "no prefix, mask buffers"]:
+            again = ours(binary, directories[layout], tokens, workspace)
+            worst = max((again[tensor] - found[tensor]).abs().max().item() for tensor in found)
+            report.check(f"{name}: the same weights as {layout}", worst, 0.0)
+
+
+def main():
+    report = Report()
+    for name, shape in SHAPES.items():
+        compare(sys.argv[1], name, shape, report)
+    sys.exit(1 if report.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
