@@ -6,6 +6,7 @@ pub mod cli;
 pub mod exit;
 pub mod image;
 pub mod job;
+pub mod lifecycle;
 pub mod output;
 pub mod provider;
 pub mod settings;

@@ -93,6 +93,13 @@ pub mod path {
     /// Everything ftctl keeps is below this, so that a container can be shared and the layout can change.
     pub const ROOT: &str = "ftctl/v1";
 
+    /// Which job has a name at present.
+    pub fn name(name: &str) -> String {
+        format!("{ROOT}/names/{name}.json")
+    }
+    pub fn names() -> String {
+        format!("{ROOT}/names")
+    }
     pub fn jobs() -> String {
         format!("{ROOT}/jobs")
     }

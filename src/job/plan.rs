@@ -125,6 +125,14 @@ impl Plan {
     }
 }
 
+impl RetryPlan {
+    /// How long to wait before try number `failures + 1`: doubles each time, up to the ceiling.
+    pub fn pause(&self, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(31);
+        self.backoff.0.saturating_mul(1 << doublings).min(self.max_backoff.0)
+    }
+}
+
 fn retry(typed: &RetrySpec) -> RetryPlan {
     RetryPlan {
         on: typed.on.clone().unwrap_or_else(|| vec![RetryCause::Preempt, RetryCause::Capacity]),

@@ -62,7 +62,9 @@ impl JobSpec {
         let mut schema =
             json!({ "$schema": generated["$schema"], "title": "ftctl job file", "description": generated["description"] });
         if let (Value::Object(schema), Value::Object(generated)) = (&mut schema, generated) {
-            generated.into_iter().for_each(|(key, value)| drop(schema.entry(key).or_insert(value)));
+            for (key, value) in generated {
+                schema.entry(key).or_insert(value);
+            }
         }
         schema
     }

@@ -1,0 +1,28 @@
+//! The user's wish to end a job: written to the store, where the agent and every supervisor see it.
+
+use std::time::Duration;
+
+use super::{
+    Result, World,
+    drive::{Until, drive},
+    journal,
+};
+use crate::{
+    job::{
+        id::{JobId, path},
+        order::{CANCEL_SCHEMA, CancelRequest},
+        record::Record,
+    },
+    store::{Condition, write_json},
+};
+
+/// Asks the job to stop within `grace` and waits until nothing of it is left. A finished job stays as it is.
+pub async fn cancel(world: &World, id: &JobId, grace: Duration) -> Result<Record> {
+    let record = journal::read(world.store.as_ref(), id).await?.0;
+    if record.state.is_finished() {
+        return Ok(record);
+    }
+    let request = CancelRequest { schema: CANCEL_SCHEMA.to_owned(), time: world.clock.now(), grace_seconds: grace.as_secs() };
+    write_json(world.store.as_ref(), &path::cancel(id), &request, Condition::Always).await?;
+    drive(world, id, Until::Finished).await
+}

@@ -1,0 +1,92 @@
+//! A rehearsed preemption: what would the real one cost?
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::{
+    Result, World,
+    drive::{Until, drive},
+    journal, status,
+};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::{AttemptId, JobId},
+        record::Record,
+        state::State,
+        units::Money,
+    },
+};
+
+pub const DRILL_SCHEMA: &str = "ftctl.drill/1";
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Drill {
+    pub schema: &'static str,
+    pub id: JobId,
+    /// The attempt that was taken away.
+    pub attempt: u32,
+    /// From the preemption to the first step of the next attempt.
+    pub recovery_seconds: f64,
+    pub lost_steps: u64,
+    /// What the machine costs for the recovery and for the steps done again.
+    pub wasted: Money,
+}
+
+const POLL: Duration = Duration::from_millis(200);
+
+/// Takes the job's machine away, recovers the job, and measures.
+pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
+    let before = journal::read(world.store.as_ref(), id).await?.0;
+    if before.state != State::Running {
+        let message = format!("job {id} is {}, and only a running job can be preempted", before.state.label(before.outcome));
+        return Err(Failure::new(Exit::Conflict, message));
+    }
+    let start = Instant::now();
+    world.provider.preempt(&AttemptId::new(id, before.attempt)).await?;
+    // Both at once: somebody has to recover the job, and nobody else may be there to do it.
+    tokio::select! {
+        record = drive(world, id, Until::Finished) => finished(&record?, before.attempt, start),
+        after = recovered(world, id, before.attempt) => Ok(measure(&after?, before.attempt, start)),
+    }
+}
+
+/// Waits until the next attempt trains.
+async fn recovered(world: &World, id: &JobId, attempt: u32) -> Result<Record> {
+    loop {
+        let record = journal::read(world.store.as_ref(), id).await?.0;
+        if record.attempt > attempt && status::last_step(world.store.as_ref(), id, record.attempt).await?.is_some() {
+            return Ok(record);
+        }
+        world.clock.sleep(POLL).await;
+    }
+}
+
+/// The job may end before its next attempt is seen training; without a next attempt nothing was recovered.
+fn finished(record: &Record, attempt: u32, start: Instant) -> Result<Drill> {
+    if record.attempt > attempt {
+        return Ok(measure(record, attempt, start));
+    }
+    let reason = record.reason.clone().unwrap_or_default();
+    Err(Failure::new(Exit::Preempted, format!("job {} ended with the drill and was not recovered: {reason}", record.id)))
+}
+
+fn measure(record: &Record, attempt: u32, start: Instant) -> Drill {
+    let ended = record.attempts.iter().find(|ended| ended.attempt == attempt);
+    let (lost_steps, price) = ended.map_or((0, Money::ZERO), |ended| (ended.lost_steps, ended.price_per_hour));
+    // Steps of the attempt cost alike, so the steps done again take their share of its time.
+    let repeated = ended.map_or(Duration::ZERO, |ended| {
+        let lived = ended.ended.and_then(|end| Duration::try_from(end.duration_since(ended.started)).ok()).unwrap_or_default();
+        let steps = (ended.last_step - ended.first_step).max(1);
+        lived.mul_f64((lost_steps as f64 / steps as f64).min(1.0))
+    });
+    Drill {
+        schema: DRILL_SCHEMA,
+        id: record.id.clone(),
+        attempt,
+        recovery_seconds: start.elapsed().as_secs_f64(),
+        lost_steps,
+        wasted: price.for_time(start.elapsed() + repeated),
+    }
+}

@@ -1,0 +1,130 @@
+//! Carries a job on from wherever it stands. There is no daemon: whoever holds the job's supervisor lease drives, everyone else
+//! watches, and the next one takes over when the holder is gone.
+
+use std::{future::Future, pin::pin, time::Duration};
+
+use super::{Next, Result, World, journal::Journal, step};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::{JobId, path},
+        record::Record,
+        state::{Outcome, State},
+    },
+    store::lease::{Acquired, Contender, Holder, Lease},
+};
+
+/// How far to carry it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// Its machine is there.
+    Provisioned,
+    /// Its agent was started.
+    Running,
+    Finished,
+}
+
+impl Until {
+    fn reached(self, record: &Record) -> bool {
+        let state = record.state;
+        let over = matches!(state, State::TearingDown | State::Finished);
+        match self {
+            Until::Provisioned => matches!(state, State::Submitting | State::Running | State::Collecting | State::Finished),
+            Until::Running => matches!(state, State::Running | State::Collecting) || (over && state == State::Finished),
+            Until::Finished => state == State::Finished,
+        }
+    }
+}
+
+/// A lease that has not changed for this long belongs to nobody.
+const LEASE: Duration = Duration::from_secs(15);
+/// Leaves two more tries before it lapses.
+const RENEW: Duration = Duration::from_secs(5);
+/// How often a watcher looks.
+const WATCH: Duration = Duration::from_millis(500);
+/// Network errors in a row after which a person should look.
+const MAX_FAILURES: u32 = 8;
+
+/// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
+pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
+    let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), Holder::this_process(0), LEASE);
+    loop {
+        let record = super::journal::read(world.store.as_ref(), id).await?.0;
+        if until.reached(&record) {
+            return Ok(record);
+        }
+        match contender.acquire().await? {
+            Acquired::Held(lease) => return drive_with(world, id, until, lease).await,
+            Acquired::HeldBy(_) => world.clock.sleep(WATCH).await,
+        }
+    }
+}
+
+async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease) -> Result<Record> {
+    let result = held(&mut lease, carry(world, id, until)).await;
+    // Best effort: a lease that stays lapses by itself, and at once when this process ends.
+    let _ = lease.release().await;
+    result
+}
+
+/// Runs `work` while renewing the lease. A stage may take minutes (a build, an upload); the lease lives seconds, so that a crash is
+/// noticed soon.
+async fn held<T>(lease: &mut Lease, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut work = pin!(work);
+    loop {
+        tokio::select! {
+            result = &mut work => return result,
+            () = tokio::time::sleep(RENEW) => lease.renew().await?,
+        }
+    }
+}
+
+async fn carry(world: &World, id: &JobId, until: Until) -> Result<Record> {
+    let mut job = Journal::load(world, id).await?;
+    let mut failures = 0;
+    while !until.reached(&job.record) {
+        match step(world, &mut job).await {
+            Ok(next) => {
+                failures = 0;
+                match next {
+                    Next::Now => {}
+                    Next::After(pause) => world.clock.sleep(pause).await,
+                    Next::Done => break,
+                }
+            }
+            Err(failure) => {
+                failures += 1;
+                recover(world, &mut job, failure, failures).await?;
+            }
+        }
+    }
+    Ok(job.record)
+}
+
+/// What an error in a step means for the job.
+async fn recover(world: &World, job: &mut Journal, failure: Failure, failures: u32) -> Result<()> {
+    let last_try = failures >= MAX_FAILURES;
+    match failure.exit {
+        // Somebody else wrote the record (a cancel, a second supervisor): read it and go on from there.
+        Exit::Conflict if !last_try => job.reload().await,
+        Exit::Network | Exit::MayBill if !last_try => {
+            world.report.warn(&format!("{}; trying again", failure.message));
+            world.clock.sleep(job.record.plan.retry.pause(failures)).await;
+            job.reload().await
+        }
+        Exit::Conflict | Exit::Network | Exit::MayBill => Err(failure),
+        _ if job.record.state == State::TearingDown => Err(failure),
+        // The stage can never succeed: end the job, so that nothing is left behind, and keep the reason.
+        _ => match job.end(Outcome::Failed, failure.exit, failure_text(&failure)).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(failure),
+        },
+    }
+}
+
+fn failure_text(failure: &Failure) -> String {
+    match &failure.fix {
+        Some(fix) => format!("{}\n{fix}", failure.message),
+        None => failure.message.clone(),
+    }
+}

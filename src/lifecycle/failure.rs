@@ -1,0 +1,59 @@
+//! What errors of the lower layers mean to the user: their exit codes.
+
+use ft_trainer::data::{DataError, error::Class as DataClass};
+
+use crate::{
+    exit::{Exit, Failure},
+    image::ImageError,
+    provider::{Class, LeftBehind, ProviderError},
+    store::StoreError,
+};
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let exit = match &error {
+            StoreError::NotFound { .. } => Exit::NotFound,
+            StoreError::Conflict { .. } | StoreError::WrongOffset { .. } => Exit::Conflict,
+            StoreError::Damaged { .. } => Exit::Integrity,
+            StoreError::Io { .. } => Exit::Failure,
+            StoreError::Invalid(_) => Exit::Usage,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Self {
+        let exit = match (error.class, &error.left_behind) {
+            (_, LeftBehind::Orphans(_)) => Exit::MayBill,
+            (Class::Capacity | Class::Quota, _) => Exit::Capacity,
+            (Class::Denied, _) => Exit::Denied,
+            (Class::Network, _) => Exit::Network,
+            (Class::Conflict, _) => Exit::Conflict,
+            (Class::Invalid, _) => Exit::Usage,
+            (Class::Internal, _) => Exit::Failure,
+        };
+        let message = match error.left_behind {
+            LeftBehind::Orphans(names) => format!("{}; left behind: {}", error.message, names.join(", ")),
+            _ => error.message,
+        };
+        Failure { exit, message, fix: error.fix }
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        Failure::new(Exit::Failure, error.to_string())
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        let exit = match error.class() {
+            DataClass::Input => Exit::Usage,
+            DataClass::Integrity => Exit::Integrity,
+            DataClass::System => Exit::Failure,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}

@@ -1,0 +1,249 @@
+//! What the attempts of a job wrote, read from the store: the same bytes after a lost connection, a preemption and the end.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{Result, World, journal};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::{JobId, path},
+        record::Record,
+        state::State,
+    },
+    store::{Store, log::LogReader},
+};
+
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Go on until the job is over.
+    pub follow: bool,
+    /// Only this attempt; absent: all of them.
+    pub attempt: Option<u32>,
+    /// Only the last lines.
+    pub tail: Option<usize>,
+    /// Only lines written since.
+    pub since: Option<Timestamp>,
+    /// Keep the time in front of each line.
+    pub timestamps: bool,
+}
+
+/// How often a followed log is looked at.
+const POLL: Duration = Duration::from_millis(300);
+
+/// Where log bytes go. A failure (a closed pipe) ends the reading.
+pub type Sink<'a> = dyn FnMut(&[u8]) -> std::io::Result<()> + Send + 'a;
+
+/// Writes the logs of the job's attempts, oldest first, to `sink`.
+pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
+    let record = journal::read(world.store.as_ref(), id).await?.0;
+    let mut attempt = match options.attempt {
+        Some(attempt) if attempt > record.attempt || attempt == 0 => {
+            let message = format!("job {id} has {} attempts, so there is no attempt {attempt}", record.attempt);
+            return Err(Failure::new(Exit::NotFound, message));
+        }
+        Some(attempt) => attempt,
+        None if options.tail.is_some() => record.attempt.max(1),
+        None => 1,
+    };
+    let mut filter = Filter::new(options);
+    loop {
+        let record = one_attempt(world, id, attempt, options, &mut filter, sink).await?;
+        if options.attempt.is_some() || attempt >= record.attempt {
+            return filter.finish(sink).map_err(|error| write_failed(&error));
+        }
+        attempt += 1;
+        filter.finish(sink).map_err(|error| write_failed(&error))?;
+        world.report.line(&format!("-- attempt {attempt} of {id} --"));
+    }
+}
+
+/// Writes one attempt's log to its end, which is when the attempt is over and every byte of it was read. Answers the record seen last.
+async fn one_attempt(
+    world: &World,
+    id: &JobId,
+    attempt: u32,
+    options: &Options,
+    filter: &mut Filter,
+    sink: &mut Sink<'_>,
+) -> Result<Record> {
+    let store = &world.store;
+    let path = path::log(id, attempt);
+    let start = match options.tail {
+        Some(lines) => tail_offset(store.as_ref(), &path, lines).await?,
+        None => 0,
+    };
+    let mut reader = LogReader::new(store.clone(), path, start);
+    loop {
+        // The record first: bytes that arrive between the two looks belong to a reading that comes after.
+        let record = journal::read(store.as_ref(), id).await?.0;
+        let over = record.attempt > attempt || matches!(record.state, State::Finished);
+        loop {
+            let bytes = reader.read().await?;
+            if bytes.is_empty() {
+                break;
+            }
+            filter.write(&bytes, sink).map_err(|error| write_failed(&error))?;
+        }
+        if over || !options.follow {
+            return Ok(record);
+        }
+        world.clock.sleep(POLL).await;
+    }
+}
+
+/// Where the last `lines` lines of a log begin, found from its end.
+async fn tail_offset(store: &dyn Store, path: &str, lines: usize) -> Result<u64> {
+    const WINDOW: u64 = 64 * 1024;
+    let length = store.head(path).await?.map_or(0, |meta| meta.size);
+    if lines == 0 {
+        return Ok(length);
+    }
+    let mut wanted = lines;
+    let mut end = length;
+    while end > 0 {
+        let start = end.saturating_sub(WINDOW);
+        let bytes = store.get_range(path, start..end).await?;
+        for (index, _) in bytes.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
+            let offset = start + index as u64 + 1;
+            // The line feed that ends the log ends its last line and begins none.
+            if offset == length {
+                continue;
+            }
+            wanted = wanted.saturating_sub(1);
+            if wanted == 0 {
+                return Ok(offset);
+            }
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+fn write_failed(error: &std::io::Error) -> Failure {
+    match error.kind() {
+        // `ftctl logs | head`: the reader has seen enough.
+        std::io::ErrorKind::BrokenPipe => Failure::new(Exit::Done, ""),
+        _ => Failure::new(Exit::Failure, format!("cannot write the log: {error}")),
+    }
+}
+
+/// Takes the time off each line, and lines before `since` out. Bytes of a line that began without a time pass as they are.
+struct Filter {
+    since: Option<Timestamp>,
+    timestamps: bool,
+    /// The beginning of a line whose time is not complete yet.
+    pending: Vec<u8>,
+    in_line: bool,
+    /// Whether the current line is shown; lines without a time follow the one before.
+    visible: bool,
+}
+
+/// `2026-11-20T14:03:22.512Z ` as the trainer writes it in front of each line.
+const STAMP: usize = 25;
+
+impl Filter {
+    fn new(options: &Options) -> Self {
+        Self {
+            since: options.since,
+            timestamps: options.timestamps,
+            pending: Vec::new(),
+            in_line: false,
+            visible: options.since.is_none(),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8], sink: &mut Sink<'_>) -> std::io::Result<()> {
+        let mut out = Vec::with_capacity(bytes.len());
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let ends = piece.ends_with(b"\n");
+            if self.in_line {
+                self.emit(piece, &mut out);
+            } else {
+                self.pending.extend_from_slice(piece);
+                if ends || self.pending.len() >= STAMP {
+                    self.begin_line(&mut out);
+                }
+            }
+            if ends {
+                self.in_line = false;
+            }
+        }
+        if out.is_empty() { Ok(()) } else { sink(&out) }
+    }
+
+    /// What is left of a log that ends in the middle of a line.
+    fn finish(&mut self, sink: &mut Sink<'_>) -> std::io::Result<()> {
+        let mut out = Vec::new();
+        self.begin_line(&mut out);
+        self.in_line = false;
+        if out.is_empty() { Ok(()) } else { sink(&out) }
+    }
+
+    fn begin_line(&mut self, out: &mut Vec<u8>) {
+        let line = std::mem::take(&mut self.pending);
+        self.in_line = true;
+        let time = stamp(&line);
+        if let (Some(since), Some(time)) = (self.since, time) {
+            self.visible = time >= since;
+        }
+        let text = if time.is_some() && !self.timestamps { &line[STAMP..] } else { &line };
+        self.emit(text, out);
+    }
+
+    fn emit(&self, text: &[u8], out: &mut Vec<u8>) {
+        if self.visible {
+            out.extend_from_slice(text);
+        }
+    }
+}
+
+fn stamp(line: &[u8]) -> Option<Timestamp> {
+    let text = std::str::from_utf8(line.get(..STAMP)?).ok()?;
+    text.strip_suffix(' ')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filtered(options: &Options, chunks: &[&str]) -> String {
+        let mut filter = Filter::new(options);
+        let mut out = Vec::new();
+        let mut sink = |bytes: &[u8]| {
+            out.extend_from_slice(bytes);
+            Ok(())
+        };
+        for chunk in chunks {
+            filter.write(chunk.as_bytes(), &mut sink).unwrap();
+        }
+        filter.finish(&mut sink).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    const LOG: &str =
+        "2026-11-20T14:03:22.512Z one\nplain\n\n2026-11-20T14:05:00.000Z two\n2026-11-20T14:06:00.000Z end without line feed";
+
+    #[test]
+    fn times_are_taken_off_wherever_the_log_is_cut() {
+        let expected = "one\nplain\n\ntwo\nend without line feed";
+        for cut in 0..LOG.len() {
+            assert_eq!(filtered(&Options::default(), &[&LOG[..cut], &LOG[cut..]]), expected, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn times_can_be_kept_and_selected_by() {
+        let keep = Options { timestamps: true, ..Options::default() };
+        assert_eq!(filtered(&keep, &[LOG]), LOG);
+        let since = Options { since: Some("2026-11-20T14:04:00Z".parse().unwrap()), ..Options::default() };
+        assert_eq!(filtered(&since, &[LOG]), "two\nend without line feed");
+    }
+
+    #[test]
+    fn bytes_without_times_pass_unchanged() {
+        let text = "\u{1F600} no time\r\nnext\n";
+        assert_eq!(filtered(&Options::default(), &[text]), text);
+    }
+}

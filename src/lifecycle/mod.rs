@@ -1,0 +1,76 @@
+//! The life of a job. [`step`] is the one match on its state: every arm does one idempotent thing, saves the new state and answers
+//! whether to go on now, later or not at all. One file per stage, in the order of the life.
+//!
+//! Data and image come before the machine: a machine that waits for an upload costs money, an upload that waits for a machine does not.
+
+pub mod collect;
+pub mod image;
+pub mod journal;
+pub mod plan;
+pub mod provision;
+pub mod submit;
+pub mod supervise;
+pub mod teardown;
+pub mod upload;
+
+pub mod cancel;
+pub mod drill;
+pub mod drive;
+mod failure;
+pub mod logs;
+pub mod receipt;
+pub mod status;
+pub mod sweep;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use crate::{
+    exit::Failure,
+    job::{clock::Clock, report::Report, state::State},
+    provider::Provider,
+    store::Store,
+};
+
+use journal::Journal;
+
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// What a job's life touches: everything outside comes in through here.
+#[derive(Clone)]
+pub struct World {
+    pub store: Arc<dyn Store>,
+    pub provider: Arc<dyn Provider>,
+    pub clock: Arc<dyn Clock>,
+    pub report: Arc<dyn Report>,
+    /// Safe to delete: libtorch, built trainers, prepared datasets.
+    pub cache: PathBuf,
+}
+
+/// When to look at the job again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    Now,
+    After(Duration),
+    Done,
+}
+
+/// Stages as the user counts them.
+const STAGES: usize = 7;
+
+/// Moves the job by one step.
+pub async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+    if supervise::cancelled_before_launch(world, job).await? {
+        return Ok(Next::Now);
+    }
+    match job.record.state {
+        State::Planned => upload::begin(world, job).await,
+        State::Uploading => upload::step(world, job).await,
+        State::Imaging => image::step(world, job).await,
+        State::Provisioning => provision::step(world, job).await,
+        State::Submitting => submit::step(world, job).await,
+        State::Running => supervise::step(world, job).await,
+        State::Collecting => collect::step(world, job).await,
+        State::TearingDown => teardown::step(world, job).await,
+        State::Finished => Ok(Next::Done),
+    }
+}

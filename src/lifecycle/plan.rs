@@ -1,0 +1,97 @@
+//! Which job an invocation works on: one name belongs to one job at a time.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Result, World, journal, journal::Journal};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::{JobId, path},
+        plan::Plan,
+    },
+    store::{Condition, Store, find_json, write_json},
+};
+
+const NAME_SCHEMA: &str = "ftctl.name/1";
+
+/// `names/<name>.json`: the newest job of that name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct NameEntry {
+    schema: String,
+    id: JobId,
+}
+
+/// The job of this plan: the one that `up` left waiting, or the one of this idempotency key, or a new one. The name is reserved before
+/// the record is written, so a crash in between leaves a name that the next invocation fills, never two jobs.
+///
+/// # Errors
+/// [`Exit::Conflict`] when an unfinished job has the name.
+pub async fn open(world: &World, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
+    let store = world.store.as_ref();
+    let fresh = JobId::derive(&plan.name, &key.map_or_else(nonce, |key| format!("key {key}")));
+    let entry: Option<(NameEntry, _)> = find_json(store, &path::name(&plan.name)).await?;
+    let (id, condition) = match entry {
+        None => (fresh, Condition::IfAbsent),
+        Some((entry, etag)) => match journal::read(store, &entry.id).await {
+            Err(failure) if failure.exit == Exit::NotFound => return create(world, entry.id, plan, submit).await,
+            Err(failure) => return Err(failure),
+            Ok((record, _)) if !record.state.is_finished() || (key.is_some() && entry.id == fresh) => {
+                return resume(world, &entry.id, &plan, key.is_some() && entry.id == fresh, submit).await;
+            }
+            Ok(_) => (fresh, Condition::IfMatch(etag)),
+        },
+    };
+    let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), id: id.clone() };
+    write_json(store, &path::name(&plan.name), &entry, condition).await?;
+    create(world, id, plan, submit).await
+}
+
+async fn create(world: &World, id: JobId, plan: Plan, submit: bool) -> Result<Journal> {
+    let mut job = Journal::create(world, id, plan, submit).await?;
+    hand_over(&mut job, submit).await?;
+    Ok(job)
+}
+
+/// Goes on with a job that exists: after `up`, or with the same idempotency key.
+async fn resume(world: &World, id: &JobId, plan: &Plan, same_key: bool, submit: bool) -> Result<Journal> {
+    let mut job = Journal::load(world, id).await?;
+    if job.record.submitted && !same_key {
+        let message = format!("the name `{}` belongs to the job {id}, which is not finished", plan.name);
+        return Err(Failure::new(Exit::Conflict, message)
+            .fix(format!("follow it with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`, or give this job another name")));
+    }
+    if job.record.plan != *plan {
+        let message = format!("the job {id} was planned from another version of this job file");
+        return Err(Failure::new(Exit::Conflict, message).fix(format!("ftctl down {id}")));
+    }
+    hand_over(&mut job, submit).await?;
+    Ok(job)
+}
+
+async fn hand_over(job: &mut Journal, submit: bool) -> Result<()> {
+    if submit && !job.record.submitted {
+        job.record.submitted = true;
+        job.save().await?;
+    }
+    Ok(())
+}
+
+/// Different for every job ever: the time and the process.
+fn nonce() -> String {
+    format!("{:?} {}", std::time::SystemTime::now(), std::process::id())
+}
+
+/// The job that a user means by an id or by a name.
+pub async fn find(store: &dyn Store, text: &str) -> Result<JobId> {
+    if let Some(id) = JobId::parse(text)
+        && store.head(&path::record(&id)).await?.is_some()
+    {
+        return Ok(id);
+    }
+    let entry: Option<(NameEntry, _)> =
+        if crate::job::id::valid_name(text) { find_json(store, &path::name(text)).await? } else { None };
+    entry.map(|(entry, _)| entry.id).ok_or_else(|| {
+        Failure::new(Exit::NotFound, format!("there is no job `{text}` in the store {}", store.url()))
+            .fix("`ftctl status --all` lists the jobs of this store")
+    })
+}

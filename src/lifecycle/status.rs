@@ -1,0 +1,155 @@
+//! Where jobs stand: what a table row or a JSON value says. Reads only.
+
+use std::time::Duration;
+
+use ft_trainer::progress::{Event, Line};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{Result, journal, supervise};
+use crate::{
+    job::{
+        id::{JobId, path},
+        record::Record,
+        state::State,
+        units::Money,
+    },
+    store::Store,
+};
+
+pub const STATUS_SCHEMA: &str = "ftctl.status/1";
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct JobStatus {
+    pub schema: &'static str,
+    pub id: JobId,
+    pub backend: String,
+    pub state: String,
+    pub attempt: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Mean cross-entropy in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// On the validation split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<f64>,
+    /// So far.
+    pub cost: Money,
+    pub created: Timestamp,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// One job, with its latest progress.
+pub async fn one(store: &dyn Store, id: &JobId, now: Timestamp) -> Result<JobStatus> {
+    let (record, _) = journal::read(store, id).await?;
+    describe(store, &record, now).await
+}
+
+/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A record that cannot be read is named
+/// in the second list instead of hiding the others.
+pub async fn all(store: &dyn Store, now: Timestamp, finished: bool) -> Result<(Vec<JobStatus>, Vec<String>)> {
+    let mut found = Vec::new();
+    let mut unreadable = Vec::new();
+    for name in store.children(&path::jobs()).await? {
+        let Some(id) = JobId::parse(&name) else { continue };
+        match journal::read(store, &id).await {
+            Ok((record, _)) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
+                found.push(describe(store, &record, now).await?);
+            }
+            Ok(_) => {}
+            Err(failure) => unreadable.push(failure.message),
+        }
+    }
+    found.sort_by_key(|status| std::cmp::Reverse(status.created));
+    Ok((found, unreadable))
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn age(then: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(now.duration_since(then)).unwrap_or_default()
+}
+
+async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
+    let mut status = JobStatus {
+        schema: STATUS_SCHEMA,
+        id: record.id.clone(),
+        backend: record.plan.backend.clone(),
+        state: record.state.label(record.outcome).to_owned(),
+        attempt: record.attempt,
+        step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),
+        steps: None,
+        loss: None,
+        perplexity: None,
+        tokens_per_second: None,
+        eta_seconds: None,
+        cost: cost(record, now),
+        created: record.created,
+        reason: record.reason.clone(),
+    };
+    if !record.state.is_finished() && record.attempt > 0 {
+        for line in latest_progress(store, &record.id, record.attempt).await? {
+            apply(&mut status, &line.event);
+        }
+        if record.state == State::Running
+            && let Some(exit) = supervise::read_exit(store, record).await?
+        {
+            status.reason = Some(format!("attempt {} ended: {}", record.attempt, exit.message));
+        }
+    }
+    Ok(status)
+}
+
+fn apply(status: &mut JobStatus, event: &Event) {
+    match *event {
+        Event::Start { step, steps, .. } => (status.step, status.steps) = (Some(step), Some(steps)),
+        Event::Step { step, steps, loss, tokens_per_second, eta_seconds, .. } => {
+            (status.step, status.steps, status.loss) = (Some(step), Some(steps), Some(loss));
+            (status.tokens_per_second, status.eta_seconds) = (Some(tokens_per_second), Some(eta_seconds));
+        }
+        Event::Eval { perplexity, .. } => status.perplexity = Some(perplexity),
+        Event::Checkpoint { step, .. } | Event::Sample { step, .. } | Event::Done { step, .. } => status.step = Some(step),
+        Event::Unknown => {}
+    }
+}
+
+/// What the job's machines have cost until now.
+pub fn cost(record: &Record, now: Timestamp) -> Money {
+    let micros = record.attempts.iter().map(|attempt| {
+        let time = age(attempt.started, attempt.ended.unwrap_or(now));
+        attempt.price_per_hour.for_time(time).micros
+    });
+    Money { micros: micros.sum() }
+}
+
+/// The step that an attempt reported last.
+pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
+    let lines = latest_progress(store, id, attempt).await?;
+    Ok(lines
+        .iter()
+        .filter_map(|line| match line.event {
+            Event::Step { step, .. } | Event::Checkpoint { step, .. } | Event::Start { step, .. } => Some(step),
+            _ => None,
+        })
+        .max())
+}
+
+/// The newest progress lines of an attempt: the end of the file, without the line that the cut went through.
+pub async fn latest_progress(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Vec<Line>> {
+    const WINDOW: u64 = 16 * 1024;
+    let path = path::progress(id, attempt);
+    let Some(meta) = store.head(&path).await? else { return Ok(Vec::new()) };
+    let start = meta.size.saturating_sub(WINDOW);
+    let bytes = store.get_range(&path, start..meta.size).await?;
+    let text = String::from_utf8_lossy(&bytes);
+    let whole_lines = text.lines().skip(usize::from(start > 0));
+    Ok(whole_lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+}

@@ -1,0 +1,63 @@
+//! The order is written and the agent started.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{Next, Result, STAGES, World, journal::Journal};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::{AttemptId, path},
+        order::{ORDER_SCHEMA, RunOrder, TrainerImage},
+        record::Record,
+        state::State,
+    },
+    provider::{Class, Sighting},
+    store::Condition,
+};
+
+/// Time between a polite stop and a kill that nobody asked for explicitly; what a SPOT machine gets from its cloud.
+const GRACE: Duration = Duration::from_secs(30);
+
+pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+    if job.record.attempt == 1 {
+        world.report.stage(4, STAGES, "Submitting");
+    }
+    let attempt = AttemptId::new(&job.record.id, job.record.attempt);
+    // A machine that was taken away before its agent lived is an attempt that ended, not one to start.
+    if !matches!(world.provider.observe(&attempt).await?, Sighting::Alive { .. }) {
+        job.enter(State::Running).await?;
+        return Ok(Next::Now);
+    }
+    let order = order(world, &job.record)?;
+    let bytes = serde_json::to_vec_pretty(&order).map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
+    world.store.put(&path::order(&job.record.id), Bytes::from(bytes), Condition::Always).await?;
+    match world.provider.launch(&order).await {
+        Ok(()) => {}
+        // Whether it started is seen by looking.
+        Err(error) if error.class == Class::Network => return Ok(Next::After(job.record.plan.retry.pause(1))),
+        Err(error) => return Err(error.into()),
+    }
+    job.enter(State::Running).await?;
+    Ok(Next::Now)
+}
+
+fn order(world: &World, record: &Record) -> Result<RunOrder> {
+    let missing = |what| Failure::new(Exit::Failure, format!("the record of job {} names no {what}", record.id));
+    let deadline = record.attempts.first().map(|first| first.started + record.plan.lifetime());
+    Ok(RunOrder {
+        schema: ORDER_SCHEMA.to_owned(),
+        job: record.id.clone(),
+        attempt: record.attempt,
+        store: world.store.url().to_owned(),
+        dataset: record.dataset.clone().ok_or_else(|| missing("dataset"))?,
+        initial_weights: record.initial_weights.clone(),
+        trainer: record.trainer.clone().unwrap_or(TrainerImage::None),
+        model: record.plan.model.clone(),
+        train: record.plan.train.clone(),
+        sample: record.plan.sample.clone(),
+        deadline,
+        grace_seconds: GRACE.as_secs(),
+    })
+}

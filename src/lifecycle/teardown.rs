@@ -1,0 +1,51 @@
+//! Everything of the job is destroyed, and the provider is asked whether that is true.
+
+use super::{Next, Result, STAGES, World, journal::Journal};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::JobId,
+        state::{Outcome, State},
+    },
+    provider::Resource,
+};
+
+pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+    world.report.stage(7, STAGES, "Tearing down");
+    destroy(world, &job.record.id).await?;
+    if job.record.outcome.is_none() {
+        job.record.outcome = Some(Outcome::Cancelled);
+        job.record.exit = Some(Exit::JobCancelled as u8);
+    }
+    let now = world.clock.now();
+    for attempt in job.record.attempts.iter_mut().filter(|attempt| attempt.ended.is_none()) {
+        attempt.ended = Some(now);
+    }
+    job.enter(State::Finished).await?;
+    Ok(Next::Now)
+}
+
+/// Destroys a job's machines and proves it; needs nothing but the id. [`Exit::MayBill`] when something may be left.
+pub async fn destroy(world: &World, id: &JobId) -> Result<()> {
+    let bills = world.provider.capabilities().bills;
+    if let Err(error) = world.provider.destroy(id).await {
+        let failure = Failure::from(error);
+        return Err(if bills { may_bill(id, &failure.message) } else { failure });
+    }
+    let left = remaining(world, id).await?;
+    if left.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = left.iter().map(|resource| resource.name.as_str()).collect();
+    Err(may_bill(id, &format!("still there: {}", names.join(", "))))
+}
+
+/// What the provider still shows of a job.
+pub async fn remaining(world: &World, id: &JobId) -> Result<Vec<Resource>> {
+    let all = world.provider.list().await?;
+    Ok(all.into_iter().filter(|resource| resource.attempt.job == *id).collect())
+}
+
+fn may_bill(id: &JobId, why: &str) -> Failure {
+    Failure::new(Exit::MayBill, format!("the machines of {id} may still exist: {why}")).fix(format!("ftctl down {id}"))
+}

@@ -1,0 +1,101 @@
+//! Text becomes tokens, and tokens go to the store.
+
+use std::path::{Path, PathBuf};
+
+use ft_trainer::{
+    config::{DataConfig, TextSource},
+    data::{
+        prepare::{self, Inputs},
+        text,
+    },
+};
+
+use super::{Next, Result, STAGES, World, journal::Journal};
+use crate::{
+    exit::{Exit, Failure},
+    image::sources,
+    job::{
+        plan::DataPlan,
+        report::{Report, Unit},
+        state::State,
+    },
+    store::dataset,
+};
+
+pub(super) async fn begin(_: &World, job: &mut Journal) -> Result<Next> {
+    job.enter(State::Uploading).await?;
+    Ok(Next::Now)
+}
+
+pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+    world.report.stage(1, STAGES, "Preparing and uploading the data");
+    job.record.dataset = Some(match job.record.plan.data.clone() {
+        DataPlan::Digest(digest) => existing(world, digest).await?,
+        DataPlan::Directory(directory) => send(world, Path::new(&directory)).await?,
+        DataPlan::Text(config) => send(world, &prepared(world, config).await?).await?,
+    });
+    if let Some(directory) = job.record.plan.initial_weights.clone() {
+        job.record.initial_weights = Some(send(world, Path::new(&directory)).await?);
+    }
+    job.enter(State::Imaging).await?;
+    Ok(Next::Now)
+}
+
+async fn existing(world: &World, digest: String) -> Result<String> {
+    if dataset::exists(world.store.as_ref(), &digest).await? {
+        return Ok(digest);
+    }
+    Err(Failure::new(Exit::NotFound, format!("there is no dataset {digest} in the store {}", world.store.url()))
+        .fix("`ftctl upload PATH` puts one there and prints its digest"))
+}
+
+async fn send(world: &World, directory: &Path) -> Result<String> {
+    let uploaded = dataset::upload(&world.store, directory, world.report.as_ref()).await?;
+    world.report.line(&format!(
+        "dataset {}: {} files, {} of {} bytes sent",
+        &uploaded.digest[..12],
+        uploaded.files,
+        uploaded.sent_bytes,
+        uploaded.bytes
+    ));
+    Ok(uploaded.digest)
+}
+
+/// The dataset of this text: from the cache when the same files were prepared in the same way before.
+async fn prepared(world: &World, config: DataConfig) -> Result<PathBuf> {
+    let (cache, report) = (world.cache.clone(), world.report.clone());
+    // Reading and tokenising takes seconds to hours of all cores: the lease is renewed meanwhile on this thread.
+    let work = move || prepare_cached(&config, &cache, report.as_ref());
+    tokio::task::spawn_blocking(work).await.map_err(|panic| Failure::new(Exit::Failure, panic.to_string()))?
+}
+
+fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Result<PathBuf> {
+    let sources = match config.source {
+        Some(TextSource::CargoDependencies) => Some(cargo_sources(cache)?),
+        None => None,
+    };
+    let inputs = Inputs::find(config, sources.clone())?;
+    let home = cache.join("prepared");
+    let directory = home.join(prepare::key(config, &inputs.files())?);
+    if directory.is_dir() {
+        report.line("the text was prepared before; taking the tokens from the cache");
+        return Ok(directory);
+    }
+    std::fs::create_dir_all(&home).map_err(|error| {
+        Failure::new(Exit::Failure, format!("cannot make {}: {error}", home.display())).fix("make the cache directory writable")
+    })?;
+    prepare::prepare(config, sources, &directory, &mut |stage, done, total| {
+        let unit = if stage.in_bytes() { Unit::Bytes } else { Unit::Items };
+        report.progress(&stage.to_string(), done, total, unit);
+    })?;
+    Ok(directory)
+}
+
+/// The packages are those of the embedded lock file, wherever ftctl was built.
+pub fn cargo_sources(cache: &Path) -> Result<Vec<PathBuf>> {
+    let workspace = cache.join("trainer/source");
+    std::fs::create_dir_all(&workspace)
+        .map_err(|error| Failure::new(Exit::Failure, format!("cannot make {}: {error}", workspace.display())))?;
+    sources::unpack(&workspace)?;
+    Ok(text::cargo_dependencies(&workspace.join("Cargo.toml"))?)
+}

@@ -1,0 +1,83 @@
+//! Every verb on a real job.
+
+use std::fs;
+
+use crate::sandbox::Sandbox;
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn run_carries_a_job_through_its_whole_life() {
+    let sandbox = Sandbox::new();
+    let job = sandbox.job("whole", 20);
+    let output = sandbox.run(&["run", job.to_str().unwrap()]);
+    let talk = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{talk}");
+
+    let status = sandbox.json(&["status", "whole"]);
+    assert_eq!(status["state"], "succeeded");
+    assert_eq!(status["step"], 20);
+    let id = status["id"].as_str().unwrap();
+    assert!(sandbox.ok(&["logs", id]).contains("step 20/20"));
+    assert!(sandbox.ok(&["explain", id]).contains("succeeded"));
+    assert_eq!(sandbox.json(&["bill"])["resources"].as_array().unwrap().len(), 0, "nothing is left running");
+
+    let to = sandbox.path("weights");
+    sandbox.ok(&["download", id, "--to", to.to_str().unwrap()]);
+    let checkpoint =
+        fs::read_dir(&to).unwrap().flatten().map(|entry| entry.path()).find(|path| path.is_dir()).unwrap_or(to.clone());
+    let checkpoint = if checkpoint.join("config.json").exists() { checkpoint } else { to };
+    assert!(checkpoint.join("model.safetensors").is_file());
+    let text = sandbox.ok(&["generate", checkpoint.to_str().unwrap(), "--prompt", "pub fn ", "--tokens", "10"]);
+    assert!(text.starts_with("pub fn "), "{text}");
+}
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_cancelled_job_stops_with_a_checkpoint() {
+    let sandbox = Sandbox::new();
+    let id = sandbox.submit(&sandbox.job("endless", 1_000_000));
+    Sandbox::until("the first step", || sandbox.json(&["status", &id])["step"].as_u64() > Some(0));
+    let output = sandbox.run(&["cancel", &id]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sandbox.json(&["status", &id])["state"], "cancelled");
+    let results = sandbox.results(&id);
+    assert!(!results.is_empty());
+    assert!(sandbox.processes("ft-trainer train").is_empty() && sandbox.processes("ftctl agent").is_empty());
+}
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_rehearsed_preemption_is_recovered_and_priced() {
+    let sandbox = Sandbox::new();
+    let id = sandbox.submit(&sandbox.job("drilled", 1_000_000));
+    Sandbox::until("the first step", || sandbox.json(&["status", &id])["step"].as_u64() > Some(0));
+    let drill = sandbox.json(&["drill", "preempt", &id]);
+    assert_eq!(drill["attempt"], 1);
+    assert!(drill["recovery_seconds"].as_f64().unwrap() > 0.0);
+    sandbox.ok(&["down", &id, "-y"]);
+    assert!(sandbox.processes("ft-trainer train").is_empty());
+}
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn two_jobs_with_one_name_are_refused_while_the_first_lives() {
+    let sandbox = Sandbox::new();
+    let job = sandbox.job("twin", 1_000_000);
+    let id = sandbox.submit(&job);
+    let second = sandbox.run(&["submit", job.to_str().unwrap()]);
+    assert_eq!(second.status.code(), Some(12), "{}", String::from_utf8_lossy(&second.stderr));
+    assert!(String::from_utf8_lossy(&second.stderr).contains(&id));
+    sandbox.ok(&["down", &id, "-y"]);
+}
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn two_supervisors_at_once_finish_one_job() {
+    let sandbox = Sandbox::new();
+    let id = sandbox.submit(&sandbox.job("watched", 40));
+    let mut first = sandbox.spawn(&["logs", "-f", &id]);
+    let mut second = sandbox.spawn(&["logs", "-f", &id]);
+    assert!(first.wait().unwrap().success() && second.wait().unwrap().success());
+    let status = sandbox.json(&["status", &id]);
+    assert_eq!((status["state"].as_str(), status["attempt"].as_u64()), (Some("succeeded"), Some(1)));
+}

@@ -1,0 +1,8 @@
+//! The life of real jobs on this machine, with the real trainer: `tests/run` builds that first and runs these. They are ignored in a
+//! plain `cargo test`, which must pass without libtorch.
+
+#![allow(clippy::unwrap_used)]
+
+mod commands;
+mod kills;
+mod sandbox;
