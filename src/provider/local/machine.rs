@@ -186,8 +186,8 @@ impl Machine {
     /// Why the machine is dead, as far as its agent could say.
     pub fn last_words(&self) -> String {
         let tail = tail(&self.directory.join("agent.log")).unwrap_or_default();
-        match tail.lines().rfind(|line| !line.trim().is_empty()) {
-            Some(line) => format!("the agent's process is gone; its last line: {}", line.trim()),
+        match last_statement(&tail) {
+            Some(line) => format!("the agent's process is gone; its last line: {line}"),
             None => "the agent's process is gone".to_owned(),
         }
     }
@@ -250,6 +250,12 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
 /// Makes names in a directory survive a power cut.
 fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
+}
+
+/// The last line that is not the continuation of another.
+pub fn last_statement(text: &str) -> Option<&str> {
+    let line = text.lines().rfind(|line| !line.trim().is_empty() && !line.starts_with(char::is_whitespace))?;
+    Some(line.trim_end().trim_start_matches("error: "))
 }
 
 /// The end of a text file.

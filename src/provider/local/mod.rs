@@ -43,8 +43,8 @@ use crate::job::{
 /// What a preempted machine is given between the polite and the final signal; as on GCE.
 pub const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 
-/// Longest time that a tear-down waits for bytes which the agent had not yet sent.
-const DRAIN_LIMIT: Duration = Duration::from_secs(120);
+/// A drain gives up by itself when the store cannot be reached; this ends one that hangs. A large checkpoint takes minutes.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30 * 60);
 
 /// What the provider is told about this machine.
 #[derive(Clone)]
@@ -92,6 +92,8 @@ impl Local {
         command.arg("agent").arg("--order").arg(machine.order());
         command.arg("--work").arg(self.work(&machine.attempt.job));
         command.current_dir(machine.directory()).env_clear().envs(self.settings.variables.iter().cloned());
+        // Its words go to a log, whatever form the user likes on the screen.
+        command.env("FTCTL_OUTPUT", "table");
         command
     }
 
@@ -108,9 +110,10 @@ impl Local {
         command.spawn().map(drop)
     }
 
-    /// Lets the agent send what it wrote but had not sent, from the disk that survived it.
-    async fn drain(&self, machine: &Machine) -> Result<()> {
-        if !machine.order().exists() || !self.work(&machine.attempt.job).exists() {
+    /// Lets the newest agent send what it and earlier ones wrote but had not sent, from the disk that survived them.
+    async fn drain(&self, machines: &[Machine]) -> Result<()> {
+        let Some(machine) = machines.iter().rfind(|machine| machine.order().exists()) else { return Ok(()) };
+        if !self.work(&machine.attempt.job).exists() {
             return Ok(());
         }
         let mut command = self.agent(machine);
@@ -187,9 +190,7 @@ impl Provider for Local {
         for machine in &machines {
             power_off(machine).await?;
         }
-        for machine in &machines {
-            self.drain(machine).await?;
-        }
+        self.drain(&machines).await?;
         // The machines go last: while one is listed, a tear-down that was interrupted is known to be unfinished.
         let work = self.work(job);
         machine::remove_tree(&work).map_err(|error| removing(&work, &error))?;
@@ -220,12 +221,10 @@ async fn blocking(machine: &Machine, act: impl FnOnce() -> io::Result<()> + Send
     done.map_err(|error| failed("stop the processes of", machine.directory(), &error).leaving(LeftBehind::Removable))
 }
 
-/// The last line that a program wrote, or how it ended.
+/// What a program complained about last, or how it ended.
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
-    text.lines()
-        .rfind(|line| !line.trim().is_empty())
-        .map_or_else(|| format!("the agent ended with {}", output.status), str::to_owned)
+    machine::last_statement(&text).map_or_else(|| format!("the agent ended with {}", output.status), str::to_owned)
 }
 
 fn removing(path: &Path, error: &io::Error) -> ProviderError {
