@@ -155,11 +155,16 @@ pub mod path {
     pub fn dataset_manifest(digest: &str) -> String {
         format!("{ROOT}/datasets/{digest}/manifest.json")
     }
+    /// Where the bytes of datasets are. File contents are shared between datasets: a changed file re-sends itself only.
     pub fn contents() -> String {
         format!("{ROOT}/contents")
     }
-    /// File contents are shared between datasets: a changed file re-sends itself only.
-    pub fn content(digest: &str) -> String {
-        format!("{}/{}/{digest}", contents(), digest.get(..2).unwrap_or_default())
+    /// Where the bytes of a job's checkpoints are: shared between its checkpoints, gone with the job.
+    pub fn job_contents(id: &JobId) -> String {
+        format!("{}/contents", job(id))
+    }
+    /// The object below `contents` that holds the bytes with this hexadecimal SHA-256.
+    pub fn content(contents: &str, digest: &str) -> String {
+        format!("{contents}/{}/{digest}", digest.get(..2).unwrap_or_default())
     }
 }

@@ -1,7 +1,7 @@
 //! Checkpoints in the store: contents by digest, so that unchanged files are not sent again, and a manifest that is written last
 //! by whoever holds the attempt's lease. A checkpoint without its manifest does not exist.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{collections::HashSet, fs, path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -58,7 +58,7 @@ pub async fn commit(
     {
         return Ok(found.clone());
     }
-    tree.send(store, &Silent).await?;
+    tree.send(store, &path::job_contents(job), &Silent).await?;
     lease.renew().await?;
     let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: tree.files };
     // Whoever holds the lease is the truth: the same step done again, with other bits, replaces the one before.
@@ -119,39 +119,51 @@ pub async fn latest(store: &dyn Store, job: &JobId) -> Result<Option<CheckpointM
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, report: &dyn Report) -> Result<CheckpointManifest> {
     let manifest = manifest(store.as_ref(), job, step).await?;
     if to.is_dir() {
-        content::fetch(store, &manifest.files, to, report).await?;
+        content::fetch(store, &path::job_contents(job), &manifest.files, to, report).await?;
         return Ok(manifest);
     }
     let name = to.file_name().unwrap_or_default().to_string_lossy();
     let partial = to.with_file_name(format!(".{name}.partial"));
-    content::fetch(store, &manifest.files, &partial, report).await?;
+    content::fetch(store, &path::job_contents(job), &manifest.files, &partial, report).await?;
     let renamed = fs::rename(&partial, to).and_then(|()| directory::sync_parent(to));
     renamed.map_err(|source| StoreError::Io { action: "write", path: to.display().to_string(), source })?;
     Ok(manifest)
 }
 
-/// Removes all but the newest `keep` checkpoints (at least one stays). Contents that nothing names any more go with the next
-/// [`super::sweep_contents`].
+/// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. For whoever holds the
+/// attempt's lease, after a commit. What a crash in the middle leaves goes with the next [`super::sweep_contents`].
 pub async fn retain(store: &dyn Store, job: &JobId, keep: usize) -> Result<()> {
     let steps = list(store, job).await?;
-    for step in &steps[..steps.len().saturating_sub(keep.max(1))] {
+    let (old, kept) = steps.split_at(steps.len().saturating_sub(keep.max(1)));
+    if old.is_empty() {
+        return Ok(());
+    }
+    let named = |files: Vec<FileEntry>| files.into_iter().map(|file| file.sha256).collect::<HashSet<String>>();
+    let (old_contents, kept_contents) = (named(files_of(store, job, old).await?), named(files_of(store, job, kept).await?));
+    for step in old {
         store.delete(&manifest_path(job, *step)).await?;
+    }
+    for digest in old_contents.difference(&kept_contents) {
+        store.delete(&path::content(&path::job_contents(job), digest)).await?;
     }
     Ok(())
 }
 
-/// The files of every checkpoint of every job in the store.
-pub(super) async fn all_files(store: &dyn Store) -> Result<Vec<FileEntry>> {
+/// The files of these checkpoints; one that is gone has none.
+async fn files_of(store: &dyn Store, job: &JobId, steps: &[u64]) -> Result<Vec<FileEntry>> {
     let mut files = Vec::new();
-    for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
-        for step in list(store, &job).await? {
-            match manifest(store, &job, step).await {
-                Err(StoreError::NotFound { .. }) => {}
-                found => files.extend(found?.files),
-            }
+    for step in steps {
+        match manifest(store, job, *step).await {
+            Err(StoreError::NotFound { .. }) => {}
+            found => files.extend(found?.files),
         }
     }
     Ok(files)
+}
+
+/// The files of every checkpoint of a job.
+pub(super) async fn all_files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
+    files_of(store, job, &list(store, job).await?).await
 }
 
 #[cfg(test)]
@@ -212,7 +224,7 @@ mod tests {
         let manifest = bench.commit(&mut lease, 20, &files).await.unwrap();
         assert_eq!((manifest.step, manifest.bytes()), (20, 12));
         let written = bench.counting.take_written();
-        let weights = path::content(&crate::store::sha256(b"weights 20"));
+        let weights = path::content(&path::job_contents(&bench.job), &crate::store::sha256(b"weights 20"));
         assert_eq!(written, [weights, path::attempt_lease(&bench.job), manifest_path(&bench.job, 20)]);
         assert_eq!(bench.commit(&mut lease, 20, &files).await.unwrap(), manifest);
         assert_eq!(bench.counting.take_written(), Vec::<String>::new());
@@ -238,7 +250,7 @@ mod tests {
         let mut lease = bench.lease(1).await;
         bench.commit(&mut lease, 10, &[("a", "one"), ("manifest.json", "two")]).await.unwrap();
         let to = bench.directory.path().join("step-10");
-        let content = path::content(&crate::store::sha256(b"two"));
+        let content = path::content(&path::job_contents(&bench.job), &crate::store::sha256(b"two"));
         let good = bench.store.get(&content).await.unwrap().bytes;
         bench.store.put(&content, "twx".into(), Condition::Always).await.unwrap();
         let error = fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap_err();
@@ -264,8 +276,12 @@ mod tests {
         assert_eq!(list(&*bench.store, &bench.job).await.unwrap(), [100, 1_000]);
         retain(&*bench.store, &bench.job, 0).await.unwrap();
         assert_eq!(latest(&*bench.store, &bench.job).await.unwrap().unwrap().step, 1_000);
+        let contents = path::job_contents(&bench.job);
+        assert_eq!(bench.store.list(&contents).await.unwrap().len(), 1, "contents go with the last checkpoint that names them");
+        let left = path::content(&contents, &crate::store::sha256(b"left by a crash"));
+        bench.store.put(&left, "left by a crash".into(), Condition::Always).await.unwrap();
         let later = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(1);
-        assert_eq!(crate::store::sweep_contents(&bench.store, later, Duration::ZERO, false).await.unwrap().objects, 3);
+        assert_eq!(crate::store::sweep_contents(&bench.store, later, Duration::ZERO, false).await.unwrap().objects, 1);
         fetch(&bench.store, &bench.job, 1_000, &bench.directory.path().join("to"), &Silent).await.unwrap();
     }
 }

@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 
-use super::{Condition, Result, Store, StoreError, checkpoint, dataset, directory, sha256};
+use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, directory, sha256};
 use crate::job::{
-    id::path,
+    id::{JobId, path},
     report::{Report, Unit},
 };
 
@@ -83,26 +83,27 @@ impl LocalTree {
         Ok(Self { root, files })
     }
 
-    /// What `store` lacks of it, each content once.
-    pub async fn missing(&self, store: &Arc<dyn Store>) -> Result<Vec<FileEntry>> {
+    /// What `store` lacks of it below `contents`, each content once.
+    pub async fn missing(&self, store: &Arc<dyn Store>, contents: &str) -> Result<Vec<FileEntry>> {
         let mut seen = HashSet::new();
         let distinct: Vec<FileEntry> = self.files.iter().filter(|file| seen.insert(file.sha256.clone())).cloned().collect();
         let missing = concurrently(CONCURRENCY, distinct, |file| {
-            let store = Arc::clone(store);
-            async move { Ok(store.head(&path::content(&file.sha256)).await?.is_none().then_some(file)) }
+            let (store, name) = (Arc::clone(store), path::content(contents, &file.sha256));
+            async move { Ok(store.head(&name).await?.is_none().then_some(file)) }
         });
         Ok(missing.await?.into_iter().flatten().collect())
     }
 
     /// Sends what `store` lacks. A file that changed since it was hashed is an error, and its content is not stored.
-    pub async fn send(&self, store: &Arc<dyn Store>, report: &dyn Report) -> Result<Sent> {
-        let missing = self.missing(store).await?;
+    pub async fn send(&self, store: &Arc<dyn Store>, contents: &str, report: &dyn Report) -> Result<Sent> {
+        let missing = self.missing(store, contents).await?;
         let sent = Sent { files: missing.len() as u64, bytes: missing.iter().map(|file| file.size).sum() };
         let counter = Arc::new(AtomicU64::new(0));
         let sending = concurrently(CONCURRENCY, missing, |file| {
             let (store, local, counter) = (Arc::clone(store), self.root.join(&file.path), Arc::clone(&counter));
+            let name = path::content(contents, &file.sha256);
             async move {
-                send_one(store.as_ref(), &local, &file).await?;
+                send_one(store.as_ref(), &name, &local, &file).await?;
                 counter.fetch_add(file.size, Ordering::Relaxed);
                 Ok(())
             }
@@ -116,8 +117,8 @@ impl LocalTree {
     }
 }
 
-async fn send_one(store: &dyn Store, local: &Path, file: &FileEntry) -> Result<()> {
-    match store.put_file(&path::content(&file.sha256), local, Some(&file.sha256), Condition::IfAbsent).await {
+async fn send_one(store: &dyn Store, name: &str, local: &Path, file: &FileEntry) -> Result<()> {
+    match store.put_file(name, local, Some(&file.sha256), Condition::IfAbsent).await {
         // Somebody else sent the same bytes meanwhile.
         Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
         Err(StoreError::Damaged { path, .. }) => Err(changed(Path::new(&path))),
@@ -190,7 +191,13 @@ fn relative_name(root: &Path, path: &Path) -> Result<String> {
 
 /// Puts the files of a manifest below `to`, verified, each under its name only when complete. A file that is there already and has
 /// the right digest is not fetched again.
-pub(super) async fn fetch(store: &Arc<dyn Store>, files: &[FileEntry], to: &Path, report: &dyn Report) -> Result<()> {
+pub(super) async fn fetch(
+    store: &Arc<dyn Store>,
+    contents: &str,
+    files: &[FileEntry],
+    to: &Path,
+    report: &dyn Report,
+) -> Result<()> {
     for file in files {
         check_relative(&file.path)?;
     }
@@ -203,7 +210,8 @@ pub(super) async fn fetch(store: &Arc<dyn Store>, files: &[FileEntry], to: &Path
     let counter = Arc::new(AtomicU64::new(0));
     let fetching = concurrently(CONCURRENCY.min(4), files.to_vec(), |file| {
         let (store, local, counter) = (Arc::clone(store), to.join(&file.path), Arc::clone(&counter));
-        async move { fetch_one(store.as_ref(), &file, &local, &counter).await }
+        let name = path::content(contents, &file.sha256);
+        async move { fetch_one(store.as_ref(), &name, &file, &local, &counter).await }
     });
     watched(fetching, &counter, |done| report.progress("Fetching files", done, Some(total), Unit::Bytes)).await?;
     Ok(())
@@ -230,7 +238,7 @@ fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| file.try_lock().is_err())
 }
 
-async fn fetch_one(store: &dyn Store, file: &FileEntry, local: &Path, counter: &Arc<AtomicU64>) -> Result<()> {
+async fn fetch_one(store: &dyn Store, name: &str, file: &FileEntry, local: &Path, counter: &Arc<AtomicU64>) -> Result<()> {
     let present = on_thread({
         let (local, file) = (local.to_owned(), file.clone());
         move || Ok(is_present(&local, &file))
@@ -244,10 +252,9 @@ async fn fetch_one(store: &dyn Store, file: &FileEntry, local: &Path, counter: &
     let mut temporary = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder).map_err(failed)?;
     temporary.as_file().lock().map_err(failed)?;
     let mut hasher = Sha256::new();
-    let source = path::content(&file.sha256);
     let mut offset = 0;
     while offset < file.size {
-        let bytes = store.get_range(&source, offset..(offset + CHUNK).min(file.size)).await?;
+        let bytes = store.get_range(name, offset..(offset + CHUNK).min(file.size)).await?;
         if bytes.is_empty() {
             break;
         }
@@ -258,7 +265,7 @@ async fn fetch_one(store: &dyn Store, file: &FileEntry, local: &Path, counter: &
     }
     let found = hex::encode(hasher.finalize());
     if found != file.sha256 {
-        return Err(StoreError::Damaged { path: source, expected: file.sha256.clone(), found });
+        return Err(StoreError::Damaged { path: name.to_owned(), expected: file.sha256.clone(), found });
     }
     let local = local.to_owned();
     on_thread(move || {
@@ -306,20 +313,16 @@ pub struct Swept {
     pub bytes: u64,
 }
 
-/// Removes contents that no dataset and no checkpoint names any more. An upload sends contents before the manifest that names them,
-/// so contents younger than `min_age` stay; `now` is the clock of whoever asks, and `min_age` should be far above its error and the
-/// time of an upload. A manifest that cannot be read stops the sweep before it removes anything.
+/// Removes contents that no dataset and no checkpoint names any more. Whoever sends files sends contents before the manifest that
+/// names them, so contents younger than `min_age` stay; `now` is the clock of whoever asks, and `min_age` should be far above its
+/// error and the time of an upload. A manifest that cannot be read stops the sweep before it removes anything.
 pub async fn sweep_contents(store: &Arc<dyn Store>, now: Timestamp, min_age: Duration, dry_run: bool) -> Result<Swept> {
-    let contents = store.list(&path::contents()).await?;
-    let mut named: HashSet<String> = HashSet::new();
-    for files in [dataset::all_files(store.as_ref()).await?, checkpoint::all_files(store.as_ref()).await?] {
-        named.extend(files.into_iter().map(|file| path::content(&file.sha256)));
+    let limit = jiff::SignedDuration::try_from(min_age).unwrap_or(jiff::SignedDuration::MAX);
+    let mut unnamed = unnamed(store, &path::contents(), dataset::all_files(store.as_ref())).await?;
+    for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
+        unnamed.extend(self::unnamed(store, &path::job_contents(&job), checkpoint::all_files(store.as_ref(), &job)).await?);
     }
-    let is_old = |modified: Timestamp| {
-        now.duration_since(modified) > jiff::SignedDuration::try_from(min_age).unwrap_or(jiff::SignedDuration::MAX)
-    };
-    let unnamed: Vec<_> =
-        contents.into_iter().filter(|content| !named.contains(&content.path) && is_old(content.modified)).collect();
+    unnamed.retain(|content| now.duration_since(content.modified) > limit);
     let swept = Swept { objects: unnamed.len() as u64, bytes: unnamed.iter().map(|content| content.size).sum() };
     if !dry_run {
         concurrently(CONCURRENCY, unnamed, |content| {
@@ -329,6 +332,14 @@ pub async fn sweep_contents(store: &Arc<dyn Store>, now: Timestamp, min_age: Dur
         .await?;
     }
     Ok(swept)
+}
+
+/// The objects below `contents` that none of the files has. The contents are listed first: what is sent after that is not judged.
+async fn unnamed(store: &Arc<dyn Store>, contents: &str, files: impl Future<Output = Result<Vec<FileEntry>>>) -> Result<Vec<Meta>> {
+    let mut present = store.list(contents).await?;
+    let named: HashSet<String> = files.await?.iter().map(|file| path::content(contents, &file.sha256)).collect();
+    present.retain(|content| !named.contains(&content.path));
+    Ok(present)
 }
 
 /// Does `act` for every item, at most `limit` at a time, and answers in the order of the items; the first error ends it.

@@ -38,7 +38,7 @@ pub struct Uploaded {
 pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
     let tree = LocalTree::hash(source, report).await?;
     let manifest = manifest_bytes(&tree)?;
-    let sent = tree.send(store, report).await?;
+    let sent = tree.send(store, &path::contents(), report).await?;
     let digest = sha256(&manifest);
     match store.put(&path::dataset_manifest(&digest), manifest, Condition::IfAbsent).await {
         Ok(_) | Err(StoreError::Conflict { .. }) => Ok(uploaded(digest, &tree, sent.files, sent.bytes)),
@@ -49,7 +49,7 @@ pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) 
 /// What [`upload`] would do, without doing it.
 pub async fn plan_upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
     let tree = LocalTree::hash(source, report).await?;
-    let missing = tree.missing(store).await?;
+    let missing = tree.missing(store, &path::contents()).await?;
     let bytes = missing.iter().map(|file| file.size).sum();
     Ok(uploaded(sha256(&manifest_bytes(&tree)?), &tree, missing.len() as u64, bytes))
 }
@@ -87,7 +87,7 @@ pub async fn manifest(store: &dyn Store, digest: &str) -> Result<DatasetManifest
 /// again; a file has its name only when it is complete, so an interrupted download is continued by repeating it.
 pub async fn download(store: &Arc<dyn Store>, digest: &str, to: &Path, report: &dyn Report) -> Result<DatasetManifest> {
     let manifest = manifest(store.as_ref(), digest).await?;
-    content::fetch(store, &manifest.files, to, report).await?;
+    content::fetch(store, &path::contents(), &manifest.files, to, report).await?;
     Ok(manifest)
 }
 
@@ -122,6 +122,10 @@ mod tests {
         job::report::Silent,
         store::{content::sweep_contents, faulty::FaultyStore, memory::MemoryStore},
     };
+
+    fn content_of(bytes: &[u8]) -> String {
+        path::content(&path::contents(), &sha256(bytes))
+    }
 
     struct Bench {
         directory: tempfile::TempDir,
@@ -170,10 +174,7 @@ mod tests {
         let changed = bench.upload().await.unwrap();
         assert_ne!(changed.digest, first.digest);
         assert_eq!((changed.sent_files, changed.sent_bytes), (1, 12));
-        assert_eq!(
-            bench.counting.take_written(),
-            [path::content(&sha256(b"other tokens")), path::dataset_manifest(&changed.digest)]
-        );
+        assert_eq!(bench.counting.take_written(), [content_of(b"other tokens"), path::dataset_manifest(&changed.digest)]);
     }
 
     #[tokio::test]
@@ -218,7 +219,7 @@ mod tests {
     async fn damage_is_found_and_nothing_wrong_gets_a_name() {
         let bench = bench();
         let digest = bench.upload().await.unwrap().digest;
-        let content = path::content(&sha256(b"tokens"));
+        let content = content_of(b"tokens");
         for damaged in ["tokenz", "token", ""] {
             bench.store.put(&content, damaged.into(), Condition::Always).await.unwrap();
             let error = download(&bench.store, &digest, &bench.path("to"), &Silent).await.unwrap_err();
@@ -251,9 +252,9 @@ mod tests {
         let bench = bench();
         let tree = LocalTree::hash(&bench.path("source"), &Silent).await.unwrap();
         fs::write(bench.path("source/train/0.bin"), "changed").unwrap();
-        let error = tree.send(&bench.store, &Silent).await.unwrap_err().to_string();
+        let error = tree.send(&bench.store, &path::contents(), &Silent).await.unwrap_err().to_string();
         assert!(error.contains("train/0.bin changed while it was being read"), "{error}");
-        assert_eq!(bench.store.head(&path::content(&sha256(b"tokens"))).await.unwrap(), None);
+        assert_eq!(bench.store.head(&content_of(b"tokens")).await.unwrap(), None);
         assert_eq!(bench.store.children(&path::datasets()).await.unwrap(), Vec::<String>::new());
     }
 

@@ -176,13 +176,13 @@ impl Lease {
         self.write(condition).await
     }
 
-    /// Whether the store still names this holder. Writes nothing.
-    pub async fn still_held(&self) -> Result<bool> {
-        let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
-        Ok(found.and_then(|(body, _)| body.holder).is_some_and(|holder| holder == self.holder))
+    /// Somebody who asks, beside the work that the lease is held for, whether it still is.
+    pub fn witness(&self) -> Witness {
+        Witness { store: Arc::clone(&self.store), path: self.path.clone(), holder: self.holder.clone() }
     }
 
-    /// Gives the lease back. One that was lost is somebody else's by now, which is no error.
+    /// Gives the lease back, to anybody. One that was lost is somebody else's by now, which is no error. An attempt's lease is never
+    /// given back, or else an earlier attempt could take it.
     pub async fn release(self) -> Result<()> {
         let Some(etag) = self.etag else { return Ok(()) };
         let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: None, beat: self.beat + 1 };
@@ -206,6 +206,21 @@ impl Lease {
             written => Some(written?),
         };
         Ok(())
+    }
+}
+
+/// See [`Lease::witness`].
+pub struct Witness {
+    store: Arc<dyn Store>,
+    path: String,
+    holder: Holder,
+}
+
+impl Witness {
+    /// Whether the store still names the holder. Writes nothing.
+    pub async fn still_held(&self) -> Result<bool> {
+        let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
+        Ok(found.and_then(|(body, _)| body.holder).is_some_and(|holder| holder == self.holder))
     }
 }
 
@@ -249,7 +264,7 @@ mod tests {
         let mut lease = held(one.acquire().await.unwrap());
         assert!(is_refused(&mut two).await);
         lease.renew().await.unwrap();
-        assert!(lease.still_held().await.unwrap());
+        assert!(lease.witness().still_held().await.unwrap());
         lease.release().await.unwrap();
         let second = held(two.acquire().await.unwrap());
         assert!(is_refused(&mut one).await);
@@ -274,9 +289,9 @@ mod tests {
         assert!(is_refused(&mut contender(&store, Holder::this_process(0))).await);
         let taken = held(waiting.acquire().await.unwrap());
         assert!(matches!(lease.renew().await, Err(StoreError::Conflict { .. })));
-        assert!(!lease.still_held().await.unwrap());
+        assert!(!lease.witness().still_held().await.unwrap());
         lease.release().await.unwrap();
-        assert!(taken.still_held().await.unwrap(), "a late release takes nothing from the new holder");
+        assert!(taken.witness().still_held().await.unwrap(), "a late release takes nothing from the new holder");
     }
 
     #[tokio::test]
