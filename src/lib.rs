@@ -2,6 +2,7 @@
 //!
 //! The modules in the order of a job's life: [`job`] holds the nouns, [`provider`] the places where jobs run, [`store`] the shared truth.
 
+pub mod agent;
 pub mod cli;
 pub mod exit;
 pub mod image;

@@ -1,0 +1,168 @@
+//! One attempt's directory on the machine. It outlives the agent, and holds everything that may not have reached the store yet.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// `<work>/<attempt>/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Folder {
+    pub attempt: u32,
+    path: PathBuf,
+}
+
+impl Folder {
+    pub fn new(work: &Path, attempt: u32) -> Self {
+        Self { attempt, path: work.join(attempt.to_string()) }
+    }
+
+    /// What attempts up to `last` left on this machine, rising.
+    pub fn left_behind(work: &Path, last: u32) -> io::Result<Vec<Self>> {
+        let mut attempts: Vec<u32> =
+            names(work)?.iter().filter_map(|name| name.parse().ok()).filter(|&attempt| attempt <= last).collect();
+        attempts.sort_unstable();
+        Ok(attempts.into_iter().map(|attempt| Self::new(work, attempt)).collect())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    /// Everything the trainer said.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+    pub fn config(&self) -> PathBuf {
+        self.path.join("config.json")
+    }
+    pub fn output(&self) -> PathBuf {
+        self.path.join("output")
+    }
+    pub fn progress(&self) -> PathBuf {
+        self.output().join("progress.jsonl")
+    }
+    pub fn checkpoint(&self, step: u64) -> PathBuf {
+        self.output().join("checkpoints").join(checkpoint_name(step))
+    }
+    /// A checkpoint on its way to the store, out of the trainer's reach.
+    pub fn shipping(&self, step: u64) -> PathBuf {
+        self.path.join("shipping").join(checkpoint_name(step))
+    }
+
+    pub fn create(&self) -> io::Result<()> {
+        fs::create_dir_all(self.output().join("checkpoints"))
+    }
+
+    /// Gives every complete checkpoint after `step` a second name where the trainer's retention does not reach it. Links take no
+    /// space; the name appears only when the copy is complete.
+    pub fn secure_checkpoints(&self, after: u64) -> io::Result<()> {
+        for step in steps(&self.output().join("checkpoints"))?.into_iter().filter(|&step| step > after) {
+            let target = self.shipping(step);
+            if target.exists() {
+                continue;
+            }
+            let partial = target.with_extension("partial");
+            remove(&partial)?;
+            match link_tree(&self.checkpoint(step), &partial).and_then(|()| fs::rename(&partial, &target)) {
+                // The trainer has removed it: there are newer ones.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Checkpoints that are secured but not in the store yet, rising.
+    pub fn unshipped(&self) -> io::Result<Vec<u64>> {
+        steps(&self.path.join("shipping"))
+    }
+
+    pub fn forget_shipped(&self, step: u64) -> io::Result<()> {
+        remove(&self.shipping(step))
+    }
+
+    pub fn remove(&self) -> io::Result<()> {
+        remove(&self.path)
+    }
+}
+
+/// As the trainer names it.
+fn checkpoint_name(step: u64) -> String {
+    format!("step-{step:010}")
+}
+
+fn steps(directory: &Path) -> io::Result<Vec<u64>> {
+    let step = |name: &String| name.strip_prefix("step-")?.parse().ok().filter(|&step| checkpoint_name(step) == *name);
+    let mut steps: Vec<u64> = names(directory)?.iter().filter_map(step).collect();
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// Names in a directory that need not exist.
+fn names(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
+}
+
+fn link_tree(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            link_tree(&entry.path(), &target)?;
+        } else {
+            fs::hard_link(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secured_checkpoint_survives_the_trainers_retention() {
+        let work = tempfile::tempdir().unwrap();
+        let folder = Folder::new(work.path(), 3);
+        folder.create().unwrap();
+        for step in [5, 10] {
+            fs::create_dir_all(folder.checkpoint(step).join("inner")).unwrap();
+            fs::write(folder.checkpoint(step).join("inner/weights"), step.to_string()).unwrap();
+        }
+        for other in ["step-7", "step-00000000x8", ".unfinished-step-0000000012", "damaged-step-0000000011"] {
+            fs::create_dir(folder.output().join("checkpoints").join(other)).unwrap();
+        }
+        // What a kill in the middle of linking leaves.
+        fs::create_dir_all(folder.path().join("shipping/step-0000000010.partial")).unwrap();
+        folder.secure_checkpoints(5).unwrap();
+        fs::remove_dir_all(folder.checkpoint(10)).unwrap();
+        folder.secure_checkpoints(5).unwrap();
+        assert_eq!(folder.unshipped().unwrap(), [10]);
+        assert_eq!(fs::read_to_string(folder.shipping(10).join("inner/weights")).unwrap(), "10");
+        folder.forget_shipped(10).unwrap();
+        assert_eq!(folder.unshipped().unwrap(), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn attempts_are_found_in_order() {
+        let work = tempfile::tempdir().unwrap();
+        assert_eq!(Folder::left_behind(&work.path().join("none"), 5).unwrap(), []);
+        for name in ["10", "9", "2", "11", "lost+found"] {
+            fs::create_dir(work.path().join(name)).unwrap();
+        }
+        let found: Vec<u32> = Folder::left_behind(work.path(), 10).unwrap().iter().map(|folder| folder.attempt).collect();
+        assert_eq!(found, [2, 9, 10]);
+    }
+}

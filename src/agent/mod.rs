@@ -1,0 +1,418 @@
+//! The agent: runs beside the trainer, on every machine, for every provider. It knows the store and one child process.
+//!
+//! It takes the job's lease for its attempt, ships what earlier attempts left on this machine, stages data and the newest checkpoint
+//! in, starts the trainer, ships log, progress and checkpoints out while it runs, passes requests to stop on, and writes the exit
+//! record. Everything that is not in the store yet lies in the attempt's [`folder`](folder::Folder), so a killed agent loses nothing
+//! that the disk survives: the next attempt or [`drain`] sends it.
+//!
+//! A store that cannot be reached stops nothing: the trainer goes on and the agent tries again. Only a lost lease ends the attempt.
+
+mod folder;
+mod ship;
+mod stop;
+#[cfg(test)]
+mod tests;
+mod trainer;
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{Instant, sleep},
+};
+
+use self::{
+    folder::Folder,
+    ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
+    stop::StopRequest,
+    trainer::{End, Inputs, supervise, understand, why},
+};
+use crate::{
+    job::{
+        id::path,
+        order::{CancelRequest, EXIT_SCHEMA, ExitReason, ExitRecord, HEARTBEAT_SCHEMA, Heartbeat, Phase, RunOrder},
+        report::Report,
+    },
+    store::{
+        self, Condition, Result, Store, StoreError, checkpoint, dataset, find_json,
+        lease::{Acquired, Holder, Lease, Witness},
+        write_json,
+    },
+};
+
+/// How often new bytes and new checkpoints are looked for: a line is in the store well within a second.
+const SHIP_EVERY: Duration = Duration::from_millis(250);
+/// How often requests to cancel, and the lease, are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Looks per heartbeat.
+const LOOKS_PER_BEAT: u64 = 2;
+/// A lease of the *same* attempt is dead when its holder has not renewed it for this long; other attempts are fenced by number.
+const LEASE_TTL: Duration = Duration::from_secs(60);
+/// Wait before something is tried again: doubled from the first to the second.
+const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
+/// How long a drain keeps trying before it says that it cannot.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this machine
+/// (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice. Fails when the attempt is already running
+/// elsewhere, and when its own disk or the store's answers make no sense.
+pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
+    let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
+        action: "wait for signals of",
+        path: order.job.to_string(),
+        source,
+    })?;
+    let notice = async {
+        if terminations.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let agent = Agent::new(store::open(&order.store)?, order, work, report, Duration::MAX)?;
+    agent.run(cache, notice).await
+}
+
+/// Ships what a dead agent left in `work`, for this attempt and those before it. Trains nothing and writes no exit record.
+pub async fn drain(order: &RunOrder, work: &Path, report: &dyn Report) -> Result<()> {
+    Agent::new(store::open(&order.store)?, order, work, report, DRAIN_PATIENCE)?.drain().await
+}
+
+struct Agent<'a> {
+    store: Arc<dyn Store>,
+    order: &'a RunOrder,
+    work: PathBuf,
+    folder: Folder,
+    report: &'a dyn Report,
+    /// How long a store that cannot be reached is tried before giving up.
+    patience: Duration,
+    stop: StopRequest,
+    phase: watch::Sender<Phase>,
+    started: Timestamp,
+}
+
+impl<'a> Agent<'a> {
+    fn new(store: Arc<dyn Store>, order: &'a RunOrder, work: &Path, report: &'a dyn Report, patience: Duration) -> Result<Self> {
+        let absolute = std::path::absolute(work);
+        let work = absolute.map_err(|source| StoreError::Io { action: "use", path: work.display().to_string(), source })?;
+        let folder = Folder::new(&work, order.attempt);
+        let phase = watch::Sender::new(Phase::Staging);
+        Ok(Self { store, order, work, folder, report, patience, stop: StopRequest::new(), phase, started: Timestamp::now() })
+    }
+
+    async fn run(&self, cache: &Path, notice: impl Future<Output = ()>) -> Result<ExitRecord> {
+        let exit = path::exit(&self.order.job, self.order.attempt);
+        if let Some((record, _)) = self.persist("look at the store", is_io, async || find_json(&*self.store, &exit).await).await? {
+            return Ok(record);
+        }
+        let lease = match self.take_lease().await? {
+            Acquired::Held(lease) => lease,
+            Acquired::HeldBy(holder) if holder.attempt > self.order.attempt => return self.sign(lost_lease()).await,
+            Acquired::HeldBy(_) => return Err(StoreError::Conflict { path: path::attempt_lease(&self.order.job) }),
+        };
+        let witness = lease.witness();
+        let guards = async { tokio::join!(self.pulse(&witness), self.deadline(), self.preemption(notice)) };
+        tokio::select! {
+            record = self.live(lease, cache) => record,
+            (never, ..) = guards => match never {},
+        }
+    }
+
+    async fn live(&self, mut lease: Lease, cache: &Path) -> Result<ExitRecord> {
+        let prepared = tokio::select! {
+            prepared = self.prepare(&mut lease, cache) => prepared,
+            stop = self.stop.asked() => Err(End::new(stop.reason, format!("{} before the training began", why(stop.reason)))),
+        };
+        let end = match prepared {
+            Ok((inputs, step)) => self.train(&mut lease, inputs, step).await,
+            Err(end) => end,
+        };
+        self.phase.send_replace(Phase::Shipping);
+        if end.reason != ExitReason::LostLease {
+            let shipped = self.persist("send the results", is_io, async || {
+                ship_artifacts(&*self.store, &self.order.job, &self.folder, &mut lease).await
+            });
+            self.unless_lost(shipped.await);
+        }
+        self.sign(if self.stop.get().is_some_and(|stop| stop.reason == ExitReason::LostLease) { lost_lease() } else { end }).await
+    }
+
+    async fn take_lease(&self) -> Result<Acquired> {
+        let holder = Holder::this_process(self.order.attempt);
+        let path = path::attempt_lease(&self.order.job);
+        self.persist("take the job's lease", is_io, async || {
+            Lease::acquire(&self.store, path.clone(), holder.clone(), LEASE_TTL).await
+        })
+        .await
+    }
+
+    /// Everything before the training: earlier attempts' bytes out, data and the newest checkpoint in. Returns the inputs and the
+    /// step of that checkpoint.
+    async fn prepare(&self, lease: &mut Lease, cache: &Path) -> Result<(Inputs, u64), End> {
+        let failed = |error: StoreError| match error {
+            StoreError::Conflict { .. } => lost_lease(),
+            error => End::new(ExitReason::Failed, error.to_string()),
+        };
+        let earlier = Folder::left_behind(&self.work, self.order.attempt.saturating_sub(1))
+            .map_err(|error| failed(local_failure(&self.folder, error)))?;
+        for folder in earlier {
+            self.ship_folder(&folder, Some(lease)).await.map_err(failed)?;
+            // Everything in it is in the store; the disk is needed for what comes.
+            folder.remove().map_err(|error| failed(local_failure(&folder, error)))?;
+        }
+        self.folder.create().map_err(|error| failed(local_failure(&self.folder, error)))?;
+        let data = self.stage_dataset(&self.order.dataset, cache).await.map_err(failed)?;
+        let initial_weights = match &self.order.initial_weights {
+            Some(digest) => Some(self.stage_dataset(digest, cache).await.map_err(failed)?),
+            None => None,
+        };
+        let step = self.stage_checkpoint().await.map_err(failed)?;
+        Ok((Inputs { data, initial_weights }, step))
+    }
+
+    /// Datasets are shared by all jobs of this machine: the directory is named by the content.
+    async fn stage_dataset(&self, digest: &str, cache: &Path) -> Result<PathBuf> {
+        let target = cache.join("datasets").join(digest);
+        let target = std::path::absolute(&target).unwrap_or(target);
+        self.persist("fetch the data", is_passing, async || dataset::download(&self.store, digest, &target, self.report).await)
+            .await?;
+        Ok(target)
+    }
+
+    /// Puts the newest checkpoint where the trainer resumes from; 0 when there is none.
+    async fn stage_checkpoint(&self) -> Result<u64> {
+        self.persist("fetch the newest checkpoint", is_passing, async || {
+            let Some(newest) = checkpoint::latest(&*self.store, &self.order.job).await? else { return Ok(0) };
+            let target = self.folder.checkpoint(newest.step);
+            checkpoint::fetch(&self.store, &self.order.job, newest.step, &target, self.report).await?;
+            Ok(newest.step)
+        })
+        .await
+    }
+
+    async fn train(&self, lease: &mut Lease, inputs: Inputs, staged: u64) -> End {
+        let child = match trainer::start(self.order, &self.folder, inputs) {
+            Ok(child) => child,
+            Err(error) => return End::new(ExitReason::Failed, format!("cannot start the trainer: {error}")),
+        };
+        self.phase.send_replace(Phase::Training);
+        let over = watch::Sender::new(false);
+        let training = async {
+            let status = supervise(child, self.stop.subscribe()).await;
+            self.phase.send_replace(Phase::Shipping);
+            over.send_replace(true);
+            status
+        };
+        let (status, (), ()) = tokio::join!(
+            training,
+            self.keep_shipping_lines(over.subscribe()),
+            self.keep_shipping_checkpoints(lease, staged, over.subscribe())
+        );
+        match status {
+            Ok(status) => understand(status, self.stop.get(), &self.folder.log()),
+            Err(error) => End::new(ExitReason::Failed, format!("lost sight of the trainer: {error}")),
+        }
+    }
+
+    /// Ends with the last byte.
+    async fn keep_shipping_lines(&self, mut over: Over) {
+        let mut files = GrowingFile::of(&self.order.job, &self.folder);
+        loop {
+            let last_round = *over.borrow_and_update();
+            for file in &mut files {
+                let shipped = self.persist("send the log", is_io, async || file.ship(&*self.store).await);
+                if let Err(error) = shipped.await {
+                    return self.report.warn(&format!("{error}; the rest of it stays on this machine"));
+                }
+            }
+            if last_round {
+                return;
+            }
+            pause(&mut over).await;
+        }
+    }
+
+    /// Ends with the last checkpoint, or with the lease.
+    async fn keep_shipping_checkpoints(&self, lease: &mut Lease, staged: u64, mut over: Over) {
+        let mut shipper = self.checkpoints_of(&self.folder, staged);
+        loop {
+            let last_round = *over.borrow_and_update();
+            let shipped = self.persist("send a checkpoint", is_io, async || shipper.ship(lease).await).await;
+            if !self.unless_lost(shipped) || last_round {
+                return;
+            }
+            pause(&mut over).await;
+        }
+    }
+
+    fn checkpoints_of<'f>(&'f self, folder: &'f Folder, after: u64) -> CheckpointShipper<'f> {
+        CheckpointShipper { store: &self.store, job: &self.order.job, folder, after, keep: self.order.train.keep_checkpoints }
+    }
+
+    /// Whether the attempt may go on writing. A conflict means that another attempt has taken the job over: the trainer must end.
+    fn unless_lost(&self, result: Result<()>) -> bool {
+        match result {
+            Ok(()) => return true,
+            Err(StoreError::Conflict { .. }) => self.stop.ask(ExitReason::LostLease, Duration::ZERO),
+            Err(error) => self.report.warn(&error.to_string()),
+        }
+        false
+    }
+
+    /// All of a folder that nobody writes to any more. Without the lease its checkpoints stay: whoever holds it has newer ones.
+    async fn ship_folder(&self, folder: &Folder, lease: Option<&mut Lease>) -> Result<()> {
+        for mut file in GrowingFile::of(&self.order.job, folder) {
+            self.persist("send the log", is_io, async || file.ship(&*self.store).await).await?;
+        }
+        let Some(lease) = lease else { return Ok(()) };
+        let newest =
+            self.persist("look at the store", is_io, async || checkpoint::latest(&*self.store, &self.order.job).await).await?;
+        let mut shipper = self.checkpoints_of(folder, newest.map_or(0, |newest| newest.step));
+        self.persist("send a checkpoint", is_io, async || shipper.ship(lease).await).await
+    }
+
+    async fn drain(&self) -> Result<()> {
+        let mut lease = match self.take_lease().await? {
+            Acquired::Held(lease) => Some(lease),
+            Acquired::HeldBy(_) => None,
+        };
+        let folders = Folder::left_behind(&self.work, self.order.attempt).map_err(|error| local_failure(&self.folder, error))?;
+        for folder in &folders {
+            self.ship_folder(folder, lease.as_mut()).await?;
+            if let Some(lease) = &mut lease
+                && *folder == self.folder
+            {
+                self.persist("send the results", is_io, async || {
+                    ship_artifacts(&*self.store, &self.order.job, folder, lease).await
+                })
+                .await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the exit record; the first one stays.
+    async fn sign(&self, end: End) -> Result<ExitRecord> {
+        let record = ExitRecord {
+            schema: EXIT_SCHEMA.to_owned(),
+            attempt: self.order.attempt,
+            reason: end.reason,
+            code: end.code,
+            signal: end.signal,
+            message: end.message,
+            started: self.started,
+            finished: Timestamp::now(),
+        };
+        let path = path::exit(&self.order.job, self.order.attempt);
+        let written = self.persist("write the exit record", is_io, async || {
+            match write_json(&*self.store, &path, &record, Condition::IfAbsent).await {
+                Err(StoreError::Conflict { .. }) => store::read_json(&*self.store, &path).await.map(|(first, _)| first),
+                written => written.map(|_| record.clone()),
+            }
+        });
+        written.await
+    }
+
+    /// Heartbeats; and looks whether the lease is still held and whether a user wants the job to end.
+    async fn pulse(&self, lease: &Witness) -> Infallible {
+        let mut looks = 0;
+        let mut reachable = true;
+        loop {
+            let looked = self.look(lease, looks).await;
+            if let Err(error) = &looked
+                && reachable
+            {
+                self.report.warn(&format!("{error}; the training goes on"));
+            }
+            reachable = looked.is_ok();
+            looks += 1;
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn look(&self, lease: &Witness, looks: u64) -> Result<()> {
+        let job = &self.order.job;
+        if looks.is_multiple_of(LOOKS_PER_BEAT) {
+            let phase = if self.stop.get().is_some() { Phase::Stopping } else { *self.phase.borrow() };
+            let beat =
+                Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat: looks / LOOKS_PER_BEAT, time: Timestamp::now(), phase };
+            write_json(&*self.store, &path::heartbeat(job, self.order.attempt), &beat, Condition::Always).await?;
+        }
+        if !lease.still_held().await? {
+            self.stop.ask(ExitReason::LostLease, Duration::ZERO);
+        }
+        if let Some((request, _)) = find_json::<CancelRequest>(&*self.store, &path::cancel(job)).await? {
+            self.stop.ask(ExitReason::Cancelled, Duration::from_secs(request.grace_seconds));
+        }
+        Ok(())
+    }
+
+    /// The time that is left is read once: a clock that is moved later moves no deadline.
+    async fn deadline(&self) -> Infallible {
+        let left = self.order.deadline.map(|deadline| deadline.duration_since(self.started));
+        if let Some(left) = left {
+            sleep(Duration::try_from(left).unwrap_or(Duration::ZERO)).await;
+            self.stop.ask(ExitReason::Deadline, self.grace());
+        }
+        std::future::pending().await
+    }
+
+    async fn preemption(&self, notice: impl Future<Output = ()>) -> Infallible {
+        notice.await;
+        self.stop.ask(ExitReason::Preempted, self.grace());
+        std::future::pending().await
+    }
+
+    fn grace(&self) -> Duration {
+        Duration::from_secs(self.order.grace_seconds)
+    }
+
+    /// Repeats `act` while its errors are `curable`, with growing pauses, until the agent's patience ends. Says so once when it begins.
+    async fn persist<T>(&self, what: &str, curable: fn(&StoreError) -> bool, mut act: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+        let begun = Instant::now();
+        let mut pause = BACKOFF[0];
+        loop {
+            match act().await {
+                Err(error) if curable(&error) && begun.elapsed() < self.patience => {
+                    if pause == BACKOFF[0] {
+                        self.report.warn(&format!("could not {what}: {error}; trying again"));
+                    }
+                }
+                done => return done,
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(BACKOFF[1]);
+        }
+    }
+}
+
+fn lost_lease() -> End {
+    End::new(ExitReason::LostLease, "another attempt holds the job; this one stopped before writing anything more")
+}
+
+/// Anything that the store, the network or somebody who frees a disk may cure.
+fn is_io(error: &StoreError) -> bool {
+    matches!(error, StoreError::Io { .. })
+}
+
+/// What a moment cures: not a disk that is full, nor one that may not be written.
+fn is_passing(error: &StoreError) -> bool {
+    use io::ErrorKind::{NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let lasting = [NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
+    matches!(error, StoreError::Io { source, .. } if !lasting.contains(&source.kind()))
+}
+
+/// Until the next round, or until the trainer is over.
+async fn pause(over: &mut Over) {
+    tokio::select! {
+        () = sleep(SHIP_EVERY) => {}
+        _ = over.changed() => {}
+    }
+}

@@ -1,0 +1,355 @@
+//! The agent with a stand-in for the trainer: a shell script that writes what a trainer writes, where it writes it.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    process::{Command, Stdio},
+    sync::atomic::Ordering,
+};
+
+use ft_trainer::config::{ModelConfig, TrainConfig, TrainSettings};
+
+use super::*;
+use crate::{
+    job::{
+        id::JobId,
+        order::{CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
+        report::Silent,
+    },
+    store::{directory::DirectoryStore, faulty::FaultyStore, lease::process_lives, log::length},
+};
+
+/// Functions of the stand-in: `checkpoint STEP` and `newest` as the trainer's directories are, `wait_for_ever` until a signal.
+const PRELUDE: &str = r#"#!/bin/sh
+set -e
+checkpoint() {
+    new=output/checkpoints/.unfinished-$1
+    mkdir -p "$new"
+    echo "weights $1" > "$new/model.safetensors"
+    echo '{}' > "$new/manifest.json"
+    mv "$new" "output/checkpoints/$(printf 'step-%010d' "$1")"
+    echo "{\"checkpoint\":$1}" >> output/progress.jsonl
+}
+newest() { ls output/checkpoints | sed -n 's/^step-0*//p' | tail -n 1; }
+wait_for_ever() { while :; do sleep 0.05; done; }
+"#;
+
+struct Bench {
+    directory: tempfile::TempDir,
+    faulty: Arc<FaultyStore>,
+    store: Arc<dyn Store>,
+    order: RunOrder,
+}
+
+/// A job with a dataset in the store, whose trainer is `script`.
+async fn bench(script: &str) -> Bench {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let faulty = FaultyStore::new(Arc::new(DirectoryStore::open(&root.join("store")).unwrap()));
+    let store: Arc<dyn Store> = Arc::clone(&faulty) as _;
+    fs::create_dir(root.join("data")).unwrap();
+    fs::write(root.join("data/dataset.json"), "{}").unwrap();
+    let dataset = dataset::upload(&store, &root.join("data"), &Silent).await.unwrap().digest;
+    let order = RunOrder {
+        schema: ORDER_SCHEMA.to_owned(),
+        job: JobId::derive("test", "1"),
+        attempt: 1,
+        store: store.url().to_owned(),
+        dataset,
+        initial_weights: None,
+        trainer: TrainerImage::Program { path: root.join("trainer").display().to_string(), digest: String::new() },
+        model: ModelConfig::default(),
+        train: TrainSettings { keep_checkpoints: 2, ..TrainSettings::default() },
+        sample: None,
+        deadline: None,
+        grace_seconds: 60,
+    };
+    let bench = Bench { directory, faulty, store, order };
+    bench.write_trainer(script);
+    bench
+}
+
+impl Bench {
+    /// Another process writes the file: this one may be forking, and a program that somebody has open for writing cannot be started.
+    fn write_trainer(&self, script: &str) {
+        let path = self.path("trainer");
+        let text = self.path("trainer.txt");
+        fs::write(&text, format!("{PRELUDE}{script}")).unwrap();
+        fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(Command::new("cp").arg(text).arg(path).status().unwrap().success());
+    }
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+    fn folder(&self) -> Folder {
+        Folder::new(&self.path("work"), self.order.attempt)
+    }
+    fn agent(&self) -> Agent<'_> {
+        Agent::new(Arc::clone(&self.store), &self.order, &self.path("work"), &Silent, Duration::MAX).unwrap()
+    }
+    async fn run(&self) -> ExitRecord {
+        self.agent().run(&self.path("cache"), std::future::pending()).await.unwrap()
+    }
+    /// Runs the attempt while `other` does something to it.
+    async fn run_beside(&self, other: impl Future<Output = ()>) -> ExitRecord {
+        tokio::join!(self.run(), other).0
+    }
+    async fn text(&self, path: &str) -> String {
+        String::from_utf8(self.store.get(path).await.unwrap().bytes.to_vec()).unwrap()
+    }
+    async fn log(&self) -> String {
+        self.text(&path::log(&self.order.job, self.order.attempt)).await
+    }
+    /// Returns when the store's log has the line.
+    async fn said(&self, line: &str) {
+        let path = path::log(&self.order.job, self.order.attempt);
+        until(async || length(&*self.store, &path).await.unwrap_or(0) > 0 && self.log().await.lines().any(|said| said == line))
+            .await;
+    }
+    async fn steps(&self) -> Vec<u64> {
+        checkpoint::list(&*self.store, &self.order.job).await.unwrap()
+    }
+    async fn cancel(&self, grace_seconds: u64) {
+        let request = CancelRequest { schema: CANCEL_SCHEMA.to_owned(), time: Timestamp::now(), grace_seconds };
+        write_json(&*self.store, &path::cancel(&self.order.job), &request, Condition::Always).await.unwrap();
+    }
+}
+
+async fn until(mut holds: impl AsyncFnMut() -> bool) {
+    while !holds().await {
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn everything_reaches_the_store() {
+    let bench = bench(
+        r#"echo "$1 $FTCTL_JOB_ID $FTCTL_ATTEMPT $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR ${FTCTL_DEADLINE-none}"
+echo "to stderr" >&2
+for step in 1 2 3; do checkpoint $step; done
+echo '{"perplexity_after":7}' > output/summary.json
+printf 'no newline at the end'"#,
+    )
+    .await;
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.code, record.attempt), (ExitReason::Succeeded, Some(0), 1), "{}", record.message);
+    let job = &bench.order.job;
+    assert_eq!(bench.log().await, format!("train {job} 1 0 1 0 127.0.0.1 none\nto stderr\nno newline at the end"));
+    assert_eq!(bench.text(&path::progress(job, 1)).await, "{\"checkpoint\":1}\n{\"checkpoint\":2}\n{\"checkpoint\":3}\n");
+    assert_eq!(bench.steps().await, [2, 3], "as many as the order wants kept");
+    assert_eq!(bench.text(&format!("{}/summary.json", path::artifacts(job))).await, "{\"perplexity_after\":7}\n");
+    let (beat, _): (Heartbeat, _) = store::read_json(&*bench.store, &path::heartbeat(job, 1)).await.unwrap();
+    assert_eq!((beat.schema.as_str(), beat.beat), (HEARTBEAT_SCHEMA, 0));
+    let config: TrainConfig = serde_json::from_slice(&fs::read(bench.folder().config()).unwrap()).unwrap();
+    assert_eq!(config.data, bench.path("cache/datasets").join(&bench.order.dataset));
+    assert!(config.data.join("dataset.json").exists());
+    // The attempt is over: the same order again only tells how it ended.
+    bench.write_trainer("exit 1");
+    assert_eq!(bench.run().await, record);
+}
+
+#[tokio::test]
+async fn the_next_attempt_continues_from_the_newest_checkpoint() {
+    let mut bench = bench("checkpoint 5; checkpoint 10; kill -9 $$").await;
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.signal), (ExitReason::Preempted, Some(9)), "{}", record.message);
+    // Another machine: nothing but the store.
+    fs::remove_dir_all(bench.path("work")).unwrap();
+    fs::remove_dir_all(bench.path("cache")).unwrap();
+    bench.order.attempt = 2;
+    bench.write_trainer("echo from $(newest); cat output/checkpoints/step-0000000010/*; checkpoint 15");
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    assert_eq!(bench.log().await, "from 10\n{}\nweights 10\n");
+    assert_eq!(bench.steps().await, [10, 15]);
+}
+
+const STOPS_POLITELY: &str = "trap 'checkpoint 7; exit 75' TERM; echo ready; wait_for_ever";
+
+#[tokio::test]
+async fn a_cancelled_trainer_writes_a_checkpoint_first() {
+    let bench = bench(STOPS_POLITELY).await;
+    let record = bench
+        .run_beside(async {
+            bench.said("ready").await;
+            bench.cancel(60).await;
+        })
+        .await;
+    assert_eq!((record.reason, record.code), (ExitReason::Cancelled, Some(75)), "{}", record.message);
+    assert_eq!(bench.steps().await, [7]);
+}
+
+#[tokio::test]
+async fn a_trainer_that_does_not_listen_is_killed() {
+    let bench = bench("trap '' TERM; echo ready; wait_for_ever").await;
+    let record = bench
+        .run_beside(async {
+            bench.said("ready").await;
+            bench.cancel(60).await;
+            // Asked again with more urgency.
+            bench.cancel(0).await;
+        })
+        .await;
+    assert_eq!((record.reason, record.signal), (ExitReason::Cancelled, Some(9)), "{}", record.message);
+}
+
+#[tokio::test]
+async fn a_preemption_notice_is_passed_on() {
+    let bench = bench(STOPS_POLITELY).await;
+    let record = bench.agent().run(&bench.path("cache"), bench.said("ready")).await.unwrap();
+    assert_eq!((record.reason, record.code), (ExitReason::Preempted, Some(75)), "{}", record.message);
+    assert_eq!(bench.steps().await, [7]);
+}
+
+#[tokio::test]
+async fn the_deadline_stops_the_attempt_whatever_it_is_doing() {
+    let mut bench = bench(STOPS_POLITELY).await;
+    bench.order.deadline = Some(Timestamp::now() + jiff::SignedDuration::from_millis(300));
+    assert_eq!(bench.run().await.reason, ExitReason::Deadline);
+    // Also before there is a trainer: here the store holds the staging up.
+    bench.order.attempt = 2;
+    bench.order.deadline = Some(Timestamp::now());
+    bench.order.dataset = "0".repeat(64);
+    let record = bench.run().await;
+    assert!(matches!(record.reason, ExitReason::Deadline | ExitReason::Failed), "{}", record.message);
+    assert_eq!(record.code, None);
+}
+
+#[tokio::test]
+async fn who_loses_the_lease_stops_and_writes_nothing_more() {
+    let bench = bench("echo ready; wait_for_ever").await;
+    let record = bench
+        .run_beside(async {
+            bench.said("ready").await;
+            let path = path::attempt_lease(&bench.order.job);
+            let taken = Lease::acquire(&bench.store, path, Holder::this_process(2), LEASE_TTL).await.unwrap();
+            assert!(matches!(taken, Acquired::Held(_)));
+            fs::create_dir(bench.folder().checkpoint(9)).unwrap();
+        })
+        .await;
+    assert_eq!(record.reason, ExitReason::LostLease, "{}", record.message);
+    assert_eq!(bench.steps().await, Vec::<u64>::new());
+    // An agent that comes too late does not even begin.
+    fs::remove_dir_all(bench.path("work")).unwrap();
+    bench.store.delete(&path::exit(&bench.order.job, 1)).await.unwrap();
+    assert_eq!(bench.run().await.reason, ExitReason::LostLease);
+    assert!(!bench.path("work").exists());
+}
+
+#[tokio::test]
+async fn a_store_that_is_down_only_delays() {
+    let bench = bench("echo ready; while [ ! -e go ]; do sleep 0.02; done; checkpoint 3; echo done; echo over > over").await;
+    let record = bench
+        .run_beside(async {
+            bench.said("ready").await;
+            bench.faulty.down.store(true, Ordering::SeqCst);
+            fs::write(bench.folder().path().join("go"), "").unwrap();
+            until(async || bench.folder().path().join("over").exists()).await;
+            bench.faulty.down.store(false, Ordering::SeqCst);
+        })
+        .await;
+    assert_eq!(record.reason, ExitReason::Succeeded, "{}", record.message);
+    assert_eq!(bench.log().await, "ready\ndone\n");
+    assert_eq!(bench.steps().await, [3]);
+}
+
+#[tokio::test]
+async fn failures_say_why() {
+    let mut bench = bench("echo 'step 1'; echo 'error: the loss is not a number' >&2; exit 1").await;
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(1)));
+    assert_eq!(record.message, "error: the loss is not a number");
+    fs::remove_file(bench.path("trainer")).unwrap();
+    bench.order.attempt = 2;
+    let record = bench.run().await;
+    assert_eq!(record.reason, ExitReason::Failed);
+    assert!(record.message.contains("cannot start the trainer"), "{}", record.message);
+    bench.order.attempt = 3;
+    bench.order.dataset = "0".repeat(64);
+    let record = bench.run().await;
+    assert_eq!(record.reason, ExitReason::Failed);
+    assert!(record.message.contains("is not in the store"), "{}", record.message);
+}
+
+/// This test program again, as an agent that can be killed.
+fn agent_process(bench: &Bench) -> std::process::Child {
+    fs::write(bench.path("order.json"), serde_json::to_vec(&bench.order).unwrap()).unwrap();
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "agent::tests::agent_process_body", "--ignored", "--nocapture"])
+        .env("FTCTL_TEST_DIRECTORY", bench.directory.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+#[ignore = "the other process of the tests that kill an agent"]
+fn agent_process_body() {
+    let directory =
+        PathBuf::from(std::env::var_os("FTCTL_TEST_DIRECTORY").expect("this is the other process of a test, not a test"));
+    let order: RunOrder = serde_json::from_slice(&fs::read(directory.join("order.json")).unwrap()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(run(&order, &directory.join("work"), &directory.join("cache"), &Silent)).unwrap();
+}
+
+const SAYS_ITS_NUMBER: &str = "echo $$ > pid; checkpoint 4; echo ready; trap 'checkpoint 7; exit 75' TERM; wait_for_ever";
+
+/// Kills an agent at work, in such a way that it left something unsent.
+async fn kill_agent(bench: &Bench) {
+    let mut agent = agent_process(bench);
+    bench.said("ready").await;
+    let pid: u32 = fs::read_to_string(bench.folder().path().join("pid")).unwrap().trim().parse().unwrap();
+    let started = crate::store::lease::process_start(pid).unwrap();
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    until(async || !process_lives(pid, started)).await;
+    // What a trainer writes in the last quarter of a second, whatever the agent saw of it.
+    let mut log = fs::OpenOptions::new().append(true).open(bench.folder().log()).unwrap();
+    std::io::Write::write_all(&mut log, b"last words\n").unwrap();
+    fs::create_dir(bench.folder().checkpoint(6)).unwrap();
+    fs::write(bench.folder().checkpoint(6).join("model.safetensors"), "weights 6\n").unwrap();
+}
+
+#[tokio::test]
+async fn the_next_agent_sends_what_a_killed_one_left() {
+    let mut bench = bench(SAYS_ITS_NUMBER).await;
+    kill_agent(&bench).await;
+    bench.order.attempt = 2;
+    bench.write_trainer("echo from $(newest)");
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    assert_eq!(bench.log().await, "from 6\n");
+    assert_eq!(bench.steps().await, [4, 6]);
+    assert_eq!(bench.text(&path::log(&bench.order.job, 1)).await, "ready\nlast words\n");
+    assert!(!Folder::new(&bench.path("work"), 1).path().exists());
+}
+
+#[tokio::test]
+async fn a_drain_sends_what_a_killed_agent_left() {
+    let bench = bench(SAYS_ITS_NUMBER).await;
+    kill_agent(&bench).await;
+    for _ in 0..2 {
+        drain(&bench.order, &bench.path("work"), &Silent).await.unwrap();
+        assert_eq!(bench.log().await, "ready\nlast words\n");
+        assert_eq!(bench.steps().await, [4, 6]);
+    }
+    // After a later attempt has begun only the lines are sent.
+    let path = path::attempt_lease(&bench.order.job);
+    drop(Lease::acquire(&bench.store, path, Holder::this_process(2), LEASE_TTL).await.unwrap());
+    fs::create_dir(bench.folder().checkpoint(8)).unwrap();
+    fs::write(bench.folder().log(), "ready\nlast words\nmore\n").unwrap();
+    drain(&bench.order, &bench.path("work"), &Silent).await.unwrap();
+    assert_eq!(bench.log().await, "ready\nlast words\nmore\n");
+    assert_eq!(bench.steps().await, [4, 6]);
+}
+
+#[tokio::test]
+async fn sigterm_is_a_preemption_notice() {
+    let bench = bench(SAYS_ITS_NUMBER).await;
+    let mut agent = agent_process(&bench);
+    bench.said("ready").await;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(agent.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(agent.wait().unwrap().success());
+    let (record, _): (ExitRecord, _) = store::read_json(&*bench.store, &path::exit(&bench.order.job, 1)).await.unwrap();
+    assert_eq!((record.reason, record.code), (ExitReason::Preempted, Some(75)), "{}", record.message);
+    assert_eq!(bench.steps().await, [4, 7]);
+}

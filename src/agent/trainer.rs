@@ -1,0 +1,225 @@
+//! The trainer's process: started with its configuration, asked to stop, killed when it does not, and its end understood.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    net::TcpListener,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+};
+
+use ft_trainer::config::TrainConfig;
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use tokio::{
+    process::{Child, Command},
+    sync::watch,
+};
+
+use super::{folder::Folder, stop::Stop};
+use crate::job::order::{ExitReason, RunOrder, TrainerImage};
+
+/// The trainer's exit code for "stopped as asked, after a checkpoint".
+const STOPPED: i32 = 75;
+
+/// Signals that a program gets for its own mistakes: another attempt would make the same.
+const FAULTS: [Signal; 7] = [Signal::ILL, Signal::TRAP, Signal::ABORT, Signal::BUS, Signal::FPE, Signal::SEGV, Signal::SYS];
+
+/// How the attempt ended, before it is stamped and signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct End {
+    pub reason: ExitReason,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub message: String,
+}
+
+impl End {
+    pub fn new(reason: ExitReason, message: impl Into<String>) -> Self {
+        Self { reason, code: None, signal: None, message: message.into() }
+    }
+}
+
+/// Where the stages put what the trainer reads.
+pub(super) struct Inputs {
+    pub data: PathBuf,
+    pub initial_weights: Option<PathBuf>,
+}
+
+/// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
+/// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt.
+pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: Inputs) -> io::Result<Child> {
+    let TrainerImage::Program { path, .. } = &order.trainer else {
+        return Err(io::Error::other("the order names no trainer; submit the job again"));
+    };
+    let config = TrainConfig {
+        data: inputs.data,
+        output: folder.output(),
+        initial_weights: inputs.initial_weights,
+        model: order.model.clone(),
+        train: order.train.clone(),
+        sample: order.sample.clone(),
+    };
+    fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
+    let log = OpenOptions::new().create(true).append(true).open(folder.log())?;
+    let mut command = Command::new(path);
+    command.arg("train").arg(folder.config()).current_dir(folder.path());
+    command.envs(environment(order)?);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
+    let agent = getpid();
+    // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is
+    // bound to the thread that forks: the one that runs the agent to its end.
+    unsafe { command.pre_exec(move || die_with(agent)) };
+    command.spawn()
+}
+
+fn die_with(agent: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // An agent that was killed before the line above sends no signal any more.
+    if getppid() == Some(agent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+}
+
+/// What a job finds in its environment; the names are torchrun's where it has one.
+fn environment(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let mut variables = vec![
+        ("FTCTL_JOB_ID", order.job.to_string()),
+        ("FTCTL_ATTEMPT", order.attempt.to_string()),
+        ("RANK", "0".to_owned()),
+        ("WORLD_SIZE", "1".to_owned()),
+        ("LOCAL_RANK", "0".to_owned()),
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+    ];
+    variables.extend(order.deadline.map(|deadline| ("FTCTL_DEADLINE", deadline.to_string())));
+    Ok(variables)
+}
+
+/// Waits for the trainer. When a stop is asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL
+/// when its time is up.
+pub(super) async fn supervise(mut child: Child, mut requests: watch::Receiver<Option<Stop>>) -> io::Result<ExitStatus> {
+    let mut asked = false;
+    loop {
+        let stop = *requests.borrow_and_update();
+        if stop.is_some() && !asked {
+            asked = true;
+            terminate(&child);
+        }
+        let time_is_up = async {
+            match stop {
+                Some(stop) => tokio::time::sleep_until(stop.kill_at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            status = child.wait() => return status,
+            () = time_is_up => {
+                child.start_kill()?;
+                return child.wait().await;
+            }
+            _ = requests.changed() => {}
+        }
+    }
+}
+
+/// A child that was not waited for keeps its number, so the signal cannot hit anybody else.
+fn terminate(child: &Child) {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    // It may have ended by itself.
+    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+}
+
+/// What the trainer's end means. `log` is where it said why.
+pub(super) fn understand(status: ExitStatus, stop: Option<Stop>, log: &Path) -> End {
+    let (code, signal) = (status.code(), status.signal());
+    let fault = signal.is_some_and(|number| FAULTS.iter().any(|fault| fault.as_raw() == number));
+    let reason = match (stop.map(|stop| stop.reason), code) {
+        (Some(ExitReason::LostLease), _) => ExitReason::LostLease,
+        (_, Some(0)) => ExitReason::Succeeded,
+        (asked, Some(STOPPED)) => asked.unwrap_or(ExitReason::Preempted),
+        (_, Some(_)) => ExitReason::Failed,
+        (_, None) if fault => ExitReason::Failed,
+        (asked, None) => asked.unwrap_or(ExitReason::Preempted),
+    };
+    let message = match (reason, signal) {
+        (ExitReason::Succeeded, _) => "trained to the end".to_owned(),
+        (ExitReason::Failed, Some(number)) => {
+            format!("the trainer crashed with signal {number}; its last words: {}", last_words(log))
+        }
+        (ExitReason::Failed, None) => last_words(log),
+        (_, Some(number)) => format!("{}; signal {number} ended the trainer before it could stop by itself", why(reason)),
+        (_, None) => format!("{}; the trainer stopped after a checkpoint", why(reason)),
+    };
+    End { reason, code, signal, message }
+}
+
+/// Why an attempt ends that was not over.
+pub(super) fn why(reason: ExitReason) -> &'static str {
+    match reason {
+        ExitReason::Succeeded => "the work is done",
+        ExitReason::Failed => "the trainer failed",
+        ExitReason::Preempted => "the machine, or the trainer on it, was taken away",
+        ExitReason::Cancelled => "a user cancelled the job",
+        ExitReason::Deadline => "the deadline came",
+        ExitReason::LostLease => "another attempt holds the job",
+    }
+}
+
+/// The last line of the log that speaks of an error, or the last line at all.
+fn last_words(log: &Path) -> String {
+    const MOST: usize = 500;
+    let text = tail(log).unwrap_or_default();
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let complains = |line: &&str| line.to_lowercase().contains("error") || line.contains("panicked at");
+    match lines().rfind(complains).or_else(|| lines().next_back()) {
+        Some(line) => line.chars().take(MOST).collect(),
+        None => "the trainer failed and said nothing".to_owned(),
+    }
+}
+
+fn tail(log: &Path) -> io::Result<String> {
+    const ENOUGH: u64 = 64 << 10;
+    let mut file = File::open(log)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(ENOUGH)))?;
+    let mut bytes = Vec::new();
+    file.take(ENOUGH).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn every_end_has_a_meaning() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        fs::write(log.path(), "step 1\nError: the loss is not a number\n\nbye\n").unwrap();
+        let stop = |reason| Some(Stop { reason, kill_at: Instant::now() });
+        let (exited, killed) = (|code: i32| ExitStatus::from_raw(code << 8), ExitStatus::from_raw);
+        for (status, stop, reason, message) in [
+            (exited(0), None, ExitReason::Succeeded, "to the end"),
+            (exited(0), stop(ExitReason::Preempted), ExitReason::Succeeded, "to the end"),
+            (exited(0), stop(ExitReason::LostLease), ExitReason::LostLease, "another attempt"),
+            (exited(75), None, ExitReason::Preempted, "after a checkpoint"),
+            (exited(75), stop(ExitReason::Cancelled), ExitReason::Cancelled, "a user cancelled the job; the trainer stopped"),
+            (exited(75), stop(ExitReason::Deadline), ExitReason::Deadline, "the deadline came"),
+            (exited(1), None, ExitReason::Failed, "Error: the loss is not a number"),
+            (exited(1), stop(ExitReason::Cancelled), ExitReason::Failed, "Error: the loss is not a number"),
+            (killed(9), None, ExitReason::Preempted, "signal 9"),
+            (killed(9), stop(ExitReason::Cancelled), ExitReason::Cancelled, "signal 9"),
+            (killed(11), None, ExitReason::Failed, "crashed with signal 11"),
+        ] {
+            let end = understand(status, stop, log.path());
+            assert_eq!(end.reason, reason, "{status:?} {stop:?}");
+            assert!(end.message.contains(message), "{status:?} {stop:?}: {}", end.message);
+            assert_eq!((end.code, end.signal), (status.code(), status.signal()));
+        }
+        fs::write(log.path(), "one\ntwo\n").unwrap();
+        assert_eq!(last_words(log.path()), "two");
+        assert_eq!(last_words(&log.path().with_extension("none")), "the trainer failed and said nothing");
+    }
+}
