@@ -244,8 +244,8 @@ impl<'a> Agent<'a> {
         let mut shipper = self.checkpoints_of(&self.folder, staged);
         loop {
             let last_round = *over.borrow_and_update();
-            let shipped = self.persist("send a checkpoint", is_io, async || shipper.ship(lease).await).await;
-            if !self.unless_lost(shipped) || last_round {
+            let committed = self.persist("send a checkpoint", is_io, async || shipper.ship(lease).await).await;
+            if !self.unless_lost(committed) || last_round {
                 return;
             }
             pause(&mut over).await;

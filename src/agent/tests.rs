@@ -205,13 +205,12 @@ async fn the_deadline_stops_the_attempt_whatever_it_is_doing() {
     let mut bench = bench(STOPS_POLITELY).await;
     bench.order.deadline = Some(Timestamp::now() + jiff::SignedDuration::from_millis(300));
     assert_eq!(bench.run().await.reason, ExitReason::Deadline);
-    // Also before there is a trainer: here the store holds the staging up.
+    // Also before there is a trainer: here the data cannot be reached.
+    *bench.faulty.unreachable.lock().unwrap() = path::datasets();
     bench.order.attempt = 2;
-    bench.order.deadline = Some(Timestamp::now());
-    bench.order.dataset = "0".repeat(64);
     let record = bench.run().await;
-    assert!(matches!(record.reason, ExitReason::Deadline | ExitReason::Failed), "{}", record.message);
-    assert_eq!(record.code, None);
+    assert_eq!((record.reason, record.code), (ExitReason::Deadline, None), "{}", record.message);
+    assert!(record.message.contains("before the training began"), "{}", record.message);
 }
 
 #[tokio::test]

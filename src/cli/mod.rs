@@ -16,6 +16,7 @@ use crate::{
     settings::{Layer, Settings, SettingsError, Surroundings},
 };
 
+mod agent;
 mod completion;
 mod config;
 mod init;
@@ -92,6 +93,8 @@ enum Verb {
     Schema(schema::Schema),
     Completion(completion::Completion),
     Version(version::Version),
+    #[command(hide = true)]
+    Agent(agent::Agent),
 }
 
 /// Where a job runs and what it may cost: flags that stand above the job file.
@@ -159,6 +162,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         Verb::Schema(_) => schema::run(&mut app),
         Verb::Completion(verb) => verb.run(&mut app),
         Verb::Version(_) => version::run(&mut app),
+        Verb::Agent(verb) => verb.run(&mut app),
     }
 }
 
@@ -189,7 +193,7 @@ impl Verb {
     /// The placement flags of the verbs that place a job.
     fn placement(&self) -> Option<&Placement> {
         match self {
-            Verb::Init(_) | Verb::Config(_) | Verb::Schema(_) | Verb::Completion(_) | Verb::Version(_) => None,
+            Verb::Init(_) | Verb::Config(_) | Verb::Schema(_) | Verb::Completion(_) | Verb::Version(_) | Verb::Agent(_) => None,
         }
     }
 }

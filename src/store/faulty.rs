@@ -19,6 +19,8 @@ pub struct FaultyStore {
     inner: Arc<dyn Store>,
     /// Every call fails before it does anything.
     pub down: AtomicBool,
+    /// Every call for a path below this fails; the empty prefix means none.
+    pub unreachable: Mutex<String>,
     /// Every write is done, and then reported as failed.
     pub loses_answers: AtomicBool,
     /// The paths written, in order.
@@ -27,7 +29,13 @@ pub struct FaultyStore {
 
 impl FaultyStore {
     pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
-        Arc::new(Self { inner, down: AtomicBool::new(false), loses_answers: AtomicBool::new(false), written: Mutex::default() })
+        Arc::new(Self {
+            inner,
+            down: AtomicBool::new(false),
+            unreachable: Mutex::default(),
+            loses_answers: AtomicBool::new(false),
+            written: Mutex::default(),
+        })
     }
 
     /// The paths written since the last call.
@@ -36,7 +44,9 @@ impl FaultyStore {
     }
 
     fn before(&self, path: &str) -> Result<()> {
-        if self.down.load(Ordering::SeqCst) { Err(failed("reach", path)) } else { Ok(()) }
+        let unreachable = self.unreachable.lock().unwrap();
+        let fails = self.down.load(Ordering::SeqCst) || (!unreachable.is_empty() && path.starts_with(unreachable.as_str()));
+        if fails { Err(failed("reach", path)) } else { Ok(()) }
     }
 
     fn after<T>(&self, path: &str, result: Result<T>) -> Result<T> {

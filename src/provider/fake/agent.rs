@@ -190,7 +190,7 @@ async fn commit(store: &dyn Store, job: &JobId, attempt: u32, step: u64) -> Resu
     }
     let text = format!("step {step} of {job}, rehearsed on the fake provider\n");
     let file = FileEntry { path: "rehearsal.txt".to_owned(), size: text.len() as u64, sha256: sha256(text.as_bytes()) };
-    once(store.put(&path::content(&file.sha256), Bytes::from(text), Condition::IfAbsent).await)?;
+    once(store.put(&path::content(&path::job_contents(job), &file.sha256), Bytes::from(text), Condition::IfAbsent).await)?;
     let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: vec![file] };
     once(write_json(store, &manifest_path, &manifest, Condition::IfAbsent).await)
 }
