@@ -9,7 +9,6 @@ use crate::{
     agent,
     exit::{Exit, Failure},
     job::order::{ORDER_SCHEMA, RunOrder},
-    store::StoreError,
 };
 
 /// Run one attempt beside its trainer
@@ -31,12 +30,11 @@ impl Agent {
         let order = self.read_order()?;
         let cache = app.settings.directories.cache()?.to_owned();
         let report = app.output.report();
-        let failed = |error: StoreError| Failure::new(Exit::Failure, error.to_string());
         app.block_on(async {
             if self.drain {
-                return agent::drain(&order, &self.work, &*report).await.map_err(failed);
+                return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
-            let record = agent::run(&order, &self.work, &cache, &*report).await.map_err(failed)?;
+            let record = agent::run(&order, &self.work, &cache, &*report).await?;
             report.line(&format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message));
             Ok(())
         })
