@@ -352,3 +352,40 @@ async fn sigterm_is_a_preemption_notice() {
     assert_eq!((record.reason, record.code), (ExitReason::Preempted, Some(75)), "{}", record.message);
     assert_eq!(bench.steps().await, [4, 7]);
 }
+
+#[tokio::test]
+async fn however_often_the_agent_is_killed_no_line_is_lost_or_repeated() {
+    let mut bench = bench(
+        r#"from=$(newest); step=${from:-0}
+while [ "$step" -lt 60 ]; do
+    step=$((step + 1)); echo "step $step"
+    [ $((step % 4)) -ne 0 ] || checkpoint $step
+    sleep 0.01
+done"#,
+    )
+    .await;
+    let mut attempts = Vec::new();
+    for patience in [0, 20, 60, 120, 250, 400, 500] {
+        let mut agent = agent_process(&bench);
+        until(async || bench.folder().log().exists() || agent.try_wait().unwrap().is_some()).await;
+        sleep(Duration::from_millis(patience)).await;
+        agent.kill().unwrap();
+        agent.wait().unwrap();
+        attempts.push(bench.order.attempt);
+        bench.order.attempt += 1;
+    }
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    let (mut resumed_from, mut done) = (0, 0);
+    for attempt in attempts.into_iter().chain([bench.order.attempt]) {
+        let path = path::log(&bench.order.job, attempt);
+        let lines = if bench.store.head(&path).await.unwrap().is_some() { bench.text(&path).await } else { String::new() };
+        let steps: Vec<u64> = lines.lines().map(|line| line.strip_prefix("step ").unwrap().parse().unwrap()).collect();
+        if let (Some(&first), Some(&last)) = (steps.first(), steps.last()) {
+            assert_eq!(steps, (first..=last).collect::<Vec<_>>(), "attempt {attempt}");
+            assert!(first > resumed_from && first <= done + 1, "attempt {attempt} begins at {first}, after {done}");
+            (resumed_from, done) = (first - 1, last);
+        }
+    }
+    assert_eq!(done, 60);
+    assert_eq!(bench.steps().await, [56, 60]);
+}
