@@ -166,8 +166,18 @@ pub(super) fn why(reason: ExitReason) -> &'static str {
     }
 }
 
-/// The last line of the log that speaks of an error, or the last line at all.
+/// A disk with less than this left is full: that the trainer could not even say so is the likeliest reason for its silence.
+const FULL: u64 = 1 << 20;
+
+/// The last line of the log that speaks of an error, or the last line at all; and whether there was room for it.
 fn last_words(log: &Path) -> String {
+    let words = last_line(log);
+    let free =
+        log.parent().and_then(|folder| rustix::fs::statvfs(folder).ok()).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
+    if free < FULL { format!("{words}; the disk of {} is full ({free} bytes are free)", log.display()) } else { words }
+}
+
+fn last_line(log: &Path) -> String {
     const MOST: usize = 500;
     let text = tail(log).unwrap_or_default();
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());

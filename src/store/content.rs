@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::task::JoinSet;
 
-use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, directory, sha256};
+use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, sha256};
 use crate::job::{
     id::{JobId, path},
     report::{Report, Unit},
@@ -214,14 +214,23 @@ pub(super) async fn fetch(
         async move { fetch_one(store.as_ref(), &name, &file, &local, &counter).await }
     });
     watched(fetching, &counter, |done| report.progress("Fetching files", done, Some(total), Unit::Bytes)).await?;
-    Ok(())
+    let (to, files) = (to.to_owned(), files.to_vec());
+    on_thread(move || {
+        let synced = folders(&to, &files).iter().try_for_each(|folder| File::open(folder)?.sync_all());
+        synced.map_err(|error| cannot_write(&to, error))
+    })
+    .await
+}
+
+/// `to` and every folder that the files need.
+fn folders(to: &Path, files: &[FileEntry]) -> HashSet<PathBuf> {
+    let parents = files.iter().filter_map(|file| to.join(&file.path).parent().map(Path::to_owned));
+    parents.chain([to.to_owned()]).collect()
 }
 
 /// Creates the folders and removes what an interrupted fetch left in them.
 fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
-    let folders: HashSet<PathBuf> =
-        files.iter().filter_map(|file| to.join(&file.path).parent().map(Path::to_owned)).chain([to.to_owned()]).collect();
-    for folder in folders {
+    for folder in folders(to, files) {
         fs::create_dir_all(&folder)?;
         for entry in fs::read_dir(&folder)?.flatten() {
             let abandoned = entry.file_name().to_string_lossy().starts_with(PARTIAL) && !is_locked(&entry.path());
@@ -270,7 +279,7 @@ async fn fetch_one(store: &dyn Store, name: &str, file: &FileEntry, local: &Path
     let local = local.to_owned();
     on_thread(move || {
         let done = temporary.as_file().sync_all().and_then(|()| temporary.persist(&local).map_err(|error| error.error));
-        done.and_then(|_| directory::sync_parent(&local)).map_err(|error| cannot_write(&local, error))
+        done.map(drop).map_err(|error| cannot_write(&local, error))
     })
     .await
 }
