@@ -8,13 +8,13 @@ use ft_trainer::progress::{self, Event, Line};
 use jiff::Timestamp;
 
 use super::{
-    cloud::{Agent, Machine},
+    cloud::{Agent, Machine, Told},
     script::Work,
 };
 use crate::{
     job::{
         id::{JobId, path},
-        order::{EXIT_SCHEMA, ExitReason, ExitRecord, HEARTBEAT_SCHEMA, Heartbeat, Phase},
+        order::{EXIT_SCHEMA, ExitReason, ExitRecord, HEARTBEAT_SCHEMA, Heartbeat},
     },
     store::{
         Condition, FileEntry, Result, Store, StoreError,
@@ -22,9 +22,6 @@ use crate::{
         log, sha256, write_json,
     },
 };
-
-/// A real agent's interval, in seconds.
-const HEARTBEAT: u64 = 5;
 
 /// All that an agent has written by some time.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,13 +36,12 @@ pub struct Performance {
 
 /// What `agent` has done on `machine` by `now`, or by its end when that came first.
 pub fn perform(machine: &Machine, agent: &Agent, work: &Work, now: Timestamp) -> Performance {
-    let until = machine.end.as_ref().map_or(now, |end| end.at.min(now));
+    let until = machine.until(now);
     let exit = machine.end.as_ref().and_then(|end| Some(exit_record(machine, agent, work, end.exit?, end.at)));
     let mut story = Story { agent, work, log: String::new(), progress: String::new(), checkpoints: Vec::new() };
     story.tell(until, exit.as_ref());
-    let elapsed = u64::try_from(until.duration_since(agent.started).as_secs()).unwrap_or(0);
-    let phase = if until < agent.trains_from(work) { Phase::Staging } else { Phase::Training };
-    let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat: elapsed / HEARTBEAT + 1, time: until, phase };
+    let Told { beat, phase, .. } = agent.progress_at(until, false, work);
+    let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: until, phase };
     Performance { log: story.log, progress: story.progress, checkpoints: story.checkpoints, heartbeat, exit }
 }
 

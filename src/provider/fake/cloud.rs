@@ -12,7 +12,7 @@ use super::script::{Call, Fault, Script, Work};
 use crate::{
     job::{
         id::{AttemptId, JobId},
-        order::{ExitReason, RunOrder},
+        order::{ExitReason, Phase, RunOrder},
         units::Money,
     },
     provider::{Class, ProviderError, Resource, Result, Sighting},
@@ -51,8 +51,18 @@ pub struct Agent {
     pub started: Timestamp,
     /// The checkpoint it resumes from.
     pub first_step: u64,
-    /// All that it ever did is in the store.
-    pub told: bool,
+    /// What of its work is in the store.
+    pub told: Option<Told>,
+}
+
+/// How far an agent's tale goes. It changes with every heartbeat, step and end, and the store is written to only then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    pub beat: u64,
+    pub phase: Phase,
+    pub step: u64,
+    /// There is no more to come.
+    pub over: bool,
 }
 
 /// How a machine, or the agent on it, came to its end.
@@ -86,7 +96,17 @@ pub fn after(time: Timestamp, duration: Duration) -> Timestamp {
     time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
+/// A real agent's interval, in seconds.
+const HEARTBEAT: u64 = 5;
+
 impl Agent {
+    /// Where it stands at `time`, of which it may be the end.
+    pub fn progress_at(&self, time: Timestamp, over: bool, work: &Work) -> Told {
+        let elapsed = u64::try_from(time.duration_since(self.started).as_secs()).unwrap_or(0);
+        let phase = if time < self.trains_from(work) { Phase::Staging } else { Phase::Training };
+        Told { beat: elapsed / HEARTBEAT + 1, phase, step: self.step_at(time, work), over }
+    }
+
     pub fn steps(&self) -> u64 {
         self.order.train.steps.unwrap_or(DEFAULT_STEPS).max(1)
     }
@@ -132,6 +152,11 @@ impl Machine {
 
     pub fn lives(&self) -> bool {
         self.end.is_none()
+    }
+
+    /// `now`, or its end when that came first.
+    pub fn until(&self, now: Timestamp) -> Timestamp {
+        self.end.as_ref().map_or(now, |end| end.at.min(now))
     }
 
     /// The earliest end that the script, the agent and the kill switch hold for it.
@@ -196,7 +221,7 @@ impl Cloud {
         if machine.agent.is_some() || !machine.lives() {
             return Ok(());
         }
-        machine.agent = Some(Agent { order: order.clone(), started: now, first_step, told: false });
+        machine.agent = Some(Agent { order: order.clone(), started: now, first_step, told: None });
         self.record(EffectKind::AgentStarted, name);
         self.replace(&attempt);
         Ok(())

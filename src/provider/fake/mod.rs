@@ -91,7 +91,10 @@ impl Fake {
     }
 
     /// Replaced in one step: a client that is killed here has changed all or nothing.
-    fn save(&self, cloud: &Cloud) -> Result<()> {
+    fn save(&self, cloud: &Cloud, before: &Cloud) -> Result<()> {
+        if cloud == before {
+            return Ok(());
+        }
         let path = self.directory.join("cloud.json");
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(&self.directory)?;
@@ -116,6 +119,7 @@ impl Fake {
 
     /// Lets time pass and the agents tell what they did meanwhile.
     async fn pass(&self, cloud: &mut Cloud, duration: Duration) -> Result<()> {
+        let before = cloud.clone();
         for job in cloud.listeners() {
             let wish: Option<(CancelRequest, _)> =
                 find_json(self.store.as_ref(), &path::cancel(&job)).await.map_err(|error| store_failed(&error))?;
@@ -124,22 +128,26 @@ impl Fake {
             }
         }
         cloud.advance(&self.script, duration);
-        self.save(cloud)?;
+        self.save(cloud, &before)?;
         self.tell(cloud).await
     }
 
+    /// Brings the store up to the present. Killed in the middle, the next client does it again, which changes nothing.
     async fn tell(&self, cloud: &mut Cloud) -> Result<()> {
-        let now = cloud.now;
+        let before = cloud.clone();
         for machine in cloud.machines.values_mut() {
-            let Some(agent) = machine.agent.as_ref().filter(|agent| !agent.told) else { continue };
-            let performance = agent::perform(machine, agent, &self.script.job, now);
+            let Some(agent) = &machine.agent else { continue };
+            let told = agent.progress_at(machine.until(before.now), machine.end.is_some(), &self.script.job);
+            if agent.told == Some(told) {
+                continue;
+            }
+            let performance = agent::perform(machine, agent, &self.script.job, before.now);
             agent::tell(self.store.as_ref(), agent, &performance).await.map_err(|error| store_failed(&error))?;
-            let over = machine.end.is_some();
             if let Some(agent) = &mut machine.agent {
-                agent.told = over;
+                agent.told = Some(told);
             }
         }
-        Ok(())
+        self.save(cloud, &before)
     }
 
     /// One call to the cloud, with whatever the script holds for it.
@@ -156,24 +164,25 @@ impl Fake {
     async fn answer<T>(&self, call: Call, attempt: Option<&AttemptId>, act: impl FnOnce(&mut Cloud) -> Result<T>) -> Result<T> {
         let _lock = self.lock().await?;
         let mut cloud = self.load()?;
+        let before = cloud.clone();
         let fault = cloud.meet_fault(&self.script, call, attempt);
+        self.save(&cloud, &before)?;
         self.pass(&mut cloud, fault.and_then(|fault| fault.delay).map_or(Duration::ZERO, |delay| delay.0)).await?;
         let error = fault.and_then(Fault::error);
         if let Some(error) = error.clone().filter(|_| fault.is_some_and(|fault| fault.kind != FaultKind::LostAnswer)) {
             return Err(error);
         }
+        let before = cloud.clone();
         let answer = act(&mut cloud);
-        self.save(&cloud)?;
+        self.save(&cloud, &before)?;
         self.tell(&mut cloud).await?;
-        self.save(&cloud)?;
         error.map_or(answer, Err)
     }
 
     async fn sleep(&self, duration: Duration) -> Result<()> {
         let _lock = self.lock().await?;
         let mut cloud = self.load()?;
-        self.pass(&mut cloud, duration).await?;
-        self.save(&cloud)
+        self.pass(&mut cloud, duration).await
     }
 }
 

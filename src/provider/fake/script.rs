@@ -57,8 +57,8 @@ pub struct Work {
 
 impl Default for Work {
     fn default() -> Self {
-        let minutes = |minutes: u64| Span(std::time::Duration::from_secs(60 * minutes));
-        Self { staging: minutes(1), duration: minutes(60), fails: None }
+        let seconds = |seconds| Span(std::time::Duration::from_secs(seconds));
+        Self { staging: seconds(30), duration: seconds(600), fails: None }
     }
 }
 

@@ -24,7 +24,10 @@ struct Rehearsal {
 }
 
 impl Rehearsal {
+    /// A job takes an hour here unless the script says otherwise: 36 s a step.
     fn of(script: &serde_json::Value) -> Self {
+        let mut script = script.clone();
+        script.as_object_mut().expect("a script").entry("job").or_insert(json!({ "staging": "1m", "duration": "1h" }));
         let directory = tempfile::tempdir().expect("directory");
         fs::write(directory.path().join("script.json"), script.to_string()).expect("script");
         Self { directory, store: Arc::new(MemoryStore::new()) }
@@ -311,7 +314,7 @@ async fn a_job_ends_as_it_was_told_to() {
 
 #[tokio::test]
 async fn the_kill_switch_needs_no_client() {
-    let rehearsal = Rehearsal::of(&json!({ "job": { "duration": "60d" } }));
+    let rehearsal = Rehearsal::of(&json!({ "job": { "staging": "1m", "duration": "60d" } }));
     let attempt = attempt("expires");
     rehearsal.started(&attempt).await;
     rehearsal.pass(25 * HOUR).await;
