@@ -40,6 +40,25 @@ pub enum Exit {
 }
 
 impl Exit {
+    const ALL: [Exit; 16] = [
+        Exit::Done,
+        Exit::Failure,
+        Exit::Usage,
+        Exit::NotFound,
+        Exit::Denied,
+        Exit::Capacity,
+        Exit::Preempted,
+        Exit::Network,
+        Exit::MayBill,
+        Exit::Integrity,
+        Exit::Deadline,
+        Exit::Refused,
+        Exit::Conflict,
+        Exit::JobFailed,
+        Exit::JobCancelled,
+        Exit::Interrupted,
+    ];
+
     /// The class as JSON errors name it.
     pub fn class(self) -> &'static str {
         match self {
@@ -60,6 +79,11 @@ impl Exit {
             Exit::JobCancelled => "job_cancelled",
             Exit::Interrupted => "interrupted",
         }
+    }
+
+    /// The code behind a number that was kept or came from another program; `None` for numbers that no code has.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|exit| *exit as u8 == code)
     }
 
     /// Whether the same command may succeed later without a change.

@@ -21,6 +21,11 @@ pub struct JobFile {
 }
 
 impl JobFile {
+    /// A file without anything laid over it.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, set: Vec::new() }
+    }
+
     /// The checked job.
     pub fn read(&self) -> Result<JobSpec, Failure> {
         let mut document = Document::open(&self.path)?;

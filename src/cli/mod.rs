@@ -1,6 +1,6 @@
 //! The command line: one small file per verb. A verb parses its arguments, calls one function and hands a value to `output`.
 
-use std::{env, ffi::OsString, path::PathBuf};
+use std::{env, ffi::OsString, future::Future, path::PathBuf};
 
 use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
 
@@ -17,12 +17,34 @@ use crate::{
 };
 
 mod agent;
+mod bill;
+mod build;
+mod cancel;
 mod completion;
 mod config;
+mod doctor;
+mod down;
+mod download;
+mod drill;
+mod eval;
+mod explain;
+mod follow;
+mod generate;
 mod init;
 mod job_file;
+mod logs;
+mod plan;
+mod prepare;
+mod run;
 mod schema;
+mod status;
+mod submit;
+mod sweep;
+mod trainer;
+mod up;
+mod upload;
 mod version;
+mod world;
 
 pub use job_file::JobFile;
 
@@ -85,10 +107,29 @@ impl From<FormatArg> for Format {
     }
 }
 
-/// The verbs, in the order of a job's life.
+/// The verbs, in the order in which a user meets them.
 #[derive(Debug, Subcommand)]
 enum Verb {
     Init(init::Init),
+    Doctor(doctor::Arguments),
+    Plan(plan::Arguments),
+    Run(run::Arguments),
+    Up(up::Arguments),
+    Submit(submit::Arguments),
+    Status(status::Arguments),
+    Logs(logs::Arguments),
+    Explain(explain::Arguments),
+    Cancel(cancel::Arguments),
+    Download(download::Arguments),
+    Down(down::Arguments),
+    Sweep(sweep::Arguments),
+    Bill(bill::Arguments),
+    Prepare(prepare::Arguments),
+    Upload(upload::Arguments),
+    Build(build::Arguments),
+    Generate(generate::Arguments),
+    Eval(eval::Arguments),
+    Drill(drill::Arguments),
     Config(config::Config),
     Schema(schema::Schema),
     Completion(completion::Completion),
@@ -97,17 +138,21 @@ enum Verb {
     Agent(agent::Agent),
 }
 
-/// Where a job runs and what it may cost: flags that stand above the job file.
+/// Where a job runs: stands above the job file.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Where and for how much")]
-pub struct Placement {
-    /// Where the job runs, instead of `compute.backend`
+pub struct Place {
+    /// Where the job runs
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
-    /// Longest life of the job's machines, instead of `limits.ttl`: 90s, 45m, 2h, 1d12h
+}
+
+/// What a job may cost: stands above the job file.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Budget {
+    /// Longest life of the job's machines in all: 90s, 45m, 2h, 1d12h
     #[arg(long, value_name = "DURATION")]
     pub ttl: Option<Span>,
-    /// Most the job may cost, instead of `limits.max_cost`: 12USD
+    /// Most the job may cost: 12USD
     #[arg(long, value_name = "MONEY")]
     pub max_cost: Option<Money>,
 }
@@ -123,13 +168,21 @@ pub struct App<'o> {
 }
 
 impl App<'_> {
-    /// Runs a verb that waits for things. Verbs that don't never pay for a runtime.
+    /// Runs a verb that waits for things.
     pub fn block_on<T>(&self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|error| Failure::new(Exit::Failure, format!("cannot start the asynchronous runtime: {error}")))?;
-        runtime.block_on(work)
+        block_on(work)
     }
+}
+
+/// Runs a verb that waits for things. Verbs that don't never pay for a runtime. What still runs on other threads when the work ends
+/// (an interrupted preparation of text) ends with the process.
+fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Failure::new(Exit::Failure, format!("cannot start the asynchronous runtime: {error}")))?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }
 
 /// Stdout and stderr before anything is known but the raw arguments, so that even a usage error comes in the right format.
@@ -158,9 +211,28 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
     let mut app = App { settings, output, yes: cli.global.yes, working_directory };
     match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),
+        Verb::Doctor(verb) => verb.run(&mut app),
+        Verb::Plan(verb) => verb.run(&mut app),
+        Verb::Run(verb) => verb.run(&mut app),
+        Verb::Up(verb) => verb.run(&mut app),
+        Verb::Submit(verb) => verb.run(&mut app),
+        Verb::Status(verb) => verb.run(&mut app),
+        Verb::Logs(verb) => verb.run(&mut app),
+        Verb::Explain(verb) => verb.run(&mut app),
+        Verb::Cancel(verb) => verb.run(&mut app),
+        Verb::Download(verb) => verb.run(&mut app),
+        Verb::Down(verb) => verb.run(&mut app),
+        Verb::Sweep(verb) => verb.run(&mut app),
+        Verb::Bill(verb) => verb.run(&mut app),
+        Verb::Prepare(verb) => verb.run(&mut app),
+        Verb::Upload(verb) => verb.run(&mut app),
+        Verb::Build(verb) => verb.run(&mut app),
+        Verb::Generate(verb) => verb.run(&mut app),
+        Verb::Eval(verb) => verb.run(&mut app),
+        Verb::Drill(verb) => verb.run(&mut app),
         Verb::Config(verb) => verb.run(&mut app),
-        Verb::Schema(_) => schema::run(&mut app),
         Verb::Completion(verb) => verb.run(&mut app),
+        Verb::Schema(_) => schema::run(&mut app),
         Verb::Version(_) => version::run(&mut app),
         Verb::Agent(verb) => verb.run(&mut app),
     }
@@ -173,13 +245,14 @@ fn command() -> clap::Command {
 
 /// The command line as the strongest layer of settings.
 fn flags(cli: &Cli) -> Layer {
-    let placement = cli.verb.placement().cloned().unwrap_or_default();
+    let (place, budget) = cli.verb.placement();
+    let (place, budget) = (place.cloned().unwrap_or_default(), budget.cloned().unwrap_or_default());
     Layer {
         profile: cli.global.profile.clone(),
-        backend: placement.backend,
+        backend: place.backend,
         store: cli.global.store.clone(),
-        ttl: placement.ttl,
-        max_cost: placement.max_cost,
+        ttl: budget.ttl,
+        max_cost: budget.max_cost,
         output: cli.global.output.map(Format::from),
         log: match (cli.global.quiet, cli.global.verbose) {
             (true, _) => Some(Verbosity::Quiet),
@@ -190,10 +263,18 @@ fn flags(cli: &Cli) -> Layer {
 }
 
 impl Verb {
-    /// The placement flags of the verbs that place a job.
-    fn placement(&self) -> Option<&Placement> {
+    /// The flags that are settings.
+    fn placement(&self) -> (Option<&Place>, Option<&Budget>) {
         match self {
-            Verb::Init(_) | Verb::Config(_) | Verb::Schema(_) | Verb::Completion(_) | Verb::Version(_) | Verb::Agent(_) => None,
+            Verb::Plan(plan::Arguments { place, budget, .. })
+            | Verb::Run(run::Arguments { place, budget, .. })
+            | Verb::Up(up::Arguments { place, budget, .. })
+            | Verb::Submit(submit::Arguments { place, budget, .. }) => (Some(place), Some(budget)),
+            Verb::Doctor(doctor::Arguments { place, .. })
+            | Verb::Down(down::Arguments { place, .. })
+            | Verb::Sweep(sweep::Arguments { place, .. })
+            | Verb::Bill(bill::Arguments { place, .. }) => (Some(place), None),
+            _ => (None, None),
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The trainer as a program on this machine: built once per set of sources, kept in the cache.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::Stdio,
 };
 
 use sha2::{Digest, Sha256};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::Command,
 };
 
@@ -110,4 +112,48 @@ fn cargo_target() -> Option<PathBuf> {
     let executable = env::current_exe().ok()?;
     let profile = executable.parent()?;
     profile.join(".fingerprint").is_dir().then(|| profile.parent().map(Path::to_owned))?
+}
+
+/// What the trainer said to one question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub stdout: Vec<u8>,
+    /// `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Its last words, when it failed.
+    pub error: String,
+}
+
+/// Runs the trainer on this machine for one answer; what it says meanwhile goes to `report` line by line.
+pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> Result<Answer> {
+    let TrainerImage::Program { path, .. } = ensure(cache, report).await? else {
+        return Err(ImageError::Unusable("there is no trainer for this machine".to_owned()));
+    };
+    let mut command = Command::new(&path);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(io_error("start", Path::new(&path)))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let talk = async {
+        let mut error = String::new();
+        let Some(stderr) = stderr else { return Ok(error) };
+        let mut lines = BufReader::new(stderr).lines();
+        while let Some(line) = lines.next_line().await? {
+            match line.strip_prefix("error: ") {
+                Some(words) => words.clone_into(&mut error),
+                None => report.line(&line),
+            }
+        }
+        Ok(error)
+    };
+    let data = async {
+        let mut bytes = Vec::new();
+        if let Some(mut stdout) = stdout {
+            stdout.read_to_end(&mut bytes).await?;
+        }
+        Ok::<_, std::io::Error>(bytes)
+    };
+    let (error, stdout) = tokio::try_join!(talk, data).map_err(io_error("read the answer of", Path::new(&path)))?;
+    let status = child.wait().await.map_err(io_error("wait for", Path::new(&path)))?;
+    let error = if error.is_empty() { format!("the trainer ended with {status}") } else { error };
+    Ok(Answer { stdout, code: status.code(), error })
 }

@@ -29,6 +29,11 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>) -> Result<(), DocumentE
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
 }
 
+/// What is wrong with a `[data]` table that nobody typed as TOML.
+pub fn data_problem(config: &DataConfig) -> Option<String> {
+    data(config).into_iter().find(|rule| !rule.holds).map(|rule| rule.message)
+}
+
 fn job(spec: &JobSpec) -> Vec<Rule> {
     let name = format!(
         "`{}` is no job name: it starts with a letter and has lower-case letters, digits and single hyphens, at most {MAX_NAME}",

@@ -14,11 +14,15 @@ pub mod teardown;
 pub mod upload;
 
 pub mod cancel;
+pub mod doctor;
+pub mod down;
 pub mod drill;
 pub mod drive;
+pub mod explain;
 mod failure;
 pub mod logs;
 pub mod receipt;
+pub mod results;
 pub mod status;
 pub mod sweep;
 

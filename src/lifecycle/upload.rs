@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use ft_trainer::{
     config::{DataConfig, TextSource},
     data::{
-        prepare::{self, Inputs},
+        prepare::{self, Inputs, PreparedSummary},
         text,
     },
 };
@@ -70,11 +70,8 @@ async fn prepared(world: &World, config: DataConfig) -> Result<PathBuf> {
 }
 
 fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Result<PathBuf> {
-    let sources = match config.source {
-        Some(TextSource::CargoDependencies) => Some(cargo_sources(cache)?),
-        None => None,
-    };
-    let inputs = Inputs::find(config, sources.clone())?;
+    let sources = sources_of(config, cache)?;
+    let inputs = Inputs::find(config, sources)?;
     let home = cache.join("prepared");
     let directory = home.join(prepare::key(config, &inputs.files())?);
     if directory.is_dir() {
@@ -84,11 +81,24 @@ fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Res
     std::fs::create_dir_all(&home).map_err(|error| {
         Failure::new(Exit::Failure, format!("cannot make {}: {error}", home.display())).fix("make the cache directory writable")
     })?;
-    prepare::prepare(config, sources, &directory, &mut |stage, done, total| {
+    prepare(config, cache, &directory, report)?;
+    Ok(directory)
+}
+
+/// Makes the dataset of this text at `out`, which must not exist.
+pub fn prepare(config: &DataConfig, cache: &Path, out: &Path, report: &dyn Report) -> Result<PreparedSummary> {
+    let sources = sources_of(config, cache)?;
+    Ok(prepare::prepare(config, sources, out, &mut |stage, done, total| {
         let unit = if stage.in_bytes() { Unit::Bytes } else { Unit::Items };
         report.progress(&stage.to_string(), done, total, unit);
-    })?;
-    Ok(directory)
+    })?)
+}
+
+fn sources_of(config: &DataConfig, cache: &Path) -> Result<Option<Vec<PathBuf>>> {
+    match config.source {
+        Some(TextSource::CargoDependencies) => cargo_sources(cache).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The packages are those of the embedded lock file, wherever ftctl was built.

@@ -74,12 +74,39 @@ impl Output {
         self.data(text.as_bytes())
     }
 
+    /// Prints a value again, while a user watches it: on a terminal in place of the last one.
+    pub fn show_again(&mut self, value: &dyn Show, watched: bool) -> Result<(), Failure> {
+        if watched && self.format == Format::Table && io::stdout().is_terminal() {
+            self.data(b"\x1b[H\x1b[2J")?;
+        }
+        self.show(value)
+    }
+
+    /// Prints the last value of a verb, whose verdict may still be a failure. JSON stays one value: it has both.
+    pub fn conclude(&mut self, value: &dyn Show, verdict: Result<(), Failure>) -> Result<(), Failure> {
+        match (&verdict, self.format) {
+            (Err(failure), Format::Json) => {
+                let mut both = stamped(value.schema(), value.json());
+                both["error"] = error_json(failure)["error"].take();
+                self.data(pretty(&both).as_bytes())?;
+            }
+            _ => self.show(value)?,
+        }
+        verdict
+    }
+
     /// Prints bytes as they are: log lines, generated text, a schema, a completion script.
     pub fn data(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.write(bytes).map_err(|error| stdout_failed(&error))
+    }
+
+    /// As [`Output::data`], for those who handle a closed pipe themselves.
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.printed = true;
         self.talk.suspend(|| {
             let mut stdout = io::stdout().lock();
-            stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| stdout_failed(&error))
+            stdout.write_all(bytes)?;
+            stdout.flush()
         })
     }
 
@@ -116,11 +143,6 @@ impl Output {
             self.talk.error(&failure.message, failure.fix.as_deref());
         }
         failure.exit
-    }
-
-    /// Prints text meant for stderr as it is: clap's own usage errors.
-    pub fn raw_talk(&self, text: &str) {
-        self.talk.suspend(|| eprint!("{text}"));
     }
 }
 

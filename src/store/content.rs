@@ -228,6 +228,47 @@ fn folders(to: &Path, files: &[FileEntry]) -> HashSet<PathBuf> {
     parents.chain([to.to_owned()]).collect()
 }
 
+/// Reads the contents of `files` back and compares them with their digests.
+pub(super) async fn verify(store: &Arc<dyn Store>, contents: &str, files: &[FileEntry], report: &dyn Report) -> Result<()> {
+    let total = files.iter().map(|file| file.size).sum();
+    let counter = Arc::new(AtomicU64::new(0));
+    let reading = concurrently(CONCURRENCY.min(4), files.to_vec(), |file| {
+        let (store, counter) = (Arc::clone(store), Arc::clone(&counter));
+        let name = path::content(contents, &file.sha256);
+        async move { read_verified(store.as_ref(), &name, &file, &counter, |_| Ok(())).await }
+    });
+    watched(reading, &counter, |done| report.progress("Verifying files", done, Some(total), Unit::Bytes)).await?;
+    Ok(())
+}
+
+/// Hands the content of a file on in pieces, and fails at its end when it is not what its digest says.
+async fn read_verified(
+    store: &dyn Store,
+    name: &str,
+    file: &FileEntry,
+    counter: &AtomicU64,
+    mut take: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut hasher = Sha256::new();
+    let mut offset = 0;
+    while offset < file.size {
+        let bytes = store.get_range(name, offset..(offset + CHUNK).min(file.size)).await?;
+        if bytes.is_empty() {
+            break;
+        }
+        hasher.update(&bytes);
+        take(&bytes)?;
+        offset += bytes.len() as u64;
+        counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    }
+    let found = hex::encode(hasher.finalize());
+    if found == file.sha256 {
+        Ok(())
+    } else {
+        Err(StoreError::Damaged { path: name.to_owned(), expected: file.sha256.clone(), found })
+    }
+}
+
 /// Creates the folders and removes what an interrupted fetch left in them.
 fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
     for folder in folders(to, files) {
@@ -260,22 +301,7 @@ async fn fetch_one(store: &dyn Store, name: &str, file: &FileEntry, local: &Path
     let folder = local.parent().unwrap_or(Path::new(""));
     let mut temporary = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder).map_err(failed)?;
     temporary.as_file().lock().map_err(failed)?;
-    let mut hasher = Sha256::new();
-    let mut offset = 0;
-    while offset < file.size {
-        let bytes = store.get_range(name, offset..(offset + CHUNK).min(file.size)).await?;
-        if bytes.is_empty() {
-            break;
-        }
-        hasher.update(&bytes);
-        temporary.write_all(&bytes).map_err(failed)?;
-        offset += bytes.len() as u64;
-        counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-    }
-    let found = hex::encode(hasher.finalize());
-    if found != file.sha256 {
-        return Err(StoreError::Damaged { path: name.to_owned(), expected: file.sha256.clone(), found });
-    }
+    read_verified(store, name, file, counter, |bytes| temporary.write_all(bytes).map_err(failed)).await?;
     let local = local.to_owned();
     on_thread(move || {
         let done = temporary.as_file().sync_all().and_then(|()| temporary.persist(&local).map_err(|error| error.error));

@@ -91,6 +91,12 @@ pub async fn download(store: &Arc<dyn Store>, digest: &str, to: &Path, report: &
     Ok(manifest)
 }
 
+/// Reads every byte of a dataset back and compares it with its digests.
+pub async fn verify(store: &Arc<dyn Store>, digest: &str, report: &dyn Report) -> Result<()> {
+    let manifest = manifest(store.as_ref(), digest).await?;
+    content::verify(store, &path::contents(), &manifest.files, report).await
+}
+
 /// The files of every dataset in the store.
 pub(super) async fn all_files(store: &dyn Store) -> Result<Vec<FileEntry>> {
     let mut files = Vec::new();

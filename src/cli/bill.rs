@@ -1,0 +1,148 @@
+//! `ftctl bill`: what bills now, and the receipt of one job.
+
+use std::time::Duration;
+
+use clap::Args;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{App, Place};
+use crate::{
+    exit::Failure,
+    job::units::Money,
+    lifecycle::{
+        receipt::{self, Receipt},
+        results::{self, Results},
+    },
+    output::{Cell, Show, Table, format},
+    provider::Resource,
+};
+
+/// Show what is billing now, or the receipt of a job
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl bill\n  ftctl bill quickstart -o json")]
+pub struct Arguments {
+    /// Id or name of a job: its receipt
+    job: Option<String>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        if let Some(job) = &self.job {
+            let settled = app.block_on(settle(app, job))?;
+            return app.output.show(&settled);
+        }
+        let world = app.world(&app.settings.backend.value)?;
+        let resources = app.block_on(async { Ok(world.provider.list().await?) })?;
+        app.output.show(&Billing { resources, now: world.clock.now() })
+    }
+}
+
+async fn settle(app: &App<'_>, job: &str) -> Result<Settled, Failure> {
+    let (world, record) = app.job(job).await?;
+    let results = results::of(world.store.as_ref(), &record).await?;
+    Ok(Settled { receipt: receipt::receipt(&record, world.clock.now()), results })
+}
+
+/// What exists at the backend, and its price.
+struct Billing {
+    resources: Vec<Resource>,
+    now: Timestamp,
+}
+
+impl Billing {
+    fn so_far(&self, resource: &Resource) -> Money {
+        resource.price_per_hour.for_time(Duration::try_from(self.now.duration_since(resource.since)).unwrap_or_default())
+    }
+
+    fn per_hour(&self) -> Money {
+        Money { micros: self.resources.iter().map(|resource| resource.price_per_hour.micros).sum() }
+    }
+}
+
+impl Show for Billing {
+    fn schema(&self) -> &'static str {
+        "ftctl.bill/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "price_per_hour": self.per_hour(), "resources": self.lines() })
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        let line = |resource: &Resource| {
+            let mut value = json!(resource);
+            value["so_far"] = json!(self.so_far(resource));
+            value
+        };
+        self.resources.iter().map(line).collect()
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new(&["MACHINE", "JOB", "SINCE", "PER HOUR", "SO FAR"]);
+        for resource in &self.resources {
+            table.row([
+                Cell::text(&resource.name),
+                Cell::text(resource.attempt.job.to_string()),
+                Cell::number(format::age(resource.since, self.now)),
+                Cell::number(resource.price_per_hour.to_string()),
+                Cell::number(self.so_far(resource).to_string()),
+            ]);
+        }
+        format!("{}\n{} machines, {} an hour", table.render(), self.resources.len(), self.per_hour())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.resources.iter().map(|resource| resource.name.clone()).collect()
+    }
+}
+
+/// A job's receipt, and what it brought.
+pub struct Settled {
+    pub receipt: Receipt,
+    pub results: Results,
+}
+
+impl Show for Settled {
+    fn schema(&self) -> &'static str {
+        receipt::RECEIPT_SCHEMA
+    }
+
+    fn json(&self) -> Value {
+        let mut value = json!(self.receipt);
+        value["results"] = json!(self.results);
+        value
+    }
+
+    fn text(&self) -> String {
+        let Self { receipt, results } = self;
+        let time = |seconds| format::duration(Duration::from_secs(seconds));
+        let mut table = Table::default();
+        table.pair("job", receipt.id.to_string());
+        table.pair("state", &receipt.state);
+        table.pair("steps", format::number(results.step));
+        if let Some(perplexity) = perplexity(results) {
+            table.pair("perplexity", perplexity);
+        }
+        table.pair("attempts", format!("{}, {} steps done again", receipt.attempts.len(), receipt.lost_steps));
+        table.pair("time", format!("{} in all, {} on a machine", time(receipt.seconds), time(receipt.machine_seconds)));
+        table.pair("cost", format!("{} on {}", receipt.cost, receipt.backend));
+        let sample = results.sample.as_ref().map(|text| format!("\n\nThe model wrote:\n{}", indent(text))).unwrap_or_default();
+        table.render() + &sample
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.receipt.id.to_string()]
+    }
+}
+
+fn perplexity(results: &Results) -> Option<String> {
+    let (first, last) = (results.first_perplexity?, results.last_perplexity?);
+    Some(format!("{first:.1} before, {last:.1} after ({:.1} times lower), on text held out", first / last))
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
+}

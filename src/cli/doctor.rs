@@ -1,0 +1,94 @@
+//! `ftctl doctor`: what would keep a job from running.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{App, JobFile, Place};
+use crate::{
+    exit::{Exit, Failure},
+    lifecycle::doctor::{DOCTOR_SCHEMA, Finding, Health, examine},
+    output::{Cell, Show, Table},
+};
+
+/// Check what a job needs here; each finding comes with its fix
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl doctor\n  ftctl doctor --job job.toml")]
+pub struct Arguments {
+    /// Also check this job file
+    #[arg(long, value_name = "FILE")]
+    job: Option<PathBuf>,
+    #[command(flatten)]
+    pub place: Place,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let directories = &app.settings.directories;
+        let mut findings = examine(directories.state()?, directories.cache()?);
+        findings.push(backend(app));
+        findings.extend(self.job.map(|path| job(app, path)));
+        let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
+        let verdict =
+            if bad == 0 { Ok(()) } else { Err(Failure::new(Exit::Failure, format!("{bad} of these would make a job fail"))) };
+        app.output.conclude(&Findings(findings), verdict)
+    }
+}
+
+fn backend(app: &App<'_>) -> Finding {
+    let name = &app.settings.backend.value;
+    match app.world(name) {
+        Ok(world) => good("backend and store", format!("{name}, {}", world.store.url())),
+        Err(failure) => bad("backend and store", failure),
+    }
+}
+
+fn job(app: &App<'_>, path: PathBuf) -> Finding {
+    match JobFile::new(path).plan(app) {
+        Ok(plan) => good("job file", format!("{} on {}", plan.name, plan.backend)),
+        Err(failure) => bad("job file", failure),
+    }
+}
+
+fn good(what: &'static str, message: String) -> Finding {
+    Finding { health: Health::Good, what, message, fix: None }
+}
+
+fn bad(what: &'static str, failure: Failure) -> Finding {
+    Finding { health: Health::Bad, what, message: failure.message, fix: failure.fix }
+}
+
+struct Findings(Vec<Finding>);
+
+impl Show for Findings {
+    fn schema(&self) -> &'static str {
+        DOCTOR_SCHEMA
+    }
+
+    fn json(&self) -> Value {
+        json!({ "findings": self.0 })
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        self.0.iter().map(|finding| json!(finding)).collect()
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new(&["", "WHAT", "FINDING", "FIX"]);
+        for finding in &self.0 {
+            let mark = match finding.health {
+                Health::Good => "ok",
+                Health::Notice => "note",
+                Health::Bad => "BAD",
+            };
+            let fix = finding.fix.as_deref().unwrap_or_default();
+            table.row([Cell::text(mark), Cell::text(finding.what), Cell::text(&finding.message), Cell::text(fix)]);
+        }
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().filter(|finding| finding.health == Health::Bad).map(|finding| finding.what.to_owned()).collect()
+    }
+}

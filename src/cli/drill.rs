@@ -1,0 +1,63 @@
+//! `ftctl drill`: rehearsals.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::App;
+use crate::{
+    exit::Failure,
+    lifecycle::drill::{self, DRILL_SCHEMA, Drill},
+    output::{Show, Table, format},
+};
+
+/// Rehearse what may happen to a job
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  ftctl drill preempt quickstart")]
+pub struct Arguments {
+    #[command(subcommand)]
+    drill: Kind,
+}
+
+#[derive(Debug, Subcommand)]
+enum Kind {
+    /// Take a running job's machine away, recover the job, and say what that cost
+    Preempt {
+        /// Id or name of the job
+        job: String,
+    },
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let Kind::Preempt { job } = self.drill;
+        let (world, record) = app.block_on(app.job(&job))?;
+        let drill = app.block_on(drill::preempt(&world, &record.id))?;
+        app.output.show(&drill)
+    }
+}
+
+impl Show for Drill {
+    fn schema(&self) -> &'static str {
+        DRILL_SCHEMA
+    }
+
+    fn json(&self) -> Value {
+        json!(self)
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::default();
+        table.pair("job", self.id.to_string());
+        table.pair("attempt taken away", self.attempt.to_string());
+        table.pair("recovery", format::duration(Duration::try_from_secs_f64(self.recovery_seconds).unwrap_or_default()));
+        table.pair("steps done again", format::number(self.lost_steps));
+        table.pair("money wasted", self.wasted.to_string());
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.id.to_string()]
+    }
+}

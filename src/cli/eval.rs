@@ -1,0 +1,49 @@
+//! `ftctl eval`: the perplexity of a trained model, measured on this machine.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::{App, trainer};
+use crate::exit::Failure;
+
+/// Measure a model's loss and perplexity on a prepared dataset, on this machine; prints JSON
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  ftctl eval quickstart-x7kq2m --data prepared")]
+pub struct Arguments {
+    /// A downloaded checkpoint, or any Hugging Face directory of a GPT-2
+    model: PathBuf,
+    /// A directory that `ftctl prepare` wrote
+    #[arg(long, value_name = "DIR")]
+    data: PathBuf,
+    /// Which part of it
+    #[arg(long, value_enum, default_value = "validation")]
+    split: Split,
+    /// Tokens per block [default: the model's context]
+    #[arg(long, value_name = "TOKENS")]
+    block_size: Option<usize>,
+    /// Read only this many blocks
+    #[arg(long, value_name = "N")]
+    sequences: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Split {
+    Train,
+    Validation,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let path = |path: &PathBuf| app.working_directory.join(path).into_os_string();
+        let split = match self.split {
+            Split::Train => "train",
+            Split::Validation => "validation",
+        };
+        let mut arguments = vec!["eval".into(), "--model".into(), path(&self.model), "--data".into(), path(&self.data)];
+        arguments.push(format!("--split={split}").into());
+        let numbers = [("--block-size", self.block_size), ("--sequences", self.sequences)];
+        arguments.extend(numbers.iter().filter_map(|(name, value)| Some(format!("{name}={}", (*value)?).into())));
+        trainer::answer(app, &arguments)
+    }
+}

@@ -1,0 +1,106 @@
+//! Waiting for a job with a person at the keyboard: Ctrl-C never loses the job, and never leaves half of one behind.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::JobId,
+        record::Record,
+        report::Report,
+        state::{Outcome, State},
+    },
+    lifecycle::{
+        World, cancel,
+        drive::{Until, drive},
+        logs,
+    },
+};
+
+/// Runs `work`, which brings a job up. The first Ctrl-C undoes what there is of the job; the second ends the program at once.
+pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::select! {
+        done = work => return done,
+        () = interrupt() => {}
+    }
+    world.report.warn(&format!("interrupted: removing what there is of {id} (Ctrl-C again to leave it)"));
+    tokio::select! {
+        undone = Box::pin(cancel::cancel(world, id, Duration::ZERO)) => undone?,
+        () = interrupt() => {
+            let message = format!("{id} was left half made");
+            return Err(Failure::new(Exit::Interrupted, message).fix(format!("ftctl down {id}")));
+        }
+    };
+    Err(Failure::new(Exit::Interrupted, format!("interrupted; nothing of {id} is left")))
+}
+
+/// Waits for the end of a job while `log` is shown, driving the job when nobody else does. Ctrl-C detaches: the job goes on.
+pub async fn to_the_end(world: &World, id: &JobId, log: impl Future<Output = Result<(), Failure>>) -> Result<Record, Failure> {
+    tokio::select! {
+        both = async { tokio::try_join!(Box::pin(drive(world, id, Until::Finished)), log) } => Ok(both?.0),
+        () = interrupt() => Err(detached(id)),
+    }
+}
+
+/// What a user who stopped looking can do next.
+pub fn detached(id: &JobId) -> Failure {
+    let fix = format!("follow it again with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`");
+    Failure::new(Exit::Interrupted, format!("detached; the job {id} goes on")).fix(fix)
+}
+
+/// Follows every attempt's log on stderr, in whole lines, so that it does not tear the bars of other work.
+pub async fn log_to_stderr(world: &World, id: &JobId) -> Result<(), Failure> {
+    let options = logs::Options { follow: true, ..logs::Options::default() };
+    let mut lines = Lines { report: world.report.clone(), pending: Vec::new() };
+    logs::show(world, id, &options, &mut |bytes| {
+        lines.write(bytes);
+        Ok(())
+    })
+    .await?;
+    lines.flush();
+    Ok(())
+}
+
+struct Lines {
+    report: Arc<dyn Report>,
+    pending: Vec<u8>,
+}
+
+impl Lines {
+    fn write(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        if let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') {
+            let rest = self.pending.split_off(end + 1);
+            self.pending.truncate(end);
+            self.flush();
+            self.pending = rest;
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.pending.is_empty() {
+            self.report.line(&String::from_utf8_lossy(&self.pending));
+            self.pending.clear();
+        }
+    }
+}
+
+/// Whether a job ended well, as an exit code. A job that is not over has no verdict.
+pub fn verdict(record: &Record) -> Result<(), Failure> {
+    if record.state != State::Finished || record.outcome == Some(Outcome::Succeeded) {
+        return Ok(());
+    }
+    let exit = record.exit.and_then(Exit::from_code).unwrap_or(Exit::JobFailed);
+    let why = record.reason.as_deref().unwrap_or("no reason is known");
+    let message = format!("the job {} {}: {why}", record.id, record.state.label(record.outcome));
+    Err(Failure::new(exit, message)
+        .fix(format!("`ftctl logs {0}` shows what it wrote, `ftctl explain {0}` what was tried", record.id)))
+}
+
+/// Returns when the user presses Ctrl-C.
+pub async fn interrupt() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Without a handler the signal ends the program by itself.
+        std::future::pending::<()>().await;
+    }
+}

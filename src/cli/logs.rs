@@ -1,0 +1,58 @@
+//! `ftctl logs`: what a job wrote.
+
+use clap::Args;
+use jiff::Timestamp;
+
+use super::{App, follow};
+use crate::{
+    exit::{Exit, Failure},
+    job::units::Span,
+    lifecycle::logs::{self, Options},
+};
+
+/// Show what a job wrote, all attempts, oldest first
+///
+/// The bytes are the same after a lost connection, a preemption and the end of the job. Following a job also recovers it when it is
+/// preempted and nobody else does.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl logs quickstart -f\n  ftctl logs quickstart --attempt 2 --tail 50")]
+pub struct Arguments {
+    /// Id or name of the job
+    job: String,
+    /// Go on until the job is over
+    #[arg(short, long)]
+    follow: bool,
+    /// Only lines of the last 90s, 45m, 2h, ...
+    #[arg(long, value_name = "DURATION")]
+    since: Option<Span>,
+    /// Only the last lines (of the last attempt, unless --attempt says which)
+    #[arg(long, value_name = "LINES")]
+    tail: Option<usize>,
+    /// Only this attempt, counted from 1
+    #[arg(long, value_name = "N")]
+    attempt: Option<u32>,
+    /// Keep the time in front of each line
+    #[arg(long)]
+    timestamps: bool,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let (world, record) = app.block_on(app.job(&self.job))?;
+        let options = Options {
+            follow: self.follow,
+            attempt: self.attempt,
+            tail: self.tail,
+            since: self.since.map(|span| before_now(world.clock.now(), span)).transpose()?,
+            timestamps: self.timestamps,
+        };
+        let output = &mut *app.output;
+        let mut sink = |bytes: &[u8]| output.write(bytes);
+        let log = Box::pin(logs::show(&world, &record.id, &options, &mut sink));
+        super::block_on(async { if self.follow { follow::to_the_end(&world, &record.id, log).await.map(drop) } else { log.await } })
+    }
+}
+
+fn before_now(now: Timestamp, span: Span) -> Result<Timestamp, Failure> {
+    now.checked_sub(span.0).map_err(|_| Failure::new(Exit::Usage, format!("--since {span} is before all time")))
+}

@@ -1,0 +1,105 @@
+//! `ftctl plan`: what a job would do and cost. Changes nothing.
+
+use std::{fs, path::PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{App, Budget, JobFile, Place};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        plan::{DataPlan, Plan},
+        units::Money,
+    },
+    output::{Show, Table},
+};
+
+/// Show what a job would do, where, and what it costs at worst
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl plan job.toml\n  ftctl plan job.toml --set train.steps=500 -o json")]
+pub struct Arguments {
+    #[command(flatten)]
+    file: JobFile,
+    #[command(flatten)]
+    pub place: Place,
+    #[command(flatten)]
+    pub budget: Budget,
+    /// Also write the plan to a file, as JSON
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let plan = self.file.plan(app)?;
+        let plan = app.block_on(priced(app, plan))?;
+        if let Some(path) = &self.out {
+            let cannot = |error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display()));
+            fs::write(path, format!("{:#}\n", json!(plan))).map_err(cannot)?;
+        }
+        app.output.show(&plan)
+    }
+}
+
+/// The plan with what its backend charges.
+pub async fn priced(app: &App<'_>, plan: Plan) -> Result<Plan, Failure> {
+    let price = app.world_of_plan(&plan)?.provider.price_per_hour(&plan).await?;
+    Ok(plan.priced(price)?)
+}
+
+impl Show for Plan {
+    fn schema(&self) -> &'static str {
+        crate::job::plan::PLAN_SCHEMA
+    }
+
+    fn json(&self) -> Value {
+        json!(self)
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::default();
+        table.pair("job", &self.name);
+        table.pair("backend", &self.backend);
+        table.pair("store", &self.store);
+        table.pair("data", data(&self.data));
+        if let Some(weights) = &self.initial_weights {
+            table.pair("starts from", weights);
+        }
+        table.pair("training", training(self));
+        table.pair("attempts", format!("at most {}", self.retry.attempts));
+        table.pair("time to live", self.ttl.to_string());
+        table.pair("price", format!("{} an hour", self.price_per_hour));
+        table.pair("worst case", worst_case(self));
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+}
+
+fn data(data: &DataPlan) -> String {
+    match data {
+        DataPlan::Digest(digest) => format!("dataset {digest}"),
+        DataPlan::Directory(directory) => format!("prepared, in {directory}"),
+        DataPlan::Text(config) => match config.source {
+            Some(source) => format!("text from {}", json!(source).as_str().unwrap_or_default()),
+            None => format!("text from {}", config.train.join(", ")),
+        },
+    }
+}
+
+fn training(plan: &Plan) -> String {
+    let train = &plan.train;
+    let length = match (train.steps, train.epochs) {
+        (Some(steps), _) => format!("{steps} steps"),
+        (None, epochs) => format!("{} epochs", epochs.unwrap_or(1.0)),
+    };
+    let tokens = train.block_size * train.micro_batch * train.gradient_accumulation;
+    format!("{length} of {tokens} tokens")
+}
+
+fn worst_case(plan: &Plan) -> String {
+    if plan.worst_case == Money::ZERO { "nothing: this backend does not bill".to_owned() } else { plan.worst_case.to_string() }
+}

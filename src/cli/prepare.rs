@@ -1,0 +1,147 @@
+//! `ftctl prepare`: text becomes token shards.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use ft_trainer::{
+    config::{DataConfig, TextSource, TokenizerConfig, TokenizerKind},
+    data::prepare::PreparedSummary,
+};
+use serde_json::{Value, json};
+
+use super::App;
+use crate::{
+    exit::{Exit, Failure},
+    job::{check, document::Document, spec::JobSpec},
+    lifecycle::upload,
+    output::{Show, Table, format},
+};
+
+/// Turn text into token shards, which `dataset = "DIR"` in a job file takes
+///
+/// txt files are one document each; rows of csv, jsonl and parquet files are documents.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl prepare texts/*.txt --out prepared\n  ftctl prepare --job job.toml --out prepared")]
+pub struct Arguments {
+    /// Files, directories or glob patterns of text to train on
+    #[arg(required_unless_present_any = ["job", "source"])]
+    text: Vec<String>,
+    /// The directory to write; must not exist
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Take the [data] table of this job file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "column", "tokenizer", "vocabulary"])]
+    job: Option<PathBuf>,
+    /// Text that is on this machine already
+    #[arg(long, conflicts_with = "text")]
+    source: Option<Source>,
+    /// Held-out text; may be repeated
+    #[arg(long, value_name = "PATH")]
+    validation: Vec<String>,
+    /// Share of the documents that is held out when there is no --validation
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05)]
+    validation_fraction: f64,
+    /// Stop after this many bytes of text
+    #[arg(long, value_name = "BYTES")]
+    limit_bytes: Option<u64>,
+    /// Column of csv, jsonl and parquet files [default: `text`, else the only one]
+    #[arg(long)]
+    column: Option<String>,
+    /// GPT-2's own vocabulary, or one trained on the text
+    #[arg(long, value_enum, default_value = "gpt2")]
+    tokenizer: Tokenizer,
+    /// Size of a trained vocabulary
+    #[arg(long, value_name = "TOKENS")]
+    vocabulary: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Source {
+    /// The Rust sources of ftctl's own dependencies
+    CargoDependencies,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Tokenizer {
+    /// 50,257 tokens
+    Gpt2,
+    /// A byte-level BPE of --vocabulary tokens
+    Train,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let out = app.working_directory.join(&self.out);
+        let config = match &self.job {
+            Some(path) => of_job(&app.working_directory.join(path))?,
+            None => self.config(&app.working_directory)?,
+        };
+        let cache = app.settings.directories.cache()?;
+        let summary = upload::prepare(&config, cache, &out, app.output.report().as_ref())?;
+        app.output.show(&Prepared { path: self.out, summary })
+    }
+
+    /// The flags as the [data] table that they stand for.
+    fn config(&self, base: &Path) -> Result<DataConfig, Failure> {
+        let below = |paths: &[String]| paths.iter().map(|path| base.join(path).to_string_lossy().into_owned()).collect();
+        let kind = match self.tokenizer {
+            Tokenizer::Gpt2 => TokenizerKind::Gpt2,
+            Tokenizer::Train => TokenizerKind::Train,
+        };
+        let config = DataConfig {
+            train: below(&self.text),
+            validation: below(&self.validation),
+            source: self.source.map(|Source::CargoDependencies| TextSource::CargoDependencies),
+            validation_fraction: self.validation_fraction,
+            limit_bytes: self.limit_bytes,
+            column: self.column.clone(),
+            tokenizer: TokenizerConfig { kind, vocabulary: self.vocabulary },
+        };
+        check::data_problem(&config).map_or(Ok(config), |problem| Err(Failure::new(Exit::Usage, problem)))
+    }
+}
+
+fn of_job(path: &Path) -> Result<DataConfig, Failure> {
+    let spec = JobSpec::read(&Document::open(path)?)?;
+    let nothing = || Failure::new(Exit::Usage, format!("{} has no [data] table: its dataset is prepared already", path.display()));
+    let mut config = spec.data.ok_or_else(nothing)?;
+    let base = path.parent().unwrap_or(path);
+    for path in config.train.iter_mut().chain(&mut config.validation) {
+        *path = base.join(&*path).to_string_lossy().into_owned();
+    }
+    Ok(config)
+}
+
+struct Prepared {
+    path: PathBuf,
+    summary: PreparedSummary,
+}
+
+impl Show for Prepared {
+    fn schema(&self) -> &'static str {
+        "ftctl.prepare/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "path": self.path.display().to_string(),
+            "digest": self.summary.digest,
+            "description": self.summary.description,
+        })
+    }
+
+    fn text(&self) -> String {
+        let description = &self.summary.description;
+        let mut table = Table::default();
+        table.pair("dataset", self.path.display().to_string());
+        table.pair("digest", &self.summary.digest);
+        table.pair("vocabulary", format::number(description.vocabulary as u64));
+        table.pair("train", format!("{} tokens", format::number(description.train.tokens)));
+        table.pair("validation", format!("{} tokens", format::number(description.validation.tokens)));
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.path.display().to_string()]
+    }
+}

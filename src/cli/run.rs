@@ -1,0 +1,48 @@
+//! `ftctl run`: the whole life of a job.
+
+use clap::Args;
+use jiff::Timestamp;
+
+use super::{App, Budget, JobFile, Place, bill::Settled, follow};
+use crate::{
+    exit::Failure,
+    lifecycle::{
+        drive::{Until, drive},
+        plan, receipt, results,
+    },
+};
+
+/// Carry a job through its whole life: data, trainer, machine, training, results, clean-up
+///
+/// The log goes to stderr, the receipt to stdout. Ctrl-C before the job runs undoes everything; afterwards the job goes on.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl run job.toml\n  ftctl run job.toml --set train.steps=50 --ttl 30m")]
+pub struct Arguments {
+    #[command(flatten)]
+    file: JobFile,
+    #[command(flatten)]
+    pub place: Place,
+    #[command(flatten)]
+    pub budget: Budget,
+    /// The same key and name are the same job, however often it is run
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let plan = self.file.plan(app)?;
+        let (record, settled) = app.block_on(async {
+            let plan = super::plan::priced(app, plan).await?;
+            let world = app.world_of_plan(&plan)?;
+            let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
+            world.report.line(&format!("job {id}"));
+            follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
+            let record = follow::to_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
+            let results = results::of(world.store.as_ref(), &record).await?;
+            let settled = Settled { receipt: receipt::receipt(&record, Timestamp::now()), results };
+            Ok((record, settled))
+        })?;
+        app.output.conclude(&settled, follow::verdict(&record))
+    }
+}

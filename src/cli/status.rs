@@ -1,0 +1,220 @@
+//! `ftctl status`: where jobs stand.
+
+use std::time::Duration;
+
+use clap::Args;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{App, follow};
+use crate::{
+    exit::{Exit, Failure},
+    job::{id::AttemptId, report::Format},
+    lifecycle::{
+        journal,
+        status::{self, JobStatus},
+    },
+    output::{Cell, Show, Table, format},
+    provider::Sighting,
+};
+
+/// Show where jobs stand
+///
+/// Without JOB: the jobs that are not finished, and those that ended within a day.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl status\n  ftctl status quickstart -w\n  ftctl status --all -o jsonl")]
+pub struct Arguments {
+    /// Id or name of a job
+    job: Option<String>,
+    /// Look again every two seconds, until the job is over
+    #[arg(short, long)]
+    watch: bool,
+    /// Also jobs that ended long ago
+    #[arg(long, conflicts_with = "job")]
+    all: bool,
+    /// Also ask the backend whether each machine is there
+    #[arg(long)]
+    refresh: bool,
+}
+
+const EVERY: Duration = Duration::from_secs(2);
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        if self.watch && app.output.format() == Format::Json {
+            return Err(Failure::new(Exit::Usage, "-w prints more than one JSON value").fix("use -o jsonl"));
+        }
+        let mut shown = None;
+        loop {
+            let found = app.block_on(self.look(app))?;
+            let over = !found.jobs.is_empty() && found.jobs.iter().all(Row::finished);
+            if shown.as_ref() != Some(&found) {
+                app.output.show_again(&found, self.watch)?;
+            }
+            if !self.watch || (self.job.is_some() && over) {
+                return Ok(());
+            }
+            shown = Some(found);
+            let stop = app.block_on(async {
+                tokio::select! {
+                    () = tokio::time::sleep(EVERY) => Ok(false),
+                    () = follow::interrupt() => Ok(true),
+                }
+            })?;
+            if stop {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn look(&self, app: &App<'_>) -> Result<Found, Failure> {
+        let now = Timestamp::now();
+        let store = app.store()?;
+        let statuses = if let Some(job) = &self.job {
+            vec![status::one(store.as_ref(), &app.stored_job(job).await?.1, now).await?]
+        } else {
+            let (found, unreadable) = status::all(store.as_ref(), now, self.all).await?;
+            for message in unreadable {
+                app.output.report().warn(&message);
+            }
+            found
+        };
+        let mut jobs = Vec::new();
+        for status in statuses {
+            let machine = if self.refresh { Some(machine(app, &status).await?) } else { None };
+            jobs.push(Row { status, machine });
+        }
+        Ok(Found { jobs, one: self.job.is_some() })
+    }
+}
+
+/// What the backend says of the current attempt's machine.
+async fn machine(app: &App<'_>, status: &JobStatus) -> Result<String, Failure> {
+    if status.attempt == 0 {
+        return Ok("none yet".to_owned());
+    }
+    let world = app.world(&status.backend)?;
+    let record = journal::read(world.store.as_ref(), &status.id).await?.0;
+    Ok(match world.provider.observe(&AttemptId::new(&record.id, record.attempt)).await? {
+        Sighting::Alive { agent: true } => "alive".to_owned(),
+        Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
+        Sighting::Dead { why } => format!("dead: {why}"),
+        Sighting::Gone => "gone".to_owned(),
+    })
+}
+
+#[derive(PartialEq)]
+struct Row {
+    status: JobStatus,
+    machine: Option<String>,
+}
+
+impl Row {
+    fn finished(&self) -> bool {
+        matches!(self.status.state.as_str(), "succeeded" | "failed" | "cancelled" | "finished")
+    }
+
+    fn json(&self) -> Value {
+        let mut value = json!(self.status);
+        if let Some(machine) = &self.machine {
+            value["machine"] = json!(machine);
+        }
+        value
+    }
+}
+
+#[derive(PartialEq)]
+struct Found {
+    jobs: Vec<Row>,
+    /// One job was asked for, so the answer is that job and no list.
+    one: bool,
+}
+
+impl Show for Found {
+    fn schema(&self) -> &'static str {
+        if self.one { status::STATUS_SCHEMA } else { "ftctl.jobs/1" }
+    }
+
+    fn json(&self) -> Value {
+        match self.jobs.as_slice() {
+            [job] if self.one => job.json(),
+            jobs => json!({ "jobs": jobs.iter().map(Row::json).collect::<Vec<_>>() }),
+        }
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        self.jobs.iter().map(Row::json).collect()
+    }
+
+    fn text(&self) -> String {
+        match self.jobs.as_slice() {
+            [job] if self.one => details(job),
+            jobs => table(jobs),
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.jobs.iter().map(|job| job.status.id.to_string()).collect()
+    }
+}
+
+fn table(jobs: &[Row]) -> String {
+    let header = ["JOB", "BACKEND", "STATE", "ATTEMPT", "STEP", "LOSS", "TOKENS/S", "ETA", "COST", "AGE", "MACHINE"];
+    let refreshed = jobs.iter().any(|job| job.machine.is_some());
+    let mut table = Table::new(if refreshed { &header } else { &header[..header.len() - 1] });
+    for Row { status, machine } in jobs {
+        let cells = [
+            Cell::text(status.id.to_string()),
+            Cell::text(&status.backend),
+            Cell::text(&status.state),
+            Cell::number(status.attempt.to_string()),
+            Cell::number(step(status)),
+            Cell::number(optional(status.loss, |loss| format!("{loss:.3}"))),
+            Cell::number(optional(status.tokens_per_second, |rate| format::number(rate.round() as u64))),
+            Cell::number(optional(status.eta_seconds, seconds)),
+            Cell::number(status.cost.to_string()),
+            Cell::number(format::age(status.created, Timestamp::now())),
+        ];
+        table.row(cells.into_iter().chain(machine.as_ref().map(Cell::text)));
+    }
+    table.render()
+}
+
+fn details(Row { status, machine }: &Row) -> String {
+    let mut table = Table::default();
+    table.pair("job", status.id.to_string());
+    table.pair("backend", &status.backend);
+    table.pair("state", &status.state);
+    let pairs = [
+        ("reason", status.reason.clone()),
+        ("attempt", Some(status.attempt.to_string())),
+        ("step", Some(step(status))),
+        ("loss", status.loss.map(|loss| format!("{loss:.4}"))),
+        ("perplexity", status.perplexity.map(|perplexity| format!("{perplexity:.2}"))),
+        ("tokens/s", status.tokens_per_second.map(|rate| format::number(rate.round() as u64))),
+        ("time left", status.eta_seconds.map(seconds)),
+        ("cost so far", Some(status.cost.to_string())),
+        ("created", Some(format!("{:.0}", status.created))),
+        ("machine", machine.clone()),
+    ];
+    for (name, value) in pairs.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        table.pair(name, value);
+    }
+    table.render()
+}
+
+fn step(status: &JobStatus) -> String {
+    match (status.step, status.steps) {
+        (Some(step), Some(steps)) => format!("{step}/{steps}"),
+        (Some(step), None) => step.to_string(),
+        _ => "-".to_owned(),
+    }
+}
+
+fn seconds(seconds: f64) -> String {
+    format::duration(Duration::try_from_secs_f64(seconds.round()).unwrap_or_default())
+}
+
+fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), show)
+}

@@ -1,0 +1,94 @@
+//! `ftctl submit`: the job is handed over; its id is the answer.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{App, Budget, JobFile, Place, follow};
+use crate::{
+    exit::Failure,
+    job::record::Record,
+    lifecycle::{
+        drive::{Until, drive},
+        plan,
+    },
+    output::Show,
+};
+
+/// Hand a job over; prints its id and nothing else
+///
+/// Without --wait or --follow the program ends when the job runs. Recovery from a preemption then needs some ftctl that looks:
+/// `ftctl logs -f`, `ftctl submit --wait` with the same key, or a later `ftctl status --refresh`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""
+)]
+pub struct Arguments {
+    #[command(flatten)]
+    file: JobFile,
+    #[command(flatten)]
+    pub place: Place,
+    #[command(flatten)]
+    pub budget: Budget,
+    /// Wait for the end; the exit code is the job's
+    #[arg(long)]
+    wait: bool,
+    /// Wait for the end and show the log on stderr meanwhile
+    #[arg(long)]
+    follow: bool,
+    /// End when the job runs (the default)
+    #[arg(long, conflicts_with_all = ["wait", "follow"])]
+    detach: bool,
+    /// The same key and name are the same job, however often they are submitted
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let plan = self.file.plan(app)?;
+        let (world, record) = app.block_on(async {
+            let plan = super::plan::priced(app, plan).await?;
+            let world = app.world_of_plan(&plan)?;
+            let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
+            let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
+            Ok((world, record))
+        })?;
+        app.output.show(&Submitted::of(&record))?;
+        if !(self.wait || self.follow) {
+            return follow::verdict(&record);
+        }
+        let log = async { if self.follow { follow::log_to_stderr(&world, &record.id).await } else { Ok(()) } };
+        let ended = app.block_on(follow::to_the_end(&world, &record.id, log))?;
+        follow::verdict(&ended)
+    }
+}
+
+/// A job that was accepted.
+pub struct Submitted {
+    id: String,
+    state: &'static str,
+}
+
+impl Submitted {
+    pub fn of(record: &Record) -> Self {
+        Self { id: record.id.to_string(), state: record.state.label(record.outcome) }
+    }
+}
+
+impl Show for Submitted {
+    fn schema(&self) -> &'static str {
+        "ftctl.submitted/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "id": self.id, "state": self.state })
+    }
+
+    fn text(&self) -> String {
+        self.id.clone()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.id.clone()]
+    }
+}

@@ -1,0 +1,84 @@
+//! `ftctl upload`: a directory becomes a dataset of the store.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::App;
+use crate::{
+    exit::{Exit, Failure},
+    output::{Show, format},
+    store::dataset::{self, Uploaded},
+};
+
+/// Put a directory into the store and print its digest, which `dataset = "..."` in a job file takes
+///
+/// What is there already is not sent again; an interrupted upload goes on when it is repeated.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl upload prepared/ -o name\n  ftctl upload prepared/ --dry-run")]
+pub struct Arguments {
+    /// The directory, or a single file
+    path: PathBuf,
+    /// Only say what would be sent
+    #[arg(long)]
+    dry_run: bool,
+    /// Read everything back from the store and compare it with its digests
+    #[arg(long, conflicts_with = "dry_run")]
+    verify: bool,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let sent = app.block_on(self.send(app))?;
+        app.output.show(&sent)
+    }
+
+    async fn send(&self, app: &App<'_>) -> Result<Sent, Failure> {
+        let (store, report) = (app.store()?, app.output.report());
+        let path = app.working_directory.join(&self.path);
+        if !path.exists() {
+            return Err(Failure::new(Exit::NotFound, format!("there is no {}", self.path.display())));
+        }
+        let uploaded = if self.dry_run {
+            dataset::plan_upload(&store, &path, report.as_ref()).await?
+        } else {
+            dataset::upload(&store, &path, report.as_ref()).await?
+        };
+        if self.verify {
+            dataset::verify(&store, &uploaded.digest, report.as_ref()).await?;
+        }
+        Ok(Sent { uploaded, dry_run: self.dry_run, verified: self.verify })
+    }
+}
+
+struct Sent {
+    uploaded: Uploaded,
+    dry_run: bool,
+    verified: bool,
+}
+
+impl Show for Sent {
+    fn schema(&self) -> &'static str {
+        "ftctl.upload/1"
+    }
+
+    fn json(&self) -> Value {
+        let mut value = json!(self.uploaded);
+        value["dry_run"] = json!(self.dry_run);
+        value["verified"] = json!(self.verified);
+        value
+    }
+
+    fn text(&self) -> String {
+        let Uploaded { digest, files, bytes, sent_files, sent_bytes } = &self.uploaded;
+        let verb = if self.dry_run { "to send" } else { "sent" };
+        let verified = if self.verified { ", all verified" } else { "" };
+        let (bytes, sent_bytes) = (format::bytes(*bytes), format::bytes(*sent_bytes));
+        format!("{digest}\n{files} files ({bytes}), {sent_files} {verb} ({sent_bytes}){verified}")
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.uploaded.digest.clone()]
+    }
+}

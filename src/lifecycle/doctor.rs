@@ -1,0 +1,151 @@
+//! What would keep a job from running here, each finding with the command that mends it. Offline, and changes nothing.
+
+use std::{
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use crate::image::{libtorch, trainer};
+
+pub const DOCTOR_SCHEMA: &str = "ftctl.doctor/1";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    Good,
+    /// Works, with something the user should know.
+    Notice,
+    /// A job would fail.
+    Bad,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub health: Health,
+    pub what: &'static str,
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    fn good(what: &'static str, message: impl Into<String>) -> Self {
+        Self { health: Health::Good, what, message: message.into(), fix: None }
+    }
+
+    fn notice(what: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { health: Health::Notice, what, message: message.into(), fix: Some(fix.into()) }
+    }
+
+    pub fn bad(what: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { health: Health::Bad, what, message: message.into(), fix: Some(fix.into()) }
+    }
+}
+
+/// Free space below which a first run on this machine would not fit: libtorch, the build, a dataset and checkpoints.
+const ROOM: u64 = 6 << 30;
+
+/// Looks at everything a job on this machine needs.
+pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
+    let built = trainer::present(cache);
+    let mut findings = vec![writable("state directory", state), writable("cache directory", cache)];
+    findings.push(match libtorch::present(cache) {
+        Some(_) => Finding::good("libtorch", format!("{} is there", libtorch::VERSION)),
+        None => Finding::notice("libtorch", "not installed yet; the first job does it", "ftctl build"),
+    });
+    findings.push(match &built {
+        Some(path) => Finding::good("trainer", path.display().to_string()),
+        None => Finding::notice("trainer", "not built yet; the first job does it", "ftctl build"),
+    });
+    // What is built needs no tools any more.
+    if built.is_none() {
+        findings.extend(TOOLS.iter().map(|tool| found(tool, env::var_os("PATH").as_deref())));
+        findings.extend(room(cache));
+    }
+    findings
+}
+
+struct Tool {
+    what: &'static str,
+    /// Any of these programs will do.
+    programs: &'static [&'static str],
+    fix: &'static str,
+}
+
+const TOOLS: &[Tool] = &[
+    Tool { what: "cargo", programs: &["cargo"], fix: "install Rust with rustup, without root" },
+    Tool { what: "C++ compiler", programs: &["c++", "g++", "clang++"], fix: "install g++ or clang" },
+    Tool { what: "python3", programs: &["python3"], fix: "install Python 3; it fetches libtorch" },
+];
+
+fn found(tool: &Tool, path: Option<&OsStr>) -> Finding {
+    let directories: Vec<PathBuf> = path.map(|path| env::split_paths(path).collect()).unwrap_or_default();
+    let candidates = directories.iter().flat_map(|directory| tool.programs.iter().map(move |program| directory.join(program)));
+    match candidates.into_iter().find(|candidate| candidate.is_file()) {
+        Some(program) => Finding::good(tool.what, program.display().to_string()),
+        None => Finding::bad(tool.what, "not found in PATH; the trainer is built with it", tool.fix),
+    }
+}
+
+/// Whether files could be made in a directory, or in the nearest one above that exists.
+fn writable(what: &'static str, directory: &Path) -> Finding {
+    use rustix::fs::{Access, access};
+    let existing = directory.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match access(existing, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => Finding::good(what, directory.display().to_string()),
+        Err(error) => Finding::bad(
+            what,
+            format!("cannot write in {}: {error}", existing.display()),
+            format!("chmod u+rwx {}", existing.display()),
+        ),
+    }
+}
+
+fn room(cache: &Path) -> Option<Finding> {
+    let existing = cache.ancestors().find(|path| path.exists())?;
+    let space = rustix::fs::statvfs(existing).ok()?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    let gib = free >> 30;
+    Some(if free >= ROOM {
+        Finding::good("disk", format!("{gib} GiB free"))
+    } else {
+        Finding::notice(
+            "disk",
+            format!("{gib} GiB free; libtorch and the build need about 6"),
+            format!("make room in {}", existing.display()),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_machine_lacks_every_tool_and_says_how_to_get_it() {
+        for tool in TOOLS {
+            let finding = found(tool, Some(OsStr::new("/nonexistent")));
+            assert_eq!((finding.health, finding.fix.as_deref()), (Health::Bad, Some(tool.fix)));
+        }
+    }
+
+    #[test]
+    fn a_program_is_found_in_any_directory_of_the_path() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("clang++"), "").expect("written");
+        let path = env::join_paths([Path::new("/nonexistent"), directory.path()]).expect("a path");
+        assert_eq!(found(&TOOLS[1], Some(&path)).health, Health::Good);
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_judged_by_the_one_above() {
+        let directory = tempfile::tempdir().expect("a directory");
+        assert_eq!(writable("x", &directory.path().join("a/b")).health, Health::Good);
+        std::fs::write(directory.path().join("file"), "").expect("written");
+        assert_eq!(writable("x", &directory.path().join("file/b")).health, Health::Bad, "a file is no directory");
+    }
+}

@@ -1,0 +1,55 @@
+//! What a job achieved, from the progress lines of its attempts.
+
+use ft_trainer::progress::{Event, Line};
+use serde::Serialize;
+
+use super::Result;
+use crate::{
+    job::{id::path, record::Record},
+    store::{Store, StoreError},
+};
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Results {
+    /// Steps completed.
+    pub step: u64,
+    /// On the validation split, before the first step.
+    pub first_perplexity: Option<f64>,
+    /// On the validation split, as measured last.
+    pub last_perplexity: Option<f64>,
+    /// Text that the trained model wrote.
+    pub sample: Option<String>,
+}
+
+impl Results {
+    fn add(&mut self, event: Event) {
+        match event {
+            Event::Eval { step, perplexity, .. } => {
+                if step == 0 {
+                    self.first_perplexity = Some(perplexity);
+                }
+                self.last_perplexity = Some(perplexity);
+            }
+            Event::Sample { text, .. } => self.sample = Some(text),
+            Event::Step { step, .. } | Event::Done { step, .. } => self.step = self.step.max(step),
+            Event::Start { .. } | Event::Checkpoint { .. } | Event::Unknown => {}
+        }
+    }
+}
+
+/// Reads the progress of every attempt, oldest first.
+pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
+    let mut results = Results::default();
+    for attempt in 1..=record.attempt {
+        let bytes = match store.get(&path::progress(&record.id, attempt)).await {
+            Ok(object) => object.bytes,
+            // An attempt that never had an agent has no progress.
+            Err(StoreError::NotFound { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        for line in bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok()) {
+            results.add(line.event);
+        }
+    }
+    Ok(results)
+}
