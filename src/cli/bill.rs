@@ -11,11 +11,11 @@ use crate::{
     exit::Failure,
     job::units::Money,
     lifecycle::{
+        Resource,
         receipt::{self, Receipt},
         results::{self, Results},
     },
     output::{Cell, Show, Table, format},
-    provider::Resource,
 };
 
 /// Show what is billing now, or the receipt of a job

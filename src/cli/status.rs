@@ -9,13 +9,9 @@ use serde_json::{Value, json};
 use super::{App, follow};
 use crate::{
     exit::{Exit, Failure},
-    job::{id::AttemptId, report::Format},
-    lifecycle::{
-        journal,
-        status::{self, JobStatus},
-    },
+    job::report::Format,
+    lifecycle::status::{self, JobStatus},
     output::{Cell, Show, Table, format},
-    provider::Sighting,
 };
 
 /// Show where jobs stand
@@ -81,26 +77,11 @@ impl Arguments {
         };
         let mut jobs = Vec::new();
         for status in statuses {
-            let machine = if self.refresh { Some(machine(app, &status).await?) } else { None };
+            let machine = if self.refresh { Some(status::machine(&app.world(&status.backend)?, &status.id).await?) } else { None };
             jobs.push(Row { status, machine });
         }
         Ok(Found { jobs, one: self.job.is_some() })
     }
-}
-
-/// What the backend says of the current attempt's machine.
-async fn machine(app: &App<'_>, status: &JobStatus) -> Result<String, Failure> {
-    if status.attempt == 0 {
-        return Ok("none yet".to_owned());
-    }
-    let world = app.world(&status.backend)?;
-    let record = journal::read(world.store.as_ref(), &status.id).await?.0;
-    Ok(match world.provider.observe(&AttemptId::new(&record.id, record.attempt)).await? {
-        Sighting::Alive { agent: true } => "alive".to_owned(),
-        Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
-        Sighting::Dead { why } => format!("dead: {why}"),
-        Sighting::Gone => "gone".to_owned(),
-    })
 }
 
 #[derive(PartialEq)]

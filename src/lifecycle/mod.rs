@@ -26,6 +26,8 @@ pub mod results;
 pub mod status;
 pub mod sweep;
 
+pub use crate::provider::Resource;
+
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{

@@ -6,14 +6,15 @@ use ft_trainer::progress::{Event, Line};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, journal, supervise};
+use super::{Result, World, journal, supervise};
 use crate::{
     job::{
-        id::{JobId, path},
+        id::{AttemptId, JobId, path},
         record::Record,
         state::State,
         units::Money,
     },
+    provider::Sighting,
     store::Store,
 };
 
@@ -128,6 +129,20 @@ pub fn cost(record: &Record, now: Timestamp) -> Money {
         attempt.price_per_hour.for_time(time).micros
     });
     Money { micros: micros.sum() }
+}
+
+/// What the provider says of the machine of the job's current attempt.
+pub async fn machine(world: &World, id: &JobId) -> Result<String> {
+    let record = journal::read(world.store.as_ref(), id).await?.0;
+    if record.attempt == 0 {
+        return Ok("none yet".to_owned());
+    }
+    Ok(match world.provider.observe(&AttemptId::new(id, record.attempt)).await? {
+        Sighting::Alive { agent: true } => "alive".to_owned(),
+        Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
+        Sighting::Dead { why } => format!("dead: {why}"),
+        Sighting::Gone => "gone".to_owned(),
+    })
 }
 
 /// The step that an attempt reported last.
