@@ -1,0 +1,154 @@
+//! What the program says to bad input: the message, where, and the exit code.
+
+mod common;
+
+use common::{Said, Sandbox};
+
+const JOB: &str = "name = \"a\"\n[data]\ntrain = [\"a.txt\"]\n";
+
+/// Plans the bytes as a job file.
+fn plan(bytes: impl AsRef<[u8]>) -> Said {
+    let sandbox = Sandbox::new();
+    sandbox.write("job.toml", bytes);
+    sandbox.run(&["plan", "job.toml"])
+}
+
+#[test]
+fn a_transcript_of_mistakes_in_a_job_file() {
+    let cases: &[(&str, &str)] = &[
+        (
+            "[train]\nlerning_rate = 3e-4",
+            "error: job.toml:5:1: unknown key `lerning_rate` in [train]\n  |\n5 | lerning_rate = 3e-4\n  | ^^^^^^^^^^^^\n  fix: did you mean `learning_rate`?\n",
+        ),
+        (
+            "[train]\nsteps = \"many\"",
+            "error: job.toml:5:9: train.steps: expected a whole number, 0 or more, found string \"many\"\n  |\n5 | steps = \"many\"\n  |         ^^^^^^\n",
+        ),
+        (
+            "[train]\nlearning_rate = -1.0",
+            "error: job.toml:5:17: learning_rate is a finite number above 0, not -1\n  |\n5 | learning_rate = -1.0\n  |                 ^^^^\n",
+        ),
+        (
+            "[limits]\nttl = \"soon\"",
+            "error: job.toml:5:7: limits.ttl: `soon` is no duration; write it like 90s, 45m, 2h or 1d12h\n  |\n5 | ttl = \"soon\"\n  |       ^^^^^^\n",
+        ),
+        (
+            "[train]\nschedule = \"cosin\"",
+            "error: job.toml:5:12: train.schedule: `cosin` is not one of its values\n  |\n5 | schedule = \"cosin\"\n  |            ^^^^^^^\n  fix: did you mean `cosine`?\n",
+        ),
+        (
+            "[train]\nstore = \"here\"",
+            "error: job.toml:5:1: unknown key `store` in [train]\n  |\n5 | store = \"here\"\n  | ^^^^^\n  fix: `store` belongs at the top of the file, before any [table]\n",
+        ),
+    ];
+    for (added, transcript) in cases {
+        let said = plan(format!("{JOB}{added}\n"));
+        assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(2), "", *transcript), "{added}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_job_file() {
+    let cases: &[(&[u8], &str)] = &[
+        (b"", "job.toml:1:1: the key `name` is missing"),
+        (b"name = \"\xff\"", "job.toml:1:9: not valid UTF-8 from here on"),
+        (b"na\0me = \"a\"", "job.toml:1:3: a NUL byte; a TOML file is text"),
+        (b"PK\x03\x04", "job.toml:1:"),
+        (b"{\"name\": \"a\"}", "job.toml:1:1: "),
+    ];
+    for (bytes, message) in cases {
+        let said = plan(bytes);
+        assert_eq!(said.code, Some(2), "{}", said.stderr);
+        assert!(said.stderr.starts_with(&format!("error: {message}")), "{bytes:?} gave {}", said.stderr);
+    }
+}
+
+#[test]
+fn a_file_too_long_or_a_line_too_long_is_refused_without_being_shown() {
+    let said = plan("x".repeat(100 << 20));
+    assert_eq!(
+        (said.code, said.stderr.as_str()),
+        (Some(2), "error: job.toml is larger than 1 MiB, so it is no job or settings file\n")
+    );
+    let said = plan(format!("name = \"{}\"", "x".repeat(1 << 19)));
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.len() < 1_000, "{} bytes of message", said.stderr.len());
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("folder")).expect("a folder");
+    // A link to itself cannot be read by anyone, root included.
+    std::os::unix::fs::symlink("loop.toml", sandbox.path("loop.toml")).expect("a link");
+    let cases = [
+        ("missing.toml", 3, "error: there is no file missing.toml\n"),
+        ("folder", 2, "error: folder is a directory, not a file\n"),
+        ("loop.toml", 2, "error: cannot read loop.toml: Too many levels of symbolic links (os error 40)\n"),
+        ("folder/../folder/x/y.toml", 3, "error: there is no file folder/../folder/x/y.toml\n"),
+    ];
+    for (file, code, message) in cases {
+        let said = sandbox.run(&["plan", file]);
+        assert_eq!((said.code, said.stderr.as_str()), (Some(code), message), "{file}");
+    }
+}
+
+#[test]
+fn values_set_on_the_command_line_are_judged_like_the_file() {
+    let sandbox = Sandbox::new();
+    sandbox.write("job.toml", JOB);
+    let said = sandbox.run(&["plan", "job.toml", "--set", "train.stepz=5"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.starts_with("error: --set train.stepz:1:7: unknown key `stepz` in [train]\n"), "{}", said.stderr);
+    assert!(said.stderr.ends_with("fix: did you mean `steps`?\n"), "{}", said.stderr);
+    let said = sandbox.run(&["plan", "job.toml", "--set", "train.steps=5", "--set", "name=other"]);
+    assert!(said.code == Some(0) && said.stdout.contains("other") && said.stdout.contains("5 steps"), "{}", said.stderr);
+}
+
+#[test]
+fn wrong_usage_and_unknown_things() {
+    let sandbox = Sandbox::new();
+    sandbox.write("job.toml", JOB);
+    let cases: &[(&[&str], i32, &str)] = &[
+        (&["plna"], 2, "unrecognized subcommand 'plna'"),
+        (&["plan"], 2, "<FILE>"),
+        (&["plan", "job.toml", "--backend", "locl"], 2, "there is no backend `locl`\n  fix: did you mean `local`?"),
+        (&["plan", "job.toml", "--ttl", "5w"], 2, "`5w` is no duration"),
+        (&["plan", "job.toml", "--max-cost", "5"], 2, "`5` is no amount of money"),
+        (&["plan", "job.toml", "--profile", "p"], 2, "there is no profile `p` (from flag --profile)"),
+        (&["plan", "job.toml", "--store", "ftp://x"], 2, "of a kind that this version does not know"),
+        (&["status", "nobody"], 3, "there is no job `nobody` in the store"),
+        (&["logs", "nobody-bcdfgh"], 3, "there is no job `nobody-bcdfgh` in the store"),
+        (&["explain", "nobody"], 3, "there is no job"),
+        (&["cancel", "nobody"], 3, "there is no job"),
+        (&["download", "nobody"], 3, "there is no job"),
+        (&["download", "nobody", "--checkpoint", "last"], 2, "write a step or `latest`"),
+        (&["upload", "nowhere"], 3, "there is no nowhere"),
+        (&["down"], 2, "<JOB>"),
+        (&["status", "-w", "-o", "json"], 2, "more than one JSON value"),
+        (&["prepare", "--out", "x"], 2, "required"),
+        (&["prepare", "job.toml", "--out", "x", "--vocabulary", "300"], 2, "vocabulary goes with kind = \"train\""),
+        (&["init", "quickstrt"], 2, "did you mean `quickstart`?"),
+    ];
+    for (arguments, code, message) in cases {
+        let said = sandbox.run(arguments);
+        assert_eq!(said.code, Some(*code), "{arguments:?}: {}", said.stderr);
+        let all = said.stderr + &said.stdout;
+        assert!(all.contains(message), "{arguments:?} said {all}");
+    }
+}
+
+#[test]
+fn what_destroys_asks_first_and_without_a_terminal_refuses() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.run(&["down", "nobody-bcdfgh"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.contains("Destroy the machines of nobody-bcdfgh?") && said.stderr.contains("add -y"), "{}", said.stderr);
+    let said = sandbox.run(&["down", "nobody-bcdfgh", "-y"]);
+    assert_eq!(
+        (said.code, said.stdout.as_str()),
+        (Some(0), "nobody-bcdfgh: gone\n"),
+        "destroying nothing is fine: {}",
+        said.stderr
+    );
+}
