@@ -6,6 +6,7 @@
 //! Without the feature `torch` the crate is what `ftctl` itself needs: the configuration types, the progress lines and the
 //! preparation of data. With it, the model and the training loop join.
 
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod model;
@@ -15,4 +16,10 @@ pub mod optimizer;
 pub mod oracle;
 #[cfg(feature = "torch")]
 mod parallel;
+pub mod error;
 pub mod progress;
+pub mod random;
+pub mod sampler;
+pub mod schedule;
+pub mod state;
+pub mod validate;

@@ -1,0 +1,298 @@
+//! Checkpoints as directories that exist completely or not at all.
+//!
+//! A checkpoint is written into a hidden sibling, every file and the directory are brought to the disk, and only then it is renamed
+//! to `step-0000000100`. Its `manifest.json` lists size and SHA-256 of every other file, so that a reader can prove what it loads.
+//! Killing the process at any instant leaves either the old set of checkpoints or the new one, and at most a hidden directory,
+//! which the next run removes.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::error::Failure;
+
+/// Version of `manifest.json`.
+pub const SCHEMA: &str = "ft.checkpoint/1";
+/// The file that makes a directory a checkpoint.
+pub const MANIFEST: &str = "manifest.json";
+/// Prefix of a checkpoint that is being written, or was when the process died.
+const UNFINISHED: &str = ".unfinished-";
+/// Prefix of a checkpoint whose bytes are not what was written; kept for a human, never read again.
+const DAMAGED: &str = "damaged-";
+
+/// What a checkpoint holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub schema: String,
+    /// Optimizer steps completed.
+    pub step: u64,
+    /// Every file but this one, by name.
+    pub files: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    pub name: String,
+    pub bytes: u64,
+    /// In hexadecimal.
+    pub sha256: String,
+}
+
+/// Name of the checkpoint after `step` steps. Names sort as steps do.
+pub fn name(step: u64) -> String {
+    format!("step-{step:010}")
+}
+
+/// The step of a checkpoint's name; `None` for anything else found beside it.
+pub fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix("step-").filter(|digits| digits.len() >= 10 && digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
+}
+
+/// Reads every file of a checkpoint and compares it with the manifest. The error says what is wrong with which file.
+pub fn verify(directory: &Path) -> Result<Manifest, String> {
+    let path = directory.join(MANIFEST);
+    let text = fs::read(&path).map_err(|error| format!("{MANIFEST}: {error}"))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| format!("{MANIFEST}: {error}"))?;
+    if manifest.schema != SCHEMA {
+        return Err(format!("{MANIFEST}: its schema is `{}`, this version reads `{SCHEMA}`", manifest.schema));
+    }
+    for entry in &manifest.files {
+        let found = digest(directory, &entry.name).map_err(|error| format!("{}: {error}", entry.name))?;
+        if found.bytes != entry.bytes {
+            return Err(format!("{}: {} bytes, the manifest says {}", entry.name, found.bytes, entry.bytes));
+        }
+        if found.sha256 != entry.sha256 {
+            return Err(format!("{}: its SHA-256 is not the manifest's", entry.name));
+        }
+    }
+    Ok(manifest)
+}
+
+/// The checkpoints of one run.
+#[derive(Debug)]
+pub struct Checkpoints {
+    directory: PathBuf,
+}
+
+impl Checkpoints {
+    /// Opens `output/checkpoints`, creating it, and clears away what a killed process left unfinished. The caller holds the run's
+    /// lock: nobody else is writing here.
+    pub fn open(output: &Path) -> Result<Self, Failure> {
+        let directory = output.join("checkpoints");
+        fs::create_dir_all(&directory).map_err(|error| Failure::io("create", &directory, &error))?;
+        let checkpoints = Self { directory };
+        for left in checkpoints.names()?.iter().filter(|name| name.starts_with(UNFINISHED)) {
+            checkpoints.remove(left)?;
+        }
+        Ok(checkpoints)
+    }
+
+    /// Steps of the checkpoints present, newest first. They are not verified.
+    pub fn steps(&self) -> Result<Vec<u64>, Failure> {
+        let mut steps: Vec<u64> = self.names()?.iter().filter_map(|name| step_of(name)).collect();
+        steps.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(steps)
+    }
+
+    pub fn path(&self, step: u64) -> PathBuf {
+        self.directory.join(name(step))
+    }
+
+    /// The newest checkpoint whose every byte is as written. A damaged one is reported through `warn`, set aside under another name
+    /// and the one before it is tried; when none is left although there were some, the run must not silently start over.
+    pub fn newest(&self, mut warn: impl FnMut(&str)) -> Result<Option<PathBuf>, Failure> {
+        let steps = self.steps()?;
+        for &step in &steps {
+            let Err(damage) = verify(&self.path(step)) else { return Ok(Some(self.path(step))) };
+            warn(&format!("checkpoint {} is damaged ({damage}); falling back to the one before it", name(step)));
+        }
+        if steps.is_empty() {
+            return Ok(None);
+        }
+        Err(Failure::Integrity(format!(
+            "none of the {} checkpoints in {} is intact. Restore one from elsewhere, or remove the directory to train from the beginning",
+            steps.len(),
+            self.directory.display()
+        )))
+    }
+
+    /// Makes the checkpoint of `step` from what `write` puts into the directory it is given. On an error nothing of it remains.
+    pub fn commit(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+        let unfinished = self.directory.join(format!("{UNFINISHED}{}", name(step)));
+        let result = self.make(&unfinished, step, write);
+        if result.is_err() {
+            // Frees a full disk for whoever comes next. The first error is the one worth telling.
+            let _ = fs::remove_dir_all(&unfinished);
+        }
+        result
+    }
+
+    fn make(&self, unfinished: &Path, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+        fs::create_dir(unfinished).map_err(|error| Failure::io("create", unfinished, &error))?;
+        write(unfinished)?;
+        let failed = |error| Failure::io("write checkpoint", unfinished, &error);
+        let files =
+            sorted_names(unfinished)?.iter().map(|name| digest(unfinished, name)).collect::<io::Result<_>>().map_err(failed)?;
+        let manifest = Manifest { schema: SCHEMA.to_owned(), step, files };
+        write_json(&unfinished.join(MANIFEST), &manifest)?;
+        flush(unfinished).map_err(failed)?;
+        self.publish(unfinished, step).map_err(failed)
+    }
+
+    fn publish(&self, unfinished: &Path, step: u64) -> io::Result<()> {
+        let path = self.path(step);
+        // Only a damaged checkpoint, which the run fell back from, can be in the way: a run never makes the same one twice.
+        if path.exists() {
+            let aside = self.directory.join(format!("{DAMAGED}{}", name(step)));
+            if aside.exists() {
+                fs::remove_dir_all(&aside)?;
+            }
+            fs::rename(&path, &aside)?;
+        }
+        fs::rename(unfinished, &path)?;
+        File::open(&self.directory)?.sync_all()
+    }
+
+    /// Removes all but the `keep` newest checkpoints. Called after a newer one is durable.
+    pub fn retain(&self, keep: usize) -> Result<(), Failure> {
+        self.steps()?.into_iter().skip(keep.max(1)).try_for_each(|step| self.remove(&name(step)))
+    }
+
+    /// Renames first, so that a half-removed checkpoint is never taken for a damaged one.
+    fn remove(&self, name: &str) -> Result<(), Failure> {
+        let path = self.directory.join(name);
+        let doomed = self.directory.join(format!("{UNFINISHED}{}", name.trim_start_matches(UNFINISHED)));
+        let removed = fs::rename(&path, &doomed).and_then(|()| fs::remove_dir_all(&doomed));
+        removed.map_err(|error| Failure::io("remove", &path, &error))
+    }
+
+    fn names(&self) -> Result<Vec<String>, Failure> {
+        sorted_names(&self.directory)
+    }
+}
+
+/// Writes pretty JSON with a final newline, over whatever was there.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(Failure::other)?;
+    text.push(b'\n');
+    fs::write(path, text).map_err(|error| Failure::io("write", path, &error))
+}
+
+fn sorted_names(directory: &Path) -> Result<Vec<String>, Failure> {
+    let read =
+        || fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>();
+    let mut names: Vec<String> = read().map_err(|error| Failure::io("read", directory, &error))?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Size and SHA-256 of a file.
+pub fn digest(directory: &Path, name: &str) -> io::Result<Entry> {
+    let mut file = File::open(directory.join(name))?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        hasher.update(&buffer[..read]);
+        bytes += read as u64;
+    }
+    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Entry { name: name.to_owned(), bytes, sha256 })
+}
+
+/// Brings a flat directory and its files to the disk.
+fn flush(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        File::open(entry?.path())?.sync_all()?;
+    }
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(checkpoints: &Checkpoints, step: u64) {
+        let write = |directory: &Path| {
+            fs::write(directory.join("model.safetensors"), format!("weights after {step}")).unwrap();
+            Ok(())
+        };
+        checkpoints.commit(step, write).unwrap();
+    }
+
+    fn directory() -> (tempfile::TempDir, Checkpoints) {
+        let output = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(output.path()).unwrap();
+        (output, checkpoints)
+    }
+
+    #[test]
+    fn names_carry_their_step() {
+        assert_eq!(name(100), "step-0000000100");
+        assert_eq!(step_of("step-0000000100"), Some(100));
+        for other in ["step-100", "step-00000001x0", ".unfinished-step-0000000100", "damaged-step-0000000100"] {
+            assert_eq!(step_of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_manifest_lists_every_file() {
+        let (_output, checkpoints) = directory();
+        save(&checkpoints, 7);
+        let manifest = verify(&checkpoints.path(7)).unwrap();
+        let sha256 = "fbab53a5f0ba91d9ec3916a78304a8a0f3ffb7960afe6e8e5e636bf338976de4".to_owned();
+        assert_eq!(manifest.step, 7);
+        assert_eq!(manifest.files, [Entry { name: "model.safetensors".to_owned(), bytes: 15, sha256 }]);
+    }
+
+    #[test]
+    fn the_oldest_go_when_a_newer_one_is_there() {
+        let (_output, checkpoints) = directory();
+        (1..=4).for_each(|step| save(&checkpoints, step));
+        checkpoints.retain(2).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [4, 3]);
+        checkpoints.retain(0).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [4]);
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_passed_over_and_replaced() {
+        let (_output, checkpoints) = directory();
+        (1..=2).for_each(|step| save(&checkpoints, step));
+        fs::write(checkpoints.path(2).join("model.safetensors"), "weights").unwrap();
+        let mut warnings = Vec::new();
+        let newest = checkpoints.newest(|warning| warnings.push(warning.to_owned())).unwrap();
+        assert_eq!(newest, Some(checkpoints.path(1)));
+        let expected = "checkpoint step-0000000002 is damaged (model.safetensors: 7 bytes, the manifest says 15); falling back to the one before it";
+        assert_eq!(warnings, [expected]);
+        save(&checkpoints, 2);
+        assert_eq!(checkpoints.newest(|warning| panic!("{warning}")).unwrap(), Some(checkpoints.path(2)));
+    }
+
+    #[test]
+    fn when_none_is_intact_the_run_does_not_start_over_silently() {
+        let (_output, checkpoints) = directory();
+        assert!(checkpoints.newest(|_| ()).unwrap().is_none());
+        save(&checkpoints, 1);
+        fs::write(checkpoints.path(1).join(MANIFEST), "{").unwrap();
+        assert_eq!(checkpoints.newest(|_| ()).unwrap_err().code(), 9);
+    }
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let (output, checkpoints) = directory();
+        save(&checkpoints, 1);
+        checkpoints.commit(2, |_| Err(Failure::other("disk full"))).unwrap_err();
+        assert_eq!(checkpoints.names().unwrap(), ["step-0000000001"]);
+        fs::create_dir(output.path().join("checkpoints/.unfinished-step-0000000002")).unwrap();
+        Checkpoints::open(output.path()).unwrap();
+        assert_eq!(checkpoints.names().unwrap(), ["step-0000000001"]);
+    }
+}

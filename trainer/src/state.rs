@@ -1,0 +1,143 @@
+//! `trainer_state.json`: where a run stands, and what it must be resumed with.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::checkpoint::write_json;
+use crate::config::TrainSettings;
+use crate::error::Failure;
+
+/// Version of `trainer_state.json`.
+pub const SCHEMA: &str = "ft.trainer_state/1";
+pub const FILE: &str = "trainer_state.json";
+
+/// The position of a run after `step` optimizer steps. Which data comes next, and at which learning rate, follows from it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub schema: String,
+    /// Optimizer steps completed.
+    pub step: u64,
+    /// Optimizer steps in all.
+    pub steps: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
+    pub threads: usize,
+    /// Length of `steps.jsonl`.
+    pub log_bytes: u64,
+    /// Step of the last evaluation.
+    pub evaluated: Option<u64>,
+    /// Mean loss on the validation split before the first step, in nats.
+    pub first_validation_loss: Option<f64>,
+    /// Mean loss of the last evaluation, in nats.
+    pub last_validation_loss: Option<f64>,
+    /// Time spent training in all processes, up to this checkpoint.
+    pub seconds: f64,
+    pub identity: Identity,
+}
+
+/// What decides the result of a run, as far as the configuration says it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Identity {
+    /// SHA-256 of the dataset's `dataset.json`.
+    pub data: String,
+    /// SHA-256 over the files of the weights the run started from.
+    pub initial_weights: Option<String>,
+    /// The model's shape, as in its `config.json`.
+    pub model: Value,
+    /// The `[train]` table without [`FREE`].
+    pub train: Value,
+}
+
+/// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
+/// (`threads` decides, and is compared on its own.)
+const FREE: [&str; 4] = ["checkpoint_every", "keep_checkpoints", "log_every", "threads"];
+
+impl Identity {
+    pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {
+        let mut train = serde_json::to_value(settings).map_err(Failure::other)?;
+        if let Value::Object(table) = &mut train {
+            table.retain(|key, _| !FREE.contains(&key.as_str()));
+        }
+        Ok(Self { data, initial_weights, model, train })
+    }
+
+    /// One line for each value that is not as in `saved`: `train.seed: 42 in the checkpoint, 43 now`.
+    pub fn differences(&self, saved: &Self) -> Vec<String> {
+        let (saved, now) = (serde_json::to_value(saved), serde_json::to_value(self));
+        let mut lines = Vec::new();
+        compare("", &saved.unwrap_or_default(), &now.unwrap_or_default(), &mut lines);
+        lines
+    }
+}
+
+fn compare(key: &str, saved: &Value, now: &Value, lines: &mut Vec<String>) {
+    let empty = Map::new();
+    match (saved, now) {
+        _ if saved == now => (),
+        (Value::Object(_), Value::Object(_)) => {
+            let (saved, now) = (saved.as_object().unwrap_or(&empty), now.as_object().unwrap_or(&empty));
+            let added = now.keys().filter(|key| !saved.contains_key(*key));
+            for child in saved.keys().chain(added) {
+                let path = if key.is_empty() { child.clone() } else { format!("{key}.{child}") };
+                compare(&path, saved.get(child).unwrap_or(&Value::Null), now.get(child).unwrap_or(&Value::Null), lines);
+            }
+        }
+        _ => lines.push(format!("{key}: {saved} in the checkpoint, {now} now")),
+    }
+}
+
+impl State {
+    pub fn read(checkpoint: &Path) -> Result<Self, Failure> {
+        let path = checkpoint.join(FILE);
+        let text = fs::read(&path).map_err(|error| Failure::io("read", &path, &error))?;
+        let unreadable = |error: serde_json::Error| Failure::Integrity(format!("cannot resume from {}: {error}", path.display()));
+        let value: Value = serde_json::from_slice(&text).map_err(unreadable)?;
+        if value["schema"] != SCHEMA {
+            let schema = &value["schema"];
+            return Err(Failure::input(format!(
+                "cannot resume from {}: its schema is {schema}, this version reads `{SCHEMA}`",
+                path.display()
+            )));
+        }
+        serde_json::from_value(value).map_err(unreadable)
+    }
+
+    pub fn write(&self, checkpoint: &Path) -> Result<(), Failure> {
+        write_json(&checkpoint.join(FILE), self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(change: impl FnOnce(&mut TrainSettings)) -> Identity {
+        let mut settings = TrainSettings::default();
+        change(&mut settings);
+        Identity::new("abc".to_owned(), None, serde_json::json!({"n_layer": 2}), &settings).unwrap()
+    }
+
+    #[test]
+    fn what_decides_the_result_is_compared() {
+        let saved = identity(|_| ());
+        let mut now = identity(|train| (train.seed, train.steps) = (43, Some(9)));
+        now.model["n_layer"] = 3.into();
+        let expected = [
+            "model.n_layer: 2 in the checkpoint, 3 now",
+            "train.seed: 42 in the checkpoint, 43 now",
+            "train.steps: null in the checkpoint, 9 now",
+        ];
+        assert_eq!(now.differences(&saved), expected);
+    }
+
+    #[test]
+    fn what_is_said_and_stored_may_change() {
+        let now =
+            identity(|train| (train.log_every, train.keep_checkpoints, train.checkpoint_every, train.threads) = (1, 9, 9, Some(1)));
+        assert!(now.differences(&identity(|_| ())).is_empty());
+    }
+}
