@@ -6,13 +6,14 @@
 //! which the next run removes.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::Failure;
+use crate::files;
 
 /// Version of `manifest.json`.
 pub const SCHEMA: &str = "ft.checkpoint/1";
@@ -60,7 +61,7 @@ pub fn verify(directory: &Path) -> Result<Manifest, String> {
         return Err(format!("{MANIFEST}: its schema is `{}`, this version reads `{SCHEMA}`", manifest.schema));
     }
     for entry in &manifest.files {
-        let found = digest(directory, &entry.name).map_err(|error| format!("{}: {error}", entry.name))?;
+        let found = self::entry(directory, &entry.name).map_err(|error| format!("{}: {error}", entry.name))?;
         if found.bytes != entry.bytes {
             return Err(format!("{}: {} bytes, the manifest says {}", entry.name, found.bytes, entry.bytes));
         }
@@ -135,9 +136,9 @@ impl Checkpoints {
         write(unfinished)?;
         let failed = |error| Failure::io("write checkpoint", unfinished, &error);
         let files =
-            sorted_names(unfinished)?.iter().map(|name| digest(unfinished, name)).collect::<io::Result<_>>().map_err(failed)?;
+            sorted_names(unfinished)?.iter().map(|name| entry(unfinished, name)).collect::<io::Result<_>>().map_err(failed)?;
         let manifest = Manifest { schema: SCHEMA.to_owned(), step, files };
-        write_json(&unfinished.join(MANIFEST), &manifest)?;
+        files::write_json(&unfinished.join(MANIFEST), &manifest)?;
         flush(unfinished).map_err(failed)?;
         self.publish(unfinished, step).map_err(failed)
     }
@@ -174,13 +175,6 @@ impl Checkpoints {
     }
 }
 
-/// Writes pretty JSON with a final newline, over whatever was there.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_vec_pretty(value).map_err(Failure::other)?;
-    text.push(b'\n');
-    fs::write(path, text).map_err(|error| Failure::io("write", path, &error))
-}
-
 fn sorted_names(directory: &Path) -> Result<Vec<String>, Failure> {
     let read =
         || fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>();
@@ -190,21 +184,10 @@ fn sorted_names(directory: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// Size and SHA-256 of a file.
-pub fn digest(directory: &Path, name: &str) -> io::Result<Entry> {
-    let mut file = File::open(directory.join(name))?;
+fn entry(directory: &Path, name: &str) -> io::Result<Entry> {
     let mut hasher = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut bytes = 0;
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            break;
-        }
-        hasher.update(&buffer[..read]);
-        bytes += read as u64;
-    }
-    let sha256 = hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(Entry { name: name.to_owned(), bytes, sha256 })
+    let bytes = files::hash(&directory.join(name), &mut hasher)?;
+    Ok(Entry { name: name.to_owned(), bytes, sha256: files::hex(&hasher.finalize()) })
 }
 
 /// Brings a flat directory and its files to the disk.

@@ -16,10 +16,14 @@ pub mod optimizer;
 pub mod oracle;
 #[cfg(feature = "torch")]
 mod parallel;
+pub mod config_file;
 pub mod error;
+pub mod files;
+pub mod journal;
 pub mod progress;
 pub mod random;
 pub mod sampler;
+pub mod sampling;
 pub mod schedule;
 pub mod state;
 pub mod validate;

@@ -6,9 +6,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::checkpoint::write_json;
 use crate::config::TrainSettings;
 use crate::error::Failure;
+use crate::files::write_json;
 
 /// Version of `trainer_state.json`.
 pub const SCHEMA: &str = "ft.trainer_state/1";

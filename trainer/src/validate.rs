@@ -18,12 +18,12 @@ pub fn config(config: &TrainConfig) -> Result<(), InvalidValue> {
     let Some(sample) = &config.sample else { return Ok(()) };
     check(
         "sample.temperature",
-        sample.temperature,
+        &sample.temperature,
         sample.temperature >= 0.0 && sample.temperature.is_finite(),
         "must not be negative",
     )?;
-    check("sample.top_p", sample.top_p, sample.top_p > 0.0 && sample.top_p <= 1.0, "must be above 0 and at most 1")?;
-    check("sample.tokens", sample.tokens, sample.tokens > 0, AT_LEAST_ONE)
+    check("sample.top_p", &sample.top_p, sample.top_p > 0.0 && sample.top_p <= 1.0, "must be above 0 and at most 1")?;
+    check("sample.tokens", &sample.tokens, sample.tokens > 0, AT_LEAST_ONE)
 }
 
 /// Checks the `[train]` table.
@@ -31,8 +31,8 @@ pub fn train(settings: &TrainSettings) -> Result<(), InvalidValue> {
     counts(settings)?;
     rates(settings)?;
     let Some(steps) = settings.steps else { return Ok(()) };
-    check("train.steps", steps, steps > 0, AT_LEAST_ONE)?;
-    check("train.steps", steps, settings.epochs.is_none(), "cannot be given together with `train.epochs`; leave one out")?;
+    check("train.steps", &steps, steps > 0, AT_LEAST_ONE)?;
+    check("train.steps", &steps, settings.epochs.is_none(), "cannot be given together with `train.epochs`; leave one out")?;
     fits(settings, steps)
 }
 
@@ -40,42 +40,42 @@ pub fn train(settings: &TrainSettings) -> Result<(), InvalidValue> {
 pub fn fits(settings: &TrainSettings, steps: u64) -> Result<(), InvalidValue> {
     let reason = |what: &str| format!("{what} longer than the run of {steps} steps");
     let warmup = settings.warmup_steps;
-    check("train.warmup_steps", warmup, warmup <= steps, &reason("is"))?;
+    check("train.warmup_steps", &warmup, warmup <= steps, &reason("is"))?;
     let decay = settings.decay_steps.unwrap_or(0);
     let fits = settings.schedule != Schedule::Wsd || warmup.saturating_add(decay) <= steps;
-    check("train.decay_steps", decay, fits, &reason("with the warm-up is"))
+    check("train.decay_steps", &decay, fits, &reason("with the warm-up is"))
 }
 
 fn counts(settings: &TrainSettings) -> Result<(), InvalidValue> {
-    check("train.block_size", settings.block_size, settings.block_size > 0, AT_LEAST_ONE)?;
-    check("train.micro_batch", settings.micro_batch, settings.micro_batch > 0, AT_LEAST_ONE)?;
-    check("train.gradient_accumulation", settings.gradient_accumulation, settings.gradient_accumulation > 0, AT_LEAST_ONE)?;
-    check("train.keep_checkpoints", settings.keep_checkpoints, settings.keep_checkpoints > 0, AT_LEAST_ONE)?;
-    check("train.log_every", settings.log_every, settings.log_every > 0, AT_LEAST_ONE)?;
-    check("train.threads", 0, settings.threads != Some(0), AT_LEAST_ONE)?;
-    check("train.eval_sequences", 0, settings.eval_sequences != Some(0), AT_LEAST_ONE)?;
+    check("train.block_size", &settings.block_size, settings.block_size > 0, AT_LEAST_ONE)?;
+    check("train.micro_batch", &settings.micro_batch, settings.micro_batch > 0, AT_LEAST_ONE)?;
+    check("train.gradient_accumulation", &settings.gradient_accumulation, settings.gradient_accumulation > 0, AT_LEAST_ONE)?;
+    check("train.keep_checkpoints", &settings.keep_checkpoints, settings.keep_checkpoints > 0, AT_LEAST_ONE)?;
+    check("train.log_every", &settings.log_every, settings.log_every > 0, AT_LEAST_ONE)?;
+    check("train.threads", &0, settings.threads != Some(0), AT_LEAST_ONE)?;
+    check("train.eval_sequences", &0, settings.eval_sequences != Some(0), AT_LEAST_ONE)?;
     let epochs = settings.epochs.unwrap_or(1.0);
-    check("train.epochs", epochs, epochs > 0.0 && epochs.is_finite(), "must be above 0")
+    check("train.epochs", &epochs, epochs > 0.0 && epochs.is_finite(), "must be above 0")
 }
 
 fn rates(settings: &TrainSettings) -> Result<(), InvalidValue> {
     let not_negative =
-        |key, value: f64| check(key, value, value >= 0.0 && value.is_finite(), "must be a number that is not negative");
+        |key, value: f64| check(key, &value, value >= 0.0 && value.is_finite(), "must be a number that is not negative");
     not_negative("train.learning_rate", settings.learning_rate)?;
     not_negative("train.min_learning_rate", settings.min_learning_rate)?;
     not_negative("train.power", settings.power)?;
     not_negative("train.weight_decay", settings.weight_decay)?;
     not_negative("train.clip_norm", settings.clip_norm)?;
     let (low, high) = (settings.min_learning_rate, settings.learning_rate);
-    check("train.min_learning_rate", low, low <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
-    check("train.epsilon", settings.epsilon, settings.epsilon > 0.0 && settings.epsilon.is_finite(), "must be above 0")?;
+    check("train.min_learning_rate", &low, low <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
+    check("train.epsilon", &settings.epsilon, settings.epsilon > 0.0 && settings.epsilon.is_finite(), "must be above 0")?;
     let betas = settings.betas.iter().all(|beta| (0.0..1.0).contains(beta));
-    check("train.betas", format!("{:?}", settings.betas), betas, "must be at least 0 and below 1")
+    check("train.betas", &format!("{:?}", settings.betas), betas, "must be at least 0 and below 1")
 }
 
 const AT_LEAST_ONE: &str = "must be at least 1";
 
-fn check(key: &str, value: impl ToString, holds: bool, reason: &str) -> Result<(), InvalidValue> {
+fn check(key: &str, value: &dyn std::fmt::Display, holds: bool, reason: &str) -> Result<(), InvalidValue> {
     let invalid = || InvalidValue { key: key.to_owned(), value: value.to_string(), reason: reason.to_owned() };
     holds.then_some(()).ok_or_else(invalid)
 }

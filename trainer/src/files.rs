@@ -1,0 +1,60 @@
+//! Files written whole: digests, JSON, and replacing what is there in one step.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::error::Failure;
+
+/// Bytes read at a time.
+const BLOCK: usize = 1 << 20;
+
+/// Feeds a file to a hash; returns its size in bytes.
+pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
+    let mut file = File::open(path)?;
+    let mut block = vec![0; BLOCK];
+    let mut bytes = 0;
+    loop {
+        match file.read(&mut block)? {
+            0 => return Ok(bytes),
+            read => {
+                hasher.update(&block[..read]);
+                bytes += read as u64;
+            }
+        }
+    }
+}
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Puts `content` in the place of whatever is at `path`: a reader, or a run after a power loss, sees the old bytes or the new ones.
+pub fn replace(path: &Path, content: &[u8]) -> Result<(), Failure> {
+    let temporary = path.with_extension("unfinished");
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        Failure::io("write", path, &error)
+    })
+}
+
+/// Writes pretty JSON with a final newline, as [`replace`] does.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(Failure::other)?;
+    text.push(b'\n');
+    replace(path, &text)
+}
