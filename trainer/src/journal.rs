@@ -17,6 +17,10 @@ use crate::progress::{Event, Line};
 /// Name of the step log, in the output directory and in every checkpoint.
 pub const STEP_LOG: &str = "steps.jsonl";
 
+/// Floating-point operations per trained token, forward and backward, as [`crate::model::Shape::flops_per_token`] counts them: L layers,
+/// width d, T tokens per sequence, vocabulary V; causal attention counted once.
+pub const FLOPS_FORMULA: &str = "6(12Ld² + Vd) + 6LTd";
+
 /// One line of the step log.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -128,7 +132,7 @@ impl Appended {
 fn sentence(event: &Event) -> String {
     match event {
         Event::Start { step, steps, parameters, tokens_per_step, flops_per_token, device } => {
-            let verb = if *step == 0 { "training".to_owned() } else { format!("resuming after step {step},") };
+            let verb = if *step == 0 { "training".to_owned() } else { format!("resuming after step {step}:") };
             let (tokens, millions) = (grouped(*tokens_per_step), *parameters as f64 / 1e6);
             format!(
                 "{verb} {steps} steps of {tokens} tokens  {millions:.1} M parameters  {:.1} MFLOP per token  {device}",

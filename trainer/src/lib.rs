@@ -6,9 +6,22 @@
 //! Without the feature `torch` the crate is what `ftctl` itself needs: the configuration types, the progress lines and the
 //! preparation of data. With it, the model and the training loop join.
 
+#[cfg(feature = "torch")]
+pub mod blocks;
 pub mod checkpoint;
+#[cfg(feature = "torch")]
+pub mod cli;
 pub mod config;
 pub mod data;
+pub mod config_file;
+pub mod data;
+pub mod error;
+#[cfg(feature = "torch")]
+pub mod eval;
+pub mod files;
+#[cfg(feature = "torch")]
+pub mod generate;
+pub mod journal;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod optimizer;
@@ -16,14 +29,16 @@ pub mod optimizer;
 pub mod oracle;
 #[cfg(feature = "torch")]
 mod parallel;
-pub mod config_file;
-pub mod error;
-pub mod files;
-pub mod journal;
+#[cfg(feature = "torch")]
+pub mod process;
 pub mod progress;
 pub mod random;
+#[cfg(feature = "torch")]
+pub mod run;
 pub mod sampler;
 pub mod sampling;
 pub mod schedule;
 pub mod state;
+#[cfg(feature = "torch")]
+pub mod train;
 pub mod validate;

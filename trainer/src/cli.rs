@@ -1,0 +1,323 @@
+//! The command line of `ft-trainer`.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use serde_json::json;
+use tch::{Device, Kind};
+
+use crate::config::{ModelConfig, Preset, TrainSettings};
+use crate::data::shard::{Dataset, Split};
+use crate::data::tokenizer::Tokenizer;
+use crate::error::{Failure, STOPPED};
+use crate::eval::{self, Reading};
+use crate::generate::{self, Request};
+use crate::journal::{FLOPS_FORMULA, grouped, say};
+use crate::model::{Gpt2, Parameters, Shape};
+use crate::oracle;
+use crate::process;
+use crate::sampling::Sampling;
+use crate::train::{Outcome, train};
+use crate::{checkpoint, config_file};
+
+/// Trains GPT-2 from token shards; continues text; measures perplexity.
+///
+/// Exit codes: 0 done; 1 failed; 2 wrong input; 9 stored bytes are damaged; 75 stopped on request after writing a checkpoint.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train, or resume: the same command again continues from the newest checkpoint in the output directory.
+    Train(TrainArguments),
+    /// Print loss and perplexity on a prepared dataset as JSON.
+    Eval(EvalArguments),
+    /// Continue prompts.
+    Generate(GenerateArguments),
+    /// Print parameters, FLOPs per token and a memory estimate.
+    Inspect(InspectArguments),
+    /// Write logits, loss and every gradient of one batch, for comparison with other implementations.
+    Grads(GradsArguments),
+}
+
+#[derive(Debug, Args)]
+struct TrainArguments {
+    /// Configuration, TOML or JSON.
+    config: PathBuf,
+    /// Override one value, for example `train.steps=100`. The value is TOML; what is not is taken as text.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum SplitName {
+    Train,
+    Validation,
+}
+
+#[derive(Debug, Args)]
+struct EvalArguments {
+    /// A checkpoint, or any Hugging Face directory of a GPT-2.
+    #[arg(long)]
+    model: PathBuf,
+    /// A prepared dataset.
+    #[arg(long)]
+    data: PathBuf,
+    #[arg(long, value_enum, default_value = "validation")]
+    split: SplitName,
+    /// Tokens per block, and the stride; by default the model's context.
+    #[arg(long)]
+    block_size: Option<usize>,
+    /// Sequences per forward pass.
+    #[arg(long, default_value_t = 4, value_parser = at_least_one)]
+    batch: usize,
+    /// Read only this many blocks.
+    #[arg(long, value_parser = at_least_one)]
+    sequences: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+struct GenerateArguments {
+    /// A checkpoint, or a Hugging Face directory of a GPT-2 with its tokenizer.
+    #[arg(long)]
+    model: PathBuf,
+    /// Text to continue; may be given several times, which makes a batch.
+    #[arg(long, required = true)]
+    prompt: Vec<String>,
+    /// Tokens to add at most. A text ends earlier at the end-of-text token or where the model's context ends.
+    #[arg(long, default_value_t = 100)]
+    tokens: usize,
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.8, value_parser = not_negative)]
+    temperature: f64,
+    /// Keep the k likeliest tokens; 0 keeps all.
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+    #[arg(long, default_value_t = 0.95, value_parser = probability)]
+    top_p: f64,
+    /// The same seed gives the same text.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Print one JSON value, with the token ids.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct InspectArguments {
+    /// A Hugging Face directory, or the configuration of a run.
+    #[arg(required_unless_present = "preset")]
+    target: Option<PathBuf>,
+    /// A published size instead: gpt2, gpt2-medium, gpt2-large, gpt2-xl.
+    #[arg(long, conflicts_with = "target", value_parser = preset)]
+    preset: Option<Preset>,
+    /// Tokens per sequence; by default the configuration's, else the context.
+    #[arg(long, value_parser = at_least_one)]
+    block_size: Option<usize>,
+    /// Sequences per forward pass; by default the configuration's, else 1.
+    #[arg(long, value_parser = at_least_one)]
+    micro_batch: Option<usize>,
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct GradsArguments {
+    /// A Hugging Face directory of a GPT-2.
+    #[arg(long)]
+    model: PathBuf,
+    /// JSON array of arrays of token ids, all of one length.
+    #[arg(long)]
+    tokens: PathBuf,
+    /// The safetensors file to write.
+    #[arg(long)]
+    out: PathBuf,
+    /// Compute in float64.
+    #[arg(long)]
+    double: bool,
+}
+
+/// Runs one command; the number is the exit code.
+pub fn run(cli: &Cli) -> Result<u8, Failure> {
+    match &cli.command {
+        Command::Train(arguments) => return run_training(arguments),
+        Command::Eval(arguments) => evaluate(arguments)?,
+        Command::Generate(arguments) => generate(arguments)?,
+        Command::Inspect(arguments) => inspect(arguments)?,
+        Command::Grads(arguments) => {
+            let kind = if arguments.double { Kind::Double } else { Kind::Float };
+            oracle::grads(&arguments.model, &arguments.tokens, &arguments.out, kind).map_err(Failure::input)?;
+        }
+    }
+    Ok(0)
+}
+
+fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
+    let config = config_file::read(&arguments.config, &arguments.overrides)?;
+    process::handle_signals();
+    let Outcome::Stopped { step } = train(&config, &process::STOP)? else { return Ok(0) };
+    say(&format!("stopped on request; checkpoint {} is complete, the same command resumes from it", checkpoint::name(step)));
+    Ok(STOPPED)
+}
+
+fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
+    let (shape, parameters) = load(&arguments.model)?;
+    let dataset = Dataset::open(&arguments.data)?;
+    let block_size = arguments.block_size.unwrap_or(shape.context);
+    shape.agrees_with(&ModelConfig::default(), dataset.vocabulary(), block_size).map_err(Failure::input)?;
+    let split = match arguments.split {
+        SplitName::Train => Split::Train,
+        SplitName::Validation => Split::Validation,
+    };
+    let model = Gpt2::new(shape, &parameters, Device::Cpu);
+    let reading = Reading { block_size, batch: arguments.batch, limit: arguments.sequences };
+    let evaluation = eval::evaluate(&model, dataset.split(split), reading, |_, _| true);
+    let nothing = || Failure::input(format!("the {} split of {} has no token to predict", split.name(), arguments.data.display()));
+    let mut value = json!({"schema": "ft.eval/1", "split": split, "block_size": block_size});
+    merge(&mut value, &evaluation.ok_or_else(nothing)?);
+    print(&format!("{value}\n"))
+}
+
+/// One continued prompt, as `generate --json` prints it.
+#[derive(Debug, Serialize)]
+struct Sample<'a> {
+    prompt: &'a str,
+    /// The prompt and its continuation.
+    text: String,
+    prompt_tokens: Vec<u32>,
+    tokens: Vec<u32>,
+    finish: generate::Finish,
+}
+
+fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
+    let (shape, parameters) = load(&arguments.model)?;
+    let tokenizer = Tokenizer::load(&arguments.model)?;
+    let model = Gpt2::new(shape, &parameters, Device::Cpu);
+    let sampling = Sampling { temperature: arguments.temperature, top_k: arguments.top_k, top_p: arguments.top_p };
+    let request = Request { tokens: arguments.tokens, sampling, seed: arguments.seed, end_of_text: tokenizer.end_of_text() };
+    let prompts: Vec<Vec<u32>> = arguments.prompt.iter().map(|prompt| generate::encode(&tokenizer, prompt)).collect();
+    let continuations = generate::generate(&model, &prompts, &request)?;
+    let samples = arguments.prompt.iter().zip(prompts).zip(continuations).map(|((prompt, prompt_tokens), continuation)| Sample {
+        prompt,
+        text: format!("{prompt}{}", tokenizer.decode(&continuation.tokens)),
+        prompt_tokens,
+        tokens: continuation.tokens,
+        finish: continuation.finish,
+    });
+    let samples: Vec<Sample<'_>> = samples.collect();
+    if arguments.json {
+        return print(&format!("{}\n", json!({"schema": "ft.generate/1", "seed": arguments.seed, "samples": samples})));
+    }
+    if samples.iter().any(|sample| sample.finish == generate::Finish::Context) {
+        eprintln!("note: the text ends where the model's context of {} tokens ends", shape.context);
+    }
+    samples.iter().try_for_each(|sample| print(&format!("{}\n", sample.text)))
+}
+
+fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
+    let (shape, block_size, micro_batch) = inspected(arguments)?;
+    let block_size = arguments.block_size.unwrap_or(block_size);
+    let micro_batch = arguments.micro_batch.unwrap_or(micro_batch);
+    shape.agrees_with(&ModelConfig::default(), shape.vocabulary, block_size).map_err(Failure::input)?;
+    let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size));
+    let memory = shape.training_memory(micro_batch, block_size);
+    let parts = [
+        ("weights", memory.weights),
+        ("gradients", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations", memory.activations),
+        ("head", memory.head),
+        ("total", memory.total()),
+    ];
+    if arguments.json {
+        let memory: serde_json::Map<String, serde_json::Value> = parts.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect();
+        let value = json!({
+            "schema": "ft.inspect/1", "layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": shape.context,
+            "vocabulary": shape.vocabulary, "parameters": parameters, "block_size": block_size, "micro_batch": micro_batch,
+            "flops_per_token": flops, "flops_formula": FLOPS_FORMULA, "training_memory_bytes": memory,
+        });
+        return print(&format!("{value}\n"));
+    }
+    let mut text = format!(
+        "{} layers x {} wide, {} heads, context {}, vocabulary {}\n{} parameters\n{:.1} MFLOP per trained token, F = {FLOPS_FORMULA} at T = {block_size}\n\
+         training memory at {micro_batch} x {block_size} tokens, estimated:\n",
+        shape.layers,
+        shape.width,
+        shape.heads,
+        shape.context,
+        grouped(shape.vocabulary as u64),
+        grouped(parameters),
+        flops / 1e6
+    );
+    for (name, bytes) in parts {
+        text += &format!("  {name:<12}{:>12.1} MiB\n", bytes as f64 / f64::from(1 << 20));
+    }
+    print(&text)
+}
+
+/// The shape of what is to be inspected, with its block size and micro-batch.
+fn inspected(arguments: &InspectArguments) -> Result<(Shape, usize, usize), Failure> {
+    let Some(target) = &arguments.target else {
+        let config = ModelConfig { preset: arguments.preset, ..ModelConfig::default() };
+        let shape = Shape::resolve(&config, 50_257, 2).map_err(Failure::input)?;
+        return Ok((shape, shape.context, 1));
+    };
+    if target.is_dir() {
+        let shape = Shape::read(target).map_err(Failure::input)?;
+        return Ok((shape, shape.context, 1));
+    }
+    let config = config_file::read(target, &[])?;
+    let TrainSettings { block_size, micro_batch, .. } = config.train;
+    let shape = match &config.initial_weights {
+        Some(directory) => Shape::read(directory).map_err(Failure::input)?,
+        None => Shape::resolve(&config.model, Dataset::open(&config.data)?.vocabulary(), block_size).map_err(Failure::input)?,
+    };
+    Ok((shape, block_size, micro_batch))
+}
+
+fn load(model: &Path) -> Result<(Shape, Parameters), Failure> {
+    Parameters::load(model).map_err(Failure::input)
+}
+
+/// Adds the fields of `fields` to the object `value`.
+fn merge(value: &mut serde_json::Value, fields: &impl Serialize) {
+    if let (Some(object), Ok(serde_json::Value::Object(fields))) = (value.as_object_mut(), serde_json::to_value(fields)) {
+        object.extend(fields);
+    }
+}
+
+/// Writes data to stdout; a reader who has seen enough (`head`) is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::other(format!("cannot write to stdout: {error}"))),
+        _ => Ok(()),
+    }
+}
+
+/// libtorch's messages go on with a C++ stack trace.
+pub fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().to_owned()
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "expected a whole number of at least 1".to_owned())
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number: &f64| *number >= 0.0 && number.is_finite()).ok_or_else(|| "expected a number that is not negative".to_owned())
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number| *number > 0.0 && *number <= 1.0).ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
+}
+
+fn preset(text: &str) -> Result<Preset, String> {
+    serde_json::from_value(text.into()).map_err(|_| "expected gpt2, gpt2-medium, gpt2-large or gpt2-xl".to_owned())
+}

@@ -1,0 +1,134 @@
+//! Continues prompts with a model, several at once, with the keys and values of earlier positions kept.
+
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use crate::data::tokenizer::Tokenizer;
+use crate::error::Failure;
+use crate::model::Gpt2;
+use crate::random::uniform;
+use crate::sampling::Sampling;
+
+/// What to generate.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Tokens to add to each prompt at most.
+    pub tokens: usize,
+    pub sampling: Sampling,
+    /// The same seed gives the same text: the draw for a token depends on the seed, the prompt's number and the token's position.
+    pub seed: u64,
+    /// The token that ends a text, and pads.
+    pub end_of_text: u32,
+}
+
+/// Why a continuation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended the text.
+    EndOfText,
+    /// As many tokens as asked for.
+    Length,
+    /// The model knows no further positions. In a batch the longest prompt decides for all.
+    Context,
+}
+
+/// One continuation, without its prompt and without the end-of-text token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Continuation {
+    pub tokens: Vec<u32>,
+    pub finish: Finish,
+}
+
+/// The tokens of a prompt. An empty prompt begins a new document.
+pub fn encode(tokenizer: &Tokenizer, prompt: &str) -> Vec<u32> {
+    let tokens = tokenizer.encode(prompt);
+    if tokens.is_empty() { vec![tokenizer.end_of_text()] } else { tokens }
+}
+
+/// Continues every prompt. Shorter prompts are padded on the left; padding is neither attended to nor counted in the positions, so
+/// a prompt continues in a batch as it would alone. `model`'s context is the limit: a prompt that fills it is refused, a text that
+/// reaches it ends there with [`Finish::Context`].
+pub fn generate(model: &Gpt2, prompts: &[Vec<u32>], request: &Request) -> Result<Vec<Continuation>, Failure> {
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    check(model, prompts, longest)?;
+    let room = model.shape().context - longest;
+    let steps = request.tokens.min(room);
+    let padding: Vec<usize> = prompts.iter().map(|prompt| longest - prompt.len()).collect();
+    let mut rows: Vec<Row> = (0..prompts.len() as u64).map(|number| Row { number, tokens: Vec::new(), ended: false }).collect();
+    let mut cache = model.cache(prompts.len(), longest + steps).map_err(Failure::other)?;
+    let mut input = padded(prompts, longest, request.end_of_text);
+    for _ in 0..steps {
+        let logits = model.next_logits(&input, &mut cache, &padding).map_err(Failure::other)?;
+        let next: Vec<i64> = rows.iter_mut().zip(to_rows(&logits)).map(|(row, logits)| i64::from(row.extend(&logits, request))).collect();
+        if rows.iter().all(|row| row.ended) {
+            break;
+        }
+        input = Tensor::from_slice(&next).view([-1, 1]);
+    }
+    let limit = if room < request.tokens { Finish::Context } else { Finish::Length };
+    Ok(rows.into_iter().map(|row| row.finish(limit)).collect())
+}
+
+fn check(model: &Gpt2, prompts: &[Vec<u32>], longest: usize) -> Result<(), Failure> {
+    let shape = model.shape();
+    if prompts.iter().any(Vec::is_empty) {
+        return Err(Failure::input("a prompt without tokens cannot be continued"));
+    }
+    if longest >= shape.context {
+        let context = shape.context;
+        return Err(Failure::input(format!("a prompt of {longest} tokens leaves no room in the model's context of {context}; shorten it")));
+    }
+    match prompts.iter().flatten().find(|&&token| token as usize >= shape.vocabulary) {
+        Some(token) => Err(Failure::input(format!(
+            "the prompt has token {token}, but the model knows only {}; use the tokenizer that the model was trained with",
+            shape.vocabulary
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// A continuation in the making.
+struct Row {
+    number: u64,
+    tokens: Vec<u32>,
+    ended: bool,
+}
+
+impl Row {
+    /// Adds the next token and returns what the model reads next; a row that has ended reads padding, which nobody looks at.
+    fn extend(&mut self, logits: &[f32], request: &Request) -> u32 {
+        if self.ended {
+            return request.end_of_text;
+        }
+        let token = request.sampling.choose(logits, uniform(&[request.seed, self.number, self.tokens.len() as u64]));
+        self.ended = token == request.end_of_text;
+        if !self.ended {
+            self.tokens.push(token);
+        }
+        token
+    }
+
+    fn finish(self, limit: Finish) -> Continuation {
+        Continuation { tokens: self.tokens, finish: if self.ended { Finish::EndOfText } else { limit } }
+    }
+}
+
+/// `[batch, longest]` `i64`.
+fn padded(prompts: &[Vec<u32>], longest: usize, padding: u32) -> Tensor {
+    let row = |prompt: &Vec<u32>| {
+        let mut row = vec![i64::from(padding); longest - prompt.len()];
+        row.extend(prompt.iter().copied().map(i64::from));
+        row
+    };
+    Tensor::from_slice(&prompts.iter().flat_map(row).collect::<Vec<i64>>()).view([-1, longest as i64])
+}
+
+/// `[batch, vocabulary]` as rows in main memory.
+fn to_rows(logits: &Tensor) -> Vec<Vec<f32>> {
+    let flat = logits.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
+    let (rows, width) = (flat.size()[0] as usize, flat.size()[1] as usize);
+    let mut values = vec![0.0; rows * width];
+    flat.copy_data(&mut values, rows * width);
+    values.chunks(width).map(<[f32]>::to_vec).collect()
+}

@@ -1,0 +1,39 @@
+//! What `ft-trainer` asks of the operating system before it begins.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
+pub static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Keeps freed memory instead of giving it back. Every step allocates the same buffers of some megabytes; with glibc's defaults each
+/// of them is mapped, page-faulted, zeroed and unmapped anew, which costs more than some of the arithmetic in between.
+pub fn keep_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: `mallopt` only sets numbers of the allocator; no other thread runs yet.
+    unsafe {
+        // glibc before 2.35 refuses more than 32 MiB.
+        if libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX) == 0 {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
+        }
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+}
+
+/// Lets a file-size limit be an error with a message instead of a silent death, and a first SIGTERM or Ctrl-C a wish. The second one
+/// ends the process at once, as by default.
+pub fn handle_signals() {
+    // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = request_stop as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn request_stop(_signal: libc::c_int) {
+    STOP.store(true, Ordering::Relaxed);
+}

@@ -1,0 +1,308 @@
+//! Opens a run: from its newest checkpoint, or from the beginning.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use safetensors::SafeTensorError;
+use sha2::{Digest, Sha256};
+use tch::{Device, Kind, Tensor};
+
+use crate::checkpoint::Checkpoints;
+use crate::config::{TrainConfig, TrainSettings};
+use crate::data::error::{Class, DataError};
+use crate::data::shard::{Dataset, Split};
+use crate::error::Failure;
+use crate::files;
+use crate::journal::Journal;
+use crate::model::parameters::ModelError;
+use crate::model::tensor_file::{self, FileError};
+use crate::model::{Gpt2, Parameters, Shape};
+use crate::optimizer::AdamW;
+use crate::progress::Event;
+use crate::sampler::Sampler;
+use crate::state::{self, Identity, State};
+use crate::validate;
+
+/// AdamW's moments, in a checkpoint.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+
+/// A run under way.
+pub struct Run<'a> {
+    pub(crate) config: &'a TrainConfig,
+    pub(crate) dataset: Dataset,
+    pub(crate) sampler: Sampler,
+    pub(crate) model: Gpt2,
+    pub(crate) optimizer: AdamW,
+    pub(crate) state: State,
+    pub(crate) journal: Journal,
+    pub(crate) checkpoints: Checkpoints,
+    /// Step of the newest checkpoint.
+    pub(crate) saved: Option<u64>,
+    pub(crate) pace: Pace,
+    /// Held until the process ends, however it ends.
+    _lock: File,
+}
+
+impl<'a> Run<'a> {
+    /// Resumes the run in `config.output`, or starts one there.
+    pub fn open(config: &'a TrainConfig) -> Result<Self, Failure> {
+        validate::config(config).map_err(Failure::input)?;
+        fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
+        let lock = lock(&config.output)?;
+        let dataset = Dataset::open(&config.data)?;
+        let sampler = sampler(&dataset, &config.train)?;
+        let shape = shape(config, dataset.vocabulary())?;
+        let checkpoints = Checkpoints::open(&config.output)?;
+        let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
+        let fresh = fresh_state(config, &dataset, &sampler, &shape)?;
+        let state = match &checkpoint {
+            Some(checkpoint) => resumed_state(checkpoint, fresh, &config.train)?,
+            None => fresh,
+        };
+        tch::set_num_threads(state.threads as i32);
+        let parameters = match checkpoint.as_ref() {
+            Some(checkpoint) => Parameters::load(checkpoint).map_err(damaged)?.1,
+            None => initial_weights(config, &shape)?,
+        };
+        let model = Gpt2::new(shape, &parameters, Device::Cpu);
+        drop(parameters);
+        let optimizer = optimizer(&model, &config.train, checkpoint.as_deref(), state.step)?;
+        let journal = Journal::open(&config.output, checkpoint.as_deref())?;
+        let pace = Pace::new(&shape, &config.train, state.seconds);
+        let saved = checkpoint.map(|_| state.step);
+        let mut run = Self { config, dataset, sampler, model, optimizer, state, journal, checkpoints, saved, pace, _lock: lock };
+        run.announce()?;
+        Ok(run)
+    }
+
+    /// Sequences of one optimizer step.
+    pub(crate) fn sequences_per_step(&self) -> u64 {
+        sequences_per_step(&self.config.train)
+    }
+
+    /// Tokens of one optimizer step.
+    pub(crate) fn tokens_per_step(&self) -> u64 {
+        self.sequences_per_step() * self.config.train.block_size as u64
+    }
+
+    fn announce(&mut self) -> Result<(), Failure> {
+        let (threads, peak) = (self.state.threads, self.pace.peak / 1e9);
+        let event = Event::Start {
+            step: self.state.step,
+            steps: self.state.steps,
+            parameters: self.model.shape().parameters(),
+            tokens_per_step: self.tokens_per_step(),
+            flops_per_token: self.pace.flops_per_token,
+            device: format!("CPU, {threads} threads, {peak:.0} GFLOP/s measured"),
+        };
+        self.journal.tell(event)
+    }
+}
+
+/// Two processes in one output directory would overwrite each other's checkpoints.
+fn lock(output: &Path) -> Result<File, Failure> {
+    let path = output.join(".lock");
+    let file = File::create(&path).map_err(|error| Failure::io("create", &path, &error))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            Err(Failure::other(format!("another process is training in {}; wait for it or choose another output directory", output.display())))
+        }
+        Err(error) => Err(Failure::io("lock", &path, &error.into())),
+    }
+}
+
+fn sequences_per_step(settings: &TrainSettings) -> u64 {
+    (settings.micro_batch * settings.gradient_accumulation) as u64
+}
+
+/// Refuses data that cannot fill one step: repeating blocks within a step is never what was meant.
+fn sampler(dataset: &Dataset, settings: &TrainSettings) -> Result<Sampler, Failure> {
+    let (tokens, block_size) = (dataset.split(Split::Train).len(), settings.block_size as u64);
+    let Some(sampler) = Sampler::new(settings.seed, tokens, block_size) else {
+        return Err(Failure::input(format!(
+            "the training split has {tokens} tokens, which is less than one block of {block_size} and the token after it; \
+             add text or lower `train.block_size`"
+        )));
+    };
+    let (blocks, needed) = (sampler.blocks(), sequences_per_step(settings));
+    if blocks < needed {
+        return Err(Failure::input(format!(
+            "the training split has {blocks} blocks of {block_size} tokens, but one step reads {needed} (micro_batch × gradient_accumulation); \
+             add text or lower `train.micro_batch`, `train.gradient_accumulation` or `train.block_size`"
+        )));
+    }
+    Ok(sampler)
+}
+
+/// The shape that the configuration asks for, which is that of the initial weights when there are any.
+fn shape(config: &TrainConfig, vocabulary: usize) -> Result<Shape, Failure> {
+    let block_size = config.train.block_size;
+    let Some(directory) = &config.initial_weights else {
+        return Shape::resolve(&config.model, vocabulary, block_size).map_err(Failure::input);
+    };
+    let shape = Shape::read(directory).map_err(Failure::input)?;
+    shape.agrees_with(&config.model, vocabulary, block_size).map_err(Failure::input)?;
+    Ok(shape)
+}
+
+fn initial_weights(config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
+    let Some(directory) = &config.initial_weights else { return Ok(Parameters::random(shape, config.train.seed)) };
+    Ok(Parameters::load(directory).map_err(Failure::input)?.1)
+}
+
+/// Position 0 of the run that the configuration describes.
+fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
+    let settings = &config.train;
+    let steps = steps(settings, sampler.blocks());
+    validate::fits(settings, steps).map_err(Failure::input)?;
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let weights = config.initial_weights.as_deref().map(weights_digest).transpose()?;
+    Ok(State {
+        schema: state::SCHEMA.to_owned(),
+        step: 0,
+        steps,
+        tokens: 0,
+        threads: settings.threads.unwrap_or_else(cores),
+        log_bytes: 0,
+        evaluated: None,
+        first_validation_loss: None,
+        last_validation_loss: None,
+        seconds: 0.0,
+        identity: Identity::new(dataset.digest().to_owned(), weights, shape.config_json(None), settings)?,
+    })
+}
+
+/// Steps in all: as set, or as many whole steps as the epochs hold, at least one.
+fn steps(settings: &TrainSettings, blocks: u64) -> u64 {
+    let sequences = settings.epochs.unwrap_or(1.0) * blocks as f64;
+    settings.steps.unwrap_or_else(|| ((sequences / sequences_per_step(settings) as f64) as u64).max(1))
+}
+
+/// The saved position, if the configuration still describes the same run.
+fn resumed_state(checkpoint: &Path, fresh: State, settings: &TrainSettings) -> Result<State, Failure> {
+    let saved = State::read(checkpoint)?;
+    let mut differences = fresh.identity.differences(&saved.identity);
+    // Without a number in the configuration the run keeps the one it began with, on whatever machine it goes on.
+    if settings.threads.is_some_and(|threads| threads != saved.threads) {
+        differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
+    }
+    if differences.is_empty() {
+        return Ok(saved);
+    }
+    Err(Failure::input(format!(
+        "{} belongs to a run with another configuration:\n  {}\nrestore the configuration to resume, or train into another output directory",
+        checkpoint.display(),
+        differences.join("\n  ")
+    )))
+}
+
+/// SHA-256 over the names and contents of a Hugging Face directory's configuration and weights.
+fn weights_digest(directory: &Path) -> Result<String, Failure> {
+    let unreadable = |error: io::Error| Failure::input(format!("cannot read the initial weights in {}: {error}", directory.display()));
+    let files = fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
+    let mut files = files.map_err(unreadable)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors") || path.ends_with("config.json"));
+    files.sort();
+    let mut hasher = Sha256::new();
+    for path in files {
+        hasher.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+        let bytes = files::hash(&path, &mut hasher).map_err(unreadable)?;
+        hasher.update(bytes.to_le_bytes());
+    }
+    Ok(files::hex(&hasher.finalize()))
+}
+
+fn optimizer(model: &Gpt2, settings: &TrainSettings, checkpoint: Option<&Path>, step: u64) -> Result<AdamW, Failure> {
+    let mut optimizer = AdamW::new(model.parameters(), settings.betas, settings.epsilon, settings.weight_decay);
+    if let Some(checkpoint) = checkpoint {
+        let moments = tensor_file::read(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
+        optimizer.load_state(moments, step).map_err(damaged)?;
+    }
+    Ok(optimizer)
+}
+
+/// A checkpoint whose digests are right and which still does not fit: written by another program.
+fn damaged(error: impl std::fmt::Display) -> Failure {
+    Failure::Integrity(format!("cannot resume: {error}"))
+}
+
+/// Weights that could not be written.
+pub(crate) fn unwritten(error: ModelError) -> Failure {
+    match error {
+        ModelError::File(FileError::Write { path, source: SafeTensorError::IoError(error) }) => Failure::io("write", &path, &error),
+        error => Failure::other(error),
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        match error.class() {
+            Class::Input => Self::Input(error.to_string()),
+            Class::Integrity => Self::Integrity(error.to_string()),
+            Class::System => Self::Other(error.to_string()),
+        }
+    }
+}
+
+/// How fast the run goes.
+#[derive(Debug)]
+pub struct Pace {
+    /// Measured matmul rate of the device, in FLOP per second.
+    pub peak: f64,
+    pub flops_per_token: f64,
+    started: Instant,
+    /// Of earlier processes.
+    seconds_before: f64,
+    /// Since the last report, in training steps only.
+    busy: Duration,
+    tokens: u64,
+}
+
+impl Pace {
+    fn new(shape: &Shape, settings: &TrainSettings, seconds_before: f64) -> Self {
+        let flops_per_token = shape.flops_per_token(settings.block_size);
+        let started = Instant::now();
+        Self { peak: measure_peak(), flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
+    }
+
+    pub(crate) fn add(&mut self, tokens: u64, busy: Duration) {
+        self.tokens += tokens;
+        self.busy += busy;
+    }
+
+    /// The rate since the last call.
+    pub(crate) fn take_tokens_per_second(&mut self) -> f64 {
+        let rate = self.tokens as f64 / self.busy.as_secs_f64().max(1e-9);
+        (self.tokens, self.busy) = (0, Duration::ZERO);
+        rate
+    }
+
+    /// Model FLOP utilisation: the share of the measured matmul rate.
+    pub(crate) fn utilisation(&self, tokens_per_second: f64) -> f64 {
+        tokens_per_second * self.flops_per_token / self.peak
+    }
+
+    /// Time spent in all processes so far.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds_before + self.started.elapsed().as_secs_f64()
+    }
+}
+
+/// FLOP per second of a 1024³ product in `f32`, the best of five: about 0.1 s on one core.
+fn measure_peak() -> f64 {
+    const SIZE: i64 = 1024;
+    let operand = || Tensor::ones([SIZE, SIZE], (Kind::Float, Device::Cpu));
+    let (a, b) = (operand(), operand());
+    let product = || {
+        let started = Instant::now();
+        let _ = a.matmul(&b);
+        started.elapsed().as_secs_f64()
+    };
+    product();
+    let best = (0..5).map(|_| product()).fold(f64::INFINITY, f64::min);
+    2.0 * (SIZE as f64).powi(3) / best
+}

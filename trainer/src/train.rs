@@ -1,0 +1,271 @@
+//! The training loop.
+//!
+//! Everything a step needs follows from the number of steps done: which blocks it reads ([`crate::sampler`]), its learning rate
+//! ([`crate::schedule`]) and when to evaluate and to save. A run that is killed therefore resumes from its newest checkpoint and
+//! gives the same bytes as one that was not.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::blocks::Batch;
+use crate::checkpoint;
+use crate::config::{SampleConfig, TrainConfig};
+use crate::data::shard::Split;
+use crate::error::Failure;
+use crate::eval::{self, Evaluation, Reading};
+use crate::files;
+use crate::generate::{self, Request};
+use crate::journal::{Record, STEP_LOG, grouped, say};
+use crate::model::hugging_face::CONFIG_FILE;
+use crate::model::parameters::WEIGHTS_FILE;
+use crate::model::tensor_file;
+use crate::optimizer::global_norm;
+use crate::progress::Event;
+use crate::run::{OPTIMIZER_FILE, Run, unwritten};
+use crate::schedule::learning_rate;
+
+/// Version of `summary.json`.
+pub const SUMMARY_SCHEMA: &str = "ft.summary/1";
+
+/// How a run ended, when it did not fail.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// All steps are done.
+    Complete(Summary),
+    /// Stopped on request; the checkpoint of this step is on disk.
+    Stopped { step: u64 },
+}
+
+/// `summary.json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    pub schema: &'static str,
+    pub steps: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    pub parameters: u64,
+    /// Time spent training, in all processes.
+    pub seconds: f64,
+    /// On the validation split before the first step; absent without a validation split.
+    pub perplexity_before: Option<f64>,
+    /// On the validation split after the last step.
+    pub perplexity_after: Option<f64>,
+    /// Name of the last checkpoint in `checkpoints/`.
+    pub checkpoint: String,
+}
+
+/// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
+/// `stop` becomes true.
+pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure> {
+    let mut run = Run::open(config)?;
+    loop {
+        if run.evaluation_is_due() && !run.evaluate(stop)? {
+            return run.pause();
+        }
+        if run.checkpoint_is_due() {
+            run.checkpoint()?;
+        }
+        if run.state.step == run.state.steps {
+            return run.finish();
+        }
+        run.step()?;
+        if stop.load(Ordering::Relaxed) {
+            return run.pause();
+        }
+    }
+}
+
+impl Run<'_> {
+    /// One optimizer step: gradients of all micro-batches, each token weighted the same; clip; update.
+    fn step(&mut self) -> Result<(), Failure> {
+        let started = Instant::now();
+        let settings = &self.config.train;
+        let tokens = self.tokens_per_step();
+        self.model.zero_gradients();
+        let mut sum = 0.0;
+        for micro_step in 0..settings.gradient_accumulation as u64 {
+            let batch = self.micro_batch(micro_step);
+            sum += self.model.accumulate(&batch.inputs, &batch.targets, 1.0 / tokens as f64);
+        }
+        let loss = sum / tokens as f64;
+        let gradient_norm = global_norm(self.model.gradients());
+        self.require_finite(loss, gradient_norm)?;
+        let rate = learning_rate(settings, self.state.step, self.state.steps);
+        let (parameters, gradients) = self.model.parameters_and_gradients();
+        self.optimizer.step(parameters, gradients, rate, clip_factor(gradient_norm, settings.clip_norm));
+        self.state.step += 1;
+        self.state.tokens += tokens;
+        self.pace.add(tokens, started.elapsed());
+        self.report(loss, rate, gradient_norm)
+    }
+
+    /// The `micro_step`-th part of the current step's sequences.
+    fn micro_batch(&self, micro_step: u64) -> Batch {
+        let settings = &self.config.train;
+        let first = self.state.step * self.sequences_per_step() + micro_step * settings.micro_batch as u64;
+        let blocks = (first..first + settings.micro_batch as u64).map(|sequence| self.sampler.block(sequence));
+        Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)
+    }
+
+    fn require_finite(&self, loss: f64, gradient_norm: f64) -> Result<(), Failure> {
+        if loss.is_finite() && gradient_norm.is_finite() {
+            return Ok(());
+        }
+        let step = self.state.step + 1;
+        let saved = self.saved.map_or("there is no checkpoint yet".to_owned(), |saved| format!("the newest checkpoint is {}", checkpoint::name(saved)));
+        Err(Failure::other(format!(
+            "step {step} diverged: loss {loss}, gradient norm {gradient_norm}; {saved}. \
+             Lower `train.learning_rate`, lengthen `train.warmup_steps` or clip with `train.clip_norm`, and train into a new output directory"
+        )))
+    }
+
+    fn report(&mut self, loss: f64, learning_rate: f64, gradient_norm: f64) -> Result<(), Failure> {
+        let (step, steps, tokens) = (self.state.step, self.state.steps, self.state.tokens);
+        self.journal.record(&Record::Step { step, loss, learning_rate, gradient_norm, tokens })?;
+        if step % self.config.train.log_every != 0 && step != steps && step != 1 {
+            return Ok(());
+        }
+        let tokens_per_second = self.pace.take_tokens_per_second();
+        let mfu = self.pace.utilisation(tokens_per_second);
+        let eta_seconds = ((steps - step) * self.tokens_per_step()) as f64 / tokens_per_second;
+        self.journal.tell(Event::Step { step, steps, loss, learning_rate, gradient_norm, tokens_per_second, mfu, eta_seconds })
+    }
+
+    /// Before the first step, every `eval_every` steps, and after the last.
+    fn evaluation_is_due(&self) -> bool {
+        let (step, every) = (self.state.step, self.config.train.eval_every);
+        let scheduled = step == 0 || step == self.state.steps || (every > 0 && step.is_multiple_of(every));
+        let possible = eval::sequences(self.dataset.split(Split::Validation), self.validation()) > 0;
+        scheduled && possible && self.state.evaluated != Some(step)
+    }
+
+    fn validation(&self) -> Reading {
+        let settings = &self.config.train;
+        Reading { block_size: settings.block_size, batch: settings.micro_batch, limit: settings.eval_sequences }
+    }
+
+    /// False when `stop` interrupted it: an evaluation has no state, and is made anew when the run resumes.
+    fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
+        let mut heard = Instant::now();
+        let stream = self.dataset.split(Split::Validation);
+        let evaluation = eval::evaluate(&self.model, stream, self.validation(), |done, all| {
+            if heard.elapsed().as_secs() >= 10 {
+                heard = Instant::now();
+                say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));
+            }
+            !stop.load(Ordering::Relaxed)
+        });
+        let Some(evaluation) = evaluation else { return Ok(false) };
+        self.note(evaluation)?;
+        Ok(true)
+    }
+
+    fn note(&mut self, Evaluation { loss, perplexity, .. }: Evaluation) -> Result<(), Failure> {
+        let step = self.state.step;
+        if !loss.is_finite() {
+            return Err(Failure::other(format!("the validation loss after step {step} is {loss}: the weights have diverged or are not a model's")));
+        }
+        self.state.evaluated = Some(step);
+        self.state.first_validation_loss.get_or_insert(loss);
+        self.state.last_validation_loss = Some(loss);
+        self.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
+        self.journal.tell(Event::Eval { step, loss, perplexity })
+    }
+
+    /// Every `checkpoint_every` steps and after the last.
+    fn checkpoint_is_due(&self) -> bool {
+        let (step, every) = (self.state.step, self.config.train.checkpoint_every);
+        let scheduled = step == self.state.steps || (step > 0 && every > 0 && step.is_multiple_of(every));
+        scheduled && self.saved != Some(step)
+    }
+
+    fn checkpoint(&mut self) -> Result<(), Failure> {
+        let step = self.state.step;
+        self.state.log_bytes = self.journal.steps_bytes();
+        self.state.seconds = self.pace.seconds();
+        self.checkpoints.commit(step, |directory| self.write(directory))?;
+        self.saved = Some(step);
+        self.checkpoints.retain(self.config.train.keep_checkpoints)?;
+        self.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
+    }
+
+    /// A Hugging Face directory, and what it takes to go on: one tensor at a time in memory.
+    fn write(&self, directory: &Path) -> Result<(), Failure> {
+        self.model.parameters().write_safetensors(&directory.join(WEIGHTS_FILE)).map_err(unwritten)?;
+        tensor_file::write(&directory.join(OPTIMIZER_FILE), self.optimizer.state()).map_err(|error| unwritten(error.into()))?;
+        let end_of_text = self.dataset.end_of_text();
+        files::write_json(&directory.join(CONFIG_FILE), &self.model.shape().config_json(Some(end_of_text)))?;
+        let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
+        for file in tokenizer.chain([self.journal.steps_path().to_owned()]) {
+            let copy = directory.join(file.file_name().unwrap_or_default());
+            std::fs::copy(&file, &copy).map_err(|error| Failure::io("copy", &file, &error))?;
+        }
+        self.state.write(directory)
+    }
+
+    /// Leaves the run so that it can be taken up again.
+    fn pause(mut self) -> Result<Outcome, Failure> {
+        if self.saved != Some(self.state.step) {
+            self.checkpoint()?;
+        }
+        Ok(Outcome::Stopped { step: self.state.step })
+    }
+
+    fn finish(mut self) -> Result<Outcome, Failure> {
+        let step = self.state.step;
+        if let Some(sample) = &self.config.sample {
+            let text = self.sample(sample)?;
+            files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
+            self.journal.tell(Event::Sample { step, text })?;
+        }
+        let summary = self.summary();
+        files::write_json(&self.config.output.join("summary.json"), &summary)?;
+        self.journal.tell(Event::Done { step, seconds: summary.seconds })?;
+        Ok(Outcome::Complete(summary))
+    }
+
+    /// The prompt and what the model makes of it.
+    fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
+        let tokenizer = self.dataset.tokenizer()?;
+        let prompt = generate::encode(&tokenizer, &sample.prompt);
+        let request =
+            Request { tokens: sample.tokens, sampling: sample.into(), seed: self.config.train.seed, end_of_text: tokenizer.end_of_text() };
+        let continuation = generate::generate(&self.model, &[prompt], &request)?.swap_remove(0);
+        Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))
+    }
+
+    fn summary(&self) -> Summary {
+        let state = &self.state;
+        Summary {
+            schema: SUMMARY_SCHEMA,
+            steps: state.steps,
+            tokens: state.tokens,
+            parameters: self.model.shape().parameters(),
+            seconds: state.seconds,
+            perplexity_before: state.first_validation_loss.map(f64::exp),
+            perplexity_after: state.last_validation_loss.map(f64::exp),
+            checkpoint: checkpoint::name(state.step),
+        }
+    }
+}
+
+/// What gradients are multiplied with, as `torch.nn.utils.clip_grad_norm_` does; a largest norm of 0 means no clipping.
+fn clip_factor(norm: f64, largest: f64) -> f64 {
+    if largest > 0.0 { (largest / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_are_clipped_as_torch_clips() {
+        let close = |factor: f64, expected: f64| assert!((factor - expected).abs() < 1e-6, "{factor} instead of {expected}");
+        close(clip_factor(0.5, 1.0), 1.0);
+        close(clip_factor(4.0, 1.0), 0.25);
+        close(clip_factor(4.0, 0.0), 1.0);
+    }
+}
