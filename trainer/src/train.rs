@@ -18,7 +18,7 @@ use crate::error::Failure;
 use crate::eval::{self, Evaluation, Reading};
 use crate::files;
 use crate::generate::{self, Request};
-use crate::journal::{Record, STEP_LOG, grouped, say};
+use crate::journal::{Record, grouped, say};
 use crate::model::hugging_face::CONFIG_FILE;
 use crate::model::parameters::WEIGHTS_FILE;
 use crate::model::tensor_file;

@@ -1,0 +1,106 @@
+//! A tiny dataset, a tiny configuration, and the program to run on them.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ft_trainer::config::{DataConfig, TokenizerConfig, TokenizerKind};
+use ft_trainer::data::prepare::prepare;
+
+/// Documents that a model can learn something from: little functions.
+const DOCUMENTS: usize = 160;
+
+pub struct Fixture {
+    pub directory: tempfile::TempDir,
+}
+
+impl Fixture {
+    /// A directory with a prepared dataset in `data`.
+    pub fn new() -> Self {
+        let fixture = Self { directory: tempfile::tempdir().unwrap() };
+        fixture.prepare("data", DOCUMENTS);
+        fixture
+    }
+
+    /// Prepares a dataset of that many documents.
+    pub fn prepare(&self, name: &str, documents: usize) -> PathBuf {
+        let text = self.path(&format!("{name}.jsonl"));
+        fs::write(&text, rows(documents)).unwrap();
+        let config = DataConfig {
+            train: vec![text.to_str().unwrap().to_owned()],
+            validation: Vec::new(),
+            source: None,
+            validation_fraction: 0.1,
+            limit_bytes: None,
+            column: None,
+            tokenizer: TokenizerConfig { kind: TokenizerKind::Train, vocabulary: Some(300) },
+        };
+        let out = self.path(name);
+        prepare(&config, None, &out, &mut |_, _, _| ()).unwrap();
+        out
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A configuration that trains into `output`, with `extra` lines in its `[train]` table.
+    pub fn config(&self, output: &str, extra: &str) -> PathBuf {
+        let path = self.path(&format!("{output}.toml"));
+        let (data, output) = (self.path("data"), self.path(output));
+        let text = format!(
+            "data = {data:?}\noutput = {output:?}\n\
+             [model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 48\n\
+             [sample]\nprompt = \"fn \"\ntokens = 20\n\
+             [train]\nsteps = 40\nblock_size = 32\nmicro_batch = 2\ngradient_accumulation = 2\nlearning_rate = 3e-3\nwarmup_steps = 4\n\
+             eval_every = 16\ncheckpoint_every = 5\nkeep_checkpoints = 3\nthreads = 2\nlog_every = 1\n{extra}\n"
+        );
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// `ft-trainer train` with the configuration and further arguments.
+    pub fn train(&self, config: &Path, arguments: &[&str]) -> Command {
+        let mut command = program();
+        command.arg("train").arg(config).args(arguments).current_dir(self.directory.path());
+        command
+    }
+
+    /// Runs to the end and returns the output directory.
+    pub fn trained(&self, output: &str, extra: &str) -> PathBuf {
+        let config = self.config(output, extra);
+        succeed(&mut self.train(&config, &[]));
+        self.path(output)
+    }
+}
+
+pub fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_ft-trainer"))
+}
+
+/// Runs a command that must succeed; its stdout.
+pub fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Name of the checkpoint that a finished run of 40 steps leaves.
+pub fn last_checkpoint(output: &Path) -> PathBuf {
+    output.join("checkpoints/step-0000000040")
+}
+
+fn rows(documents: usize) -> String {
+    let names = ["load", "store", "merge", "split", "count"];
+    (0..documents).fold(String::new(), |mut rows, number| {
+        let (name, other) = (names[number % 5], names[number * 7 % 5]);
+        let text = format!("fn {name}_{number}(x: u32) -> u32 {{\n    let y = {other}_{}(x);\n    y + {}\n}}\n", number * 31 % 97, number % 10);
+        writeln!(rows, "{}", serde_json::json!({ "text": text })).unwrap();
+        rows
+    })
+}

@@ -1,0 +1,98 @@
+//! Text from a model: the same whatever the batch, and the same with and without the cache.
+
+use ft_trainer::generate::{Continuation, Finish, Request, generate};
+use ft_trainer::model::{Gpt2, Parameters, Shape};
+use ft_trainer::sampling::Sampling;
+use serde_json::Value;
+use tch::{Device, Tensor};
+
+use crate::fixture::{Fixture, last_checkpoint, program, succeed};
+
+const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
+
+/// Random weights, larger than initial ones so that the likeliest token is clearly so.
+fn model() -> Gpt2 {
+    let shape = Shape { layers: 2, heads: 2, width: 32, context: 64, vocabulary: 101, layer_norm_epsilon: 1e-5 };
+    let mut parameters = Parameters::random(&shape, 5);
+    for parameter in parameters.iter_mut().filter(|parameter| parameter.decays()) {
+        parameter.tensor = &parameter.tensor * 8.0;
+    }
+    Gpt2::new(shape, &parameters, Device::Cpu)
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    [1_usize, 3, 17, 8, 2, 17, 11, 5].iter().enumerate().map(|(row, &length)| (0..length).map(|n| ((row * 29 + n * 13) % 100) as u32).collect()).collect()
+}
+
+fn continued(model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Continuation> {
+    generate(model, prompts, &Request { tokens: 40, sampling, seed: 9, end_of_text: 100 }).unwrap()
+}
+
+#[test]
+fn a_batch_continues_as_each_prompt_alone() {
+    let (model, prompts) = (model(), prompts());
+    for (prompt, together) in prompts.iter().zip(continued(&model, &prompts, GREEDY)) {
+        assert_eq!(continued(&model, std::slice::from_ref(prompt), GREEDY), [together]);
+    }
+}
+
+#[test]
+fn the_cache_changes_nothing() {
+    let model = model();
+    for prompt in prompts() {
+        let mut tokens: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
+        for _ in 0..40 {
+            let logits = model.logits(&Tensor::from_slice(&tokens).view([1, -1]));
+            let next = logits.select(1, -1).argmax(-1, false).int64_value(&[0]);
+            if next == 100 {
+                break;
+            }
+            tokens.push(next);
+        }
+        let expected: Vec<u32> = tokens[prompt.len()..].iter().map(|&token| token as u32).collect();
+        assert_eq!(continued(&model, &[prompt], GREEDY)[0].tokens, expected);
+    }
+}
+
+#[test]
+fn a_seed_gives_one_text() {
+    let (model, prompts) = (model(), prompts());
+    let sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.9 };
+    let text = continued(&model, &prompts, sampling);
+    assert_eq!(continued(&model, &prompts, sampling), text);
+    let other = generate(&model, &prompts, &Request { tokens: 40, sampling, seed: 10, end_of_text: 100 }).unwrap();
+    assert_ne!(other, text);
+}
+
+#[test]
+fn a_text_ends_where_the_context_does() {
+    let model = model();
+    let request = Request { tokens: 200, sampling: GREEDY, seed: 0, end_of_text: 1000 };
+    let continuation = generate(&model, &[vec![1, 2, 3]], &request).unwrap().swap_remove(0);
+    assert_eq!((continuation.tokens.len(), continuation.finish), (61, Finish::Context));
+}
+
+#[test]
+fn the_commands_print_what_they_found() {
+    let fixture = Fixture::new();
+    let output = fixture.trained("trained", "");
+    let summary: Value = serde_json::from_str(&std::fs::read_to_string(output.join("summary.json")).unwrap()).unwrap();
+    let after = summary["perplexity_after"].as_f64().unwrap();
+    assert!(after < summary["perplexity_before"].as_f64().unwrap() / 2.0, "{summary}");
+    assert!(std::fs::read_to_string(output.join("sample.txt")).unwrap().starts_with("fn "));
+
+    let run = |arguments: &[&str]| {
+        let stdout = succeed(program().args(arguments).current_dir(fixture.directory.path()));
+        serde_json::from_str::<Value>(&stdout).unwrap()
+    };
+    let checkpoint = last_checkpoint(&output);
+    let checkpoint = checkpoint.to_str().unwrap();
+    let evaluation = run(&["eval", "--model", checkpoint, "--data", "data", "--block-size", "32", "--batch", "3"]);
+    assert!((evaluation["perplexity"].as_f64().unwrap() / after - 1.0).abs() < 1e-5, "{evaluation} against {summary}");
+    let text = run(&["generate", "--model", checkpoint, "--prompt", "fn load", "--prompt", "fn", "--tokens", "5", "--temperature", "0", "--json"]);
+    assert_eq!(text["samples"].as_array().unwrap().len(), 2);
+    assert!(text["samples"][0]["text"].as_str().unwrap().starts_with("fn load"));
+    let inspected = run(&["inspect", checkpoint, "--json"]);
+    assert_eq!(inspected["parameters"], summary["parameters"]);
+    assert_eq!(run(&["inspect", "--preset", "gpt2", "--json"])["parameters"], 124_439_808);
+}
