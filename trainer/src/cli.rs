@@ -237,7 +237,8 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
         ("total", memory.total()),
     ];
     if arguments.json {
-        let memory: serde_json::Map<String, serde_json::Value> = parts.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect();
+        let memory: serde_json::Map<String, serde_json::Value> =
+            parts.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect();
         let value = json!({
             "schema": "ft.inspect/1", "layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": shape.context,
             "vocabulary": shape.vocabulary, "parameters": parameters, "block_size": block_size, "micro_batch": micro_batch,
@@ -311,11 +312,17 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|number: &f64| *number >= 0.0 && number.is_finite()).ok_or_else(|| "expected a number that is not negative".to_owned())
+    text.parse()
+        .ok()
+        .filter(|number: &f64| *number >= 0.0 && number.is_finite())
+        .ok_or_else(|| "expected a number that is not negative".to_owned())
 }
 
 fn probability(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|number| *number > 0.0 && *number <= 1.0).ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
+    text.parse()
+        .ok()
+        .filter(|number| *number > 0.0 && *number <= 1.0)
+        .ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
 }
 
 fn preset(text: &str) -> Result<Preset, String> {

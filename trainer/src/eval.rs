@@ -37,7 +37,12 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
 }
 
 /// Evaluates; `None` when the stream has nothing to predict or `go_on` (called with sequences done and in all) says no.
-pub fn evaluate(model: &Gpt2, stream: &TokenStream, reading: Reading, mut go_on: impl FnMut(u64, u64) -> bool) -> Option<Evaluation> {
+pub fn evaluate(
+    model: &Gpt2,
+    stream: &TokenStream,
+    reading: Reading,
+    mut go_on: impl FnMut(u64, u64) -> bool,
+) -> Option<Evaluation> {
     let sequences = sequences(stream, reading);
     let (mut sum, mut tokens) = (0.0, 0);
     for first in (0..sequences).step_by(reading.batch) {

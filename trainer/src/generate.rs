@@ -60,7 +60,8 @@ pub fn generate(model: &Gpt2, prompts: &[Vec<u32>], request: &Request) -> Result
     let mut input = padded(prompts, longest, request.end_of_text);
     for _ in 0..steps {
         let logits = model.next_logits(&input, &mut cache, &padding).map_err(Failure::other)?;
-        let next: Vec<i64> = rows.iter_mut().zip(to_rows(&logits)).map(|(row, logits)| i64::from(row.extend(&logits, request))).collect();
+        let next: Vec<i64> =
+            rows.iter_mut().zip(to_rows(&logits)).map(|(row, logits)| i64::from(row.extend(&logits, request))).collect();
         if rows.iter().all(|row| row.ended) {
             break;
         }
@@ -77,7 +78,9 @@ fn check(model: &Gpt2, prompts: &[Vec<u32>], longest: usize) -> Result<(), Failu
     }
     if longest >= shape.context {
         let context = shape.context;
-        return Err(Failure::input(format!("a prompt of {longest} tokens leaves no room in the model's context of {context}; shorten it")));
+        return Err(Failure::input(format!(
+            "a prompt of {longest} tokens leaves no room in the model's context of {context}; shorten it"
+        )));
     }
     match prompts.iter().flatten().find(|&&token| token as usize >= shape.vocabulary) {
         Some(token) => Err(Failure::input(format!(

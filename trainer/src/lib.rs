@@ -12,7 +12,6 @@ pub mod checkpoint;
 #[cfg(feature = "torch")]
 pub mod cli;
 pub mod config;
-pub mod data;
 pub mod config_file;
 pub mod data;
 pub mod error;

@@ -108,9 +108,10 @@ fn lock(output: &Path) -> Result<File, Failure> {
     let file = File::create(&path).map_err(|error| Failure::io("create", &path, &error))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(Failure::other(format!("another process is training in {}; wait for it or choose another output directory", output.display())))
-        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::other(format!(
+            "another process is training in {}; wait for it or choose another output directory",
+            output.display()
+        ))),
         Err(error) => Err(Failure::io("lock", &path, &error.into())),
     }
 }
@@ -202,8 +203,10 @@ fn resumed_state(checkpoint: &Path, fresh: State, settings: &TrainSettings) -> R
 
 /// SHA-256 over the names and contents of a Hugging Face directory's configuration and weights.
 fn weights_digest(directory: &Path) -> Result<String, Failure> {
-    let unreadable = |error: io::Error| Failure::input(format!("cannot read the initial weights in {}: {error}", directory.display()));
-    let files = fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
+    let unreadable =
+        |error: io::Error| Failure::input(format!("cannot read the initial weights in {}: {error}", directory.display()));
+    let files =
+        fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
     let mut files = files.map_err(unreadable)?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors") || path.ends_with("config.json"));
     files.sort();

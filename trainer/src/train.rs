@@ -115,7 +115,9 @@ impl Run<'_> {
             return Ok(());
         }
         let step = self.state.step + 1;
-        let saved = self.saved.map_or("there is no checkpoint yet".to_owned(), |saved| format!("the newest checkpoint is {}", checkpoint::name(saved)));
+        let saved = self.saved.map_or("there is no checkpoint yet".to_owned(), |saved| {
+            format!("the newest checkpoint is {}", checkpoint::name(saved))
+        });
         Err(Failure::other(format!(
             "step {step} diverged: loss {loss}, gradient norm {gradient_norm}; {saved}. \
              Lower `train.learning_rate`, lengthen `train.warmup_steps` or clip with `train.clip_norm`, and train into a new output directory"
@@ -166,7 +168,9 @@ impl Run<'_> {
     fn note(&mut self, Evaluation { loss, perplexity, .. }: Evaluation) -> Result<(), Failure> {
         let step = self.state.step;
         if !loss.is_finite() {
-            return Err(Failure::other(format!("the validation loss after step {step} is {loss}: the weights have diverged or are not a model's")));
+            return Err(Failure::other(format!(
+                "the validation loss after step {step} is {loss}: the weights have diverged or are not a model's"
+            )));
         }
         self.state.evaluated = Some(step);
         self.state.first_validation_loss.get_or_insert(loss);
@@ -231,8 +235,12 @@ impl Run<'_> {
     fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
         let tokenizer = self.dataset.tokenizer()?;
         let prompt = generate::encode(&tokenizer, &sample.prompt);
-        let request =
-            Request { tokens: sample.tokens, sampling: sample.into(), seed: self.config.train.seed, end_of_text: tokenizer.end_of_text() };
+        let request = Request {
+            tokens: sample.tokens,
+            sampling: sample.into(),
+            seed: self.config.train.seed,
+            end_of_text: tokenizer.end_of_text(),
+        };
         let continuation = generate::generate(&self.model, &[prompt], &request)?.swap_remove(0);
         Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))
     }

@@ -17,8 +17,8 @@ fn assert_fails(output: &Output, code: i32, parts: &[&str]) {
 }
 
 fn with_weights(fixture: &Fixture, weights: &Path) -> Output {
-    let config = fixture.config("from-weights", "");
-    fixture.train(&config, &["--set", &format!("initial_weights={}", weights.display())]).output().unwrap()
+    let config = fixture.config("from-weights");
+    fixture.train(&config, &[&format!("initial_weights={}", weights.display())]).output().unwrap()
 }
 
 /// A copy of a trained model, to be spoilt.
@@ -34,13 +34,13 @@ fn copy_of(fixture: &Fixture, model: &Path, name: &str) -> std::path::PathBuf {
 #[test]
 fn configuration() {
     let fixture = Fixture::new();
-    let config = fixture.config("output", "");
+    let config = fixture.config("output");
     let cases: [(&[&str], &str); 5] = [
-        (&["--set", "train.blok_size=8"], "unknown key `train.blok_size`; did you mean `train.block_size`?"),
-        (&["--set", "train.micro_batch=0"], "`train.micro_batch = 0`: must be at least 1"),
-        (&["--set", "train.block_size=64"], "train.block_size = 64 is longer than the model's context of 48 positions"),
-        (&["--set", "data=nowhere"], "nowhere is not a prepared dataset: it does not exist"),
-        (&["--set", "train.warmup_steps=41"], "`train.warmup_steps = 41`: is longer than the run of 40 steps"),
+        (&["train.blok_size=8"], "unknown key `train.blok_size`; did you mean `train.block_size`?"),
+        (&["train.micro_batch=0"], "`train.micro_batch = 0`: must be at least 1"),
+        (&["train.block_size=64"], "train.block_size = 64 is longer than the model's context of 48 positions"),
+        (&["data=nowhere"], "nowhere is not a prepared dataset: it does not exist"),
+        (&["train.warmup_steps=41"], "`train.warmup_steps = 41`: is longer than the run of 40 steps"),
     ];
     for (arguments, expected) in cases {
         assert_fails(&fixture.train(&config, arguments).output().unwrap(), 2, &[expected]);
@@ -52,19 +52,19 @@ fn configuration() {
 #[test]
 fn too_little_data() {
     let fixture = Fixture::new();
-    let config = fixture.config("output", "");
+    let config = fixture.config("output");
     let small = fixture.prepare("small", 2).display().to_string();
     let data = format!("data={small}");
-    let too_small = fixture.train(&config, &["--set", &data, "--set", "train.block_size=200", "--set", "model.context=200"]).output().unwrap();
+    let too_small = fixture.train(&config, &[&data, "train.block_size=200", "model.context=200"]).output().unwrap();
     assert_fails(&too_small, 2, &["the training split has ", "which is less than one block of 200", "lower `train.block_size`"]);
-    let step = fixture.train(&config, &["--set", &data, "--set", "train.gradient_accumulation=50"]).output().unwrap();
+    let step = fixture.train(&config, &[&data, "train.gradient_accumulation=50"]).output().unwrap();
     assert_fails(&step, 2, &["but one step reads 100 (micro_batch × gradient_accumulation)"]);
 }
 
 #[test]
 fn weights() {
     let fixture = Fixture::new();
-    let model = last_checkpoint(&fixture.trained("trained", ""));
+    let model = last_checkpoint(&fixture.trained("trained", &[]));
 
     let truncated = copy_of(&fixture, &model, "truncated");
     let file = truncated.join("model.safetensors");
@@ -82,7 +82,11 @@ fn weights() {
     let other_vocabulary = copy_of(&fixture, &model, "vocabulary");
     let config = fs::read_to_string(model.join("config.json")).unwrap().replace("\"vocab_size\": ", "\"vocab_size\": 9");
     fs::write(other_vocabulary.join("config.json"), config).unwrap();
-    assert_fails(&with_weights(&fixture, &other_vocabulary), 2, &["the dataset's tokenizer has ", "but the initial weights know 9"]);
+    assert_fails(
+        &with_weights(&fixture, &other_vocabulary),
+        2,
+        &["the dataset's tokenizer has ", "but the initial weights know 9"],
+    );
 
     let pickle = copy_of(&fixture, &model, "pickle");
     fs::rename(pickle.join("model.safetensors"), pickle.join("pytorch_model.bin")).unwrap();
@@ -95,28 +99,30 @@ fn weights() {
 #[test]
 fn full_disk() {
     let fixture = Fixture::new();
-    let config = fixture.config("output", "");
+    let config = fixture.config("output");
     let limited = "ulimit -f 64; exec \"$0\" train \"$1\"";
     let failed = Command::new("sh").args(["-c", limited, env!("CARGO_BIN_EXE_ft-trainer")]).arg(&config).output().unwrap();
     assert_fails(&failed, 1, &["cannot write ", "model.safetensors: File too large", "Raise the limit"]);
     assert_eq!(fs::read_dir(fixture.path("output/checkpoints")).unwrap().count(), 0, "nothing half-written stays");
-    fixture.trained("output", "");
+    fixture.trained("output", &[]);
 }
 
 #[test]
 fn unwritable_output() {
     let fixture = Fixture::new();
-    let config = fixture.config("output", "");
+    let config = fixture.config("output");
     fs::write(fixture.path("file"), "").unwrap();
-    let failed = fixture.train(&config, &["--set", "output=file"]).output().unwrap();
+    let failed = fixture.train(&config, &["output=file"]).output().unwrap();
     assert_fails(&failed, 1, &["cannot create file"]);
 }
 
 #[test]
 fn generation_and_evaluation() {
     let fixture = Fixture::new();
-    let model = last_checkpoint(&fixture.trained("trained", ""));
-    let run = |arguments: &[&str]| program().args(arguments).arg("--model").arg(&model).current_dir(fixture.directory.path()).output().unwrap();
+    let model = last_checkpoint(&fixture.trained("trained", &[]));
+    let run = |arguments: &[&str]| {
+        program().args(arguments).arg("--model").arg(&model).current_dir(fixture.directory.path()).output().unwrap()
+    };
     let long = "fn ".repeat(60);
     assert_fails(&run(&["generate", "--prompt", &long]), 2, &["leaves no room in the model's context of 48; shorten it"]);
     assert_fails(&run(&["generate", "--prompt", "fn", "--top-p", "0"]), 2, &["expected a number above 0 and at most 1"]);

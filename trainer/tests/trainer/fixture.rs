@@ -45,8 +45,8 @@ impl Fixture {
         self.directory.path().join(name)
     }
 
-    /// A configuration that trains into `output`, with `extra` lines in its `[train]` table.
-    pub fn config(&self, output: &str, extra: &str) -> PathBuf {
+    /// A configuration that trains into `output`.
+    pub fn config(&self, output: &str) -> PathBuf {
         let path = self.path(&format!("{output}.toml"));
         let (data, output) = (self.path("data"), self.path(output));
         let text = format!(
@@ -54,23 +54,23 @@ impl Fixture {
              [model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 48\n\
              [sample]\nprompt = \"fn \"\ntokens = 20\n\
              [train]\nsteps = 40\nblock_size = 32\nmicro_batch = 2\ngradient_accumulation = 2\nlearning_rate = 3e-3\nwarmup_steps = 4\n\
-             eval_every = 16\ncheckpoint_every = 5\nkeep_checkpoints = 3\nthreads = 2\nlog_every = 1\n{extra}\n"
+             eval_every = 16\ncheckpoint_every = 5\nkeep_checkpoints = 3\nthreads = 1\nlog_every = 1\n"
         );
         fs::write(&path, text).unwrap();
         path
     }
 
-    /// `ft-trainer train` with the configuration and further arguments.
-    pub fn train(&self, config: &Path, arguments: &[&str]) -> Command {
+    /// `ft-trainer train` with the configuration and values to set in it.
+    pub fn train(&self, config: &Path, values: &[&str]) -> Command {
         let mut command = program();
-        command.arg("train").arg(config).args(arguments).current_dir(self.directory.path());
+        command.arg("train").arg(config).args(values.iter().flat_map(|value| ["--set", value])).current_dir(self.directory.path());
         command
     }
 
     /// Runs to the end and returns the output directory.
-    pub fn trained(&self, output: &str, extra: &str) -> PathBuf {
-        let config = self.config(output, extra);
-        succeed(&mut self.train(&config, &[]));
+    pub fn trained(&self, output: &str, values: &[&str]) -> PathBuf {
+        let config = self.config(output);
+        succeed(&mut self.train(&config, values));
         self.path(output)
     }
 }
@@ -99,7 +99,11 @@ fn rows(documents: usize) -> String {
     let names = ["load", "store", "merge", "split", "count"];
     (0..documents).fold(String::new(), |mut rows, number| {
         let (name, other) = (names[number % 5], names[number * 7 % 5]);
-        let text = format!("fn {name}_{number}(x: u32) -> u32 {{\n    let y = {other}_{}(x);\n    y + {}\n}}\n", number * 31 % 97, number % 10);
+        let text = format!(
+            "fn {name}_{number}(x: u32) -> u32 {{\n    let y = {other}_{}(x);\n    y + {}\n}}\n",
+            number * 31 % 97,
+            number % 10
+        );
         writeln!(rows, "{}", serde_json::json!({ "text": text })).unwrap();
         rows
     })

@@ -21,7 +21,11 @@ fn model() -> Gpt2 {
 }
 
 fn prompts() -> Vec<Vec<u32>> {
-    [1_usize, 3, 17, 8, 2, 17, 11, 5].iter().enumerate().map(|(row, &length)| (0..length).map(|n| ((row * 29 + n * 13) % 100) as u32).collect()).collect()
+    [1_usize, 3, 17, 8, 2, 17, 11, 5]
+        .iter()
+        .enumerate()
+        .map(|(row, &length)| (0..length).map(|n| ((row * 29 + n * 13) % 100) as u32).collect())
+        .collect()
 }
 
 fn continued(model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Continuation> {
@@ -75,7 +79,7 @@ fn a_text_ends_where_the_context_does() {
 #[test]
 fn the_commands_print_what_they_found() {
     let fixture = Fixture::new();
-    let output = fixture.trained("trained", "");
+    let output = fixture.trained("trained", &[]);
     let summary: Value = serde_json::from_str(&std::fs::read_to_string(output.join("summary.json")).unwrap()).unwrap();
     let after = summary["perplexity_after"].as_f64().unwrap();
     assert!(after < summary["perplexity_before"].as_f64().unwrap() / 2.0, "{summary}");
@@ -89,7 +93,20 @@ fn the_commands_print_what_they_found() {
     let checkpoint = checkpoint.to_str().unwrap();
     let evaluation = run(&["eval", "--model", checkpoint, "--data", "data", "--block-size", "32", "--batch", "3"]);
     assert!((evaluation["perplexity"].as_f64().unwrap() / after - 1.0).abs() < 1e-5, "{evaluation} against {summary}");
-    let text = run(&["generate", "--model", checkpoint, "--prompt", "fn load", "--prompt", "fn", "--tokens", "5", "--temperature", "0", "--json"]);
+    let text = run(&[
+        "generate",
+        "--model",
+        checkpoint,
+        "--prompt",
+        "fn load",
+        "--prompt",
+        "fn",
+        "--tokens",
+        "5",
+        "--temperature",
+        "0",
+        "--json",
+    ]);
     assert_eq!(text["samples"].as_array().unwrap().len(), 2);
     assert!(text["samples"][0]["text"].as_str().unwrap().starts_with("fn load"));
     let inspected = run(&["inspect", checkpoint, "--json"]);

@@ -10,6 +10,9 @@ use ft_trainer::random::uniform;
 
 use crate::fixture::{Fixture, last_checkpoint, stderr, succeed};
 
+const TWO_THREADS: [&str; 1] = ["train.threads=2"];
+const LAST_ONLY: [&str; 1] = ["train.checkpoint_every=0"];
+
 /// Number of kills; `FT_KILLS` asks for more.
 fn kills_wanted() -> u64 {
     std::env::var("FT_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
@@ -37,7 +40,8 @@ fn assert_same(expected: &[(String, Vec<u8>)], output: &Path) {
 /// Complete checkpoints, newest first.
 fn checkpoints(output: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(output.join("checkpoints")).into_iter().flatten();
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).filter(|path| path.join("manifest.json").exists()).collect();
+    let mut found: Vec<PathBuf> =
+        entries.map(|entry| entry.unwrap().path()).filter(|path| path.join("manifest.json").exists()).collect();
     found.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-")));
     found.sort();
     found.reverse();
@@ -63,7 +67,8 @@ fn damage_newest(output: &Path, choice: u64) {
     if checkpoints.len() < 2 {
         return;
     }
-    let file = checkpoints[0].join(["model.safetensors", "optimizer.safetensors", "trainer_state.json", "manifest.json"][choice as usize % 4]);
+    let file = checkpoints[0]
+        .join(["model.safetensors", "optimizer.safetensors", "trainer_state.json", "manifest.json"][choice as usize % 4]);
     let length = fs::metadata(&file).unwrap().len();
     fs::File::options().write(true).open(&file).unwrap().set_len(length / 2).unwrap();
 }
@@ -72,15 +77,15 @@ fn damage_newest(output: &Path, choice: u64) {
 fn killed_at_any_instant_it_gives_the_same_bytes() {
     let fixture = Fixture::new();
     let started = Instant::now();
-    let expected = result(&fixture.trained("undisturbed", ""));
+    let expected = result(&fixture.trained("undisturbed", &TWO_THREADS));
     let whole = started.elapsed().as_secs_f64();
     let (mut kills, mut round) = (0, 0);
     while kills < kills_wanted() {
         round += 1;
         let name = format!("killed-{round}");
-        let config = fixture.config(&name, "");
+        let config = fixture.config(&name);
         loop {
-            let mut child = fixture.train(&config, &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            let mut child = fixture.train(&config, &TWO_THREADS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
             let patience = if kills < kills_wanted() { uniform(&[round, kills]) * whole } else { 600.0 };
             if ends_within(&mut child, Duration::from_secs_f64(patience)) {
                 break;
@@ -99,9 +104,9 @@ fn killed_at_any_instant_it_gives_the_same_bytes() {
 #[test]
 fn stopped_on_request_it_saves_and_resumes() {
     let fixture = Fixture::new();
-    let expected = result(&fixture.trained("undisturbed", "checkpoint_every = 0"));
-    let config = fixture.config("stopped", "checkpoint_every = 0");
-    let mut child = fixture.train(&config, &[]).stdout(Stdio::null()).spawn().unwrap();
+    let expected = result(&fixture.trained("undisturbed", &LAST_ONLY));
+    let config = fixture.config("stopped");
+    let mut child = fixture.train(&config, &LAST_ONLY).stdout(Stdio::null()).spawn().unwrap();
     let progress = fixture.path("stopped/progress.jsonl");
     while !fs::read_to_string(&progress).unwrap_or_default().contains("\"event\":\"step\"") {
         assert!(child.try_wait().unwrap().is_none(), "it ended before its first step");
@@ -111,14 +116,14 @@ fn stopped_on_request_it_saves_and_resumes() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(75));
     assert_eq!(checkpoints(&fixture.path("stopped")).len(), 1);
-    succeed(&mut fixture.train(&config, &[]));
+    succeed(&mut fixture.train(&config, &LAST_ONLY));
     assert_same(&expected, &fixture.path("stopped"));
 }
 
 #[test]
 fn a_finished_run_is_not_trained_again() {
     let fixture = Fixture::new();
-    let output = fixture.trained("done", "");
+    let output = fixture.trained("done", &[]);
     let (before, checkpoint) = (result(&output), last_checkpoint(&output));
     let written = fs::metadata(checkpoint.join("model.safetensors")).unwrap().modified().unwrap();
     succeed(&mut fixture.train(&fixture.path("done.toml"), &[]));
@@ -129,28 +134,31 @@ fn a_finished_run_is_not_trained_again() {
 #[test]
 fn another_configuration_is_refused_with_what_differs() {
     let fixture = Fixture::new();
-    let output = fixture.trained("done", "");
+    let output = fixture.trained("done", &[]);
     let config = fixture.path("done.toml");
-    let refused = fixture.train(&config, &["--set", "train.seed=7", "--set", "model.heads=4", "--set", "train.threads=1"]).output().unwrap();
+    let refused = fixture.train(&config, &["train.seed=7", "model.heads=4", "train.threads=2"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     let expected = format!(
         "error: {} belongs to a run with another configuration:\n  model.n_head: 2 in the checkpoint, 4 now\n  \
-         train.seed: 42 in the checkpoint, 7 now\n  train.threads: 2 in the checkpoint, 1 now\n\
+         train.seed: 42 in the checkpoint, 7 now\n  train.threads: 1 in the checkpoint, 2 now\n\
          restore the configuration to resume, or train into another output directory\n",
         last_checkpoint(&output).display()
     );
     assert_eq!(stderr(&refused), expected);
-    succeed(&mut fixture.train(&config, &["--set", "train.log_every=5", "--set", "train.keep_checkpoints=1"]));
+    succeed(&mut fixture.train(&config, &["train.log_every=5", "train.keep_checkpoints=1"]));
 }
 
 #[test]
 fn a_run_with_no_intact_checkpoint_does_not_start_over() {
     let fixture = Fixture::new();
-    let output = fixture.trained("done", "keep_checkpoints = 1").join("checkpoints");
+    let output = fixture.trained("done", &["train.keep_checkpoints=1"]).join("checkpoints");
     fs::write(last_checkpoint(&fixture.path("done")).join("model.safetensors"), "").unwrap();
     let refused = fixture.train(&fixture.path("done.toml"), &[]).output().unwrap();
     assert_eq!(refused.status.code(), Some(9));
     let message = stderr(&refused);
-    assert!(message.contains("warning: checkpoint step-0000000040 is damaged (model.safetensors: 0 bytes, the manifest says"), "{message}");
+    assert!(
+        message.contains("warning: checkpoint step-0000000040 is damaged (model.safetensors: 0 bytes, the manifest says"),
+        "{message}"
+    );
     assert!(message.contains(&format!("error: none of the 1 checkpoints in {} is intact", output.display())), "{message}");
 }
