@@ -1,6 +1,7 @@
 //! The command line of `ft-trainer`.
 
-use std::io::{self, Write};
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -258,7 +259,7 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
         flops / 1e6
     );
     for (name, bytes) in parts {
-        text += &format!("  {name:<12}{:>12.1} MiB\n", bytes as f64 / f64::from(1 << 20));
+        let _ = writeln!(text, "  {name:<12}{:>12.1} MiB", bytes as f64 / f64::from(1 << 20));
     }
     print(&text)
 }

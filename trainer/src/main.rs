@@ -7,7 +7,7 @@ use ft_trainer::process;
 fn main() -> ExitCode {
     process::keep_memory();
     std::panic::set_hook(Box::new(|panic| {
-        eprintln!("error: {}", cli::first_line(&panic.payload_as_str().unwrap_or("unknown cause")))
+        eprintln!("error: {}", cli::first_line(panic.payload_as_str().unwrap_or("unknown cause")));
     }));
     let command = Cli::parse();
     match std::panic::catch_unwind(|| cli::run(&command)) {

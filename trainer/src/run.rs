@@ -58,10 +58,8 @@ impl<'a> Run<'a> {
         let checkpoints = Checkpoints::open(&config.output)?;
         let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
         let fresh = fresh_state(config, &dataset, &sampler, &shape)?;
-        let state = match &checkpoint {
-            Some(checkpoint) => resumed_state(checkpoint, fresh, &config.train)?,
-            None => fresh,
-        };
+        let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
+        let state = resumed.unwrap_or(fresh);
         tch::set_num_threads(state.threads as i32);
         let parameters = match checkpoint.as_ref() {
             Some(checkpoint) => Parameters::load(checkpoint).map_err(damaged)?.1,
@@ -184,7 +182,7 @@ fn steps(settings: &TrainSettings, blocks: u64) -> u64 {
 }
 
 /// The saved position, if the configuration still describes the same run.
-fn resumed_state(checkpoint: &Path, fresh: State, settings: &TrainSettings) -> Result<State, Failure> {
+fn resumed_state(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result<State, Failure> {
     let saved = State::read(checkpoint)?;
     let mut differences = fresh.identity.differences(&saved.identity);
     // Without a number in the configuration the run keeps the one it began with, on whatever machine it goes on.

@@ -48,13 +48,14 @@ impl Fixture {
     /// A configuration that trains into `output`.
     pub fn config(&self, output: &str) -> PathBuf {
         let path = self.path(&format!("{output}.toml"));
-        let (data, output) = (self.path("data"), self.path(output));
         let text = format!(
-            "data = {data:?}\noutput = {output:?}\n\
+            "data = '{}'\noutput = '{}'\n\
              [model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 48\n\
              [sample]\nprompt = \"fn \"\ntokens = 20\n\
              [train]\nsteps = 40\nblock_size = 32\nmicro_batch = 2\ngradient_accumulation = 2\nlearning_rate = 3e-3\nwarmup_steps = 4\n\
-             eval_every = 16\ncheckpoint_every = 5\nkeep_checkpoints = 3\nthreads = 1\nlog_every = 1\n"
+             eval_every = 16\ncheckpoint_every = 5\nkeep_checkpoints = 3\nthreads = 1\nlog_every = 1\n",
+            self.path("data").display(),
+            self.path(output).display()
         );
         fs::write(&path, text).unwrap();
         path
