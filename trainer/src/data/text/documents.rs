@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::rows;
 use crate::data::DataError;
-use crate::data::tokenizer::cut;
+use crate::data::tokenizer::last_cut;
 
 /// A text file is handed on in parts of about this many bytes.
 const BLOCK: usize = 4 << 20;
@@ -58,20 +58,6 @@ fn text(path: &Path, mut file: File, visit: &mut Visit<'_>) -> Result<(), DataEr
         visit(Part { text: &valid[..end], last: false })?;
         buffer.drain(..end);
         offset += end as u64;
-    }
-}
-
-/// The last place where the text can be cut, looked for in its last stretches first.
-fn last_cut(text: &str) -> Option<usize> {
-    let mut from = text.len();
-    loop {
-        from = text.floor_char_boundary(from.saturating_sub(BLOCK / 64));
-        if let Some(end) = cut(text, from.max(1)) {
-            return Some(end);
-        }
-        if from == 0 {
-            return None;
-        }
     }
 }
 

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 use super::DataError;
 pub use learn::PieceCounts;
 use merge::{Merge, Merger, Merges};
-pub use pieces::{cut, parts};
+pub use pieces::{cut, last_cut, parts};
 
 /// The text of the token between documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";

@@ -127,6 +127,16 @@ pub fn cut(text: &str, from: usize) -> Option<usize> {
     })
 }
 
+/// The last such place.
+pub fn last_cut(text: &str) -> Option<usize> {
+    let mut space = None;
+    text.char_indices().rev().find_map(|(at, c)| {
+        let found = space.filter(|_| !c.is_whitespace());
+        space = c.is_whitespace().then_some(at);
+        found
+    })
+}
+
 /// Cuts a text into parts of about `size` bytes (more where there is no white space) whose pieces are those of the whole.
 pub fn parts(mut text: &str, size: usize) -> impl Iterator<Item = &str> {
     std::iter::from_fn(move || {
@@ -168,6 +178,10 @@ mod tests {
             let cut: Vec<_> = parts(text, size).flat_map(pieces).collect();
             assert_eq!(cut, pieces(text).collect::<Vec<_>>(), "size {size}");
         }
-        assert!(parts(text, 1).count() > 5);
+        let all: Vec<_> = parts(text, 1).scan(0, |at, part| Some(std::mem::replace(at, *at + part.len()))).collect();
+        assert!(all.len() > 5);
+        assert_eq!(last_cut(text), all.last().copied());
+        assert_eq!(last_cut(&text[..=all[3]]), Some(all[3]));
+        assert_eq!((last_cut("  word"), last_cut("")), (None, None));
     }
 }
