@@ -130,6 +130,7 @@ impl Show for Found {
     fn text(&self) -> String {
         match self.jobs.as_slice() {
             [job] if self.one => details(job),
+            [] => "no job is under way, and none ended within a day (--all shows older ones)".to_owned(),
             jobs => table(jobs),
         }
     }

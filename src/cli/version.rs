@@ -4,7 +4,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::App;
-use crate::{exit::Failure, output::Show};
+use crate::{
+    exit::Failure,
+    image::{libtorch, sources},
+    output::Show,
+};
 
 /// Print the version
 #[derive(Debug, Args)]
@@ -23,11 +27,12 @@ impl Show for Answer {
     }
 
     fn json(&self) -> Value {
-        json!({ "version": env!("CARGO_PKG_VERSION") })
+        json!({ "version": env!("CARGO_PKG_VERSION"), "trainer_sources": sources::trainer_digest(), "libtorch": libtorch::VERSION })
     }
 
     fn text(&self) -> String {
-        format!("ftctl {}", env!("CARGO_PKG_VERSION"))
+        let digest = sources::trainer_digest();
+        format!("ftctl {}\ntrainer sources {}\nlibtorch {}", env!("CARGO_PKG_VERSION"), &digest[..16], libtorch::VERSION)
     }
 
     fn names(&self) -> Vec<String> {

@@ -40,7 +40,7 @@ pub fn explain(record: &Record, now: Timestamp) -> Explanation {
         state: record.state.label(record.outcome).to_owned(),
         now: situation(record, retry_at),
         retry_at,
-        events: record.events.iter().map(told).collect(),
+        events: record.events.iter().map(|event| told(event, record.attempt)).collect(),
     }
 }
 
@@ -60,7 +60,7 @@ fn situation(record: &Record, retry_at: Option<Timestamp>) -> String {
     }
 }
 
-fn told(event: &Event) -> Told {
+fn told(event: &Event, last_attempt: u32) -> Told {
     let text = match &event.kind {
         EventKind::Entered { state } => format!("entered {}", state.label(None)),
         EventKind::Refused { class, message, retry_at } => {
@@ -68,13 +68,37 @@ fn told(event: &Event) -> Told {
             format!("refused ({class}): {message}{next}")
         }
         EventKind::AttemptEnded { reason, last_step, resumes_from, lost_steps } => {
-            format!(
-                "the attempt ended at step {last_step}: {reason}; the next resumes from step {resumes_from} ({lost_steps} done again)"
-            )
+            let next = format!("; the next resumes from step {resumes_from} ({lost_steps} steps are done again)");
+            format!("the attempt ended at step {last_step}: {reason}{}", if event.attempt < last_attempt { &next } else { "" })
         }
         EventKind::CancelRequested => "a user asked for the end".to_owned(),
         EventKind::Note { message } => message.clone(),
         EventKind::Unknown => "something that a newer ftctl knows".to_owned(),
     };
     Told { time: event.time, attempt: event.attempt, text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(attempt: u32, kind: EventKind) -> Event {
+        Event { time: Timestamp::UNIX_EPOCH, attempt, kind }
+    }
+
+    #[test]
+    fn an_attempt_that_was_followed_by_another_says_what_that_cost() {
+        let ended = EventKind::AttemptEnded { reason: "preempted".to_owned(), last_step: 30, resumes_from: 20, lost_steps: 10 };
+        let cost = "the attempt ended at step 30: preempted; the next resumes from step 20 (10 steps are done again)";
+        assert_eq!(told(&event(1, ended.clone()), 2).text, cost);
+        assert_eq!(told(&event(2, ended), 2).text, "the attempt ended at step 30: preempted");
+    }
+
+    #[test]
+    fn a_refusal_says_who_refused_what_and_when_it_is_tried_again() {
+        let message = "no machine in zone a".to_owned();
+        let refused = EventKind::Refused { class: "capacity".to_owned(), message, retry_at: Some(Timestamp::UNIX_EPOCH) };
+        let text = "refused (capacity): no machine in zone a; next try at 1970-01-01T00:00:00Z";
+        assert_eq!(told(&event(1, refused), 1).text, text);
+    }
 }

@@ -225,10 +225,13 @@ mod tests {
     async fn damage_is_found_and_nothing_wrong_gets_a_name() {
         let bench = bench();
         let digest = bench.upload().await.unwrap().digest;
+        verify(&bench.store, &digest, &Silent).await.unwrap();
         let content = content_of(b"tokens");
         for damaged in ["tokenz", "token", ""] {
             bench.store.put(&content, damaged.into(), Condition::Always).await.unwrap();
             let error = download(&bench.store, &digest, &bench.path("to"), &Silent).await.unwrap_err();
+            assert!(matches!(&error, StoreError::Damaged { path, .. } if *path == content), "{error}");
+            let error = verify(&bench.store, &digest, &Silent).await.unwrap_err();
             assert!(matches!(&error, StoreError::Damaged { path, .. } if *path == content), "{error}");
             assert!(!bench.path("to/train/0.bin").exists());
         }
