@@ -8,7 +8,7 @@ use crate::{
     job::{id::JobId, plan::Plan, record::Record},
     lifecycle::{World, journal, plan},
     provider::registry::{self, Connected, Environment},
-    store::{self, Store},
+    store::{self, Store, lease::Holder},
 };
 
 impl App<'_> {
@@ -51,7 +51,8 @@ impl App<'_> {
         };
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let cache = self.settings.directories.cache()?.to_owned();
-        Ok(World { store, provider, clock, report: self.output.report(), cache })
+        let supervisor = Holder::this_process(0);
+        Ok(World { store, provider, clock, report: self.output.report(), cache, supervisor })
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
         record::Record,
         state::{Outcome, State},
     },
-    store::lease::{Acquired, Contender, Holder, Lease},
+    store::lease::{Acquired, Contender, Lease},
 };
 
 /// How far to carry it.
@@ -47,7 +47,7 @@ const MAX_FAILURES: u32 = 8;
 
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
-    let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), Holder::this_process(0), LEASE);
+    let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), world.supervisor.clone(), LEASE);
     loop {
         let record = super::journal::read(world.store.as_ref(), id).await?.0;
         if until.reached(&record) {

@@ -34,7 +34,7 @@ use crate::{
     exit::Failure,
     job::{clock::Clock, report::Report, state::State},
     provider::Provider,
-    store::Store,
+    store::{Store, lease::Holder},
 };
 
 use journal::Journal;
@@ -50,6 +50,8 @@ pub struct World {
     pub report: Arc<dyn Report>,
     /// Safe to delete: libtorch, built trainers, prepared datasets.
     pub cache: PathBuf,
+    /// Who drives: the same all through one invocation, so that its roll-back need not wait for the lease of what it interrupted.
+    pub supervisor: Holder,
 }
 
 /// When to look at the job again.
