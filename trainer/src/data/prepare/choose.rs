@@ -71,9 +71,8 @@ pub fn choose(documents: &[Surveyed], limit: Option<u64>, fraction: f64) -> Vec<
     draws.sort_unstable();
     draws.dedup();
     let held_out = match draws.len() {
-        _ if fraction == 0.0 => 0,
-        0 | 1 => 0,
-        count => ((count as f64 * fraction).round() as usize).clamp(1, count - 1),
+        count if fraction > 0.0 && count > 1 => ((count as f64 * fraction).round() as usize).clamp(1, count - 1),
+        _ => 0,
     };
     let divide = fraction > 0.0 && draws.len() == 1;
     let fate = |document: &Surveyed| match () {

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use rustc_hash::FxHashSet;
+
 use crate::data::DataError;
 
 /// The files behind paths, directories (all files below, hidden ones skipped) and glob patterns, each once, in the order named
@@ -9,13 +11,12 @@ use crate::data::DataError;
 pub fn find(names: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in names {
-        let found = if Path::new(name).exists() || !is_pattern(name) { expand(Path::new(name))? } else { matches(name)? };
-        for file in found {
-            if !files.contains(&file) {
-                files.push(file);
-            }
-        }
+        // A file may be called like a pattern.
+        let plain = Path::new(name).exists() || !is_pattern(name);
+        files.extend(if plain { expand(Path::new(name))? } else { matches(name)? });
     }
+    let mut seen = FxHashSet::default();
+    files.retain(|file| seen.insert(file.clone()));
     Ok(files)
 }
 
