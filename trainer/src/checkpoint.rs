@@ -139,7 +139,7 @@ impl Checkpoints {
             sorted_names(unfinished)?.iter().map(|name| entry(unfinished, name)).collect::<io::Result<_>>().map_err(failed)?;
         let manifest = Manifest { schema: SCHEMA.to_owned(), step, files };
         files::write_json(&unfinished.join(MANIFEST), &manifest)?;
-        flush(unfinished).map_err(failed)?;
+        publish_files(unfinished).map_err(failed)?;
         self.publish(unfinished, step).map_err(failed)
     }
 
@@ -190,10 +190,14 @@ fn entry(directory: &Path, name: &str) -> io::Result<Entry> {
     Ok(Entry { name: name.to_owned(), bytes, sha256: files::hex(&hasher.finalize()) })
 }
 
-/// Brings a flat directory and its files to the disk.
-fn flush(directory: &Path) -> io::Result<()> {
+/// Brings a flat directory and its files to the disk, readable for whom the manifest is: libraries that write through temporary
+/// files leave them readable for their owner only.
+fn publish_files(directory: &Path) -> io::Result<()> {
+    let permissions = fs::metadata(directory.join(MANIFEST))?.permissions();
     for entry in fs::read_dir(directory)? {
-        File::open(entry?.path())?.sync_all()?;
+        let file = File::open(entry?.path())?;
+        file.set_permissions(permissions.clone())?;
+        file.sync_all()?;
     }
     File::open(directory)?.sync_all()
 }

@@ -134,9 +134,9 @@ fn sentence(event: &Event) -> String {
         Event::Start { step, steps, parameters, tokens_per_step, flops_per_token, device } => {
             let verb = if *step == 0 { "training".to_owned() } else { format!("resuming after step {step}:") };
             let (tokens, millions) = (grouped(*tokens_per_step), *parameters as f64 / 1e6);
+            let flops = flops_per_token / 1e6;
             format!(
-                "{verb} {steps} steps of {tokens} tokens  {millions:.1} M parameters  {:.1} MFLOP per token  {device}",
-                flops_per_token / 1e6
+                "{verb} {steps} steps of {tokens} tokens  {millions:.1} M parameters  {flops:.1} MFLOP per token, F = {FLOPS_FORMULA}  {device}"
             )
         }
         Event::Step { step, steps, loss, learning_rate, tokens_per_second, mfu, eta_seconds, .. } => format!(
@@ -225,6 +225,16 @@ mod tests {
             eta_seconds: 72.9,
         };
         assert_eq!(sentence(&event), "step 120/800  loss 4.213  lr 3.0e-4  9,812 tok/s  MFU 31 %  ETA 1m12s");
+        let event = Event::Start {
+            step: 0,
+            steps: 800,
+            parameters: 4_200_000,
+            tokens_per_step: 2048,
+            flops_per_token: 26.5e6,
+            device: "CPU".to_owned(),
+        };
+        let expected = "training 800 steps of 2,048 tokens  4.2 M parameters  26.5 MFLOP per token, F = 6(12Ld² + Vd) + 6LTd  CPU";
+        assert_eq!(sentence(&event), expected);
         assert_eq!((grouped(7), grouped(1_234_567)), ("7".to_owned(), "1,234,567".to_owned()));
         assert_eq!((duration(59.0), duration(7_300.0)), ("59s".to_owned(), "2h01m".to_owned()));
     }

@@ -1,6 +1,6 @@
 """Greedy generation against `transformers`: 8 prompts x 40 tokens, alone and in one left-padded batch.
 
-    python generate.py --program target/release/ft-trainer [--checkpoint output/checkpoints/step-0000000040]
+Usage: python generate.py PATH/TO/ft-trainer [--checkpoint output/checkpoints/step-0000000040]
 
 Without --checkpoint a random model and a small tokenizer are made with transformers and tokenizers. With it, the checkpoint that
 ft-trainer wrote is loaded by transformers as it is; then its tokenizer must also agree.
@@ -81,7 +81,7 @@ def compare(what, found, wanted):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", required=True)
+    parser.add_argument("program")
     parser.add_argument("--checkpoint", type=pathlib.Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
