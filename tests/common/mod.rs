@@ -1,9 +1,14 @@
 //! Runs the program as a user does: in a directory of its own, with a home of its own and nothing else of the environment.
 
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
 use std::{
     path::PathBuf,
     process::{Command, Stdio},
 };
+
+use serde_json::Value;
 
 pub struct Sandbox {
     root: tempfile::TempDir,
@@ -18,7 +23,15 @@ pub struct Said {
 
 impl Sandbox {
     pub fn new() -> Self {
-        let root = tempfile::tempdir().expect("a directory");
+        Self::at(tempfile::tempdir().expect("a directory"))
+    }
+
+    /// In memory where the system has a place for that: for the thousandth sandbox of a test the disk would be too slow.
+    pub fn in_memory() -> Self {
+        Self::at(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory"))
+    }
+
+    fn at(root: tempfile::TempDir) -> Self {
         std::fs::create_dir(root.path().join("home")).expect("a home");
         std::fs::create_dir(root.path().join("work")).expect("a directory");
         Self { root }
@@ -33,10 +46,35 @@ impl Sandbox {
         std::fs::write(self.path(name), bytes).expect("written");
     }
 
+    pub fn home(&self) -> PathBuf {
+        self.root.path().join("home")
+    }
+
+    /// Where the program keeps what must survive: the embedded store and the fake cloud.
+    pub fn state(&self) -> PathBuf {
+        self.home().join(".local/state/ftctl")
+    }
+
+    /// What shall happen in the fake cloud from now on.
+    pub fn script(&self, script: &Value) {
+        let directory = self.state().join("fake");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::write(directory.join("script.json"), script.to_string()).expect("written");
+    }
+
+    /// A job of ten steps in `job.toml`, and the fake cloud as the backend of every command.
+    pub fn write_rehearsal(&self, name: &str) {
+        self.write("ftctl.toml", "backend = \"fake\"\n");
+        std::fs::create_dir_all(self.path("data")).expect("a directory");
+        self.write("data/train.bin", "tokens");
+        let text = format!("name = \"{name}\"\ndataset = \"data\"\n[train]\nsteps = 10\ncheckpoint_every = 5\n");
+        self.write("job.toml", text);
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ftctl"));
         command.args(arguments).current_dir(self.path("")).env_clear().stdin(Stdio::null());
-        command.env("HOME", self.root.path().join("home")).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("HOME", self.home()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command
     }
 
