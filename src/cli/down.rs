@@ -30,7 +30,7 @@ pub struct Arguments {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let fallback = app.world(&app.settings.backend.value)?;
-        let jobs = app.block_on(self.jobs(app, &fallback))?;
+        let jobs = app.block_on(self.jobs(&fallback))?;
         if jobs.is_empty() {
             return app.output.show(&Gone { jobs });
         }
@@ -46,9 +46,9 @@ impl Arguments {
         app.output.show(&Gone { jobs })
     }
 
-    async fn jobs(&self, app: &App<'_>, world: &World) -> Result<Vec<JobId>, Failure> {
+    async fn jobs(&self, world: &World) -> Result<Vec<JobId>, Failure> {
         let Some(text) = &self.job else { return down::everything(world).await };
-        match (plan::find(app.store()?.as_ref(), text).await, JobId::parse(text)) {
+        match (plan::find(world.store.as_ref(), text).await, JobId::parse(text)) {
             (Ok(id), _) => Ok(vec![id]),
             // The record may be lost; the machines are found by the id alone.
             (Err(failure), Some(id)) if failure.exit == Exit::NotFound => Ok(vec![id]),

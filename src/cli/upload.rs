@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::App;
 use crate::{
     exit::{Exit, Failure},
+    lifecycle::World,
     output::{Show, format},
     store::dataset::{self, Uploaded},
 };
@@ -35,7 +36,7 @@ impl Arguments {
     }
 
     async fn send(&self, app: &App<'_>) -> Result<Sent, Failure> {
-        let (store, report) = (app.store()?, app.output.report());
+        let World { store, report, .. } = app.world(&app.settings.backend.value)?;
         let path = app.working_directory.join(&self.path);
         if !path.exists() {
             return Err(Failure::new(Exit::NotFound, format!("there is no {}", self.path.display())));

@@ -46,6 +46,9 @@ pub struct Record {
     pub retry_at: Option<Timestamp>,
     /// Whether the user handed the job over; `up` alone stops before that.
     pub submitted: bool,
+    /// With what key it was handed over: the same command again means this job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency_key: Option<String>,
     pub events: Vec<Event>,
 }
 
@@ -90,6 +93,7 @@ impl Record {
             trainer: None,
             retry_at: None,
             submitted: false,
+            idempotency_key: None,
             events: Vec::new(),
         };
         record.enter(State::Planned, now);

@@ -11,7 +11,6 @@ use crate::{
         clock::Clock,
         event::EventKind,
         id::{JobId, path},
-        plan::Plan,
         record::{RECORD_SCHEMA, Record},
         state::{Outcome, State},
     },
@@ -20,6 +19,8 @@ use crate::{
 
 pub struct Journal {
     pub record: Record,
+    /// The provider did not answer when it was last asked how the machine is; only this invocation knows.
+    pub out_of_sight: bool,
     etag: ETag,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
@@ -28,19 +29,21 @@ pub struct Journal {
 impl Journal {
     /// Writes the first record of a job. A job of this id that exists already is taken as it is: that is what makes an interrupted
     /// or repeated submission with the same idempotency key one job.
-    pub async fn create(world: &World, id: JobId, plan: Plan, submitted: bool) -> Result<Self> {
-        let mut record = Record::new(id.clone(), plan, world.clock.now());
-        record.submitted = submitted;
-        match world.store.put(&path::record(&id), encode(&record), Condition::IfAbsent).await {
-            Ok(etag) => Ok(Self { record, etag, store: world.store.clone(), clock: world.clock.clone() }),
-            Err(StoreError::Conflict { .. }) => Self::load(world, &id).await,
+    pub async fn create(world: &World, record: Record) -> Result<Self> {
+        match world.store.put(&path::record(&record.id), encode(&record), Condition::IfAbsent).await {
+            Ok(etag) => Ok(Self::of(world, record, etag)),
+            Err(StoreError::Conflict { .. }) => Self::load(world, &record.id).await,
             Err(error) => Err(error.into()),
         }
     }
 
     pub async fn load(world: &World, id: &JobId) -> Result<Self> {
         let (record, etag) = read(world.store.as_ref(), id).await?;
-        Ok(Self { record, etag, store: world.store.clone(), clock: world.clock.clone() })
+        Ok(Self::of(world, record, etag))
+    }
+
+    fn of(world: &World, record: Record, etag: ETag) -> Self {
+        Self { record, out_of_sight: false, etag, store: world.store.clone(), clock: world.clock.clone() }
     }
 
     /// Reads the record again, whatever this invocation thought.

@@ -8,6 +8,7 @@ use crate::{
     job::{
         id::{JobId, path},
         plan::Plan,
+        record::Record,
     },
     store::{Condition, Store, find_json, write_json},
 };
@@ -33,29 +34,35 @@ pub async fn open(world: &World, plan: Plan, key: Option<&str>, submit: bool) ->
     let (id, condition) = match entry {
         None => (fresh, Condition::IfAbsent),
         Some((entry, etag)) => match journal::read(store, &entry.id).await {
-            Err(failure) if failure.exit == Exit::NotFound => return create(world, entry.id, plan, submit).await,
+            Err(failure) if failure.exit == Exit::NotFound => return create(world, entry.id, plan, key, submit).await,
             Err(failure) => return Err(failure),
-            Ok((record, _)) if !record.state.is_finished() || (key.is_some() && entry.id == fresh) => {
-                return resume(world, &entry.id, &plan, key.is_some() && entry.id == fresh, submit).await;
+            Ok((record, _)) if !record.state.is_finished() || has_key(&record, key) => {
+                return resume(world, &entry.id, &plan, key, submit).await;
             }
             Ok(_) => (fresh, Condition::IfMatch(etag)),
         },
     };
     let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), id: id.clone() };
     write_json(store, &path::name(&plan.name), &entry, condition).await?;
-    create(world, id, plan, submit).await
+    create(world, id, plan, key, submit).await
 }
 
-async fn create(world: &World, id: JobId, plan: Plan, submit: bool) -> Result<Journal> {
-    let mut job = Journal::create(world, id, plan, submit).await?;
-    hand_over(&mut job, submit).await?;
+fn has_key(record: &Record, key: Option<&str>) -> bool {
+    key.is_some() && record.idempotency_key.as_deref() == key
+}
+
+async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
+    let mut record = Record::new(id, plan, world.clock.now());
+    (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
+    let mut job = Journal::create(world, record).await?;
+    hand_over(&mut job, key, submit).await?;
     Ok(job)
 }
 
 /// Goes on with a job that exists: after `up`, or with the same idempotency key.
-async fn resume(world: &World, id: &JobId, plan: &Plan, same_key: bool, submit: bool) -> Result<Journal> {
+async fn resume(world: &World, id: &JobId, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     let mut job = Journal::load(world, id).await?;
-    if job.record.submitted && !same_key {
+    if job.record.submitted && !has_key(&job.record, key) {
         let message = format!("the name `{}` belongs to the job {id}, which is not finished", plan.name);
         return Err(Failure::new(Exit::Conflict, message)
             .fix(format!("follow it with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`, or give this job another name")));
@@ -64,13 +71,13 @@ async fn resume(world: &World, id: &JobId, plan: &Plan, same_key: bool, submit: 
         let message = format!("the job {id} was planned from another version of this job file");
         return Err(Failure::new(Exit::Conflict, message).fix(format!("ftctl down {id}")));
     }
-    hand_over(&mut job, submit).await?;
+    hand_over(&mut job, key, submit).await?;
     Ok(job)
 }
 
-async fn hand_over(job: &mut Journal, submit: bool) -> Result<()> {
+async fn hand_over(job: &mut Journal, key: Option<&str>, submit: bool) -> Result<()> {
     if submit && !job.record.submitted {
-        job.record.submitted = true;
+        (job.record.submitted, job.record.idempotency_key) = (true, key.map(str::to_owned));
         job.save().await?;
     }
     Ok(())

@@ -60,11 +60,18 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         Ok(observation) => observation,
         // Out of sight is not dead: nothing is decided until the provider answers again.
         Err(failure) if failure.exit == Exit::Network => {
-            world.report.warn(&format!("cannot see {}: {}; looking again", job.record.id, failure.message));
+            if !std::mem::replace(&mut job.out_of_sight, true) {
+                world
+                    .report
+                    .warn(&format!("cannot see {}: {}; looking again until it can be seen", job.record.id, failure.message));
+            }
             return Ok(Next::After(job.record.plan.retry.pause(1)));
         }
         Err(failure) => return Err(failure),
     };
+    if std::mem::take(&mut job.out_of_sight) {
+        world.report.line(&format!("{} can be seen again", job.record.id));
+    }
     match decide(&job.record, observation) {
         Decision::Wait => return Ok(Next::After(POLL)),
         Decision::Launch => job.enter(State::Submitting).await?,

@@ -2,13 +2,14 @@
 //! killed before or after it.
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     future::Future,
     io::{self, Write},
     ops::Range,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -35,14 +36,18 @@ pub struct CallLine {
 
 pub struct Calls {
     log: File,
-    made: AtomicU64,
+    made: Arc<AtomicU64>,
     crash_at: Option<CrashAt>,
 }
 
+/// How many calls this process has made, by log: a verb that opens the cloud twice goes on counting.
+static MADE: Mutex<BTreeMap<PathBuf, Arc<AtomicU64>>> = Mutex::new(BTreeMap::new());
+
 impl Calls {
     pub fn open(log: &Path, crash_at: Option<CrashAt>) -> io::Result<Self> {
+        let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).entry(log.to_owned()).or_default().clone();
         let log = OpenOptions::new().create(true).append(true).open(log)?;
-        Ok(Self { log, made: AtomicU64::new(0), crash_at })
+        Ok(Self { log, made, crash_at })
     }
 
     /// Makes one call.

@@ -20,9 +20,9 @@ mod load;
 #[cfg(feature = "torch")]
 mod norm;
 #[cfg(feature = "torch")]
-mod normal;
-#[cfg(feature = "torch")]
 pub mod parameters;
+#[cfg(feature = "torch")]
+mod random;
 #[cfg(feature = "torch")]
 pub mod tensor_file;
 
