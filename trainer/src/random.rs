@@ -16,7 +16,12 @@ pub fn bits(place: &[u64]) -> u64 {
 
 /// A number in `[0, 1)` with 53 random bits, for a place in the run.
 pub fn uniform(place: &[u64]) -> f64 {
-    (bits(place) >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
+    unit(bits(place))
+}
+
+/// The upper 53 of 64 random bits as a number in `[0, 1)`.
+pub fn unit(bits: u64) -> f64 {
+    (bits >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
 }
 
 #[cfg(test)]

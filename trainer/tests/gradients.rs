@@ -18,7 +18,11 @@ fn weights(shape: &Shape, kind: Kind) -> Parameters {
     let noise = Parameters::random(shape, 12);
     tch::manual_seed(3);
     for (parameter, noise) in parameters.iter_mut().zip(&noise) {
-        let shift = if noise.decays() { noise.tensor.shallow_clone() * 4.0 } else { noise.tensor.randn_like() * 0.1 };
+        let shift = if noise.decays() {
+            noise.tensor.shallow_clone() * (16.0 / shape.width as f64).sqrt() * 4.0
+        } else {
+            noise.tensor.randn_like() * 0.1
+        };
         parameter.tensor += shift.to_kind(kind);
     }
     parameters
@@ -120,7 +124,9 @@ fn equals_autograd_in_double_precision() {
 
 #[test]
 fn equals_autograd_in_single_precision() {
-    for (width, heads, vocabulary, length) in [(16, 2, 37, 12), (48, 3, 1013, 33), (64, 1, 515, 64)] {
+    for (width, heads, vocabulary, length) in
+        [(16, 2, 37, 12), (50, 5, 90, 21), (48, 3, 1013, 33), (400, 4, 70, 17), (64, 1, 515, 64)]
+    {
         let shape = Shape { layers: 3, heads, width, context: 64, vocabulary, layer_norm_epsilon: 1e-5 };
         let (name, error) = worst_gradient(&shape, Kind::Float, 4, length);
         assert!(error < 2e-6, "{name} at width {width}: relative error {error:.1e}");

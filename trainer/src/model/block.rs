@@ -36,11 +36,11 @@ pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> (Ten
     let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon); // [N, D]
     let qkv = linear::forward(&normal_1, &weights.c_attn); // [N, 3D]
     let attention = attention::forward(&qkv, layout);
-    let middle = linear::forward(attention.output(), &weights.attn_proj) + &x; // [N, D]
+    let middle = linear::forward(attention.output(), &weights.attn_proj).g_add_(&x); // [N, D]
     let (normal_2, statistics_2) = norm::forward(&middle, &weights.ln_2, layout.epsilon); // [N, D]
     let hidden = linear::forward(&normal_2, &weights.c_fc); // [N, 4D]
     let activated = hidden.gelu(GELU); // [N, 4D]
-    let y = linear::forward(&activated, &weights.mlp_proj) + &middle; // [N, D]
+    let y = linear::forward(&activated, &weights.mlp_proj).g_add_(&middle); // [N, D]
     (y, Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated })
 }
 
@@ -50,9 +50,9 @@ pub(super) fn backward(dy: &Tensor, kept: Activations, weights: &BlockTensors, g
     let dactivated = linear::backward(&activated, &weights.mlp_proj, dy, &mut gradients.mlp_proj); // [N, 4D]
     let dhidden = hidden.gelu_backward(&dactivated, GELU); // [N, 4D]
     let dnormal_2 = linear::backward(&normal_2, &weights.c_fc, &dhidden, &mut gradients.c_fc); // [N, D]
-    let dmiddle = norm::backward(&middle, &weights.ln_2, &statistics_2, &dnormal_2, &mut gradients.ln_2) + dy; // [N, D]
+    let dmiddle = norm::backward(&middle, &weights.ln_2, &statistics_2, dnormal_2, Some(dy), &mut gradients.ln_2); // [N, D]
     let doutput = linear::backward(attention.output(), &weights.attn_proj, &dmiddle, &mut gradients.attn_proj); // [N, D]
     let dqkv = attention::backward(&attention, &doutput); // [N, 3D]
     let dnormal_1 = linear::backward(&normal_1, &weights.c_attn, &dqkv, &mut gradients.c_attn); // [N, D]
-    norm::backward(&x, &weights.ln_1, &statistics_1, &dnormal_1, &mut gradients.ln_1) + dmiddle
+    norm::backward(&x, &weights.ln_1, &statistics_1, dnormal_1, Some(&dmiddle), &mut gradients.ln_1)
 }

@@ -73,7 +73,7 @@ impl Gpt2 {
         let embedding = self.parameters.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
         let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut self.gradients.token_embedding());
-        let mut dx = norm::backward(&x, &final_norm, &statistics, &dhidden, &mut self.gradients.final_norm());
+        let mut dx = norm::backward(&x, &final_norm, &statistics, dhidden, None, &mut self.gradients.final_norm());
         for layer in (0..self.shape.layers).rev() {
             let activations = kept.pop().expect("one set of activations per block");
             dx = block::backward(&dx, activations, &self.parameters.block(layer), &mut self.gradients.block(layer));

@@ -20,9 +20,9 @@ mod load;
 #[cfg(feature = "torch")]
 mod norm;
 #[cfg(feature = "torch")]
-pub mod parameters;
+mod normal;
 #[cfg(feature = "torch")]
-mod random;
+pub mod parameters;
 #[cfg(feature = "torch")]
 pub mod tensor_file;
 

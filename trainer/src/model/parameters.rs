@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
 use super::hugging_face::ConfigError;
-use super::random::fill_normal;
+use super::normal::fill_normal;
 use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
 

@@ -1,0 +1,213 @@
+"""One hundred training steps of `ft-trainer train` against transformers, torch's AdamW, clipping and each schedule, in float64.
+
+Usage: python train.py PATH/TO/ft-trainer
+
+The order of the data is computed here a second time, from its description. One line per check with the measured relative
+error; exit code 1 when one exceeds its bar.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+import torch
+import transformers
+from grads import Report, build, error
+from safetensors.torch import load_file
+
+LOSS_BAR = 1e-5
+NORM_BAR = 1e-4
+RATE_BAR = 1e-12
+WEIGHTS_BAR = 1e-4
+LOGITS_BAR = 1e-6
+
+STEPS = 100
+WARMUP = 10
+BLOCK = 48
+MICRO_BATCH = 3
+ACCUMULATION = 2
+TOKENS = 5_000
+SEED = 7
+# layers, heads, width, context, vocabulary
+SHAPE = (2, 2, 64, 64, 512, None, None)
+
+PEAK = 2e-3
+FLOOR = 2e-4
+POWER = 2.0
+DECAY = 30
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+CLIP = 1.0
+
+SCHEDULES = {
+    "constant": lambda o: transformers.get_constant_schedule_with_warmup(o, WARMUP),
+    "linear": lambda o: transformers.get_linear_schedule_with_warmup(o, WARMUP, STEPS),
+    "cosine": lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, WARMUP, STEPS, min_lr=FLOOR),
+    "polynomial": lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, WARMUP, STEPS, lr_end=FLOOR, power=POWER),
+    "wsd": lambda o: transformers.get_wsd_schedule(
+        o, num_warmup_steps=WARMUP, num_decay_steps=DECAY, num_training_steps=STEPS, decay_type="linear", min_lr_ratio=FLOOR / PEAK
+    ),
+}
+# Schedules of transformers that always end at zero or never fall.
+WITHOUT_FLOOR = {"linear", "constant"}
+
+MASK = (1 << 64) - 1
+
+
+def mix(word):
+    """SplitMix64."""
+    word = (word + 0x9E3779B97F4A7C15) & MASK
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    return word ^ (word >> 31)
+
+
+def bits(*place):
+    state = 0
+    for coordinate in place:
+        state = mix(state ^ mix(coordinate))
+    return state
+
+
+def block(sequence, blocks):
+    """Six Feistel rounds on the smallest power of four that holds the number of blocks, again until inside."""
+    epoch, image = divmod(sequence, blocks)
+    half = max(1, -(-(blocks - 1).bit_length() // 2))
+    mask = (1 << half) - 1
+    while True:
+        left, right = image >> half, image & mask
+        for number in range(6):
+            left, right = right, left ^ (bits(SEED, epoch, number, right) & mask)
+        image = left << half | right
+        if image < blocks:
+            return image
+
+
+def write_dataset(directory, tokens):
+    """A dataset in the trainer's stored form; training reads no tokenizer."""
+    header = b"FTTOKENS" + (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + len(tokens).to_bytes(8, "little")
+    directory.mkdir()
+    (directory / "train-0000.tokens").write_bytes(header.ljust(64, b"\0") + tokens.astype("<u2").tobytes())
+    shard = {"file": "train-0000.tokens", "tokens": len(tokens), "sha256": ""}
+    empty = {"tokens": 0, "documents": 0, "bytes": 0, "shards": []}
+    description = {
+        "schema": "ft.dataset/1",
+        "tokenizer": {"kind": "train", "files": []},
+        "vocabulary": SHAPE[4],
+        "end_of_text": 0,
+        "dtype": "u16",
+        "train": {"tokens": len(tokens), "documents": 1, "bytes": 0, "shards": [shard]},
+        "validation": empty,
+    }
+    (directory / "dataset.json").write_text(json.dumps(description))
+
+
+def text_like(count):
+    """Tokens that can be learnt: each follows from the one before it more often than not."""
+    generator = numpy.random.default_rng(SEED)
+    follows = generator.permutation(SHAPE[4])
+    tokens = numpy.zeros(count, dtype=numpy.int64)
+    for place in range(1, count):
+        tokens[place] = follows[tokens[place - 1]] if generator.random() < 0.7 else generator.integers(SHAPE[4])
+    return tokens
+
+
+def ours(binary, workspace, name):
+    floor = 0.0 if name in WITHOUT_FLOOR else FLOOR
+    output = workspace / f"run-{name}"
+    settings = {
+        "seed": SEED, "steps": STEPS, "block_size": BLOCK, "micro_batch": MICRO_BATCH, "gradient_accumulation": ACCUMULATION,
+        "learning_rate": PEAK, "min_learning_rate": floor, "schedule": name, "power": POWER, "warmup_steps": WARMUP,
+        "betas": BETAS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP, "threads": 2,
+    }  # fmt: skip
+    if name == "wsd":
+        settings["decay_steps"] = DECAY
+    config = {"data": str(workspace / "data"), "output": str(output), "initial_weights": str(workspace / "initial"), "train": settings}
+    file = workspace / f"{name}.json"
+    file.write_text(json.dumps(config))
+    subprocess.run([binary, "train", str(file)], check=True, stdout=subprocess.DEVNULL)
+    records = [json.loads(line) for line in (output / "steps.jsonl").read_text().splitlines()]
+    summary = json.loads((output / "summary.json").read_text())
+    return [record for record in records if "loss" in record], output / "checkpoints" / summary["checkpoint"]
+
+
+def reference(workspace, tokens, schedule):
+    model = transformers.GPT2LMHeadModel.from_pretrained(workspace / "initial", attn_implementation="eager").double()
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=BETAS, eps=1e-8)
+    scheduler = schedule(optimizer)
+    blocks = (len(tokens) - 1) // BLOCK
+    records, batch = [], MICRO_BATCH * ACCUMULATION
+    for step in range(STEPS):
+        starts = [BLOCK * block(step * batch + row, blocks) for row in range(batch)]
+        window = torch.tensor(numpy.stack([tokens[start : start + BLOCK + 1] for start in starts]))
+        logits = model(input_ids=window[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        records.append({"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": scheduler.get_last_lr()[0]})
+        optimizer.step()
+        scheduler.step()
+    return records, model
+
+
+def worst(found, expected, key):
+    return max(abs(f[key] - e[key]) / max(abs(e[key]), 1e-30) for f, e in zip(found, expected, strict=True))
+
+
+def compare(binary, workspace, tokens, name, report):
+    found, checkpoint = ours(binary, workspace, name)
+    expected, model = reference(workspace, tokens, SCHEDULES[name])
+    fell = expected[0]["loss"] - expected[-1]["loss"]
+    clipped = sum(record["gradient_norm"] > CLIP for record in expected)
+    print(f"       {name}: loss {expected[0]['loss']:.3f} → {expected[-1]['loss']:.3f}, {clipped} of {STEPS} steps clipped")
+    assert fell > 0.5 and 0 < clipped, "the comparison needs a run that learns and is clipped"
+    report.check(f"{name}: learning rate", worst(found, expected, "learning_rate"), RATE_BAR)
+    report.check(f"{name}: loss, worst of {STEPS} steps", worst(found, expected, "loss"), LOSS_BAR)
+    report.check(f"{name}: gradient norm, worst of {STEPS} steps", worst(found, expected, "gradient_norm"), NORM_BAR)
+    weights = load_file(checkpoint / "model.safetensors")
+    named = dict(model.named_parameters())
+    assert set(weights) == set(named), set(weights) ^ set(named)
+    report.check(f"{name}: weights after the last step", max(error(weights[key], named[key].data) for key in named), WEIGHTS_BAR)
+    return checkpoint
+
+
+def loads_in_transformers(binary, checkpoint, workspace, report):
+    """The checkpoint is a model directory as it is: nothing missing, nothing left over, the same bits, the same logits."""
+    model, info = transformers.GPT2LMHeadModel.from_pretrained(checkpoint, output_loading_info=True, attn_implementation="eager")
+    leftovers = sum(len(info[key]) for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    report.check("checkpoint in transformers: keys missing or left over", leftovers, 0)
+    stored = load_file(checkpoint / "model.safetensors")
+    different = sum(not torch.equal(tensor, model.state_dict()[key]) for key, tensor in stored.items())
+    report.check("checkpoint in transformers: tensors that differ in any bit", different, 0)
+    window = torch.randint(SHAPE[4], (3, BLOCK))
+    (workspace / "tokens.json").write_text(json.dumps(window.tolist()))
+    out = workspace / "grads.safetensors"
+    command = [binary, "grads", "--model", checkpoint, "--tokens", workspace / "tokens.json", "--out", out]
+    subprocess.run([str(word) for word in command], check=True)
+    expected = model.double()(input_ids=window).logits.detach()
+    report.check("checkpoint in transformers: logits", error(load_file(out)["logits"], expected), LOGITS_BAR)
+
+
+def main():
+    transformers.utils.logging.set_verbosity_error()
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        tokens = text_like(TOKENS)
+        write_dataset(workspace / "data", tokens)
+        build(SHAPE, SEED).save_pretrained(workspace / "initial")
+        for name in SCHEDULES:
+            checkpoint = compare(sys.argv[1], workspace, tokens, name, report)
+        loads_in_transformers(sys.argv[1], checkpoint, workspace, report)
+    sys.exit(1 if report.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
