@@ -19,16 +19,16 @@ pub fn keep_memory() {
     }
 }
 
-/// Lets a file-size limit be an error with a message instead of a silent death, and a first SIGTERM or Ctrl-C a wish. The second one
-/// ends the process at once, as by default.
+/// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come
+/// twice, from a supervisor and from whoever stops the whole process group, and stays a wish; a second Ctrl-C ends the process.
 pub fn handle_signals() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = request_stop as extern "C" fn(libc::c_int) as usize;
-        action.sa_flags = libc::SA_RESETHAND | libc::SA_RESTART;
-        for signal in [libc::SIGTERM, libc::SIGINT] {
+        for (signal, flags) in [(libc::SIGTERM, libc::SA_RESTART), (libc::SIGINT, libc::SA_RESTART | libc::SA_RESETHAND)] {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = request_stop as extern "C" fn(libc::c_int) as usize;
+            action.sa_flags = flags;
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }

@@ -1,11 +1,10 @@
 //! Opens a run: from its newest checkpoint, or from the beginning.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
 use safetensors::SafeTensorError;
 use sha2::{Digest, Sha256};
 use tch::{Device, Kind, Tensor};
@@ -104,13 +103,13 @@ impl<'a> Run<'a> {
 fn lock(output: &Path) -> Result<File, Failure> {
     let path = output.join(".lock");
     let file = File::create(&path).map_err(|error| Failure::io("create", &path, &error))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::other(format!(
+        Err(TryLockError::WouldBlock) => Err(Failure::other(format!(
             "another process is training in {}; wait for it or choose another output directory",
             output.display()
         ))),
-        Err(error) => Err(Failure::io("lock", &path, &error.into())),
+        Err(TryLockError::Error(error)) => Err(Failure::io("lock", &path, &error)),
     }
 }
 

@@ -6,7 +6,7 @@
 //! Nothing in the directory depends on the time or the machine, so the same text gives the same bytes.
 
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -15,6 +15,8 @@ use sha2::{Digest, Sha256};
 
 pub use super::error::DataError;
 use super::tokenizer::Tokenizer;
+use crate::files;
+pub(crate) use crate::files::hex;
 
 /// Name of the description inside a dataset's directory.
 pub const DESCRIPTION: &str = "dataset.json";
@@ -386,22 +388,7 @@ fn write_tokens(out: &mut impl Write, dtype: Dtype, tokens: &[u32]) -> std::io::
 
 /// SHA-256 of a file's content in hex, read in blocks.
 pub fn file_digest(path: &Path) -> std::io::Result<String> {
-    let mut file = File::open(path)?;
     let mut digest = Sha256::new();
-    let mut block = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut block)? {
-            0 => return Ok(hex(&digest.finalize())),
-            count => digest.update(&block[..count]),
-        }
-    }
-}
-
-/// Lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    files::hash(path, &mut digest)?;
+    Ok(hex(&digest.finalize()))
 }

@@ -117,6 +117,28 @@ fn unwritable_output() {
 }
 
 #[test]
+fn a_diverging_run_ends_with_advice() {
+    let fixture = Fixture::new();
+    let config = fixture.config("output");
+    let failed = fixture.train(&config, &["train.learning_rate=1e30", "train.eval_every=0"]).output().unwrap();
+    assert_fails(&failed, 1, &[" diverged: loss ", "Lower `train.learning_rate`"]);
+}
+
+#[test]
+fn two_processes_in_one_directory() {
+    let fixture = Fixture::new();
+    let config = fixture.config("output");
+    fs::create_dir(fixture.path("output")).unwrap();
+    let lock = fs::File::create(fixture.path("output/.lock")).unwrap();
+    lock.lock().unwrap();
+    assert_fails(
+        &fixture.train(&config, &[]).output().unwrap(),
+        1,
+        &["another process is training in ", "choose another output directory"],
+    );
+}
+
+#[test]
 fn generation_and_evaluation() {
     let fixture = Fixture::new();
     let model = last_checkpoint(&fixture.trained("trained", &[]));

@@ -2,6 +2,7 @@
 
 use ft_trainer::generate::{Continuation, Finish, Request, generate};
 use ft_trainer::model::{Gpt2, Parameters, Shape};
+use ft_trainer::progress::{Event, Line};
 use ft_trainer::sampling::Sampling;
 use serde_json::Value;
 use tch::{Device, Tensor};
@@ -75,6 +76,29 @@ fn a_text_ends_where_the_context_does() {
     let request = Request { tokens: 200, sampling: GREEDY, seed: 0, end_of_text: 1000 };
     let continuation = generate(&model, &[vec![1, 2, 3]], &request).unwrap().swap_remove(0);
     assert_eq!((continuation.tokens.len(), continuation.finish), (61, Finish::Context));
+}
+
+#[test]
+fn a_run_tells_its_whole_story() {
+    let fixture = Fixture::new();
+    let output = fixture.trained("trained", &["train.log_every=20", "train.checkpoint_every=20"]);
+    let text = std::fs::read_to_string(output.join("progress.jsonl")).unwrap();
+    let lines: Vec<Line> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let told: Vec<String> = lines.iter().map(|line| summarised(&line.event)).collect();
+    let expected = "start 0, eval 0, step 1, eval 16, step 20, checkpoint step-0000000020, eval 32, step 40, eval 40, checkpoint step-0000000040, sample 40, done 40";
+    assert_eq!(told.join(", "), expected);
+}
+
+fn summarised(event: &Event) -> String {
+    match event {
+        Event::Start { step, .. } => format!("start {step}"),
+        Event::Step { step, .. } => format!("step {step}"),
+        Event::Eval { step, .. } => format!("eval {step}"),
+        Event::Checkpoint { name, .. } => format!("checkpoint {name}"),
+        Event::Sample { step, .. } => format!("sample {step}"),
+        Event::Done { step, .. } => format!("done {step}"),
+        Event::Unknown => "unknown".to_owned(),
+    }
 }
 
 #[test]
