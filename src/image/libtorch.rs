@@ -80,9 +80,10 @@ async fn install(home: &Path, report: &dyn Report) -> Result<()> {
     if home.join("complete").is_file() {
         return Ok(());
     }
-    let partial = parent.join(format!("{VERSION}.partial"));
-    remove(&partial)?;
+    remove_partial(parent)?;
     remove(home)?;
+    // A name of its own: the pip of an ftctl that was killed may still write into the last one.
+    let partial = parent.join(format!("{VERSION}.partial-{}", std::process::id()));
     let pip = pip(&partial).await?;
     run_pip(&pip, &partial, report).await?;
     link_view(&partial)?;
@@ -90,6 +91,16 @@ async fn install(home: &Path, report: &dyn Report) -> Result<()> {
     remove(&partial.join("venv"))?;
     fs::write(partial.join("complete"), VERSION).map_err(io_error("write", &partial))?;
     fs::rename(&partial, home).map_err(io_error("rename", &partial))
+}
+
+/// Removes what interrupted installations left.
+fn remove_partial(parent: &Path) -> Result<()> {
+    for entry in fs::read_dir(parent).map_err(io_error("read", parent))?.flatten() {
+        if entry.file_name().to_string_lossy().contains(".partial") {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn remove(directory: &Path) -> Result<()> {

@@ -1,0 +1,281 @@
+//! What goes wrong around the program: a full disk, a store that cannot be written, a clock that is moved, a set-up that is interrupted.
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{Said, Sandbox};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+/// Runs ftctl with a file system of its own for its state. `None`, with the reason printed, where nobody may mount one.
+fn with_state_on(sandbox: &Sandbox, options: &str, arguments: &[&str]) -> Option<Said> {
+    let may = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        println!("skipped: `unshare -rm mount -t tmpfs none /mnt` is not allowed here");
+        return None;
+    }
+    let state = sandbox.home().join(".local/state");
+    fs::create_dir_all(&state).expect("a directory");
+    let script = format!("mount -t tmpfs -o {options} none '{}' && exec \"$@\"", state.display());
+    let mut command = Command::new("unshare");
+    command.args(["-rm", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_ftctl")]).args(arguments);
+    command.current_dir(sandbox.path("")).env_clear().stdin(Stdio::null());
+    command.env("HOME", sandbox.home()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    let output = command.output().expect("unshare runs");
+    let text = |bytes| String::from_utf8(bytes).expect("ftctl prints UTF-8");
+    Some(Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
+}
+
+#[test]
+fn a_full_disk_is_named_and_nothing_is_half_there() {
+    let sandbox = Sandbox::new();
+    sandbox.write("large.bin", vec![7; 1 << 20]);
+    let Some(said) = with_state_on(&sandbox, "size=256k", &["-q", "upload", "large.bin"]) else { return };
+    let store = sandbox.state().join("store");
+    let message = format!("the disk of {} is full (0 MB are free); free some space, or use another store\n", store.display());
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.starts_with("error: cannot write ftctl/v1/contents/") && said.stderr.contains(&message), "{}", said.stderr);
+    assert_eq!(said.stdout, "");
+
+    // Full of its own folders: the job cannot even be begun.
+    sandbox.write("job.toml", "name = \"a\"\ndataset = \"data\"\n");
+    fs::create_dir(sandbox.path("data")).expect("a directory");
+    sandbox.write("data/tokens", "tokens");
+    let said = with_state_on(&sandbox, "size=4k,nr_inodes=4", &["-q", "submit", "job.toml"]).expect("allowed a moment ago");
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.starts_with("error: cannot ") && said.stderr.ends_with(&message), "{}", said.stderr);
+}
+
+#[test]
+fn a_read_only_state_directory_can_be_read_and_says_so_when_it_is_written() {
+    let sandbox = Sandbox::new();
+    sandbox.write("small.bin", "tokens");
+    let Some(said) = with_state_on(&sandbox, "ro", &["-q", "upload", "small.bin"]) else { return };
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    let why =
+        "may not be written to or read from: Read-only file system (os error 30); change its permissions, or use another store";
+    assert!(said.stderr.starts_with("error: cannot ") && said.stderr.contains(why), "{}", said.stderr);
+    let said = with_state_on(&sandbox, "ro", &["status"]).expect("allowed a moment ago");
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "reading needs no writing");
+}
+
+#[test]
+fn a_state_directory_below_a_file_is_an_error_and_not_an_empty_one() {
+    let sandbox = Sandbox::new();
+    sandbox.write("file", "");
+    sandbox.write("small.bin", "tokens");
+    let output =
+        sandbox.command(&["upload", "small.bin"]).env("XDG_STATE_HOME", sandbox.path("file")).output().expect("ftctl runs");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: cannot ") && stderr.contains("Not a directory (os error 20)"), "{stderr}");
+}
+
+/// Moves every time in a job's record: what a clock that is set differently makes of it.
+fn shift(value: &mut Value, by: SignedDuration) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| shift(item, by)),
+        Value::Object(fields) => fields.values_mut().for_each(|field| shift(field, by)),
+        Value::String(text) => {
+            if let Ok(time) = text.parse::<Timestamp>() {
+                *text = (time + by).to_string();
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_clock_that_is_moved_by_eight_hours_ends_no_job() {
+    for hours in [8, -8] {
+        let sandbox = Sandbox::new();
+        sandbox.write_rehearsal("moved");
+        let submit = ["submit", "job.toml", "--idempotency-key", "one"];
+        let id = sandbox.run(&submit).stdout.trim().to_owned();
+        let file = sandbox.state().join(format!("store/ftctl/v1/jobs/{id}/record.json"));
+        let mut record: Value = serde_json::from_slice(&fs::read(&file).expect("a record")).expect("JSON");
+        let before = record.to_string();
+        shift(&mut record, SignedDuration::from_hours(hours));
+        assert_ne!(record.to_string(), before);
+        fs::write(&file, record.to_string()).expect("written");
+        for arguments in [&["status", &id][..], &["explain", &id], &["bill"], &[&submit[..], &["--wait"]].concat()] {
+            let said = sandbox.run(arguments);
+            assert_eq!(said.code, Some(0), "{hours} h, {arguments:?}: {}", said.stderr);
+        }
+        let status: Value = serde_json::from_str(&sandbox.run(&["status", &id, "-o", "json"]).stdout).expect("JSON");
+        assert_eq!((&status["state"], &status["attempt"], &status["step"]), (&json!("succeeded"), &json!(1), &json!(10)));
+    }
+}
+
+#[test]
+fn a_machine_out_of_sight_is_told_once_and_once_when_it_is_back() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("hidden");
+    sandbox.script(&json!({ "out_of_sight": [{ "attempt": 1, "after": "1m", "lasting": "3m" }] }));
+    let said = sandbox.run(&["submit", "job.toml", "--wait"]);
+    let id = said.stdout.trim();
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let lines: Vec<_> = said.stderr.lines().filter(|line| line.contains(" see")).collect();
+    let machine = format!("the fake cloud cannot say how {id}-a1 is");
+    let expected =
+        [format!("warning: cannot see {id}: {machine}; looking again until it can be seen"), format!("{id} can be seen again")];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn two_jobs_with_one_name() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("one");
+    let first = sandbox.run(&["submit", "job.toml"]).stdout.trim().to_owned();
+    for verb in ["submit", "up", "run"] {
+        let said = sandbox.run(&[verb, "job.toml"]);
+        let message = format!(
+            "error: the name `one` belongs to the job {first}, which is not finished\n  fix: follow it with `ftctl logs -f {first}`, end it \
+             with `ftctl cancel {first}`, or give this job another name\n"
+        );
+        assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(12), "", message.as_str()), "{verb}");
+    }
+    assert_eq!(sandbox.run(&["down", &first, "-y"]).code, Some(0));
+    let second = sandbox.run(&["submit", "job.toml", "--wait"]);
+    assert_eq!(second.code, Some(0), "{}", second.stderr);
+    assert_ne!(second.stdout.trim(), first, "a finished job gives its name back, and stays");
+    assert_eq!(sandbox.run(&["status", &first, "-o", "name"]).stdout.trim(), first);
+}
+
+#[test]
+fn a_key_means_one_job_and_one_version_of_its_file() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("keyed");
+    let submit = ["submit", "job.toml", "--idempotency-key", "one"];
+    // Also a job that `up` began before anybody named a key.
+    let id = sandbox.run(&["up", "job.toml"]).stdout;
+    for _ in 0..2 {
+        let said = sandbox.run(&submit);
+        assert_eq!((said.code, &said.stdout), (Some(0), &id), "{}", said.stderr);
+    }
+    let said = sandbox.run(&[&submit[..], &["--set", "train.steps=20"]].concat());
+    let message = format!("error: the job {} was planned from another version of this job file\n", id.trim());
+    assert!(said.code == Some(12) && said.stderr.starts_with(&message), "{}", said.stderr);
+    let said = sandbox.run(&["submit", "job.toml", "--idempotency-key", "two"]);
+    assert!(said.code == Some(12) && said.stderr.contains("which is not finished"), "{}", said.stderr);
+    for _ in 0..2 {
+        let said = sandbox.run(&[&submit[..], &["--wait"]].concat());
+        assert_eq!((said.code, &said.stdout), (Some(0), &id), "{}", said.stderr);
+    }
+}
+
+#[test]
+fn a_job_that_is_not_there() {
+    let sandbox = Sandbox::new();
+    let store = sandbox.state().join("store");
+    for verb in ["status", "logs", "explain", "cancel", "download"] {
+        let said = sandbox.run(&[verb, "nobody-bcdfgh"]);
+        let message = format!(
+            "error: there is no job `nobody-bcdfgh` in the store {}\n  fix: `ftctl status --all` lists the jobs of this store\n",
+            store.display()
+        );
+        assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(3), "", message.as_str()), "{verb}");
+    }
+}
+
+/// Programs that stand in for python3 and cargo: the real ones take minutes.
+struct SetUp {
+    sandbox: Sandbox,
+}
+
+impl SetUp {
+    const PYTHON: &str = r#"#!/bin/sh
+case "$*" in
+"-m pip --version") exit 0 ;;
+*) echo installation >>"$HOME/installations" ;;
+esac
+while [ $# -gt 1 ] && [ "$1" != --target ]; do shift; done
+mkdir -p "$2/torch/lib"
+if [ -e "$HOME/hang" ]; then
+    touch "$2/half"
+    echo $$ >"$HOME/pid.new" && mv "$HOME/pid.new" "$HOME/pid"
+    exec sleep 600
+fi
+touch "$2/torch/lib/libc10.so"
+"#;
+
+    fn new() -> Self {
+        let sandbox = Sandbox::new();
+        fs::create_dir(sandbox.path("bin")).expect("a directory");
+        for (name, script) in [("python3", Self::PYTHON), ("cargo", "#!/bin/sh\necho no compiler today >&2\nexit 1\n")] {
+            sandbox.write(&format!("bin/{name}"), script);
+            fs::set_permissions(sandbox.path("bin").join(name), fs::Permissions::from_mode(0o755)).expect("executable");
+        }
+        Self { sandbox }
+    }
+
+    fn build(&self) -> Command {
+        let path = format!("{}:{}", self.sandbox.path("bin").display(), std::env::var("PATH").unwrap_or_default());
+        let mut command = self.sandbox.command(&["build"]);
+        command.env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn libtorch(&self) -> PathBuf {
+        self.sandbox.home().join(".cache/ftctl/libtorch")
+    }
+
+    /// The names in libtorch's part of the cache, without the version in front.
+    fn entries(&self) -> Vec<String> {
+        let names = fs::read_dir(self.libtorch()).expect("a directory").flatten().map(|entry| entry.file_name());
+        let mut names: Vec<String> =
+            names.map(|name| name.to_string_lossy().replace(ftctl::image::libtorch::VERSION, "V")).collect();
+        names.sort();
+        names
+    }
+
+    fn installations(&self) -> usize {
+        fs::read_to_string(self.sandbox.home().join("installations")).expect("some").lines().count()
+    }
+}
+
+#[test]
+fn an_interrupted_set_up_of_libtorch_is_begun_anew() {
+    let set_up = SetUp::new();
+    let (hang, pid) = (set_up.sandbox.home().join("hang"), set_up.sandbox.home().join("pid"));
+    fs::write(&hang, "").expect("written");
+    let mut ftctl = set_up.build().spawn().expect("ftctl runs");
+    let start = Instant::now();
+    while !pid.exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "pip was not started");
+        thread::sleep(Duration::from_millis(5));
+    }
+    ftctl.kill().expect("killed");
+    ftctl.wait().expect("gone");
+    let half: Vec<_> = set_up.entries().into_iter().filter(|name| name.starts_with("V.partial")).collect();
+    assert_eq!(half.len(), 1, "{:?}", set_up.entries());
+    assert!(!set_up.libtorch().join(ftctl::image::libtorch::VERSION).exists(), "a half is not under the name of a whole");
+
+    fs::remove_file(hang).expect("removed");
+    for _ in 0..2 {
+        let output = set_up.build().output().expect("ftctl runs");
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.contains("error: building the trainer with cargo failed:\nno compiler today\nThe whole log is "),
+            "{stderr}"
+        );
+        // Whole, without anything of the first try, and not installed again.
+        assert_eq!(set_up.entries(), ["V", "V.log", "lock"]);
+        let home = set_up.libtorch().join(ftctl::image::libtorch::VERSION);
+        assert!(home.join("complete").is_file() && !home.join("site/half").exists());
+        assert_eq!(set_up.installations(), 2);
+    }
+    // A killed ftctl leaves its pip behind; this one is ours to end.
+    let orphan: i32 = fs::read_to_string(pid).expect("a number").trim().parse().expect("a number");
+    let _ =
+        rustix::process::kill_process(rustix::process::Pid::from_raw(orphan).expect("a process"), rustix::process::Signal::KILL);
+}
