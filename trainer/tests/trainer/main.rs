@@ -1,5 +1,6 @@
 //! The whole program on a tiny model.
 
+#![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod bad_input;
