@@ -96,6 +96,13 @@ fn a_reader_that_goes_away_ends_the_program_quietly() {
 }
 
 #[test]
+#[cfg_attr(debug_assertions, ignore = "the bar is for the program that users get")]
+fn the_program_is_under_25_megabytes() {
+    let size = std::fs::metadata(env!("CARGO_BIN_EXE_ftctl")).expect("the program").len();
+    assert!(size < 25_000_000, "{size} bytes");
+}
+
+#[test]
 fn completion_scripts_know_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
         let said = Sandbox::new().run(&["completion", shell]);

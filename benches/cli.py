@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""How long the command line takes to answer, and how large it is, against the bars that it promises.
+
+    cargo build --release && python3 benches/cli.py [--program FILE] [--record]
+
+Takes the median of many runs, each a process of its own with its start-up and end. The jobs of `status` are one rehearsed job, copied a
+thousand times in a throw-away store. --record appends the table to RESULTS.md. Exit code 1: a bar is missed.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+LETTERS = "bcdfghjkmnpqrstvwxyz23456789"
+JOBS = 1_000
+WARM_UP = 3
+
+
+def main():
+    arguments = parse()
+    program = arguments.program.resolve()
+    with tempfile.TemporaryDirectory() as home:
+        place = Place(program, pathlib.Path(home))
+        place.make_jobs()
+        rows = [
+            ("ftctl --version", milliseconds(place, arguments.runs, "--version"), 10, "ms"),
+            ("ftctl --help", milliseconds(place, arguments.runs, "--help"), 10, "ms"),
+            (f"ftctl status --all, {JOBS:,} jobs", milliseconds(place, arguments.runs, "status", "--all"), 50, "ms"),
+            ("size of the program", program.stat().st_size / 1e6, 25, "MB"),
+        ]
+    text = table(rows)
+    print(text)
+    if arguments.record:
+        record(text, arguments.machine)
+    sys.exit(any(value > bar for _, value, bar, _ in rows))
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target"))
+    parser.add_argument("--program", type=pathlib.Path, default=target / "release/ftctl")
+    parser.add_argument("--runs", type=int, default=51)
+    parser.add_argument("--record", action="store_true", help="append the result to RESULTS.md")
+    parser.add_argument("--machine", default=f"{os.cpu_count()} cores, {os.uname().sysname} {os.uname().machine}")
+    return parser.parse_args()
+
+
+class Place:
+    """A home of its own for the program, and nothing else of the environment."""
+
+    def __init__(self, program, home):
+        self.program, self.home = program, home
+        self.environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+
+    def run(self, *arguments):
+        command = [self.program, *arguments]
+        done = subprocess.run(command, env=self.environment, cwd=self.home, stdin=subprocess.DEVNULL, capture_output=True)
+        if done.returncode != 0:
+            sys.exit(f"{arguments} failed:\n{done.stderr.decode()}")
+        return done.stdout.decode()
+
+    def make_jobs(self):
+        """Rehearses one job on the fake backend and copies its folder under a thousand ids."""
+        (self.home / "data").write_text("tokens")
+        (self.home / "job.toml").write_text('name = "first"\ndataset = "data"\n[compute]\nbackend = "fake"\n')
+        first = self.run("submit", "job.toml", "--wait").strip()
+        jobs = self.home / ".local/state/ftctl/store/ftctl/v1/jobs"
+        text = (jobs / first / "record.json").read_text()
+        for number in range(JOBS - 1):
+            job = f"job-{number}-{suffix(number)}"
+            (jobs / job).mkdir()
+            (jobs / job / "record.json").write_text(text.replace(first, job))
+        assert len(json.loads(self.run("status", "--all", "-o", "json"))["jobs"]) == JOBS
+
+
+def suffix(number):
+    """The six characters at the end of a job's id."""
+    return "".join(LETTERS[number // len(LETTERS) ** place % len(LETTERS)] for place in range(6))
+
+
+def milliseconds(place, runs, *arguments):
+    """The median time of one run."""
+    times = []
+    for _ in range(runs + WARM_UP):
+        start = time.perf_counter()
+        place.run(*arguments)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[WARM_UP:]) * 1e3
+
+
+def table(rows):
+    lines = ["| what | measured | bar | |", "|---|---:|---:|---|"]
+    for what, value, bar, unit in rows:
+        lines.append(f"| {what} | {value:.1f} {unit} | {bar} {unit} | {'met' if value <= bar else 'MISSED'} |")
+    return "\n".join(lines)
+
+
+def record(text, machine):
+    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    entry = f"\n## {datetime.date.today()}: the command line\n\n{machine}, load average {load}; `python3 benches/cli.py --record`\n\n{text}\n"
+    with open(HERE / "RESULTS.md", "a", encoding="utf-8") as file:
+        file.write(entry)
+
+
+if __name__ == "__main__":
+    main()
