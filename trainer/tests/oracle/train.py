@@ -19,9 +19,9 @@ from grads import Report, build, error
 from safetensors.torch import load_file
 
 LOSS_BAR = 1e-5
-NORM_BAR = 1e-4
+NORM_BAR = 1e-5
 RATE_BAR = 1e-12
-WEIGHTS_BAR = 1e-4
+WEIGHTS_BAR = 1e-5
 LOGITS_BAR = 1e-6
 
 STEPS = 100
@@ -86,7 +86,7 @@ def block(sequence, blocks):
             return image
 
 
-def write_dataset(directory, tokens):
+def write_dataset(directory, tokens, vocabulary=SHAPE[4]):
     """A dataset in the trainer's stored form; training reads no tokenizer."""
     header = b"FTTOKENS" + (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + len(tokens).to_bytes(8, "little")
     directory.mkdir()
@@ -96,7 +96,7 @@ def write_dataset(directory, tokens):
     description = {
         "schema": "ft.dataset/1",
         "tokenizer": {"kind": "train", "files": []},
-        "vocabulary": SHAPE[4],
+        "vocabulary": vocabulary,
         "end_of_text": 0,
         "dtype": "u16",
         "train": {"tokens": len(tokens), "documents": 1, "bytes": 0, "shards": [shard]},
@@ -121,7 +121,7 @@ def ours(binary, workspace, name):
     settings = {
         "seed": SEED, "steps": STEPS, "block_size": BLOCK, "micro_batch": MICRO_BATCH, "gradient_accumulation": ACCUMULATION,
         "learning_rate": PEAK, "min_learning_rate": floor, "schedule": name, "power": POWER, "warmup_steps": WARMUP,
-        "betas": BETAS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP, "threads": 2,
+        "betas": BETAS, "weight_decay": WEIGHT_DECAY, "clip_norm": CLIP, "threads": 1,
     }  # fmt: skip
     if name == "wsd":
         settings["decay_steps"] = DECAY
@@ -157,6 +157,11 @@ def reference(workspace, tokens, schedule):
     return records, model
 
 
+def settled(tensor, name):
+    """Without the biases of the keys: softmax cancels them, their gradient is rounding error, and Adam makes full steps of it."""
+    return torch.cat(tensor.chunk(3)[::2]) if name.endswith("attn.c_attn.bias") else tensor
+
+
 def worst(found, expected, key):
     return max(abs(f[key] - e[key]) / max(abs(e[key]), 1e-30) for f, e in zip(found, expected, strict=True))
 
@@ -174,7 +179,8 @@ def compare(binary, workspace, tokens, name, report):
     weights = load_file(checkpoint / "model.safetensors")
     named = dict(model.named_parameters())
     assert set(weights) == set(named), set(weights) ^ set(named)
-    report.check(f"{name}: weights after the last step", max(error(weights[key], named[key].data) for key in named), WEIGHTS_BAR)
+    measured, which = max((error(settled(weights[key], key), settled(named[key].data, key)), key) for key in named)
+    report.check(f"{name}: weights after the last step ({which})", measured, WEIGHTS_BAR)
     return checkpoint
 
 
@@ -197,6 +203,7 @@ def loads_in_transformers(binary, checkpoint, workspace, report):
 
 def main():
     transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(1)
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
