@@ -54,7 +54,7 @@ impl Gpt2 {
         let tokens = tokens.to_device(self.device());
         let [batch, new] = [tokens.size()[0], tokens.size()[1]];
         let window = Window::new(cache.length, new, left_padding, &tokens);
-        let layout = self.block_layout(batch, new);
+        let layout = self.layout_of(batch, new);
         let weights = self.parameters();
         let positions = weights.position_embedding().index_select(0, &window.positions.reshape([-1]));
         let mut x = weights.token_embedding().index_select(0, &tokens.reshape([-1])) + positions; // [batch · new, D]

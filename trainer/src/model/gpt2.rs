@@ -16,7 +16,8 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// Moves the weights to `device`; gradients start at zero. The dtype of the weights is the dtype of the computation.
+    /// Brings the weights to `device`; gradients start at zero. The dtype of the weights is the dtype of the computation. Weights
+    /// that are on `device` already are shared with `parameters`, not copied: two copies of a large model may not fit.
     pub fn new(shape: Shape, parameters: &Parameters, device: Device) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
         let parameters = parameters.to(device, kind);
@@ -126,11 +127,10 @@ impl Gpt2 {
     }
 
     fn layout(&self, inputs: &Tensor) -> Layout {
-        let size = inputs.size();
-        Layout { batch: size[0], length: size[1], heads: self.shape.heads as i64, epsilon: self.shape.layer_norm_epsilon }
+        self.layout_of(inputs.size()[0], inputs.size()[1])
     }
 
-    pub(super) fn block_layout(&self, batch: i64, length: i64) -> Layout {
+    pub(super) fn layout_of(&self, batch: i64, length: i64) -> Layout {
         Layout { batch, length, heads: self.shape.heads as i64, epsilon: self.shape.layer_norm_epsilon }
     }
 }

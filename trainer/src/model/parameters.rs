@@ -113,7 +113,7 @@ impl Parameters {
         self.map(Tensor::zeros_like)
     }
 
-    /// The same values on `device` in `kind`.
+    /// The same values on `device` in `kind`; a tensor that is both already is shared, not copied.
     #[must_use]
     pub fn to(&self, device: Device, kind: Kind) -> Self {
         self.map(|tensor| tensor.to_device(device).to_kind(kind))
