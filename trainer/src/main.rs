@@ -10,6 +10,7 @@ fn main() -> ExitCode {
         eprintln!("error: {}", cli::first_line(panic.payload_as_str().unwrap_or("unknown cause")));
     }));
     let command = Cli::parse();
+    process::wait_asleep();
     match std::panic::catch_unwind(|| cli::run(&command)) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(failure)) => {

@@ -1,5 +1,6 @@
 //! What `ft-trainer` asks of the operating system before it begins.
 
+use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
@@ -17,6 +18,20 @@ pub fn keep_memory() {
         }
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
     }
+}
+
+/// Makes OpenMP's threads sleep while they wait, by starting the program again under `OMP_WAIT_POLICY=passive`: its runtime reads
+/// the variable while it is loaded, before `main`. By default they spin for milliseconds after every kernel, which on two cores
+/// that something else uses too (a browser, a build) makes a training step five to nine times slower, for all involved. Whoever
+/// has set the policy, or a number of spins, keeps it. The price is a second loading of libtorch, about 0.3 s.
+pub fn wait_asleep() {
+    const POLICY: &str = "OMP_WAIT_POLICY";
+    if std::env::var_os(POLICY).is_some() || std::env::var_os("GOMP_SPINCOUNT").is_some() {
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else { return };
+    // Returns only when it fails, and then waiting costs what it costs by default.
+    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(POLICY, "passive").exec();
 }
 
 /// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come

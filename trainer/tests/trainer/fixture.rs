@@ -76,10 +76,9 @@ impl Fixture {
     }
 }
 
-/// `ft-trainer`, with threads that sleep while they wait: tests share the machine with other tests.
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ft-trainer"));
-    command.env("OMP_WAIT_POLICY", "passive").env("OMP_NUM_THREADS", "1");
+    command.env("OMP_NUM_THREADS", "1");
     command
 }
 
