@@ -12,6 +12,7 @@ import datetime
 import json
 import os
 import pathlib
+import resource
 import statistics
 import subprocess
 import sys
@@ -34,13 +35,13 @@ def main():
             ("ftctl --version", milliseconds(place, arguments.runs, "--version"), 10, "ms"),
             ("ftctl --help", milliseconds(place, arguments.runs, "--help"), 10, "ms"),
             (f"ftctl status --all, {JOBS:,} jobs", milliseconds(place, arguments.runs, "status", "--all"), 50, "ms"),
-            ("size of the program", program.stat().st_size / 1e6, 25, "MB"),
+            ("size of the program", (program.stat().st_size / 1e6, None), 25, "MB"),
         ]
     text = table(rows)
     print(text)
     if arguments.record:
         record(text, arguments.machine)
-    sys.exit(any(value > bar for _, value, bar, _ in rows))
+    sys.exit(any(value > bar for _, (value, _), bar, _ in rows))
 
 
 def parse():
@@ -87,19 +88,23 @@ def suffix(number):
 
 
 def milliseconds(place, runs, *arguments):
-    """The median time of one run."""
+    """The median time of one run, and the processor's time for one: on a busy machine the first is mostly waiting."""
     times = []
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for _ in range(runs + WARM_UP):
         start = time.perf_counter()
         place.run(*arguments)
         times.append(time.perf_counter() - start)
-    return statistics.median(times[WARM_UP:]) * 1e3
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return statistics.median(times[WARM_UP:]) * 1e3, busy / len(times) * 1e3
 
 
 def table(rows):
-    lines = ["| what | measured | bar | |", "|---|---:|---:|---|"]
-    for what, value, bar, unit in rows:
-        lines.append(f"| {what} | {value:.1f} {unit} | {bar} {unit} | {'met' if value <= bar else 'MISSED'} |")
+    lines = ["| what | measured | processor | bar | |", "|---|---:|---:|---:|---|"]
+    for what, (value, busy), bar, unit in rows:
+        busy = "" if busy is None else f"{busy:.1f} {unit}"
+        lines.append(f"| {what} | {value:.1f} {unit} | {busy} | {bar} {unit} | {'met' if value <= bar else 'MISSED'} |")
     return "\n".join(lines)
 
 
