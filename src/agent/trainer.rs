@@ -63,7 +63,7 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: Inputs) -> io::Re
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
     let log = OpenOptions::new().create(true).append(true).open(folder.log())?;
     let mut command = Command::new(path);
-    command.arg("train").arg(folder.config()).current_dir(folder.path());
+    command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
     command.envs(environment(order)?);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
     let agent = getpid();

@@ -40,6 +40,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         Err(error) => return Err(error.into()),
     }
     job.enter(State::Running).await?;
+    if job.record.attempt == 1 {
+        world.report.stage(5, STAGES, "Running");
+    }
     Ok(Next::Now)
 }
 

@@ -15,7 +15,7 @@ use crate::data::tokenizer::Tokenizer;
 use crate::error::{Failure, STOPPED};
 use crate::eval::{self, Reading};
 use crate::generate::{self, Request};
-use crate::journal::{FLOPS_FORMULA, grouped, say};
+use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
 use crate::model::{Gpt2, Parameters, Shape};
 use crate::oracle;
 use crate::process;
@@ -54,6 +54,9 @@ struct TrainArguments {
     /// Override one value, for example `train.steps=100`. The value is TOML; what is not is taken as text.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Begin each message with the time.
+    #[arg(long)]
+    timestamps: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -163,6 +166,9 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
 fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
     let config = config_file::read(&arguments.config, &arguments.overrides)?;
     process::handle_signals();
+    if arguments.timestamps {
+        stamp_lines();
+    }
     let Outcome::Stopped { step } = train(&config, &process::STOP)? else { return Ok(0) };
     say(&format!("stopped on request; checkpoint {} is complete, the same command resumes from it", checkpoint::name(step)));
     Ok(STOPPED)

@@ -6,6 +6,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -80,9 +81,21 @@ impl Journal {
     }
 }
 
-/// Prints a line for people. A closed stdout is no reason to stop training: whoever listened may come back to the files.
-pub fn say(line: &str) {
-    let _ = writeln!(io::stdout().lock(), "{line}");
+/// Whether [`say`] begins with the time: asked for by whoever keeps the lines in a log.
+static TIMESTAMPS: AtomicBool = AtomicBool::new(false);
+
+/// From now on each message begins with the time in UTC, `2026-11-20T14:03:22.512Z `.
+pub fn stamp_lines() {
+    TIMESTAMPS.store(true, Ordering::Relaxed);
+}
+
+/// Prints a message for people. A closed stdout is no reason to stop training: whoever listened may come back to the files.
+pub fn say(message: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = match TIMESTAMPS.load(Ordering::Relaxed) {
+        true => writeln!(stdout, "{:.3} {message}", jiff::Timestamp::now()),
+        false => writeln!(stdout, "{message}"),
+    };
 }
 
 /// A file that only grows, one whole line a write.
