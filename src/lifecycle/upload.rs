@@ -81,8 +81,11 @@ fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Res
     std::fs::create_dir_all(&home).map_err(|error| {
         Failure::new(Exit::Failure, format!("cannot make {}: {error}", home.display())).fix("make the cache directory writable")
     })?;
-    prepare(config, cache, &directory, report)?;
-    Ok(directory)
+    match prepare(config, cache, &directory, report) {
+        // Another ftctl prepared the same text meanwhile: the same bytes are there.
+        Err(_) if directory.is_dir() => Ok(directory),
+        prepared => prepared.map(|_| directory),
+    }
 }
 
 /// Makes the dataset of this text at `out`, which must not exist.

@@ -92,9 +92,10 @@ pub fn stamp_lines() {
 /// Prints a message for people. A closed stdout is no reason to stop training: whoever listened may come back to the files.
 pub fn say(message: &str) {
     let mut stdout = io::stdout().lock();
-    let _ = match TIMESTAMPS.load(Ordering::Relaxed) {
-        true => writeln!(stdout, "{:.3} {message}", jiff::Timestamp::now()),
-        false => writeln!(stdout, "{message}"),
+    let _ = if TIMESTAMPS.load(Ordering::Relaxed) {
+        writeln!(stdout, "{:.3} {message}", jiff::Timestamp::now())
+    } else {
+        writeln!(stdout, "{message}")
     };
 }
 
