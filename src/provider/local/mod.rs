@@ -11,7 +11,7 @@
 //! | `agent.lock` | exists: an agent was started; held: it is alive (see [`machine`]) |
 //! | `agent.log` | what the agent itself said |
 //!
-//! The job's working directory, `<state>/work/<job>/`, outlives attempts, so that the next one ships what the last one could not.
+//! The job's working directory, `work/<job>/` below the state directory, outlives attempts: the next one ships what the last could not.
 
 mod machine;
 mod process;
