@@ -54,7 +54,7 @@ impl CheckpointShipper<'_> {
                 let local = self.folder.shipping(step);
                 checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local).await?;
                 self.after = step;
-                checkpoint::retain(self.store.as_ref(), self.job, self.keep).await?;
+                checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;
             }
             self.folder.forget_shipped(step).map_err(|source| local_failure(self.folder, source))?;
         }

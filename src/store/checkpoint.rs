@@ -122,22 +122,40 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
         content::fetch(store, &path::job_contents(job), &manifest.files, to, report).await?;
         return Ok(manifest);
     }
-    let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let partial = to.with_file_name(format!(".{name}.partial"));
-    content::fetch(store, &path::job_contents(job), &manifest.files, &partial, report).await?;
-    let renamed = fs::rename(&partial, to).and_then(|()| directory::sync_parent(to));
-    renamed.map_err(|source| StoreError::Io { action: "write", path: to.display().to_string(), source })?;
+    match assemble(store, job, &manifest, to, report).await {
+        // Another process that fetches the same was quicker.
+        Err(_) if to.is_dir() => content::fetch(store, &path::job_contents(job), &manifest.files, to, report).await?,
+        assembled => assembled?,
+    }
     Ok(manifest)
 }
 
-/// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. For whoever holds the
-/// attempt's lease, after a commit. What a crash in the middle leaves goes with the next [`super::sweep_contents`].
-pub async fn retain(store: &dyn Store, job: &JobId, keep: usize) -> Result<()> {
+/// Makes `to` beside its place. What an interrupted fetch left there is used, unless it belongs to another checkpoint.
+async fn assemble(
+    store: &Arc<dyn Store>,
+    job: &JobId,
+    manifest: &CheckpointManifest,
+    to: &Path,
+    report: &dyn Report,
+) -> Result<()> {
+    let failed = |source| StoreError::Io { action: "write", path: to.display().to_string(), source };
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    let partial = to.with_file_name(format!(".{name}.partial"));
+    content::keep_only(&partial, &manifest.files).map_err(failed)?;
+    content::fetch(store, &path::job_contents(job), &manifest.files, &partial, report).await?;
+    fs::rename(&partial, to).and_then(|()| directory::sync_parent(to)).map_err(failed)
+}
+
+/// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. An attempt that has been
+/// replaced fails with [`StoreError::Conflict`] and removes nothing: its view of what is newest is stale. What a crash in the middle
+/// leaves goes with the next [`super::sweep_contents`].
+pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usize) -> Result<()> {
     let steps = list(store, job).await?;
     let (old, kept) = steps.split_at(steps.len().saturating_sub(keep.max(1)));
     if old.is_empty() {
         return Ok(());
     }
+    lease.renew().await?;
     let named = |files: Vec<FileEntry>| files.into_iter().map(|file| file.sha256).collect::<HashSet<String>>();
     let (old_contents, kept_contents) = (named(files_of(store, job, old).await?), named(files_of(store, job, kept).await?));
     for step in old {
@@ -266,15 +284,64 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_another_fetch_left_does_not_get_into_a_checkpoint() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        // An interrupted fetch of another checkpoint to the same place.
+        let left = bench.directory.path().join(".model.partial/folder");
+        fs::create_dir_all(&left).unwrap();
+        for name in ["folder/model-1-of-2", "model-2-of-2", "config.json"] {
+            fs::write(left.with_file_name(name), "another").unwrap();
+        }
+        bench.commit(&mut lease, 20, &[("config.json", "{}"), ("model", "ab")]).await.unwrap();
+        let to = bench.directory.path().join("model");
+        fetch(&bench.store, &bench.job, 20, &to, &Silent).await.unwrap();
+        assert_eq!(fs::read_to_string(to.join("config.json")).unwrap(), "{}");
+        let mut names: Vec<_> = fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["config.json", "model"]);
+    }
+
+    #[tokio::test]
+    async fn two_fetches_to_one_place_both_succeed() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        let files: Vec<(String, String)> = (0..20).map(|i| (format!("file {i}"), format!("content {i}"))).collect();
+        let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+        bench.commit(&mut lease, 10, &files).await.unwrap();
+        for round in 0..20 {
+            let to = bench.directory.path().join(format!("to-{round}"));
+            let one = fetch(&bench.store, &bench.job, 10, &to, &Silent);
+            let other = fetch(&bench.store, &bench.job, 10, &to, &Silent);
+            let (one, other) = tokio::join!(one, other);
+            assert_eq!(one.unwrap(), other.unwrap());
+            assert_eq!(fs::read_dir(&to).unwrap().count(), 20);
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_lost_the_lease_removes_nothing() {
+        let bench = bench();
+        let mut first = bench.lease(1).await;
+        for step in [10, 20] {
+            bench.commit(&mut first, step, &[("a", &step.to_string())]).await.unwrap();
+        }
+        let _second = bench.lease(2).await;
+        let error = retain(&*bench.store, &bench.job, &mut first, 1).await.unwrap_err();
+        assert!(matches!(error, StoreError::Conflict { .. }));
+        assert_eq!(list(&*bench.store, &bench.job).await.unwrap(), [10, 20]);
+    }
+
+    #[tokio::test]
     async fn the_newest_stay() {
         let bench = bench();
         let mut lease = bench.lease(1).await;
         for step in [5, 10, 100, 1_000] {
             bench.commit(&mut lease, step, &[("a", &step.to_string())]).await.unwrap();
         }
-        retain(&*bench.store, &bench.job, 2).await.unwrap();
+        retain(&*bench.store, &bench.job, &mut lease, 2).await.unwrap();
         assert_eq!(list(&*bench.store, &bench.job).await.unwrap(), [100, 1_000]);
-        retain(&*bench.store, &bench.job, 0).await.unwrap();
+        retain(&*bench.store, &bench.job, &mut lease, 0).await.unwrap();
         assert_eq!(latest(&*bench.store, &bench.job).await.unwrap().unwrap().step, 1_000);
         let contents = path::job_contents(&bench.job);
         assert_eq!(bench.store.list(&contents).await.unwrap().len(), 1, "contents go with the last checkpoint that names them");

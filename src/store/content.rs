@@ -6,6 +6,7 @@ use std::{
     fs::{self, File},
     future::Future,
     io::{self, Read, Write},
+    os::unix::fs::MetadataExt,
     path::{Component, Path, PathBuf},
     sync::{
         Arc,
@@ -17,9 +18,10 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 use tokio::task::JoinSet;
 
-use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, sha256};
+use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, directory, sha256};
 use crate::job::{
     id::{JobId, path},
     report::{Report, Unit},
@@ -274,18 +276,56 @@ fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
     for folder in folders(to, files) {
         fs::create_dir_all(&folder)?;
         for entry in fs::read_dir(&folder)?.flatten() {
-            let abandoned = entry.file_name().to_string_lossy().starts_with(PARTIAL) && !is_locked(&entry.path());
-            if abandoned {
-                let _ = fs::remove_file(entry.path());
+            if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
+                remove_if_abandoned(&entry.path());
             }
         }
     }
     Ok(())
 }
 
-/// Whether a living process holds the file's lock: every fetch does until its file has its name.
-fn is_locked(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| file.try_lock().is_err())
+/// A living fetch holds its file's lock until the file has its name. The file goes while we hold the lock, so that whoever made it
+/// and waits for the lock finds out.
+fn remove_if_abandoned(path: &Path) {
+    if let Ok(file) = File::open(path)
+        && file.try_lock().is_ok()
+    {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// A file that other fetches leave alone for as long as it is open.
+fn partial_in(folder: &Path) -> io::Result<NamedTempFile> {
+    loop {
+        let file = tempfile::Builder::new().prefix(PARTIAL).permissions(directory::readable()).tempfile_in(folder)?;
+        file.as_file().lock()?;
+        // Between its creation and its lock another fetch may have taken it for abandoned.
+        if file.as_file().metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+}
+
+/// Removes from `folder` every file that a manifest does not name: what an interrupted fetch of something else left.
+pub(super) fn keep_only(folder: &Path, files: &[FileEntry]) -> io::Result<()> {
+    fn prune(folder: &Path, named: &HashSet<PathBuf>) -> io::Result<()> {
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                prune(&entry.path(), named)?;
+                // Stays unless it is empty now.
+                let _ = fs::remove_dir(entry.path());
+            } else if !named.contains(&entry.path()) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+    prune(folder, &files.iter().map(|file| folder.join(&file.path)).collect())
 }
 
 async fn fetch_one(store: &dyn Store, name: &str, file: &FileEntry, local: &Path, counter: &Arc<AtomicU64>) -> Result<()> {
@@ -299,8 +339,7 @@ async fn fetch_one(store: &dyn Store, name: &str, file: &FileEntry, local: &Path
     }
     let failed = |error| cannot_write(local, error);
     let folder = local.parent().unwrap_or(Path::new(""));
-    let mut temporary = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder).map_err(failed)?;
-    temporary.as_file().lock().map_err(failed)?;
+    let mut temporary = partial_in(folder).map_err(failed)?;
     read_verified(store, name, file, counter, |bytes| temporary.write_all(bytes).map_err(failed)).await?;
     let local = local.to_owned();
     on_thread(move || {
@@ -424,5 +463,33 @@ async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_at_work_is_not_taken_for_an_abandoned_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().to_owned();
+        let over = Arc::new(AtomicU64::new(0));
+        let cleaner = std::thread::spawn({
+            let (to, over) = (to.clone(), Arc::clone(&over));
+            move || {
+                while over.load(Ordering::SeqCst) == 0 {
+                    make_folders(&to, &[]).unwrap();
+                }
+            }
+        });
+        for _ in 0..3_000 {
+            partial_in(&to).unwrap().persist(to.join("whole")).unwrap();
+        }
+        over.store(1, Ordering::SeqCst);
+        cleaner.join().unwrap();
+        fs::write(to.join(format!("{PARTIAL}killed")), "").unwrap();
+        make_folders(&to, &[]).unwrap();
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "what a killed one left goes");
     }
 }

@@ -8,7 +8,7 @@ use std::{
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
     ops::Range,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -203,7 +203,7 @@ impl Root {
                 let _ = fs::remove_file(entry.path());
             }
         }
-        NamedTempFile::new_in(directory)
+        tempfile::Builder::new().permissions(readable()).tempfile_in(directory)
     }
 
     /// Replaces an object by what `fill` writes, when `condition` holds. The bytes are on the disk before the object has its name.
@@ -281,9 +281,13 @@ impl Root {
             _ => {}
         }
         // Folders are no objects: the empty ones go, up to the first that is not empty.
-        let folders = target.ancestors().skip(1).take_while(|folder| *folder != self.path);
-        folders.map(fs::remove_dir).take_while(io::Result::is_ok).for_each(drop);
-        Ok(())
+        let mut folders = target.ancestors().skip(1);
+        let standing = folders.find(|folder| *folder == self.path || fs::remove_dir(folder).is_err()).unwrap_or(&self.path);
+        // What is deleted next (contents after the manifest that named them) must not be gone before this is.
+        match File::open(standing).and_then(|folder| folder.sync_all()) {
+            Err(error) if !is_absent(&error) => Err(self.failed("delete", path, error)),
+            _ => Ok(()),
+        }
     }
 
     /// The names in the folder `prefix` and whether each is a folder; none when there is no such folder.
@@ -369,12 +373,30 @@ fn in_existing_parent<T>(target: &Path, act: impl Fn() -> io::Result<T>) -> io::
     loop {
         match act() {
             Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 10 && !parent.exists() => {
-                fs::create_dir_all(parent)?;
+                make_folder(parent)?;
                 tries += 1;
             }
             done => return done,
         }
     }
+}
+
+/// Creates a folder and those above it that are missing, each so that it survives a power failure.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match (fs::create_dir(folder), folder.parent()) {
+        (Ok(()), _) => sync_parent(folder),
+        (Err(error), _) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
+            make_folder(parent)?;
+            make_folder(folder)
+        }
+        (failed, _) => failed,
+    }
+}
+
+/// What `umask` leaves of "everybody may read and write": temporary files are for their owner alone, objects and downloads are not.
+pub(super) fn readable() -> fs::Permissions {
+    fs::Permissions::from_mode(0o666)
 }
 
 /// Makes a rename survive a power failure.
@@ -387,7 +409,10 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::store::{conformance, log};
+    use crate::{
+        job::report::Silent,
+        store::{conformance, dataset, log},
+    };
 
     fn fresh() -> (tempfile::TempDir, DirectoryStore) {
         let directory = tempfile::tempdir().unwrap();
@@ -501,6 +526,24 @@ mod tests {
         File::create(&left).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
         store.put("a", "whole".into(), Condition::Always).await.unwrap();
         assert!(!left.exists());
+    }
+
+    /// A store on a shared disk is for the group that the folder is for.
+    #[tokio::test]
+    async fn objects_and_downloads_are_as_readable_as_other_new_files() {
+        let (directory, store) = fresh();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let usual = directory.path().join("usual");
+        std::fs::write(&usual, "tokens").unwrap();
+        store.put("a/b", "x".into(), Condition::Always).await.unwrap();
+        store.append("a/log", 0, "x".into()).await.unwrap();
+        let store: Arc<dyn Store> = Arc::new(store);
+        let digest = dataset::upload(&store, &usual, &Silent).await.unwrap().digest;
+        let to = directory.path().join("to");
+        dataset::download(&store, &digest, &to, &Silent).await.unwrap();
+        for path in ["store/a/b", "store/a/log", "to/usual"] {
+            assert_eq!(mode(&directory.path().join(path)), mode(&usual), "{path}");
+        }
     }
 
     #[tokio::test]

@@ -184,11 +184,18 @@ impl Lease {
     /// Gives the lease back, to anybody. One that was lost is somebody else's by now, which is no error. An attempt's lease is never
     /// given back, or else an earlier attempt could take it.
     pub async fn release(self) -> Result<()> {
-        let Some(etag) = self.etag else { return Ok(()) };
-        let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: None, beat: self.beat + 1 };
-        match write_json(self.store.as_ref(), &self.path, &body, Condition::IfMatch(etag)).await {
-            Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
-            Err(error) => Err(error),
+        let Some(mut etag) = self.etag else { return Ok(()) };
+        let mut beat = self.beat;
+        loop {
+            let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: None, beat: beat + 1 };
+            match write_json(self.store.as_ref(), &self.path, &body, Condition::IfMatch(etag)).await {
+                Err(StoreError::Conflict { .. }) => match find_json::<Body>(self.store.as_ref(), &self.path).await? {
+                    // The answer to the last renewal was lost: it is still ours, in another version.
+                    Some((found, newer)) if found.holder.as_ref() == Some(&self.holder) => (etag, beat) = (newer, found.beat),
+                    _ => return Ok(()),
+                },
+                written => return written.map(drop),
+            }
         }
     }
 
@@ -344,5 +351,11 @@ mod tests {
         faulty.loses_answers.store(false, Ordering::SeqCst);
         lease.renew().await.unwrap();
         lease.renew().await.unwrap();
+        // Nor does it keep one that is given back.
+        faulty.loses_answers.store(true, Ordering::SeqCst);
+        lease.renew().await.unwrap_err();
+        faulty.loses_answers.store(false, Ordering::SeqCst);
+        lease.release().await.unwrap();
+        held(contender(&store, elsewhere(1)).acquire().await.unwrap());
     }
 }
