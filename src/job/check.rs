@@ -139,6 +139,12 @@ fn train(train: &TrainSettings) -> Vec<Rule> {
         above_zero("train.power", train.power),
         above_zero("train.epsilon", train.epsilon),
         above_zero("train.epochs", train.epochs.unwrap_or(1.0)),
+        within("train.warmup_learning_rate", train.warmup_learning_rate, 0.0, train.learning_rate.max(0.0)),
+        rule(
+            "train.momentum",
+            (0.0..1.0).contains(&train.momentum),
+            format!("momentum is at least 0 and below 1, not {}", train.momentum),
+        ),
         within("train.weight_decay", train.weight_decay, 0.0, f64::MAX),
         within("train.clip_norm", train.clip_norm, 0.0, f64::MAX),
         within("train.min_learning_rate", train.min_learning_rate, 0.0, train.learning_rate.max(0.0)),

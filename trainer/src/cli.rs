@@ -20,6 +20,7 @@ use crate::model::{Gpt2, Parameters, Shape};
 use crate::oracle;
 use crate::process;
 use crate::sampling::Sampling;
+use crate::schedule::learning_rate;
 use crate::train::{Outcome, train};
 use crate::{checkpoint, config_file};
 
@@ -45,6 +46,10 @@ enum Command {
     Inspect(InspectArguments),
     /// Write logits, loss and every gradient of one batch, for comparison with other implementations.
     Grads(GradsArguments),
+    /// Write the weights after optimizer steps on given gradients, for comparison with other implementations.
+    Updates(UpdatesArguments),
+    /// Print the learning rate of every step of a configuration, one JSON object a line.
+    Schedule(ScheduleArguments),
 }
 
 #[derive(Debug, Args)]
@@ -148,6 +153,31 @@ struct GradsArguments {
     double: bool,
 }
 
+#[derive(Debug, Args)]
+struct UpdatesArguments {
+    /// A Hugging Face directory of a GPT-2: the weights to begin with.
+    #[arg(long)]
+    model: PathBuf,
+    /// A directory of 0.safetensors, 1.safetensors and so on: each a gradient for every parameter, under its name.
+    #[arg(long)]
+    gradients: PathBuf,
+    /// Configuration whose `[train]` table says how, TOML or JSON.
+    #[arg(long)]
+    config: PathBuf,
+    /// The safetensors file to write.
+    #[arg(long)]
+    out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct ScheduleArguments {
+    /// Configuration with `train.steps`, TOML or JSON.
+    config: PathBuf,
+    /// Override one value, for example `train.schedule=linear`.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
 /// Runs one command; the number is the exit code.
 pub fn run(cli: &Cli) -> Result<u8, Failure> {
     match &cli.command {
@@ -159,6 +189,11 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
             let kind = if arguments.double { Kind::Double } else { Kind::Float };
             oracle::grads(&arguments.model, &arguments.tokens, &arguments.out, kind).map_err(Failure::input)?;
         }
+        Command::Updates(arguments) => {
+            let settings = config_file::read(&arguments.config, &[])?.train;
+            oracle::updates(&arguments.model, &arguments.gradients, &settings, &arguments.out).map_err(Failure::input)?;
+        }
+        Command::Schedule(arguments) => print_schedule(arguments)?,
     }
     Ok(0)
 }
@@ -172,6 +207,13 @@ fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
     let Outcome::Stopped { step } = train(&config, &process::STOP)? else { return Ok(0) };
     say(&format!("stopped on request; checkpoint {} is complete, the same command resumes from it", checkpoint::name(step)));
     Ok(STOPPED)
+}
+
+fn print_schedule(arguments: &ScheduleArguments) -> Result<(), Failure> {
+    let settings = config_file::read(&arguments.config, &arguments.overrides)?.train;
+    let steps = settings.steps.ok_or_else(|| Failure::input("the length of the schedule is not known; add --set train.steps=N"))?;
+    let line = |step| format!("{}\n", json!({"step": step + 1, "learning_rate": learning_rate(&settings, step, steps)}));
+    print(&(0..steps).map(line).collect::<String>())
 }
 
 fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {

@@ -81,6 +81,46 @@ pub enum Schedule {
     Polynomial,
     /// Warm-up, stable, decay: the peak until `decay_steps` before the end, then linear to `min_learning_rate`.
     Wsd,
+    /// DeepSpeed's WarmupLR: the warm-up rises with the logarithm of the step, then the peak to the end. The first two updates have
+    /// learning rate 0.
+    WarmupLr,
+}
+
+/// How gradients become new weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Two moments per weight (Loshchilov & Hutter 2019), as `torch.optim.AdamW`.
+    #[default]
+    Adamw,
+    /// Next to no memory (Shazeer & Stern 2018), as `transformers`' Adafactor under a schedule.
+    Adafactor,
+    /// Muon (Jordan et al. 2024) for the matrices inside the blocks, AdamW for the rest; as `torch.optim.Muon` with updates of the
+    /// size of AdamW's, so that AdamW's learning rate and weight decay fit.
+    Muon,
+}
+
+/// Which weights decay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WeightDecayOn {
+    /// Matrices and embeddings; biases and layer norms are left alone.
+    #[default]
+    Matrices,
+    /// Everything.
+    All,
+}
+
+/// A program whose quirks are kept, to compare runs with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compat {
+    /// `run_language_modeling.py` of May 2020: AdamW's epsilon is added before the bias correction, and weight decay spares only
+    /// what is called `bias`, so that GPT-2's layer norms decay.
+    #[serde(rename = "transformers-2020")]
+    Transformers2020,
+    /// fairseq's Adam: epsilon is added before the bias correction.
+    Fairseq,
 }
 
 /// How the run trains. Counts are in optimizer steps unless said otherwise.
@@ -109,17 +149,28 @@ pub struct TrainSettings {
     pub schedule: Schedule,
     /// Exponent of the polynomial schedule.
     pub power: f64,
-    /// Steps over which the learning rate rises linearly from zero.
+    /// Steps over which the learning rate rises, linearly unless the schedule says otherwise.
     pub warmup_steps: u64,
+    /// Where the warm-up begins.
+    pub warmup_learning_rate: f64,
     /// Length of the decay of the `wsd` schedule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
+    /// How gradients become new weights.
+    pub optimizer: OptimizerKind,
     /// AdamW's decay rates of the first and second moments.
     pub betas: [f64; 2],
     /// AdamW's epsilon.
     pub epsilon: f64,
-    /// Decoupled weight decay, on matrices only (biases and layer norms are left alone).
+    /// Muon's momentum.
+    pub momentum: f64,
+    /// Decoupled weight decay.
     pub weight_decay: f64,
+    /// Which weights decay.
+    pub weight_decay_on: WeightDecayOn,
+    /// Quirks of another program, to compare runs with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compat: Option<Compat>,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,
     /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
@@ -152,10 +203,15 @@ impl Default for TrainSettings {
             schedule: Schedule::Cosine,
             power: 1.0,
             warmup_steps: 0,
+            warmup_learning_rate: 0.0,
+            optimizer: OptimizerKind::Adamw,
             decay_steps: None,
             betas: [0.9, 0.999],
             epsilon: 1e-8,
+            momentum: 0.95,
             weight_decay: 0.01,
+            weight_decay_on: WeightDecayOn::Matrices,
+            compat: None,
             clip_norm: 1.0,
             eval_every: 0,
             eval_sequences: None,

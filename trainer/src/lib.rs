@@ -41,3 +41,5 @@ pub mod state;
 #[cfg(feature = "torch")]
 pub mod train;
 pub mod validate;
+#[cfg(feature = "torch")]
+mod vectorise;

@@ -1,19 +1,26 @@
-//! `ft-trainer grads`: logits, loss and every gradient of one batch, for comparison with other implementations.
+//! What other implementations are compared with: `ft-trainer grads`, logits, loss and every gradient of one batch; `ft-trainer updates`,
+//! the weights after optimizer steps on given gradients.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
+use crate::config::TrainSettings;
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
 use crate::model::{Gpt2, Parameters};
+use crate::optimizer::{Optimizer, clip_factor, global_norm};
+use crate::schedule::learning_rate;
 
 /// Why the batch cannot be computed.
 #[derive(Debug, Error)]
 pub enum OracleError {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{} has no tensor {name} of the model's dimensions", path.display())]
+    Gradient { path: PathBuf, name: String },
     #[error("{} must hold one JSON array of arrays of token ids: {reason}", path.display())]
     Tokens { path: PathBuf, reason: String },
     #[error(transparent)]
@@ -39,6 +46,35 @@ pub fn grads(model: &Path, tokens: &Path, out: &Path, kind: Kind) -> Result<(), 
     let mut tensors = vec![("logits".to_owned(), &logits), ("loss".to_owned(), &loss)];
     tensors.extend(model.gradients().iter().map(|entry| (format!("grad.{}", entry.name), &entry.tensor)));
     Ok(tensor_file::write(out, tensors)?)
+}
+
+/// Makes one optimizer step for each of `gradients/0.safetensors`, `1.safetensors` and so on, from the weights in `model` (a Hugging
+/// Face directory), as a run with these settings does; a step whose gradient is not finite changes nothing. Writes the weights.
+pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &Path) -> Result<(), OracleError> {
+    let (_, mut weights) = Parameters::load(model)?;
+    let mut optimizer = Optimizer::new(&weights, settings);
+    let mut gradient = weights.zeros_like();
+    let files = (0..).map(|number| gradients.join(format!("{number}.safetensors"))).take_while(|path| path.exists());
+    let files: Vec<PathBuf> = files.collect();
+    for (step, path) in (0..).zip(&files) {
+        read_gradient(path, &mut gradient)?;
+        let norm = global_norm(&gradient);
+        if norm.is_finite() {
+            let rate = learning_rate(settings, step, files.len() as u64);
+            optimizer.step(&mut weights, &gradient, rate, clip_factor(norm, settings.clip_norm));
+        }
+    }
+    Ok(weights.write_safetensors(out)?)
+}
+
+fn read_gradient(path: &Path, gradient: &mut Parameters) -> Result<(), OracleError> {
+    let mut tensors: HashMap<String, Tensor> = tensor_file::read(path)?.into_iter().collect();
+    for entry in gradient {
+        let found = tensors.remove(&entry.name).filter(|tensor| tensor.size() == entry.tensor.size());
+        let absent = || OracleError::Gradient { path: path.to_owned(), name: entry.name.clone() };
+        entry.tensor.copy_(&found.ok_or_else(absent)?);
+    }
+    Ok(())
 }
 
 fn read_tokens(path: &Path, vocabulary: usize, context: usize) -> Result<Tensor, OracleError> {

@@ -15,17 +15,17 @@ use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
 use crate::files;
-use crate::journal::Journal;
+use crate::journal::{Journal, say};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
 use crate::model::{Gpt2, Parameters, Shape};
-use crate::optimizer::AdamW;
+use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
 use crate::state::{self, Identity, State};
 use crate::validate;
 
-/// AdamW's moments, in a checkpoint.
+/// What the optimizer remembers, in a checkpoint.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// A run under way.
@@ -34,7 +34,7 @@ pub struct Run<'a> {
     pub(crate) dataset: Dataset,
     pub(crate) sampler: Sampler,
     pub(crate) model: Gpt2,
-    pub(crate) optimizer: AdamW,
+    pub(crate) optimizer: Optimizer,
     pub(crate) state: State,
     pub(crate) journal: Journal,
     pub(crate) checkpoints: Checkpoints,
@@ -66,7 +66,7 @@ impl<'a> Run<'a> {
         };
         let model = Gpt2::new(shape, &parameters, Device::Cpu);
         drop(parameters);
-        let optimizer = optimizer(&model, &config.train, checkpoint.as_deref(), state.step)?;
+        let optimizer = optimizer(&model, &config.train, checkpoint.as_deref(), state.updates())?;
         let journal = Journal::open(&config.output, checkpoint.as_deref())?;
         let pace = Pace::new(&shape, &config.train, state.seconds);
         let saved = checkpoint.map(|_| state.step);
@@ -95,7 +95,9 @@ impl<'a> Run<'a> {
             flops_per_token: self.pace.flops_per_token,
             device: format!("CPU, {threads} threads, {peak:.0} GFLOP/s measured"),
         };
-        self.journal.tell(event)
+        self.journal.tell(event)?;
+        self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
+        Ok(())
     }
 }
 
@@ -164,6 +166,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         step: 0,
         steps,
         tokens: 0,
+        skipped: 0,
         threads: settings.threads.unwrap_or_else(cores),
         log_bytes: 0,
         evaluated: None,
@@ -216,11 +219,11 @@ fn weights_digest(directory: &Path) -> Result<String, Failure> {
     Ok(files::hex(&hasher.finalize()))
 }
 
-fn optimizer(model: &Gpt2, settings: &TrainSettings, checkpoint: Option<&Path>, step: u64) -> Result<AdamW, Failure> {
-    let mut optimizer = AdamW::new(model.parameters(), settings.betas, settings.epsilon, settings.weight_decay);
+fn optimizer(model: &Gpt2, settings: &TrainSettings, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
+    let mut optimizer = Optimizer::new(model.parameters(), settings);
     if let Some(checkpoint) = checkpoint {
-        let moments = tensor_file::read(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
-        optimizer.load_state(moments, step).map_err(damaged)?;
+        let state = tensor_file::read(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
+        optimizer.load_state(state, updates).map_err(damaged)?;
     }
     Ok(optimizer)
 }

@@ -9,8 +9,22 @@ use std::f64::consts::PI;
 use crate::config::{Schedule, TrainSettings};
 
 /// Learning rate of the update that follows `step` completed updates, in a run of `steps` updates.
+///
+/// The operations have the order that they have in Python there, so that not even the last bit differs.
 pub fn learning_rate(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
-    settings.learning_rate * factor(settings, step, steps)
+    let (peak, warmup) = (settings.learning_rate, settings.warmup_steps);
+    match settings.schedule {
+        _ if peak == 0.0 => 0.0,
+        Schedule::WarmupLr => peak * logarithmic_warmup(step, warmup),
+        // `get_wsd_schedule` lets the warm-up start at the floor, the others at 0.
+        Schedule::Wsd if step < warmup => peak * above(floor(settings), ratio(step, warmup)),
+        _ if step < warmup && settings.warmup_learning_rate > 0.0 => {
+            let start = settings.warmup_learning_rate;
+            start + step as f64 * ((peak - start) / warmup as f64)
+        }
+        _ if step < warmup => peak * ratio(step, warmup),
+        _ => peak * after_warmup(settings, step, steps),
+    }
 }
 
 /// Updates of the final decay of [`Schedule::Wsd`]: as set, or a tenth of the run (Hu et al. 2024, "MiniCPM", section 4.3).
@@ -18,27 +32,45 @@ pub fn decay_steps(settings: &TrainSettings, steps: u64) -> u64 {
     settings.decay_steps.unwrap_or(steps / 10)
 }
 
-/// The share of the peak learning rate.
-fn factor(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
-    let floor = if settings.learning_rate > 0.0 { settings.min_learning_rate / settings.learning_rate } else { 0.0 };
-    let above = |factor: f64| factor * (1.0 - floor) + floor;
+/// The share of the peak learning rate that the last update comes near to.
+fn floor(settings: &TrainSettings) -> f64 {
+    settings.min_learning_rate / settings.learning_rate
+}
+
+/// The share of the peak learning rate once the warm-up is over.
+fn after_warmup(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
+    let floor = floor(settings);
     let warmup = settings.warmup_steps;
-    if step < warmup {
-        let rise = ratio(step, warmup);
-        // `get_wsd_schedule` lets the warm-up start at the floor, the others at 0.
-        return if settings.schedule == Schedule::Wsd { above(rise) } else { rise };
-    }
-    let progress = ratio(step - warmup, steps.saturating_sub(warmup)).min(1.0);
+    let step = step.min(steps.max(warmup));
+    let decay = steps.saturating_sub(warmup);
     match settings.schedule {
-        Schedule::Constant => 1.0,
-        Schedule::Linear => above(1.0 - progress),
-        Schedule::Cosine => above(0.5 * (1.0 + (PI * progress).cos())),
-        Schedule::Polynomial => above((1.0 - progress).powf(settings.power)),
+        Schedule::Constant | Schedule::WarmupLr => 1.0,
+        Schedule::Linear => above(floor, ratio(steps.saturating_sub(step), decay)),
+        Schedule::Cosine => above(floor, 0.5 * (1.0 + (PI * ratio(step - warmup, decay)).cos())),
+        Schedule::Polynomial => {
+            let (peak, end) = (settings.learning_rate, settings.min_learning_rate);
+            ((peak - end) * (1.0 - ratio(step - warmup, decay)).powf(settings.power) + end) / peak
+        }
         Schedule::Wsd => {
             let decay = decay_steps(settings, steps);
             let since = (step + decay).saturating_sub(steps);
-            above(1.0 - ratio(since, decay).min(1.0))
+            above(floor, 1.0 - ratio(since, decay))
         }
+    }
+}
+
+fn above(floor: f64, factor: f64) -> f64 {
+    factor * (1.0 - floor) + floor
+}
+
+/// DeepSpeed's `WarmupLR` with `warmup_type="log"`: `ln(n + 1) / ln(warm-up)` of the peak, where its counter n is one behind because
+/// it moves after the optimizer, and the very first update has no rate at all. A warm-up is at least 2 there.
+fn logarithmic_warmup(step: u64, warmup: u64) -> f64 {
+    let warmup = warmup.max(2);
+    match step.checked_sub(1) {
+        None => 0.0,
+        Some(counter) if counter < warmup => 1.0 / (warmup as f64).ln() * ((counter + 1) as f64).ln(),
+        Some(_) => 1.0,
     }
 }
 
@@ -102,6 +134,30 @@ mod tests {
     fn warm_up_stable_decay() {
         assert_close(&rates(Schedule::Wsd, 0.0), [0.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.0]);
         assert_close(&rates(Schedule::Wsd, 1.0), [1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 1.75, 1.5, 1.25, 1.0]);
+    }
+
+    #[test]
+    fn warmup_lr_of_deepspeed() {
+        let logarithms = [0.0, 0.0, 1.0, 3.0_f64.ln() / 4.0_f64.ln() * 2.0, 2.0, 2.0];
+        let settings =
+            TrainSettings { learning_rate: 2.0, warmup_steps: 4, schedule: Schedule::WarmupLr, ..TrainSettings::default() };
+        for (step, expected) in (0..).zip(logarithms) {
+            let rate = learning_rate(&settings, step, 10);
+            assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn a_warm_up_may_begin_above_zero() {
+        let settings = TrainSettings {
+            learning_rate: 2.0,
+            warmup_learning_rate: 1.0,
+            warmup_steps: 4,
+            schedule: Schedule::Constant,
+            ..TrainSettings::default()
+        };
+        let rates: Vec<f64> = (0..6).map(|step| learning_rate(&settings, step, 10)).collect();
+        assert_eq!(rates, [1.0, 1.25, 1.5, 1.75, 2.0, 2.0]);
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub struct State {
     pub steps: u64,
     /// Tokens trained on.
     pub tokens: u64,
+    /// Steps of `step` that changed no weight, because their loss or gradient was not to be trusted.
+    #[serde(default)]
+    pub skipped: u64,
     /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
     pub threads: usize,
     /// Length of `steps.jsonl`.
@@ -67,11 +70,21 @@ impl Identity {
 
     /// One line for each value that is not as in `saved`: `train.seed: 42 in the checkpoint, 43 now`.
     pub fn differences(&self, saved: &Self) -> Vec<String> {
+        let saved = Self { train: with_defaults(&saved.train), ..saved.clone() };
         let (saved, now) = (serde_json::to_value(saved), serde_json::to_value(self));
         let mut lines = Vec::new();
         compare("", &saved.unwrap_or_default(), &now.unwrap_or_default(), &mut lines);
         lines
     }
+}
+
+/// A `[train]` table as an older version saved it, with the defaults of the settings that it did not have.
+fn with_defaults(saved: &Value) -> Value {
+    let defaults = serde_json::to_value(TrainSettings::default()).unwrap_or_default();
+    let (Value::Object(mut table), Value::Object(saved)) = (defaults, saved) else { return saved.clone() };
+    table.retain(|key, _| !FREE.contains(&key.as_str()));
+    table.extend(saved.clone());
+    Value::Object(table)
 }
 
 fn compare(key: &str, saved: &Value, now: &Value, lines: &mut Vec<String>) {
@@ -91,6 +104,11 @@ fn compare(key: &str, saved: &Value, now: &Value, lines: &mut Vec<String>) {
 }
 
 impl State {
+    /// Updates that the optimizer has made.
+    pub fn updates(&self) -> u64 {
+        self.step - self.skipped
+    }
+
     pub fn read(checkpoint: &Path) -> Result<Self, Failure> {
         let path = checkpoint.join(FILE);
         let text = fs::read(&path).map_err(|error| Failure::io("read", &path, &error))?;
@@ -132,6 +150,15 @@ mod tests {
             "train.steps: null in the checkpoint, 9 now",
         ];
         assert_eq!(now.differences(&saved), expected);
+    }
+
+    #[test]
+    fn a_setting_that_did_not_exist_yet_had_its_default() {
+        let mut saved = identity(|_| ());
+        saved.train.as_object_mut().unwrap().retain(|key, _| key != "optimizer" && key != "momentum");
+        assert!(identity(|_| ()).differences(&saved).is_empty());
+        let now = identity(|train| train.momentum = 0.5);
+        assert_eq!(now.differences(&saved), ["train.momentum: 0.95 in the checkpoint, 0.5 now"]);
     }
 
     #[test]

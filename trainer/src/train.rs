@@ -22,7 +22,7 @@ use crate::journal::{Record, grouped, say};
 use crate::model::hugging_face::CONFIG_FILE;
 use crate::model::parameters::WEIGHTS_FILE;
 use crate::model::tensor_file;
-use crate::optimizer::global_norm;
+use crate::optimizer::{clip_factor, global_norm};
 use crate::progress::Event;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
 use crate::schedule::learning_rate;
@@ -257,23 +257,5 @@ impl Run<'_> {
             perplexity_after: state.last_validation_loss.map(f64::exp),
             checkpoint: checkpoint::name(state.step),
         }
-    }
-}
-
-/// What gradients are multiplied with, as `torch.nn.utils.clip_grad_norm_` does; a largest norm of 0 means no clipping.
-fn clip_factor(norm: f64, largest: f64) -> f64 {
-    if largest > 0.0 { (largest / (norm + 1e-6)).min(1.0) } else { 1.0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gradients_are_clipped_as_torch_clips() {
-        let close = |factor: f64, expected: f64| assert!((factor - expected).abs() < 1e-6, "{factor} instead of {expected}");
-        close(clip_factor(0.5, 1.0), 1.0);
-        close(clip_factor(4.0, 1.0), 0.25);
-        close(clip_factor(4.0, 0.0), 1.0);
     }
 }

@@ -64,10 +64,14 @@ fn rates(settings: &TrainSettings) -> Result<(), InvalidValue> {
     not_negative("train.learning_rate", settings.learning_rate)?;
     not_negative("train.min_learning_rate", settings.min_learning_rate)?;
     not_negative("train.power", settings.power)?;
+    not_negative("train.warmup_learning_rate", settings.warmup_learning_rate)?;
     not_negative("train.weight_decay", settings.weight_decay)?;
     not_negative("train.clip_norm", settings.clip_norm)?;
     let (low, high) = (settings.min_learning_rate, settings.learning_rate);
     check("train.min_learning_rate", &low, low <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
+    let start = settings.warmup_learning_rate;
+    check("train.warmup_learning_rate", &start, start <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
+    check("train.momentum", &settings.momentum, (0.0..1.0).contains(&settings.momentum), "must be at least 0 and below 1")?;
     check("train.epsilon", &settings.epsilon, settings.epsilon > 0.0 && settings.epsilon.is_finite(), "must be above 0")?;
     let betas = settings.betas.iter().all(|beta| (0.0..1.0).contains(beta));
     check("train.betas", &format!("{:?}", settings.betas), betas, "must be at least 0 and below 1")

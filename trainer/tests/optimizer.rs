@@ -2,23 +2,28 @@
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used)]
 
+use ft_trainer::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 use ft_trainer::model::{Parameters, Shape};
-use ft_trainer::optimizer::{AdamW, global_norm};
+use ft_trainer::optimizer::{Optimizer, global_norm};
 use tch::{Device, Kind};
-
-const BETAS: [f64; 2] = [0.9, 0.95];
 
 /// Large enough that every thread gets several chunks, and not a multiple of anything.
 fn shape() -> Shape {
     Shape { layers: 1, heads: 1, width: 65, context: 31, vocabulary: 1201, layer_norm_epsilon: 1e-5 }
 }
 
-fn optimizer(parameters: &Parameters) -> AdamW {
-    AdamW::new(parameters, BETAS, 1e-8, 0.1)
+const KINDS: [OptimizerKind; 3] = [OptimizerKind::Adamw, OptimizerKind::Adafactor, OptimizerKind::Muon];
+
+fn settings() -> TrainSettings {
+    TrainSettings { betas: [0.9, 0.95], weight_decay: 0.1, ..TrainSettings::default() }
+}
+
+fn optimizer(parameters: &Parameters, optimizer: OptimizerKind) -> Optimizer {
+    Optimizer::new(parameters, &TrainSettings { optimizer, ..settings() })
 }
 
 /// Steps `from..to` on gradients that depend on the step alone.
-fn train(parameters: &mut Parameters, optimizer: &mut AdamW, steps: std::ops::Range<u64>) {
+fn train(parameters: &mut Parameters, optimizer: &mut Optimizer, steps: std::ops::Range<u64>) {
     let kind = parameters.iter().next().unwrap().tensor.kind();
     for step in steps {
         let gradients = Parameters::random(&shape(), 100 + step).to(Device::Cpu, kind);
@@ -41,7 +46,7 @@ fn equal(left: &Parameters, right: &Parameters) -> bool {
 fn one_pass_equals_the_rule_in_double_precision() {
     let mut single = Parameters::random(&shape(), 1);
     let mut double = single.to(Device::Cpu, Kind::Double);
-    let (mut fast, mut reference) = (optimizer(&single), optimizer(&double));
+    let (mut fast, mut reference) = (optimizer(&single, OptimizerKind::Adamw), optimizer(&double, OptimizerKind::Adamw));
     train(&mut single, &mut fast, 0..50);
     train(&mut double, &mut reference, 0..50);
     let error = relative_error(&single, &double);
@@ -54,7 +59,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     let run = |threads| {
         tch::set_num_threads(threads);
         let mut parameters = Parameters::random(&shape(), 1);
-        let mut optimizer = optimizer(&parameters);
+        let mut optimizer = optimizer(&parameters, OptimizerKind::Adamw);
         train(&mut parameters, &mut optimizer, 0..5);
         let norm = global_norm(&parameters);
         (parameters, norm)
@@ -66,42 +71,76 @@ fn bits_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn a_restored_state_continues_bit_for_bit() {
-    let mut undisturbed = Parameters::random(&shape(), 1);
-    let mut optimizer_1 = optimizer(&undisturbed);
-    train(&mut undisturbed, &mut optimizer_1, 0..3);
-    let mut resumed = undisturbed.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float);
-    let saved: Vec<_> = optimizer_1.state().map(|(name, tensor)| (name, tensor.copy())).collect();
-    let mut optimizer_2 = optimizer(&resumed);
-    optimizer_2.load_state(saved, optimizer_1.step_count()).unwrap();
-    train(&mut undisturbed, &mut optimizer_1, 3..6);
-    train(&mut resumed, &mut optimizer_2, 3..6);
-    assert!(equal(&undisturbed, &resumed));
+    for kind in KINDS {
+        let mut undisturbed = Parameters::random(&shape(), 1);
+        let mut optimizer_1 = optimizer(&undisturbed, kind);
+        train(&mut undisturbed, &mut optimizer_1, 0..3);
+        let mut resumed = undisturbed.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float);
+        let saved: Vec<_> = optimizer_1.state().map(|(name, tensor)| (name, tensor.copy())).collect();
+        let mut optimizer_2 = optimizer(&resumed, kind);
+        optimizer_2.load_state(saved, optimizer_1.updates()).unwrap();
+        train(&mut undisturbed, &mut optimizer_1, 3..6);
+        train(&mut resumed, &mut optimizer_2, 3..6);
+        assert!(equal(&undisturbed, &resumed), "{kind:?}");
+    }
 }
 
 #[test]
 fn a_foreign_state_is_refused_by_name() {
-    let parameters = Parameters::random(&shape(), 1);
-    let saved = || optimizer(&parameters).state().map(|(name, tensor)| (name, tensor.copy())).collect::<Vec<_>>();
-    let mut incomplete = saved();
-    let (lost, _) = incomplete.pop().unwrap();
-    assert!(optimizer(&parameters).load_state(incomplete, 1).unwrap_err().to_string().contains(&lost));
-    let other = Parameters::random(&Shape { vocabulary: 7, ..shape() }, 1);
-    assert!(optimizer(&other).load_state(saved(), 1).unwrap_err().to_string().contains("exp_avg.transformer.wte.weight"));
+    for (kind, name) in
+        KINDS.into_iter().zip(["exp_avg.transformer.wte.weight", "exp_avg_sq_row.transformer.wte.weight", "exp_avg."])
+    {
+        let parameters = Parameters::random(&shape(), 1);
+        let saved = || optimizer(&parameters, kind).state().map(|(name, tensor)| (name, tensor.copy())).collect::<Vec<_>>();
+        let mut incomplete = saved();
+        let (lost, _) = incomplete.pop().unwrap();
+        assert!(optimizer(&parameters, kind).load_state(incomplete, 1).unwrap_err().to_string().contains(&lost));
+        let other = Parameters::random(&Shape { vocabulary: 7, ..shape() }, 1);
+        assert!(optimizer(&other, kind).load_state(saved(), 1).unwrap_err().to_string().contains(name));
+    }
 }
 
-#[test]
-fn decay_spares_biases_and_layer_norms() {
+/// The names of what decays: a step on ones without gradients shrinks it.
+fn decaying(settings: &TrainSettings) -> Vec<String> {
     let mut parameters = Parameters::random(&shape(), 1);
     for parameter in &mut parameters {
         let _ = parameter.tensor.fill_(1.0);
     }
     let gradients = parameters.zeros_like();
-    optimizer(&parameters).step(&mut parameters, &gradients, 0.5, 1.0);
+    Optimizer::new(&parameters, settings).step(&mut parameters, &gradients, 0.5, 1.0);
+    let mean = |tensor: &tch::Tensor| tensor.mean(Kind::Double).double_value(&[]);
     for parameter in &parameters {
-        let expected = if parameter.tensor.dim() == 2 { 0.95 } else { 1.0 };
-        let error = (parameter.tensor.mean(Kind::Double).double_value(&[]) - expected).abs();
-        assert!(error < 1e-6, "{} is off by {error}", parameter.name);
+        let mean = mean(&parameter.tensor);
+        assert!((mean - 0.95).abs() < 1e-6 || (mean - 1.0).abs() < 1e-6, "{} is now {mean}", parameter.name);
     }
+    parameters.iter().filter(|parameter| mean(&parameter.tensor) < 0.97).map(|parameter| parameter.name.clone()).collect()
+}
+
+#[test]
+fn decay_follows_its_rule() {
+    for optimizer in KINDS {
+        let matrices = decaying(&TrainSettings { optimizer, ..settings() });
+        assert_eq!(matrices.len(), 6, "{matrices:?}");
+        assert!(matrices.iter().all(|name| name.ends_with("weight") && !name.contains("ln_")), "{matrices:?}");
+    }
+    assert_eq!(decaying(&TrainSettings { weight_decay_on: WeightDecayOn::All, ..settings() }).len(), 16);
+    let by_name = decaying(&TrainSettings { compat: Some(Compat::Transformers2020), ..settings() });
+    assert!(by_name.len() == 9 && by_name.iter().all(|name| name.ends_with("weight")), "{by_name:?}");
+}
+
+#[test]
+fn groups_say_what_happens_to_whom() {
+    let parameters = Parameters::random(&shape(), 1);
+    let said = |kind| optimizer(&parameters, kind).groups().iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        said(OptimizerKind::Muon),
+        [
+            "AdamW, weight decay 0.1: 2 tensors, 80,080 parameters",
+            "AdamW, weight decay 0: 10 tensors, 975 parameters",
+            "Muon, weight decay 0.1: 4 tensors, 50,700 parameters",
+        ]
+    );
+    assert_eq!(said(OptimizerKind::Adafactor)[0], "Adafactor, weight decay 0.1: 6 tensors, 130,780 parameters");
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! AdamW (Loshchilov & Hutter 2019) with the semantics of `torch.optim.AdamW`: bias correction, decoupled weight decay.
+//!
+//! DeepSpeed's `DeepSpeedCPUAdam` and apex's `FusedAdam` in their AdamW modes are the same function of real numbers; only the order
+//! of the roundings differs. transformers' own AdamW of 2020 and fairseq's Adam add epsilon to the uncorrected root
+//! (Kingma & Ba 2015, the last lines of section 2), which matters where gradients are as small as epsilon: [`Epsilon::Uncorrected`].
+
+use tch::Tensor;
+
+use super::{Rule, Update};
+use crate::model::parameters::{floats, floats_mut, is_plain};
+use crate::parallel;
+use crate::vectorise::vectorised;
+
+/// Elements one thread updates at a time: four arrays of them stay in a core's own cache.
+pub(super) const CHUNK: usize = 1 << 14;
+
+/// What epsilon is added to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Epsilon {
+    /// `√(v / (1 − β₂ᵗ)) + ε`.
+    Corrected,
+    /// `√v + ε`.
+    Uncorrected,
+}
+
+/// The two moments of one parameter, in its dtype and on its device.
+#[derive(Debug)]
+pub struct AdamW {
+    betas: [f64; 2],
+    epsilon: (f64, Epsilon),
+    first: Tensor,
+    second: Tensor,
+}
+
+impl AdamW {
+    pub fn new(parameter: &Tensor, betas: [f64; 2], epsilon: (f64, Epsilon)) -> Self {
+        Self { betas, epsilon, first: parameter.zeros_like(), second: parameter.zeros_like() }
+    }
+}
+
+impl Rule for AdamW {
+    fn name(&self) -> &'static str {
+        "AdamW"
+    }
+
+    fn update(&mut self, parameter: &mut Tensor, gradient: &Tensor, update: &Update) {
+        let numbers = Numbers::new(self.betas, self.epsilon, update);
+        if [&*parameter, gradient, &self.first, &self.second].into_iter().all(is_plain) {
+            numbers.update_plain(parameter, gradient, &mut self.first, &mut self.second);
+        } else {
+            numbers.update_anywhere(parameter, gradient, &mut self.first, &mut self.second);
+        }
+    }
+
+    fn state(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![("exp_avg", &self.first), ("exp_avg_sq", &self.second)]
+    }
+
+    fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
+        vec![("exp_avg", &mut self.first), ("exp_avg_sq", &mut self.second)]
+    }
+}
+
+/// What one update of one tensor computes with: `p ← keep · p − step_size · m / (√v / correction + ε)`.
+#[derive(Clone, Copy)]
+struct Numbers {
+    gradient_scale: f64,
+    /// `1 − learning rate · weight decay`.
+    keep: f64,
+    betas: [f64; 2],
+    epsilon: f64,
+    /// `learning rate / (1 − β₁ᵗ)`.
+    step_size: f64,
+    /// `√(1 − β₂ᵗ)`.
+    correction: f64,
+}
+
+impl Numbers {
+    fn new(betas: [f64; 2], (epsilon, place): (f64, Epsilon), update: &Update) -> Self {
+        let rest = |beta: f64| 1.0 - beta.powf(update.number as f64);
+        let correction = rest(betas[1]).sqrt();
+        Self {
+            gradient_scale: update.gradient_scale,
+            keep: 1.0 - update.learning_rate * update.weight_decay,
+            betas,
+            epsilon: if place == Epsilon::Corrected { epsilon } else { epsilon / correction },
+            step_size: update.learning_rate / rest(betas[0]),
+            correction,
+        }
+    }
+
+    /// One pass over four arrays in main memory.
+    fn update_plain(self, parameter: &mut Tensor, gradient: &Tensor, first: &mut Tensor, second: &mut Tensor) {
+        let parameters = floats_mut(parameter).chunks_mut(CHUNK);
+        let moments = floats_mut(first).chunks_mut(CHUNK).zip(floats_mut(second).chunks_mut(CHUNK));
+        let chunks = parameters.zip(floats(gradient).chunks(CHUNK)).zip(moments);
+        parallel::run(chunks.collect(), |((parameter, gradient), (first, second))| {
+            update_slices(self, parameter, gradient, first, second);
+        });
+    }
+
+    /// The same in libtorch's operations, for any device and dtype.
+    fn update_anywhere(self, parameter: &mut Tensor, gradient: &Tensor, first: &mut Tensor, second: &mut Tensor) {
+        let gradient = gradient * self.gradient_scale;
+        let _ = first.g_mul_scalar_(self.betas[0]).g_add_(&(&gradient * (1.0 - self.betas[0])));
+        let _ = second.g_mul_scalar_(self.betas[1]).g_add_(&(gradient.square() * (1.0 - self.betas[1])));
+        let denominator = second.sqrt() / self.correction + self.epsilon;
+        let _ = parameter.g_mul_scalar_(self.keep).g_sub_(&(&*first / denominator * self.step_size));
+    }
+}
+
+vectorised! {
+    /// Element by element and without branches: the compiler vectorises it, and neither the number of threads nor the width of the
+    /// registers can change a bit.
+    fn update_slices(numbers: Numbers, parameter: &mut [f32], gradient: &[f32], first: &mut [f32], second: &mut [f32]) {
+        let [scale, keep, step_size, correction, epsilon] =
+            [numbers.gradient_scale, numbers.keep, numbers.step_size, numbers.correction, numbers.epsilon].map(|number| number as f32);
+        let [beta_1, beta_2] = numbers.betas.map(|beta| beta as f32);
+        let [rest_1, rest_2] = numbers.betas.map(|beta| (1.0 - beta) as f32);
+        for (((parameter, gradient), first), second) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
+            let gradient = gradient * scale;
+            *first = *first * beta_1 + gradient * rest_1;
+            *second = *second * beta_2 + gradient * gradient * rest_2;
+            *parameter = *parameter * keep - step_size * *first / (second.sqrt() / correction + epsilon);
+        }
+    }
+}

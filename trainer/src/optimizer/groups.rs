@@ -1,0 +1,73 @@
+//! Which rule and which weight decay each parameter gets.
+
+use std::fmt;
+
+use super::adafactor::Adafactor;
+use super::adamw::{AdamW, Epsilon};
+use super::muon::Muon;
+use super::{Optimizer, Rule};
+use crate::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
+use crate::journal::grouped;
+use crate::model::parameters::Parameter;
+
+/// Parameters that are updated alike.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Group {
+    pub rule: &'static str,
+    pub weight_decay: f64,
+    pub tensors: usize,
+    /// Numbers in all of the tensors.
+    pub elements: u64,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rule, weight_decay, tensors, elements } = self;
+        write!(f, "{rule}, weight decay {weight_decay}: {tensors} tensors, {} parameters", grouped(*elements))
+    }
+}
+
+impl Optimizer {
+    /// The groups in the order of their first parameters.
+    pub fn groups(&self) -> Vec<Group> {
+        let mut groups: Vec<Group> = Vec::new();
+        for slot in &self.slots {
+            let (rule, weight_decay) = (slot.rule.name(), slot.weight_decay);
+            let same = |group: &&mut Group| group.rule == rule && group.weight_decay.to_bits() == weight_decay.to_bits();
+            if let Some(group) = groups.iter_mut().find(same) {
+                group.tensors += 1;
+                group.elements += slot.elements;
+            } else {
+                groups.push(Group { rule, weight_decay, tensors: 1, elements: slot.elements });
+            }
+        }
+        groups
+    }
+}
+
+pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings) -> Box<dyn Rule> {
+    let tensor = &parameter.tensor;
+    match settings.optimizer {
+        OptimizerKind::Adafactor => Box::new(Adafactor::new(tensor)),
+        OptimizerKind::Muon if is_hidden_matrix(parameter) => Box::new(Muon::new(tensor, settings.momentum)),
+        OptimizerKind::Muon | OptimizerKind::Adamw => {
+            let place = if settings.compat.is_some() { Epsilon::Uncorrected } else { Epsilon::Corrected };
+            Box::new(AdamW::new(tensor, settings.betas, (settings.epsilon, place)))
+        }
+    }
+}
+
+/// A matrix between two layers, not one between tokens or positions and the stream.
+fn is_hidden_matrix(parameter: &Parameter) -> bool {
+    parameter.tensor.dim() == 2 && parameter.name.contains(".h.")
+}
+
+pub(super) fn weight_decay(parameter: &Parameter, settings: &TrainSettings) -> f64 {
+    let decays = match (settings.compat, settings.weight_decay_on) {
+        // `no_decay = ["bias", "LayerNorm.weight"]` was written for BERT's names; GPT-2 calls its layer norms `ln_1`.
+        (Some(Compat::Transformers2020), _) => !parameter.name.ends_with("bias"),
+        (_, WeightDecayOn::All) => true,
+        (_, WeightDecayOn::Matrices) => parameter.decays(),
+    };
+    if decays { settings.weight_decay } else { 0.0 }
+}

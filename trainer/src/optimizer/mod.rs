@@ -1,0 +1,131 @@
+//! From gradients to new weights: every parameter has its own [`Rule`], which remembers what it needs of earlier steps.
+//!
+//! ```text
+//! groups.rs      which rule and which weight decay each parameter gets, and how that is told
+//! adamw.rs, adafactor.rs, muon.rs      one rule each
+//! norm.rs        the global norm of the gradients, and clipping by it
+//! ```
+
+mod adafactor;
+mod adamw;
+mod groups;
+mod muon;
+mod norm;
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+
+use tch::Tensor;
+use thiserror::Error;
+
+pub use groups::Group;
+pub use norm::{clip_factor, global_norm};
+
+use crate::config::TrainSettings;
+use crate::model::Parameters;
+use crate::model::parameters::Parameter;
+
+/// A saved optimizer state that does not belong to the model.
+#[derive(Debug, Error)]
+pub enum StateError {
+    #[error("the optimizer state has no tensor {0}; the checkpoint is incomplete or belongs to another model")]
+    Missing(String),
+    #[error("tensor {name} of the optimizer state has dimensions {found:?}, the model calls for {expected:?}")]
+    Dimensions { name: String, expected: Vec<i64>, found: Vec<i64> },
+}
+
+/// The numbers of one update, the same for every parameter.
+#[derive(Debug, Clone, Copy)]
+pub struct Update {
+    /// Which update it is, from 1.
+    pub number: u64,
+    pub learning_rate: f64,
+    /// What the gradients are multiplied with: the clipping factor.
+    pub gradient_scale: f64,
+    /// Decoupled: the weights are multiplied with `1 − learning_rate · weight_decay`.
+    pub weight_decay: f64,
+}
+
+/// How one tensor is updated, and what it remembers.
+pub(crate) trait Rule: Debug {
+    /// As people read it.
+    fn name(&self) -> &'static str;
+
+    /// Changes `parameter` as `gradient` says. Both have the dimensions, dtype and device that the rule was made for.
+    fn update(&mut self, parameter: &mut Tensor, gradient: &Tensor, update: &Update);
+
+    /// What it remembers, by name.
+    fn state(&self) -> Vec<(&'static str, &Tensor)>;
+
+    /// As [`Rule::state`], to be overwritten with what a checkpoint holds.
+    fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)>;
+}
+
+/// One parameter's part of the optimizer.
+#[derive(Debug)]
+struct Slot {
+    parameter: String,
+    /// Numbers in the parameter.
+    elements: u64,
+    rule: Box<dyn Rule>,
+    weight_decay: f64,
+}
+
+/// The optimizer of a whole model.
+#[derive(Debug)]
+pub struct Optimizer {
+    updates: u64,
+    slots: Vec<Slot>,
+}
+
+impl Optimizer {
+    /// As `train.optimizer` and the settings beside it say, remembering nothing yet.
+    pub fn new(parameters: &Parameters, settings: &TrainSettings) -> Self {
+        let slot = |parameter: &Parameter| Slot {
+            parameter: parameter.name.clone(),
+            elements: parameter.tensor.numel() as u64,
+            rule: groups::rule(parameter, settings),
+            weight_decay: groups::weight_decay(parameter, settings),
+        };
+        Self { updates: 0, slots: parameters.iter().map(slot).collect() }
+    }
+
+    /// Updates made so far. Skipped steps make none.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// One update with `gradients · gradient_scale` (the clipping factor).
+    pub fn step(&mut self, parameters: &mut Parameters, gradients: &Parameters, learning_rate: f64, gradient_scale: f64) {
+        self.updates += 1;
+        for ((slot, parameter), gradient) in self.slots.iter_mut().zip(parameters).zip(gradients) {
+            let update = Update { number: self.updates, learning_rate, gradient_scale, weight_decay: slot.weight_decay };
+            slot.rule.update(&mut parameter.tensor, &gradient.tensor, &update);
+        }
+    }
+
+    /// Everything remembered, each tensor as `<what>.<parameter>`: `exp_avg.transformer.wte.weight`.
+    pub fn state(&self) -> impl Iterator<Item = (String, &Tensor)> {
+        self.slots
+            .iter()
+            .flat_map(|slot| slot.rule.state().into_iter().map(|(what, tensor)| (format!("{what}.{}", slot.parameter), tensor)))
+    }
+
+    /// Takes over what [`Optimizer::state`] gave, and the number of updates it had made.
+    pub fn load_state(&mut self, state: Vec<(String, Tensor)>, updates: u64) -> Result<(), StateError> {
+        let mut state: HashMap<String, Tensor> = state.into_iter().collect();
+        for slot in &mut self.slots {
+            for (what, tensor) in slot.rule.state_mut() {
+                let name = format!("{what}.{}", slot.parameter);
+                let Some(saved) = state.remove(&name) else { return Err(StateError::Missing(name)) };
+                let expected = tensor.size();
+                if saved.size() != expected {
+                    return Err(StateError::Dimensions { name, expected, found: saved.size() });
+                }
+                tensor.copy_(&saved);
+            }
+        }
+        self.updates = updates;
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! The global norm of the gradients, the same bits for any number of threads, and clipping by it.
+
+use tch::{Kind, Tensor};
+
+use super::adamw::CHUNK;
+use crate::model::Parameters;
+use crate::model::parameters::{floats, is_plain};
+use crate::parallel;
+
+/// Running sums side by side.
+const LANES: usize = 16;
+
+/// Euclidean norm over all tensors, summed in `f64` in one fixed order.
+pub fn global_norm(gradients: &Parameters) -> f64 {
+    let squares: f64 = gradients.iter().map(|entry| sum_of_squares(&entry.tensor)).sum();
+    squares.sqrt()
+}
+
+/// Partial sums of fixed chunks, added in order: the same bits for any number of threads.
+fn sum_of_squares(tensor: &Tensor) -> f64 {
+    if !is_plain(tensor) {
+        return tensor.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
+    }
+    let chunks: Vec<&[f32]> = floats(tensor).chunks(CHUNK).collect();
+    let mut sums = vec![0.0; chunks.len()];
+    parallel::run(sums.iter_mut().zip(chunks).collect(), |(sum, chunk): (&mut f64, &[f32])| {
+        *sum = sum_of_lanes(chunk);
+    });
+    sums.iter().sum()
+}
+
+/// Running sums side by side, so that the compiler can use vector registers without reordering anything.
+fn sum_of_lanes(chunk: &[f32]) -> f64 {
+    let (full, rest) = chunk.as_chunks::<LANES>();
+    let mut lanes = [0.0_f64; LANES];
+    for part in full {
+        for (lane, value) in lanes.iter_mut().zip(part) {
+            *lane += f64::from(*value) * f64::from(*value);
+        }
+    }
+    lanes.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
+}
+
+/// What gradients are multiplied with, as `torch.nn.utils.clip_grad_norm_` does; a largest norm of 0 means no clipping.
+pub fn clip_factor(norm: f64, largest: f64) -> f64 {
+    if largest > 0.0 { (largest / (norm + 1e-6)).min(1.0) } else { 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_are_clipped_as_torch_clips() {
+        let close = |factor: f64, expected: f64| assert!((factor - expected).abs() < 1e-6, "{factor} instead of {expected}");
+        close(clip_factor(0.5, 1.0), 1.0);
+        close(clip_factor(4.0, 1.0), 0.25);
+        close(clip_factor(4.0, 0.0), 1.0);
+    }
+}
