@@ -67,6 +67,13 @@ fn stdout_is_one_json_value_whatever_happens() {
 }
 
 #[test]
+fn a_verb_with_letters_that_changed_places_is_recognised() {
+    let said = Sandbox::new().run(&["rnu", "job.toml"]);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""));
+    assert_eq!(said.stderr, "error: unrecognized subcommand 'rnu'\n  fix: did you mean `run`?\n");
+}
+
+#[test]
 fn the_environment_chooses_the_format_before_anything_is_parsed() {
     let sandbox = Sandbox::new();
     let output = sandbox.command(&["frobnicate"]).env("FTCTL_OUTPUT", "json").output().expect("ftctl runs");

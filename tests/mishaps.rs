@@ -150,6 +150,88 @@ fn two_jobs_with_one_name() {
     assert_eq!(sandbox.run(&["status", &first, "-o", "name"]).stdout.trim(), first);
 }
 
+/// Everything that the program keeps, by path; not what the fake cloud was asked.
+fn kept(sandbox: &Sandbox) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut files = Vec::new();
+    let mut directories = vec![sandbox.home(), sandbox.path("")];
+    while let Some(directory) = directories.pop() {
+        for path in fs::read_dir(directory).expect("a directory").flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                directories.push(path);
+            } else if !path.ends_with("fake/calls.jsonl") {
+                files.push((path.clone(), fs::read(path).expect("a file")));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn a_dry_run_of_every_verb_says_what_it_would_do_and_changes_nothing() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("dry");
+    sandbox.write("text.txt", "some text");
+    let dry = |arguments: &[&str]| {
+        let before = kept(&sandbox);
+        let said = sandbox.run(&[arguments, &["--dry-run"]].concat());
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
+        let changed: Vec<_> = kept(&sandbox).into_iter().filter(|file| !before.contains(file)).map(|(path, _)| path).collect();
+        assert!(changed.is_empty(), "{arguments:?} changed {changed:?}");
+        said.stdout
+    };
+    let plan = sandbox.run(&["plan", "job.toml"]).stdout;
+    for verb in ["run", "up", "submit", "plan"] {
+        assert_eq!(dry(&[verb, "job.toml"]), plan, "{verb}");
+    }
+    assert_eq!(dry(&["plan", "job.toml", "--out", "plan.json"]), plan);
+    let id = sandbox.run(&["submit", "job.toml"]).stdout.trim().to_owned();
+    let end = format!("would cancel {id}\nwould destroy {id}-a1\n");
+    for arguments in [&["cancel", &id][..], &["down", &id], &["down", "--all"]] {
+        assert_eq!(dry(arguments), end, "{arguments:?}");
+    }
+    assert_eq!(dry(&["drill", "preempt", &id]), format!("would take {id}-a1 away\nwould recover {id} in attempt 2\n"));
+    assert_eq!(sandbox.run(&["down", &id, "-y"]).code, Some(0));
+    for arguments in [&["cancel", &id][..], &["down", &id], &["down", "--all"]] {
+        assert_eq!(dry(arguments), "there is nothing to do\n", "{arguments:?}");
+    }
+    assert!(dry(&["sweep"]).ends_with("0 found\n"));
+    assert!(dry(&["upload", "data", "--name", "texts", "--verify"]).contains("0 to send"));
+    assert_eq!(dry(&["prepare", "text.txt", "--out", "prepared"]), "would turn the text of 1 files into tokens in prepared\n");
+    assert_eq!(dry(&["init", "--out", "b.toml"]).lines().count(), 2);
+    assert!(dry(&["build"]).ends_with("would build the trainer\n"));
+    let intent: Value = serde_json::from_str(&sandbox.run(&["down", &id, "--dry-run", "-o", "json"]).stdout).expect("JSON");
+    assert_eq!(intent, json!({ "schema": "ftctl.intent/1", "would": [] }));
+}
+
+#[test]
+fn a_dataset_has_a_name_that_jobs_take_it_by() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("named");
+    let submit = ["submit", "job.toml", "--wait", "--set", "dataset=@texts"];
+    let said = sandbox.run(&submit);
+    assert!(said.code == Some(3) && said.stderr.contains("ftctl upload PATH --name texts"), "{}", said.stderr);
+    assert_eq!(sandbox.run(&["upload", "data", "--name", "No Name"]).code, Some(2));
+    let digest = sandbox.run(&["upload", "data", "--name", "texts", "-o", "name"]).stdout;
+    let said = sandbox.run(&submit);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let record =
+        fs::read(sandbox.state().join(format!("store/ftctl/v1/jobs/{}/record.json", said.stdout.trim()))).expect("a record");
+    let record: Value = serde_json::from_slice(&record).expect("JSON");
+    assert_eq!(record["dataset"], digest.trim());
+}
+
+#[test]
+fn what_jobs_cost_lately() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("paid");
+    let id = sandbox.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
+    let receipt: Value = serde_json::from_str(&sandbox.run(&["bill", &id, "-o", "json"]).stdout).expect("JSON");
+    let spent: Value = serde_json::from_str(&sandbox.run(&["bill", "--since", "1d", "-o", "json"]).stdout).expect("JSON");
+    assert_eq!((&spent["receipts"][0]["id"], &spent["cost"]), (&json!(id), &receipt["cost"]));
+    assert!(sandbox.run(&["bill", "--since", "1d"]).stdout.contains(&id));
+}
+
 #[test]
 fn a_key_means_one_job_and_one_version_of_its_file() {
     let sandbox = Sandbox::new();

@@ -63,7 +63,7 @@ impl Folder {
             }
             let partial = target.with_extension("partial");
             remove(&partial)?;
-            match link_tree(&self.checkpoint(step), &partial).and_then(|()| fs::rename(&partial, &target)) {
+            match link(&self.checkpoint(step), &partial).and_then(|()| fs::rename(&partial, &target)) {
                 // The trainer has removed it: there are newer ones.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 done => done?,
@@ -79,6 +79,18 @@ impl Folder {
 
     pub fn forget_shipped(&self, step: u64) -> io::Result<()> {
         remove(&self.shipping(step))
+    }
+
+    /// A directory with everything in the trainer's output that has no way of its own to the store; `None` when there is nothing.
+    pub fn gather_artifacts(&self) -> io::Result<Option<PathBuf>> {
+        let gathered = self.path.join("artifacts");
+        remove(&gathered)?;
+        let shipped_otherwise = |name: &String| name.starts_with('.') || ["checkpoints", "progress.jsonl"].contains(&name.as_str());
+        let names: Vec<String> = names(&self.output())?.into_iter().filter(|name| !shipped_otherwise(name)).collect();
+        for name in &names {
+            link(&self.output().join(name), &gathered.join(name))?;
+        }
+        Ok((!names.is_empty()).then_some(gathered))
     }
 
     pub fn remove(&self) -> io::Result<()> {
@@ -107,16 +119,16 @@ fn names(directory: &Path) -> io::Result<Vec<String>> {
     entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
 }
 
-fn link_tree(from: &Path, to: &Path) -> io::Result<()> {
+/// A second name for a file, or for every file of a directory.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    if !from.symlink_metadata()?.is_dir() {
+        fs::create_dir_all(to.parent().unwrap_or(to))?;
+        return fs::hard_link(from, to);
+    }
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            link_tree(&entry.path(), &target)?;
-        } else {
-            fs::hard_link(entry.path(), target)?;
-        }
+        link(&entry.path(), &to.join(entry.file_name()))?;
     }
     Ok(())
 }

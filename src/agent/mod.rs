@@ -137,7 +137,7 @@ impl<'a> Agent<'a> {
         self.phase.send_replace(Phase::Shipping);
         if end.reason != ExitReason::LostLease {
             let shipped = self.persist("send the results", is_io, async || {
-                ship_artifacts(&*self.store, &self.order.job, &self.folder, &mut lease).await
+                ship_artifacts(&self.store, &self.order.job, &self.folder, &mut lease).await
             });
             self.unless_lost(shipped.await);
         }
@@ -289,10 +289,8 @@ impl<'a> Agent<'a> {
             if let Some(lease) = &mut lease
                 && *folder == self.folder
             {
-                self.persist("send the results", is_io, async || {
-                    ship_artifacts(&*self.store, &self.order.job, folder, lease).await
-                })
-                .await?;
+                self.persist("send the results", is_io, async || ship_artifacts(&self.store, &self.order.job, folder, lease).await)
+                    .await?;
             }
         }
         Ok(())

@@ -7,11 +7,8 @@ use tokio::sync::watch;
 use super::folder::Folder;
 use crate::{
     job::id::{JobId, path},
-    store::{Result, Store, StoreError, checkpoint, lease::Lease, log::append_all},
+    store::{Result, Store, StoreError, artifacts, checkpoint, lease::Lease, log::append_all},
 };
-
-/// Files of the trainer's output that a user collects beside the checkpoints.
-const ARTIFACTS: [&str; 3] = ["summary.json", "sample.txt", "steps.jsonl"];
 
 /// One file that grows, and how much of it is in the store.
 pub(super) struct GrowingFile {
@@ -62,18 +59,12 @@ impl CheckpointShipper<'_> {
     }
 }
 
-/// Sends the trainer's results as they are now; the lease is the fence, as for a checkpoint.
-pub(super) async fn ship_artifacts(store: &dyn Store, job: &JobId, folder: &Folder, lease: &mut Lease) -> Result<()> {
-    let present: Vec<_> =
-        ARTIFACTS.iter().map(|name| (name, folder.output().join(name))).filter(|(_, local)| local.is_file()).collect();
-    if present.is_empty() {
-        return Ok(());
+/// Sends what the trainer left beside its checkpoints, once it is over.
+pub(super) async fn ship_artifacts(store: &Arc<dyn Store>, job: &JobId, folder: &Folder, lease: &mut Lease) -> Result<()> {
+    match folder.gather_artifacts().map_err(|source| local_failure(folder, source))? {
+        Some(gathered) => artifacts::commit(store, job, lease, folder.attempt, &gathered).await,
+        None => Ok(()),
     }
-    lease.renew().await?;
-    for (name, local) in present {
-        store.put_file(&format!("{}/{name}", path::artifacts(job)), &local, None, crate::store::Condition::Always).await?;
-    }
-    Ok(())
 }
 
 pub(super) fn local_failure(folder: &Folder, source: io::Error) -> StoreError {

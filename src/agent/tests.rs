@@ -128,6 +128,8 @@ async fn everything_reaches_the_store() {
 echo "to stderr" >&2
 for step in 1 2 3; do checkpoint $step; done
 echo '{"perplexity_after":7}' > output/summary.json
+mkdir output/events && echo an event > output/events/1
+touch output/.lock
 printf 'no newline at the end'"#,
     )
     .await;
@@ -137,7 +139,11 @@ printf 'no newline at the end'"#,
     assert_eq!(bench.log().await, format!("train {job} 1 0 1 0 127.0.0.1 none\nto stderr\nno newline at the end"));
     assert_eq!(bench.text(&path::progress(job, 1)).await, "{\"checkpoint\":1}\n{\"checkpoint\":2}\n{\"checkpoint\":3}\n");
     assert_eq!(bench.steps().await, [2, 3], "as many as the order wants kept");
-    assert_eq!(bench.text(&format!("{}/summary.json", path::artifacts(job))).await, "{\"perplexity_after\":7}\n");
+    let results = bench.path("results");
+    store::artifacts::fetch(&bench.store, job, &results, &Silent).await.unwrap();
+    assert_eq!(fs::read_to_string(results.join("summary.json")).unwrap(), "{\"perplexity_after\":7}\n");
+    assert_eq!(fs::read_to_string(results.join("events/1")).unwrap(), "an event\n");
+    assert_eq!(fs::read_dir(&results).unwrap().count(), 2, "progress and checkpoints have their own place");
     let (beat, _): (Heartbeat, _) = store::read_json(&*bench.store, &path::heartbeat(job, 1)).await.unwrap();
     assert_eq!((beat.schema.as_str(), beat.beat), (HEARTBEAT_SCHEMA, 0));
     let config: TrainConfig = serde_json::from_slice(&fs::read(bench.folder().config()).unwrap()).unwrap();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{App, Place};
 use crate::{
     exit::Failure,
-    job::units::Money,
+    job::units::{Money, Span},
     lifecycle::{
         Resource,
         receipt::{self, Receipt},
@@ -20,10 +20,13 @@ use crate::{
 
 /// Show what is billing now, or the receipt of a job
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl bill\n  ftctl bill quickstart -o json")]
+#[command(after_help = "Examples:\n  ftctl bill\n  ftctl bill --since 7d\n  ftctl bill quickstart -o json")]
 pub struct Arguments {
     /// Id or name of a job: its receipt
     job: Option<String>,
+    /// What the jobs of this store cost in the last 90s, 45m, 2h, 7d
+    #[arg(long, value_name = "DURATION", conflicts_with = "job")]
+    since: Option<Span>,
     #[command(flatten)]
     pub place: Place,
 }
@@ -33,6 +36,10 @@ impl Arguments {
         if let Some(job) = &self.job {
             let settled = app.block_on(settle(app, job))?;
             return app.output.show(&settled);
+        }
+        if let Some(span) = self.since {
+            let spent = app.block_on(spent(app, span))?;
+            return app.output.show(&spent);
         }
         let world = app.world(&app.settings.backend.value)?;
         let resources = app.block_on(async { Ok(world.provider.list().await?) })?;
@@ -44,6 +51,62 @@ async fn settle(app: &App<'_>, job: &str) -> Result<Settled, Failure> {
     let (world, record) = app.job(job).await?;
     let results = results::of(world.store.as_ref(), &record).await?;
     Ok(Settled { receipt: receipt::receipt(&record, world.clock.now()), results })
+}
+
+async fn spent(app: &App<'_>, span: Span) -> Result<Spent, Failure> {
+    let world = app.world(&app.settings.backend.value)?;
+    let now = world.clock.now();
+    let since = now.checked_sub(span.0).unwrap_or(Timestamp::MIN);
+    let (receipts, unreadable) = receipt::since(world.store.as_ref(), since, now).await?;
+    for message in unreadable {
+        world.report.warn(&message);
+    }
+    Ok(Spent { since, receipts })
+}
+
+/// What jobs cost from some time on.
+struct Spent {
+    since: Timestamp,
+    receipts: Vec<Receipt>,
+}
+
+impl Spent {
+    fn cost(&self) -> Money {
+        Money { micros: self.receipts.iter().map(|receipt| receipt.cost.micros).sum() }
+    }
+}
+
+impl Show for Spent {
+    fn schema(&self) -> &'static str {
+        "ftctl.spent/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "since": self.since, "cost": self.cost(), "receipts": self.lines() })
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        self.receipts.iter().map(|receipt| json!(receipt)).collect()
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::new(&["JOB", "BACKEND", "STATE", "ATTEMPTS", "MACHINE", "COST"]);
+        for receipt in &self.receipts {
+            table.row([
+                Cell::text(receipt.id.to_string()),
+                Cell::text(&receipt.backend),
+                Cell::text(&receipt.state),
+                Cell::number(receipt.attempts.len().to_string()),
+                Cell::number(format::duration(Duration::from_secs(receipt.machine_seconds))),
+                Cell::number(receipt.cost.to_string()),
+            ]);
+        }
+        format!("{}\n{} jobs, {} since {:.0}", table.render(), self.receipts.len(), self.cost(), self.since)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.receipts.iter().map(|receipt| receipt.id.to_string()).collect()
+    }
 }
 
 /// What exists at the backend, and its price.

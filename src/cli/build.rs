@@ -1,9 +1,11 @@
 //! `ftctl build`: what a job on this machine needs, before there is a job.
 
+use std::path::Path;
+
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, intent::Intent};
 use crate::{
     exit::Failure,
     image::{libtorch, trainer},
@@ -31,6 +33,9 @@ enum Print {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let cache = app.settings.directories.cache()?;
+        if app.dry_run {
+            return app.output.show(&Intent(acts(cache)));
+        }
         let report = app.output.report();
         let built = app.block_on(async {
             let image = trainer::ensure(cache, report.as_ref()).await?;
@@ -39,6 +44,12 @@ impl Arguments {
         })?;
         app.output.show(&built)
     }
+}
+
+fn acts(cache: &Path) -> Vec<String> {
+    let install = libtorch::present(cache).is_none().then(|| format!("install libtorch {}", libtorch::VERSION));
+    let build = trainer::present(cache).is_none().then(|| "build the trainer".to_owned());
+    install.into_iter().chain(build).collect()
 }
 
 struct Built {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{App, submit::Submitted};
+use super::{App, intent::Intent, submit::Submitted};
 use crate::{exit::Failure, job::units::Span, lifecycle};
 
 /// End a job: it writes a checkpoint, stops, and its machine is destroyed
@@ -24,6 +24,11 @@ pub struct Arguments {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let (world, record) = app.block_on(app.job(&self.job))?;
+        if app.dry_run {
+            let finished = record.state.is_finished();
+            let acts = if finished { Vec::new() } else { app.block_on(lifecycle::down::preview(&world, &record.id))? };
+            return app.output.show(&Intent(acts));
+        }
         let grace = if self.now { Duration::ZERO } else { self.grace.0 };
         let ended = app.block_on(lifecycle::cancel::cancel(&world, &record.id, grace))?;
         app.output.show(&Submitted::of(&ended))

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, Place};
+use super::{App, Place, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     job::id::JobId,
@@ -31,6 +31,10 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let fallback = app.world(&app.settings.backend.value)?;
         let jobs = app.block_on(self.jobs(&fallback))?;
+        if app.dry_run {
+            let acts = app.block_on(preview(app, &fallback, &jobs))?;
+            return app.output.show(&Intent(acts));
+        }
         if jobs.is_empty() {
             return app.output.show(&Gone { jobs });
         }
@@ -55,6 +59,14 @@ impl Arguments {
             (Err(failure), _) => Err(failure),
         }
     }
+}
+
+async fn preview(app: &App<'_>, fallback: &World, jobs: &[JobId]) -> Result<Vec<String>, Failure> {
+    let mut acts = Vec::new();
+    for id in jobs {
+        acts.extend(down::preview(&backend_of(app, fallback, id).await?, id).await?);
+    }
+    Ok(acts)
 }
 
 /// The backend that the job's record names, else the one of the settings.

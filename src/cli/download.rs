@@ -1,20 +1,24 @@
-//! `ftctl download`: a checkpoint, verified.
+//! `ftctl download`: a checkpoint and the artefacts, verified.
 
 use std::{path::PathBuf, str::FromStr};
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     output::{Show, format},
-    store::checkpoint::{self, CheckpointManifest},
+    store::{
+        FileEntry, artifacts,
+        checkpoint::{self, CheckpointManifest},
+    },
 };
 
-/// Fetch a checkpoint of a job; every byte is verified
+/// Fetch a job's checkpoint and what it left beside it; every byte is verified
 ///
-/// A checkpoint is a Hugging Face directory. What is there already is not fetched again.
+/// The checkpoint is a Hugging Face directory; summary, sample and step log go into `artifacts` inside it. What is there already is
+/// not fetched again.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl download quickstart\n  ftctl download quickstart --checkpoint 300 --to model")]
 pub struct Arguments {
@@ -48,28 +52,64 @@ impl FromStr for Which {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let fetched = app.block_on(self.fetch(app))?;
+        if app.dry_run {
+            return app.output.show(&fetched.intent());
+        }
         app.output.show(&fetched)
     }
 
     async fn fetch(self, app: &App<'_>) -> Result<Fetched, Failure> {
         let (store, id) = app.stored_job(&self.job).await?;
-        let step = match self.checkpoint {
-            Which::Step(step) => step,
-            Which::Latest => {
-                let none = || Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint yet"));
-                checkpoint::latest(store.as_ref(), &id).await?.ok_or_else(none)?.step
-            }
+        let checkpoint = match self.checkpoint {
+            Which::Step(step) => Some(checkpoint::manifest(store.as_ref(), &id, step).await?),
+            Which::Latest => checkpoint::latest(store.as_ref(), &id).await?,
         };
+        let artifacts = artifacts::files(store.as_ref(), &id).await?;
+        if checkpoint.is_none() && artifacts.is_empty() {
+            return Err(Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint yet")));
+        }
         let to = self.to.unwrap_or_else(|| PathBuf::from(id.as_str()));
-        let target = app.working_directory.join(&to);
-        let manifest = checkpoint::fetch(&store, &id, step, &target, app.output.report().as_ref()).await?;
-        Ok(Fetched { to, manifest })
+        if !app.dry_run {
+            let (target, report) = (app.working_directory.join(&to), app.output.report());
+            if let Some(manifest) = &checkpoint {
+                checkpoint::fetch(&store, &id, manifest.step, &target, report.as_ref()).await?;
+            }
+            artifacts::fetch(&store, &id, &target.join("artifacts"), report.as_ref()).await?;
+        }
+        Ok(Fetched { to, checkpoint, artifacts })
     }
 }
 
 struct Fetched {
     to: PathBuf,
-    manifest: CheckpointManifest,
+    /// A job may fail before its first checkpoint and still leave a log of its steps.
+    checkpoint: Option<CheckpointManifest>,
+    artifacts: Vec<FileEntry>,
+}
+
+impl Fetched {
+    fn files(&self) -> impl Iterator<Item = &FileEntry> {
+        self.checkpoint.iter().flat_map(|manifest| &manifest.files).chain(&self.artifacts)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files().map(|file| file.size).sum()
+    }
+
+    fn step(&self) -> String {
+        match &self.checkpoint {
+            Some(manifest) => format!("step {}", manifest.step),
+            None => "no checkpoint yet".to_owned(),
+        }
+    }
+
+    fn summary(&self) -> String {
+        format!("{}, {} files, {}", self.step(), self.files().count(), format::bytes(self.bytes()))
+    }
+
+    fn intent(&self) -> Intent {
+        Intent(vec![format!("fetch into {}: {}", self.to.display(), self.summary())])
+    }
 }
 
 impl Show for Fetched {
@@ -80,22 +120,16 @@ impl Show for Fetched {
     fn json(&self) -> Value {
         json!({
             "path": self.to.display().to_string(),
-            "step": self.manifest.step,
-            "attempt": self.manifest.attempt,
-            "files": self.manifest.files.len(),
-            "bytes": self.manifest.bytes(),
+            "step": self.checkpoint.as_ref().map(|manifest| manifest.step),
+            "attempt": self.checkpoint.as_ref().map(|manifest| manifest.attempt),
+            "artifacts": self.artifacts.iter().map(|file| &file.path).collect::<Vec<_>>(),
+            "files": self.files().count(),
+            "bytes": self.bytes(),
         })
     }
 
     fn text(&self) -> String {
-        let Self { to, manifest } = self;
-        format!(
-            "{}: step {}, {} files, {}, verified",
-            to.display(),
-            manifest.step,
-            manifest.files.len(),
-            format::bytes(manifest.bytes())
-        )
+        format!("{}: {}, verified", self.to.display(), self.summary())
     }
 
     fn names(&self) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, intent::Intent};
 use crate::{
     exit::Failure,
     lifecycle::drill::{self, DRILL_SCHEMA, Drill},
@@ -33,6 +33,12 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let Kind::Preempt { job } = self.drill;
         let (world, record) = app.block_on(app.job(&job))?;
+        if app.dry_run {
+            let target = drill::target(&record)?;
+            let recover = format!("recover {} in attempt {}", target.job, target.attempt + 1);
+            let acts = vec![format!("take {} away", target.machine_name()), recover];
+            return app.output.show(&Intent(acts));
+        }
         let drill = app.block_on(drill::preempt(&world, &record.id))?;
         app.output.show(&drill)
     }

@@ -9,7 +9,7 @@ use std::{
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, schema};
+use super::{App, intent::Intent, schema};
 use crate::{
     exit::{Exit, Failure},
     job::wording::suggest,
@@ -59,9 +59,14 @@ impl Init {
         }
         let template = TEMPLATES.iter().find(|template| template.name == self.template).ok_or_else(|| unknown(&self.template))?;
         let path = app.working_directory.join(&self.out);
-        write(&path, &adapt(template.text, self.backend.as_deref()), self.force)?;
         let schema_path = path.with_file_name(SCHEMA_FILE);
-        if self.force || !schema_path.exists() {
+        let with_schema = self.force || !schema_path.exists();
+        if app.dry_run {
+            let files = [Some(&path), Some(&schema_path).filter(|_| with_schema)];
+            return app.output.show(&Intent(files.into_iter().flatten().map(|path| format!("write {}", path.display())).collect()));
+        }
+        write(&path, &adapt(template.text, self.backend.as_deref()), self.force)?;
+        if with_schema {
             write(&schema_path, &schema::text(), true)?;
         }
         app.output.report().line(&format!("next: ftctl run {}", self.out.display()));

@@ -1,13 +1,14 @@
-//! The FILE argument of every verb that reads a job file.
+//! What every verb that reads a job file takes, and how it begins.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::App;
+use super::{App, Budget, Place};
 use crate::{
     exit::Failure,
     job::{document::Document, plan::Plan, spec::JobSpec},
+    lifecycle::World,
 };
 
 #[derive(Debug, Args)]
@@ -18,12 +19,16 @@ pub struct JobFile {
     /// Set one value of the job file, such as train.steps=500; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
+    #[command(flatten)]
+    pub place: Place,
+    #[command(flatten)]
+    pub budget: Budget,
 }
 
 impl JobFile {
     /// A file without anything laid over it.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, set: Vec::new() }
+        Self { path, set: Vec::new(), place: Place::default(), budget: Budget::default() }
     }
 
     /// The checked job.
@@ -33,6 +38,14 @@ impl JobFile {
             document.set(assignment)?;
         }
         Ok(JobSpec::read(&document)?)
+    }
+
+    /// What the job means here, what its backend charges for it, and the world that it would live in.
+    pub async fn open(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
+        let plan = self.plan(app)?;
+        let world = app.world_of_plan(&plan)?;
+        let price = world.provider.price_per_hour(&plan).await?;
+        Ok((world, plan.priced(price)?))
     }
 
     /// What the job means here; its price is still open.

@@ -2,7 +2,10 @@
 
 use std::{env, ffi::OsString, future::Future, path::PathBuf};
 
-use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, error::ErrorKind};
+use clap::{
+    Args, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
 use crate::{
     exit::{Exit, Failure},
@@ -11,6 +14,7 @@ use crate::{
         plan::PlanError,
         report::{Format, Verbosity},
         units::{Money, Span},
+        wording::suggest,
     },
     output::Output,
     settings::{Layer, Settings, SettingsError, Surroundings},
@@ -31,6 +35,7 @@ mod explain;
 mod follow;
 mod generate;
 mod init;
+mod intent;
 mod job_file;
 mod logs;
 mod plan;
@@ -76,6 +81,9 @@ struct Global {
     /// Answer yes to every question
     #[arg(short, long, global = true)]
     yes: bool,
+    /// Change nothing; show what would be done
+    #[arg(long, global = true)]
+    dry_run: bool,
     /// Container or directory that holds the jobs [default: the embedded store]
     #[arg(long, global = true, value_name = "URL|DIR")]
     store: Option<String>,
@@ -163,6 +171,8 @@ pub struct App<'o> {
     pub output: &'o mut Output,
     /// `-y` was given.
     pub yes: bool,
+    /// A verb that changes something shows what it would do instead.
+    pub dry_run: bool,
     /// Relative paths on the command line begin here.
     pub working_directory: PathBuf,
 }
@@ -208,7 +218,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
     };
     let settings = Settings::load(flags(&cli), &around)?;
     *output = Output::new(settings.output.value, settings.log.value);
-    let mut app = App { settings, output, yes: cli.global.yes, working_directory };
+    let mut app = App { settings, output, yes: cli.global.yes, dry_run: cli.global.dry_run, working_directory };
     match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),
         Verb::Doctor(verb) => verb.run(&mut app),
@@ -266,10 +276,10 @@ impl Verb {
     /// The flags that are settings.
     fn placement(&self) -> (Option<&Place>, Option<&Budget>) {
         match self {
-            Verb::Plan(plan::Arguments { place, budget, .. })
-            | Verb::Run(run::Arguments { place, budget, .. })
-            | Verb::Up(up::Arguments { place, budget, .. })
-            | Verb::Submit(submit::Arguments { place, budget, .. }) => (Some(place), Some(budget)),
+            Verb::Plan(plan::Arguments { file, .. })
+            | Verb::Run(run::Arguments { file, .. })
+            | Verb::Up(up::Arguments { file })
+            | Verb::Submit(submit::Arguments { file, .. }) => (Some(&file.place), Some(&file.budget)),
             Verb::Doctor(doctor::Arguments { place, .. })
             | Verb::Down(down::Arguments { place, .. })
             | Verb::Sweep(sweep::Arguments { place, .. })
@@ -287,8 +297,17 @@ fn not_parsed(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> 
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Err(Failure::new(Exit::Usage, format!("a verb is missing\n\n{text}")))
         }
+        ErrorKind::InvalidSubcommand => Err(Failure { fix: nearest_verb(answer), ..usage_failure(&text.to_string()) }),
         _ => Err(usage_failure(&text.to_string())),
     }
+}
+
+/// clap's own measure of nearness misses letters that changed places.
+fn nearest_verb(answer: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(typed)) = answer.get(ContextKind::InvalidSubcommand) else { return None };
+    let command = command();
+    let verbs: Vec<&str> = command.get_subcommands().filter(|verb| !verb.is_hide_set()).map(clap::Command::get_name).collect();
+    Some(suggest(typed, &verbs, "verbs"))
 }
 
 /// clap's paragraphs: what is wrong, then a tip, then the usage. The tip, or else the usage, is what to do next.

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, Budget, JobFile, Place};
+use super::{App, JobFile};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -20,11 +20,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl plan job.toml\n  ftctl plan job.toml --set train.steps=500 -o json")]
 pub struct Arguments {
     #[command(flatten)]
-    file: JobFile,
-    #[command(flatten)]
-    pub place: Place,
-    #[command(flatten)]
-    pub budget: Budget,
+    pub file: JobFile,
     /// Also write the plan to a file, as JSON
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -32,20 +28,13 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let plan = self.file.plan(app)?;
-        let plan = app.block_on(priced(app, plan))?;
-        if let Some(path) = &self.out {
+        let (_, plan) = app.block_on(self.file.open(app))?;
+        if let Some(path) = self.out.as_ref().filter(|_| !app.dry_run) {
             let cannot = |error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display()));
             fs::write(path, format!("{:#}\n", json!(plan))).map_err(cannot)?;
         }
         app.output.show(&plan)
     }
-}
-
-/// The plan with what its backend charges.
-pub async fn priced(app: &App<'_>, plan: Plan) -> Result<Plan, Failure> {
-    let price = app.world_of_plan(&plan)?.provider.price_per_hour(&plan).await?;
-    Ok(plan.priced(price)?)
 }
 
 impl Show for Plan {
@@ -82,6 +71,7 @@ impl Show for Plan {
 fn data(data: &DataPlan) -> String {
     match data {
         DataPlan::Digest(digest) => format!("dataset {digest}"),
+        DataPlan::Named(name) => format!("dataset {name} of the store"),
         DataPlan::Directory(directory) => format!("prepared, in {directory}"),
         DataPlan::Text(config) => match config.source {
             Some(source) => format!("text from {}", json!(source).as_str().unwrap_or_default()),

@@ -9,7 +9,7 @@ use ft_trainer::{
 };
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     job::{check, document::Document, spec::JobSpec},
@@ -77,6 +77,11 @@ impl Arguments {
             None => self.config(&app.working_directory)?,
         };
         let cache = app.settings.directories.cache()?;
+        if app.dry_run {
+            let files = upload::inputs(&config, cache)?.files();
+            let act = format!("turn the text of {} files into tokens in {}", files.len(), self.out.display());
+            return app.output.show(&Intent(vec![act]));
+        }
         let summary = upload::prepare(&config, cache, &out, app.output.report().as_ref())?;
         app.output.show(&Prepared { path: self.out, summary })
     }

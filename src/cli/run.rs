@@ -3,7 +3,7 @@
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{App, Budget, JobFile, Place, bill::Settled, follow};
+use super::{App, JobFile, bill::Settled, follow};
 use crate::{
     exit::Failure,
     lifecycle::{
@@ -19,11 +19,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl run job.toml\n  ftctl run job.toml --set train.steps=50 --ttl 30m")]
 pub struct Arguments {
     #[command(flatten)]
-    file: JobFile,
-    #[command(flatten)]
-    pub place: Place,
-    #[command(flatten)]
-    pub budget: Budget,
+    pub file: JobFile,
     /// The same key and name are the same job, however often it is run
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
@@ -31,10 +27,11 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let plan = self.file.plan(app)?;
+        let (world, plan) = app.block_on(self.file.open(app))?;
+        if app.dry_run {
+            return app.output.show(&plan);
+        }
         let (record, settled) = app.block_on(async {
-            let plan = super::plan::priced(app, plan).await?;
-            let world = app.world_of_plan(&plan)?;
             let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
             world.report.line(&format!("job {id}"));
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, Budget, JobFile, Place, follow};
+use super::{App, JobFile, follow};
 use crate::{
     exit::Failure,
     job::record::Record,
@@ -24,11 +24,7 @@ use crate::{
 )]
 pub struct Arguments {
     #[command(flatten)]
-    file: JobFile,
-    #[command(flatten)]
-    pub place: Place,
-    #[command(flatten)]
-    pub budget: Budget,
+    pub file: JobFile,
     /// Wait for the end; the exit code is the job's
     #[arg(long)]
     wait: bool,
@@ -45,13 +41,13 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let plan = self.file.plan(app)?;
-        let (world, record) = app.block_on(async {
-            let plan = super::plan::priced(app, plan).await?;
-            let world = app.world_of_plan(&plan)?;
+        let (world, plan) = app.block_on(self.file.open(app))?;
+        if app.dry_run {
+            return app.output.show(&plan);
+        }
+        let record = app.block_on(async {
             let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
-            let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
-            Ok((world, record))
+            follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
         })?;
         app.output.show(&Submitted::of(&record))?;
         if !(self.wait || self.follow) {

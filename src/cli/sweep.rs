@@ -17,9 +17,6 @@ pub struct Arguments {
     /// Only machines past their time to live
     #[arg(long)]
     expired: bool,
-    /// Only show them
-    #[arg(long)]
-    dry_run: bool,
     #[command(flatten)]
     pub place: Place,
 }
@@ -28,11 +25,11 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let world = app.world(&app.settings.backend.value)?;
         let leftovers = app.block_on(sweep::find(&world, self.expired))?;
-        if !self.dry_run && !leftovers.is_empty() {
+        if !app.dry_run && !leftovers.is_empty() {
             app.output.confirm(&format!("Destroy {} machines?", leftovers.len()), app.yes)?;
             app.block_on(sweep::reap(&world, &leftovers))?;
         }
-        app.output.show(&Swept { leftovers, destroyed: !self.dry_run })
+        app.output.show(&Swept { leftovers, destroyed: !app.dry_run })
     }
 }
 

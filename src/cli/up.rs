@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{App, Budget, JobFile, Place, follow, submit::Submitted};
+use super::{App, JobFile, follow, submit::Submitted};
 use crate::{
     exit::Failure,
     lifecycle::{
@@ -18,21 +18,17 @@ use crate::{
 #[command(after_help = "Example:\n  ftctl up job.toml --ttl 2h --max-cost 5USD")]
 pub struct Arguments {
     #[command(flatten)]
-    file: JobFile,
-    #[command(flatten)]
-    pub place: Place,
-    #[command(flatten)]
-    pub budget: Budget,
+    pub file: JobFile,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let plan = self.file.plan(app)?;
+        let (world, plan) = app.block_on(self.file.open(app))?;
+        if app.dry_run {
+            return app.output.show(&plan);
+        }
         let submitted = app.block_on(async {
-            let plan = super::plan::priced(app, plan).await?;
-            let world = app.world_of_plan(&plan)?;
-            let job = plan::open(&world, plan, None, false).await?;
-            let id = job.record.id.clone();
+            let id = plan::open(&world, plan, None, false).await?.record.id;
             let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Provisioned))).await?;
             follow::verdict(&record).map(|()| Submitted::of(&record))
         })?;

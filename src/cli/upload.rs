@@ -17,15 +17,17 @@ use crate::{
 ///
 /// What is there already is not sent again; an interrupted upload goes on when it is repeated.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl upload prepared/ -o name\n  ftctl upload prepared/ --dry-run")]
+#[command(
+    after_help = "Examples:\n  ftctl upload prepared/ -o name\n  ftctl upload prepared/ --name wikitext\n  ftctl upload prepared/ --dry-run"
+)]
 pub struct Arguments {
     /// The directory, or a single file
     path: PathBuf,
-    /// Only say what would be sent
+    /// Let this name stand for the dataset: `dataset = "@NAME"` in a job file takes the newest of that name
     #[arg(long)]
-    dry_run: bool,
+    name: Option<String>,
     /// Read everything back from the store and compare it with its digests
-    #[arg(long, conflicts_with = "dry_run")]
+    #[arg(long)]
     verify: bool,
 }
 
@@ -37,24 +39,31 @@ impl Arguments {
 
     async fn send(&self, app: &App<'_>) -> Result<Sent, Failure> {
         let World { store, report, .. } = app.world(&app.settings.backend.value)?;
+        if let Some(name) = &self.name {
+            dataset::check_name(name)?;
+        }
         let path = app.working_directory.join(&self.path);
         if !path.exists() {
             return Err(Failure::new(Exit::NotFound, format!("there is no {}", self.path.display())));
         }
-        let uploaded = if self.dry_run {
+        let uploaded = if app.dry_run {
             dataset::plan_upload(&store, &path, report.as_ref()).await?
         } else {
             dataset::upload(&store, &path, report.as_ref()).await?
         };
-        if self.verify {
+        if self.verify && !app.dry_run {
             dataset::verify(&store, &uploaded.digest, report.as_ref()).await?;
         }
-        Ok(Sent { uploaded, dry_run: self.dry_run, verified: self.verify })
+        if let Some(name) = self.name.as_ref().filter(|_| !app.dry_run) {
+            dataset::set_name(store.as_ref(), name, &uploaded.digest).await?;
+        }
+        Ok(Sent { uploaded, name: self.name.clone(), dry_run: app.dry_run, verified: self.verify && !app.dry_run })
     }
 }
 
 struct Sent {
     uploaded: Uploaded,
+    name: Option<String>,
     dry_run: bool,
     verified: bool,
 }
@@ -68,6 +77,7 @@ impl Show for Sent {
         let mut value = json!(self.uploaded);
         value["dry_run"] = json!(self.dry_run);
         value["verified"] = json!(self.verified);
+        value["name"] = json!(self.name);
         value
     }
 

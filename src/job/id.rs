@@ -155,6 +155,10 @@ pub mod path {
     pub fn dataset_manifest(digest: &str) -> String {
         format!("{ROOT}/datasets/{digest}/manifest.json")
     }
+    /// Which dataset has a name at present.
+    pub fn dataset_name(name: &str) -> String {
+        format!("{ROOT}/dataset-names/{name}.json")
+    }
     /// Where the bytes of datasets are. File contents are shared between datasets: a changed file re-sends itself only.
     pub fn contents() -> String {
         format!("{ROOT}/contents")

@@ -47,6 +47,8 @@ pub enum DataPlan {
     Directory(String),
     /// A dataset that is in the store already.
     Digest(String),
+    /// The dataset of the store that has this name when the job begins.
+    Named(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +147,10 @@ fn retry(typed: &RetrySpec) -> RetryPlan {
 fn data(spec: &JobSpec, base: &Path) -> Result<DataPlan, PlanError> {
     match (&spec.dataset, &spec.data) {
         (Some(dataset), _) if is_digest(dataset) => Ok(DataPlan::Digest(dataset.clone())),
-        (Some(dataset), _) => Ok(DataPlan::Directory(absolute(dataset, base)?)),
+        (Some(dataset), _) => Ok(match dataset.strip_prefix('@') {
+            Some(name) => DataPlan::Named(name.to_owned()),
+            None => DataPlan::Directory(absolute(dataset, base)?),
+        }),
         (None, None) => Err(PlanError::NoData),
         (None, Some(data)) => {
             let mut data = data.clone();
@@ -191,7 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_is_a_digest_or_a_directory() {
+    fn a_dataset_is_a_digest_a_name_or_a_directory() {
+        assert_eq!(resolve("name = \"a\"\ndataset = \"@texts\"").data, DataPlan::Named("texts".to_owned()));
         let digest = "0123456789abcdef".repeat(4);
         assert_eq!(resolve(&format!("name = \"a\"\ndataset = \"{digest}\"")).data, DataPlan::Digest(digest.clone()));
         let directory = format!("/home/me/jobs/{}", &digest[1..]);

@@ -25,7 +25,8 @@ pub struct JobSpec {
     /// Text to train on, prepared on the machine where ftctl runs. Exactly one of `data` and `dataset`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<DataConfig>,
-    /// A dataset that is prepared already: the digest that `ftctl upload` printed, or a directory that `ftctl prepare` wrote.
+    /// A dataset that is prepared already: the digest that `ftctl upload` printed, `@NAME` as `ftctl upload --name` named
+    /// it, or a directory that `ftctl prepare` wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
     /// A Hugging Face directory to start from.

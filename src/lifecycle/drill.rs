@@ -39,17 +39,23 @@ const POLL: Duration = Duration::from_millis(200);
 /// Takes the job's machine away, recovers the job, and measures.
 pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     let before = journal::read(world.store.as_ref(), id).await?.0;
-    if before.state != State::Running {
-        let message = format!("job {id} is {}, and only a running job can be preempted", before.state.label(before.outcome));
-        return Err(Failure::new(Exit::Conflict, message));
-    }
+    let target = target(&before)?;
     let start = Instant::now();
-    world.provider.preempt(&AttemptId::new(id, before.attempt)).await?;
+    world.provider.preempt(&target).await?;
     // Both at once: somebody has to recover the job, and nobody else may be there to do it.
     tokio::select! {
         record = drive(world, id, Until::Finished) => finished(&record?, before.attempt, start),
         after = recovered(world, id, before.attempt) => Ok(measure(&after?, before.attempt, start)),
     }
+}
+
+/// The machine that a drill takes away.
+pub fn target(record: &Record) -> Result<AttemptId> {
+    if record.state == State::Running {
+        return Ok(AttemptId::new(&record.id, record.attempt));
+    }
+    let state = record.state.label(record.outcome);
+    Err(Failure::new(Exit::Conflict, format!("job {} is {state}, and only a running job can be preempted", record.id)))
 }
 
 /// Waits until the next attempt trains.

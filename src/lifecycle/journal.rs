@@ -95,6 +95,18 @@ pub async fn read(store: &dyn Store, id: &JobId) -> Result<(Record, ETag)> {
     Ok((decode(id, &object.bytes)?, object.etag))
 }
 
+/// Every job of the store with its record, or why that cannot be read. A job that has only a name yet is left out.
+pub async fn all(store: &dyn Store) -> Result<Vec<(JobId, Result<Record>)>> {
+    let mut found = Vec::new();
+    for id in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
+        match read(store, &id).await {
+            Err(failure) if failure.exit == Exit::NotFound => {}
+            read => found.push((id, read.map(|(record, _)| record))),
+        }
+    }
+    Ok(found)
+}
+
 /// Reads a record of this or an older version.
 pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
     let record: Record = serde_json::from_slice(bytes).map_err(|error| {

@@ -1,15 +1,18 @@
 //! What a job took: time, money and steps, attempt by attempt.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::status;
-use crate::job::{
-    id::JobId,
-    record::{Attempt, Record},
-    units::Money,
+use super::{Result, journal, status};
+use crate::{
+    job::{
+        id::JobId,
+        record::{Attempt, Record},
+        units::Money,
+    },
+    store::Store,
 };
 
 pub const RECEIPT_SCHEMA: &str = "ftctl.receipt/1";
@@ -28,6 +31,29 @@ pub struct Receipt {
     pub cost: Money,
     /// Steps done more than once because of preemption.
     pub lost_steps: u64,
+}
+
+/// What the jobs cost of which a machine existed since then, newest first: only the part of their lives after `since`. A record that
+/// cannot be read is named in the second list instead of hiding the others.
+pub async fn since(store: &dyn Store, since: Timestamp, now: Timestamp) -> Result<(Vec<Receipt>, Vec<String>)> {
+    let (mut receipts, mut unreadable) = (Vec::new(), Vec::new());
+    for (_, record) in journal::all(store).await? {
+        match record {
+            Ok(record) => receipts.extend(clipped(record, since, now).map(|record| receipt(&record, now))),
+            Err(failure) => unreadable.push(failure.message),
+        }
+    }
+    receipts.sort_by_key(|receipt| Reverse(receipt.attempts.first().map(|attempt| attempt.started)));
+    Ok((receipts, unreadable))
+}
+
+/// The job as if its attempts had begun at `since` at the earliest; `None` when none lived after it.
+fn clipped(mut record: Record, since: Timestamp, now: Timestamp) -> Option<Record> {
+    record.attempts.retain(|attempt| attempt.ended.unwrap_or(now) > since);
+    for attempt in &mut record.attempts {
+        attempt.started = attempt.started.max(since);
+    }
+    (!record.attempts.is_empty()).then_some(record)
 }
 
 pub fn receipt(record: &Record, now: Timestamp) -> Receipt {

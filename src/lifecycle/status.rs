@@ -59,10 +59,9 @@ pub async fn one(store: &dyn Store, id: &JobId, now: Timestamp) -> Result<JobSta
 pub async fn all(store: &dyn Store, now: Timestamp, finished: bool) -> Result<(Vec<JobStatus>, Vec<String>)> {
     let mut found = Vec::new();
     let mut unreadable = Vec::new();
-    for name in store.children(&path::jobs()).await? {
-        let Some(id) = JobId::parse(&name) else { continue };
-        match journal::read(store, &id).await {
-            Ok((record, _)) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
+    for (_, record) in journal::all(store).await? {
+        match record {
+            Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
                 found.push(describe(store, &record, now).await?);
             }
             Ok(_) => {}

@@ -19,7 +19,7 @@ use crate::{
         report::{Report, Unit},
         state::State,
     },
-    store::dataset,
+    store::{StoreError, dataset},
 };
 
 pub(super) async fn begin(_: &World, job: &mut Journal) -> Result<Next> {
@@ -31,6 +31,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     world.report.stage(1, STAGES, "Preparing and uploading the data");
     job.record.dataset = Some(match job.record.plan.data.clone() {
         DataPlan::Digest(digest) => existing(world, digest).await?,
+        DataPlan::Named(name) => named(world, &name).await?,
         DataPlan::Directory(directory) => send(world, Path::new(&directory)).await?,
         DataPlan::Text(config) => send(world, &prepared(world, config).await?).await?,
     });
@@ -47,6 +48,17 @@ async fn existing(world: &World, digest: String) -> Result<String> {
     }
     Err(Failure::new(Exit::NotFound, format!("there is no dataset {digest} in the store {}", world.store.url()))
         .fix("`ftctl upload PATH` puts one there and prints its digest"))
+}
+
+/// The job keeps the digest: what the name stands for later does not matter to it.
+async fn named(world: &World, name: &str) -> Result<String> {
+    match dataset::named(world.store.as_ref(), name).await {
+        Err(StoreError::NotFound { .. }) => {
+            Err(Failure::new(Exit::NotFound, format!("there is no dataset named {name} in the store {}", world.store.url()))
+                .fix(format!("ftctl upload PATH --name {name}")))
+        }
+        found => existing(world, found?).await,
+    }
 }
 
 async fn send(world: &World, directory: &Path) -> Result<String> {
@@ -70,8 +82,7 @@ async fn prepared(world: &World, config: DataConfig) -> Result<PathBuf> {
 }
 
 fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Result<PathBuf> {
-    let sources = sources_of(config, cache)?;
-    let inputs = Inputs::find(config, sources)?;
+    let inputs = inputs(config, cache)?;
     let home = cache.join("prepared");
     let directory = home.join(prepare::key(config, &inputs.files())?);
     if directory.is_dir() {
@@ -86,6 +97,11 @@ fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Res
         Err(_) if directory.is_dir() => Ok(directory),
         prepared => prepared.map(|_| directory),
     }
+}
+
+/// The files of text that a configuration names.
+pub fn inputs(config: &DataConfig, cache: &Path) -> Result<Inputs> {
+    Ok(Inputs::find(config, sources_of(config, cache)?)?)
 }
 
 /// Makes the dataset of this text at `out`, which must not exist.

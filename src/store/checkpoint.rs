@@ -6,7 +6,7 @@ use std::{collections::HashSet, fs, path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Condition, FileEntry, Result, Store, StoreError,
+    Condition, FileEntry, Result, Store, StoreError, artifacts,
     content::{self, LocalTree},
     directory, find_json,
     lease::Lease,
@@ -157,7 +157,9 @@ pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usi
     }
     lease.renew().await?;
     let named = |files: Vec<FileEntry>| files.into_iter().map(|file| file.sha256).collect::<HashSet<String>>();
-    let (old_contents, kept_contents) = (named(files_of(store, job, old).await?), named(files_of(store, job, kept).await?));
+    let old_contents = named(files_of(store, job, old).await?);
+    let mut kept_contents = named(files_of(store, job, kept).await?);
+    kept_contents.extend(named(artifacts::files(store, job).await?));
     for step in old {
         store.delete(&manifest_path(job, *step)).await?;
     }
@@ -179,9 +181,11 @@ async fn files_of(store: &dyn Store, job: &JobId, steps: &[u64]) -> Result<Vec<F
     Ok(files)
 }
 
-/// The files of every checkpoint of a job.
+/// The files of a job: those of every checkpoint, and its artefacts.
 pub(super) async fn all_files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
-    files_of(store, job, &list(store, job).await?).await
+    let mut files = files_of(store, job, &list(store, job).await?).await?;
+    files.extend(artifacts::files(store, job).await?);
+    Ok(files)
 }
 
 #[cfg(test)]

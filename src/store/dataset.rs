@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::{
     Condition, FileEntry, Result, Store, StoreError,
     content::{self, LocalTree},
-    parse_json, sha256, to_json,
+    parse_json, read_json, sha256, to_json, write_json,
 };
-use crate::job::{id::path, report::Report};
+use crate::job::{
+    id::{MAX_NAME, path, valid_name},
+    report::Report,
+};
 
 pub const DATASET_SCHEMA: &str = "ftctl.dataset/1";
 
@@ -19,6 +22,15 @@ pub const DATASET_SCHEMA: &str = "ftctl.dataset/1";
 pub struct DatasetManifest {
     pub schema: String,
     pub files: Vec<FileEntry>,
+}
+
+const NAME_SCHEMA: &str = "ftctl.dataset-name/1";
+
+/// `dataset-names/<name>.json`: the newest dataset of that name.
+#[derive(Debug, Serialize, Deserialize)]
+struct NameEntry {
+    schema: String,
+    digest: String,
 }
 
 /// What an upload did, or would do.
@@ -67,6 +79,29 @@ fn manifest_bytes(tree: &LocalTree) -> Result<bytes::Bytes> {
 pub async fn exists(store: &dyn Store, digest: &str) -> Result<bool> {
     check_digest(digest)?;
     Ok(store.head(&path::dataset_manifest(digest)).await?.is_some())
+}
+
+/// Lets `name` stand for a dataset from now on.
+pub async fn set_name(store: &dyn Store, name: &str, digest: &str) -> Result<()> {
+    check_name(name)?;
+    let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), digest: digest.to_owned() };
+    write_json(store, &path::dataset_name(name), &entry, Condition::Always).await.map(drop)
+}
+
+/// The digest of the dataset that has this name at present.
+pub async fn named(store: &dyn Store, name: &str) -> Result<String> {
+    check_name(name)?;
+    let (entry, _): (NameEntry, _) = read_json(store, &path::dataset_name(name)).await?;
+    Ok(entry.digest)
+}
+
+/// Refuses what cannot be the name of a dataset.
+pub fn check_name(name: &str) -> Result<()> {
+    if valid_name(name) {
+        return Ok(());
+    }
+    let rule = "it starts with a letter and has lower-case letters, digits and single hyphens, at most";
+    Err(StoreError::Invalid(format!("`{name}` is no name for a dataset: {rule} {MAX_NAME}")))
 }
 
 /// The manifest, verified against its digest.
@@ -181,6 +216,18 @@ mod tests {
         assert_ne!(changed.digest, first.digest);
         assert_eq!((changed.sent_files, changed.sent_bytes), (1, 12));
         assert_eq!(bench.counting.take_written(), [content_of(b"other tokens"), path::dataset_manifest(&changed.digest)]);
+    }
+
+    #[tokio::test]
+    async fn a_name_stands_for_the_newest_dataset_of_that_name() {
+        let bench = bench();
+        assert!(matches!(named(&*bench.store, "texts").await, Err(StoreError::NotFound { .. })));
+        for digest in ["first", "second"] {
+            set_name(&*bench.store, "texts", digest).await.unwrap();
+            assert_eq!(named(&*bench.store, "texts").await.unwrap(), digest);
+        }
+        let error = set_name(&*bench.store, "../datasets", "third").await.unwrap_err();
+        assert!(matches!(error, StoreError::Invalid(_)), "{error}");
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
+pub mod artifacts;
 pub mod checkpoint;
 #[cfg(test)]
 mod conformance;
@@ -66,7 +67,7 @@ pub enum StoreError {
     WrongOffset { path: String, expected: u64, length: u64 },
     #[error("{path} is damaged: its digest is {found}, not {expected}")]
     Damaged { path: String, expected: String, found: String },
-    #[error("cannot {action} {path} in the store: {source}")]
+    #[error("cannot {action} {path}: {source}")]
     Io {
         action: &'static str,
         path: String,

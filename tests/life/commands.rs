@@ -22,12 +22,13 @@ fn run_carries_a_job_through_its_whole_life() {
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().unwrap().len(), 0, "nothing is left running");
 
     let to = sandbox.path("weights");
+    assert!(sandbox.ok(&["download", id, "--to", to.to_str().unwrap(), "--dry-run"]).contains("step 20, ") && !to.exists());
     sandbox.ok(&["download", id, "--to", to.to_str().unwrap()]);
-    let checkpoint =
-        fs::read_dir(&to).unwrap().flatten().map(|entry| entry.path()).find(|path| path.is_dir()).unwrap_or(to.clone());
-    let checkpoint = if checkpoint.join("config.json").exists() { checkpoint } else { to };
-    assert!(checkpoint.join("model.safetensors").is_file());
-    let text = sandbox.ok(&["generate", checkpoint.to_str().unwrap(), "--prompt", "pub fn ", "--tokens", "10"]);
+    assert!(to.join("model.safetensors").is_file());
+    let read = |name: &str| fs::read_to_string(to.join("artifacts").join(name)).unwrap();
+    assert!(read("summary.json").contains("perplexity_after") && read("sample.txt").starts_with("pub fn "));
+    assert_eq!(read("steps.jsonl").lines().filter(|line| line.contains("learning_rate")).count(), 20);
+    let text = sandbox.ok(&["generate", to.to_str().unwrap(), "--prompt", "pub fn ", "--tokens", "10"]);
     assert!(text.starts_with("pub fn "), "{text}");
 }
 

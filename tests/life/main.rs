@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod clock;
 mod commands;
 mod kills;
 mod sandbox;

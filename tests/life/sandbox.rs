@@ -1,7 +1,8 @@
 //! A home of its own for each test; only the cache (libtorch, the built trainer) is the machine's.
 
 use std::{
-    env, fs,
+    ffi::OsString,
+    fs,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
@@ -9,6 +10,8 @@ use std::{
 
 pub struct Sandbox {
     directory: tempfile::TempDir,
+    /// What every command of this sandbox finds in its environment besides.
+    pub variables: Vec<(OsString, OsString)>,
 }
 
 /// Longest time that anything here may take on a busy machine.
@@ -16,7 +19,7 @@ pub const LIMIT: Duration = Duration::from_secs(180);
 
 impl Sandbox {
     pub fn new() -> Self {
-        Self { directory: tempfile::tempdir().expect("a temporary directory") }
+        Self { directory: tempfile::tempdir().expect("a temporary directory"), variables: Vec::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -67,6 +70,7 @@ attempts = 200
         for name in ["FTCTL_STORE", "FTCTL_BACKEND", "FTCTL_PROFILE", "FTCTL_OUTPUT"] {
             command.env_remove(name);
         }
+        command.envs(self.variables.iter().cloned());
         command
     }
 

@@ -1,0 +1,62 @@
+//! What a job leaves beside its checkpoints (summary, sample, step log): contents by digest, and a manifest that is written last by
+//! whoever holds the attempt's lease. The newest attempt's stand for the job.
+
+use std::{path::Path, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Condition, FileEntry, Result, Store, StoreError,
+    content::{self, LocalTree},
+    find_json,
+    lease::Lease,
+    write_json,
+};
+use crate::job::{
+    id::{JobId, path},
+    report::{Report, Silent},
+};
+
+pub const ARTIFACTS_SCHEMA: &str = "ftctl.artifacts/1";
+
+/// `artifacts/manifest.json` of a job. Files are sorted by path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArtifactsManifest {
+    pub schema: String,
+    /// The attempt that left them.
+    pub attempt: u32,
+    pub files: Vec<FileEntry>,
+}
+
+fn manifest_path(job: &JobId) -> String {
+    format!("{}/manifest.json", path::artifacts(job))
+}
+
+/// Makes the directory `local` the artefacts of the job. The lease is the fence, as for a checkpoint.
+pub async fn commit(store: &Arc<dyn Store>, job: &JobId, lease: &mut Lease, attempt: u32, local: &Path) -> Result<()> {
+    let tree = LocalTree::hash(local, &Silent).await?;
+    tree.send(store, &path::job_contents(job), &Silent).await?;
+    lease.renew().await?;
+    let manifest = ArtifactsManifest { schema: ARTIFACTS_SCHEMA.to_owned(), attempt, files: tree.files };
+    write_json(store.as_ref(), &manifest_path(job), &manifest, Condition::Always).await.map(drop)
+}
+
+/// The files that the job left; none before its first attempt ended.
+pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
+    let name = manifest_path(job);
+    let Some((manifest, _)) = find_json::<ArtifactsManifest>(store, &name).await? else { return Ok(Vec::new()) };
+    if manifest.schema == ARTIFACTS_SCHEMA {
+        return Ok(manifest.files);
+    }
+    Err(StoreError::Invalid(format!(
+        "{name} is of the format `{}`, this version reads `{ARTIFACTS_SCHEMA}`; use a newer ftctl",
+        manifest.schema
+    )))
+}
+
+/// Puts the artefacts below `to`, every byte verified; answers which.
+pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, to: &Path, report: &dyn Report) -> Result<Vec<FileEntry>> {
+    let files = files(store.as_ref(), job).await?;
+    content::fetch(store, &path::job_contents(job), &files, to, report).await?;
+    Ok(files)
+}
