@@ -66,6 +66,7 @@ struct Cli {
 }
 
 /// What every verb understands.
+#[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 struct Global {

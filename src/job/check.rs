@@ -46,7 +46,7 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
         rule("dataset", !(spec.data.is_some() && spec.dataset.is_some()), both),
         rule("", spec.data.is_some() || spec.dataset.is_some(), "the job has nothing to train on: add [data] or dataset = \"...\""),
         rule("dataset", empty(&spec.dataset), "dataset is empty; give a digest or a directory, or leave it out"),
-        rule("dataset", name_of(&spec.dataset).is_none_or(valid_name), "what follows the @ is no name of a dataset"),
+        rule("dataset", dataset_name(spec.dataset.as_deref()).is_none_or(valid_name), "what follows the @ is no name of a dataset"),
         rule("store", empty(&spec.store), "store is empty; give a URL or a directory, or leave it out"),
         rule("initial_weights", empty(&spec.initial_weights), "initial_weights is empty; give a directory, or leave it out"),
         rule("compute.backend", empty(&spec.compute.backend), "compute.backend is empty; name one, or leave it out"),
@@ -54,8 +54,8 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
 }
 
 /// `@NAME`: a dataset of the store by its name.
-fn name_of(dataset: &Option<String>) -> Option<&str> {
-    dataset.as_deref()?.strip_prefix('@')
+fn dataset_name(dataset: Option<&str>) -> Option<&str> {
+    dataset?.strip_prefix('@')
 }
 
 fn data(data: &DataConfig) -> Vec<Rule> {
