@@ -87,8 +87,10 @@ fn cargo(command: &mut Command) -> Result<Vec<u8>, DataError> {
     if output.status.success() {
         return Ok(output.stdout);
     }
-    let talk = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(DataError::Cargo { reason: talk })
+    let talk = String::from_utf8_lossy(&output.stderr);
+    // What follows an empty line is for whoever mends cargo: causes, backtraces.
+    let reason = talk.trim().split("\n\n").next().unwrap_or_default().replace('\n', "; ");
+    Err(DataError::Cargo { reason })
 }
 
 #[cfg(test)]
