@@ -197,7 +197,7 @@ fn a_dry_run_of_every_verb_says_what_it_would_do_and_changes_nothing() {
     }
     assert!(dry(&["sweep"]).ends_with("0 found\n"));
     assert!(dry(&["upload", "data", "--name", "texts", "--verify"]).contains("0 to send"));
-    assert_eq!(dry(&["prepare", "text.txt", "--out", "prepared"]), "would turn the text of 1 files into tokens in prepared\n");
+    assert_eq!(dry(&["prepare", "text.txt", "--out", "prepared"]), "would turn the text of 1 file into tokens in prepared\n");
     assert_eq!(dry(&["init", "--out", "b.toml"]).lines().count(), 2);
     assert!(dry(&["build"]).ends_with("would build the trainer\n"));
     let intent: Value = serde_json::from_str(&sandbox.run(&["down", &id, "--dry-run", "-o", "json"]).stdout).expect("JSON");
@@ -219,6 +219,20 @@ fn a_dataset_has_a_name_that_jobs_take_it_by() {
         fs::read(sandbox.state().join(format!("store/ftctl/v1/jobs/{}/record.json", said.stdout.trim()))).expect("a record");
     let record: Value = serde_json::from_slice(&record).expect("JSON");
     assert_eq!(record["dataset"], digest.trim());
+}
+
+#[test]
+fn a_download_that_cannot_be() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("had");
+    let id = sandbox.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
+    for (arguments, code, message) in [
+        (["--checkpoint", "7"], 3, format!("error: the job {id} has no checkpoint of step 7\n  fix: it has those of 5, 10\n")),
+        (["--to", "job.toml"], 2, "error: job.toml is a file; --to names a directory\n".to_owned()),
+    ] {
+        let said = sandbox.run(&[&["download", &id][..], &arguments].concat());
+        assert_eq!((said.code, said.stdout.as_str(), said.stderr), (Some(code), "", message));
+    }
 }
 
 #[test]

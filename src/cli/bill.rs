@@ -101,7 +101,8 @@ impl Show for Spent {
                 Cell::number(receipt.cost.to_string()),
             ]);
         }
-        format!("{}\n{} jobs, {} since {:.0}", table.render(), self.receipts.len(), self.cost(), self.since)
+        let jobs = format::of(self.receipts.len() as u64, "job");
+        format!("{}\n{jobs}, {} since {:.0}", table.render(), self.cost(), self.since)
     }
 
     fn names(&self) -> Vec<String> {
@@ -154,7 +155,7 @@ impl Show for Billing {
                 Cell::number(self.so_far(resource).to_string()),
             ]);
         }
-        format!("{}\n{} machines, {} an hour", table.render(), self.resources.len(), self.per_hour())
+        format!("{}\n{}, {} an hour", table.render(), format::of(self.resources.len() as u64, "machine"), self.per_hour())
     }
 
     fn names(&self) -> Vec<String> {

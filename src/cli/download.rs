@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
+    job::id::JobId,
     output::{Show, format},
     store::{
-        FileEntry, artifacts,
+        FileEntry, Store, StoreError, artifacts,
         checkpoint::{self, CheckpointManifest},
     },
 };
@@ -61,7 +62,7 @@ impl Arguments {
     async fn fetch(self, app: &App<'_>) -> Result<Fetched, Failure> {
         let (store, id) = app.stored_job(&self.job).await?;
         let checkpoint = match self.checkpoint {
-            Which::Step(step) => Some(checkpoint::manifest(store.as_ref(), &id, step).await?),
+            Which::Step(step) => Some(existing(store.as_ref(), &id, step).await?),
             Which::Latest => checkpoint::latest(store.as_ref(), &id).await?,
         };
         let artifacts = artifacts::files(store.as_ref(), &id).await?;
@@ -69,14 +70,28 @@ impl Arguments {
             return Err(Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint yet")));
         }
         let to = self.to.unwrap_or_else(|| PathBuf::from(id.as_str()));
+        let (target, report) = (app.working_directory.join(&to), app.output.report());
+        if target.is_file() {
+            return Err(Failure::new(Exit::Usage, format!("{} is a file; --to names a directory", to.display())));
+        }
         if !app.dry_run {
-            let (target, report) = (app.working_directory.join(&to), app.output.report());
             if let Some(manifest) = &checkpoint {
                 checkpoint::fetch(&store, &id, manifest.step, &target, report.as_ref()).await?;
             }
             artifacts::fetch(&store, &id, &target.join("artifacts"), report.as_ref()).await?;
         }
         Ok(Fetched { to, checkpoint, artifacts })
+    }
+}
+
+async fn existing(store: &dyn Store, id: &JobId, step: u64) -> Result<CheckpointManifest, Failure> {
+    match checkpoint::manifest(store, id, step).await {
+        Err(StoreError::NotFound { .. }) => {
+            let steps: Vec<String> = checkpoint::list(store, id).await?.iter().map(u64::to_string).collect();
+            let fix = if steps.is_empty() { "it has none yet".to_owned() } else { format!("it has those of {}", steps.join(", ")) };
+            Err(Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint of step {step}")).fix(fix))
+        }
+        found => Ok(found?),
     }
 }
 
@@ -104,7 +119,8 @@ impl Fetched {
     }
 
     fn summary(&self) -> String {
-        format!("{}, {} files, {}", self.step(), self.files().count(), format::bytes(self.bytes()))
+        let files = format::of(self.files().count() as u64, "file");
+        format!("{}, {files}, {}", self.step(), format::bytes(self.bytes()))
     }
 
     fn intent(&self) -> Intent {

@@ -79,7 +79,7 @@ impl Arguments {
         let cache = app.settings.directories.cache()?;
         if app.dry_run {
             let files = upload::inputs(&config, cache)?.files();
-            let act = format!("turn the text of {} files into tokens in {}", files.len(), self.out.display());
+            let act = format!("turn the text of {} into tokens in {}", format::of(files.len() as u64, "file"), self.out.display());
             return app.output.show(&Intent(vec![act]));
         }
         let summary = upload::prepare(&config, cache, &out, app.output.report().as_ref())?;

@@ -7,7 +7,7 @@ use super::{App, Place};
 use crate::{
     exit::Failure,
     lifecycle::sweep::{self, Leftover, SWEEP_SCHEMA},
-    output::{Cell, Show, Table},
+    output::{Cell, Show, Table, format},
 };
 
 /// Destroy machines that nobody needs any more, found from the backend's own truth
@@ -26,7 +26,7 @@ impl Arguments {
         let world = app.world(&app.settings.backend.value)?;
         let leftovers = app.block_on(sweep::find(&world, self.expired))?;
         if !app.dry_run && !leftovers.is_empty() {
-            app.output.confirm(&format!("Destroy {} machines?", leftovers.len()), app.yes)?;
+            app.output.confirm(&format!("Destroy {}?", format::of(leftovers.len() as u64, "machine")), app.yes)?;
             app.block_on(sweep::reap(&world, &leftovers))?;
         }
         app.output.show(&Swept { leftovers, destroyed: !app.dry_run })

@@ -86,7 +86,8 @@ impl Show for Sent {
         let verb = if self.dry_run { "to send" } else { "sent" };
         let verified = if self.verified { ", all verified" } else { "" };
         let (bytes, sent_bytes) = (format::bytes(*bytes), format::bytes(*sent_bytes));
-        format!("{digest}\n{files} files ({bytes}), {sent_files} {verb} ({sent_bytes}){verified}")
+        let files = format::of(*files, "file");
+        format!("{digest}\n{files} ({bytes}), {sent_files} {verb} ({sent_bytes}){verified}")
     }
 
     fn names(&self) -> Vec<String> {

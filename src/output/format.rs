@@ -33,6 +33,11 @@ pub fn number(count: u64) -> String {
     out
 }
 
+/// `1 file`, `12,345 files`.
+pub fn of(count: u64, thing: &str) -> String {
+    format!("{} {thing}{}", number(count), if count == 1 { "" } else { "s" })
+}
+
 /// The two largest parts: `1d 2h`, `3m 5s`, `42s`, `0.3s`.
 pub fn duration(time: Duration) -> String {
     let seconds = time.as_secs();

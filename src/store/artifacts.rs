@@ -57,6 +57,8 @@ pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
 /// Puts the artefacts below `to`, every byte verified; answers which.
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, to: &Path, report: &dyn Report) -> Result<Vec<FileEntry>> {
     let files = files(store.as_ref(), job).await?;
-    content::fetch(store, &path::job_contents(job), &files, to, report).await?;
+    if !files.is_empty() {
+        content::fetch(store, &path::job_contents(job), &files, to, report).await?;
+    }
     Ok(files)
 }
