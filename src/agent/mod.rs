@@ -395,9 +395,9 @@ fn lost_lease() -> End {
     End::new(ExitReason::LostLease, "another attempt holds the job; this one stopped before writing anything more")
 }
 
-/// Anything that the store, the network or somebody who frees a disk may cure.
+/// Anything that the store, the network, or somebody who frees a disk or gives rights back may cure.
 fn is_io(error: &StoreError) -> bool {
-    matches!(error, StoreError::Io { .. })
+    matches!(error, StoreError::Io { .. } | StoreError::Denied { .. })
 }
 
 /// What a moment cures: not a disk that is full, nor one that may not be written.

@@ -1,5 +1,7 @@
 //! What errors of the lower layers mean to the user: their exit codes.
 
+use std::io::ErrorKind;
+
 use ft_trainer::data::{DataError, error::Class as DataClass};
 
 use crate::{
@@ -15,11 +17,18 @@ impl From<StoreError> for Failure {
             StoreError::NotFound { .. } => Exit::NotFound,
             StoreError::Conflict { .. } | StoreError::WrongOffset { .. } => Exit::Conflict,
             StoreError::Damaged { .. } => Exit::Integrity,
+            StoreError::Denied { .. } => Exit::Denied,
+            StoreError::Io { source, .. } if is_network(source.kind()) => Exit::Network,
             StoreError::Io { .. } => Exit::Failure,
             StoreError::Invalid(_) => Exit::Usage,
         };
         Failure::new(exit, error.to_string())
     }
+}
+
+/// A far store that could not be reached, or not long enough.
+fn is_network(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::HostUnreachable | ErrorKind::ConnectionReset | ErrorKind::TimedOut)
 }
 
 impl From<ProviderError> for Failure {

@@ -96,14 +96,17 @@ async fn sends_files(store: &dyn Store) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "some bytes").unwrap();
     let digest = super::sha256(b"some bytes");
-    let wrong = store.put_file("file/it", file.path(), Some(&super::sha256(b"others")), Condition::Always).await;
+    let wrong = store.put_file("file/it", file.path(), Some(&super::sha256(b"others")), Condition::Always, &Arc::default()).await;
     assert!(matches!(wrong, Err(StoreError::Damaged { found, .. }) if found == digest));
     assert_eq!(store.head("file/it").await.unwrap(), None);
-    store.put_file("file/it", file.path(), Some(&digest), Condition::IfAbsent).await.unwrap();
-    assert!(matches!(store.put_file("file/it", file.path(), None, Condition::IfAbsent).await, Err(StoreError::Conflict { .. })));
-    store.put_file("file/other", file.path(), None, Condition::IfAbsent).await.unwrap();
+    store.put_file("file/it", file.path(), Some(&digest), Condition::IfAbsent, &Arc::default()).await.unwrap();
+    assert!(matches!(
+        store.put_file("file/it", file.path(), None, Condition::IfAbsent, &Arc::default()).await,
+        Err(StoreError::Conflict { .. })
+    ));
+    store.put_file("file/other", file.path(), None, Condition::IfAbsent, &Arc::default()).await.unwrap();
     assert_eq!(store.get("file/other").await.unwrap().bytes, "some bytes");
-    let absent = store.put_file("file/none", &file.path().join("none"), None, Condition::Always).await;
+    let absent = store.put_file("file/none", &file.path().join("none"), None, Condition::Always, &Arc::default()).await;
     assert!(matches!(absent, Err(StoreError::Io { action: "read", .. })));
 }
 

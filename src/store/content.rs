@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, directory, sha256};
 use crate::job::{
@@ -104,25 +104,28 @@ impl LocalTree {
         let sending = concurrently(CONCURRENCY, missing, |file| {
             let (store, local, counter) = (Arc::clone(store), self.root.join(&file.path), Arc::clone(&counter));
             let name = path::content(contents, &file.sha256);
-            async move {
-                send_one(store.as_ref(), &name, &local, &file).await?;
-                counter.fetch_add(file.size, Ordering::Relaxed);
-                Ok(())
-            }
+            async move { send_one(store.as_ref(), &name, &local, &file, &counter).await }
         });
         if sent.bytes == 0 {
             sending.await?;
         } else {
-            watched(sending, &counter, |done| report.progress("Sending files", done, Some(sent.bytes), Unit::Bytes)).await?;
+            watched(sending, &counter, |done| {
+                report.progress("Sending files", done.min(sent.bytes), Some(sent.bytes), Unit::Bytes)
+            })
+            .await?;
         }
         Ok(sent)
     }
 }
 
-async fn send_one(store: &dyn Store, name: &str, local: &Path, file: &FileEntry) -> Result<()> {
-    match store.put_file(name, local, Some(&file.sha256), Condition::IfAbsent).await {
+async fn send_one(store: &dyn Store, name: &str, local: &Path, file: &FileEntry, sent: &Arc<AtomicU64>) -> Result<()> {
+    match store.put_file(name, local, Some(&file.sha256), Condition::IfAbsent, sent).await {
+        Ok(_) => Ok(()),
         // Somebody else sent the same bytes meanwhile.
-        Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
+        Err(StoreError::Conflict { .. }) => {
+            sent.fetch_add(file.size, Ordering::Relaxed);
+            Ok(())
+        }
         Err(StoreError::Damaged { path, .. }) => Err(changed(Path::new(&path))),
         Err(error) => Err(error),
     }
@@ -434,8 +437,10 @@ where
         }
         match running.join_next().await {
             None => break,
-            Some(Ok((index, result))) => drop(done.insert(index, result?)),
-            Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
+            Some(finished) => {
+                let (index, result) = joined(finished.map(Ok))?;
+                done.insert(index, result?);
+            }
         }
     }
     let mut done: Vec<(usize, T)> = done.into_iter().collect();
@@ -459,11 +464,13 @@ async fn watched<T>(work: impl Future<Output = Result<T>>, counter: &AtomicU64, 
     }
 }
 
-async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
-    }
+pub(super) async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    joined(tokio::task::spawn_blocking(work).await)
+}
+
+/// The result of a task, which nobody aborts.
+pub(super) fn joined<T>(finished: Result<Result<T>, JoinError>) -> Result<T> {
+    finished.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
 #[cfg(test)]

@@ -10,7 +10,10 @@ use std::{
     ops::Range,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -99,10 +102,19 @@ impl Store for DirectoryStore {
         .await
     }
 
-    async fn put_file(&self, path: &str, file: &Path, sha256: Option<&str>, condition: Condition) -> Result<ETag> {
-        let (path, source, sha256) = (path.to_owned(), file.to_owned(), sha256.map(str::to_owned));
-        self.elsewhere(move |root| root.write(&path, &condition, |target| root.copy(&path, &source, sha256.as_deref(), target)))
-            .await
+    async fn put_file(
+        &self,
+        path: &str,
+        file: &Path,
+        sha256: Option<&str>,
+        condition: Condition,
+        sent: &Arc<AtomicU64>,
+    ) -> Result<ETag> {
+        let (path, source, sha256, sent) = (path.to_owned(), file.to_owned(), sha256.map(str::to_owned), Arc::clone(sent));
+        self.elsewhere(move |root| {
+            root.write(&path, &condition, |target| root.copy(&path, &source, sha256.as_deref(), target, &sent))
+        })
+        .await
     }
 
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
@@ -224,13 +236,15 @@ impl Root {
         Ok(etag)
     }
 
-    fn copy(&self, path: &str, source: &Path, expected: Option<&str>, target: &mut File) -> Result<()> {
+    fn copy(&self, path: &str, source: &Path, expected: Option<&str>, target: &mut File, sent: &AtomicU64) -> Result<()> {
         let unreadable =
             |source_error: io::Error| StoreError::Io { action: "read", path: source.display().to_string(), source: source_error };
         let mut file = File::open(source).map_err(unreadable)?;
         let Some(expected) = expected else {
             // The kernel copies; an error of either side reads the same, and a full disk is by far the likelier.
-            return io::copy(&mut file, target).map(drop).map_err(|error| self.failed("write", path, error));
+            let copied = io::copy(&mut file, target).map_err(|error| self.failed("write", path, error))?;
+            sent.fetch_add(copied, Ordering::Relaxed);
+            return Ok(());
         };
         let mut hasher = Sha256::new();
         let mut buffer = vec![0; 1 << 20];
@@ -241,6 +255,7 @@ impl Root {
             }
             hasher.update(&buffer[..count]);
             target.write_all(&buffer[..count]).map_err(|error| self.failed("write", path, error))?;
+            sent.fetch_add(count as u64, Ordering::Relaxed);
         }
         let found = hex::encode(hasher.finalize());
         if found == expected {

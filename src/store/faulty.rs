@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -82,9 +82,16 @@ impl Store for FaultyStore {
         self.before(path)?;
         self.after(path, self.inner.put(path, bytes, condition).await)
     }
-    async fn put_file(&self, path: &str, file: &Path, sha256: Option<&str>, condition: Condition) -> Result<ETag> {
+    async fn put_file(
+        &self,
+        path: &str,
+        file: &Path,
+        sha256: Option<&str>,
+        condition: Condition,
+        sent: &Arc<AtomicU64>,
+    ) -> Result<ETag> {
         self.before(path)?;
-        self.after(path, self.inner.put_file(path, file, sha256, condition).await)
+        self.after(path, self.inner.put_file(path, file, sha256, condition, sent).await)
     }
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
         self.before(path)?;

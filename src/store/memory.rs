@@ -4,7 +4,10 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     path::Path,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -106,7 +109,14 @@ impl Store for MemoryStore {
         if holds { Ok(objects.write(path, bytes.into())) } else { Err(StoreError::Conflict { path: path.to_owned() }) }
     }
 
-    async fn put_file(&self, path: &str, file: &Path, expected: Option<&str>, condition: Condition) -> Result<ETag> {
+    async fn put_file(
+        &self,
+        path: &str,
+        file: &Path,
+        expected: Option<&str>,
+        condition: Condition,
+        sent: &Arc<AtomicU64>,
+    ) -> Result<ETag> {
         let name = || file.display().to_string();
         let bytes = std::fs::read(file).map_err(|source| StoreError::Io { action: "read", path: name(), source })?;
         if let Some(expected) = expected
@@ -114,7 +124,10 @@ impl Store for MemoryStore {
         {
             return Err(StoreError::Damaged { path: name(), expected: expected.to_owned(), found: sha256(&bytes) });
         }
-        self.put(path, bytes.into(), condition).await
+        let length = bytes.len() as u64;
+        let etag = self.put(path, bytes.into(), condition).await?;
+        sent.fetch_add(length, Ordering::Relaxed);
+        Ok(etag)
     }
 
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {

@@ -4,7 +4,11 @@
 //! Paths are relative, separated by `/`, without `.` and `..`. Every operation is atomic: a reader sees the old object or the new
 //! one, never a part.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{
+    ops::Range,
+    path::Path,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,6 +17,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 
 pub mod artifacts;
+pub mod azure;
 pub mod checkpoint;
 #[cfg(test)]
 mod conformance;
@@ -74,6 +79,9 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+    /// The store does not know who asks, or does not let them.
+    #[error("cannot {action} {path} in the store: {why}")]
+    Denied { action: &'static str, path: String, why: String },
     /// The request itself is wrong: a malformed path, an unreadable manifest.
     #[error("{0}")]
     Invalid(String),
@@ -87,6 +95,11 @@ pub trait Store: Send + Sync {
     /// As the user named it, for messages and for the agent's order.
     fn url(&self) -> &str;
 
+    /// How many requests at once hide the store's latency.
+    fn jobs(&self) -> usize {
+        8
+    }
+
     async fn get(&self, path: &str) -> Result<Object>;
 
     /// The bytes of `range` that exist; empty when it begins at or behind the end. Fails when the object does not exist.
@@ -99,7 +112,15 @@ pub trait Store: Send + Sync {
 
     /// Writes a local file of any size with bounded memory. With a `sha256` (hexadecimal) the bytes are checked on their way, and a
     /// file that has become another since it was hashed is [`StoreError::Damaged`] and leaves nothing.
-    async fn put_file(&self, path: &str, file: &Path, sha256: Option<&str>, condition: Condition) -> Result<ETag>;
+    /// `sent` grows by the bytes that have arrived.
+    async fn put_file(
+        &self,
+        path: &str,
+        file: &Path,
+        sha256: Option<&str>,
+        condition: Condition,
+        sent: &Arc<AtomicU64>,
+    ) -> Result<ETag>;
 
     /// Appends to a log (created by its first append at offset 0) and returns its new length. `offset` must be the present length:
     /// that makes an append that is sent twice land once. A crash in the middle may leave the first part of `bytes`, never more; the
@@ -116,8 +137,32 @@ pub trait Store: Send + Sync {
     async fn delete(&self, path: &str) -> Result<()>;
 }
 
-/// Opens the store that `url` names: a directory, `file:///…`, or `memory:` (gone with the process).
+/// How much of the line to a far store may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests under way at once.
+    pub jobs: usize,
+    /// On average, as sent; `None`: all there is.
+    pub bytes_per_second: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { jobs: 32, bytes_per_second: None }
+    }
+}
+
+/// As [`open_with`], with the usual limits.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
+    open_with(url, Limits::default())
+}
+
+/// Opens the store that `url` names: a blob container, a directory, `file:///…`, or `memory:` (gone with the process).
+pub fn open_with(url: &str, limits: Limits) -> Result<Arc<dyn Store>> {
+    if azure::is_container(url) {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        return Ok(Arc::new(azure::open(url, &variable, limits)?));
+    }
     if url == "memory:" {
         return Ok(Arc::new(memory::MemoryStore::new()));
     }
@@ -132,7 +177,8 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     }
     if url.is_empty() || url.contains("://") {
         return Err(StoreError::Invalid(format!(
-            "the store `{url}` is of a kind that this version does not know; give a directory or a file:///path URL"
+            "the store `{url}` is of a kind that this version does not know; give a directory, a file:///path URL, or a blob container as \
+             azure://ACCOUNT/CONTAINER"
         )));
     }
     Ok(Arc::new(directory::DirectoryStore::open(Path::new(url))?))
@@ -224,7 +270,7 @@ mod tests {
             assert_eq!(open(&url).unwrap().url(), path.display().to_string());
         }
         assert_eq!(open("memory:").unwrap().url(), "memory:");
-        for url in ["", "https://account.blob.core.windows.net/container", "s3://bucket", "file://host/path", "file://relative"] {
+        for url in ["", "s3://bucket", "file://host/path", "file://relative"] {
             let error = open(url).err().unwrap().to_string();
             assert!(error.contains(url) && error.contains("file:///path"), "{error}");
         }

@@ -3,6 +3,8 @@
 // Each test program uses its own part of this.
 #![allow(dead_code)]
 
+pub mod azurite;
+
 use std::{
     path::PathBuf,
     process::{Command, Stdio},
@@ -79,7 +81,11 @@ impl Sandbox {
     }
 
     pub fn run(&self, arguments: &[&str]) -> Said {
-        let output = self.command(arguments).output().expect("ftctl runs");
+        Self::said(&mut self.command(arguments))
+    }
+
+    pub fn said(command: &mut Command) -> Said {
+        let output = command.output().expect("ftctl runs");
         let text = |bytes| String::from_utf8(bytes).expect("ftctl prints UTF-8");
         Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }

@@ -92,6 +92,10 @@ impl Store for CrashingStore {
         self.store.url()
     }
 
+    fn jobs(&self) -> usize {
+        self.store.jobs()
+    }
+
     async fn get(&self, path: &str) -> Result<Object> {
         self.calls.make("get", path, self.store.get(path)).await
     }
@@ -108,8 +112,15 @@ impl Store for CrashingStore {
         self.calls.make("put", path, self.store.put(path, bytes, condition)).await
     }
 
-    async fn put_file(&self, path: &str, file: &Path, sha256: Option<&str>, condition: Condition) -> Result<ETag> {
-        self.calls.make("put_file", path, self.store.put_file(path, file, sha256, condition)).await
+    async fn put_file(
+        &self,
+        path: &str,
+        file: &Path,
+        sha256: Option<&str>,
+        condition: Condition,
+        sent: &Arc<AtomicU64>,
+    ) -> Result<ETag> {
+        self.calls.make("put_file", path, self.store.put_file(path, file, sha256, condition, sent)).await
     }
 
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {

@@ -1,0 +1,332 @@
+//! Requests to one container: signed, checked on their way, and sent again when that may help.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::{BuildHasher, Hasher},
+    io,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use bytes::Bytes;
+use jiff::Timestamp;
+use md5::{Digest, Md5};
+use reqwest::{
+    Method,
+    header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue},
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    super::{ETag, Limits, Result, StoreError},
+    location::Location,
+    retry::{Patience, Trouble, is_passing},
+    sign_in::Credential,
+    wire,
+};
+
+/// Of the protocol; the newest that emulators know is later.
+const VERSION: &str = "2023-11-03";
+
+/// Longest wait for a connection.
+const CONNECT: Duration = Duration::from_secs(10);
+/// A try may take so long, and the time of its bytes on a slow line beside.
+const ANSWER: Duration = Duration::from_secs(60);
+const SLOW_LINE: u64 = 64 << 10;
+
+pub(super) struct Client {
+    http: reqwest::Client,
+    pub location: Location,
+    credential: Credential,
+    patience: Patience,
+    /// As many requests may be under way.
+    requests: Semaphore,
+    pace: Pace,
+}
+
+/// What is asked of a blob, or of the container.
+#[derive(Debug, Clone)]
+pub(super) struct Request {
+    method: Method,
+    /// The object's path in the store; `None` is the container.
+    path: Option<String>,
+    query: Vec<(&'static str, String)>,
+    headers: Vec<(&'static str, String)>,
+    body: Bytes,
+}
+
+impl Request {
+    pub fn new(method: Method, path: &str) -> Self {
+        Self { method, path: Some(path.to_owned()), query: Vec::new(), headers: Vec::new(), body: Bytes::new() }
+    }
+    pub fn container(method: Method) -> Self {
+        let mut request = Self::new(method, "").query("restype", "container");
+        request.path = None;
+        request
+    }
+    /// The same of another object.
+    pub fn at(mut self, path: &str) -> Self {
+        self.path = Some(path.to_owned());
+        self
+    }
+    pub fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+    /// The service compares the bytes with their MD5 and refuses what was damaged on its way.
+    pub fn body(mut self, bytes: Bytes, md5: [u8; 16]) -> Self {
+        self.body = bytes;
+        self.header("content-md5", BASE64_STANDARD.encode(md5))
+    }
+}
+
+pub(super) fn md5(bytes: &[u8]) -> [u8; 16] {
+    Md5::digest(bytes).into()
+}
+
+/// An answer that another try would not change.
+#[derive(Debug)]
+pub(super) struct Reply {
+    pub status: u16,
+    headers: HeaderMap,
+    pub body: Bytes,
+    /// There was a try before whose outcome is unknown: it may be the reason of a conflict.
+    pub repeated: bool,
+}
+
+impl Reply {
+    pub fn header(&self, name: &'static str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+    pub fn number(&self, name: &'static str) -> Option<u64> {
+        self.header(name)?.parse().ok()
+    }
+    pub fn etag(&self) -> ETag {
+        ETag(self.header("etag").unwrap_or_default().to_owned())
+    }
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+    /// The service's name for the error.
+    pub fn code(&self) -> &str {
+        self.header("x-ms-error-code").unwrap_or_default()
+    }
+    pub fn text(&self) -> Result<&str, String> {
+        std::str::from_utf8(&self.body).map_err(|_| "it sent something that is no text".to_owned())
+    }
+    pub fn is_conflict(&self) -> bool {
+        self.status == 412 || (self.status == 409 && self.code() == "BlobAlreadyExists")
+    }
+}
+
+impl Client {
+    pub fn new(location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
+        let http = reqwest::Client::builder()
+            .user_agent(concat!("ftctl/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT)
+            .pool_max_idle_per_host(limits.jobs)
+            .redirect(reqwest::redirect::Policy::none())
+            .build()
+            .map_err(|error| StoreError::Invalid(format!("cannot prepare connections: {error}")))?;
+        let requests = Semaphore::new(limits.jobs.max(1));
+        Ok(Self { http, location, credential, patience, requests, pace: Pace::new(limits.bytes_per_second) })
+    }
+
+    /// Sends a request until there is an answer that counts or patience ends. `action` is for the message: "read", "write".
+    pub async fn send(&self, action: &'static str, request: &Request) -> Result<Reply> {
+        let path = request.path.as_deref().unwrap_or(&self.location.container);
+        let begun = Instant::now();
+        let mut tries = 0;
+        loop {
+            let trouble = match self.attempt(request).await {
+                Ok(reply) if is_passing(reply.status, reply.code()) => Trouble::Busy(reply.status, wish(&reply)),
+                Ok(reply) => return Ok(Reply { repeated: tries > 0, ..reply }),
+                Err(trouble) => trouble,
+            };
+            tries += 1;
+            match self.patience.pause(&trouble, tries, begun.elapsed(), chance()) {
+                Some(pause) => sleep(pause).await,
+                None => return Err(gave_up(action, path, &self.location, trouble, tries)),
+            }
+        }
+    }
+
+    async fn attempt(&self, request: &Request) -> Result<Reply, Trouble> {
+        // Never closed.
+        let _permit = self.requests.acquire().await;
+        self.pace.wait(request.body.len() as u64).await;
+        let signed = self.signed(request).await?;
+        let answer = self.http.execute(signed).await.map_err(|error| broken(&error))?;
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let body = answer.bytes().await.map_err(|error| broken(&error))?;
+        let reply = Reply { status, headers, body, repeated: false };
+        match reply.header("content-md5") {
+            Some(sum) if request.method == Method::GET && reply.is_success() && sum != BASE64_STANDARD.encode(md5(&reply.body)) => {
+                Err(Trouble::Lost("the answer was damaged on its way".to_owned()))
+            }
+            _ => Ok(reply),
+        }
+    }
+
+    async fn signed(&self, request: &Request) -> Result<reqwest::Request, Trouble> {
+        let blob = request.path.as_deref().map(|path| self.location.blob(path));
+        let mut url = self.location.url(blob.as_deref());
+        if !request.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&request.query);
+        }
+        let mut headers = HeaderMap::new();
+        let date = Timestamp::now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        let own = [("x-ms-version", VERSION.to_owned()), ("x-ms-date", date), ("content-length", request.body.len().to_string())];
+        for (name, value) in own.iter().chain(&request.headers) {
+            let value = HeaderValue::from_str(value).map_err(|_| Trouble::NoSignIn(format!("{name} cannot be sent")))?;
+            headers.insert(HeaderName::from_static(name), value);
+        }
+        match &self.credential {
+            Credential::Key(key) => {
+                let value = key.authorization(&request.method, &url, &headers);
+                headers.insert(AUTHORIZATION, secret(&value)?);
+            }
+            Credential::Sas(signature) => {
+                let query = url.query().map(|query| format!("{query}&")).unwrap_or_default();
+                url.set_query(Some(&format!("{query}{signature}")));
+            }
+            Credential::Token(source) => {
+                let token = source.token().await.map_err(Trouble::NoSignIn)?;
+                headers.insert(AUTHORIZATION, secret(&format!("Bearer {token}"))?);
+            }
+        }
+        if request.method == Method::GET || request.method == Method::HEAD || request.method == Method::DELETE {
+            headers.remove(CONTENT_LENGTH);
+        }
+        let mut signed = reqwest::Request::new(request.method.clone(), url);
+        *signed.headers_mut() = headers;
+        *signed.timeout_mut() = Some(ANSWER + Duration::from_secs(request.body.len() as u64 / SLOW_LINE));
+        if !request.body.is_empty() || request.method == Method::PUT {
+            *signed.body_mut() = Some(request.body.clone().into());
+        }
+        Ok(signed)
+    }
+
+    /// The error behind an answer that nobody expected.
+    pub fn refused(&self, action: &'static str, path: &str, reply: &Reply) -> StoreError {
+        let (code, message) = (reply.code(), wire::message(&String::from_utf8_lossy(&reply.body)));
+        let Location { account, container, .. } = &self.location;
+        let said = [code, &message].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
+        let why = format!("the account {account} answered {} {said}", reply.status);
+        let path = path.to_owned();
+        match reply.status {
+            401 | 403 => StoreError::Denied { action, path, why: format!("{why}; `ftctl doctor` shows which sign-in is used") },
+            404 if code == "ContainerNotFound" => {
+                StoreError::NotFound { store: account.clone(), path: format!("container {container}") }
+            }
+            _ => StoreError::Io { action, path, source: io::Error::other(why) },
+        }
+    }
+
+    /// As [`Client::refused`], for an answer that makes no sense.
+    pub fn nonsense(&self, action: &'static str, path: &str, why: String) -> StoreError {
+        StoreError::Io { action, path: path.to_owned(), source: io::Error::new(io::ErrorKind::InvalidData, why) }
+    }
+}
+
+fn secret(value: &str) -> Result<HeaderValue, Trouble> {
+    let mut value = HeaderValue::from_str(value).map_err(|_| Trouble::NoSignIn("the credential cannot be sent".to_owned()))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The text never has the URL, which may carry a signature.
+fn broken(error: &reqwest::Error) -> Trouble {
+    let mut text = String::new();
+    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        text = inner.to_string();
+        cause = inner.source();
+    }
+    let text = if error.is_timeout() { "no answer in time".to_owned() } else { text };
+    if error.is_connect() { Trouble::Unreachable(text) } else { Trouble::Lost(text) }
+}
+
+/// `Retry-After` in seconds.
+fn wish(reply: &Reply) -> Option<Duration> {
+    reply.number("retry-after").map(Duration::from_secs)
+}
+
+/// Anything in 0..1; what spreads the tries of many clients need not be unpredictable.
+fn chance() -> f64 {
+    (RandomState::new().build_hasher().finish() >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+fn gave_up(action: &'static str, path: &str, location: &Location, trouble: Trouble, tries: u32) -> StoreError {
+    use io::ErrorKind::{ConnectionReset, HostUnreachable, TimedOut};
+    let path = path.to_owned();
+    let host = location.endpoint.host_str().unwrap_or_default();
+    let (kind, why) = match trouble {
+        Trouble::Unreachable(why) => (HostUnreachable, format!("{host} cannot be reached: {why}")),
+        Trouble::Lost(why) => (ConnectionReset, format!("the connection to {host} broke: {why}")),
+        Trouble::Busy(status, _) => (TimedOut, format!("{host} answered {status}")),
+        Trouble::NoSignIn(why) => {
+            return StoreError::Denied { action, path, why: format!("no sign-in: {why}; `ftctl doctor` shows the ways") };
+        }
+    };
+    let times = if tries > 1 { format!(" ({tries} tries)") } else { String::new() };
+    StoreError::Io { action, path, source: io::Error::new(kind, format!("{why}{times}")) }
+}
+
+/// Holds the bytes per second down, on average.
+struct Pace {
+    bytes_per_second: Option<u64>,
+    /// When the line is free again.
+    free: Mutex<Instant>,
+}
+
+impl Pace {
+    fn new(bytes_per_second: Option<u64>) -> Self {
+        Self { bytes_per_second, free: Mutex::new(Instant::now()) }
+    }
+
+    async fn wait(&self, bytes: u64) {
+        let Some(rate) = self.bytes_per_second.filter(|_| bytes > 0) else { return };
+        let turn = {
+            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let turn = (*free).max(Instant::now());
+            *free = turn + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
+            turn
+        };
+        sleep_until(turn).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pace_is_kept_on_average() {
+        let pace = Pace::new(Some(1_000_000));
+        let begun = Instant::now();
+        for _ in 0..11 {
+            pace.wait(500_000).await;
+        }
+        assert_eq!(begun.elapsed().as_millis(), 5_000);
+        let free = Pace::new(None);
+        free.wait(u64::MAX).await;
+        assert_eq!(begun.elapsed().as_millis(), 5_000);
+    }
+
+    #[test]
+    fn chance_is_a_fraction() {
+        let mut drawn: Vec<f64> = (0..100).map(|_| chance()).collect();
+        assert!(drawn.iter().all(|value| (0.0..1.0).contains(value)));
+        drawn.dedup();
+        assert!(drawn.len() > 90);
+    }
+}

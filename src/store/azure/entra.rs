@@ -1,0 +1,178 @@
+//! Sign-in with Entra ID: the identities that a laptop, a pipeline, a cluster or a machine of the cloud has.
+
+use std::{path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+use azure_core::{
+    credentials::{AccessToken, Secret, TokenCredential},
+    error::ErrorKind,
+    http::ClientMethodOptions,
+};
+use azure_identity::{
+    AzureCliCredential, ClientAssertion, ClientAssertionCredential, ClientSecretCredential, ManagedIdentityCredential,
+    ManagedIdentityCredentialOptions, UserAssignedId, WorkloadIdentityCredential, WorkloadIdentityCredentialOptions,
+};
+use jiff::Timestamp;
+use tokio::sync::Mutex;
+
+use super::{
+    super::{Result, StoreError},
+    sign_in::{Credential, Variables},
+};
+
+/// What tokens are for.
+const SCOPE: &str = "https://storage.azure.com/.default";
+
+/// A token this close to its end is replaced, seconds: no request outlives it.
+const FRESH: i64 = 300;
+
+/// Tokens, each used until shortly before its end. One at a time is asked for, however many requests wait: `az` is a slow program.
+pub(super) struct TokenSource {
+    credential: Arc<dyn TokenCredential>,
+    last: Mutex<Option<AccessToken>>,
+}
+
+impl TokenSource {
+    pub fn new(credential: Arc<dyn TokenCredential>) -> Self {
+        Self { credential, last: Mutex::new(None) }
+    }
+
+    /// The error is for a person and has nothing secret.
+    pub async fn token(&self) -> Result<String, String> {
+        let mut last = self.last.lock().await;
+        let left = |token: &AccessToken| token.expires_on.unix_timestamp() - Timestamp::now().as_second();
+        if let Some(token) = last.as_ref().filter(|token| left(token) > FRESH) {
+            return Ok(token.token.secret().to_owned());
+        }
+        match (self.credential.get_token(&[SCOPE], None).await, last.as_ref()) {
+            (Ok(token), _) => Ok(last.insert(token).token.secret().to_owned()),
+            // The old one may do while the token service is away.
+            (Err(_), Some(token)) if left(token) > 0 => Ok(token.token.secret().to_owned()),
+            (Err(error), _) => Err(error.to_string()),
+        }
+    }
+}
+
+fn credential<C: TokenCredential + 'static>(what: &str, opened: azure_core::Result<Arc<C>>) -> Result<Credential> {
+    match opened {
+        Ok(credential) => Ok(Credential::Token(TokenSource::new(credential))),
+        Err(error) => Err(StoreError::Invalid(format!("{what} cannot be used to sign in: {error}"))),
+    }
+}
+
+fn tenant_and_client(variables: Variables<'_>) -> (String, String) {
+    let value = |name| variables(name).unwrap_or_default();
+    (value("AZURE_TENANT_ID"), value("AZURE_CLIENT_ID"))
+}
+
+pub(super) fn client_secret(variables: Variables<'_>, _: &str) -> Result<Credential> {
+    let (tenant, client) = tenant_and_client(variables);
+    let secret = Secret::new(variables("AZURE_CLIENT_SECRET").unwrap_or_default());
+    credential("AZURE_CLIENT_SECRET", ClientSecretCredential::new(&tenant, client, secret, None))
+}
+
+pub(super) fn workload_identity(variables: Variables<'_>, _: &str) -> Result<Credential> {
+    let (tenant, client) = tenant_and_client(variables);
+    let options = WorkloadIdentityCredentialOptions {
+        tenant_id: Some(tenant),
+        client_id: Some(client),
+        token_file_path: variables("AZURE_FEDERATED_TOKEN_FILE").map(PathBuf::from),
+        ..Default::default()
+    };
+    credential("AZURE_FEDERATED_TOKEN_FILE", WorkloadIdentityCredential::new(Some(options)))
+}
+
+pub(super) fn github(variables: Variables<'_>, _: &str) -> Result<Credential> {
+    let (tenant, client) = tenant_and_client(variables);
+    let value = |name| variables(name).unwrap_or_default();
+    let assertion =
+        GitHub { url: value("ACTIONS_ID_TOKEN_REQUEST_URL"), token: Secret::new(value("ACTIONS_ID_TOKEN_REQUEST_TOKEN")) };
+    credential("GitHub's identity", ClientAssertionCredential::new(tenant, client, assertion, None))
+}
+
+pub(super) fn managed_identity(variables: Variables<'_>, _: &str) -> Result<Credential> {
+    let which = variables("FTCTL_AZURE_MANAGED_IDENTITY").filter(|which| which != "system");
+    let options = ManagedIdentityCredentialOptions { user_assigned_id: which.map(UserAssignedId::ClientId), ..Default::default() };
+    credential("the managed identity", ManagedIdentityCredential::new(Some(options)))
+}
+
+pub(super) fn azure_cli(_: Variables<'_>, _: &str) -> Result<Credential> {
+    credential("az", AzureCliCredential::new(None))
+}
+
+pub(super) fn has_azure_cli(variables: Variables<'_>) -> bool {
+    let path = variables("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join("az").is_file())
+}
+
+/// The identity of a workflow's run: GitHub vouches for it, and Entra trusts GitHub when it was told to.
+#[derive(Debug)]
+struct GitHub {
+    url: String,
+    token: Secret,
+}
+
+#[async_trait]
+impl ClientAssertion for GitHub {
+    async fn secret(&self, _: Option<ClientMethodOptions<'_>>) -> azure_core::Result<String> {
+        let failed = |why: String| azure_core::Error::with_message(ErrorKind::Credential, format!("GitHub's token service: {why}"));
+        let asked = reqwest::Client::new()
+            .get(format!("{}&audience=api://AzureADTokenExchange", self.url))
+            .bearer_auth(self.token.secret())
+            .send()
+            .await
+            .and_then(reqwest::Response::error_for_status);
+        let answer = asked.map_err(|error| failed(error.without_url().to_string()))?;
+        let bytes = answer.bytes().await.map_err(|error| failed(error.without_url().to_string()))?;
+        let parsed: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+        parsed["value"].as_str().map(str::to_owned).ok_or_else(|| failed("its answer has no token".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicI64, Ordering},
+        time::Duration,
+    };
+
+    use azure_core::{credentials::TokenRequestOptions, time::OffsetDateTime};
+
+    use super::*;
+
+    /// Tokens named after their number, each good for the seconds that are set; none while that is 0.
+    #[derive(Debug, Default)]
+    struct Issuer {
+        good_for: AtomicI64,
+        issued: AtomicI64,
+    }
+
+    #[async_trait]
+    impl TokenCredential for Issuer {
+        async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+            let seconds = self.good_for.load(Ordering::SeqCst);
+            if seconds == 0 {
+                return Err(azure_core::Error::with_message(ErrorKind::Credential, "away"));
+            }
+            let number = self.issued.fetch_add(1, Ordering::SeqCst) + 1;
+            let ends = OffsetDateTime::now_utc() + Duration::from_secs(seconds as u64);
+            Ok(AccessToken::new(format!("token {number}"), ends))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_is_used_until_shortly_before_its_end() {
+        let issuer = Arc::new(Issuer::default());
+        let source = TokenSource::new(issuer.clone());
+        assert!(source.token().await.unwrap_err().contains("away"));
+        issuer.good_for.store(FRESH - 10, Ordering::SeqCst);
+        assert_eq!(source.token().await.unwrap(), "token 1");
+        // Too close to its end: replaced, unless there is no other.
+        assert_eq!(source.token().await.unwrap(), "token 2");
+        issuer.good_for.store(0, Ordering::SeqCst);
+        assert_eq!(source.token().await.unwrap(), "token 2");
+        issuer.good_for.store(FRESH + 60, Ordering::SeqCst);
+        assert_eq!(source.token().await.unwrap(), "token 3");
+        assert_eq!(source.token().await.unwrap(), "token 3");
+    }
+}

@@ -1,0 +1,122 @@
+//! Which container a URL means, and how its blobs are addressed.
+
+use std::net::IpAddr;
+
+use reqwest::Url;
+
+use super::super::{Result, StoreError};
+
+/// One container of one account, and the part of it that is the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Location {
+    pub account: String,
+    pub container: String,
+    /// Up to and without the container: `https://account.blob.core.windows.net`, `http://127.0.0.1:10000/account`.
+    pub endpoint: Url,
+    /// Before every blob name; empty, or ends with `/`.
+    prefix: String,
+}
+
+impl Location {
+    /// `azure://ACCOUNT/CONTAINER[/PREFIX]`, `https://ACCOUNT.blob.HOST/CONTAINER[/PREFIX]`, or, for emulators,
+    /// `http://IP:PORT/ACCOUNT/CONTAINER[/PREFIX]`. `endpoint` replaces the first form's `https://ACCOUNT.blob.core.windows.net`.
+    pub fn parse(text: &str, endpoint: Option<&str>) -> Result<Self> {
+        // What follows a question mark may be a signature: it is not repeated.
+        let shown = text.split('?').next().unwrap_or_default();
+        let wrong = |why: &str| StoreError::Invalid(format!("the store `{shown}` names no blob container: {why}"));
+        let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;
+        if url.query().is_some() || !url.username().is_empty() || url.password().is_some() {
+            return Err(wrong(
+                "it carries a signature or a password, which would be kept in records; set AZURE_STORAGE_SAS_TOKEN instead",
+            ));
+        }
+        let host = url.host_str().unwrap_or_default().to_owned();
+        let mut parts = url.path_segments().into_iter().flatten().filter(|part| !part.is_empty()).map(str::to_owned);
+        let (account, endpoint) = match url.scheme() {
+            "azure" => (host.clone(), endpoint.map_or_else(|| format!("https://{host}.blob.core.windows.net"), str::to_owned)),
+            scheme if is_emulator(&host) => {
+                let account = parts.next().ok_or_else(|| wrong("write it as http://IP:PORT/ACCOUNT/CONTAINER"))?;
+                let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+                (account.clone(), format!("{scheme}://{host}{port}/{account}"))
+            }
+            _ => (host.split('.').next().unwrap_or_default().to_owned(), format!("{}://{host}", url.scheme())),
+        };
+        let endpoint = Url::parse(endpoint.trim_end_matches('/')).map_err(|error| wrong(&format!("its endpoint: {error}")))?;
+        let safe = endpoint.scheme() == "https" || endpoint.host_str().is_some_and(is_emulator);
+        if !safe {
+            return Err(wrong("it is not https; only an emulator on this machine may be without"));
+        }
+        let container = parts.next().ok_or_else(|| wrong("the container is missing; write it as azure://ACCOUNT/CONTAINER"))?;
+        let prefix: String = parts.map(|part| part + "/").collect();
+        Ok(Self { account, container, endpoint, prefix })
+    }
+
+    /// The name of the object `path` in the container.
+    pub fn blob(&self, path: &str) -> String {
+        format!("{}{path}", self.prefix)
+    }
+
+    /// The object's path, from its name.
+    pub fn path<'n>(&self, blob: &'n str) -> Option<&'n str> {
+        blob.strip_prefix(self.prefix.as_str())
+    }
+
+    /// The address of a blob, or of the container.
+    pub fn url(&self, blob: Option<&str>) -> Url {
+        let mut url = self.endpoint.clone();
+        // An http URL always has segments.
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push(&self.container).extend(blob.into_iter().flat_map(|blob| blob.split('/')));
+        }
+        url
+    }
+}
+
+/// A literal address, or this machine: hosts that carry the account's name in the path.
+fn is_emulator(host: &str) -> bool {
+    let literal = host.trim_matches(['[', ']']).parse::<IpAddr>();
+    host == "localhost" || literal.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_name_containers() {
+        let cases = [
+            ("azure://acc/box", None, "acc", "https://acc.blob.core.windows.net/box/a%20b/c"),
+            ("azure://acc/box/team/x/", None, "acc", "https://acc.blob.core.windows.net/box/team/x/a%20b/c"),
+            ("azure://acc/box", Some("http://127.0.0.1:10000/acc/"), "acc", "http://127.0.0.1:10000/acc/box/a%20b/c"),
+            ("https://acc.blob.core.usgovcloudapi.net/box", None, "acc", "https://acc.blob.core.usgovcloudapi.net/box/a%20b/c"),
+            (
+                "http://127.0.0.1:7/devstoreaccount1/box/p",
+                None,
+                "devstoreaccount1",
+                "http://127.0.0.1:7/devstoreaccount1/box/p/a%20b/c",
+            ),
+        ];
+        for (text, endpoint, account, address) in cases {
+            let location = Location::parse(text, endpoint).unwrap();
+            assert_eq!(location.account, account, "{text}");
+            let blob = location.blob("a b/c");
+            assert_eq!(location.url(Some(&blob)).as_str(), address, "{text}");
+            assert_eq!(location.path(&blob), Some("a b/c"));
+        }
+    }
+
+    #[test]
+    fn what_is_no_container_is_refused_and_secrets_are_not_repeated() {
+        for (text, why) in [
+            ("azure://acc", "container is missing"),
+            ("http://acc.blob.core.windows.net/box", "not https"),
+            ("http://127.0.0.1:1", "ACCOUNT/CONTAINER"),
+            ("https://acc.blob.core.windows.net/box?sv=2020&sig=SECRET", "AZURE_STORAGE_SAS_TOKEN"),
+            ("https://me:SECRET@acc.blob.core.windows.net/box", "AZURE_STORAGE_SAS_TOKEN"),
+        ] {
+            let error = Location::parse(text, None).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+            assert!(text.contains('@') || !error.contains("SECRET"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! A store in an Azure blob container, spoken to in the blob protocol.
+//!
+//! Small objects are block blobs written in one request, large files block blobs of staged blocks, logs append blobs (see
+//! [`segments`]). A conditional write carries a mark, so that after a lost answer it is known whether the write was ours. Nothing is
+//! ever created by looking; the first write creates the container if it may.
+
+use std::{
+    ops::Range,
+    path::Path,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use reqwest::Method;
+use tokio::sync::Semaphore;
+
+use self::{
+    client::{Client, Reply, Request, md5},
+    location::Location,
+    retry::Patience,
+    segments::{FULL, Known, Properties, Segments, part},
+    sign_in::{Credential, Variables},
+    wire::{Entry, Page},
+};
+use super::{Condition, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+
+mod blocks;
+mod client;
+mod entra;
+mod location;
+mod retry;
+mod segments;
+mod shared_key;
+mod sign_in;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use sign_in::{Way, ways};
+
+/// Metadata that tells one write from another.
+const WRITE: &str = "x-ms-meta-ftctlwrite";
+
+/// Most entries of one page of a listing.
+const PAGE: &str = "5000";
+
+/// Whether `url` names a container.
+pub fn is_container(url: &str) -> bool {
+    ["azure://", "https://", "http://"].iter().any(|scheme| url.starts_with(scheme))
+}
+
+pub struct AzureStore {
+    client: Arc<Client>,
+    url: String,
+    known: Known,
+    /// KiB of files that may be in memory at once.
+    memory: Arc<Semaphore>,
+    limits: Limits,
+    /// Appends to one blob of a log.
+    full: u64,
+}
+
+/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet.
+pub fn open(url: &str, variables: Variables<'_>, limits: Limits) -> Result<AzureStore> {
+    let endpoint = variables("FTCTL_ENDPOINT_BLOB").or_else(|| sign_in::endpoint(variables));
+    let location = Location::parse(url, endpoint.as_deref())?;
+    let credential = sign_in::choose(variables, &location.account)?;
+    AzureStore::new(url, location, credential, Patience::default(), limits)
+}
+
+impl AzureStore {
+    fn new(url: &str, location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
+        let client = Arc::new(Client::new(location, credential, patience, limits)?);
+        let url = url.trim_end_matches('/').to_owned();
+        let memory = Arc::new(Semaphore::new(blocks::MEMORY_KIB));
+        Ok(Self { client, url, known: Known::default(), memory, limits, full: FULL })
+    }
+
+    fn segments(&self) -> Segments<'_> {
+        Segments { client: &self.client, known: &self.known, full: self.full }
+    }
+
+    fn not_found(&self, path: &str) -> StoreError {
+        StoreError::NotFound { store: self.url.clone(), path: path.to_owned() }
+    }
+
+    /// Writes a blob with the request that does it, when `condition` holds.
+    async fn commit(&self, path: &str, request: Request, condition: &Condition) -> Result<ETag> {
+        let mark = uuid();
+        let request = match condition {
+            Condition::Always => request,
+            Condition::IfAbsent => request.header("if-none-match", "*").header(WRITE, &mark),
+            Condition::IfMatch(etag) => request.header("if-match", &etag.0).header(WRITE, &mark),
+        };
+        let reply = write(&self.client, "write", request).await?;
+        let refused = reply.is_conflict()
+            || (reply.status == 404 && matches!(condition, Condition::IfMatch(_)))
+            // Whoever else committed these blocks took them away.
+            || (reply.code() == "InvalidBlockList" && *condition == Condition::IfAbsent);
+        match self.present(path, refused && reply.repeated).await? {
+            // The answer to an earlier try was lost.
+            Some(present) if present.write.as_ref() == Some(&mark) => Ok(present.etag),
+            _ if refused => Err(StoreError::Conflict { path: path.to_owned() }),
+            _ if reply.is_success() => Ok(reply.etag()),
+            _ => Err(self.client.refused("write", path, &reply)),
+        }
+    }
+
+    async fn present(&self, path: &str, wanted: bool) -> Result<Option<Properties>> {
+        if wanted { self.segments().properties(path).await } else { Ok(None) }
+    }
+
+    /// Calls `take` with every entry below `prefix/`, page by page; with a delimiter only those directly below.
+    async fn each(&self, prefix: &str, delimiter: bool, mut take: impl FnMut(Entry)) -> Result<()> {
+        let folder = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        let mut marker = String::new();
+        loop {
+            let mut request = Request::container(Method::GET)
+                .query("comp", "list")
+                .query("maxresults", PAGE)
+                .query("prefix", self.client.location.blob(&folder));
+            if delimiter {
+                request = request.query("delimiter", "/");
+            }
+            if !marker.is_empty() {
+                request = request.query("marker", &marker);
+            }
+            let reply = self.client.send("list", &request).await?;
+            if is_no_container(&reply) {
+                return Ok(());
+            }
+            if !reply.is_success() {
+                return Err(self.client.refused("list", prefix, &reply));
+            }
+            let page = reply.text().and_then(Page::parse).map_err(|why| self.client.nonsense("list", prefix, why))?;
+            marker.clone_from(&page.next);
+            page.entries().into_iter().for_each(&mut take);
+            if marker.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A write into a container that may not exist yet.
+async fn write(client: &Client, action: &'static str, request: Request) -> Result<Reply> {
+    let reply = client.send(action, &request).await?;
+    if !is_no_container(&reply) {
+        return Ok(reply);
+    }
+    let created = client.send("create", &Request::container(Method::PUT)).await?;
+    match (created.status, created.code()) {
+        (201, _) | (409, "ContainerAlreadyExists") => client.send(action, &request).await,
+        _ => Err(client.refused("create", &client.location.container, &created)),
+    }
+}
+
+fn is_no_container(reply: &Reply) -> bool {
+    reply.status == 404 && reply.code() == "ContainerNotFound"
+}
+
+/// What no two writes share.
+fn uuid() -> String {
+    azure_core::Uuid::new_v4().simple().to_string()
+}
+
+/// As [`check_path`]; a name that the store gives to parts of logs is refused, too.
+fn check(path: &str) -> Result<()> {
+    check_path(path)?;
+    if part(path).1 == 0 {
+        Ok(())
+    } else {
+        Err(StoreError::Invalid(format!("`{path}` cannot be a path in this store: it ends as parts of logs do")))
+    }
+}
+
+#[async_trait]
+impl Store for AzureStore {
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn jobs(&self) -> usize {
+        self.limits.jobs
+    }
+
+    async fn get(&self, path: &str) -> Result<Object> {
+        check(path)?;
+        self.segments().whole(path).await?.ok_or_else(|| self.not_found(path))
+    }
+
+    async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
+        check(path)?;
+        self.segments().range(path, range.start, range.end).await?.ok_or_else(|| self.not_found(path))
+    }
+
+    async fn head(&self, path: &str) -> Result<Option<Meta>> {
+        check(path)?;
+        let tail = self.segments().find_tail(path, 0).await?;
+        Ok(tail.map(|tail| Meta { path: path.to_owned(), size: tail.end(), modified: tail.last.modified }))
+    }
+
+    async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
+        check(path)?;
+        let sum = md5(&bytes);
+        let request = Request::new(Method::PUT, path).header("x-ms-blob-type", "BlockBlob").body(bytes, sum);
+        self.commit(path, request, &condition).await
+    }
+
+    async fn put_file(
+        &self,
+        path: &str,
+        file: &Path,
+        sha256: Option<&str>,
+        condition: Condition,
+        sent: &Arc<AtomicU64>,
+    ) -> Result<ETag> {
+        check(path)?;
+        self.send_file(path, file, sha256, &condition, sent).await
+    }
+
+    async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
+        check(path)?;
+        self.segments().append(path, offset, &bytes).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
+        check_prefix(prefix)?;
+        let mut found: Vec<Meta> = Vec::new();
+        self.each(prefix, false, |entry| {
+            if let Entry::Blob { name, properties } = entry
+                && let Some(name) = self.client.location.path(&name)
+            {
+                let ((path, start), modified) = (part(name), properties.modified());
+                found.push(Meta { path: path.to_owned(), size: start + properties.size, modified });
+            }
+        })
+        .await?;
+        // The parts of a log are one object, as long as its last part says.
+        found.sort_unstable_by(|a, b| (&a.path, a.size).cmp(&(&b.path, b.size)));
+        let mut whole: Vec<Meta> = Vec::with_capacity(found.len());
+        for meta in found {
+            match whole.last_mut() {
+                Some(last) if last.path == meta.path => *last = meta,
+                _ => whole.push(meta),
+            }
+        }
+        Ok(whole)
+    }
+
+    async fn children(&self, prefix: &str) -> Result<Vec<String>> {
+        check_prefix(prefix)?;
+        let mut names = Vec::new();
+        self.each(prefix, true, |entry| {
+            let (Entry::Blob { name, .. } | Entry::BlobPrefix { name }) = entry;
+            let name = self.client.location.path(&name).unwrap_or_default().trim_end_matches('/');
+            names.push(part(name).0.rsplit('/').next().unwrap_or_default().to_owned());
+        })
+        .await?;
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    async fn delete(&self, path: &str) -> Result<()> {
+        check(path)?;
+        self.known.forget(path);
+        for name in self.segments().names(path).await?.iter().rev() {
+            let reply = self.client.send("delete", &Request::new(Method::DELETE, name)).await?;
+            if !reply.is_success() && reply.status != 404 {
+                return Err(self.client.refused("delete", path, &reply));
+            }
+        }
+        Ok(())
+    }
+}

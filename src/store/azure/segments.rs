@@ -1,0 +1,342 @@
+//! Reading any object, and appending to logs.
+//!
+//! A log is an append blob. The service takes 50,000 appends to one blob, which a log may reach within hours, so a log goes on in
+//! further blobs: the first has the log's path, the next ones `<path>~<offset of their first byte>`. A blob that has had [`FULL`]
+//! appends is never appended to again; that, and its length, say where the next one is. A writer appends only under the condition
+//! that it knows the blob's latest version, and so its number of appends: two writers always agree on where a log goes on.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, PoisonError},
+};
+
+use bytes::{Bytes, BytesMut};
+use jiff::Timestamp;
+use reqwest::Method;
+
+use super::{
+    super::{ETag, Object, Result, StoreError},
+    client::{Client, Reply, Request, md5},
+    wire,
+};
+
+/// Appends to one blob; the service's limit is 50,000.
+pub(super) const FULL: u64 = 45_000;
+
+/// Most bytes of one request: the service checks so many with an MD5 on their way out, and takes so many in one append.
+const PIECE: u64 = 4 << 20;
+
+/// Parts the path of a log from the offset at which a further blob begins.
+pub(super) const PART: char = '~';
+
+pub(super) fn segment(path: &str, start: u64) -> String {
+    if start == 0 { path.to_owned() } else { format!("{path}{PART}{start:020}") }
+}
+
+/// The reverse of [`segment`].
+pub(super) fn part(name: &str) -> (&str, u64) {
+    let parsed = name.rsplit_once(PART).and_then(|(path, start)| Some((path, start.parse().ok()?)));
+    parsed.unwrap_or((name, 0))
+}
+
+/// What a blob is at present.
+#[derive(Debug, Clone)]
+pub(super) struct Properties {
+    pub length: u64,
+    pub etag: ETag,
+    pub modified: Timestamp,
+    /// Appends it has had; 0 for what is no log.
+    appends: u64,
+    /// Who wrote it; see `put`.
+    pub write: Option<String>,
+}
+
+impl Properties {
+    fn of(reply: &Reply, length: u64) -> Self {
+        Self {
+            length,
+            etag: reply.etag(),
+            modified: reply.header("last-modified").map(wire::date).unwrap_or_default(),
+            appends: reply.number("x-ms-blob-committed-block-count").unwrap_or_default(),
+            write: reply.header(super::WRITE).map(str::to_owned),
+        }
+    }
+}
+
+/// The last blob of a log, as this process last saw it.
+#[derive(Debug, Clone)]
+pub(super) struct Tail {
+    start: u64,
+    pub last: Properties,
+}
+
+impl Tail {
+    pub fn end(&self) -> u64 {
+        self.start + self.last.length
+    }
+}
+
+/// Where logs go on: known from earlier requests, so that a reader and a writer need one request each time.
+#[derive(Default)]
+pub(super) struct Known {
+    tails: Mutex<HashMap<String, Tail>>,
+    starts: Mutex<HashMap<String, BTreeSet<u64>>>,
+}
+
+impl Known {
+    fn tail(&self, path: &str) -> Option<Tail> {
+        self.tails.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned()
+    }
+    fn set_tail(&self, path: &str, tail: Option<Tail>) {
+        let mut tails = self.tails.lock().unwrap_or_else(PoisonError::into_inner);
+        match tail {
+            Some(tail) => drop(tails.insert(path.to_owned(), tail)),
+            None => drop(tails.remove(path)),
+        }
+    }
+    /// The beginning of the blob that has byte `offset`, as far as is known.
+    fn start(&self, path: &str, offset: u64) -> u64 {
+        let starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
+        starts.get(path).and_then(|starts| starts.range(..=offset).next_back().copied()).unwrap_or_default()
+    }
+    fn add_start(&self, path: &str, start: u64) {
+        if start > 0 {
+            self.starts.lock().unwrap_or_else(PoisonError::into_inner).entry(path.to_owned()).or_default().insert(start);
+        }
+    }
+    pub fn forget(&self, path: &str) {
+        self.set_tail(path, None);
+        self.starts.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
+    }
+}
+
+/// Reads and appends. Borrowed from the store for one operation.
+pub(super) struct Segments<'a> {
+    pub client: &'a Client,
+    pub known: &'a Known,
+    pub full: u64,
+}
+
+/// What a request for a range found.
+struct Piece {
+    bytes: Bytes,
+    of: Properties,
+}
+
+impl Segments<'_> {
+    /// `None`: there is no such blob.
+    pub async fn properties(&self, name: &str) -> Result<Option<Properties>> {
+        let reply = self.client.send("read", &Request::new(Method::HEAD, name)).await?;
+        match reply.status {
+            404 => Ok(None),
+            _ if reply.is_success() => Ok(Some(Properties::of(&reply, reply.number("content-length").unwrap_or_default()))),
+            _ => Err(self.client.refused("read", name, &reply)),
+        }
+    }
+
+    /// The bytes `from..to` of one blob that exist, at most [`PIECE`].
+    async fn piece(&self, name: &str, from: u64, to: u64) -> Result<Option<Piece>> {
+        // The byte before exists whenever the reader stands at the end, so that nothing new is no error and needs no second request.
+        let back = u64::from(from > 0);
+        let to = to.min(from - back + PIECE);
+        let request = Request::new(Method::GET, name)
+            .header("x-ms-range", format!("bytes={}-{}", from - back, to - 1))
+            .header("x-ms-range-get-content-md5", "true");
+        let reply = self.client.send("read", &request).await?;
+        match reply.status {
+            404 => Ok(None),
+            416 => {
+                let properties = self.properties(name).await?;
+                Ok(properties.map(|of| Piece { bytes: Bytes::new(), of }))
+            }
+            200 | 206 => {
+                let total = reply.header("content-range").and_then(|range| range.rsplit_once('/')?.1.parse().ok());
+                let of = Properties::of(&reply, total.unwrap_or(reply.body.len() as u64));
+                let expected = to.min(of.length).saturating_sub(from - back);
+                if reply.body.len() as u64 != expected {
+                    let why = format!("{} bytes came instead of {expected}", reply.body.len());
+                    return Err(self.client.nonsense("read", name, why));
+                }
+                Ok(Some(Piece { bytes: reply.body.slice(back as usize..), of }))
+            }
+            _ => Err(self.client.refused("read", name, &reply)),
+        }
+    }
+
+    /// The bytes of `from..to` that exist; `None` when there is no such object.
+    pub async fn range(&self, path: &str, from: u64, to: u64) -> Result<Option<Bytes>> {
+        let mut start = self.known.start(path, from);
+        let mut read = Read::new(from);
+        while read.at < to {
+            match self.piece(&segment(path, start), read.at - start, to - start).await? {
+                None if start == 0 => return Ok(None),
+                // The next blob has not been begun; or one that was known is gone, and with it all of the log.
+                None if read.at == start => break,
+                None => {
+                    self.known.forget(path);
+                    start = 0;
+                }
+                Some(piece) => {
+                    self.known.add_start(path, start);
+                    let end = start + piece.of.length;
+                    read.take(piece.bytes);
+                    if read.at < end {
+                        continue;
+                    }
+                    if piece.of.appends < self.full {
+                        break;
+                    }
+                    start = end;
+                }
+            }
+        }
+        if from >= to && self.properties(path).await?.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(read.bytes()))
+    }
+
+    /// The whole of an object, all of one version.
+    pub async fn whole(&self, path: &str) -> Result<Option<Object>> {
+        loop {
+            let Some(first) = self.piece(path, 0, PIECE).await? else { return Ok(None) };
+            let etag = first.of.etag.clone();
+            if first.bytes.len() as u64 == first.of.length && first.of.appends < self.full {
+                return Ok(Some(Object { bytes: first.bytes, etag }));
+            }
+            let Some(bytes) = self.range(path, 0, u64::MAX).await? else { return Ok(None) };
+            let Some(tail) = self.find_tail(path, 0).await? else { return Ok(None) };
+            // A log only grows; anything else must not have changed meanwhile.
+            if tail.last.appends > 0 || tail.last.etag == etag {
+                let seen = bytes.slice(..bytes.len().min(tail.end() as usize));
+                return Ok(Some(Object { bytes: seen, etag: tail.last.etag }));
+            }
+        }
+    }
+
+    /// Looks for the last blob, from the one that begins at `start`. `None`: there is not even a first.
+    pub async fn find_tail(&self, path: &str, mut start: u64) -> Result<Option<Tail>> {
+        let mut found = None;
+        while let Some(last) = self.properties(&segment(path, start)).await? {
+            self.known.add_start(path, start);
+            let tail = Tail { start, last };
+            let (full, end) = (tail.last.appends >= self.full, tail.end());
+            found = Some(tail);
+            if !full {
+                break;
+            }
+            start = end;
+        }
+        Ok(found)
+    }
+
+    /// The blobs of an object, those of a log in their order. The last one need not exist.
+    pub async fn names(&self, path: &str) -> Result<Vec<String>> {
+        let mut names = vec![path.to_owned()];
+        let mut start = 0;
+        while let Some(blob) = self.properties(&segment(path, start)).await?
+            && blob.appends >= self.full
+        {
+            start += blob.length;
+            names.push(segment(path, start));
+        }
+        Ok(names)
+    }
+
+    /// See `Store::append`.
+    pub async fn append(&self, path: &str, offset: u64, bytes: &Bytes) -> Result<u64> {
+        let mut at = offset;
+        for first in (0..bytes.len()).step_by(PIECE as usize) {
+            let piece = bytes.slice(first..bytes.len().min(first + PIECE as usize));
+            at = self.append_piece(path, at, piece).await?;
+        }
+        Ok(at)
+    }
+
+    async fn append_piece(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
+        let end = offset + bytes.len() as u64;
+        let request = Request::new(Method::PUT, "").query("comp", "appendblock").body(bytes.clone(), md5(&bytes));
+        let mut known = self.known.tail(path).filter(|tail| tail.end() == offset);
+        // Whether an append of ours may have landed without an answer.
+        let mut landed = false;
+        loop {
+            let found = match known.take() {
+                Some(tail) => Some(tail),
+                None => self.find_tail(path, 0).await?,
+            };
+            let tail = match found {
+                None if offset == 0 => self.create(path, 0).await?,
+                None => return Err(wrong(path, offset, 0)),
+                Some(tail) if tail.end() >= end && landed && self.range(path, offset, end).await?.as_ref() == Some(&bytes) => {
+                    self.known.set_tail(path, Some(tail));
+                    return Ok(end);
+                }
+                Some(tail) if tail.end() != offset => return Err(wrong(path, offset, tail.end())),
+                Some(tail) if tail.last.appends >= self.full => self.create(path, offset).await?,
+                Some(tail) => Some(tail),
+            };
+            let Some(mut tail) = tail else { continue };
+            let name = segment(path, tail.start);
+            let request = request
+                .clone()
+                .at(&name)
+                .header("if-match", tail.last.etag.0.clone())
+                .header("x-ms-blob-condition-appendpos", tail.last.length.to_string());
+            let reply = self.client.send("append to", &request).await?;
+            match reply.status {
+                201 => {
+                    let modified = tail.last.modified;
+                    tail.last = Properties { modified, ..Properties::of(&reply, end - tail.start) };
+                    self.known.set_tail(path, Some(tail));
+                    return Ok(end);
+                }
+                // Somebody else appended, or we did; or the log is gone.
+                404 | 412 => {
+                    self.known.forget(path);
+                    landed |= reply.repeated;
+                }
+                _ => return Err(self.client.refused("append to", path, &reply)),
+            }
+        }
+    }
+
+    /// Begins the blob that has byte `offset` first. `None`: another writer did.
+    async fn create(&self, path: &str, offset: u64) -> Result<Option<Tail>> {
+        let name = segment(path, offset);
+        let request = Request::new(Method::PUT, &name).header("x-ms-blob-type", "AppendBlob").header("if-none-match", "*");
+        let reply = super::write(self.client, "append to", request).await?;
+        match reply.status {
+            201 => Ok(Some(Tail { start: offset, last: Properties::of(&reply, 0) })),
+            _ if reply.is_conflict() => Ok(None),
+            _ => Err(self.client.refused("append to", path, &reply)),
+        }
+    }
+}
+
+fn wrong(path: &str, expected: u64, length: u64) -> StoreError {
+    StoreError::WrongOffset { path: path.to_owned(), expected, length }
+}
+
+/// Bytes that come in pieces; one piece is not copied.
+struct Read {
+    at: u64,
+    pieces: Vec<Bytes>,
+}
+
+impl Read {
+    fn new(at: u64) -> Self {
+        Self { at, pieces: Vec::new() }
+    }
+    fn take(&mut self, bytes: Bytes) {
+        self.at += bytes.len() as u64;
+        self.pieces.push(bytes);
+    }
+    fn bytes(mut self) -> Bytes {
+        if self.pieces.len() == 1 {
+            return self.pieces.remove(0);
+        }
+        let mut all = BytesMut::with_capacity(self.pieces.iter().map(Bytes::len).sum());
+        self.pieces.iter().for_each(|piece| all.extend_from_slice(piece));
+        all.freeze()
+    }
+}

@@ -1,0 +1,183 @@
+//! Which credential is used: the first of [`WAYS`] for which the environment has what it needs.
+
+use std::collections::HashMap;
+
+use super::{
+    super::{Result, StoreError},
+    entra::{self, TokenSource},
+    shared_key::SharedKey,
+};
+
+/// What requests are signed with. Has no `Debug`, so that nothing secret can be printed by accident.
+pub(super) enum Credential {
+    Key(SharedKey),
+    /// The parameters of a shared access signature, without the question mark.
+    Sas(String),
+    Token(TokenSource),
+}
+
+/// An environment variable; empty ones count as absent.
+pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// One way to sign in, as `doctor` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    pub name: &'static str,
+    /// The first that is ready is used.
+    pub ready: bool,
+    /// The variables, or the program, that make it ready.
+    pub needs: &'static str,
+}
+
+type Open = fn(Variables<'_>, account: &str) -> Result<Credential>;
+
+/// Ready when all variables are set; then tried with the function, whose error is the user's.
+const WAYS: &[(&str, &[&str], &str, Open)] = &[
+    ("connection string", &[CONNECTION_STRING], CONNECTION_STRING, from_connection_string),
+    ("account key", &["AZURE_STORAGE_KEY"], "AZURE_STORAGE_KEY", from_key),
+    ("shared access signature", &[SAS], SAS, from_sas),
+    (
+        "Entra: client secret",
+        &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"],
+        "AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET",
+        entra::client_secret,
+    ),
+    (
+        "Entra: workload identity",
+        &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"],
+        "AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE",
+        entra::workload_identity,
+    ),
+    (
+        "Entra: GitHub's identity of this run",
+        &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"],
+        "AZURE_TENANT_ID, AZURE_CLIENT_ID and a workflow with `id-token: write`",
+        entra::github,
+    ),
+    (
+        "Entra: managed identity",
+        &["FTCTL_AZURE_MANAGED_IDENTITY"],
+        "FTCTL_AZURE_MANAGED_IDENTITY=system, or the client id of one",
+        entra::managed_identity,
+    ),
+    ("Entra: az login", &[AZ], "the program az, logged in", entra::azure_cli),
+];
+
+pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
+pub(super) const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
+/// Not a variable: whether `az` is in the path.
+const AZ: &str = "az";
+
+fn is_ready(variables: Variables<'_>, needed: &[&str]) -> bool {
+    needed.iter().all(|name| if *name == AZ { entra::has_azure_cli(variables) } else { variables(name).is_some() })
+}
+
+/// All ways, in the order in which they are tried.
+pub fn ways(variables: Variables<'_>) -> Vec<Way> {
+    let way = |(name, needed, needs, _): &(&'static str, &[&str], &'static str, Open)| Way {
+        name,
+        ready: is_ready(variables, needed),
+        needs,
+    };
+    WAYS.iter().map(way).collect()
+}
+
+pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credential> {
+    match WAYS.iter().find(|(_, needed, ..)| is_ready(variables, needed)) {
+        Some((.., open)) => open(variables, account),
+        None => Err(StoreError::Invalid(format!(
+            "there is no way to sign in to the account {account}; set AZURE_STORAGE_KEY or {SAS}, or log in with `az login`; `ftctl \
+             doctor` shows all the ways"
+        ))),
+    }
+}
+
+/// Where the connection string says that the blobs are.
+pub(super) fn endpoint(variables: Variables<'_>) -> Option<String> {
+    parse_connection_string(&variables(CONNECTION_STRING)?).remove("blobendpoint")
+}
+
+fn unusable(what: &str, why: &str) -> StoreError {
+    StoreError::Invalid(format!("{what} cannot be used: {why}"))
+}
+
+fn from_connection_string(variables: Variables<'_>, account: &str) -> Result<Credential> {
+    let mut parts = parse_connection_string(&variables(CONNECTION_STRING).unwrap_or_default());
+    if let Some(other) = parts.get("accountname").filter(|name| *name != account) {
+        return Err(unusable(CONNECTION_STRING, &format!("it is for the account {other}, the store is in {account}")));
+    }
+    match (parts.remove("accountkey"), parts.remove("sharedaccesssignature")) {
+        (Some(key), _) => key_of(account, &key, CONNECTION_STRING),
+        (None, Some(signature)) => Ok(Credential::Sas(signature.trim_start_matches('?').to_owned())),
+        (None, None) => Err(unusable(CONNECTION_STRING, "it has neither AccountKey nor SharedAccessSignature")),
+    }
+}
+
+/// `Name=value;…`: names in lower case; values may hold `=`.
+fn parse_connection_string(text: &str) -> HashMap<String, String> {
+    let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
+    pairs.map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_owned())).collect()
+}
+
+fn from_key(variables: Variables<'_>, account: &str) -> Result<Credential> {
+    if let Some(other) = variables("AZURE_STORAGE_ACCOUNT").filter(|name| name != account) {
+        let why = format!("AZURE_STORAGE_ACCOUNT says that it is for {other}, the store is in {account}");
+        return Err(unusable("AZURE_STORAGE_KEY", &why));
+    }
+    key_of(account, &variables("AZURE_STORAGE_KEY").unwrap_or_default(), "AZURE_STORAGE_KEY")
+}
+
+fn key_of(account: &str, key: &str, origin: &str) -> Result<Credential> {
+    SharedKey::new(account, key).map(Credential::Key).ok_or_else(|| unusable(origin, "its key is not base64"))
+}
+
+fn from_sas(variables: Variables<'_>, _: &str) -> Result<Credential> {
+    let signature = variables(SAS).unwrap_or_default();
+    let signature = signature.trim().trim_start_matches('?').to_owned();
+    if signature.contains("sig=") { Ok(Credential::Sas(signature)) } else { Err(unusable(SAS, "it has no `sig=`")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
+        |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    fn kind(pairs: &[(&str, &str)]) -> Result<&'static str> {
+        Ok(match choose(&of(pairs), "acc")? {
+            Credential::Key(_) => "key",
+            Credential::Sas(_) => "sas",
+            Credential::Token(_) => "token",
+        })
+    }
+
+    #[test]
+    fn the_first_way_that_is_ready_is_used() {
+        let key = ("AZURE_STORAGE_KEY", "a2V5");
+        let sas = (SAS, "?sv=1&sig=x");
+        assert_eq!(kind(&[sas, key]).unwrap(), "key");
+        assert_eq!(kind(&[sas]).unwrap(), "sas");
+        assert_eq!(kind(&[(CONNECTION_STRING, "AccountName=acc;AccountKey=a2V5=="), sas]).err().map(|_| ()), Some(()));
+        assert_eq!(kind(&[(CONNECTION_STRING, "AccountName=acc;AccountKey=a2V5"), sas]).unwrap(), "key");
+        assert_eq!(kind(&[(CONNECTION_STRING, "BlobEndpoint=http://x;SharedAccessSignature=sv=1&sig=x")]).unwrap(), "sas");
+        let ready: Vec<&str> = ways(&of(&[sas])).into_iter().filter(|way| way.ready).map(|way| way.name).collect();
+        assert_eq!(ready, ["shared access signature"]);
+    }
+
+    #[test]
+    fn what_cannot_be_used_says_why_and_never_what_is_secret() {
+        for (pairs, why) in [
+            (&[][..], "no way to sign in to the account acc"),
+            (&[(CONNECTION_STRING, "AccountName=other;AccountKey=SECRET")], "for the account other"),
+            (&[(CONNECTION_STRING, "AccountName=acc")], "neither AccountKey"),
+            (&[("AZURE_STORAGE_KEY", "SECRET!")], "not base64"),
+            (&[("AZURE_STORAGE_KEY", "SECRET"), ("AZURE_STORAGE_ACCOUNT", "other")], "for other"),
+            (&[(SAS, "SECRET")], "no `sig=`"),
+        ] {
+            let error = kind(pairs).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains("SECRET"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The store on the emulator. Ignored in a plain `cargo test`: `tests/run` installs the emulator and runs what has its name.
+
+#[path = "../../../tests/common/azurite.rs"]
+mod azurite;
+
+use std::{path::PathBuf, sync::atomic::Ordering};
+
+use super::{
+    super::{conformance, log, sha256},
+    shared_key::SharedKey,
+    *,
+};
+
+fn store_at(url: &str, full: u64) -> AzureStore {
+    let location = Location::parse(url, None).unwrap();
+    let key = SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap();
+    let store = AzureStore::new(url, location, Credential::Key(key), Patience::default(), Limits::default()).unwrap();
+    AzureStore { full, ..store }
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_conforms() {
+    let azurite = azurite::start();
+    conformance::passes(Arc::new(store_at(&azurite.container(), FULL))).await;
+    // With a prefix, and logs that go on in another blob after three appends.
+    conformance::passes(Arc::new(store_at(&format!("{}/team/a b", azurite.container()), 3))).await;
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_logs_go_on_in_further_blobs() {
+    let azurite = azurite::start();
+    let url = azurite.container();
+    let store: Arc<dyn Store> = Arc::new(store_at(&url, 4));
+    let mut reader = log::LogReader::new(Arc::clone(&store), "job/log".to_owned(), 0);
+    let (mut written, mut read) = (Vec::new(), Vec::new());
+    for line in 0..50 {
+        let text = format!("line {line}\n");
+        let offset = store.append("job/log", written.len() as u64, text.clone().into()).await.unwrap();
+        written.extend_from_slice(text.as_bytes());
+        assert_eq!(offset, written.len() as u64);
+        read.extend_from_slice(&reader.read().await.unwrap());
+        assert_eq!(read, written);
+        assert_eq!(reader.read().await.unwrap(), "");
+    }
+    // One that has just come knows nothing of the parts.
+    let other = store_at(&url, 4);
+    assert_eq!(other.get("job/log").await.unwrap().bytes, written);
+    assert_eq!(other.get_range("job/log", 100..250).await.unwrap(), &written[100..250]);
+    assert_eq!(other.get_range("job/log", 1_000..2_000).await.unwrap(), "");
+    assert_eq!(other.head("job/log").await.unwrap().unwrap().size, written.len() as u64);
+    assert_eq!(other.children("job").await.unwrap(), ["log"]);
+    let listed = other.list("").await.unwrap();
+    assert_eq!(listed.iter().map(|meta| (meta.path.as_str(), meta.size)).collect::<Vec<_>>(), [("job/log", written.len() as u64)]);
+    let late = other.append("job/log", 3, "x".into()).await.unwrap_err();
+    assert!(matches!(late, StoreError::WrongOffset { length, .. } if length == written.len() as u64));
+    assert_eq!(other.append("job/log", written.len() as u64, "end".into()).await.unwrap(), written.len() as u64 + 3);
+    // The first writer does not know of that; it learns.
+    let stale = store.append("job/log", written.len() as u64, "x".into()).await.unwrap_err();
+    assert!(matches!(stale, StoreError::WrongOffset { length, .. } if length == written.len() as u64 + 3));
+    store.delete("job/log").await.unwrap();
+    assert_eq!(store.list("").await.unwrap(), []);
+    // Begun anew, though the reader's store remembers the parts.
+    store.append("job/log", 0, "new".into()).await.unwrap();
+    assert_eq!(other.get("job/log").await.unwrap().bytes, "new");
+    assert_eq!(other.get_range("job/log", 60..70).await.unwrap(), "");
+}
+
+/// Bytes that show where they belong.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length.div_ceil(8) as u64).flat_map(u64::to_le_bytes).take(length).collect()
+}
+
+fn file_of(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    std::fs::write(&path, bytes).unwrap();
+    (directory, path)
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_takes_large_files_in_blocks_and_continues_what_was_interrupted() {
+    let azurite = azurite::start();
+    let store = store_at(&azurite.container(), FULL);
+    let bytes = pattern((20 << 20) + 5);
+    let (_directory, path) = file_of(&bytes);
+    let digest = sha256(&bytes);
+    // An upload that ended after two blocks.
+    store.put("first", "creates the container".into(), Condition::Always).await.unwrap();
+    for number in [0, 2] {
+        let from = number * (8 << 20);
+        let block = Bytes::copy_from_slice(&bytes[from..bytes.len().min(from + (8 << 20))]);
+        let nothing = std::collections::HashSet::new();
+        blocks::send_block(&store.client, "content", number, block, &nothing).await.unwrap();
+    }
+    assert_eq!(store.head("content").await.unwrap(), None, "nothing is there until it is committed");
+    assert_eq!(store.staged("content").await.unwrap().len(), 2);
+    let sent = Arc::new(AtomicU64::default());
+    store.put_file("content", &path, Some(&digest), Condition::IfAbsent, &sent).await.unwrap();
+    assert_eq!(sent.load(Ordering::Relaxed), bytes.len() as u64);
+    assert!(store.get("content").await.unwrap().bytes == bytes);
+    // A file that has become another since it was hashed is not committed.
+    let wrong = store.put_file("other", &path, Some(&sha256(b"other")), Condition::IfAbsent, &sent).await;
+    assert!(matches!(wrong, Err(StoreError::Damaged { found, .. }) if found == digest));
+    assert_eq!(store.head("other").await.unwrap(), None);
+}

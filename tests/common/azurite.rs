@@ -1,0 +1,70 @@
+//! The real counterpart of the blob store: Microsoft's emulator, started by the tests on a free port with a directory of its own.
+//! `tests/run` installs it and says where in `FT_AZURITE`.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+/// The emulator's only account, with the key that its documentation prints.
+pub const ACCOUNT: &str = "devstoreaccount1";
+pub const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+pub struct Azurite {
+    process: Child,
+    _directory: tempfile::TempDir,
+    pub port: u16,
+    containers: AtomicU32,
+}
+
+/// The one that is running for some other test, or a new one.
+pub fn start() -> Arc<Azurite> {
+    static RUNNING: Mutex<Weak<Azurite>> = Mutex::new(Weak::new());
+    let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
+    running.upgrade().unwrap_or_else(|| {
+        let azurite = Arc::new(Azurite::start());
+        *running = Arc::downgrade(&azurite);
+        azurite
+    })
+}
+
+impl Azurite {
+    fn start() -> Self {
+        let program = std::env::var_os("FT_AZURITE").expect("FT_AZURITE names the program azurite-blob: tests/run installs it");
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut process = Command::new(program)
+            .args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--disableTelemetry", "--skipApiVersionCheck", "--location"])
+            .arg(directory.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("Azurite starts");
+        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let port = loop {
+            let line = lines.next().expect("Azurite says where it listens").expect("text");
+            if let Some((_, port)) = line.split_once("successfully listens on http://127.0.0.1:") {
+                break port.trim().parse().expect("a port");
+            }
+        };
+        // It writes a line for every request, and stops when nobody reads them.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, _directory: directory, port, containers: AtomicU32::default() }
+    }
+
+    /// The URL of a container that nobody else uses; it does not exist yet.
+    pub fn container(&self) -> String {
+        let number = self.containers.fetch_add(1, Ordering::Relaxed);
+        format!("http://127.0.0.1:{}/{ACCOUNT}/container-{number}", self.port)
+    }
+}
+
+impl Drop for Azurite {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
