@@ -110,6 +110,8 @@ fn azurite_that_refuses_or_is_away_has_its_exit_codes() {
     let none = with("NOTHING", "", &["status"]);
     assert_eq!(none.code, Some(2), "{}", none.stderr);
     assert!(none.stderr.contains("no way to sign in"), "{}", none.stderr);
+    let doctor = far.run(&["doctor", "-o", "json"]).stdout;
+    assert!(doctor.contains("account key (from AZURE_STORAGE_KEY); the first that is ready of: connection string, "), "{doctor}");
     let absent = far.run(&["logs", "nobody"]);
     assert_eq!(absent.code, Some(3), "{}", absent.stderr);
     let empty = place(&azurite.container());

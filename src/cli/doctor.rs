@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use super::{App, JobFile, Place};
 use crate::{
     exit::{Exit, Failure},
-    lifecycle::doctor::{DOCTOR_SCHEMA, Finding, Health, examine},
+    lifecycle::doctor::{self, DOCTOR_SCHEMA, Finding, Health, examine},
     output::{Cell, Show, Table},
+    store::azure,
 };
 
 /// Check what a job needs here; each finding comes with its fix
@@ -28,6 +29,7 @@ impl Arguments {
         let directories = &app.settings.directories;
         let mut findings = examine(directories.state()?, directories.cache()?);
         findings.push(backend(app));
+        findings.extend(sign_in(app));
         findings.extend(self.job.map(|path| job(app, path)));
         let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
         let verdict =
@@ -42,6 +44,12 @@ fn backend(app: &App<'_>) -> Finding {
         Ok(world) => good("backend and store", format!("{name}, {}", world.store.url())),
         Err(failure) => bad("backend and store", failure),
     }
+}
+
+/// Of interest only with a store that asks who comes.
+fn sign_in(app: &App<'_>) -> Option<Finding> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    azure::is_container(app.settings.store().ok()?).then(|| doctor::sign_in(&azure::ways(&variable)))
 }
 
 fn job(app: &App<'_>, path: PathBuf) -> Finding {

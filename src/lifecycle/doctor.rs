@@ -8,7 +8,10 @@ use std::{
 
 use serde::Serialize;
 
-use crate::image::{libtorch, trainer};
+use crate::{
+    image::{libtorch, trainer},
+    store::azure::Way,
+};
 
 pub const DOCTOR_SCHEMA: &str = "ftctl.doctor/1";
 
@@ -67,6 +70,20 @@ pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
         findings.extend(room(cache));
     }
     findings
+}
+
+/// Which way of signing in to a blob container is used, and the order in which they are tried.
+pub fn sign_in(ways: &[Way]) -> Finding {
+    let order: Vec<&str> = ways.iter().map(|way| way.name).collect();
+    let order = order.join(", ");
+    match ways.iter().find(|way| way.ready) {
+        Some(used) => Finding::good("sign-in", format!("{} (from {}); the first that is ready of: {order}", used.name, used.needs)),
+        None => Finding::bad(
+            "sign-in",
+            format!("none is ready of: {order}"),
+            "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or run `az login`",
+        ),
+    }
 }
 
 struct Tool {

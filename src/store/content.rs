@@ -110,7 +110,7 @@ impl LocalTree {
             sending.await?;
         } else {
             watched(sending, &counter, |done| {
-                report.progress("Sending files", done.min(sent.bytes), Some(sent.bytes), Unit::Bytes)
+                report.progress("Sending files", done.min(sent.bytes), Some(sent.bytes), Unit::Bytes);
             })
             .await?;
         }

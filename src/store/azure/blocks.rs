@@ -25,7 +25,7 @@ use super::{
         Condition, ETag, Result, StoreError,
         content::{joined, on_thread},
     },
-    AzureStore, Client, Request, md5, wire,
+    AzureStore, Client, Request, md5, nonsense, wire,
 };
 
 /// Bytes of a block, and of the largest file that is sent in one request.
@@ -162,7 +162,7 @@ impl AzureStore {
         if !reply.is_success() {
             return Err(self.client.refused("read", path, &reply));
         }
-        let blocks = reply.text().and_then(wire::uncommitted).map_err(|why| self.client.nonsense("read", path, why))?;
+        let blocks = reply.text().and_then(wire::uncommitted).map_err(|why| nonsense("read", path, why))?;
         Ok(blocks.into_iter().map(|block| block.id).collect())
     }
 }

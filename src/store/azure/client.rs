@@ -98,8 +98,6 @@ pub(super) struct Reply {
     pub status: u16,
     headers: HeaderMap,
     pub body: Bytes,
-    /// There was a try before whose outcome is unknown: it may be the reason of a conflict.
-    pub repeated: bool,
 }
 
 impl Reply {
@@ -148,7 +146,7 @@ impl Client {
         loop {
             let trouble = match self.attempt(request).await {
                 Ok(reply) if is_passing(reply.status, reply.code()) => Trouble::Busy(reply.status, wish(&reply)),
-                Ok(reply) => return Ok(Reply { repeated: tries > 0, ..reply }),
+                Ok(reply) => return Ok(reply),
                 Err(trouble) => trouble,
             };
             tries += 1;
@@ -167,7 +165,7 @@ impl Client {
         let answer = self.http.execute(signed).await.map_err(|error| broken(&error))?;
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
         let body = answer.bytes().await.map_err(|error| broken(&error))?;
-        let reply = Reply { status, headers, body, repeated: false };
+        let reply = Reply { status, headers, body };
         match reply.header("content-md5") {
             Some(sum) if request.method == Method::GET && reply.is_success() && sum != BASE64_STANDARD.encode(md5(&reply.body)) => {
                 Err(Trouble::Lost("the answer was damaged on its way".to_owned()))
@@ -230,11 +228,11 @@ impl Client {
             _ => StoreError::Io { action, path, source: io::Error::other(why) },
         }
     }
+}
 
-    /// As [`Client::refused`], for an answer that makes no sense.
-    pub fn nonsense(&self, action: &'static str, path: &str, why: String) -> StoreError {
-        StoreError::Io { action, path: path.to_owned(), source: io::Error::new(io::ErrorKind::InvalidData, why) }
-    }
+/// The error behind an answer that makes no sense.
+pub(super) fn nonsense(action: &'static str, path: &str, why: String) -> StoreError {
+    StoreError::Io { action, path: path.to_owned(), source: io::Error::new(io::ErrorKind::InvalidData, why) }
 }
 
 fn secret(value: &str) -> Result<HeaderValue, Trouble> {

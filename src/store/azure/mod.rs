@@ -1,7 +1,7 @@
 //! A store in an Azure blob container, spoken to in the blob protocol.
 //!
 //! Small objects are block blobs written in one request, large files block blobs of staged blocks, logs append blobs (see
-//! [`segments`]). A conditional write carries a mark, so that after a lost answer it is known whether the write was ours. Nothing is
+//! [`segments`]). A conditional write carries a mark, so that after a refusal it is known whether the write that came first was ours. Nothing is
 //! ever created by looking; the first write creates the container if it may.
 
 use std::{
@@ -16,10 +16,10 @@ use reqwest::Method;
 use tokio::sync::Semaphore;
 
 use self::{
-    client::{Client, Reply, Request, md5},
+    client::{Client, Reply, Request, md5, nonsense},
     location::Location,
     retry::Patience,
-    segments::{FULL, Known, Properties, Segments, part},
+    segments::{FULL, Known, Segments, part},
     sign_in::{Credential, Variables},
     wire::{Entry, Page},
 };
@@ -98,17 +98,17 @@ impl AzureStore {
             || (reply.status == 404 && matches!(condition, Condition::IfMatch(_)))
             // Whoever else committed these blocks took them away.
             || (reply.code() == "InvalidBlockList" && *condition == Condition::IfAbsent);
-        match self.present(path, refused && reply.repeated).await? {
-            // The answer to an earlier try was lost.
-            Some(present) if present.write.as_ref() == Some(&mark) => Ok(present.etag),
-            _ if refused => Err(StoreError::Conflict { path: path.to_owned() }),
-            _ if reply.is_success() => Ok(reply.etag()),
-            _ => Err(self.client.refused("write", path, &reply)),
+        if reply.is_success() {
+            return Ok(reply.etag());
         }
-    }
-
-    async fn present(&self, path: &str, wanted: bool) -> Result<Option<Properties>> {
-        if wanted { self.segments().properties(path).await } else { Ok(None) }
+        if !refused {
+            return Err(self.client.refused("write", path, &reply));
+        }
+        match self.segments().properties(path).await? {
+            // It was ours, in an earlier try whose answer was lost, or it was delivered twice.
+            Some(present) if present.write.as_ref() == Some(&mark) => Ok(present.etag),
+            _ => Err(StoreError::Conflict { path: path.to_owned() }),
+        }
     }
 
     /// Calls `take` with every entry below `prefix/`, page by page; with a delimiter only those directly below.
@@ -133,7 +133,7 @@ impl AzureStore {
             if !reply.is_success() {
                 return Err(self.client.refused("list", prefix, &reply));
             }
-            let page = reply.text().and_then(Page::parse).map_err(|why| self.client.nonsense("list", prefix, why))?;
+            let page = reply.text().and_then(Page::parse).map_err(|why| nonsense("list", prefix, why))?;
             marker.clone_from(&page.next);
             page.entries().into_iter().for_each(&mut take);
             if marker.is_empty() {

@@ -73,7 +73,7 @@ mod tests {
         assert_eq!((pause(1, 0.0), pause(1, 1.0)), (FIRST / 2, FIRST));
         assert_eq!(pause(3, 1.0), 4 * FIRST);
         assert_eq!(pause(50, 1.0), LONGEST);
-        assert_eq!(patience.pause(&lost, 50, patience.total - SECOND, 0.0), None);
+        assert_eq!(patience.pause(&lost, 50, patience.total, 0.0), None);
         assert_eq!(patience.pause(&Trouble::Unreachable(String::new()), 1, patience.unreachable, 0.0), None);
         assert_eq!(patience.pause(&Trouble::NoSignIn(String::new()), 1, Duration::ZERO, 0.0), None);
     }

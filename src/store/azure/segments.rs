@@ -16,7 +16,7 @@ use reqwest::Method;
 
 use super::{
     super::{ETag, Object, Result, StoreError},
-    client::{Client, Reply, Request, md5},
+    client::{Client, Reply, Request, md5, nonsense},
     wire,
 };
 
@@ -155,7 +155,7 @@ impl Segments<'_> {
                 let expected = to.min(of.length).saturating_sub(from - back);
                 if reply.body.len() as u64 != expected {
                     let why = format!("{} bytes came instead of {expected}", reply.body.len());
-                    return Err(self.client.nonsense("read", name, why));
+                    return Err(nonsense("read", name, why));
                 }
                 Ok(Some(Piece { bytes: reply.body.slice(back as usize..), of }))
             }
@@ -257,8 +257,8 @@ impl Segments<'_> {
         let end = offset + bytes.len() as u64;
         let request = Request::new(Method::PUT, "").query("comp", "appendblock").body(bytes.clone(), md5(&bytes));
         let mut known = self.known.tail(path).filter(|tail| tail.end() == offset);
-        // Whether an append of ours may have landed without an answer.
-        let mut landed = false;
+        // Whether an append of ours was refused: perhaps because it had landed before, without an answer.
+        let mut refused = false;
         loop {
             let found = match known.take() {
                 Some(tail) => Some(tail),
@@ -267,7 +267,7 @@ impl Segments<'_> {
             let tail = match found {
                 None if offset == 0 => self.create(path, 0).await?,
                 None => return Err(wrong(path, offset, 0)),
-                Some(tail) if tail.end() >= end && landed && self.range(path, offset, end).await?.as_ref() == Some(&bytes) => {
+                Some(tail) if refused && tail.end() >= end && self.range(path, offset, end).await?.as_ref() == Some(&bytes) => {
                     self.known.set_tail(path, Some(tail));
                     return Ok(end);
                 }
@@ -293,7 +293,7 @@ impl Segments<'_> {
                 // Somebody else appended, or we did; or the log is gone.
                 404 | 412 => {
                     self.known.forget(path);
-                    landed |= reply.repeated;
+                    refused = true;
                 }
                 _ => return Err(self.client.refused("append to", path, &reply)),
             }

@@ -45,11 +45,11 @@ impl SharedKey {
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default())).collect();
         own.retain(|(name, _)| name.starts_with("x-ms-"));
         own.sort_unstable();
-        let own: String = own.into_iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
+        let own = own.into_iter().fold(String::new(), |text, (name, value)| text + name + ":" + value + "\n");
         let mut query: Vec<(String, String)> =
             url.query_pairs().map(|(name, value)| (name.to_lowercase(), value.into_owned())).collect();
         query.sort_unstable();
-        let query: String = query.into_iter().map(|(name, value)| format!("\n{name}:{value}")).collect();
+        let query = query.into_iter().fold(String::new(), |text, (name, value)| text + "\n" + &name + ":" + &value);
         format!("{fixed}{own}/{}{}{query}", self.account, url.path())
     }
 }
