@@ -222,6 +222,21 @@ fn a_dataset_has_a_name_that_jobs_take_it_by() {
 }
 
 #[test]
+fn causes_of_another_attempt() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("tried");
+    sandbox.script(&json!({ "preemptions": [{ "attempt": 1, "after": "2m" }] }));
+    let said = sandbox.run(&["submit", "job.toml", "--wait", "--retry-on", "capacity"]);
+    assert_eq!(said.code, Some(6), "{}", said.stderr);
+    assert!(said.stderr.contains("preempted in attempt 1 of 20"), "{}", said.stderr);
+    assert_eq!(sandbox.run(&["submit", "job.toml", "--wait", "--retry-on", "capacity,preempt"]).code, Some(0));
+    let said = sandbox.run(&["plan", "job.toml", "--retry-on", "preempted"]);
+    assert!(said.code == Some(2) && said.stderr.contains("did you mean `preempt`?"), "{}", said.stderr);
+    let said = sandbox.run(&["submit", "job.toml", "--timeout", "1s"]);
+    assert!(said.code == Some(2) && said.stderr.contains("add --wait or --follow"), "{}", said.stderr);
+}
+
+#[test]
 fn a_download_that_cannot_be() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("had");

@@ -9,6 +9,7 @@ use crate::{
         record::Record,
         report::Report,
         state::{Outcome, State},
+        units::Span,
     },
     lifecycle::{
         World, cancel,
@@ -34,12 +35,29 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
     Err(Failure::new(Exit::Interrupted, format!("interrupted; nothing of {id} is left")))
 }
 
-/// Waits for the end of a job while `log` is shown, driving the job when nobody else does. Ctrl-C detaches: the job goes on.
-pub async fn to_the_end(world: &World, id: &JobId, log: impl Future<Output = Result<(), Failure>>) -> Result<Record, Failure> {
+/// Waits for the end of a job while `log` is shown, driving the job when nobody else does. Ctrl-C and the end of `timeout` detach: the
+/// job goes on.
+pub async fn to_the_end(
+    world: &World,
+    id: &JobId,
+    timeout: Option<Span>,
+    log: impl Future<Output = Result<(), Failure>>,
+) -> Result<Record, Failure> {
     tokio::select! {
         both = async { tokio::try_join!(Box::pin(drive(world, id, Until::Finished)), log) } => Ok(both?.0),
         () = interrupt() => Err(detached(id)),
+        waited = over(timeout) => {
+            let message = format!("waited {waited} for the job {id}; it goes on");
+            Err(Failure { message, exit: Exit::Deadline, ..detached(id) })
+        }
     }
+}
+
+/// Returns after the timeout; without one, never.
+async fn over(timeout: Option<Span>) -> Span {
+    let Some(span) = timeout else { return std::future::pending().await };
+    tokio::time::sleep(span.0).await;
+    span
 }
 
 /// What a user who stopped looking can do next.

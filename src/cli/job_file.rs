@@ -19,6 +19,9 @@ pub struct JobFile {
     /// Set one value of the job file, such as train.steps=500; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// What leads to another attempt: preempt, capacity, failure; `none` for nothing
+    #[arg(long, value_name = "CAUSES", value_delimiter = ',')]
+    retry_on: Vec<String>,
     #[command(flatten)]
     pub place: Place,
     #[command(flatten)]
@@ -28,7 +31,7 @@ pub struct JobFile {
 impl JobFile {
     /// A file without anything laid over it.
     pub fn new(path: PathBuf) -> Self {
-        Self { path, set: Vec::new(), place: Place::default(), budget: Budget::default() }
+        Self { path, set: Vec::new(), retry_on: Vec::new(), place: Place::default(), budget: Budget::default() }
     }
 
     /// The checked job.
@@ -36,6 +39,10 @@ impl JobFile {
         let mut document = Document::open(&self.path)?;
         for assignment in &self.set {
             document.set(assignment)?;
+        }
+        if !self.retry_on.is_empty() {
+            let causes: Vec<&String> = self.retry_on.iter().filter(|cause| *cause != "none").collect();
+            document.set(&format!("retry.on = {causes:?}"))?;
         }
         Ok(JobSpec::read(&document)?)
     }

@@ -49,7 +49,9 @@ impl Arguments {
         let output = &mut *app.output;
         let mut sink = |bytes: &[u8]| output.write(bytes);
         let log = Box::pin(logs::show(&world, &record.id, &options, &mut sink));
-        super::block_on(async { if self.follow { follow::to_the_end(&world, &record.id, log).await.map(drop) } else { log.await } })
+        super::block_on(async {
+            if self.follow { follow::to_the_end(&world, &record.id, None, log).await.map(drop) } else { log.await }
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use super::{App, JobFile, bill::Settled, follow};
 use crate::{
     exit::Failure,
+    job::units::Span,
     lifecycle::{
         drive::{Until, drive},
         plan, receipt, results,
@@ -23,6 +24,9 @@ pub struct Arguments {
     /// The same key and name are the same job, however often it is run
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
+    /// Stop waiting for the end after this time; the job goes on
+    #[arg(long, value_name = "DURATION")]
+    timeout: Option<Span>,
 }
 
 impl Arguments {
@@ -35,7 +39,7 @@ impl Arguments {
             let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
             world.report.line(&format!("job {id}"));
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
-            let record = follow::to_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
+            let record = follow::to_the_end(&world, &id, self.timeout, Box::pin(follow::log_to_stderr(&world, &id))).await?;
             let results = results::of(world.store.as_ref(), &record).await?;
             let settled = Settled { receipt: receipt::receipt(&record, Timestamp::now()), results };
             Ok((record, settled))

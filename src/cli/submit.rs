@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::{App, JobFile, follow};
 use crate::{
-    exit::Failure,
-    job::record::Record,
+    exit::{Exit, Failure},
+    job::{record::Record, units::Span},
     lifecycle::{
         drive::{Until, drive},
         plan,
@@ -17,7 +17,7 @@ use crate::{
 /// Hand a job over; prints its id and nothing else
 ///
 /// Without --wait or --follow the program ends when the job runs. Recovery from a preemption then needs some ftctl that looks:
-/// `ftctl logs -f`, `ftctl submit --wait` with the same key, or a later `ftctl status --refresh`.
+/// `ftctl logs -f`, or `ftctl submit --wait` with the same key.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""
@@ -37,10 +37,17 @@ pub struct Arguments {
     /// The same key and name are the same job, however often they are submitted
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
+    /// Stop waiting after this time; the job goes on
+    #[arg(long, value_name = "DURATION", conflicts_with = "detach")]
+    timeout: Option<Span>,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let waits = self.wait || self.follow;
+        if self.timeout.is_some() && !waits {
+            return Err(Failure::new(Exit::Usage, "--timeout ends a wait, and there is none").fix("add --wait or --follow"));
+        }
         let (world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.output.show(&plan);
@@ -50,11 +57,11 @@ impl Arguments {
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
         })?;
         app.output.show(&Submitted::of(&record))?;
-        if !(self.wait || self.follow) {
+        if !waits {
             return follow::verdict(&record);
         }
         let log = async { if self.follow { follow::log_to_stderr(&world, &record.id).await } else { Ok(()) } };
-        let ended = app.block_on(follow::to_the_end(&world, &record.id, log))?;
+        let ended = app.block_on(follow::to_the_end(&world, &record.id, self.timeout, log))?;
         follow::verdict(&ended)
     }
 }

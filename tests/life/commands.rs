@@ -64,7 +64,10 @@ fn a_rehearsed_preemption_is_recovered_and_priced() {
 fn two_jobs_with_one_name_are_refused_while_the_first_lives() {
     let sandbox = Sandbox::new();
     let job = sandbox.job("twin", 1_000_000);
-    let id = sandbox.submit(&job);
+    let waited = sandbox.run(&["submit", job.to_str().unwrap(), "--wait", "--timeout", "1s"]);
+    assert_eq!(waited.status.code(), Some(10), "{}", String::from_utf8_lossy(&waited.stderr));
+    let id = String::from_utf8(waited.stdout).unwrap().trim().to_owned();
+    assert_eq!(sandbox.json(&["status", &id])["state"], "running", "who stops waiting ends nothing");
     let second = sandbox.run(&["submit", job.to_str().unwrap()]);
     assert_eq!(second.status.code(), Some(12), "{}", String::from_utf8_lossy(&second.stderr));
     assert!(String::from_utf8_lossy(&second.stderr).contains(&id));
