@@ -2,11 +2,20 @@
 
 mod common;
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use common::{
     Said, Sandbox,
     azurite::{self, Azurite},
+    proxy::Proxy,
 };
 use serde_json::{Value, json};
 
@@ -17,10 +26,14 @@ struct Place {
 }
 
 impl Place {
-    fn run(&self, arguments: &[&str]) -> Said {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.sandbox.command(arguments);
         command.env("FTCTL_STORE", &self.store).env("AZURE_STORAGE_KEY", azurite::KEY);
-        let said = Sandbox::said(&mut command);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        let said = Sandbox::said(&mut self.command(arguments));
         for text in [&said.stdout, &said.stderr] {
             assert!(!text.contains(azurite::KEY) && !text.contains("sig="), "{arguments:?} shows a secret: {text}");
         }
@@ -116,4 +129,35 @@ fn azurite_that_refuses_or_is_away_has_its_exit_codes() {
     assert_eq!(absent.code, Some(3), "{}", absent.stderr);
     let empty = place(&azurite.container());
     assert_eq!(empty.json(&["status"])["jobs"], json!([]), "a container that does not exist is an empty store");
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_is_sent_little_twice_however_often_an_upload_is_killed() {
+    let azurite = azurite::start();
+    let line = Proxy::start(azurite.port, u64::MAX);
+    let far = place(&azurite.container().replace(&azurite.port.to_string(), &line.port.to_string()));
+    let (size, step, kills) = (192 * MIB, 80 * MIB, 3);
+    let mut file = fs::File::create(far.sandbox.path("large")).expect("a file");
+    for number in 0..size / MIB {
+        file.write_all(&vec![number as u8; 1 << 20]).expect("written");
+    }
+    for _ in 0..kills {
+        let before = line.sent();
+        let mut upload = far.command(&["upload", "large"]);
+        let mut upload = upload.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("ftctl runs");
+        while line.sent() < before + step && upload.try_wait().expect("waited").is_none() {
+            thread::sleep(Duration::from_millis(2));
+        }
+        upload.kill().expect("killed");
+        upload.wait().expect("waited");
+    }
+    far.ok(&["upload", "large", "--verify"]);
+    // What was on its way when it was killed: the memory that all blocks share.
+    let sent = line.sent();
+    assert!(sent <= size + kills * 64 * MIB, "{} MiB were sent for {} MiB", sent / MIB, size / MIB);
+    far.ok(&["upload", "large"]);
+    assert!(line.sent() < sent + MIB, "what is there was sent again");
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent};
+use super::{App, intent::Intent, line::Line};
 use crate::{
     exit::{Exit, Failure},
     job::id::JobId,
@@ -31,6 +31,8 @@ pub struct Arguments {
     /// Which checkpoint, by its step
     #[arg(long, value_name = "STEP|latest", default_value = "latest")]
     checkpoint: Which,
+    #[command(flatten)]
+    line: Line,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +54,7 @@ impl FromStr for Which {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        app.limits = self.line.limits();
         let fetched = app.block_on(self.fetch(app))?;
         if app.dry_run {
             return app.output.show(&fetched.intent());

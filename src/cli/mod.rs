@@ -18,6 +18,7 @@ use crate::{
     },
     output::Output,
     settings::{Layer, Settings, SettingsError, Surroundings},
+    store::Limits,
 };
 
 mod agent;
@@ -37,6 +38,7 @@ mod generate;
 mod init;
 mod intent;
 mod job_file;
+mod line;
 mod logs;
 mod plan;
 mod prepare;
@@ -176,6 +178,8 @@ pub struct App<'o> {
     pub dry_run: bool,
     /// Relative paths on the command line begin here.
     pub working_directory: PathBuf,
+    /// Of the line to a far store.
+    pub limits: Limits,
 }
 
 impl App<'_> {
@@ -219,7 +223,8 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
     };
     let settings = Settings::load(flags(&cli), &around)?;
     *output = Output::new(settings.output.value, settings.log.value);
-    let mut app = App { settings, output, yes: cli.global.yes, dry_run: cli.global.dry_run, working_directory };
+    let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
+    let mut app = App { settings, output, yes, dry_run, working_directory, limits: Limits::default() };
     match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),
         Verb::Doctor(verb) => verb.run(&mut app),

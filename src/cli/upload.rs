@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, line::Line};
 use crate::{
     exit::{Exit, Failure},
     lifecycle::World,
@@ -15,7 +15,8 @@ use crate::{
 
 /// Put a directory into the store and print its digest, which `dataset = "..."` in a job file takes
 ///
-/// What is there already is not sent again; an interrupted upload goes on when it is repeated.
+/// What is there already is not sent again; an interrupted upload goes on when it is repeated. Hidden files are part of it, a link to
+/// a file counts as that file, links to directories and special files are refused. A file that changes meanwhile is an error.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  ftctl upload prepared/ -o name\n  ftctl upload prepared/ --name wikitext\n  ftctl upload prepared/ --dry-run"
@@ -29,10 +30,13 @@ pub struct Arguments {
     /// Read everything back from the store and compare it with its digests
     #[arg(long)]
     verify: bool,
+    #[command(flatten)]
+    line: Line,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        app.limits = self.line.limits();
         let sent = app.block_on(self.send(app))?;
         app.output.show(&sent)
     }

@@ -14,7 +14,7 @@ use crate::{
 impl App<'_> {
     /// The store that holds the jobs this invocation is about.
     pub fn store(&self) -> Result<Arc<dyn Store>, Failure> {
-        Ok(store::open(self.settings.store()?)?)
+        Ok(store::open_with(self.settings.store()?, self.limits)?)
     }
 
     /// The world of a backend, with the store of the settings.

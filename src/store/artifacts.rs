@@ -5,13 +5,7 @@ use std::{path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Condition, FileEntry, Result, Store, StoreError,
-    content::{self, LocalTree},
-    find_json,
-    lease::Lease,
-    write_json,
-};
+use super::{Condition, FileEntry, Result, Store, StoreError, content::LocalTree, fetch, find_json, lease::Lease, write_json};
 use crate::job::{
     id::{JobId, path},
     report::{Report, Silent},
@@ -58,7 +52,7 @@ pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, to: &Path, report: &dyn Report) -> Result<Vec<FileEntry>> {
     let files = files(store.as_ref(), job).await?;
     if !files.is_empty() {
-        content::fetch(store, &path::job_contents(job), &files, to, report).await?;
+        fetch::fetch(store, &path::job_contents(job), &files, to, report).await?;
     }
     Ok(files)
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Condition, FileEntry, Result, Store, StoreError, artifacts,
     content::{self, LocalTree},
-    directory, find_json,
+    directory, fetch, find_json,
     lease::Lease,
     read_json, write_json,
 };
@@ -118,32 +118,28 @@ pub async fn latest(store: &dyn Store, job: &JobId) -> Result<Option<CheckpointM
 /// there already is verified and repaired.
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, report: &dyn Report) -> Result<CheckpointManifest> {
     let manifest = manifest(store.as_ref(), job, step).await?;
-    if to.is_dir() {
-        content::fetch(store, &path::job_contents(job), &manifest.files, to, report).await?;
-        return Ok(manifest);
+    let contents = path::job_contents(job);
+    if !to.is_dir() {
+        let failed = |source| StoreError::Io { action: "write", path: to.display().to_string(), source };
+        let name = to.file_name().unwrap_or_default().to_string_lossy();
+        let partial = to.with_file_name(format!(".{name}.partial"));
+        let claim = content::on_thread({
+            let partial = partial.clone();
+            move || Ok(fetch::claim_folder(&partial))
+        });
+        let _claim = claim.await?.map_err(failed)?;
+        if !to.is_dir() {
+            // What an interrupted fetch left there is used, unless it belongs to another checkpoint.
+            fetch::keep_only(&partial, &manifest.files).map_err(failed)?;
+            fetch::fetch(store, &contents, &manifest.files, &partial, report).await?;
+            fs::rename(&partial, to).and_then(|()| directory::sync_parent(to)).map_err(failed)?;
+            return Ok(manifest);
+        }
+        // Whoever had the claim before has done it.
+        let _ = fs::remove_dir(&partial);
     }
-    match assemble(store, job, &manifest, to, report).await {
-        // Another process that fetches the same was quicker.
-        Err(_) if to.is_dir() => content::fetch(store, &path::job_contents(job), &manifest.files, to, report).await?,
-        assembled => assembled?,
-    }
+    fetch::fetch(store, &contents, &manifest.files, to, report).await?;
     Ok(manifest)
-}
-
-/// Makes `to` beside its place. What an interrupted fetch left there is used, unless it belongs to another checkpoint.
-async fn assemble(
-    store: &Arc<dyn Store>,
-    job: &JobId,
-    manifest: &CheckpointManifest,
-    to: &Path,
-    report: &dyn Report,
-) -> Result<()> {
-    let failed = |source| StoreError::Io { action: "write", path: to.display().to_string(), source };
-    let name = to.file_name().unwrap_or_default().to_string_lossy();
-    let partial = to.with_file_name(format!(".{name}.partial"));
-    content::keep_only(&partial, &manifest.files).map_err(failed)?;
-    content::fetch(store, &path::job_contents(job), &manifest.files, &partial, report).await?;
-    fs::rename(&partial, to).and_then(|()| directory::sync_parent(to)).map_err(failed)
 }
 
 /// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. An attempt that has been

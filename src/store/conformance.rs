@@ -82,6 +82,9 @@ async fn lists_what_is_there(store: &dyn Store) {
     let found: Vec<(String, u64)> = store.list("list").await.unwrap().into_iter().map(|meta| (meta.path, meta.size)).collect();
     let expected = ["list/a", "list/b/1", "list/b/2", "list/b/c/.hidden"].map(|path| (path.to_owned(), path.len() as u64));
     assert_eq!(found, expected);
+    if let Some(some) = store.list_some("list").await.unwrap() {
+        assert_eq!(some, store.list("list").await.unwrap());
+    }
     assert_eq!(store.children("list").await.unwrap(), ["a", "b"]);
     assert!(store.children("").await.unwrap().contains(&"list-not".to_owned()));
     let all = store.list("").await.unwrap();
@@ -153,7 +156,12 @@ pub async fn count(store: &dyn Store, times: usize) {
 
 /// Appends `times` lines that nobody else appends.
 pub async fn append_lines(store: &dyn Store, writer: &str, times: usize) {
-    for line in 0..times {
+    append_lines_from(store, writer, 0, times).await;
+}
+
+/// The same, with the lines numbered from `first`.
+pub async fn append_lines_from(store: &dyn Store, writer: &str, first: usize, times: usize) {
+    for line in first..first + times {
         let line = Bytes::from(format!("{writer} {line}\n"));
         let mut offset = super::log::length(store, "lines").await.unwrap();
         while let Err(error) = store.append("lines", offset, line.clone()).await {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Condition, FileEntry, Result, Store, StoreError,
     content::{self, LocalTree},
-    parse_json, read_json, sha256, to_json, write_json,
+    fetch, parse_json, read_json, sha256, to_json, write_json,
 };
 use crate::job::{
     id::{MAX_NAME, path, valid_name},
@@ -122,14 +122,14 @@ pub async fn manifest(store: &dyn Store, digest: &str) -> Result<DatasetManifest
 /// again; a file has its name only when it is complete, so an interrupted download is continued by repeating it.
 pub async fn download(store: &Arc<dyn Store>, digest: &str, to: &Path, report: &dyn Report) -> Result<DatasetManifest> {
     let manifest = manifest(store.as_ref(), digest).await?;
-    content::fetch(store, &path::contents(), &manifest.files, to, report).await?;
+    fetch::fetch(store, &path::contents(), &manifest.files, to, report).await?;
     Ok(manifest)
 }
 
 /// Reads every byte of a dataset back and compares it with its digests.
 pub async fn verify(store: &Arc<dyn Store>, digest: &str, report: &dyn Report) -> Result<()> {
     let manifest = manifest(store.as_ref(), digest).await?;
-    content::verify(store, &path::contents(), &manifest.files, report).await
+    fetch::verify(store, &path::contents(), &manifest.files, report).await
 }
 
 /// The files of every dataset in the store.

@@ -26,6 +26,7 @@ pub mod dataset;
 pub mod directory;
 #[cfg(test)]
 pub(crate) mod faulty;
+mod fetch;
 pub mod lease;
 pub mod log;
 pub mod memory;
@@ -129,6 +130,11 @@ pub trait Store: Send + Sync {
 
     /// Every object below `prefix/`, sorted by path.
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>>;
+
+    /// As [`Store::list`] where that takes one request; `None` when there is more, or when asking for single objects is as cheap.
+    async fn list_some(&self, _prefix: &str) -> Result<Option<Vec<Meta>>> {
+        Ok(None)
+    }
 
     /// The names directly below `prefix/`, sorted; cheap when each holds many objects.
     async fn children(&self, prefix: &str) -> Result<Vec<String>>;

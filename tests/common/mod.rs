@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod azurite;
+pub mod proxy;
 
 use std::{
     path::PathBuf,

@@ -84,8 +84,7 @@ impl AzureStore {
         condition: &Condition,
         sent: &Arc<AtomicU64>,
     ) -> Result<ETag> {
-        let (local, hashed) = (local.to_owned(), sha256.is_some());
-        let source = on_thread(move || Source::open(&local, hashed)).await?;
+        let source = Source::open(local, sha256.is_some())?;
         if source.length > BLOCK {
             return self.send_blocks(path, source, sha256, condition, sent).await;
         }

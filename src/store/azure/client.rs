@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    super::{ETag, Limits, Result, StoreError},
+    super::{Limits, Result, StoreError},
     location::Location,
     retry::{Patience, Trouble, is_passing},
     sign_in::Credential,
@@ -57,11 +57,13 @@ pub(super) struct Request {
     query: Vec<(&'static str, String)>,
     headers: Vec<(&'static str, String)>,
     body: Bytes,
+    /// Bytes of the answer.
+    expected: u64,
 }
 
 impl Request {
     pub fn new(method: Method, path: &str) -> Self {
-        Self { method, path: Some(path.to_owned()), query: Vec::new(), headers: Vec::new(), body: Bytes::new() }
+        Self { method, path: Some(path.to_owned()), query: Vec::new(), headers: Vec::new(), body: Bytes::new(), expected: 0 }
     }
     pub fn container(method: Method) -> Self {
         let mut request = Self::new(method, "").query("restype", "container");
@@ -80,6 +82,13 @@ impl Request {
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
+    }
+    pub fn expect(mut self, bytes: u64) -> Self {
+        self.expected = bytes;
+        self
+    }
+    fn bytes(&self) -> u64 {
+        self.body.len() as u64 + self.expected
     }
     /// The service compares the bytes with their MD5 and refuses what was damaged on its way.
     pub fn body(mut self, bytes: Bytes, md5: [u8; 16]) -> Self {
@@ -107,8 +116,8 @@ impl Reply {
     pub fn number(&self, name: &'static str) -> Option<u64> {
         self.header(name)?.parse().ok()
     }
-    pub fn etag(&self) -> ETag {
-        ETag(self.header("etag").unwrap_or_default().to_owned())
+    pub fn etag(&self) -> &str {
+        self.header("etag").unwrap_or_default()
     }
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
@@ -138,6 +147,10 @@ impl Client {
         Ok(Self { http, location, credential, patience, requests, pace: Pace::new(limits.bytes_per_second) })
     }
 
+    pub fn is_encrypted(&self) -> bool {
+        self.location.endpoint.scheme() == "https"
+    }
+
     /// Sends a request until there is an answer that counts or patience ends. `action` is for the message: "read", "write".
     pub async fn send(&self, action: &'static str, request: &Request) -> Result<Reply> {
         let path = request.path.as_deref().unwrap_or(&self.location.container);
@@ -160,7 +173,7 @@ impl Client {
     async fn attempt(&self, request: &Request) -> Result<Reply, Trouble> {
         // Never closed.
         let _permit = self.requests.acquire().await;
-        self.pace.wait(request.body.len() as u64).await;
+        self.pace.wait(request.bytes()).await;
         let signed = self.signed(request).await?;
         let answer = self.http.execute(signed).await.map_err(|error| broken(&error))?;
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
@@ -206,7 +219,7 @@ impl Client {
         }
         let mut signed = reqwest::Request::new(request.method.clone(), url);
         *signed.headers_mut() = headers;
-        *signed.timeout_mut() = Some(ANSWER + Duration::from_secs(request.body.len() as u64 / SLOW_LINE));
+        *signed.timeout_mut() = Some(ANSWER + Duration::from_secs(request.bytes() / SLOW_LINE));
         if !request.body.is_empty() || request.method == Method::PUT {
             *signed.body_mut() = Some(request.body.clone().into());
         }

@@ -1,7 +1,7 @@
 //! A store in an Azure blob container, spoken to in the blob protocol.
 //!
 //! Small objects are block blobs written in one request, large files block blobs of staged blocks, logs append blobs (see
-//! [`segments`]). A conditional write carries a mark, so that after a refusal it is known whether the write that came first was ours. Nothing is
+//! [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is
 //! ever created by looking; the first write creates the container if it may.
 
 use std::{
@@ -39,8 +39,44 @@ mod wire;
 
 pub use sign_in::{Way, ways};
 
-/// Metadata that tells one write from another.
-const WRITE: &str = "x-ms-meta-ftctlwrite";
+/// Metadata with the marks of the last conditional writes, the newest first.
+const MARKS: &str = "x-ms-meta-ftctlwrites";
+
+/// So many writes may follow one whose answer was lost until that one is told that it was refused.
+const REMEMBERED: usize = 8;
+
+/// A version with its marks. A conditional write adds its own mark to those of the version that it replaces; when it is then told
+/// that the blob has changed, the marks say whether the write was done all the same.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Marked {
+    etag: String,
+    /// Parted by commas.
+    marks: String,
+}
+
+impl Marked {
+    fn from_etag(etag: &ETag) -> Self {
+        let (etag, marks) = etag.0.split_once(' ').unwrap_or((&etag.0, ""));
+        Self { etag: etag.to_owned(), marks: marks.to_owned() }
+    }
+
+    fn into_etag(self) -> ETag {
+        ETag(if self.marks.is_empty() { self.etag } else { format!("{} {}", self.etag, self.marks) })
+    }
+
+    /// A new mark, and the marks of the version that comes after this one.
+    fn next_marks(&self) -> (String, String) {
+        let mark = azure_core::Uuid::new_v4().simple().to_string();
+        let before = self.marks.split(',').filter(|mark| !mark.is_empty()).take(REMEMBERED - 1);
+        let marks: Vec<&str> = std::iter::once(mark.as_str()).chain(before).collect();
+        let marks = marks.join(",");
+        (mark, marks)
+    }
+
+    fn has(&self, mark: &str) -> bool {
+        self.marks.split(',').any(|other| other == mark)
+    }
+}
 
 /// Most entries of one page of a listing.
 const PAGE: &str = "5000";
@@ -87,59 +123,88 @@ impl AzureStore {
 
     /// Writes a blob with the request that does it, when `condition` holds.
     async fn commit(&self, path: &str, request: Request, condition: &Condition) -> Result<ETag> {
-        let mark = uuid();
+        let before = match condition {
+            Condition::IfMatch(etag) => Marked::from_etag(etag),
+            Condition::IfAbsent | Condition::Always => Marked::default(),
+        };
+        let (mark, marks) = before.next_marks();
         let request = match condition {
             Condition::Always => request,
-            Condition::IfAbsent => request.header("if-none-match", "*").header(WRITE, &mark),
-            Condition::IfMatch(etag) => request.header("if-match", &etag.0).header(WRITE, &mark),
+            Condition::IfAbsent => request.header("if-none-match", "*").header(MARKS, &marks),
+            Condition::IfMatch(_) => request.header("if-match", before.etag).header(MARKS, &marks),
         };
         let reply = write(&self.client, "write", request).await?;
+        if reply.is_success() {
+            let marks = if *condition == Condition::Always { String::new() } else { marks };
+            return Ok(Marked { etag: reply.etag().to_owned(), marks }.into_etag());
+        }
         let refused = reply.is_conflict()
             || (reply.status == 404 && matches!(condition, Condition::IfMatch(_)))
             // Whoever else committed these blocks took them away.
             || (reply.code() == "InvalidBlockList" && *condition == Condition::IfAbsent);
-        if reply.is_success() {
-            return Ok(reply.etag());
-        }
         if !refused {
             return Err(self.client.refused("write", path, &reply));
         }
-        match self.segments().properties(path).await? {
-            // It was ours, in an earlier try whose answer was lost, or it was delivered twice.
-            Some(present) if present.write.as_ref() == Some(&mark) => Ok(present.etag),
-            _ => Err(StoreError::Conflict { path: path.to_owned() }),
+        // It may have been ours: an earlier try whose answer was lost, or the request was delivered twice.
+        let present = self.segments().properties(path).await?.map(|present| present.version()).filter(|present| present.has(&mark));
+        present.map(Marked::into_etag).ok_or_else(|| StoreError::Conflict { path: path.to_owned() })
+    }
+
+    /// One page of what is below `prefix/`, with a delimiter only of what is directly below. An absent container is an empty one.
+    async fn page(&self, prefix: &str, delimiter: bool, marker: &str) -> Result<Page> {
+        let folder = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        let mut request = Request::container(Method::GET)
+            .query("comp", "list")
+            .query("maxresults", PAGE)
+            .query("prefix", self.client.location.blob(&folder));
+        if delimiter {
+            request = request.query("delimiter", "/");
+        }
+        if !marker.is_empty() {
+            request = request.query("marker", marker);
+        }
+        let reply = self.client.send("list", &request).await?;
+        if is_no_container(&reply) {
+            return Ok(Page::default());
+        }
+        if !reply.is_success() {
+            return Err(self.client.refused("list", prefix, &reply));
+        }
+        reply.text().and_then(Page::parse).map_err(|why| nonsense("list", prefix, why))
+    }
+
+    /// Every page.
+    async fn entries(&self, prefix: &str, delimiter: bool) -> Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        let mut marker = String::new();
+        loop {
+            let page = self.page(prefix, delimiter, &marker).await?;
+            marker.clone_from(&page.next);
+            entries.extend(page.entries());
+            if marker.is_empty() {
+                return Ok(entries);
+            }
         }
     }
 
-    /// Calls `take` with every entry below `prefix/`, page by page; with a delimiter only those directly below.
-    async fn each(&self, prefix: &str, delimiter: bool, mut take: impl FnMut(Entry)) -> Result<()> {
-        let folder = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        let mut marker = String::new();
-        loop {
-            let mut request = Request::container(Method::GET)
-                .query("comp", "list")
-                .query("maxresults", PAGE)
-                .query("prefix", self.client.location.blob(&folder));
-            if delimiter {
-                request = request.query("delimiter", "/");
-            }
-            if !marker.is_empty() {
-                request = request.query("marker", &marker);
-            }
-            let reply = self.client.send("list", &request).await?;
-            if is_no_container(&reply) {
-                return Ok(());
-            }
-            if !reply.is_success() {
-                return Err(self.client.refused("list", prefix, &reply));
-            }
-            let page = reply.text().and_then(Page::parse).map_err(|why| nonsense("list", prefix, why))?;
-            marker.clone_from(&page.next);
-            page.entries().into_iter().for_each(&mut take);
-            if marker.is_empty() {
-                return Ok(());
+    /// The objects that blobs are, sorted. The parts of a log are one object, as long as its last part says.
+    fn objects(&self, entries: Vec<Entry>) -> Vec<Meta> {
+        let mut found: Vec<Meta> = entries.into_iter().filter_map(|entry| self.object(entry)).collect();
+        found.sort_unstable_by(|a, b| (&a.path, a.size).cmp(&(&b.path, b.size)));
+        let mut whole: Vec<Meta> = Vec::with_capacity(found.len());
+        for meta in found {
+            match whole.last_mut() {
+                Some(last) if last.path == meta.path => *last = meta,
+                _ => whole.push(meta),
             }
         }
+        whole
+    }
+
+    fn object(&self, entry: Entry) -> Option<Meta> {
+        let Entry::Blob { name, properties } = entry else { return None };
+        let (path, start) = part(self.client.location.path(&name)?);
+        Some(Meta { path: path.to_owned(), size: start + properties.size, modified: properties.modified() })
     }
 }
 
@@ -158,11 +223,6 @@ async fn write(client: &Client, action: &'static str, request: Request) -> Resul
 
 fn is_no_container(reply: &Reply) -> bool {
     reply.status == 404 && reply.code() == "ContainerNotFound"
-}
-
-/// What no two writes share.
-fn uuid() -> String {
-    azure_core::Uuid::new_v4().simple().to_string()
 }
 
 /// As [`check_path`]; a name that the store gives to parts of logs is refused, too.
@@ -227,37 +287,23 @@ impl Store for AzureStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
         check_prefix(prefix)?;
-        let mut found: Vec<Meta> = Vec::new();
-        self.each(prefix, false, |entry| {
-            if let Entry::Blob { name, properties } = entry
-                && let Some(name) = self.client.location.path(&name)
-            {
-                let ((path, start), modified) = (part(name), properties.modified());
-                found.push(Meta { path: path.to_owned(), size: start + properties.size, modified });
-            }
-        })
-        .await?;
-        // The parts of a log are one object, as long as its last part says.
-        found.sort_unstable_by(|a, b| (&a.path, a.size).cmp(&(&b.path, b.size)));
-        let mut whole: Vec<Meta> = Vec::with_capacity(found.len());
-        for meta in found {
-            match whole.last_mut() {
-                Some(last) if last.path == meta.path => *last = meta,
-                _ => whole.push(meta),
-            }
-        }
-        Ok(whole)
+        Ok(self.objects(self.entries(prefix, false).await?))
+    }
+
+    async fn list_some(&self, prefix: &str) -> Result<Option<Vec<Meta>>> {
+        check_prefix(prefix)?;
+        let page = self.page(prefix, false, "").await?;
+        Ok(page.next.is_empty().then(|| self.objects(page.entries())))
     }
 
     async fn children(&self, prefix: &str) -> Result<Vec<String>> {
         check_prefix(prefix)?;
-        let mut names = Vec::new();
-        self.each(prefix, true, |entry| {
+        let name = |entry| {
             let (Entry::Blob { name, .. } | Entry::BlobPrefix { name }) = entry;
             let name = self.client.location.path(&name).unwrap_or_default().trim_end_matches('/');
-            names.push(part(name).0.rsplit('/').next().unwrap_or_default().to_owned());
-        })
-        .await?;
+            part(name).0.rsplit('/').next().unwrap_or_default().to_owned()
+        };
+        let mut names: Vec<String> = self.entries(prefix, true).await?.into_iter().map(name).collect();
         names.sort_unstable();
         names.dedup();
         Ok(names)

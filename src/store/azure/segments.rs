@@ -15,7 +15,8 @@ use jiff::Timestamp;
 use reqwest::Method;
 
 use super::{
-    super::{ETag, Object, Result, StoreError},
+    super::{Object, Result, StoreError},
+    Marked,
     client::{Client, Reply, Request, md5, nonsense},
     wire,
 };
@@ -43,23 +44,27 @@ pub(super) fn part(name: &str) -> (&str, u64) {
 #[derive(Debug, Clone)]
 pub(super) struct Properties {
     pub length: u64,
-    pub etag: ETag,
+    etag: String,
     pub modified: Timestamp,
     /// Appends it has had; 0 for what is no log.
     appends: u64,
-    /// Who wrote it; see `put`.
-    pub write: Option<String>,
+    /// The marks of the writes that led to it; see `super::Marked`.
+    marks: String,
 }
 
 impl Properties {
     fn of(reply: &Reply, length: u64) -> Self {
         Self {
             length,
-            etag: reply.etag(),
+            etag: reply.etag().to_owned(),
             modified: reply.header("last-modified").map(wire::date).unwrap_or_default(),
             appends: reply.number("x-ms-blob-committed-block-count").unwrap_or_default(),
-            write: reply.header(super::WRITE).map(str::to_owned),
+            marks: reply.header(super::MARKS).unwrap_or_default().to_owned(),
         }
+    }
+
+    pub fn version(&self) -> Marked {
+        Marked { etag: self.etag.clone(), marks: self.marks.clone() }
     }
 }
 
@@ -139,9 +144,12 @@ impl Segments<'_> {
         // The byte before exists whenever the reader stands at the end, so that nothing new is no error and needs no second request.
         let back = u64::from(from > 0);
         let to = to.min(from - back + PIECE);
-        let request = Request::new(Method::GET, name)
-            .header("x-ms-range", format!("bytes={}-{}", from - back, to - 1))
-            .header("x-ms-range-get-content-md5", "true");
+        let mut request =
+            Request::new(Method::GET, name).header("x-ms-range", format!("bytes={}-{}", from - back, to - 1)).expect(to - from);
+        if !self.client.is_encrypted() {
+            // Nothing else would show that bytes were damaged on their way.
+            request = request.header("x-ms-range-get-content-md5", "true");
+        }
         let reply = self.client.send("read", &request).await?;
         match reply.status {
             404 => Ok(None),
@@ -200,16 +208,16 @@ impl Segments<'_> {
     pub async fn whole(&self, path: &str) -> Result<Option<Object>> {
         loop {
             let Some(first) = self.piece(path, 0, PIECE).await? else { return Ok(None) };
-            let etag = first.of.etag.clone();
+            let etag = first.of.version().into_etag();
             if first.bytes.len() as u64 == first.of.length && first.of.appends < self.full {
                 return Ok(Some(Object { bytes: first.bytes, etag }));
             }
             let Some(bytes) = self.range(path, 0, u64::MAX).await? else { return Ok(None) };
             let Some(tail) = self.find_tail(path, 0).await? else { return Ok(None) };
             // A log only grows; anything else must not have changed meanwhile.
-            if tail.last.appends > 0 || tail.last.etag == etag {
+            if tail.last.appends > 0 || tail.last.version().into_etag() == etag {
                 let seen = bytes.slice(..bytes.len().min(tail.end() as usize));
-                return Ok(Some(Object { bytes: seen, etag: tail.last.etag }));
+                return Ok(Some(Object { bytes: seen, etag: tail.last.version().into_etag() }));
             }
         }
     }
@@ -280,7 +288,7 @@ impl Segments<'_> {
             let request = request
                 .clone()
                 .at(&name)
-                .header("if-match", tail.last.etag.0.clone())
+                .header("if-match", tail.last.etag.clone())
                 .header("x-ms-blob-condition-appendpos", tail.last.length.to_string());
             let reply = self.client.send("append to", &request).await?;
             match reply.status {

@@ -2,14 +2,21 @@
 
 #[path = "../../../tests/common/azurite.rs"]
 mod azurite;
+#[path = "../../../tests/common/proxy.rs"]
+mod proxy;
 
-use std::{path::PathBuf, sync::atomic::Ordering};
+use std::{path::PathBuf, sync::atomic::Ordering, time::Duration};
 
 use super::{
-    super::{conformance, log, sha256},
+    super::{
+        conformance, dataset,
+        lease::{Acquired, Holder, Lease},
+        log, sha256,
+    },
     shared_key::SharedKey,
     *,
 };
+use crate::job::report::Silent;
 
 fn store_at(url: &str, full: u64) -> AzureStore {
     let location = Location::parse(url, None).unwrap();
@@ -104,4 +111,71 @@ async fn azurite_takes_large_files_in_blocks_and_continues_what_was_interrupted(
     let wrong = store.put_file("other", &path, Some(&sha256(b"other")), Condition::IfAbsent, &sent).await;
     assert!(matches!(wrong, Err(StoreError::Damaged { found, .. }) if found == digest));
     assert_eq!(store.head("other").await.unwrap(), None);
+}
+
+/// How many times something is done: `FT_FAULTS=10000` asks for so many faults.
+fn rounds() -> usize {
+    std::env::var("FT_FAULTS").ok().and_then(|faults| faults.parse().ok()).unwrap_or(300)
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_behind_a_line_that_misbehaves_loses_nothing_and_doubles_nothing() {
+    let azurite = azurite::start();
+    let url = azurite.container();
+    let proxy = proxy::Proxy::start(azurite.port, 4);
+    let direct = store_at(&url, 20);
+    let far = |url: &str| Arc::new(store_at(&url.replace(&azurite.port.to_string(), &proxy.port.to_string()), 20));
+    let tree = tempfile::tempdir().unwrap();
+    std::fs::write(tree.path().join("large"), pattern(9 << 20)).unwrap();
+    let mut round = 0;
+    while proxy.faults() < rounds() as u64 {
+        for file in 0..10 {
+            std::fs::write(tree.path().join(file.to_string()), format!("{round} {file}")).unwrap();
+        }
+        let store: Arc<dyn Store> = far(&url);
+        let digest = dataset::upload(&store, tree.path(), &Silent).await.unwrap().digest;
+        let to = tempfile::tempdir().unwrap();
+        dataset::download(&store, &digest, to.path(), &Silent).await.unwrap();
+        for file in std::fs::read_dir(tree.path()).unwrap().flatten() {
+            assert!(std::fs::read(file.path()).unwrap() == std::fs::read(to.path().join(file.file_name())).unwrap());
+        }
+        let mut writers = tokio::task::JoinSet::new();
+        for writer in 0..3 {
+            let store = far(&url);
+            writers.spawn(async move {
+                conformance::count(&*store, 4).await;
+                conformance::append_lines_from(&*store, &writer.to_string(), 4 * round, 4).await;
+            });
+        }
+        writers.join_all().await;
+        round += 1;
+        assert_eq!(direct.get("counter").await.unwrap().bytes, (12 * round).to_string());
+        conformance::assert_lines(&direct, 3, 4 * round).await;
+    }
+    println!("{} faults in {round} rounds", proxy.faults());
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_gives_a_lease_to_one_of_two() {
+    let azurite = azurite::start();
+    let proxy = proxy::Proxy::start(azurite.port, 8);
+    let url = azurite.container().replace(&azurite.port.to_string(), &proxy.port.to_string());
+    let holder = |name: &str| Holder { host: name.to_owned(), ..Holder::this_process(0) };
+    let stores: [Arc<dyn Store>; 2] = [Arc::new(store_at(&url, FULL)), Arc::new(store_at(&url, FULL))];
+    for round in 0..rounds() / 10 {
+        let take = |who: usize| {
+            let path = format!("lease-{}", round / 5);
+            Lease::acquire(&stores[who], path, holder(&format!("machine {who}")), Duration::from_secs(60))
+        };
+        let (one, other) = tokio::join!(take(0), take(1));
+        match (one.unwrap(), other.unwrap()) {
+            (Acquired::Held(mut lease), Acquired::HeldBy(_)) | (Acquired::HeldBy(_), Acquired::Held(mut lease)) => {
+                lease.renew().await.unwrap();
+                lease.release().await.unwrap();
+            }
+            both => panic!("round {round}: {both:?}"),
+        }
+    }
 }

@@ -1,0 +1,418 @@
+//! Contents become files again: several at once, in pieces read ahead, verified, continued where an interrupted fetch ended.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Seek, SeekFrom, Write},
+    ops::Range,
+    os::unix::fs::MetadataExt,
+    path::{Component, Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use tokio::{sync::Semaphore, task::JoinHandle};
+
+use super::{
+    FileEntry, Result, Store, StoreError,
+    content::{concurrently, hash_into, hash_reader, joined, on_thread, watched},
+    directory,
+};
+use crate::job::{
+    id::path,
+    report::{Report, Unit},
+};
+
+/// Bytes of one request.
+const PIECE: u64 = 4 << 20;
+
+/// Pieces of one file on their way while the one before them is written.
+const AHEAD: usize = 8;
+
+/// What all pieces together may hold in memory, in KiB.
+const MEMORY_KIB: usize = 64 << 10;
+
+/// Beginning of the names of files that are not complete yet; the digest of the content follows.
+const PARTIAL: &str = ".ftctl-partial-";
+
+/// Puts the files of a manifest below `to`, verified, each under its name only when complete. A file that is there already and has
+/// the right digest is not fetched again, and one that an interrupted fetch began is continued.
+pub(super) async fn fetch(
+    store: &Arc<dyn Store>,
+    contents: &str,
+    files: &[FileEntry],
+    to: &Path,
+    report: &dyn Report,
+) -> Result<()> {
+    for file in files {
+        check_relative(&file.path)?;
+    }
+    on_thread({
+        let (to, files) = (to.to_owned(), files.to_vec());
+        move || make_folders(&to, &files).map_err(|error| cannot_write(&to, error))
+    })
+    .await?;
+    let total = files.iter().map(|file| file.size).sum();
+    let counter = Arc::new(AtomicU64::new(0));
+    let source = Source::new(store, contents);
+    let fetching = concurrently(store.jobs(), files.to_vec(), |file| {
+        let (source, local, counter) = (source.clone(), to.join(&file.path), Arc::clone(&counter));
+        async move { fetch_one(&source, &file, &local, &counter).await }
+    });
+    watched(fetching, &counter, |done| report.progress("Fetching files", done.min(total), Some(total), Unit::Bytes)).await?;
+    let (to, files) = (to.to_owned(), files.to_vec());
+    on_thread(move || {
+        let synced = folders(&to, &files).iter().try_for_each(|folder| File::open(folder)?.sync_all());
+        synced.map_err(|error| cannot_write(&to, error))
+    })
+    .await
+}
+
+/// Reads the contents of `files` back and compares them with their digests.
+pub(super) async fn verify(store: &Arc<dyn Store>, contents: &str, files: &[FileEntry], report: &dyn Report) -> Result<()> {
+    let total = files.iter().map(|file| file.size).sum();
+    let counter = Arc::new(AtomicU64::new(0));
+    let source = Source::new(store, contents);
+    let reading = concurrently(store.jobs(), files.to_vec(), |file| {
+        let (source, counter) = (source.clone(), Arc::clone(&counter));
+        async move {
+            let mut hasher = Sha256::new();
+            let hash = |bytes: &Bytes| {
+                hasher.update(bytes);
+                Ok(())
+            };
+            source.pull(&file, 0, &counter, hash).await?;
+            source.check(&file, hasher)
+        }
+    });
+    watched(reading, &counter, |done| report.progress("Verifying files", done, Some(total), Unit::Bytes)).await?;
+    Ok(())
+}
+
+/// Where contents come from, and the memory they share on their way.
+#[derive(Clone)]
+struct Source {
+    store: Arc<dyn Store>,
+    contents: String,
+    memory: Arc<Semaphore>,
+}
+
+impl Source {
+    fn new(store: &Arc<dyn Store>, contents: &str) -> Self {
+        let memory = Arc::new(Semaphore::new(MEMORY_KIB));
+        Self { store: Arc::clone(store), contents: contents.to_owned(), memory }
+    }
+
+    fn name(&self, file: &FileEntry) -> String {
+        path::content(&self.contents, &file.sha256)
+    }
+
+    /// Hands the bytes of a content from `begin` on, in order.
+    async fn pull(
+        &self,
+        file: &FileEntry,
+        begin: u64,
+        counter: &AtomicU64,
+        mut take: impl FnMut(&Bytes) -> Result<()>,
+    ) -> Result<()> {
+        let mut ahead = VecDeque::new();
+        let mut next = begin;
+        loop {
+            while next < file.size && ahead.len() < AHEAD {
+                let range = next..(next + PIECE).min(file.size);
+                // Only who waits for nothing may wait for memory: so it always comes free again.
+                let Some(piece) = self.piece(file, range.clone(), ahead.is_empty()).await else { break };
+                ahead.push_back(piece);
+                next = range.end;
+            }
+            let Some(piece) = ahead.pop_front() else { return Ok(()) };
+            let bytes = joined(piece.await)?;
+            take(&bytes)?;
+            counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Starts to read one piece; `None`: there is no memory for it now.
+    async fn piece(&self, file: &FileEntry, range: Range<u64>, wait: bool) -> Option<JoinHandle<Result<Bytes>>> {
+        let kib = (range.end - range.start).div_ceil(1024) as u32;
+        let memory = Arc::clone(&self.memory);
+        let room = if wait { memory.acquire_many_owned(kib).await.ok() } else { memory.try_acquire_many_owned(kib).ok() }?;
+        let (store, name) = (Arc::clone(&self.store), self.name(file));
+        Some(tokio::spawn(async move {
+            let bytes = store.get_range(&name, range).await;
+            drop(room);
+            bytes
+        }))
+    }
+
+    fn check(&self, file: &FileEntry, hasher: Sha256) -> Result<()> {
+        let found = hex::encode(hasher.finalize());
+        if found == file.sha256 {
+            return Ok(());
+        }
+        Err(StoreError::Damaged { path: self.name(file), expected: file.sha256.clone(), found })
+    }
+}
+
+async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &AtomicU64) -> Result<()> {
+    let present = on_thread({
+        let (local, file) = (local.to_owned(), file.clone());
+        move || Ok(is_present(&local, &file))
+    });
+    if present.await? {
+        counter.fetch_add(file.size, Ordering::Relaxed);
+        return Ok(());
+    }
+    let failed = |error| cannot_write(local, error);
+    let (mut partial, mut hasher, mut begin) = on_thread({
+        let (local, file) = (local.to_owned(), file.clone());
+        move || Partial::begin(&local, &file).map_err(|error| cannot_write(&local, error))
+    })
+    .await?;
+    loop {
+        counter.fetch_add(begin, Ordering::Relaxed);
+        source
+            .pull(file, begin, counter, |bytes| {
+                hasher.update(bytes);
+                partial.file.write_all(bytes).map_err(failed)
+            })
+            .await?;
+        match source.check(file, std::mem::take(&mut hasher)) {
+            // What was there may be what is wrong: a power failure spares a file's length before its bytes.
+            Err(_) if begin > 0 => {
+                begin = 0;
+                partial.restart().map_err(failed)?;
+                counter.fetch_sub(file.size, Ordering::Relaxed);
+            }
+            Err(error) => {
+                let _ = fs::remove_file(&partial.path);
+                return Err(error);
+            }
+            Ok(()) => break,
+        }
+    }
+    let local = local.to_owned();
+    on_thread(move || {
+        let named = partial.file.sync_all().and_then(|()| fs::rename(&partial.path, &local));
+        named.map_err(|error| cannot_write(&local, error))
+    })
+    .await
+}
+
+fn is_present(local: &Path, file: &FileEntry) -> bool {
+    let same_size = fs::symlink_metadata(local).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.size);
+    same_size
+        && File::open(local).and_then(|mut opened| hash_reader(&mut opened, |_| {})).is_ok_and(|(_, found)| found == file.sha256)
+}
+
+/// A file on its way. Other fetches leave it alone for as long as it is open: it is locked.
+struct Partial {
+    file: File,
+    path: PathBuf,
+}
+
+impl Partial {
+    /// With the hash of what an interrupted fetch of the same content left, and its length.
+    fn begin(local: &Path, file: &FileEntry) -> io::Result<(Self, Sha256, u64)> {
+        let folder = local.parent().unwrap_or(Path::new(""));
+        let mut partial = Self::open(folder, &file.sha256)?;
+        if partial.file.metadata()?.len() > file.size {
+            partial.restart()?;
+        }
+        let mut hasher = Sha256::new();
+        let begin = hash_into(&mut hasher, &mut partial.file, |_| {})?;
+        Ok((partial, hasher, begin))
+    }
+
+    fn open(folder: &Path, digest: &str) -> io::Result<Self> {
+        let path = folder.join(format!("{PARTIAL}{digest}"));
+        loop {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => return Self::open_another(folder, digest),
+                Err(TryLockError::Error(error)) => return Err(error),
+                // Between its opening and its lock another fetch may have completed or removed it.
+                Ok(()) if is_at(&file, &path)? => return Ok(Self { file, path }),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// For who fetches what somebody else is fetching to the same folder.
+    fn open_another(folder: &Path, digest: &str) -> io::Result<Self> {
+        loop {
+            let prefix = format!("{PARTIAL}{digest}-");
+            let made = tempfile::Builder::new().prefix(&prefix).permissions(directory::readable()).tempfile_in(folder)?;
+            made.as_file().lock()?;
+            if is_at(made.as_file(), made.path())? {
+                let (file, path) = made.keep().map_err(|error| error.error)?;
+                return Ok(Self { file, path });
+            }
+        }
+    }
+
+    fn restart(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0)).map(drop)
+    }
+}
+
+/// Makes a folder and keeps others who want to fill it waiting until the result is dropped.
+pub(super) fn claim_folder(path: &Path) -> io::Result<File> {
+    loop {
+        fs::create_dir_all(path)?;
+        let folder = File::open(path)?;
+        folder.lock()?;
+        // Whoever had the claim before may have given the folder its name.
+        if is_at(&folder, path)? {
+            return Ok(folder);
+        }
+    }
+}
+
+/// Whether `path` still is the name of the open file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let open = file.metadata()?;
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        named => named.map(|named| (named.dev(), named.ino()) == (open.dev(), open.ino())),
+    }
+}
+
+/// `to` and every folder that the files need.
+fn folders(to: &Path, files: &[FileEntry]) -> HashSet<PathBuf> {
+    let parents = files.iter().filter_map(|file| to.join(&file.path).parent().map(Path::to_owned));
+    parents.chain([to.to_owned()]).collect()
+}
+
+/// Where each file is while it is on its way.
+fn partials(to: &Path, files: &[FileEntry]) -> HashSet<PathBuf> {
+    files.iter().map(|file| to.join(&file.path).with_file_name(format!("{PARTIAL}{}", file.sha256))).collect()
+}
+
+/// Creates the folders and removes what interrupted fetches of something else left in them.
+fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
+    let wanted = partials(to, files);
+    for folder in folders(to, files) {
+        fs::create_dir_all(&folder)?;
+        for entry in fs::read_dir(&folder)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PARTIAL) && !wanted.contains(&entry.path()) {
+                remove_if_abandoned(&entry.path());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A living fetch holds its file's lock until the file has its name. The file goes while we hold the lock, so that whoever made it
+/// and waits for the lock finds out.
+fn remove_if_abandoned(path: &Path) {
+    if let Ok(file) = File::open(path)
+        && file.try_lock().is_ok()
+    {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Removes from `folder` every file that a manifest does not name: what an interrupted fetch of something else left.
+pub(super) fn keep_only(folder: &Path, files: &[FileEntry]) -> io::Result<()> {
+    fn prune(folder: &Path, named: &HashSet<PathBuf>) -> io::Result<()> {
+        let entries = match fs::read_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                prune(&entry.path(), named)?;
+                // Stays unless it is empty now.
+                let _ = fs::remove_dir(entry.path());
+            } else if !named.contains(&entry.path()) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+    let mut named = partials(folder, files);
+    named.extend(files.iter().map(|file| folder.join(&file.path)));
+    prune(folder, &named)
+}
+
+fn cannot_write(local: &Path, source: io::Error) -> StoreError {
+    StoreError::Io { action: "write", path: local.display().to_string(), source }
+}
+
+/// A manifest comes from outside: its names must stay below the directory they are put in.
+fn check_relative(name: &str) -> Result<()> {
+    let plain = !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    if plain {
+        Ok(())
+    } else {
+        Err(StoreError::Invalid(format!("the manifest names `{name}`, which is no relative path; it is refused")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        job::report::Silent,
+        store::{Condition, memory::MemoryStore, sha256},
+    };
+
+    #[test]
+    fn a_fetch_at_work_is_not_taken_for_an_abandoned_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().to_owned();
+        let over = Arc::new(AtomicU64::new(0));
+        let cleaner = std::thread::spawn({
+            let (to, over) = (to.clone(), Arc::clone(&over));
+            move || {
+                while over.load(Ordering::SeqCst) == 0 {
+                    make_folders(&to, &[]).unwrap();
+                }
+            }
+        });
+        for round in 0..3_000 {
+            let partial = if round % 2 == 0 { Partial::open(&to, "digest") } else { Partial::open_another(&to, "digest") }.unwrap();
+            fs::rename(&partial.path, to.join("whole")).unwrap();
+        }
+        over.store(1, Ordering::SeqCst);
+        cleaner.join().unwrap();
+        fs::write(to.join(format!("{PARTIAL}killed")), "").unwrap();
+        make_folders(&to, &[]).unwrap();
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "what a killed one left goes");
+    }
+
+    /// Fetches 12 MB of which `left` is here from an interrupted fetch, out of a store that has `stored`.
+    async fn continues(bytes: &[u8], left: &[u8], stored: Vec<u8>) {
+        let file = FileEntry { path: "in/file".to_owned(), size: bytes.len() as u64, sha256: sha256(bytes) };
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        store.put(&path::content("contents", &file.sha256), stored.into(), Condition::Always).await.unwrap();
+        let to = tempfile::tempdir().unwrap();
+        fs::create_dir(to.path().join("in")).unwrap();
+        for partial in partials(to.path(), std::slice::from_ref(&file)) {
+            fs::write(partial, left).unwrap();
+        }
+        fetch(&store, "contents", &[file], to.path(), &Silent).await.unwrap();
+        assert!(fs::read(to.path().join("in/file")).unwrap() == bytes);
+        assert_eq!(fs::read_dir(to.path().join("in")).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_interrupted_file_is_continued_where_it_ended() {
+        let bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        for length in [0, 1, 5 << 20, bytes.len()] {
+            // What is here already is not asked for: the store has something else there.
+            let stored = [&vec![0; length], &bytes[length..]].concat();
+            continues(&bytes, &bytes[..length], stored).await;
+        }
+        // What is wrong in it is found, and all of it is fetched again.
+        continues(&bytes, &vec![7; 5 << 20], bytes.clone()).await;
+        continues(&bytes, &vec![7; 13_000_000], bytes.clone()).await;
+    }
+}
