@@ -42,6 +42,7 @@ mod line;
 mod logs;
 mod plan;
 mod prepare;
+mod report;
 mod run;
 mod schema;
 mod status;
@@ -130,6 +131,7 @@ enum Verb {
     Status(status::Arguments),
     Logs(logs::Arguments),
     Explain(explain::Arguments),
+    Report(report::Arguments),
     Cancel(cancel::Arguments),
     Download(download::Arguments),
     Down(down::Arguments),
@@ -235,6 +237,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         Verb::Status(verb) => verb.run(&mut app),
         Verb::Logs(verb) => verb.run(&mut app),
         Verb::Explain(verb) => verb.run(&mut app),
+        Verb::Report(verb) => verb.run(&mut app),
         Verb::Cancel(verb) => verb.run(&mut app),
         Verb::Download(verb) => verb.run(&mut app),
         Verb::Down(verb) => verb.run(&mut app),

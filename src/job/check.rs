@@ -138,6 +138,12 @@ fn train(train: &TrainSettings) -> Vec<Rule> {
         at_least_one("train.log_every", train.log_every),
         optional_at_least_one("train.steps", train.steps),
         optional_at_least_one("train.eval_sequences", train.eval_sequences.map(|n| n as u64)),
+        optional_at_least_one("train.early_stopping_patience", train.early_stopping_patience),
+        rule(
+            "train.early_stopping_patience",
+            train.early_stopping_patience.is_none() || train.eval_every > 0,
+            "early stopping counts evaluations; set train.eval_every",
+        ),
         optional_at_least_one("train.threads", train.threads.map(|n| n as u64)),
     ];
     let numbers = [
@@ -153,6 +159,7 @@ fn train(train: &TrainSettings) -> Vec<Rule> {
         ),
         within("train.weight_decay", train.weight_decay, 0.0, f64::MAX),
         within("train.clip_norm", train.clip_norm, 0.0, f64::MAX),
+        within("train.skip_spikes", train.skip_spikes, 0.0, f64::MAX),
         within("train.min_learning_rate", train.min_learning_rate, 0.0, train.learning_rate.max(0.0)),
         rule(
             "train.betas",

@@ -14,6 +14,7 @@ pub mod teardown;
 pub mod upload;
 
 pub mod cancel;
+pub mod curves;
 pub mod doctor;
 pub mod down;
 pub mod drill;

@@ -32,14 +32,21 @@ impl Results {
             }
             Event::Sample { text, .. } => self.sample = Some(text),
             Event::Step { step, .. } | Event::Done { step, .. } => self.step = self.step.max(step),
-            Event::Start { .. } | Event::Checkpoint { .. } | Event::Unknown => {}
+            Event::Start { .. } | Event::Skipped { .. } | Event::Checkpoint { .. } | Event::Unknown => {}
         }
     }
 }
 
-/// Reads the progress of every attempt, oldest first.
+/// What the job achieved so far.
 pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
     let mut results = Results::default();
+    events(store, record).await?.into_iter().for_each(|event| results.add(event));
+    Ok(results)
+}
+
+/// The progress of every attempt, oldest first.
+pub async fn events(store: &dyn Store, record: &Record) -> Result<Vec<Event>> {
+    let mut events = Vec::new();
     for attempt in 1..=record.attempt {
         let bytes = match store.get(&path::progress(&record.id, attempt)).await {
             Ok(object) => object.bytes,
@@ -47,9 +54,8 @@ pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
             Err(StoreError::NotFound { .. }) => continue,
             Err(error) => return Err(error.into()),
         };
-        for line in bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok()) {
-            results.add(line.event);
-        }
+        let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
+        events.extend(lines.map(|line| line.event));
     }
-    Ok(results)
+    Ok(events)
 }

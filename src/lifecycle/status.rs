@@ -116,7 +116,9 @@ fn apply(status: &mut JobStatus, event: &Event) {
             (status.tokens_per_second, status.eta_seconds) = (Some(tokens_per_second), Some(eta_seconds));
         }
         Event::Eval { perplexity, .. } => status.perplexity = Some(perplexity),
-        Event::Checkpoint { step, .. } | Event::Sample { step, .. } | Event::Done { step, .. } => status.step = Some(step),
+        Event::Skipped { step, .. } | Event::Checkpoint { step, .. } | Event::Sample { step, .. } | Event::Done { step, .. } => {
+            status.step = Some(step);
+        }
         Event::Unknown => {}
     }
 }

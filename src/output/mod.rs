@@ -16,6 +16,7 @@ use crate::{
 };
 
 pub mod format;
+pub mod page;
 mod table;
 mod talk;
 

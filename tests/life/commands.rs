@@ -28,6 +28,10 @@ fn run_carries_a_job_through_its_whole_life() {
     let read = |name: &str| fs::read_to_string(to.join("artifacts").join(name)).unwrap();
     assert!(read("summary.json").contains("perplexity_after") && read("sample.txt").starts_with("pub fn "));
     assert_eq!(read("steps.jsonl").lines().filter(|line| line.contains("learning_rate")).count(), 20);
+    assert_eq!(fs::read_dir(to.join("artifacts/tensorboard")).unwrap().count(), 1);
+    let page = sandbox.path("report.html");
+    sandbox.ok(&["report", id, "--out", page.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(page).unwrap().matches("<polyline").count(), 6, "all curves are known");
     let text = sandbox.ok(&["generate", to.to_str().unwrap(), "--prompt", "pub fn ", "--tokens", "10"]);
     assert!(text.starts_with("pub fn "), "{text}");
 }

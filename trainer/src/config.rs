@@ -111,6 +111,17 @@ pub enum WeightDecayOn {
     All,
 }
 
+/// What happens when a loss or a gradient is infinite or not a number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NonFinite {
+    /// The run ends and says so.
+    #[default]
+    Stop,
+    /// The step changes no weight; the run ends after 20 of them in a row.
+    Skip,
+}
+
 /// A program whose quirks are kept, to compare runs with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -173,6 +184,14 @@ pub struct TrainSettings {
     pub compat: Option<Compat>,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,
+    /// What happens when a loss or a gradient is infinite or not a number.
+    pub non_finite: NonFinite,
+    /// Steps whose loss or gradient norm lies more than this many standard deviations above the last 128 change no weight; 0: all
+    /// steps count.
+    pub skip_spikes: f64,
+    /// The run ends when the validation loss has not improved for this many evaluations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stopping_patience: Option<u64>,
     /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
     pub eval_every: u64,
     /// Sequences per evaluation; absent: the whole validation split.
@@ -213,6 +232,9 @@ impl Default for TrainSettings {
             weight_decay_on: WeightDecayOn::Matrices,
             compat: None,
             clip_norm: 1.0,
+            non_finite: NonFinite::Stop,
+            skip_spikes: 0.0,
+            early_stopping_patience: None,
             eval_every: 0,
             eval_sequences: None,
             checkpoint_every: 0,

@@ -1,4 +1,4 @@
-//! What a run says: `steps.jsonl` for the record, `progress.jsonl` for programs, lines on stdout for people.
+//! What a run says: `steps.jsonl` for the record, `progress.jsonl` for programs, curves for TensorBoard, lines on stdout for people.
 //!
 //! The step log holds only what an undisturbed run would repeat byte for byte, and is cut back to the checkpoint when a run resumes.
 //! The progress lines hold times and rates, and only ever grow.
@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::error::Failure;
 use crate::files;
 use crate::progress::{Event, Line};
+use crate::tensorboard::EventFile;
 
 /// Name of the step log, in the output directory and in every checkpoint.
 pub const STEP_LOG: &str = "steps.jsonl";
@@ -36,6 +37,9 @@ pub enum Record {
         gradient_norm: f64,
         /// Tokens trained on so far.
         tokens: u64,
+        /// Why the step changed no weight.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        skipped: Option<String>,
     },
     /// After each evaluation.
     Evaluation { step: u64, validation_loss: f64, validation_perplexity: f64 },
@@ -46,6 +50,7 @@ pub enum Record {
 pub struct Journal {
     steps: Appended,
     progress: Appended,
+    events: EventFile,
 }
 
 impl Journal {
@@ -57,12 +62,14 @@ impl Journal {
         files::replace(&log, &kept)?;
         let mut progress = Appended::open(output.join("progress.jsonl"))?;
         progress.end_broken_line()?;
-        Ok(Self { steps: Appended::open(log)?, progress })
+        let events = EventFile::create(output, &kept)?;
+        Ok(Self { steps: Appended::open(log)?, progress, events })
     }
 
-    /// Appends to the step log.
+    /// Appends to the step log and to TensorBoard's curves.
     pub fn record(&mut self, record: &Record) -> Result<(), Failure> {
-        self.steps.line(record)
+        self.steps.line(record)?;
+        self.events.add(&serde_json::to_value(record).map_err(Failure::other)?)
     }
 
     /// Length of the step log in bytes.
@@ -159,6 +166,7 @@ fn sentence(event: &Event) -> String {
             mfu * 100.0,
             duration(*eta_seconds)
         ),
+        Event::Skipped { step, reason } => format!("step {step} changes no weight: {reason}"),
         Event::Eval { step, loss, perplexity } => {
             format!("validation after step {step}  loss {loss:.3}  perplexity {perplexity:.2}")
         }
@@ -192,7 +200,7 @@ mod tests {
     use std::fs;
 
     fn step(step: u64) -> Record {
-        Record::Step { step, loss: 4.5, learning_rate: 1e-4, gradient_norm: 1.25, tokens: step * 64 }
+        Record::Step { step, loss: 4.5, learning_rate: 1e-4, gradient_norm: 1.25, tokens: step * 64, skipped: None }
     }
 
     #[test]
@@ -237,6 +245,7 @@ mod tests {
             tokens_per_second: 9812.4,
             mfu: 0.312,
             eta_seconds: 72.9,
+            peak_memory_bytes: None,
         };
         assert_eq!(sentence(&event), "step 120/800  loss 4.213  lr 3.0e-4  9,812 tok/s  MFU 31 %  ETA 1m12s");
         let event = Event::Start {

@@ -20,6 +20,7 @@ pub mod eval;
 pub mod files;
 #[cfg(feature = "torch")]
 pub mod generate;
+pub mod guard;
 pub mod journal;
 pub mod model;
 #[cfg(feature = "torch")]
@@ -38,6 +39,7 @@ pub mod sampler;
 pub mod sampling;
 pub mod schedule;
 pub mod state;
+pub mod tensorboard;
 #[cfg(feature = "torch")]
 pub mod train;
 pub mod validate;

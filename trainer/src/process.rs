@@ -49,6 +49,13 @@ pub fn handle_signals() {
     }
 }
 
+/// Bytes of main memory that the process has had at most, where the operating system says so.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse().ok().map(|kibibytes: u64| kibibytes << 10)
+}
+
 extern "C" fn request_stop(_signal: libc::c_int) {
     STOP.store(true, Ordering::Relaxed);
 }

@@ -45,7 +45,12 @@ pub enum Event {
         mfu: f64,
         /// Seconds until the last step at the current rate.
         eta_seconds: f64,
+        /// Most main memory that this process has had at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        peak_memory_bytes: Option<u64>,
     },
+    /// A step that changed no weight.
+    Skipped { step: u64, reason: String },
     /// An evaluation on the validation split.
     Eval {
         step: u64,

@@ -15,6 +15,7 @@ use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
 use crate::files;
+use crate::guard::Guard;
 use crate::journal::{Journal, say};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
@@ -167,6 +168,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         steps,
         tokens: 0,
         skipped: 0,
+        guard: Guard::default(),
         threads: settings.threads.unwrap_or_else(cores),
         log_bytes: 0,
         evaluated: None,

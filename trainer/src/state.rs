@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::config::TrainSettings;
 use crate::error::Failure;
 use crate::files::write_json;
+use crate::guard::Guard;
 
 /// Version of `trainer_state.json`.
 pub const SCHEMA: &str = "ft.trainer_state/1";
@@ -27,6 +28,8 @@ pub struct State {
     /// Steps of `step` that changed no weight, because their loss or gradient was not to be trusted.
     #[serde(default)]
     pub skipped: u64,
+    #[serde(default)]
+    pub guard: Guard,
     /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
     pub threads: usize,
     /// Length of `steps.jsonl`.

@@ -18,11 +18,13 @@ use crate::error::Failure;
 use crate::eval::{self, Evaluation, Reading};
 use crate::files;
 use crate::generate::{self, Request};
+use crate::guard::Verdict;
 use crate::journal::{Record, grouped, say};
 use crate::model::hugging_face::CONFIG_FILE;
 use crate::model::parameters::WEIGHTS_FILE;
 use crate::model::tensor_file;
 use crate::optimizer::{clip_factor, global_norm};
+use crate::process;
 use crate::progress::Event;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
 use crate::schedule::learning_rate;
@@ -33,7 +35,7 @@ pub const SUMMARY_SCHEMA: &str = "ft.summary/1";
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// All steps are done.
+    /// All steps are done, or more of them are of no use.
     Complete(Summary),
     /// Stopped on request; the checkpoint of this step is on disk.
     Stopped { step: u64 },
@@ -43,7 +45,12 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     pub schema: &'static str,
+    /// Steps made.
     pub steps: u64,
+    /// Those among them that changed no weight.
+    pub skipped: u64,
+    /// The validation loss no longer improved.
+    pub stopped_early: bool,
     /// Tokens trained on.
     pub tokens: u64,
     pub parameters: u64,
@@ -68,7 +75,7 @@ pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure
         if run.checkpoint_is_due() {
             run.checkpoint()?;
         }
-        if run.state.step == run.state.steps {
+        if run.is_over() {
             return run.finish();
         }
         run.step()?;
@@ -92,14 +99,26 @@ impl Run<'_> {
         }
         let loss = sum / tokens as f64;
         let gradient_norm = global_norm(self.model.gradients());
-        self.require_finite(loss, gradient_norm)?;
         let rate = learning_rate(settings, self.state.step, self.state.steps);
-        let (parameters, gradients) = self.model.parameters_and_gradients();
-        self.optimizer.step(parameters, gradients, rate, clip_factor(gradient_norm, settings.clip_norm));
+        let skipped = match self.state.guard.judge(settings, loss, gradient_norm) {
+            Verdict::Update => {
+                let (parameters, gradients) = self.model.parameters_and_gradients();
+                self.optimizer.step(parameters, gradients, rate, clip_factor(gradient_norm, settings.clip_norm));
+                None
+            }
+            Verdict::Skip(reason) => Some(reason),
+            Verdict::Diverged => return Err(self.diverged(loss, gradient_norm)),
+        };
         self.state.step += 1;
         self.state.tokens += tokens;
+        self.state.skipped += u64::from(skipped.is_some());
         self.pace.add(tokens, started.elapsed());
-        self.report(loss, rate, gradient_norm)
+        self.report(loss, rate, gradient_norm, skipped)
+    }
+
+    /// All steps are done, or the validation loss no longer improves.
+    fn is_over(&self) -> bool {
+        self.state.step == self.state.steps || self.state.guard.has_lost_patience(&self.config.train)
     }
 
     /// The `micro_step`-th part of the current step's sequences.
@@ -110,30 +129,42 @@ impl Run<'_> {
         Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)
     }
 
-    fn require_finite(&self, loss: f64, gradient_norm: f64) -> Result<(), Failure> {
-        if loss.is_finite() && gradient_norm.is_finite() {
-            return Ok(());
-        }
+    fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {
         let step = self.state.step + 1;
         let saved = self.saved.map_or("there is no checkpoint yet".to_owned(), |saved| {
             format!("the newest checkpoint is {}", checkpoint::name(saved))
         });
-        Err(Failure::other(format!(
+        Failure::other(format!(
             "step {step} diverged: loss {loss}, gradient norm {gradient_norm}; {saved}. \
              Lower `train.learning_rate`, lengthen `train.warmup_steps` or clip with `train.clip_norm`, and train into a new output directory"
-        )))
+        ))
     }
 
-    fn report(&mut self, loss: f64, learning_rate: f64, gradient_norm: f64) -> Result<(), Failure> {
+    fn report(&mut self, loss: f64, learning_rate: f64, gradient_norm: f64, skipped: Option<String>) -> Result<(), Failure> {
         let (step, steps, tokens) = (self.state.step, self.state.steps, self.state.tokens);
-        self.journal.record(&Record::Step { step, loss, learning_rate, gradient_norm, tokens })?;
+        self.journal.record(&Record::Step { step, loss, learning_rate, gradient_norm, tokens, skipped: skipped.clone() })?;
+        if let Some(reason) = skipped {
+            // Not every number is one that a progress line can hold.
+            return self.journal.tell(Event::Skipped { step, reason });
+        }
         if step % self.config.train.log_every != 0 && step != steps && step != 1 {
             return Ok(());
         }
         let tokens_per_second = self.pace.take_tokens_per_second();
         let mfu = self.pace.utilisation(tokens_per_second);
         let eta_seconds = ((steps - step) * self.tokens_per_step()) as f64 / tokens_per_second;
-        self.journal.tell(Event::Step { step, steps, loss, learning_rate, gradient_norm, tokens_per_second, mfu, eta_seconds })
+        let peak_memory_bytes = process::peak_memory();
+        self.journal.tell(Event::Step {
+            step,
+            steps,
+            loss,
+            learning_rate,
+            gradient_norm,
+            tokens_per_second,
+            mfu,
+            eta_seconds,
+            peak_memory_bytes,
+        })
     }
 
     /// Before the first step, every `eval_every` steps, and after the last.
@@ -175,14 +206,15 @@ impl Run<'_> {
         self.state.evaluated = Some(step);
         self.state.first_validation_loss.get_or_insert(loss);
         self.state.last_validation_loss = Some(loss);
+        self.state.guard.note_evaluation(loss);
         self.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
         self.journal.tell(Event::Eval { step, loss, perplexity })
     }
 
-    /// Every `checkpoint_every` steps and after the last.
+    /// Every `checkpoint_every` steps and at the end.
     fn checkpoint_is_due(&self) -> bool {
         let (step, every) = (self.state.step, self.config.train.checkpoint_every);
-        let scheduled = step == self.state.steps || (step > 0 && every > 0 && step.is_multiple_of(every));
+        let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
         scheduled && self.saved != Some(step)
     }
 
@@ -249,7 +281,9 @@ impl Run<'_> {
         let state = &self.state;
         Summary {
             schema: SUMMARY_SCHEMA,
-            steps: state.steps,
+            steps: state.step,
+            skipped: state.skipped,
+            stopped_early: state.step < state.steps,
             tokens: state.tokens,
             parameters: self.model.shape().parameters(),
             seconds: state.seconds,

@@ -54,6 +54,10 @@ fn counts(settings: &TrainSettings) -> Result<(), InvalidValue> {
     check("train.log_every", &settings.log_every, settings.log_every > 0, AT_LEAST_ONE)?;
     check("train.threads", &0, settings.threads != Some(0), AT_LEAST_ONE)?;
     check("train.eval_sequences", &0, settings.eval_sequences != Some(0), AT_LEAST_ONE)?;
+    let patience = settings.early_stopping_patience;
+    check("train.early_stopping_patience", &0, patience != Some(0), AT_LEAST_ONE)?;
+    let evaluated = patience.is_none() || settings.eval_every > 0;
+    check("train.early_stopping_patience", &patience.unwrap_or(0), evaluated, "counts evaluations; set `train.eval_every`")?;
     let epochs = settings.epochs.unwrap_or(1.0);
     check("train.epochs", &epochs, epochs > 0.0 && epochs.is_finite(), "must be above 0")
 }
@@ -67,6 +71,7 @@ fn rates(settings: &TrainSettings) -> Result<(), InvalidValue> {
     not_negative("train.warmup_learning_rate", settings.warmup_learning_rate)?;
     not_negative("train.weight_decay", settings.weight_decay)?;
     not_negative("train.clip_norm", settings.clip_norm)?;
+    not_negative("train.skip_spikes", settings.skip_spikes)?;
     let (low, high) = (settings.min_learning_rate, settings.learning_rate);
     check("train.min_learning_rate", &low, low <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
     let start = settings.warmup_learning_rate;

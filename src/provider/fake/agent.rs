@@ -109,6 +109,7 @@ impl Story<'_> {
             tokens_per_second: if seconds_per_step > 0.0 { tokens / seconds_per_step } else { 0.0 },
             mfu: 0.0,
             eta_seconds: (steps - step) as f64 * seconds_per_step,
+            peak_memory_bytes: None,
         }
     }
 

@@ -184,6 +184,19 @@ def compare(binary, workspace, tokens, name, report):
     return checkpoint
 
 
+def drawn_by_tensorboard(output, report):
+    """TensorBoard's own reader finds the numbers of the step log, each step once."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # the benchmarks do without
+
+    accumulator = EventAccumulator(str(output / "tensorboard"))
+    accumulator.Reload()
+    records = [json.loads(line) for line in (output / "steps.jsonl").read_text().splitlines()]
+    for key in ("loss", "learning_rate", "gradient_norm"):
+        found = [(event.step, numpy.float32(event.value)) for event in accumulator.Scalars(f"train/{key}")]
+        expected = [(record["step"], numpy.float32(record[key])) for record in records if key in record]
+        report.check(f"TensorBoard: points of {key} that differ", float(sum(f != e for f, e in zip(found, expected, strict=True))), 0.0)
+
+
 def loads_in_transformers(binary, checkpoint, workspace, report):
     """The checkpoint is a model directory as it is: nothing missing, nothing left over, the same bits, the same logits."""
     model, info = transformers.GPT2LMHeadModel.from_pretrained(checkpoint, output_loading_info=True, attn_implementation="eager")
@@ -212,6 +225,7 @@ def main():
         build(SHAPE, SEED).save_pretrained(workspace / "initial")
         for name in SCHEDULES:
             checkpoint = compare(sys.argv[1], workspace, tokens, name, report)
+        drawn_by_tensorboard(checkpoint.parent.parent, report)
         loads_in_transformers(sys.argv[1], checkpoint, workspace, report)
     sys.exit(1 if report.failed else 0)
 

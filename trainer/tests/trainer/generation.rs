@@ -93,6 +93,7 @@ fn summarised(event: &Event) -> String {
     match event {
         Event::Start { step, .. } => format!("start {step}"),
         Event::Step { step, .. } => format!("step {step}"),
+        Event::Skipped { step, .. } => format!("skipped {step}"),
         Event::Eval { step, .. } => format!("eval {step}"),
         Event::Checkpoint { name, .. } => format!("checkpoint {name}"),
         Event::Sample { step, .. } => format!("sample {step}"),

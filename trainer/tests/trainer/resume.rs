@@ -101,6 +101,45 @@ fn killed_at_any_instant_it_gives_the_same_bytes() {
     }
 }
 
+/// Everything that remembers more than weights: Muon, the spike guard, patience. The run of 400 steps ends early, after some skips.
+#[test]
+fn what_the_guard_remembers_survives_a_kill() {
+    let fixture = Fixture::new();
+    let values = [
+        "train.steps=400",
+        "train.optimizer=muon",
+        "train.learning_rate=3e-2",
+        "train.skip_spikes=2.5",
+        "train.non_finite=skip",
+        "train.early_stopping_patience=3",
+        "train.eval_every=20",
+        "train.checkpoint_every=7",
+    ]; // fmt: skip
+    let summary =
+        |output: &Path| -> serde_json::Value { serde_json::from_slice(&fs::read(output.join("summary.json")).unwrap()).unwrap() };
+    let files = |output: &Path| {
+        let checkpoint = output.join("checkpoints").join(summary(output)["checkpoint"].as_str().unwrap());
+        ["model.safetensors", "optimizer.safetensors", "steps.jsonl"].map(|name| fs::read(checkpoint.join(name)).unwrap())
+    };
+    let undisturbed = fixture.trained("undisturbed", &values);
+    let end = summary(&undisturbed);
+    assert!(end["stopped_early"] == true && end["steps"].as_u64() < Some(400), "{end}");
+    assert!(end["skipped"].as_u64() > Some(0), "{end}");
+    let config = fixture.config("killed");
+    for step in [33, 66, 99, 132] {
+        let mut child = fixture.train(&config, &values).stdout(Stdio::null()).spawn().unwrap();
+        let log = fixture.path("killed/steps.jsonl");
+        while child.try_wait().unwrap().is_none() && fs::read_to_string(&log).unwrap_or_default().lines().count() < step {
+            sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    let killed = fixture.trained("killed", &values);
+    assert!(files(&undisturbed) == files(&killed), "the killed run differs");
+    assert_eq!(fs::read(undisturbed.join("steps.jsonl")).unwrap(), fs::read(killed.join("steps.jsonl")).unwrap());
+}
+
 #[test]
 fn stopped_on_request_it_saves_and_resumes() {
     let fixture = Fixture::new();
