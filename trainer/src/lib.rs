@@ -38,6 +38,8 @@ pub mod run;
 pub mod sampler;
 pub mod sampling;
 pub mod schedule;
+#[cfg(feature = "torch")]
+mod simd;
 pub mod state;
 pub mod tensorboard;
 #[cfg(feature = "torch")]

@@ -7,20 +7,24 @@ pub(crate) fn for_each_chunk<T: Send>(values: &mut [T], chunk_size: usize, work:
     run(chunks, |(first, chunk)| work(first, chunk));
 }
 
+/// Threads of the CPU's kernels, libtorch's and this crate's.
+pub(crate) fn threads() -> usize {
+    usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
+}
+
 /// Calls `work` on every item, each thread taking a contiguous run of them.
 pub(crate) fn run<I: Send>(items: Vec<I>, work: impl Fn(I) + Sync) {
-    let threads = usize::try_from(tch::get_num_threads()).unwrap_or(1).clamp(1, items.len().max(1));
-    if threads == 1 {
+    let threads = threads().min(items.len());
+    if threads <= 1 {
         return items.into_iter().for_each(work);
     }
     let share = items.len().div_ceil(threads);
-    let mut rest = items;
-    std::thread::scope(|scope| {
-        while !rest.is_empty() {
-            let tail = rest.split_off(share.min(rest.len()));
-            let mine = std::mem::replace(&mut rest, tail);
-            let work = &work;
-            scope.spawn(move || mine.into_iter().for_each(work));
+    let (mut mine, work) = (items, &work);
+    rayon::in_place_scope(|scope| {
+        while mine.len() > share {
+            let theirs = mine.split_off(mine.len() - share);
+            scope.spawn(move |_| theirs.into_iter().for_each(work));
         }
+        mine.into_iter().for_each(work);
     });
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use safetensors::SafeTensorError;
 use sha2::{Digest, Sha256};
-use tch::{Device, Kind, Tensor};
+use tch::Device;
 
 use crate::checkpoint::Checkpoints;
 use crate::config::{TrainConfig, TrainSettings};
@@ -19,7 +19,7 @@ use crate::guard::Guard;
 use crate::journal::{Journal, say};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
-use crate::model::{Gpt2, Parameters, Shape};
+use crate::model::{Gpt2, Parameters, Shape, measured_rate};
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
@@ -271,7 +271,7 @@ impl Pace {
     fn new(shape: &Shape, settings: &TrainSettings, seconds_before: f64) -> Self {
         let flops_per_token = shape.flops_per_token(settings.block_size);
         let started = Instant::now();
-        Self { peak: measure_peak(), flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
+        Self { peak: measured_rate(), flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
     }
 
     pub(crate) fn add(&mut self, tokens: u64, busy: Duration) {
@@ -295,20 +295,4 @@ impl Pace {
     pub(crate) fn seconds(&self) -> f64 {
         self.seconds_before + self.started.elapsed().as_secs_f64()
     }
-}
-
-/// FLOP per second of a 768³ product in `f32`, the best of 20: some milliseconds each, short enough to find a moment in which all
-/// threads run even on a machine that does other things.
-fn measure_peak() -> f64 {
-    const SIZE: i64 = 768;
-    let operand = || Tensor::ones([SIZE, SIZE], (Kind::Float, Device::Cpu));
-    let (a, b) = (operand(), operand());
-    let product = || {
-        let started = Instant::now();
-        let _ = a.matmul(&b);
-        started.elapsed().as_secs_f64()
-    };
-    product();
-    let best = (0..20).map(|_| product()).fold(f64::INFINITY, f64::min);
-    2.0 * (SIZE as f64).powi(3) / best
 }

@@ -2,29 +2,31 @@
 
 /// Compiles a function three times, for any x86-64, for AVX2 and for AVX-512, and calls the widest that this processor has; on other
 /// processors there is one. Rust never fuses a product with a sum, so all of them round alike: a loop over elements gives the same
-/// bits on every machine.
+/// bits on every machine. What the function calls must be inlined into it, or it is compiled only once.
 macro_rules! vectorised {
-    ($(#[$note:meta])* $visible:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block) => {
+    ($(#[$note:meta])* $visible:vis fn $name:ident $(<$element:ident: $bound:path>)? ($($argument:ident: $type:ty),* $(,)?)
+     $(-> $result:ty)? $body:block) => {
         $(#[$note])*
-        $visible fn $name($($argument: $type),*) {
+        $visible fn $name $(<$element: $bound>)? ($($argument: $type),*) $(-> $result)? {
+            #[allow(clippy::inline_always)]
             #[inline(always)]
-            fn everywhere($($argument: $type),*) $body
+            fn everywhere $(<$element: $bound>)? ($($argument: $type),*) $(-> $result)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2")]
-            fn avx2($($argument: $type),*) {
-                everywhere($($argument),*);
+            fn avx2 $(<$element: $bound>)? ($($argument: $type),*) $(-> $result)? {
+                everywhere($($argument),*)
             }
 
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512vl")]
-            fn avx512($($argument: $type),*) {
-                everywhere($($argument),*);
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512 $(<$element: $bound>)? ($($argument: $type),*) $(-> $result)? {
+                everywhere($($argument),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             {
-                if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
+                if $crate::vectorise::has_avx512() {
                     // SAFETY: the processor has the features.
                     return unsafe { avx512($($argument),*) };
                 }
@@ -33,9 +35,18 @@ macro_rules! vectorised {
                     return unsafe { avx2($($argument),*) };
                 }
             }
-            everywhere($($argument),*);
+            everywhere($($argument),*)
         }
     };
 }
 
 pub(crate) use vectorised;
+
+/// The parts of AVX-512 that every processor with it has had since 2017.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}

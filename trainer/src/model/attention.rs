@@ -1,19 +1,25 @@
 //! Causal multi-head attention between the two linear maps of a block, forward and backward, without the `[T, T]` scores
 //! (Dao et al. 2022: the log-sum-exp of each row is kept instead).
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::block::Layout;
+use super::parameters::{elements, elements_mut, floats, floats_mut, holds};
+use super::product::{Matrix, Workers, Write, multiply};
+use crate::parallel;
+use crate::simd::{Bf16, Element, dot, exp, largest, sum_of};
+use crate::vectorise::vectorised;
+
+/// Queries whose scores exist at once, per thread: `[QUERIES, T]` of them stay in a core's own cache.
+const QUERIES: usize = 64;
 
 /// What the backward pass needs.
 pub(super) struct Attention {
-    /// Queries, keys, values: views `[B, H, T, D / H]` of one `[N, 3D]`.
-    qkv: [Tensor; 3],
-    /// `[B, H, T, D / H]`.
+    /// Queries, keys, values, `[B, H, 3, T, D / H]`.
     heads: Tensor,
     /// `[B, H, T]`.
     log_sum_exp: Tensor,
-    /// The same values as `heads` in rows, `[N, D]`.
+    /// `[N, D]`.
     output: Tensor,
 }
 
@@ -26,32 +32,25 @@ impl Attention {
 
 /// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
 pub(super) fn forward(qkv: &Tensor, layout: Layout) -> Attention {
-    let [q, k, v] = split_heads(qkv, layout);
-    let (heads, log_sum_exp) =
-        Tensor::internal_scaled_dot_product_flash_attention_for_cpu(&q, &k, &v, 0.0, true, None::<&Tensor>, None);
-    let output = join_heads(&heads);
-    Attention { qkv: [q, k, v], heads, log_sum_exp, output }
+    let heads = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([0, 3, 2, 1, 4]).contiguous();
+    let (output, log_sum_exp) = match heads.kind() {
+        Kind::Float if holds::<f32>(&heads) => forward_plain::<f32>(&heads),
+        Kind::BFloat16 if holds::<Bf16>(&heads) => forward_plain::<Bf16>(&heads),
+        _ => forward_anywhere(&heads),
+    };
+    Attention { heads, log_sum_exp, output: join_heads(&output) }
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
 pub(super) fn backward(kept: &Attention, doutput: &Tensor) -> Tensor {
-    let [q, k, v] = &kept.qkv;
-    let [batch, heads, length, channels] = <[i64; 4]>::try_from(q.size()).expect("queries have four dimensions");
-    let dheads = doutput.view([batch, length, heads, channels]).transpose(1, 2);
-    let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
-        &dheads,
-        q,
-        k,
-        v,
-        &kept.heads,
-        &kept.log_sum_exp,
-        0.0,
-        true,
-        None::<&Tensor>,
-        None,
-    );
-    let rows = [dq, dk, dv].map(|gradient| gradient.transpose(1, 2)); // [B, T, H, D / H]
-    Tensor::stack(&rows, 2).view([batch * length, 3 * heads * channels])
+    let [batch, heads, _, length, channels] = <[i64; 5]>::try_from(kept.heads.size()).expect("attention has five dimensions");
+    let [output, doutput] = [&kept.output, doutput].map(|rows| rows.view([batch, length, heads, channels]).transpose(1, 2));
+    let dheads = match kept.heads.kind() {
+        Kind::Float if holds::<f32>(&kept.heads) => backward_plain::<f32>(kept, &output, &doutput),
+        Kind::BFloat16 if holds::<Bf16>(&kept.heads) => backward_plain::<Bf16>(kept, &output, &doutput),
+        _ => backward_anywhere(kept, &output, &doutput),
+    };
+    dheads.permute([0, 3, 2, 1, 4]).reshape([batch * length, 3 * heads * channels])
 }
 
 /// `[N, 3D]` → three views `[B, H, T, D / H]`.
@@ -64,4 +63,180 @@ pub(super) fn split_heads(qkv: &Tensor, layout: Layout) -> [Tensor; 3] {
 pub(super) fn join_heads(heads: &Tensor) -> Tensor {
     let [batch, count, length, channels] = <[i64; 4]>::try_from(heads.size()).expect("attention has four dimensions");
     heads.transpose(1, 2).reshape([batch * length, count * channels])
+}
+
+/// In libtorch's fused operations, for any dtype: `[B, H, T, D / H]` and the log-sum-exp.
+fn forward_anywhere(heads: &Tensor) -> (Tensor, Tensor) {
+    let [q, k, v] = [0, 1, 2].map(|part| heads.select(2, part));
+    Tensor::internal_scaled_dot_product_flash_attention_for_cpu(&q, &k, &v, 0.0, true, None::<&Tensor>, None)
+}
+
+/// `[B, H, 3, T, D / H]`.
+fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor) -> Tensor {
+    let [q, k, v] = [0, 1, 2].map(|part| kept.heads.select(2, part));
+    let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
+        doutput,
+        &q,
+        &k,
+        &v,
+        output,
+        &kept.log_sum_exp,
+        0.0,
+        true,
+        None::<&Tensor>,
+        None,
+    );
+    Tensor::stack(&[dq, dk, dv], 2)
+}
+
+/// As [`forward_anywhere`], a head per thread at a time.
+fn forward_plain<E: Element>(heads: &Tensor) -> (Tensor, Tensor) {
+    let [batch, count, _, length, channels] = <[i64; 5]>::try_from(heads.size()).expect("attention has five dimensions");
+    let mut output = Tensor::empty([batch, count, length, channels], (E::KIND, heads.device()));
+    let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, heads.device()));
+    let [length, channels] = [length, channels].map(|size| size as usize);
+    let inputs = elements::<E>(heads).chunks(3 * length * channels);
+    let outputs = elements_mut::<E>(&mut output).chunks_mut(length * channels);
+    let work = inputs.zip(outputs).zip(floats_mut(&mut log_sum_exp).chunks_mut(length));
+    parallel::run(work.collect(), |((heads, output), log_sum_exp)| {
+        let head = Head::new(heads, length, channels);
+        store(&head.forward(log_sum_exp), output);
+    });
+    (output, log_sum_exp)
+}
+
+/// As [`backward_anywhere`], a head per thread at a time.
+fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor) -> Tensor {
+    let mut dheads = kept.heads.empty_like();
+    let (output, doutput) = (output.contiguous(), doutput.contiguous());
+    let [length, channels] = [3, 4].map(|dimension| kept.heads.size()[dimension] as usize);
+    let inputs = elements::<E>(&kept.heads).chunks(3 * length * channels).zip(floats(&kept.log_sum_exp).chunks(length));
+    let outputs = [&output, &doutput].map(|rows| elements::<E>(rows).chunks(length * channels));
+    let [output, doutput] = outputs;
+    let work = inputs.zip(output.zip(doutput)).zip(elements_mut::<E>(&mut dheads).chunks_mut(3 * length * channels));
+    parallel::run(work.collect(), |(((heads, log_sum_exp), (output, doutput)), dheads)| {
+        let head = Head::new(heads, length, channels);
+        store(&head.backward(log_sum_exp, &load(output), &load(doutput)), dheads);
+    });
+    dheads
+}
+
+/// One head of one sequence.
+struct Head {
+    /// Queries, keys and values, `[T, C]` each.
+    values: Vec<f32>,
+    length: usize,
+    channels: usize,
+    /// `1 / √C`.
+    scale: f32,
+}
+
+impl Head {
+    fn new<E: Element>(values: &[E], length: usize, channels: usize) -> Self {
+        Self { values: load(values), length, channels, scale: 1.0 / (channels as f32).sqrt() }
+    }
+
+    /// Rows of queries (0), keys (1) or values (2).
+    fn rows(&self, part: usize, first: usize, count: usize) -> Matrix<'_> {
+        Matrix::new(&self.values[(part * self.length + first) * self.channels..], [count, self.channels], self.channels)
+    }
+
+    /// The first row of each block of queries and how many it has.
+    fn blocks(&self) -> impl DoubleEndedIterator<Item = (usize, usize)> {
+        let length = self.length;
+        (0..length).step_by(QUERIES).map(move |first| (first, QUERIES.min(length - first)))
+    }
+
+    /// `[T, C]`.
+    fn forward(&self, log_sum_exp: &mut [f32]) -> Vec<f32> {
+        let mut output = vec![0.0; self.length * self.channels];
+        let mut scores = vec![0.0; QUERIES * self.length];
+        for (first, count) in self.blocks() {
+            let seen = first + count;
+            multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut scores, seen, Write::Over, Workers::Caller);
+            softmax(&mut scores[..count * seen], first, self.scale, &mut log_sum_exp[first..seen]);
+            let weights = Matrix::new(&scores, [count, seen], seen);
+            let output = &mut output[first * self.channels..];
+            multiply(weights, self.rows(2, 0, seen), output, self.channels, Write::Over, Workers::Caller);
+        }
+        output
+    }
+
+    /// Gradients of queries, keys and values, `[3, T, C]`, from the output and its gradient, `[T, C]` each. The last queries see every
+    /// key, so that their block, which comes first, writes all that the others add to.
+    fn backward(&self, log_sum_exp: &[f32], output: &[f32], doutput: &[f32]) -> Vec<f32> {
+        let (length, channels) = (self.length, self.channels);
+        let mut gradients = vec![0.0; 3 * length * channels];
+        let (dq, rest) = gradients.split_at_mut(length * channels);
+        let (dk, dv) = rest.split_at_mut(length * channels);
+        let [mut weights, mut dscores] = [0, 1].map(|_| vec![0.0; QUERIES * length]);
+        for (first, count) in self.blocks().rev() {
+            let seen = first + count;
+            let write = if seen == length { Write::Over } else { Write::Onto };
+            let own = first * channels..seen * channels;
+            let doutput_rows = Matrix::new(&doutput[own.clone()], [count, channels], channels);
+            multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut weights, seen, Write::Over, Workers::Caller);
+            multiply(doutput_rows, self.rows(2, 0, seen).t(), &mut dscores, seen, Write::Over, Workers::Caller);
+            let [output, doutput] = [output, doutput].map(|rows| &rows[own.clone()]);
+            let scores = (&mut weights[..count * seen], &mut dscores[..count * seen]);
+            softmax_backward(scores.0, scores.1, first, self.scale, &log_sum_exp[first..seen], output, doutput);
+            let [weights, dscores] = [&weights, &dscores].map(|scores| Matrix::new(scores, [count, seen], seen));
+            multiply(weights.t(), doutput_rows, dv, channels, write, Workers::Caller);
+            multiply(dscores, self.rows(1, 0, seen), &mut dq[own], channels, Write::Over, Workers::Caller);
+            multiply(dscores.t(), self.rows(0, first, count), dk, channels, write, Workers::Caller);
+        }
+        gradients
+    }
+}
+
+vectorised! {
+    /// Turns rows of scores into weights in place. Row `i` belongs to query `first + i`, which sees the keys up to itself.
+    fn softmax(scores: &mut [f32], first: usize, scale: f32, log_sum_exp: &mut [f32]) {
+        let seen = first + log_sum_exp.len();
+        for (row, (scores, log_sum_exp)) in scores.chunks_mut(seen).zip(log_sum_exp).enumerate() {
+            let (past, future) = scores.split_at_mut(first + row + 1);
+            let peak = largest(past);
+            for score in past.iter_mut() {
+                *score = exp((*score - peak) * scale);
+            }
+            let sum = sum_of(past, |weight| weight);
+            for weight in past.iter_mut() {
+                *weight *= 1.0 / sum;
+            }
+            future.fill(0.0);
+            *log_sum_exp = peak * scale + sum.ln();
+        }
+    }
+}
+
+vectorised! {
+    /// Turns scores into weights, and gradients of weights into gradients of the unscaled scores, both in place.
+    fn softmax_backward(
+        weights: &mut [f32], dweights: &mut [f32], first: usize, scale: f32, log_sum_exp: &[f32], output: &[f32], doutput: &[f32],
+    ) {
+        let (count, seen) = (log_sum_exp.len(), first + log_sum_exp.len());
+        let channels = output.len() / count;
+        let outputs = output.chunks(channels).zip(doutput.chunks(channels)).zip(log_sum_exp);
+        let rows = weights.chunks_mut(seen).zip(dweights.chunks_mut(seen)).zip(outputs);
+        for (row, ((weights, dweights), ((output, doutput), log_sum_exp))) in rows.enumerate() {
+            let average = dot(output, doutput);
+            let past = first + row + 1;
+            for (weight, dweight) in weights[..past].iter_mut().zip(&mut dweights[..past]) {
+                *weight = exp(*weight * scale - log_sum_exp);
+                *dweight = *weight * (*dweight - average) * scale;
+            }
+            weights[past..].fill(0.0);
+            dweights[past..].fill(0.0);
+        }
+    }
+}
+
+fn load<E: Element>(values: &[E]) -> Vec<f32> {
+    values.iter().map(|value| value.get()).collect()
+}
+
+fn store<E: Element>(values: &[f32], place: &mut [E]) {
+    for (place, value) in place.iter_mut().zip(values) {
+        *place = E::put(*value);
+    }
 }

@@ -6,7 +6,7 @@ use super::attention::{join_heads, split_heads};
 use super::block::Layout;
 use super::gpt2::Gpt2;
 use super::parameters::{BlockTensors, ModelError};
-use super::{linear, norm};
+use super::{gelu, linear, norm};
 
 /// Keys and values of every position so far.
 pub struct KvCache {
@@ -63,7 +63,7 @@ impl Gpt2 {
         }
         cache.length = window.length;
         let last = x.view([batch, new, -1]).select(1, new - 1); // [batch, D]
-        let (hidden, _) = norm::forward(&last.contiguous(), &weights.final_norm(), layout.epsilon);
+        let (hidden, _) = norm::forward(&last.contiguous(), &weights.final_norm(), layout.epsilon, layout.kind);
         linear::product_transposed(&hidden, &weights.token_embedding())
     }
 }
@@ -87,7 +87,7 @@ impl Window {
 
 /// As `block::forward`, with attention over the cache. `x [batch · new, D]`.
 fn block_with_cache(x: &Tensor, weights: &BlockTensors, layout: Layout, kept: &mut (Tensor, Tensor), window: &Window) -> Tensor {
-    let (normal, _) = norm::forward(x, &weights.ln_1, layout.epsilon);
+    let (normal, _) = norm::forward(x, &weights.ln_1, layout.epsilon, layout.kind);
     let [q, k, v] = split_heads(&linear::forward(&normal, &weights.c_attn), layout); // [batch, H, new, D / H]
     kept.0.narrow(2, window.first, layout.length).copy_(&k);
     kept.1.narrow(2, window.first, layout.length).copy_(&v);
@@ -95,6 +95,6 @@ fn block_with_cache(x: &Tensor, weights: &BlockTensors, layout: Layout, kept: &m
     let values = kept.1.narrow(2, 0, window.length);
     let heads = Tensor::scaled_dot_product_attention(&q, &keys, &values, Some(&window.mask), 0.0, false, None, false);
     let middle = linear::forward(&join_heads(&heads), &weights.attn_proj) + x;
-    let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon);
-    linear::forward(&linear::forward(&normal, &weights.c_fc).gelu("tanh"), &weights.mlp_proj) + middle
+    let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
+    linear::forward(&gelu::forward(&linear::forward(&normal, &weights.c_fc)), &weights.mlp_proj) + middle
 }

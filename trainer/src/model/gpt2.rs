@@ -13,6 +13,7 @@ pub struct Gpt2 {
     parameters: Parameters,
     gradients: Parameters,
     device: Device,
+    kind: Kind,
 }
 
 impl Gpt2 {
@@ -22,7 +23,7 @@ impl Gpt2 {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
         let parameters = parameters.to(device, kind);
         let gradients = parameters.zeros_like();
-        Self { shape, parameters, gradients, device }
+        Self { shape, parameters, gradients, device, kind }
     }
 
     pub fn shape(&self) -> &Shape {
@@ -70,14 +71,15 @@ impl Gpt2 {
             x = y;
         }
         let final_norm = self.parameters.final_norm();
-        let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon);
+        let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
         let embedding = self.parameters.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
         let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut self.gradients.token_embedding());
-        let mut dx = norm::backward(&x, &final_norm, &statistics, dhidden, None, &mut self.gradients.final_norm());
+        let mut dx = x.zeros_like();
+        norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut self.gradients.final_norm());
         for layer in (0..self.shape.layers).rev() {
             let activations = kept.pop().expect("one set of activations per block");
-            dx = block::backward(&dx, activations, &self.parameters.block(layer), &mut self.gradients.block(layer));
+            block::backward(&mut dx, activations, &self.parameters.block(layer), &mut self.gradients.block(layer));
         }
         self.embed_backward(&inputs, &dx);
         loss
@@ -107,7 +109,7 @@ impl Gpt2 {
         for layer in 0..self.shape.layers {
             x = block::forward(x, &self.parameters.block(layer), layout).0;
         }
-        norm::forward(&x, &self.parameters.final_norm(), layout.epsilon).0
+        norm::forward(&x, &self.parameters.final_norm(), layout.epsilon, layout.kind).0
     }
 
     /// Token and position embedding: `[B, T]` → `[N, D]`.
@@ -131,6 +133,6 @@ impl Gpt2 {
     }
 
     pub(super) fn layout_of(&self, batch: i64, length: i64) -> Layout {
-        Layout { batch, length, heads: self.shape.heads as i64, epsilon: self.shape.layer_norm_epsilon }
+        Layout { batch, length, heads: self.shape.heads as i64, epsilon: self.shape.layer_norm_epsilon, kind: self.kind }
     }
 }

@@ -4,19 +4,25 @@ use tch::{Kind, Tensor};
 
 use super::HEAD_CHUNK;
 use super::linear::{add_outer_product, product, product_transposed};
+use super::parameters::{elements_mut, floats, floats_mut, holds, is_plain};
+use super::product::{Matrix, Workers, Write, multiply};
+use crate::parallel;
+use crate::simd::{Bf16, Element, exp, largest, sum_of};
+use crate::vectorise::vectorised;
 
 /// Label of a position that is not predicted (the convention of PyTorch and transformers).
 pub const IGNORED: i64 = -100;
 
+/// Logits whose exponentials are summed in `f32` before they meet the rest.
+const BLOCK: usize = 1024;
+/// Rows of logits begin at multiples of this many elements: products whose rows straddle cache lines are a fifth slower.
+const ALIGNMENT: usize = 64;
+
 /// Sum of the negative log-likelihoods in nats, and the number of targets that are not [`IGNORED`].
 /// `hidden [N, D]`, `embedding [V, D]`, `targets [N]`.
 pub(super) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f64, i64) {
-    let mut sum = 0.0;
-    for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
-        let chunk = Targets::new(&targets, hidden.kind());
-        let log_probabilities = product_transposed(hidden, embedding).log_softmax(-1, None); // [C, V]
-        sum += chunk.negative_log_likelihood(&log_probabilities);
-    }
+    let chunks = hidden.split(HEAD_CHUNK as i64, 0).into_iter().zip(targets.split(HEAD_CHUNK as i64, 0));
+    let sum = chunks.map(|(hidden, targets)| cross_entropy(product_transposed(&hidden, embedding), &targets, 0.0).0).sum();
     (sum, targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
 }
 
@@ -28,39 +34,98 @@ pub(super) fn loss_and_gradient(
     scale: f64,
     dembedding: &mut Tensor,
 ) -> (f64, Tensor) {
-    let mut sum = 0.0;
-    let mut gradients = Vec::new();
+    if is_plain(hidden) {
+        return loss_and_gradient_plain(hidden, embedding, targets, scale, dembedding);
+    }
+    let (mut sum, mut gradients) = (0.0, Vec::new());
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
-        let chunk = Targets::new(&targets, hidden.kind());
-        let mut log_probabilities = product_transposed(hidden, embedding).log_softmax(-1, None); // [C, V]
-        sum += chunk.negative_log_likelihood(&log_probabilities);
-        let mut dlogits = log_probabilities.exp_(); // softmax − one-hot, not yet scaled: the scale goes to the narrow factor
-        let _ = dlogits.scatter_add_(1, &chunk.index, &chunk.counted.neg());
-        let weight = &chunk.counted * scale; // [C, 1]
-        add_outer_product(dembedding, &dlogits, &(hidden * &weight));
-        gradients.push(product(&dlogits, embedding) * weight);
+        let (part, dlogits) = cross_entropy(product_transposed(hidden, embedding), &targets, scale); // [C, V]
+        sum += part;
+        add_outer_product(dembedding, &dlogits, hidden);
+        gradients.push(product(&dlogits, embedding));
     }
     (sum, Tensor::cat(&gradients, 0))
 }
 
-/// The targets of one chunk of rows.
-struct Targets {
-    /// `[C, 1]`, ignored targets replaced by 0 so that they can be looked up.
-    index: Tensor,
-    /// `[C, 1]`: 1 where the target counts, 0 where it is ignored.
-    counted: Tensor,
+/// The same with one buffer for the logits of every chunk, and no other.
+fn loss_and_gradient_plain(
+    hidden: &Tensor,
+    embedding: &Tensor,
+    targets: &Tensor,
+    scale: f64,
+    dembedding: &mut Tensor,
+) -> (f64, Tensor) {
+    let [rows, width, vocabulary] = [hidden.size()[0], hidden.size()[1], embedding.size()[0]].map(|size| size as usize);
+    let pitch = vocabulary.next_multiple_of(ALIGNMENT);
+    let mut buffer = Tensor::empty([rows.min(HEAD_CHUNK) as i64, pitch as i64], (Kind::Float, hidden.device()));
+    let logits = floats_mut(&mut buffer);
+    let table = Matrix::new(floats(embedding), [vocabulary, width], width);
+    let (mut sum, mut dhidden) = (0.0, hidden.empty_like());
+    let chunks = floats(hidden).chunks(HEAD_CHUNK * width).zip(floats_mut(&mut dhidden).chunks_mut(HEAD_CHUNK * width));
+    for ((hidden, dhidden), targets) in chunks.zip(indices(targets).chunks(HEAD_CHUNK)) {
+        let hidden = Matrix::new(hidden, [targets.len(), width], width);
+        multiply(hidden, table.t(), logits, pitch, Write::Over, Workers::All);
+        sum += cross_entropy_plain(&mut logits[..targets.len() * pitch], pitch, vocabulary, targets, scale);
+        let dlogits = Matrix::new(logits, [targets.len(), vocabulary], pitch);
+        multiply(dlogits, table, dhidden, width, Write::Over, Workers::All);
+        multiply(dlogits.t(), hidden, floats_mut(dembedding), width, Write::Onto, Workers::All);
+    }
+    (sum, dhidden)
 }
 
-impl Targets {
-    fn new(targets: &Tensor, kind: Kind) -> Self {
-        let counted = targets.ne(IGNORED).unsqueeze(1);
-        let index = targets.unsqueeze(1).masked_fill(&counted.logical_not(), 0);
-        Self { index, counted: counted.to_kind(kind) }
-    }
+/// `logits [C, V]` and `targets [C]` → the summed NLL and `d(scale · sum NLL)/d logits`, in the memory of the logits where that goes.
+fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (f64, Tensor) {
+    let vocabulary = logits.size()[1] as usize;
+    let targets_list = indices(targets);
+    let sum = match logits.kind() {
+        Kind::Float if holds::<f32>(&logits) => {
+            cross_entropy_plain::<f32>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
+        }
+        Kind::BFloat16 if holds::<Bf16>(&logits) => {
+            cross_entropy_plain::<Bf16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
+        }
+        _ => return cross_entropy_anywhere(&logits, targets, scale),
+    };
+    (sum, logits)
+}
 
-    /// Summed in `f64`: a batch of 10⁵ tokens would lose three digits in `f32`.
-    fn negative_log_likelihood(&self, log_probabilities: &Tensor) -> f64 {
-        let picked = log_probabilities.gather(1, &self.index, false) * &self.counted;
-        -picked.sum(Kind::Double).double_value(&[])
+/// In libtorch's operations, for any device and dtype; the sum in `f64`: a batch of 10⁵ tokens would lose three digits in `f32`.
+fn cross_entropy_anywhere(logits: &Tensor, targets: &Tensor, scale: f64) -> (f64, Tensor) {
+    let counted = targets.ne(IGNORED).unsqueeze(1); // [C, 1]
+    let index = targets.unsqueeze(1).masked_fill(&counted.logical_not(), 0);
+    let counted = counted.to_kind(logits.kind());
+    let mut log_probabilities = logits.log_softmax(-1, None); // [C, V]
+    let picked = log_probabilities.gather(1, &index, false) * &counted;
+    let mut dlogits = log_probabilities.exp_();
+    let _ = dlogits.scatter_add_(1, &index, &counted.neg());
+    (-picked.sum(Kind::Double).double_value(&[]), dlogits * (counted * scale))
+}
+
+/// As [`cross_entropy`], in place; rows are `pitch` elements apart.
+fn cross_entropy_plain<E: Element>(logits: &mut [E], pitch: usize, vocabulary: usize, targets: &[i64], scale: f64) -> f64 {
+    let mut losses = vec![0.0; targets.len()];
+    let work = logits.chunks_mut(pitch).zip(targets).zip(&mut losses);
+    parallel::run(work.collect(), |((row, target), loss): ((&mut [E], &i64), &mut f64)| match usize::try_from(*target) {
+        Ok(target) => *loss = cross_entropy_row(&mut row[..vocabulary], target, scale as f32),
+        Err(_) => row.fill(E::default()),
+    });
+    losses.iter().sum()
+}
+
+vectorised! {
+    fn cross_entropy_row<E: Element>(logits: &mut [E], target: usize, scale: f32) -> f64 {
+        let peak = largest(logits);
+        let sum: f64 = logits.chunks(BLOCK).map(|block| f64::from(sum_of(block, |logit| exp(logit - peak)))).sum();
+        let at_target = logits[target].get() - peak;
+        let share = (f64::from(scale) / sum) as f32;
+        for logit in logits.iter_mut() {
+            *logit = E::put(exp(logit.get() - peak) * share);
+        }
+        logits[target] = E::put(((f64::from(exp(at_target)) / sum - 1.0) * f64::from(scale)) as f32);
+        sum.ln() - f64::from(at_target)
     }
+}
+
+fn indices(targets: &Tensor) -> Vec<i64> {
+    Vec::try_from(targets.to_device(tch::Device::Cpu)).expect("targets are one row of i64")
 }

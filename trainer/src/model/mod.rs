@@ -10,6 +10,8 @@ mod block;
 #[cfg(feature = "torch")]
 mod cache;
 #[cfg(feature = "torch")]
+mod gelu;
+#[cfg(feature = "torch")]
 mod gpt2;
 #[cfg(feature = "torch")]
 mod head;
@@ -24,6 +26,8 @@ mod normal;
 #[cfg(feature = "torch")]
 pub mod parameters;
 #[cfg(feature = "torch")]
+mod product;
+#[cfg(feature = "torch")]
 pub mod tensor_file;
 
 #[cfg(feature = "torch")]
@@ -34,6 +38,8 @@ pub use gpt2::Gpt2;
 pub use head::IGNORED;
 #[cfg(feature = "torch")]
 pub use parameters::{ModelError, Parameter, Parameters};
+#[cfg(feature = "torch")]
+pub(crate) use product::measured_rate;
 pub use shape::{Shape, ShapeError};
 
 /// Rows (tokens) whose logits exist at once in training and evaluation.

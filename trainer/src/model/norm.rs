@@ -1,15 +1,15 @@
 //! Layer norm over the last dimension (Ba et al. 2016), forward and backward.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::parameters::{Affine, floats, floats_mut, is_plain};
+use super::parameters::{Affine, elements, elements_mut, floats, floats_mut, is_plain};
 use crate::parallel;
+use crate::simd::{Bf16, Element, add, sum_of};
+use crate::vectorise::vectorised;
 
 /// Rows one thread works on at a time; also the rows whose gain and shift gradients are summed before they meet the rest, so
 /// that the order of the sum does not depend on the number of threads.
 const ROWS: usize = 32;
-/// Running sums kept side by side, as many as fill the widest vector register.
-const LANES: usize = 16;
 
 /// What the backward pass needs besides the input: `[N, 1]` each.
 pub(super) struct Statistics {
@@ -17,35 +17,32 @@ pub(super) struct Statistics {
     reciprocal_deviation: Tensor,
 }
 
-/// `x [N, D]` → the normalised, scaled and shifted `[N, D]`.
-pub(super) fn forward(x: &Tensor, norm: &Affine, epsilon: f64) -> (Tensor, Statistics) {
-    let width = norm.weight.size()[0];
-    let (y, mean, reciprocal_deviation) = x.native_layer_norm([width], Some(&norm.weight), Some(&norm.bias), epsilon);
-    (y, Statistics { mean, reciprocal_deviation })
+/// `x [N, D]` → the normalised, scaled and shifted `[N, D]` in `kind`.
+pub(super) fn forward(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (Tensor, Statistics) {
+    match kind {
+        Kind::Float if is_plain(x) => forward_plain::<f32>(x, norm, epsilon),
+        Kind::BFloat16 if is_plain(x) => forward_plain::<Bf16>(x, norm, epsilon),
+        _ => forward_anywhere(x, norm, epsilon, kind),
+    }
 }
 
-/// Adds the gradients of gain and shift to `gradient`; turns `dy` into the gradient of the input and adds it to `residual`, the
-/// gradient that reaches the same input around the block. All `[N, D]`.
-pub(super) fn backward(
-    x: &Tensor,
-    norm: &Affine,
-    statistics: &Statistics,
-    dy: Tensor,
-    residual: Option<&Tensor>,
-    gradient: &mut Affine,
-) -> Tensor {
-    let dx = if is_plain(&dy) && is_plain(x) {
-        backward_plain(x, norm, statistics, dy, gradient)
-    } else {
-        backward_anywhere(x, norm, statistics, &dy, gradient)
-    };
-    match residual {
-        Some(residual) => dx + residual,
-        None => dx,
+/// Adds the gradients of gain and shift to `gradient`, and the gradient of the input to `dx`, which holds the gradient that reaches
+/// the same input around the norm. All `[N, D]`; `dx` has the dtype of `x`.
+pub(super) fn backward(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, dx: &mut Tensor, gradient: &mut Affine) {
+    match dy.kind() {
+        Kind::Float if is_plain(x) => backward_plain::<f32>(x, norm, statistics, dy, dx, gradient),
+        Kind::BFloat16 if is_plain(x) => backward_plain::<Bf16>(x, norm, statistics, dy, dx, gradient),
+        _ => *dx += backward_anywhere(x, norm, statistics, &dy.to_kind(x.kind()), gradient),
     }
 }
 
 /// In libtorch's operations, for any device and dtype.
+fn forward_anywhere(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (Tensor, Statistics) {
+    let width = norm.weight.size()[0];
+    let (y, mean, reciprocal_deviation) = x.native_layer_norm([width], Some(&norm.weight), Some(&norm.bias), epsilon);
+    (y.to_kind(kind), Statistics { mean, reciprocal_deviation })
+}
+
 fn backward_anywhere(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, gradient: &mut Affine) -> Tensor {
     let normalised = (x - &statistics.mean) * &statistics.reciprocal_deviation;
     gradient.weight += (dy * &normalised).sum_dim_intlist(0_i64, false, None);
@@ -56,82 +53,89 @@ fn backward_anywhere(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Te
     (dnormalised - mean - normalised * projection) * &statistics.reciprocal_deviation
 }
 
-/// In two passes over each row while it is in the nearest cache; libtorch's operator is not reachable from here.
-fn backward_plain(x: &Tensor, norm: &Affine, statistics: &Statistics, mut dy: Tensor, gradient: &mut Affine) -> Tensor {
+fn forward_plain<E: Element>(x: &Tensor, norm: &Affine, epsilon: f64) -> (Tensor, Statistics) {
+    let [rows, width] = [x.size()[0], x.size()[1]];
+    let mut y = Tensor::empty([rows, width], (E::KIND, x.device()));
+    let mut mean = Tensor::empty([rows, 1], (Kind::Float, x.device()));
+    let mut reciprocal_deviation = mean.empty_like();
+    let chunk = ROWS * width as usize;
+    let [gain, shift] = [&norm.weight, &norm.bias].map(floats);
+    let statistics = floats_mut(&mut mean).chunks_mut(ROWS).zip(floats_mut(&mut reciprocal_deviation).chunks_mut(ROWS));
+    let work = floats(x).chunks(chunk).zip(elements_mut::<E>(&mut y).chunks_mut(chunk)).zip(statistics);
+    parallel::run(work.collect(), |((x, y), (means, deviations))| {
+        forward_rows(x, gain, shift, epsilon as f32, y, means, deviations);
+    });
+    (y, Statistics { mean, reciprocal_deviation })
+}
+
+vectorised! {
+    fn forward_rows<E: Element>(
+        x: &[f32], gain: &[f32], shift: &[f32], epsilon: f32, y: &mut [E], means: &mut [f32], deviations: &mut [f32],
+    ) {
+        let width = gain.len();
+        let statistics = means.iter_mut().zip(deviations);
+        for ((x, y), (mean, deviation)) in x.chunks(width).zip(y.chunks_mut(width)).zip(statistics) {
+            let center = sum_of(x, |x| x) / width as f32;
+            let variance = sum_of(x, |x| (x - center) * (x - center)) / width as f32;
+            let scale = 1.0 / (variance + epsilon).sqrt();
+            for ((x, y), (gain, shift)) in x.iter().zip(y).zip(gain.iter().zip(shift)) {
+                *y = E::put((x - center) * scale * gain + shift);
+            }
+            (*mean, *deviation) = (center, scale);
+        }
+    }
+}
+
+fn backward_plain<E: Element>(
+    x: &Tensor,
+    norm: &Affine,
+    statistics: &Statistics,
+    dy: &Tensor,
+    dx: &mut Tensor,
+    gradient: &mut Affine,
+) {
     let gain = floats(&norm.weight);
     let width = gain.len();
     let [means, deviations] = [&statistics.mean, &statistics.reciprocal_deviation].map(floats);
     let chunk = ROWS * width;
     let mut sums = vec![0.0; 2 * width * means.len().div_ceil(ROWS)];
     let inputs = floats(x).chunks(chunk).zip(means.chunks(ROWS).zip(deviations.chunks(ROWS)));
-    let work: Vec<_> = floats_mut(&mut dy).chunks_mut(chunk).zip(sums.chunks_mut(2 * width)).zip(inputs).collect();
-    parallel::run(work, |((dy, sums), (x, (means, deviations)))| {
-        let (dgain, dshift) = sums.split_at_mut(width);
-        let mut normalised = vec![0.0; width];
-        let rows = dy.chunks_mut(width).zip(x.chunks(width)).zip(means.iter().zip(deviations));
-        for ((dy, x), (mean, deviation)) in rows {
-            let row = Row { x, gain, mean: *mean, deviation: *deviation };
-            row.backward(dy, &mut normalised, dgain, dshift);
-        }
-    });
+    let gradients = elements::<E>(dy).chunks(chunk).zip(floats_mut(dx).chunks_mut(chunk));
+    parallel::run(
+        gradients.zip(sums.chunks_mut(2 * width)).zip(inputs).collect(),
+        |(((dy, dx), sums), (x, (means, deviations)))| {
+            backward_rows(dy, x, gain, means, deviations, dx, sums);
+        },
+    );
     for sums in sums.chunks(2 * width) {
         add(floats_mut(&mut gradient.weight), &sums[..width]);
         add(floats_mut(&mut gradient.bias), &sums[width..]);
     }
-    dy
 }
 
-/// One row of the input with its statistics.
-struct Row<'a> {
-    x: &'a [f32],
-    gain: &'a [f32],
-    mean: f32,
-    /// Reciprocal of the standard deviation.
-    deviation: f32,
-}
-
-impl Row<'_> {
-    /// Turns `dy` into `dx` in place; `normalised` is scratch space.
-    fn backward(&self, dy: &mut [f32], normalised: &mut [f32], dgain: &mut [f32], dshift: &mut [f32]) {
-        let sums = dgain.iter_mut().zip(dshift);
-        for ((((dy, x), gain), normalised), (dgain, dshift)) in
-            dy.iter_mut().zip(self.x).zip(self.gain).zip(normalised.iter_mut()).zip(sums)
-        {
-            *normalised = (x - self.mean) * self.deviation;
-            *dgain += *dy * *normalised;
-            *dshift += *dy;
-            *dy *= gain;
-        }
-        let count = dy.len() as f32;
-        let (mean, projection) = (sum(dy) / count, dot(dy, normalised) / count);
-        for (dy, normalised) in dy.iter_mut().zip(normalised) {
-            *dy = (*dy - mean - *normalised * projection) * self.deviation;
+vectorised! {
+    /// `sums`: of the gain's gradient, then of the shift's.
+    fn backward_rows<E: Element>(
+        dy: &[E], x: &[f32], gain: &[f32], means: &[f32], deviations: &[f32], dx: &mut [f32], sums: &mut [f32],
+    ) {
+        let width = gain.len();
+        let (dgain, dshift) = sums.split_at_mut(width);
+        let mut scaled = vec![0.0; 2 * width]; // dy · gain, and that times the normalised input
+        let (scaled, projected) = scaled.split_at_mut(width);
+        let rows = dy.chunks(width).zip(x.chunks(width)).zip(dx.chunks_mut(width)).zip(means.iter().zip(deviations));
+        for (((dy, x), dx), (mean, deviation)) in rows {
+            let sums = dgain.iter_mut().zip(dshift.iter_mut()).zip(scaled.iter_mut().zip(projected.iter_mut()));
+            for (((dy, x), gain), ((dgain, dshift), (scaled, projected))) in dy.iter().zip(x).zip(gain).zip(sums) {
+                let (dy, normalised) = (dy.get(), (x - mean) * deviation);
+                *dgain += dy * normalised;
+                *dshift += dy;
+                *scaled = dy * gain;
+                *projected = *scaled * normalised;
+            }
+            let [average, projection] = [&*scaled, &*projected].map(|terms| sum_of(terms, |term| term) / width as f32);
+            for ((dx, x), scaled) in dx.iter_mut().zip(x).zip(scaled.iter()) {
+                *dx += (scaled - average - (x - mean) * deviation * projection) * deviation;
+            }
         }
     }
-}
-
-fn add(sum: &mut [f32], terms: &[f32]) {
-    for (sum, term) in sum.iter_mut().zip(terms) {
-        *sum += term;
-    }
-}
-
-fn sum(values: &[f32]) -> f32 {
-    let (full, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [0.0; LANES];
-    for chunk in full {
-        add(&mut lanes, chunk);
-    }
-    lanes.iter().chain(rest).sum()
-}
-
-fn dot(left: &[f32], right: &[f32]) -> f32 {
-    let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<LANES>(), right.as_chunks::<LANES>());
-    let mut lanes = [0.0; LANES];
-    for (left, right) in left.iter().zip(right) {
-        for ((lane, left), right) in lanes.iter_mut().zip(left).zip(right) {
-            *lane += left * right;
-        }
-    }
-    lanes.iter().sum::<f32>() + left_rest.iter().zip(right_rest).map(|(left, right)| left * right).sum::<f32>()
 }

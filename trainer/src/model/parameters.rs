@@ -9,6 +9,7 @@ use super::hugging_face::ConfigError;
 use super::normal::fill_normal;
 use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
+use crate::simd::Element;
 
 /// Name of the weights inside a model directory.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -196,27 +197,42 @@ impl<'a> IntoIterator for &'a Parameters {
 
 /// Whether the elements of `tensor` can be reached as one `&[f32]`.
 pub(crate) fn is_plain(tensor: &Tensor) -> bool {
-    tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.is_contiguous()
+    holds::<f32>(tensor)
 }
 
-/// The elements of a contiguous `f32` tensor in main memory.
+/// Whether the elements of `tensor` can be reached as one `&[E]`.
+pub(crate) fn holds<E: Element>(tensor: &Tensor) -> bool {
+    tensor.device() == Device::Cpu && tensor.kind() == E::KIND && tensor.is_contiguous()
+}
+
+/// The elements of a contiguous `f32` tensor in main memory; panics as [`elements`].
+pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
+    elements(tensor)
+}
+
+/// As [`floats`], to write to.
+pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
+    elements_mut(tensor)
+}
+
+/// The elements of a contiguous tensor in main memory.
 ///
 /// # Panics
-/// When the tensor is anything else: a mistake in the caller, who checks with [`is_plain`] where it may happen.
-pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
-    assert!(is_plain(tensor), "the elements of {tensor:?} are not one slice of f32");
-    // SAFETY: libtorch owns `numel` contiguous f32 at `data_ptr` for as long as the tensor lives; the borrow keeps it alive,
+/// When the tensor is anything else: a mistake in the caller, who checks with [`holds`] where it may happen.
+pub(crate) fn elements<E: Element>(tensor: &Tensor) -> &[E] {
+    assert!(holds::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
+    // SAFETY: libtorch owns `numel` contiguous elements at `data_ptr` for as long as the tensor lives; the borrow keeps it alive,
     // and nothing writes to it from another thread while this crate reads.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast_const().cast(), tensor.numel()) }
 }
 
-/// As [`floats`], to write to.
+/// As [`elements`], to write to.
 ///
 /// # Panics
-/// As [`floats`].
-pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
-    assert!(is_plain(tensor), "the elements of {tensor:?} are not one slice of f32");
-    // SAFETY: as in `floats`; the exclusive borrow stands for exclusive access, since tensors that share memory are only made
+/// As [`elements`].
+pub(crate) fn elements_mut<E: Element>(tensor: &mut Tensor) -> &mut [E] {
+    assert!(holds::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
+    // SAFETY: as in `elements`; the exclusive borrow stands for exclusive access, since tensors that share memory are only made
     // and used inside one call of the model.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }
 }
