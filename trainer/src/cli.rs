@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 use tch::{Device, Kind};
 
-use crate::config::{ModelConfig, Preset, TrainSettings};
+use crate::config::{ModelConfig, Precision, Preset, TrainSettings};
 use crate::data::shard::{Dataset, Split};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::{Failure, STOPPED};
@@ -151,6 +151,9 @@ struct GradsArguments {
     /// Compute in float64.
     #[arg(long)]
     double: bool,
+    /// Compute matrix products in bf16, as `train.precision = "bf16"` does.
+    #[arg(long, conflicts_with = "double")]
+    bf16: bool,
 }
 
 #[derive(Debug, Args)]
@@ -187,7 +190,8 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
         Command::Inspect(arguments) => inspect(arguments)?,
         Command::Grads(arguments) => {
             let kind = if arguments.double { Kind::Double } else { Kind::Float };
-            oracle::grads(&arguments.model, &arguments.tokens, &arguments.out, kind).map_err(Failure::input)?;
+            let precision = if arguments.bf16 { Precision::Bf16 } else { Precision::Fp32 };
+            oracle::grads(&arguments.model, &arguments.tokens, &arguments.out, kind, precision).map_err(Failure::input)?;
         }
         Command::Updates(arguments) => {
             let settings = config_file::read(&arguments.config, &[])?.train;

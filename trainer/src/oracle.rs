@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
-use crate::config::TrainSettings;
+use crate::config::{Precision, TrainSettings};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
 use crate::model::{Gpt2, Parameters};
@@ -32,11 +32,11 @@ pub enum OracleError {
 /// Computes one batch with the weights in `model` (a Hugging Face directory) and writes a safetensors file: `logits`
 /// `[batch, seq, vocabulary]`, `loss` (mean over the predicted tokens), and `grad.<parameter>` for every parameter.
 /// `tokens` is JSON `[[id, …], …]`, sequences of one length; each token but the first is predicted from those before it, as
-/// transformers does when `labels = input_ids`. `kind` is the dtype of the computation.
-pub fn grads(model: &Path, tokens: &Path, out: &Path, kind: Kind) -> Result<(), OracleError> {
+/// transformers does when `labels = input_ids`. `kind` is the dtype of weights and gradients.
+pub fn grads(model: &Path, tokens: &Path, out: &Path, kind: Kind, precision: Precision) -> Result<(), OracleError> {
     let (shape, weights) = Parameters::load(model)?;
     let batch = read_tokens(tokens, shape.vocabulary, shape.context)?;
-    let mut model = Gpt2::new(shape, &weights.to(Device::Cpu, kind), Device::Cpu);
+    let mut model = Gpt2::new(shape, &weights.to(Device::Cpu, kind), Device::Cpu).with_precision(precision);
     let [rows, length] = [batch.size()[0], batch.size()[1]];
     let inputs = batch.narrow(1, 0, length - 1);
     let targets = batch.narrow(1, 1, length - 1);

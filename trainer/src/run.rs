@@ -65,7 +65,9 @@ impl<'a> Run<'a> {
             Some(checkpoint) => Parameters::load(checkpoint).map_err(damaged)?.1,
             None => initial_weights(config, &shape)?,
         };
-        let model = Gpt2::new(shape, &parameters, Device::Cpu);
+        let model = Gpt2::new(shape, &parameters, Device::Cpu)
+            .with_precision(config.train.precision)
+            .with_recompute(config.train.recompute);
         drop(parameters);
         let optimizer = optimizer(&model, &config.train, checkpoint.as_deref(), state.updates())?;
         let journal = Journal::open(&config.output, checkpoint.as_deref())?;
@@ -97,6 +99,7 @@ impl<'a> Run<'a> {
             device: format!("CPU, {threads} threads, {peak:.0} GFLOP/s measured"),
         };
         self.journal.tell(event)?;
+        say(&self.config.train.precision.reason());
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
     }

@@ -102,8 +102,8 @@ impl Run<'_> {
         let rate = learning_rate(settings, self.state.step, self.state.steps);
         let skipped = match self.state.guard.judge(settings, loss, gradient_norm) {
             Verdict::Update => {
-                let (parameters, gradients) = self.model.parameters_and_gradients();
-                self.optimizer.step(parameters, gradients, rate, clip_factor(gradient_norm, settings.clip_norm));
+                let factor = clip_factor(gradient_norm, settings.clip_norm);
+                self.model.update(|parameters, gradients| self.optimizer.step(parameters, gradients, rate, factor));
                 None
             }
             Verdict::Skip(reason) => Some(reason),

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use ft_trainer::config::Precision;
 use ft_trainer::model::{Gpt2, IGNORED, Parameters, Shape};
 use tch::{Device, Kind, Tensor};
 
@@ -196,6 +197,43 @@ fn gradients_are_the_same_bits_with_any_number_of_threads() {
             assert!(left.tensor.equal(&right.tensor), "{} differs with {threads} threads", left.name);
         }
     }
+}
+
+/// Against float64: rounding to 8 bits, once per product, and nothing worse.
+#[test]
+fn bf16_is_close_and_the_weights_stay_fp32() {
+    let shape = Shape { layers: 2, heads: 4, width: 64, context: 64, vocabulary: 301, layer_norm_epsilon: 1e-5 };
+    let parameters = weights(&shape, Kind::Float);
+    let (inputs, targets) = batch(&shape, 3, 64);
+    let gradients = |parameters: &Parameters, precision| {
+        let mut model = Gpt2::new(shape, parameters, Device::Cpu).with_precision(precision);
+        model.accumulate(&inputs, &targets, 1.0);
+        model
+    };
+    let exact = gradients(&parameters.to(Device::Cpu, Kind::Double), Precision::Fp32);
+    let rounded = gradients(&parameters, Precision::Bf16);
+    for (entry, expected) in rounded.gradients().iter().zip(exact.gradients()) {
+        let error = relative_error(&entry.tensor, &expected.tensor);
+        assert!((1e-5..3e-2).contains(&error), "{}: relative error {error:.1e}", entry.name);
+        assert_eq!(entry.tensor.kind(), Kind::Float);
+    }
+    assert!(rounded.parameters().iter().zip(&parameters).all(|(kept, given)| kept.tensor.equal(&given.tensor)));
+}
+
+/// An optimizer's change reaches the rounded copies that products are made with.
+#[test]
+fn bf16_follows_its_weights() {
+    let shape = tiny();
+    let parameters = weights(&shape, Kind::Float);
+    let (inputs, targets) = batch(&shape, 3, 12);
+    let mut model = Gpt2::new(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu)
+        .with_precision(Precision::Bf16);
+    model.update(|weights, _| weights.iter_mut().for_each(|entry| entry.tensor *= 1.5));
+    let changed = parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float);
+    let mut changed = changed;
+    changed.iter_mut().for_each(|entry| entry.tensor *= 1.5);
+    let expected = Gpt2::new(shape, &changed, Device::Cpu).with_precision(Precision::Bf16).loss(&inputs, &targets);
+    assert_eq!(model.loss(&inputs, &targets), expected);
 }
 
 /// The cache, in pieces of any size and under left padding, against one pass over each row alone.

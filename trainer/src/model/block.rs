@@ -6,18 +6,31 @@ use super::attention::{self, Attention};
 use super::norm::Statistics;
 use super::parameters::BlockTensors;
 use super::{gelu, linear, norm};
+use crate::config::Recompute;
 
-/// What the forward pass keeps for the backward pass.
+/// What the backward pass needs of the forward pass.
 pub(super) struct Activations {
     x: Tensor,        // [N, D]
     normal_1: Tensor, // [N, D]
     statistics_1: Statistics,
-    attention: Attention,
-    middle: Tensor,   // [N, D]
-    normal_2: Tensor, // [N, D]
+    attention: Attention, // 4 · [N, D]
+    middle: Tensor,       // [N, D]
+    normal_2: Tensor,     // [N, D]
     statistics_2: Statistics,
     hidden: Tensor,    // [N, 4D]
     activated: Tensor, // [N, 4D]
+}
+
+/// What is kept of a block's activations from its forward to its backward pass. The rest is computed again, by the same kernels
+/// from the same numbers: the bits of the gradients do not depend on it.
+pub(super) enum Kept {
+    /// All 16 widths.
+    All(Activations),
+    /// What matrix products made, 10 widths; the layer norms and GELU are computed again (after Korthikanti et al. 2022, whose costly
+    /// scores are never stored here).
+    Products { x: Tensor, attention: Attention, middle: Tensor, hidden: Tensor },
+    /// The block's input, 1 width; the forward pass up to the last product is computed again (Chen et al. 2016).
+    Input(Tensor),
 }
 
 /// Sizes that the rows of a batch are made of, and how they are computed.
@@ -31,8 +44,8 @@ pub(super) struct Layout {
     pub kind: Kind,
 }
 
-/// `x [N, D]` → `[N, D]`.
-pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> (Tensor, Activations) {
+/// `x [N, D]` → everything but the block's output.
+pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> Activations {
     let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon, layout.kind); // [N, D]
     let qkv = linear::forward(&normal_1, &weights.c_attn); // [N, 3D]
     let attention = attention::forward(&qkv, layout);
@@ -40,14 +53,45 @@ pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> (Ten
     let (normal_2, statistics_2) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind); // [N, D]
     let hidden = linear::forward(&normal_2, &weights.c_fc); // [N, 4D]
     let activated = gelu::forward(&hidden); // [N, 4D]
-    let y = linear::forward_onto(&middle, &activated, &weights.mlp_proj); // [N, D]
-    (y, Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated })
+    Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated }
+}
+
+impl Activations {
+    /// The block's output, `[N, D]`.
+    pub fn output(&self, weights: &BlockTensors) -> Tensor {
+        linear::forward_onto(&self.middle, &self.activated, &weights.mlp_proj)
+    }
+
+    pub fn keep(self, recompute: Recompute) -> Kept {
+        match recompute {
+            Recompute::None => Kept::All(self),
+            Recompute::Selective => {
+                Kept::Products { x: self.x, attention: self.attention, middle: self.middle, hidden: self.hidden }
+            }
+            Recompute::Full => Kept::Input(self.x),
+        }
+    }
+}
+
+impl Kept {
+    pub fn restore(self, weights: &BlockTensors, layout: Layout) -> Activations {
+        match self {
+            Self::All(activations) => activations,
+            Self::Products { x, attention, middle, hidden } => {
+                let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon, layout.kind);
+                let (normal_2, statistics_2) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
+                let activated = gelu::forward(&hidden);
+                Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated }
+            }
+            Self::Input(x) => forward(x, weights, layout),
+        }
+    }
 }
 
 /// Adds the gradients of the block's weights to `gradients`; turns `dstream [N, D]`, the gradient of the block's output, into that of
 /// its input. The stream runs around both halves, so its gradient stays where it is and each half adds to it.
-pub(super) fn backward(dstream: &mut Tensor, kept: Activations, weights: &BlockTensors, gradients: &mut BlockTensors) {
-    let Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated } = kept;
+pub(super) fn backward(dstream: &mut Tensor, activations: Activations, weights: &BlockTensors, gradients: &mut BlockTensors) {
+    let Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated } = activations;
     let dy = dstream.to_kind(hidden.kind()); // [N, D]
     let dactivated = linear::backward(&activated, &weights.mlp_proj, &dy, &mut gradients.mlp_proj); // [N, 4D]
     let dhidden = gelu::backward(&hidden, dactivated); // [N, 4D]

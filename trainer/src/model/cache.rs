@@ -34,7 +34,7 @@ impl Gpt2 {
             return Err(ModelError::Context { asked: capacity, context: shape.context });
         }
         let size = [batch, shape.heads, capacity, shape.head_width()].map(|size| size as i64);
-        let options = (self.parameters().token_embedding().kind(), self.device());
+        let options = (self.working().token_embedding().kind(), self.device());
         let layers = (0..shape.layers).map(|_| (Tensor::zeros(size, options), Tensor::zeros(size, options))).collect();
         Ok(KvCache { layers, capacity: capacity as i64, length: 0 })
     }
@@ -55,7 +55,7 @@ impl Gpt2 {
         let [batch, new] = [tokens.size()[0], tokens.size()[1]];
         let window = Window::new(cache.length, new, left_padding, &tokens);
         let layout = self.layout_of(batch, new);
-        let weights = self.parameters();
+        let weights = self.working();
         let positions = weights.position_embedding().index_select(0, &window.positions.reshape([-1]));
         let mut x = weights.token_embedding().index_select(0, &tokens.reshape([-1])) + positions; // [batch · new, D]
         for (layer, kept) in cache.layers.iter_mut().enumerate() {

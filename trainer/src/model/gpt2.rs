@@ -6,13 +6,19 @@ use super::block::{self, Layout};
 use super::parameters::Parameters;
 use super::shape::Shape;
 use super::{head, linear, norm};
+use crate::config::{Precision, Recompute};
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
     shape: Shape,
+    /// What the optimizer changes and checkpoints hold.
     parameters: Parameters,
+    /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
+    working: Parameters,
     gradients: Parameters,
+    recompute: Recompute,
     device: Device,
+    /// The dtype of the products.
     kind: Kind,
 }
 
@@ -23,7 +29,25 @@ impl Gpt2 {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
         let parameters = parameters.to(device, kind);
         let gradients = parameters.zeros_like();
-        Self { shape, parameters, gradients, device, kind }
+        let working = parameters.to(device, kind);
+        Self { shape, parameters, working, gradients, recompute: Recompute::None, device, kind }
+    }
+
+    /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
+    /// torch's autocast.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        if precision == Precision::Bf16 {
+            self.kind = Kind::BFloat16;
+            self.working = self.parameters.rounded(self.kind);
+        }
+        self
+    }
+
+    /// Keeps less of the forward pass for the backward pass.
+    #[must_use]
+    pub fn with_recompute(self, recompute: Recompute) -> Self {
+        Self { recompute, ..self }
     }
 
     pub fn shape(&self) -> &Shape {
@@ -42,9 +66,10 @@ impl Gpt2 {
         &self.gradients
     }
 
-    /// What an optimizer step needs: the weights to change and the gradients to read.
-    pub fn parameters_and_gradients(&mut self) -> (&mut Parameters, &Parameters) {
-        (&mut self.parameters, &self.gradients)
+    /// Lets an optimizer change the weights as the gradients say.
+    pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters)) {
+        change(&mut self.parameters, &self.gradients);
+        tch::no_grad(|| self.working.round_again(&self.parameters));
     }
 
     pub fn zero_gradients(&mut self) {
@@ -66,20 +91,21 @@ impl Gpt2 {
         let mut x = self.embed(&inputs);
         let mut kept = Vec::with_capacity(self.shape.layers);
         for layer in 0..self.shape.layers {
-            let (y, activations) = block::forward(x, &self.parameters.block(layer), layout);
-            kept.push(activations);
-            x = y;
+            let weights = self.working.block(layer);
+            let activations = block::forward(x, &weights, layout);
+            x = activations.output(&weights);
+            kept.push(activations.keep(self.recompute));
         }
         let final_norm = self.parameters.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
-        let embedding = self.parameters.token_embedding();
+        let embedding = self.working.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
         let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut self.gradients.token_embedding());
         let mut dx = x.zeros_like();
         norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut self.gradients.final_norm());
         for layer in (0..self.shape.layers).rev() {
-            let activations = kept.pop().expect("one set of activations per block");
-            block::backward(&mut dx, activations, &self.parameters.block(layer), &mut self.gradients.block(layer));
+            let (weights, kept) = (self.working.block(layer), kept.pop().expect("every block has kept something"));
+            block::backward(&mut dx, kept.restore(&weights, layout), &weights, &mut self.gradients.block(layer));
         }
         self.embed_backward(&inputs, &dx);
         loss
@@ -90,14 +116,14 @@ impl Gpt2 {
     pub fn loss(&self, inputs: &Tensor, targets: &Tensor) -> (f64, i64) {
         tch::no_grad(|| {
             let targets = targets.to_device(self.device).reshape([-1]);
-            head::loss(&self.hidden(inputs), &self.parameters.token_embedding(), &targets)
+            head::loss(&self.hidden(inputs), &self.working.token_embedding(), &targets)
         })
     }
 
     /// `inputs [batch, seq]` `i64` → logits `[batch, seq, vocabulary]`.
     pub fn logits(&self, inputs: &Tensor) -> Tensor {
         tch::no_grad(|| {
-            let logits = linear::product_transposed(&self.hidden(inputs), &self.parameters.token_embedding());
+            let logits = linear::product_transposed(&self.hidden(inputs), &self.working.token_embedding());
             logits.view([inputs.size()[0], inputs.size()[1], -1])
         })
     }
@@ -107,7 +133,8 @@ impl Gpt2 {
         let layout = self.layout(inputs);
         let mut x = self.embed(&inputs.to_device(self.device));
         for layer in 0..self.shape.layers {
-            x = block::forward(x, &self.parameters.block(layer), layout).0;
+            let weights = self.working.block(layer);
+            x = block::forward(x, &weights, layout).output(&weights);
         }
         norm::forward(&x, &self.parameters.final_norm(), layout.epsilon, layout.kind).0
     }
@@ -126,6 +153,10 @@ impl Gpt2 {
         let positions = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
         let mut gradient = self.gradients.position_embedding().narrow(0, 0, length);
         gradient += positions;
+    }
+
+    pub(super) fn working(&self) -> &Parameters {
+        &self.working
     }
 
     fn layout(&self, inputs: &Tensor) -> Layout {

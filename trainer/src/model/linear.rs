@@ -19,7 +19,7 @@ pub(super) fn forward(x: &Tensor, map: &Affine) -> Tensor {
     if !is_plain(x) {
         return map.bias.addmm(x, &map.weight);
     }
-    let mut y = map.bias.expand([x.size()[0], -1], false).contiguous();
+    let mut y = map.bias.repeat([x.size()[0], 1]);
     add_product(&mut y, x, &map.weight);
     y
 }

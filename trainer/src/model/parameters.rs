@@ -55,6 +55,11 @@ pub struct Parameter {
 }
 
 impl Parameter {
+    /// Whether matrix products are made with it; the others are layer norms and what is looked up or added.
+    fn is_multiplied(&self) -> bool {
+        !self.name.contains(".ln_") && !self.name.ends_with("wpe.weight")
+    }
+
     /// Whether weight decay applies: matrices only; biases and layer norms are left alone.
     pub fn decays(&self) -> bool {
         self.tensor.dim() >= 2
@@ -118,6 +123,24 @@ impl Parameters {
     #[must_use]
     pub fn to(&self, device: Device, kind: Kind) -> Self {
         self.map(|tensor| tensor.to_device(device).to_kind(kind))
+    }
+
+    /// The same values with those that take part in matrix products rounded to `kind`; the others are shared, not copied.
+    #[must_use]
+    pub(super) fn rounded(&self, kind: Kind) -> Self {
+        let round =
+            |entry: &Parameter| if entry.is_multiplied() { entry.tensor.to_kind(kind) } else { entry.tensor.shallow_clone() };
+        let entry = |entry: &Parameter| Parameter { name: entry.name.clone(), tensor: round(entry) };
+        Self { entries: self.entries.iter().map(entry).collect() }
+    }
+
+    /// Rounds `original`, which [`Parameters::rounded`] made this of, once more.
+    pub(super) fn round_again(&mut self, original: &Self) {
+        for (entry, original) in self.entries.iter_mut().zip(original) {
+            if entry.tensor.kind() != original.tensor.kind() {
+                entry.tensor.copy_(&original.tensor);
+            }
+        }
     }
 
     fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {

@@ -22,6 +22,11 @@ impl<'a> Matrix<'a> {
         Self { values, size, steps: [pitch, 1] }
     }
 
+    #[cfg(test)]
+    fn at(&self, row: usize, column: usize) -> f32 {
+        self.values[row * self.steps[0] + column * self.steps[1]]
+    }
+
     /// The transposed matrix, in the same memory.
     pub fn t(self) -> Self {
         let flip = |[rows, columns]: [usize; 2]| [columns, rows];
@@ -103,17 +108,39 @@ pub(crate) fn measured_rate() -> f64 {
 mod tests {
     use super::*;
 
-    /// `[3, 5]`, its rows 7 apart, times the transpose of `[4, 5]`, into the left of rows 6 apart.
+    /// Every way that the products of this crate are laid out, with sizes on both sides of what the kernels handle at once.
     #[test]
-    fn pitches_and_transposes() {
-        let (left, right): (Vec<f32>, Vec<f32>) = ((0..21).map(|n| n as f32).collect(), (0..20).map(|n| (n % 6) as f32).collect());
-        let mut result = vec![1.0; 18];
-        let (x, w) = (Matrix::new(&left, [3, 5], 7), Matrix::new(&right, [4, 5], 5).t());
-        multiply(x, w, &mut result, 6, Write::Over, Workers::Caller);
-        multiply(x, w, &mut result, 6, Write::Onto, Workers::Caller);
-        for (row, values) in result.chunks(6).enumerate() {
-            let sum = |column: usize| (0..5).map(|k| left[row * 7 + k] * right[column * 5 + k]).sum::<f32>();
-            assert_eq!(values, [2.0 * sum(0), 2.0 * sum(1), 2.0 * sum(2), 2.0 * sum(3), 1.0, 1.0]);
+    fn equals_the_definition_in_every_layout() {
+        const SIZES: [usize; 8] = [1, 2, 3, 5, 16, 17, 65, 130];
+        let numbers: Vec<f32> = (0..200 * 200).map(|n| ((n * 37 % 101) as f32 - 50.0) / 16.0).collect();
+        for (rows, depth, columns) in
+            SIZES.iter().flat_map(|m| SIZES.iter().flat_map(move |k| SIZES.iter().map(move |n| (*m, *k, *n))))
+        {
+            for (left_turned, right_turned, write) in
+                [(false, false, Write::Onto), (false, true, Write::Over), (true, false, Write::Onto), (true, true, Write::Over)]
+            {
+                let matrix = |turned, [rows, columns]: [usize; 2]| {
+                    if turned {
+                        Matrix::new(&numbers, [columns, rows], rows + 3).t()
+                    } else {
+                        Matrix::new(&numbers, [rows, columns], columns + 3)
+                    }
+                };
+                let (left, right) = (matrix(left_turned, [rows, depth]), matrix(right_turned, [depth, columns]));
+                let mut result = vec![1.0; rows * (columns + 2)];
+                multiply(left, right, &mut result, columns + 2, write, Workers::Caller);
+                let before = if write == Write::Onto { 1.0 } else { 0.0 };
+                for (row, found) in result.chunks(columns + 2).enumerate() {
+                    for (column, found) in found.iter().enumerate() {
+                        let terms = (0..depth).map(|k| f64::from(left.at(row, k)) * f64::from(right.at(k, column)));
+                        let expected = if column < columns { before + terms.sum::<f64>() } else { 1.0 };
+                        let what = format!(
+                            "[{rows}, {depth}] · [{depth}, {columns}], {left_turned} {right_turned}, element {row} {column}"
+                        );
+                        assert!((f64::from(*found) - expected).abs() < 1e-3, "{what}: {found}, not {expected}");
+                    }
+                }
+            }
         }
     }
 }

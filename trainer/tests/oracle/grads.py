@@ -17,6 +17,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 LOGITS_BAR = 1e-6
 GRADIENT_BAR = 2e-6
+# Of transformers under autocast.
+AUTOCAST = 1.1
 
 # layers, heads, width, context, vocabulary, rows, tokens per row
 SHAPES = {
@@ -52,6 +54,12 @@ def reference(model, tokens, dtype):
     return {name: tensor.double().clone() for name, tensor in found.items()}
 
 
+def autocast(model, tokens):
+    """As [`reference`] in float32, with products in bf16 as torch's autocast makes them."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return reference(model, tokens, torch.float32)
+
+
 def error(found, expected):
     return ((found.double() - expected).norm() / expected.norm()).item()
 
@@ -61,10 +69,10 @@ def worst_gradient(found, expected):
     return max((error(found[name], expected[name]), name) for name in names)
 
 
-def ours(binary, directory, tokens, workspace):
+def ours(binary, directory, tokens, workspace, *options):
     (workspace / "tokens.json").write_text(json.dumps(tokens.tolist()))
     out = workspace / "grads.safetensors"
-    command = [binary, "grads", "--model", str(directory), "--tokens", str(workspace / "tokens.json"), "--out", str(out)]
+    command = [binary, "grads", "--model", str(directory), "--tokens", str(workspace / "tokens.json"), "--out", str(out), *options]
     subprocess.run(command, check=True)
     return load_file(out)
 
@@ -90,7 +98,7 @@ class Report:
     def check(self, what, measured, bar):
         verdict = "ok" if measured <= bar else "FAILED"
         self.failed |= measured > bar
-        print(f"{verdict:6} {what}: {measured:.2e} (bar {bar:.0e})", flush=True)
+        print(f"{verdict:6} {what}: {measured:.2e} (bar {bar:.1e})", flush=True)
 
 
 def compare(binary, name, shape, report):
@@ -110,10 +118,21 @@ def compare(binary, name, shape, report):
         print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, "
               f"worst gradient {worst_gradient(single, expected)[0]:.2e}; "
               f"ours against it: logits {error(found['logits'], single['logits']):.2e}, gradient {worst_gradient(found, single)[0]:.2e}")
+        compare_bf16(binary, name, directories["single file"], tokens, expected, workspace, report)
         for layout in ["shards", "no prefix, mask buffers"]:
             again = ours(binary, directories[layout], tokens, workspace)
             worst = max((again[tensor] - found[tensor]).abs().max().item() for tensor in found)
             report.check(f"{name}: the same weights as {layout}", worst, 0.0)
+
+
+def compare_bf16(binary, name, directory, tokens, expected, workspace, report):
+    """Products in bf16 may be as far from float64 as transformers under autocast is, and a tenth more."""
+    peer = autocast(GPT2LMHeadModel.from_pretrained(directory, attn_implementation="eager"), tokens)
+    found = ours(binary, directory, tokens, workspace, "--bf16")
+    report.check(f"{name}: bf16 logits against float64", error(found["logits"], expected["logits"]), AUTOCAST * error(peer["logits"], expected["logits"]))
+    bar = AUTOCAST * worst_gradient(peer, expected)[0]
+    measured, which = worst_gradient(found, expected)
+    report.check(f"{name}: bf16 worst gradient ({which}) against float64", measured, bar)
 
 
 def main():

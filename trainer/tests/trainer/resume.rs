@@ -101,6 +101,24 @@ fn killed_at_any_instant_it_gives_the_same_bytes() {
     }
 }
 
+/// Also when it changes how much it computes again in the middle of a run.
+#[test]
+fn computing_activations_again_changes_no_byte() {
+    let fixture = Fixture::new();
+    for precision in ["train.precision=fp32", "train.precision=bf16"] {
+        let name = |recompute: &str| format!("{}-{recompute}", &precision[16..]);
+        let expected = result(&fixture.trained(&name("none"), &[precision]));
+        for recompute in ["selective", "full"] {
+            let how = format!("train.recompute={recompute}");
+            assert_same(&expected, &fixture.trained(&name(recompute), &[precision, &how]));
+        }
+        let output = fixture.path(&name("full"));
+        fs::remove_dir_all(last_checkpoint(&output)).unwrap();
+        succeed(&mut fixture.train(&fixture.path(&format!("{}.toml", name("full"))), &[precision, "train.recompute=selective"]));
+        assert_same(&expected, &output);
+    }
+}
+
 /// Everything that remembers more than weights: Muon, the spike guard, patience. The run of 400 steps ends early, after some skips.
 #[test]
 fn what_the_guard_remembers_survives_a_kill() {
