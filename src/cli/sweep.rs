@@ -1,6 +1,7 @@
 //! `ftctl sweep`: what is left over at the backend.
 
 use clap::Args;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{App, Place};
@@ -8,15 +9,19 @@ use crate::{
     exit::Failure,
     lifecycle::sweep::{self, Leftover, SWEEP_SCHEMA},
     output::{Cell, Show, Table, format},
+    store::sweep::Unneeded,
 };
 
 /// Destroy machines that nobody needs any more, found from the backend's own truth
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl sweep --dry-run\n  ftctl sweep --expired -y")]
+#[command(after_help = "Examples:\n  ftctl sweep --dry-run\n  ftctl sweep --expired -y\n  ftctl sweep --data --dry-run")]
 pub struct Arguments {
     /// Only machines past their time to live
     #[arg(long)]
     expired: bool,
+    /// Also what the store holds for no job and no name: datasets, half-made jobs, contents; nothing younger than a day
+    #[arg(long, conflicts_with = "expired")]
+    data: bool,
     #[command(flatten)]
     pub place: Place,
 }
@@ -25,16 +30,28 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let world = app.world(&app.settings.backend.value)?;
         let leftovers = app.block_on(sweep::find(&world, self.expired))?;
+        let data = if self.data { Some(app.block_on(sweep::find_data(&world, Timestamp::now()))?) } else { None };
         if !app.dry_run && !leftovers.is_empty() {
             app.output.confirm(&format!("Destroy {}?", format::of(leftovers.len() as u64, "machine")), app.yes)?;
             app.block_on(sweep::reap(&world, &leftovers))?;
         }
-        app.output.show(&Swept { leftovers, destroyed: !app.dry_run })
+        if let Some(data) = data.as_ref().filter(|data| !app.dry_run && !data.is_empty()) {
+            app.output.confirm(&format!("Remove {} from the store?", in_words(data)), app.yes)?;
+            app.block_on(sweep::remove_data(&world, data))?;
+        }
+        app.output.show(&Swept { leftovers, data, destroyed: !app.dry_run })
     }
+}
+
+fn in_words(data: &Unneeded) -> String {
+    let (datasets, jobs) = (format::of(data.datasets.len() as u64, "dataset"), format::of(data.jobs.len() as u64, "job"));
+    format!("{datasets}, {jobs} without a record, {} ({})", format::of(data.objects, "object"), format::bytes(data.bytes))
 }
 
 struct Swept {
     leftovers: Vec<Leftover>,
+    /// Of the store, when it was asked for.
+    data: Option<Unneeded>,
     destroyed: bool,
 }
 
@@ -44,7 +61,7 @@ impl Show for Swept {
     }
 
     fn json(&self) -> Value {
-        json!({ "destroyed": self.destroyed, "leftovers": self.leftovers })
+        json!({ "destroyed": self.destroyed, "leftovers": self.leftovers, "data": self.data })
     }
 
     fn lines(&self) -> Vec<Value> {
@@ -57,7 +74,8 @@ impl Show for Swept {
             table.row([Cell::text(&resource.name), Cell::text(resource.attempt.job.to_string()), Cell::text(why)]);
         }
         let verb = if self.destroyed { "destroyed" } else { "found" };
-        format!("{}\n{} {verb}", table.render(), self.leftovers.len())
+        let data = self.data.as_ref().map(|data| format!("\nin the store: {}", in_words(data))).unwrap_or_default();
+        format!("{}\n{} {verb}{data}", table.render(), self.leftovers.len())
     }
 
     fn names(&self) -> Vec<String> {

@@ -1,15 +1,20 @@
 //! From settings to everything that a job's life touches.
 
-use std::{env, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, env, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
 
 use super::App;
 use crate::{
     exit::{Exit, Failure},
-    job::{id::JobId, plan::Plan, record::Record},
+    job::{id::JobId, plan::Plan, record::Record, units::Span},
     lifecycle::{World, journal, plan},
     provider::registry::{self, Connected, Environment},
     store::{self, Store, lease::Holder},
 };
+
+/// An agent may need the store for so long after the job's last moment.
+const FAREWELL: Duration = Duration::from_secs(3_600);
 
 impl App<'_> {
     /// The store that holds the jobs this invocation is about.
@@ -19,12 +24,12 @@ impl App<'_> {
 
     /// The world of a backend, with the store of the settings.
     pub fn world(&self, backend: &str) -> Result<World, Failure> {
-        self.connect(backend, self.store()?)
+        self.connect(backend, self.store()?, self.settings.ttl.value)
     }
 
     /// The world that a plan asks for.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
-        self.connect(&plan.backend, store::open(&plan.store)?)
+        self.connect(&plan.backend, store::open(&plan.store)?, plan.ttl)
     }
 
     /// The job that the user means by an id or a name, as it stands, and its world.
@@ -32,7 +37,7 @@ impl App<'_> {
         let store = self.store()?;
         let id = plan::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
-        Ok((self.connect(&record.plan.backend, store)?, record))
+        Ok((self.connect(&record.plan.backend, store, record.plan.ttl)?, record))
     }
 
     /// As [`App::job`], for what needs no provider.
@@ -42,11 +47,11 @@ impl App<'_> {
         Ok((store, id))
     }
 
-    fn connect(&self, backend: &str, store: Arc<dyn Store>) -> Result<World, Failure> {
+    fn connect(&self, backend: &str, store: Arc<dyn Store>, life: Span) -> Result<World, Failure> {
         let environment = Environment {
             state: self.settings.directories.state()?.to_owned(),
             executable: executable()?,
-            variables: env::vars_os().collect(),
+            variables: agent_environment(store.as_ref(), life),
             store,
         };
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
@@ -54,6 +59,19 @@ impl App<'_> {
         let supervisor = Holder::this_process(0);
         Ok(World { store, provider, clock, report: self.output.report(), cache, supervisor })
     }
+}
+
+/// This process's environment for agents on this machine, without secrets of the store that they can do without.
+fn agent_environment(store: &dyn Store, life: Span) -> Vec<(OsString, OsString)> {
+    let expires = Timestamp::now().checked_add(life.0 + FAREWELL).unwrap_or(Timestamp::MAX);
+    let mut variables: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    for (name, value) in store.agent_environment(expires) {
+        match value {
+            Some(value) => drop(variables.insert(name.into(), value.into())),
+            None => drop(variables.remove(&OsString::from(name))),
+        }
+    }
+    variables.into_iter().collect()
 }
 
 fn executable() -> Result<PathBuf, Failure> {

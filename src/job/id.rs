@@ -155,6 +155,9 @@ pub mod path {
     pub fn dataset_manifest(digest: &str) -> String {
         format!("{ROOT}/datasets/{digest}/manifest.json")
     }
+    pub fn dataset_names() -> String {
+        format!("{ROOT}/dataset-names")
+    }
     /// Which dataset has a name at present.
     pub fn dataset_name(name: &str) -> String {
         format!("{ROOT}/dataset-names/{name}.json")

@@ -1,13 +1,23 @@
 //! What is left over: found from the provider's own truth, whatever the records say.
 
+use std::time::Duration;
+
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{Result, World, journal, teardown};
 use crate::{
     exit::Exit,
-    job::{id::JobId, state::State},
+    job::{id::JobId, plan::DataPlan, state::State},
     provider::Resource,
+    store::{
+        self, dataset,
+        sweep::{Needed, Unneeded},
+    },
 };
+
+/// Nothing younger is taken for unneeded.
+const DAY: Duration = Duration::from_secs(86_400);
 
 pub const SWEEP_SCHEMA: &str = "ftctl.sweep/1";
 
@@ -42,6 +52,30 @@ async fn unneeded(world: &World, resource: &Resource) -> Result<Option<String>> 
         Err(failure) if failure.exit == Exit::NotFound => Ok(Some("no record of its job in this store".to_owned())),
         Err(failure) => Err(failure),
     }
+}
+
+/// What is in the store for no job and no name, and is older than a day by this machine's clock. A record that cannot be read is an
+/// error: what it needs could not be kept.
+pub async fn find_data(world: &World, now: Timestamp) -> Result<Unneeded> {
+    let mut needed = Needed::default();
+    for (id, record) in journal::all(world.store.as_ref()).await? {
+        let record = record?;
+        if let DataPlan::Digest(digest) = record.plan.data {
+            needed.datasets.insert(digest);
+        }
+        needed.datasets.extend(record.dataset.into_iter().chain(record.initial_weights));
+        needed.jobs.insert(id);
+    }
+    needed.datasets.extend(dataset::all_named(world.store.as_ref()).await?);
+    Ok(store::sweep::find(&world.store, &needed, now, DAY).await?)
+}
+
+/// Removes it, and says what an upload at the same time has to send again.
+pub async fn remove_data(world: &World, unneeded: &Unneeded) -> Result<()> {
+    for digest in store::sweep::remove(&world.store, unneeded).await? {
+        world.report.warn(&format!("the dataset {digest} was uploaded meanwhile and is incomplete now; upload it again"));
+    }
+    Ok(())
 }
 
 /// Destroys what was found.

@@ -14,14 +14,13 @@ use std::{
     time::Duration,
 };
 
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{Condition, Meta, Result, Store, StoreError, checkpoint, dataset, sha256};
+use super::{Condition, Result, Store, StoreError, sha256};
 use crate::job::{
-    id::{JobId, path},
+    id::path,
     report::{Report, Unit},
 };
 
@@ -74,10 +73,15 @@ impl LocalTree {
         Ok(Self { root, files })
     }
 
+    /// One file of each content.
+    pub fn distinct(&self) -> Vec<FileEntry> {
+        let mut seen = HashSet::new();
+        self.files.iter().filter(|file| seen.insert(&file.sha256)).cloned().collect()
+    }
+
     /// What `store` lacks of it below `contents`, each content once.
     pub async fn missing(&self, store: &Arc<dyn Store>, contents: &str) -> Result<Vec<FileEntry>> {
-        let mut seen = HashSet::new();
-        let mut distinct: Vec<FileEntry> = self.files.iter().filter(|file| seen.insert(file.sha256.clone())).cloned().collect();
+        let mut distinct = self.distinct();
         if let Some(present) = store.list_some(contents).await? {
             let present: HashSet<String> = present.into_iter().map(|meta| meta.path).collect();
             distinct.retain(|file| !present.contains(&path::content(contents, &file.sha256)));
@@ -203,42 +207,6 @@ pub(super) async fn verified(store: &dyn Store, path: &str, digest: &str) -> Res
     } else {
         Err(StoreError::Damaged { path: path.to_owned(), expected: digest.to_owned(), found })
     }
-}
-
-/// What a sweep removed, or would remove.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
-    pub objects: u64,
-    pub bytes: u64,
-}
-
-/// Removes contents that no dataset and no checkpoint names any more. Whoever sends files sends contents before the manifest that
-/// names them, so contents younger than `min_age` stay; `now` is the clock of whoever asks, and `min_age` should be far above its
-/// error and the time of an upload. A manifest that cannot be read stops the sweep before it removes anything.
-pub async fn sweep_contents(store: &Arc<dyn Store>, now: Timestamp, min_age: Duration, dry_run: bool) -> Result<Swept> {
-    let limit = jiff::SignedDuration::try_from(min_age).unwrap_or(jiff::SignedDuration::MAX);
-    let mut unnamed = unnamed(store, &path::contents(), dataset::all_files(store.as_ref())).await?;
-    for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
-        unnamed.extend(self::unnamed(store, &path::job_contents(&job), checkpoint::all_files(store.as_ref(), &job)).await?);
-    }
-    unnamed.retain(|content| now.duration_since(content.modified) > limit);
-    let swept = Swept { objects: unnamed.len() as u64, bytes: unnamed.iter().map(|content| content.size).sum() };
-    if !dry_run {
-        concurrently(store.jobs(), unnamed, |content| {
-            let store = Arc::clone(store);
-            async move { store.delete(&content.path).await }
-        })
-        .await?;
-    }
-    Ok(swept)
-}
-
-/// The objects below `contents` that none of the files has. The contents are listed first: what is sent after that is not judged.
-async fn unnamed(store: &Arc<dyn Store>, contents: &str, files: impl Future<Output = Result<Vec<FileEntry>>>) -> Result<Vec<Meta>> {
-    let mut present = store.list(contents).await?;
-    let named: HashSet<String> = files.await?.iter().map(|file| path::content(contents, &file.sha256)).collect();
-    present.retain(|content| !named.contains(&content.path));
-    Ok(present)
 }
 
 /// Does `act` for every item, at most `limit` at a time, and answers in the order of the items; the first error ends it.

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Condition, FileEntry, Result, Store, StoreError,
-    content::{self, LocalTree},
-    fetch, parse_json, read_json, sha256, to_json, write_json,
+    content::{self, LocalTree, Sent},
+    fetch, find_json, parse_json, read_json, sha256, to_json, write_json,
 };
 use crate::job::{
     id::{MAX_NAME, path, valid_name},
@@ -50,12 +50,18 @@ pub struct Uploaded {
 pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
     let tree = LocalTree::hash(source, report).await?;
     let manifest = manifest_bytes(&tree)?;
-    let sent = tree.send(store, &path::contents(), report).await?;
+    let mut sent = tree.send(store, &path::contents(), report).await?;
     let digest = sha256(&manifest);
     match store.put(&path::dataset_manifest(&digest), manifest, Condition::IfAbsent).await {
-        Ok(_) | Err(StoreError::Conflict { .. }) => Ok(uploaded(digest, &tree, sent.files, sent.bytes)),
-        Err(error) => Err(error),
+        Ok(_) | Err(StoreError::Conflict { .. }) => {}
+        Err(error) => return Err(error),
     }
+    if sent.files < tree.distinct().len() as u64 {
+        // Until the manifest named it, a sweep may have removed what was there already.
+        let again = tree.send(store, &path::contents(), report).await?;
+        sent = Sent { files: sent.files + again.files, bytes: sent.bytes + again.bytes };
+    }
+    Ok(uploaded(digest, &tree, sent.files, sent.bytes))
 }
 
 /// What [`upload`] would do, without doing it.
@@ -132,17 +138,22 @@ pub async fn verify(store: &Arc<dyn Store>, digest: &str, report: &dyn Report) -
     fetch::verify(store, &path::contents(), &manifest.files, report).await
 }
 
-/// The files of every dataset in the store.
-pub(super) async fn all_files(store: &dyn Store) -> Result<Vec<FileEntry>> {
-    let mut files = Vec::new();
-    for digest in store.children(&path::datasets()).await? {
-        match manifest(store, &digest).await {
-            // Deleted since it was listed.
-            Err(StoreError::NotFound { .. }) => {}
-            found => files.extend(found?.files),
-        }
+/// The files of a dataset; none when it is gone.
+pub(super) async fn files(store: &dyn Store, digest: &str) -> Result<Vec<FileEntry>> {
+    match manifest(store, digest).await {
+        Err(StoreError::NotFound { .. }) => Ok(Vec::new()),
+        found => Ok(found?.files),
     }
-    Ok(files)
+}
+
+/// The digests that names stand for at present.
+pub async fn all_named(store: &dyn Store) -> Result<Vec<String>> {
+    let mut digests = Vec::new();
+    for entry in store.list(&path::dataset_names()).await? {
+        let found: Option<(NameEntry, _)> = find_json(store, &entry.path).await?;
+        digests.extend(found.map(|(entry, _)| entry.digest));
+    }
+    Ok(digests)
 }
 
 fn check_digest(digest: &str) -> Result<()> {
@@ -154,14 +165,12 @@ fn check_digest(digest: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::symlink, sync::atomic::Ordering, time::Duration};
-
-    use jiff::Timestamp;
+    use std::{fs, os::unix::fs::symlink, sync::atomic::Ordering};
 
     use super::*;
     use crate::{
         job::report::Silent,
-        store::{content::sweep_contents, faulty::FaultyStore, memory::MemoryStore},
+        store::{faulty::FaultyStore, memory::MemoryStore},
     };
 
     fn content_of(bytes: &[u8]) -> String {
@@ -329,20 +338,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_sweep_removes_what_nothing_names() {
+    async fn what_a_sweep_takes_away_meanwhile_is_sent_again() {
         let bench = bench();
-        let kept = bench.upload().await.unwrap().digest;
-        fs::write(bench.path("source/train/1.bin"), "other tokens").unwrap();
-        let gone = bench.upload().await.unwrap().digest;
-        bench.store.delete(&path::dataset_manifest(&gone)).await.unwrap();
-        let day = Duration::from_secs(86_400);
-        let tomorrow = Timestamp::now() + jiff::SignedDuration::from_hours(48);
-        assert_eq!(sweep_contents(&bench.store, Timestamp::now(), day, false).await.unwrap().objects, 0, "too young");
-        let would = sweep_contents(&bench.store, tomorrow, day, true).await.unwrap();
-        assert_eq!((would.objects, would.bytes), (1, 12));
-        assert_eq!(sweep_contents(&bench.store, tomorrow, day, false).await.unwrap(), would);
-        assert_eq!(sweep_contents(&bench.store, tomorrow, day, false).await.unwrap().objects, 0);
-        download(&bench.store, &kept, &bench.path("to"), &Silent).await.unwrap();
+        bench.upload().await.unwrap();
+        fs::write(bench.path("source/new"), "new").unwrap();
+        *bench.counting.takes_away.lock().unwrap() = Some((path::datasets(), content_of(b"tokens")));
+        let uploaded = bench.upload().await.unwrap();
+        assert_eq!((uploaded.sent_files, uploaded.sent_bytes), (2, 9));
+        verify(&bench.store, &uploaded.digest, &Silent).await.unwrap();
     }
 
     #[tokio::test]

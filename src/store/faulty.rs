@@ -23,6 +23,8 @@ pub struct FaultyStore {
     pub unreachable: Mutex<String>,
     /// Every write is done, and then reported as failed.
     pub loses_answers: AtomicBool,
+    /// Once, after the first write below the former path, somebody else deletes the latter.
+    pub takes_away: Mutex<Option<(String, String)>>,
     /// The paths written, in order.
     pub written: Mutex<Vec<String>>,
 }
@@ -34,6 +36,7 @@ impl FaultyStore {
             down: AtomicBool::new(false),
             unreachable: Mutex::default(),
             loses_answers: AtomicBool::new(false),
+            takes_away: Mutex::default(),
             written: Mutex::default(),
         })
     }
@@ -49,7 +52,11 @@ impl FaultyStore {
         if fails { Err(failed("reach", path)) } else { Ok(()) }
     }
 
-    fn after<T>(&self, path: &str, result: Result<T>) -> Result<T> {
+    async fn after<T>(&self, path: &str, result: Result<T>) -> Result<T> {
+        let taken = self.takes_away.lock().unwrap().take_if(|(below, _)| path.starts_with(below.as_str()));
+        if let Some((_, victim)) = taken {
+            self.inner.delete(&victim).await?;
+        }
         if result.is_ok() {
             self.written.lock().unwrap().push(path.to_owned());
         }
@@ -80,7 +87,7 @@ impl Store for FaultyStore {
     }
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
         self.before(path)?;
-        self.after(path, self.inner.put(path, bytes, condition).await)
+        self.after(path, self.inner.put(path, bytes, condition).await).await
     }
     async fn put_file(
         &self,
@@ -91,11 +98,11 @@ impl Store for FaultyStore {
         sent: &Arc<AtomicU64>,
     ) -> Result<ETag> {
         self.before(path)?;
-        self.after(path, self.inner.put_file(path, file, sha256, condition, sent).await)
+        self.after(path, self.inner.put_file(path, file, sha256, condition, sent).await).await
     }
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
         self.before(path)?;
-        self.after(path, self.inner.append(path, offset, bytes).await)
+        self.after(path, self.inner.append(path, offset, bytes).await).await
     }
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
         self.before(prefix)?;

@@ -30,8 +30,9 @@ mod fetch;
 pub mod lease;
 pub mod log;
 pub mod memory;
+pub mod sweep;
 
-pub use content::{FileEntry, sweep_contents};
+pub use content::FileEntry;
 
 /// The version of an object: changes with every write, means nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,6 +100,12 @@ pub trait Store: Send + Sync {
     /// How many requests at once hide the store's latency.
     fn jobs(&self) -> usize {
         8
+    }
+
+    /// What an agent needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened it.
+    /// `None` takes a variable away.
+    fn agent_environment(&self, _expires: Timestamp) -> Vec<(&'static str, Option<String>)> {
+        Vec::new()
     }
 
     async fn get(&self, path: &str) -> Result<Object>;

@@ -151,6 +151,12 @@ impl Client {
         self.location.endpoint.scheme() == "https"
     }
 
+    /// For others, good for this container until `expires`: only the account's key can make one.
+    pub fn signature(&self, permissions: &str, expires: Timestamp) -> Option<String> {
+        let Credential::Key(key) = &self.credential else { return None };
+        Some(key.container_sas(&self.location.container, permissions, expires, self.is_encrypted()))
+    }
+
     /// Sends a request until there is an answer that counts or patience ends. `action` is for the message: "read", "write".
     pub async fn send(&self, action: &'static str, request: &Request) -> Result<Reply> {
         let path = request.path.as_deref().unwrap_or(&self.location.container);

@@ -12,6 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use jiff::Timestamp;
 use reqwest::Method;
 use tokio::sync::Semaphore;
 
@@ -78,6 +79,12 @@ impl Marked {
     }
 }
 
+/// Replaces the usual address of an account.
+const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
+
+/// Read, add, create, write, delete and list, in the order that the service wants.
+const AGENT_MAY: &str = "racwdl";
+
 /// Most entries of one page of a listing.
 const PAGE: &str = "5000";
 
@@ -99,7 +106,7 @@ pub struct AzureStore {
 
 /// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet.
 pub fn open(url: &str, variables: Variables<'_>, limits: Limits) -> Result<AzureStore> {
-    let endpoint = variables("FTCTL_ENDPOINT_BLOB").or_else(|| sign_in::endpoint(variables));
+    let endpoint = variables(ENDPOINT).or_else(|| sign_in::endpoint(variables));
     let location = Location::parse(url, endpoint.as_deref())?;
     let credential = sign_in::choose(variables, &location.account)?;
     AzureStore::new(url, location, credential, Patience::default(), limits)
@@ -243,6 +250,16 @@ impl Store for AzureStore {
 
     fn jobs(&self) -> usize {
         self.limits.jobs
+    }
+
+    fn agent_environment(&self, expires: Timestamp) -> Vec<(&'static str, Option<String>)> {
+        let Some(signature) = self.client.signature(AGENT_MAY, expires) else { return Vec::new() };
+        vec![
+            (sign_in::CONNECTION_STRING, None),
+            (sign_in::KEY, None),
+            (sign_in::SAS, Some(signature)),
+            (ENDPOINT, Some(self.client.location.endpoint.to_string())),
+        ]
     }
 
     async fn get(&self, path: &str) -> Result<Object> {

@@ -34,7 +34,7 @@ type Open = fn(Variables<'_>, account: &str) -> Result<Credential>;
 /// Ready when all variables are set; then tried with the function, whose error is the user's.
 const WAYS: &[(&str, &[&str], &str, Open)] = &[
     ("connection string", &[CONNECTION_STRING], CONNECTION_STRING, from_connection_string),
-    ("account key", &["AZURE_STORAGE_KEY"], "AZURE_STORAGE_KEY", from_key),
+    ("account key", &[KEY], KEY, from_key),
     ("shared access signature", &[SAS], SAS, from_sas),
     (
         "Entra: client secret",
@@ -64,6 +64,7 @@ const WAYS: &[(&str, &[&str], &str, Open)] = &[
 ];
 
 pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
+pub(super) const KEY: &str = "AZURE_STORAGE_KEY";
 pub(super) const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 /// Not a variable: whether `az` is in the path.
 const AZ: &str = "az";
@@ -122,9 +123,9 @@ fn parse_connection_string(text: &str) -> HashMap<String, String> {
 fn from_key(variables: Variables<'_>, account: &str) -> Result<Credential> {
     if let Some(other) = variables("AZURE_STORAGE_ACCOUNT").filter(|name| name != account) {
         let why = format!("AZURE_STORAGE_ACCOUNT says that it is for {other}, the store is in {account}");
-        return Err(unusable("AZURE_STORAGE_KEY", &why));
+        return Err(unusable(KEY, &why));
     }
-    key_of(account, &variables("AZURE_STORAGE_KEY").unwrap_or_default(), "AZURE_STORAGE_KEY")
+    key_of(account, &variables(KEY).unwrap_or_default(), KEY)
 }
 
 fn key_of(account: &str, key: &str, origin: &str) -> Result<Credential> {

@@ -179,3 +179,34 @@ async fn azurite_gives_a_lease_to_one_of_two() {
         }
     }
 }
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_signatures_open_what_they_say_and_nothing_more() {
+    let azurite = azurite::start();
+    let url = azurite.container();
+    let owner = store_at(&url, FULL);
+    owner.put("a", "x".into(), Condition::Always).await.unwrap();
+    let key = SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap();
+    let location = Location::parse(&url, None).unwrap();
+    let with = |permissions: &str, minutes: i64| {
+        let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(minutes);
+        let credential = Credential::Sas(key.container_sas(&location.container, permissions, expires, false));
+        AzureStore::new(&url, location.clone(), credential, Patience::default(), Limits::default()).unwrap()
+    };
+    assert_eq!(with("r", 5).get("a").await.unwrap().bytes, "x");
+    for (store, why) in [(with("r", -5), "expired"), (with("l", 5), "may only list")] {
+        let error = store.get("a").await.unwrap_err();
+        assert!(matches!(&error, StoreError::Denied { .. }), "{why}: {error}");
+        assert!(!error.to_string().contains("sig="), "{error}");
+    }
+    with("r", 5).put("b", "x".into(), Condition::Always).await.unwrap_err();
+    // What an agent gets instead of the key.
+    let given = owner.agent_environment(jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5));
+    let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
+    assert!(variable("AZURE_STORAGE_KEY").is_none() && variable("AZURE_STORAGE_CONNECTION_STRING").is_none());
+    let all = open(&format!("azure://{}/{}", azurite::ACCOUNT, location.container), &variable, Limits::default()).unwrap();
+    all.append("log", 0, "x".into()).await.unwrap();
+    assert_eq!(all.children("").await.unwrap(), ["a", "log"]);
+    all.delete("log").await.unwrap();
+}

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Uploads to a blob service that reads and forgets (benches/sink.rs), ours beside azcopy where it is found, in turns.
+
+    cargo build --release && python3 benches/store.py [--program FILE] [--azcopy FILE] [--rounds N] [--record]
+
+Wall time, processor time and the largest resident memory of each program; the median of the rounds. --record appends to RESULTS.md.
+Exit code 1: a bar is missed.
+"""
+
+import argparse
+import datetime
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ACCOUNT = "devstoreaccount1"
+# The emulators' key, from their documentation.
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+# Files, bytes of each, milliseconds per request, and the bar for ours: seconds on the wall.
+CASES = [
+    ("2,000 files of 20 kB, 20 ms per request", 2_000, 20_000, 20, 1.5),
+    ("2,000 files of 20 kB", 2_000, 20_000, 0, None),
+    ("one file of 1 GiB", 1, 1 << 30, 0, None),
+    ("16 files of 64 MiB", 16, 64 << 20, 0, None),
+]
+BAR_MEMORY_MB = 150
+
+
+def main():
+    arguments = parse()
+    rows, missed = [], False
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        sink = directory / "sink"
+        subprocess.run(["rustc", "--edition", "2024", "-O", "-o", sink, HERE / "sink.rs"], check=True)
+        for name, files, size, latency, bar in CASES:
+            data = directory / "data"
+            make(data, files, size)
+            found = {tool: [] for tool in tools(arguments)}
+            for _ in range(arguments.rounds):
+                for tool, command in tools(arguments).items():
+                    found[tool].append(measure(sink, latency, data, command, directory))
+            shutil.rmtree(data)
+            for tool, rounds in found.items():
+                wall, processor, memory = (statistics.median(column) for column in zip(*rounds))
+                ours = tool == "ftctl"
+                bad = ours and (bar is not None and wall > bar or memory > BAR_MEMORY_MB)
+                missed |= bad
+                note = "" if not ours or bar is None else f"{bar:g} s"
+                print(name, tool, f"{wall:.2f} {processor:.2f} {memory:.0f}", file=sys.stderr, flush=True)
+                rows.append(f"| {name} | {tool} | {wall:.2f} s | {processor:.2f} s | {memory:.0f} MB | {note}{' MISSED' if bad else ''} |")
+    text = "\n".join(["| what | tool | wall | processor | memory | bar |", "|---|---|---:|---:|---:|---|", *rows])
+    print(text)
+    if arguments.record:
+        with open(HERE / "RESULTS.md", "a", encoding="utf-8") as results:
+            load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+            results.write(
+                f"\n## {datetime.date.today()}: uploads to a service that reads and forgets\n\n"
+                f"{arguments.machine}, load average {load}; `python3 benches/store.py --rounds {arguments.rounds} --record`\n\n{text}\n"
+            )
+    sys.exit(missed)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", HERE.parent / "target"))
+    parser.add_argument("--program", type=pathlib.Path, default=target / "release/ftctl")
+    parser.add_argument("--azcopy", default=shutil.which("azcopy"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", action="store_true", help="append the result to RESULTS.md")
+    parser.add_argument("--machine", default=f"{os.cpu_count()} cores, {os.uname().sysname} {os.uname().machine}")
+    return parser.parse_args()
+
+
+def tools(arguments):
+    """Each: from the container's URL, the service's URL and the data to a command and what it needs in the environment."""
+    found = {"ftctl": lambda container, service, data: ([arguments.program, "upload", data, "--store", container], {"AZURE_STORAGE_KEY": KEY})}
+    if arguments.azcopy:
+        signature = "sv=2020-12-06&ss=b&srt=sco&sp=rwdlac&se=2099-01-01T00:00:00Z&sig=bm9ib2R5IGxvb2tz"
+        found["azcopy"] = lambda container, service, data: (
+            [arguments.azcopy, "copy", data, f"{container}?{signature}", "--recursive", "--from-to=LocalBlob", "--log-level=NONE"],
+            {},
+        )
+    return found
+
+
+def make(directory, files, size):
+    """Files that differ, so that nothing can be sent once for all."""
+    directory.mkdir()
+    for number in range(files):
+        with open(directory / f"{number:05}", "wb") as file:
+            head = number.to_bytes(8, "little")
+            file.write(head)
+            left = size - len(head)
+            block = os.urandom(min(1 << 20, left))
+            while left > 0:
+                file.write(block[:left])
+                left -= len(block)
+
+
+def measure(sink, latency, data, command, directory):
+    """Seconds on the wall, seconds of processor, megabytes."""
+    server = subprocess.Popen([sink, "0", str(latency)], stdout=subprocess.PIPE, text=True)
+    try:
+        port = server.stdout.readline().split()[-1]
+        service = f"http://127.0.0.1:{port}/{ACCOUNT}"
+        arguments, environment = command(f"{service}/container", service, data)
+        home = tempfile.mkdtemp(dir=directory)
+        environment |= {"PATH": os.environ["PATH"], "HOME": home, "AZCOPY_LOG_LOCATION": home, "AZCOPY_JOB_PLAN_LOCATION": home}
+        begun = time.monotonic()
+        child = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        talk = child.stdout.read()
+        _, status, used = os.wait4(child.pid, 0)
+        wall = time.monotonic() - begun
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode != 0:
+            sys.exit(f"{arguments[0]} failed with {child.returncode}: {talk.decode(errors='replace')[-500:]}")
+        return wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    finally:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+//! What nobody needs any more in a store: datasets that no job and no name stands for, remains of jobs that have no record, and
+//! contents that no manifest names.
+//!
+//! Whoever sends files sends contents before the manifest that names them, so nothing young is judged: `min_age` should be far above
+//! the time of an upload and the error of the clocks. An upload may also find an old content and rely on it while a sweep removes it.
+//! Therefore the upload looks once more after it has written its manifest, and the sweep after it has removed contents: one of the
+//! two finds out.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use super::{FileEntry, Meta, Result, Store, checkpoint, content::concurrently, dataset};
+use crate::job::id::{JobId, path};
+
+/// What records and names stand for.
+#[derive(Debug, Default)]
+pub struct Needed {
+    /// Digests.
+    pub datasets: HashSet<String>,
+    pub jobs: HashSet<JobId>,
+}
+
+/// What may go.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Unneeded {
+    /// Digests.
+    pub datasets: Vec<String>,
+    /// Those without a record.
+    pub jobs: Vec<JobId>,
+    /// Contents of files, also those of the datasets above.
+    pub objects: u64,
+    pub bytes: u64,
+    #[serde(skip)]
+    contents: Vec<Meta>,
+    #[serde(skip)]
+    remains: Vec<Meta>,
+}
+
+impl Unneeded {
+    pub fn is_empty(&self) -> bool {
+        self.datasets.is_empty() && self.jobs.is_empty() && self.contents.is_empty()
+    }
+}
+
+/// Looks for what is older than `min_age` by the clock that says `now`. A manifest that cannot be read is an error: what it names
+/// could not be kept.
+pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_age: Duration) -> Result<Unneeded> {
+    let limit = SignedDuration::try_from(min_age).unwrap_or(SignedDuration::MAX);
+    let is_old = |meta: &Meta| now.duration_since(meta.modified) > limit;
+    let mut found = Unneeded::default();
+    // Listed before the manifests are read: what is sent after that is not judged.
+    let contents = store.list(&path::contents()).await?;
+    let mut named = Vec::new();
+    for manifest in store.list(&path::datasets()).await? {
+        let Some(digest) = manifest.path.rsplit('/').nth(1).map(str::to_owned) else { continue };
+        if is_old(&manifest) && !needed.datasets.contains(&digest) {
+            found.datasets.push(digest);
+        } else {
+            named.extend(dataset::files(store.as_ref(), &digest).await?);
+        }
+    }
+    found.contents = unnamed(contents, &path::contents(), &named);
+    for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
+        if needed.jobs.contains(&job) {
+            let contents = store.list(&path::job_contents(&job)).await?;
+            let named = checkpoint::all_files(store.as_ref(), &job).await?;
+            found.contents.extend(unnamed(contents, &path::job_contents(&job), &named));
+            continue;
+        }
+        let remains = store.list(&path::job(&job)).await?;
+        if remains.iter().all(is_old) {
+            found.jobs.push(job);
+            found.remains.extend(remains);
+        }
+    }
+    found.contents.retain(is_old);
+    found.objects = (found.contents.len() + found.remains.len()) as u64;
+    found.bytes = found.contents.iter().chain(&found.remains).map(|meta| meta.size).sum();
+    Ok(found)
+}
+
+/// The objects below `contents` that none of the files has.
+fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<Meta> {
+    let named: HashSet<String> = files.iter().map(|file| path::content(contents, &file.sha256)).collect();
+    present.retain(|content| !named.contains(&content.path));
+    present
+}
+
+/// Removes it. Answers the datasets that were uploaded meanwhile and relied on something that is gone now: they have been withdrawn,
+/// and another upload mends them.
+pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<String>> {
+    for digest in &unneeded.datasets {
+        store.delete(&path::dataset_manifest(digest)).await?;
+    }
+    let gone: BTreeSet<String> = unneeded.contents.iter().chain(&unneeded.remains).map(|meta| meta.path.clone()).collect();
+    concurrently(store.jobs(), gone.iter().cloned().collect(), |path| {
+        let store = Arc::clone(store);
+        async move { store.delete(&path).await }
+    })
+    .await?;
+    let mut withdrawn = Vec::new();
+    for digest in store.children(&path::datasets()).await? {
+        let files = dataset::files(store.as_ref(), &digest).await?;
+        let mut relied = files.iter().map(|file| path::content(&path::contents(), &file.sha256)).filter(|path| gone.contains(path));
+        if let Some(lost) = relied.next()
+            && store.head(&lost).await?.is_none()
+        {
+            store.delete(&path::dataset_manifest(&digest)).await?;
+            withdrawn.push(digest);
+        }
+    }
+    Ok(withdrawn)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+    use crate::{
+        job::report::Silent,
+        store::{Condition, memory::MemoryStore},
+    };
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn later() -> Timestamp {
+        Timestamp::now() + SignedDuration::from_hours(48)
+    }
+
+    async fn upload(store: &Arc<dyn Store>, folder: &Path, files: &[(&str, &str)]) -> String {
+        let source = tempfile::tempdir_in(folder).unwrap();
+        for (name, text) in files {
+            fs::write(source.path().join(name), text).unwrap();
+        }
+        dataset::upload(store, source.path(), &Silent).await.unwrap().digest
+    }
+
+    #[tokio::test]
+    async fn what_is_old_and_nobody_needs_goes() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let folder = tempfile::tempdir().unwrap();
+        let kept = upload(&store, folder.path(), &[("a", "shared"), ("b", "kept")]).await;
+        let gone = upload(&store, folder.path(), &[("a", "shared"), ("c", "gone!")]).await;
+        let (with, without) = (JobId::derive("with", "1"), JobId::derive("without", "1"));
+        for (job, name) in [(&with, "record.json"), (&with, "contents/00/left"), (&without, "attempt.lease")] {
+            store.put(&format!("{}/{name}", path::job(job)), "four".into(), Condition::Always).await.unwrap();
+        }
+        let needed = Needed { datasets: [kept.clone()].into(), jobs: [with.clone()].into() };
+        assert!(find(&store, &needed, Timestamp::now(), DAY).await.unwrap().is_empty(), "nothing is old enough");
+        let found = find(&store, &needed, later(), DAY).await.unwrap();
+        assert_eq!((&found.datasets, &found.jobs, found.objects, found.bytes), (&vec![gone.clone()], &vec![without], 3, 13));
+        assert_eq!(remove(&store, &found).await.unwrap(), Vec::<String>::new());
+        assert!(find(&store, &needed, later(), DAY).await.unwrap().is_empty());
+        dataset::verify(&store, &kept, &Silent).await.unwrap();
+        assert!(!dataset::exists(&*store, &gone).await.unwrap());
+        assert!(store.head(&path::record(&with)).await.unwrap().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_dataset_that_came_meanwhile_and_lost_something_is_withdrawn() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let folder = tempfile::tempdir().unwrap();
+        let old = upload(&store, folder.path(), &[("a", "shared")]).await;
+        let found = find(&store, &Needed::default(), later(), DAY).await.unwrap();
+        let new = upload(&store, folder.path(), &[("a", "shared"), ("b", "new")]).await;
+        assert_eq!(remove(&store, &found).await.unwrap(), std::slice::from_ref(&new));
+        assert!(!dataset::exists(&*store, &old).await.unwrap() && !dataset::exists(&*store, &new).await.unwrap());
+        assert_eq!(upload(&store, folder.path(), &[("a", "shared"), ("b", "new")]).await, new);
+        dataset::verify(&store, &new, &Silent).await.unwrap();
+    }
+}
