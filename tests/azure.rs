@@ -17,6 +17,7 @@ use common::{
     azurite::{self, Azurite},
     proxy::Proxy,
 };
+use ftctl::store::{Limits, Store as _, azure};
 use serde_json::{Value, json};
 
 /// A sandbox whose every command uses the same store.
@@ -70,6 +71,22 @@ fn tree(directory: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
+/// Every object of a container.
+fn stored(url: &str) -> Vec<(String, Vec<u8>)> {
+    let key = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| azurite::KEY.to_owned());
+    let store = azure::open(url, &key, Limits::default()).expect("a store");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut found = Vec::new();
+        for meta in store.list("").await.expect("a list") {
+            let object = store.get(&meta.path).await.expect("an object");
+            found.push((meta.path, object.bytes.to_vec()));
+        }
+        assert!(found.len() > 5, "the store holds the job");
+        found
+    })
+}
+
 /// A job with a preemption in it, and what a user then sees of it; without what differs from run to run.
 fn life(place: &Place) -> Value {
     place.sandbox.write_rehearsal("far");
@@ -102,6 +119,10 @@ fn azurite_holds_a_job_as_a_directory_does() {
     let seen = life(&far);
     assert_eq!(seen, life(&near));
     assert!(seen["logs"].as_str().is_some_and(|logs| logs.contains("step 10/10")), "{seen}");
+    for (name, bytes) in tree(&far.sandbox.home()).into_iter().chain(stored(&far.store)) {
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains(azurite::KEY) && !text.contains("sig="), "{name} has a secret");
+    }
     // Another machine needs nothing but the store.
     let other = place(&far.store);
     assert_eq!(other.ok(&["logs", "far", "--tail", "2"]), seen["tail"]);

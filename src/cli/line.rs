@@ -6,7 +6,7 @@ use crate::store::Limits;
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct Line {
-    /// Requests to a blob container under way at once [default: 32]
+    /// Requests to a blob container under way at once [default: 48]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     jobs: Option<u16>,
     /// Most megabits a second to and from a blob container, on average

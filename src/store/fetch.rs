@@ -34,7 +34,7 @@ const PIECE: u64 = 4 << 20;
 const AHEAD: usize = 8;
 
 /// What all pieces together may hold in memory, in KiB.
-const MEMORY_KIB: usize = 64 << 10;
+const MEMORY_KIB: usize = 48 << 10;
 
 /// Beginning of the names of files that are not complete yet; the digest of the content follows.
 const PARTIAL: &str = ".ftctl-partial-";

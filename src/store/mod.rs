@@ -18,6 +18,9 @@ use sha2::{Digest, Sha256};
 
 pub mod artifacts;
 pub mod azure;
+#[cfg(test)]
+#[path = "../../tests/common/azurite.rs"]
+pub(crate) mod azurite;
 pub mod checkpoint;
 #[cfg(test)]
 mod conformance;
@@ -161,7 +164,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { jobs: 32, bytes_per_second: None }
+        Self { jobs: 48, bytes_per_second: None }
     }
 }
 

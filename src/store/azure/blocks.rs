@@ -29,11 +29,11 @@ use super::{
 };
 
 /// Bytes of a block, and of the largest file that is sent in one request.
-const BLOCK: u64 = 8 << 20;
+pub(super) const BLOCK: u64 = 4 << 20;
 /// The service takes so many blocks of one file.
 const MOST_BLOCKS: u64 = 50_000;
 /// What all files together may hold in memory, in KiB.
-pub(super) const MEMORY_KIB: usize = 64 << 10;
+pub(super) const MEMORY_KIB: usize = 48 << 10;
 
 /// A local file on its way, hashed as it is read.
 struct Source {

@@ -163,7 +163,8 @@ impl Client {
         let begun = Instant::now();
         let mut tries = 0;
         loop {
-            let trouble = match self.attempt(request).await {
+            let left = self.patience.total.saturating_sub(begun.elapsed());
+            let trouble = match self.attempt(request, left).await {
                 Ok(reply) if is_passing(reply.status, reply.code()) => Trouble::Busy(reply.status, wish(&reply)),
                 Ok(reply) => return Ok(reply),
                 Err(trouble) => trouble,
@@ -176,11 +177,13 @@ impl Client {
         }
     }
 
-    async fn attempt(&self, request: &Request) -> Result<Reply, Trouble> {
+    /// One try, which may take the time that is `left`.
+    async fn attempt(&self, request: &Request, left: Duration) -> Result<Reply, Trouble> {
         // Never closed.
         let _permit = self.requests.acquire().await;
         self.pace.wait(request.bytes()).await;
-        let signed = self.signed(request).await?;
+        let mut signed = self.signed(request).await?;
+        *signed.timeout_mut() = Some(left.min(ANSWER + Duration::from_secs(request.bytes() / SLOW_LINE)));
         let answer = self.http.execute(signed).await.map_err(|error| broken(&error))?;
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
         let body = answer.bytes().await.map_err(|error| broken(&error))?;
@@ -225,7 +228,6 @@ impl Client {
         }
         let mut signed = reqwest::Request::new(request.method.clone(), url);
         *signed.headers_mut() = headers;
-        *signed.timeout_mut() = Some(ANSWER + Duration::from_secs(request.bytes() / SLOW_LINE));
         if !request.body.is_empty() || request.method == Method::PUT {
             *signed.body_mut() = Some(request.body.clone().into());
         }

@@ -1,7 +1,5 @@
 //! The store on the emulator. Ignored in a plain `cargo test`: `tests/run` installs the emulator and runs what has its name.
 
-#[path = "../../../tests/common/azurite.rs"]
-mod azurite;
 #[path = "../../../tests/common/proxy.rs"]
 mod proxy;
 
@@ -9,7 +7,7 @@ use std::{path::PathBuf, sync::atomic::Ordering, time::Duration};
 
 use super::{
     super::{
-        conformance, dataset,
+        azurite, conformance, dataset,
         lease::{Acquired, Holder, Lease},
         log, sha256,
     },
@@ -96,8 +94,8 @@ async fn azurite_takes_large_files_in_blocks_and_continues_what_was_interrupted(
     // An upload that ended after two blocks.
     store.put("first", "creates the container".into(), Condition::Always).await.unwrap();
     for number in [0, 2] {
-        let from = number * (8 << 20);
-        let block = Bytes::copy_from_slice(&bytes[from..bytes.len().min(from + (8 << 20))]);
+        let from = number * blocks::BLOCK as usize;
+        let block = Bytes::copy_from_slice(&bytes[from..from + blocks::BLOCK as usize]);
         let nothing = std::collections::HashSet::new();
         blocks::send_block(&store.client, "content", number, block, &nothing).await.unwrap();
     }
