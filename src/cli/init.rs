@@ -12,13 +12,15 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent, schema};
 use crate::{
     exit::{Exit, Failure},
-    job::wording::suggest,
+    job::{foreign, spec::JobSpec, wording::suggest},
     output::{Cell, Show, Table},
 };
 
 /// Write a commented job file
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl init --list\n  ftctl init quickstart\n  ftctl init --out jobs/first.toml")]
+#[command(
+    after_help = "Examples:\n  ftctl init --list\n  ftctl init quickstart\n  ftctl init --out jobs/first.toml\n  ftctl init --from-command 'python run_clm.py --train_file a.txt ...'"
+)]
 pub struct Init {
     /// The template
     #[arg(default_value = TEMPLATES[0].name)]
@@ -35,6 +37,9 @@ pub struct Init {
     /// Overwrite files
     #[arg(long)]
     force: bool,
+    /// Translate this command line of run_clm.py, run_language_modeling.py or fairseq-train
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["template", "list"])]
+    from_command: Option<String>,
 }
 
 struct Template {
@@ -43,11 +48,23 @@ struct Template {
     text: &'static str,
 }
 
-const TEMPLATES: &[Template] = &[Template {
-    name: "quickstart",
-    about: "a small GPT-2 learns Rust from the sources of ftctl's own dependencies, on this machine",
-    text: include_str!("../../templates/jobs/quickstart.toml"),
-}];
+const TEMPLATES: &[Template] = &[
+    Template {
+        name: "quickstart",
+        about: "a small GPT-2 learns Rust from the sources of ftctl's own dependencies, on this machine",
+        text: include_str!("../../templates/jobs/quickstart.toml"),
+    },
+    Template {
+        name: "gpt2-wikitext",
+        about: "the published GPT-2 (124M) fine-tuned on WikiText-103, as ONNX Runtime's example does",
+        text: include_str!("../../templates/jobs/gpt2-wikitext.toml"),
+    },
+    Template {
+        name: "gpt2-medium-fp32",
+        about: "the published GPT-2 Medium (355M) fine-tuned on WikiText-103 in float32, four sequences at once",
+        text: include_str!("../../templates/jobs/gpt2-medium-fp32.toml"),
+    },
+];
 
 /// The file that the first line of a written job file names.
 const SCHEMA_FILE: &str = "job.schema.json";
@@ -57,7 +74,14 @@ impl Init {
         if self.list {
             return app.output.show(&List);
         }
-        let template = TEMPLATES.iter().find(|template| template.name == self.template).ok_or_else(|| unknown(&self.template))?;
+        let (name, text) = match &self.from_command {
+            Some(command) => ("translated", translated(app, command)?),
+            None => {
+                let template = TEMPLATES.iter().find(|template| template.name == self.template);
+                let template = template.ok_or_else(|| unknown(&self.template))?;
+                (template.name, template.text.to_owned())
+            }
+        };
         let path = app.working_directory.join(&self.out);
         let schema_path = path.with_file_name(SCHEMA_FILE);
         let with_schema = self.force || !schema_path.exists();
@@ -65,13 +89,29 @@ impl Init {
             let files = [Some(&path), Some(&schema_path).filter(|_| with_schema)];
             return app.output.show(&Intent(files.into_iter().flatten().map(|path| format!("write {}", path.display())).collect()));
         }
-        write(&path, &adapt(template.text, self.backend.as_deref()), self.force)?;
+        write(&path, &adapt(&text, self.backend.as_deref()), self.force)?;
         if with_schema {
             write(&schema_path, &schema::text(), true)?;
         }
         app.output.report().line(&format!("next: ftctl run {}", self.out.display()));
-        app.output.show(&Written { template: template.name, path: self.out })
+        app.output.show(&Written { template: name, path: self.out })
     }
+}
+
+/// The job file that another program's command line stands for. What changes nothing here is told; what is not to be had is an error.
+fn translated(app: &App<'_>, command: &str) -> Result<String, Failure> {
+    let read = |file: &str| {
+        let path = app.working_directory.join(file);
+        fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    };
+    let refused = |problems: String| {
+        Failure::new(Exit::Usage, format!("the command cannot be translated:\n{problems}"))
+            .fix("take out or change what is named, and translate again")
+    };
+    let translated = foreign::translate(command, &read).map_err(refused)?;
+    JobSpec::parse(&translated.text, "the translated job")?;
+    translated.notes.iter().for_each(|note| app.output.report().line(&format!("note: {note}")));
+    Ok(translated.text)
 }
 
 fn unknown(name: &str) -> Failure {

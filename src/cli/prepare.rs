@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ft_trainer::{
-    config::{DataConfig, TextSource, TokenizerConfig, TokenizerKind},
+    config::{DataConfig, DataFormat, TextSource, TokenizerConfig, TokenizerKind},
     data::prepare::PreparedSummary,
 };
 use serde_json::{Value, json};
@@ -95,6 +95,7 @@ impl Arguments {
         };
         let config = DataConfig {
             train: below(&self.text),
+            format: DataFormat::Text,
             validation: below(&self.validation),
             source: self.source.map(|Source::CargoDependencies| TextSource::CargoDependencies),
             validation_fraction: self.validation_fraction,

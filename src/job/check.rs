@@ -1,6 +1,8 @@
 //! Values that have the right type and still make no sense.
 
-use ft_trainer::config::{DataConfig, ModelConfig, Preset, SampleConfig, Schedule, TokenizerKind, TrainSettings};
+use ft_trainer::config::{
+    DataConfig, DataFormat, ModelConfig, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainSettings,
+};
 
 use super::{
     document::{DocumentError, Located},
@@ -60,6 +62,9 @@ fn dataset_name(dataset: Option<&str>) -> Option<&str> {
 
 fn data(data: &DataConfig) -> Vec<Rule> {
     let vocabulary = data.tokenizer.vocabulary;
+    let text = data.format == DataFormat::Text;
+    let only_text =
+        |key, given: bool| rule(key, text || !given, format!("{} is for text; these files hold GPT-2's tokens", last(key)));
     let (given, trained) = (vocabulary.is_some(), data.tokenizer.kind == TokenizerKind::Train);
     vec![
         rule(
@@ -70,6 +75,10 @@ fn data(data: &DataConfig) -> Vec<Rule> {
         rule("data.source", data.train.is_empty() || data.source.is_none(), "[data] has either `train` or `source`, not both"),
         rule("data.train", !data.train.iter().any(String::is_empty), "data.train has an empty path"),
         rule("data.validation", !data.validation.iter().any(String::is_empty), "data.validation has an empty path"),
+        only_text("data.source", data.source.is_some()),
+        only_text("data.limit_bytes", data.limit_bytes.is_some()),
+        only_text("data.column", data.column.is_some()),
+        only_text("data.tokenizer", data.tokenizer != TokenizerConfig::default()),
         within("data.validation_fraction", data.validation_fraction, 0.0, 0.5),
         optional_at_least_one("data.limit_bytes", data.limit_bytes),
         rule(

@@ -5,6 +5,7 @@ pub mod check;
 pub mod clock;
 pub mod document;
 pub mod event;
+pub mod foreign;
 pub mod id;
 pub mod order;
 pub mod plan;

@@ -7,3 +7,4 @@ mod clock;
 mod commands;
 mod kills;
 mod sandbox;
+mod templates;

@@ -325,6 +325,9 @@ pub struct DataConfig {
     /// is one document; one csv, jsonl or parquet row is one document.
     #[serde(default)]
     pub train: Vec<String>,
+    /// What the files hold. Files of tokens give nothing to hold out: name `validation` too.
+    #[serde(default)]
+    pub format: DataFormat,
     /// Held-out text. Absent: `validation_fraction` of the training documents, chosen by the digest of their text.
     #[serde(default)]
     pub validation: Vec<String>,
@@ -346,6 +349,22 @@ pub struct DataConfig {
 
 fn default_validation_fraction() -> f64 {
     0.05
+}
+
+/// What the files under `[data]` hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataFormat {
+    /// Text: txt, csv, jsonl, parquet.
+    #[default]
+    Text,
+    /// nanoGPT's `train.bin`: GPT-2's tokens as 16-bit numbers.
+    Nanogpt,
+    /// llm.c's token files: a header, then GPT-2's tokens as 16-bit numbers.
+    LlmC,
+    /// What `fairseq-preprocess --only-source --dataset-impl mmap` makes of GPT-2's tokens: `train.bin`, with `train.idx` and
+    /// `dict.txt` beside it. The end of a line becomes an end of text.
+    Fairseq,
 }
 
 /// Text found on the machine, so that a first run downloads nothing.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use ft_trainer::config::{DataConfig, TokenizerConfig, TokenizerKind};
+use ft_trainer::config::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 use ft_trainer::data::prepare::prepare;
 
 /// Documents that a model can learn something from: little functions.
@@ -29,6 +29,7 @@ impl Fixture {
         fs::write(&text, rows(documents)).unwrap();
         let config = DataConfig {
             train: vec![text.to_str().unwrap().to_owned()],
+            format: DataFormat::Text,
             validation: Vec::new(),
             source: None,
             validation_fraction: 0.1,

@@ -4,6 +4,7 @@
 //! to write tokens. The result appears under its name only when it is complete.
 
 mod choose;
+mod token_files;
 mod write;
 
 use std::fmt;
@@ -15,10 +16,10 @@ use sha2::{Digest, Sha256};
 
 use self::choose::{Fate, choose, survey};
 use super::DataError;
-use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, TokenizerFiles, hex};
+use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, SplitDescription, TokenizerFiles, hex};
 use super::text;
 use super::tokenizer::{PieceCounts, SMALLEST, Tokenizer, parts};
-use crate::config::{DataConfig, TokenizerConfig, TokenizerKind};
+use crate::config::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 
 /// Texts are collected up to this many bytes before the cores share them.
 const BATCH: usize = 8 << 20;
@@ -101,8 +102,9 @@ impl Inputs {
 pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> {
     let mut digest = Sha256::new();
     digest.update(format!("{REVISION}\n{}\n", serde_json::json!(config)));
-    for path in files {
-        let metadata = path.metadata().map_err(|error| DataError::reading(path, error))?;
+    let beside = files.iter().filter(|_| config.format == DataFormat::Fairseq).flat_map(|path| token_files::beside(path));
+    for path in files.iter().cloned().chain(beside) {
+        let metadata = path.metadata().map_err(|error| DataError::reading(&path, error))?;
         let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         digest.update(format!("{}\0{}\0{}\n", path.display(), metadata.len(), changed.as_nanos()));
     }
@@ -121,10 +123,11 @@ pub fn prepare(
         return Err(DataError::OutputExists { path: out.to_owned() });
     }
     let inputs = Inputs::find(config, cargo_sources)?;
-    let selection = Selection::make(config, &inputs, progress)?;
-    let tokenizer = make_tokenizer(&config.tokenizer, &selection, progress)?;
     let directory = temporary_beside(out)?;
-    let description = write_dataset(directory.path(), config.tokenizer.kind, &tokenizer, &selection, progress)?;
+    let description = match config.format {
+        DataFormat::Text => write_text(directory.path(), config, &inputs, progress)?,
+        format => write_tokens(directory.path(), format, &inputs, progress)?,
+    };
     let digest = write_description(directory.path(), &description)?;
     publish(directory, out)?;
     Ok(PreparedSummary { digest, description })
@@ -135,6 +138,19 @@ fn check(config: &DataConfig) -> Result<(), DataError> {
     let fraction = config.validation_fraction;
     if !(0.0..1.0).contains(&fraction) {
         return setting("data.validation_fraction", fraction.to_string(), "it is a share: at least 0 and less than 1");
+    }
+    if config.format != DataFormat::Text {
+        let only_text = "it is for text; these files hold GPT-2's tokens";
+        for (key, given) in [
+            ("data.source", config.source.is_some()),
+            ("data.limit_bytes", config.limit_bytes.is_some()),
+            ("data.column", config.column.is_some()),
+            ("data.tokenizer", config.tokenizer != TokenizerConfig::default()),
+        ] {
+            if given {
+                return setting(key, "what it is set to".into(), only_text);
+            }
+        }
     }
     let key = "data.tokenizer.vocabulary";
     match (config.tokenizer.kind, config.tokenizer.vocabulary) {
@@ -221,25 +237,50 @@ fn count(counts: &mut PieceCounts, texts: &[String]) {
     counts.add(&texts.iter().flat_map(|text| parts(text, SHARE)).collect::<Vec<_>>());
 }
 
-fn write_dataset(
+fn write_text(
+    directory: &Path,
+    config: &DataConfig,
+    inputs: &Inputs,
+    progress: &mut Progress<'_>,
+) -> Result<Description, DataError> {
+    let selection = Selection::make(config, inputs, progress)?;
+    let tokenizer = make_tokenizer(&config.tokenizer, &selection, progress)?;
+    let dtype = Dtype::for_vocabulary(tokenizer.vocabulary());
+    let mut report = |done| progress(Stage::Tokenizing, done, Some(selection.bytes));
+    let mut tokens = write::TokenWriter::new(directory, &tokenizer, dtype, SHARD_TOKENS, &mut report);
+    selection.visit(&mut |split, text, last| tokens.push(split, text, last))?;
+    let splits = tokens.finish()?;
+    describe(directory, config.tokenizer.kind, &tokenizer, splits)
+}
+
+fn write_tokens(
+    directory: &Path,
+    format: DataFormat,
+    inputs: &Inputs,
+    progress: &mut Progress<'_>,
+) -> Result<Description, DataError> {
+    let tokenizer = Tokenizer::gpt2()?;
+    let splits = token_files::write(directory, format, &tokenizer, inputs, progress)?;
+    if splits.0.tokens == 0 {
+        return Err(DataError::Empty { what: "the training split".to_owned() });
+    }
+    describe(directory, TokenizerKind::Gpt2, &tokenizer, splits)
+}
+
+/// Puts the tokenizer beside the shards and describes all of it.
+fn describe(
     directory: &Path,
     kind: TokenizerKind,
     tokenizer: &Tokenizer,
-    selection: &Selection<'_>,
-    progress: &mut Progress<'_>,
+    (train, validation): (SplitDescription, SplitDescription),
 ) -> Result<Description, DataError> {
-    let dtype = Dtype::for_vocabulary(tokenizer.vocabulary());
-    let mut report = |done| progress(Stage::Tokenizing, done, Some(selection.bytes));
-    let mut tokens = write::TokenWriter::new(directory, tokenizer, dtype, SHARD_TOKENS, &mut report);
-    selection.visit(&mut |split, text, last| tokens.push(split, text, last))?;
-    let (train, validation) = tokens.finish()?;
     tokenizer.save(directory)?;
     Ok(Description {
         schema: SCHEMA.to_owned(),
         tokenizer: TokenizerFiles { kind, files: write::digests(directory, &Tokenizer::FILES)? },
         vocabulary: tokenizer.vocabulary(),
         end_of_text: tokenizer.end_of_text(),
-        dtype,
+        dtype: Dtype::for_vocabulary(tokenizer.vocabulary()),
         train,
         validation,
     })

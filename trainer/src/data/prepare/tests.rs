@@ -248,3 +248,57 @@ fn damage_is_found() {
     let gone = Dataset::open(&directory.path().join("gone")).unwrap_err().to_string();
     assert!(gone.contains("is not a prepared dataset: it does not exist"), "{gone}");
 }
+
+/// Files of 16-bit tokens, after a header.
+fn token_folder(header: &[u8], tokens: &[u16]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    std::fs::write(folder.path().join("train.bin"), [header, &tokens].concat()).unwrap();
+    folder
+}
+
+fn of_tokens(folder: &Path, format: &str) -> Result<PreparedSummary, DataError> {
+    let path = folder.join("train.bin").display().to_string();
+    quietly(&config(serde_json::json!({"format": format, "train": [path]})), &folder.join("out"))
+}
+
+#[test]
+fn token_files_of_other_programs_are_taken_over() {
+    let tokens = [15496, 995, 50256, 15496];
+    let llm_c: Vec<u8> = [20_240_520_u32, 1, 4].into_iter().chain([0; 253]).flat_map(u32::to_le_bytes).collect();
+    for (format, header) in [("nanogpt", &[][..]), ("llm-c", &llm_c)] {
+        let folder = token_folder(header, &tokens);
+        let summary = of_tokens(folder.path(), format).unwrap();
+        let dataset = Dataset::open(&folder.path().join("out")).unwrap();
+        let mut found = [0; 4];
+        dataset.split(Split::Train).read(0, &mut found);
+        assert_eq!(found, tokens.map(i64::from), "{format}");
+        let train = &summary.description.train;
+        assert_eq!((train.tokens, train.documents, train.bytes), (4, 2, 16), "Hello world, Hello");
+    }
+}
+
+#[test]
+fn a_token_file_that_is_something_else_is_refused() {
+    let refused = |format: &str, header: &[u8], tokens: &[u16]| {
+        let folder = token_folder(header, tokens);
+        of_tokens(folder.path(), format).unwrap_err().to_string()
+    };
+    let llm_c = |version: u32, tokens: u32| -> Vec<u8> {
+        [20_240_520, version, tokens].into_iter().chain([0; 253]).flat_map(u32::to_le_bytes).collect()
+    };
+    for (message, expected) in [
+        (refused("nanogpt", &[1], &[5]), "3 bytes of tokens of 2 bytes"),
+        (refused("nanogpt", &[], &[5, 50_257]), "token 1: 50257 stands for none of GPT-2's tokens"),
+        (refused("nanogpt", &[], &[]), "the training split"),
+        (refused("llm-c", &[], &[5]), "the file is too short"),
+        (refused("llm-c", &llm_c(7, 1), &[5]), "magic 20240520, version 7"),
+        (refused("llm-c", &llm_c(1, 9), &[5]), "2 bytes of tokens of 2 bytes, the header says 9 tokens"),
+        (refused("fairseq", &[], &[5]), "train.idx does not exist"),
+    ] {
+        assert!(message.contains(expected), "{message}");
+    }
+    let folder = token_folder(&[], &[5]);
+    std::fs::write(folder.path().join("train.idx"), "MMIDIDX\0\0 and so on").unwrap();
+    assert!(of_tokens(folder.path(), "fairseq").unwrap_err().to_string().contains("does not begin with MMIDIDX and version 1"));
+}

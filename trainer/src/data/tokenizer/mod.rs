@@ -103,6 +103,14 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// What a token stands for; the end of text for no byte.
+    ///
+    /// # Panics
+    /// When the id is outside the vocabulary.
+    pub fn bytes_of(&self, id: u32) -> &[u8] {
+        if id == self.end_of_text { &[] } else { &self.tokens[id as usize] }
+    }
+
     fn encoder(&self) -> Encoder<'_> {
         Encoder { tokenizer: self, merger: Merger::default(), known: FxHashMap::default(), ids: Vec::new() }
     }

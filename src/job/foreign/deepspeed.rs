@@ -1,0 +1,83 @@
+//! `ds_config.json`, which the flag `--deepspeed` of transformers names. `"auto"` leaves a value to the flags.
+
+use serde_json::Value;
+
+use super::{Flag, Job, Meaning::*, Setting::Word as W};
+
+const ZERO: &str =
+    "partitioned and offloaded optimizer states (ZeRO) do not exist here yet; leave `zero_optimization` out or give stage 0";
+
+const KEYS: &[Flag] = &[
+    Flag { names: &["fp16.enabled", "bf16.enabled"], meaning: Special(precision) },
+    Flag {
+        names: &["fp16.loss_scale", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.initial_scale_power"],
+        meaning: Nothing("only half precision scales its loss"),
+    },
+    Flag { names: &["zero_optimization.stage"], meaning: Must(0.0, ZERO) },
+    Flag {
+        names: &[
+            "zero_optimization.allgather_partitions",
+            "zero_optimization.allgather_bucket_size",
+            "zero_optimization.overlap_comm",
+            "zero_optimization.reduce_scatter",
+            "zero_optimization.reduce_bucket_size",
+            "zero_optimization.contiguous_gradients",
+            "zero_optimization.cpu_offload",
+            "zero_optimization.offload_optimizer.device",
+            "zero_optimization.offload_optimizer.pin_memory",
+        ],
+        meaning: Nothing("part of ZeRO"),
+    },
+    Flag { names: &["optimizer.type"], meaning: Choice(&[("AdamW", &[])]) },
+    Flag { names: &["optimizer.params.lr", "scheduler.params.warmup_max_lr"], meaning: Number("train.learning_rate") },
+    Flag { names: &["optimizer.params.betas.0"], meaning: Beta(0) },
+    Flag { names: &["optimizer.params.betas.1"], meaning: Beta(1) },
+    Flag { names: &["optimizer.params.eps"], meaning: Number("train.epsilon") },
+    Flag { names: &["optimizer.params.weight_decay"], meaning: Number("train.weight_decay") },
+    Flag { names: &["scheduler.type"], meaning: Choice(&[("WarmupLR", &[("train.schedule", W("warmup-lr"))])]) },
+    Flag { names: &["scheduler.params.warmup_type"], meaning: Choice(&[("log", &[])]) },
+    Flag { names: &["scheduler.params.warmup_min_lr"], meaning: Must(0.0, "the warm-up of this schedule begins at 0 here") },
+    Flag { names: &["scheduler.params.warmup_num_steps"], meaning: Whole("train.warmup_steps") },
+    Flag { names: &["gradient_accumulation_steps"], meaning: Whole("train.gradient_accumulation") },
+    Flag { names: &["train_micro_batch_size_per_gpu"], meaning: Whole("train.micro_batch") },
+    Flag { names: &["gradient_clipping"], meaning: Number("train.clip_norm") },
+    Flag { names: &["train_batch_size"], meaning: Nothing("it follows from micro-batch and accumulation") },
+    Flag {
+        names: &["steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer"],
+        meaning: Nothing("the trainer has its own log"),
+    },
+];
+
+pub(super) fn apply(job: &mut Job) {
+    let Some(config) = job.deepspeed.take() else { return };
+    walk(job, "", &config);
+}
+
+fn walk(job: &mut Job, path: &str, value: &Value) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    match value {
+        Value::Object(table) => table.iter().for_each(|(name, value)| walk(job, &below(name), value)),
+        Value::Array(list) => list.iter().enumerate().for_each(|(index, value)| walk(job, &below(&index.to_string()), value)),
+        Value::String(auto) if auto == "auto" => {}
+        value => leaf(job, path, &value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+    }
+}
+
+fn leaf(job: &mut Job, path: &str, value: &str) {
+    let shown = format!("ds_config {path}");
+    let applied = match KEYS.iter().find(|key| key.names.contains(&path)) {
+        Some(key) => job.apply(&shown, &key.meaning, value),
+        None => {
+            let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
+            Err(format!("not known here; {}", super::suggest(path, &known, "known keys")))
+        }
+    };
+    applied.unwrap_or_else(|problem| job.problems.push(format!("{shown}: {problem}")));
+}
+
+fn precision(_: &mut Job, value: &str) -> Result<(), String> {
+    match value {
+        "false" => Ok(()),
+        _ => Err("training in half precision does not exist here yet; set it to false".to_owned()),
+    }
+}

@@ -1,0 +1,113 @@
+//! `fairseq-train` on language models.
+
+use super::{
+    Flag, Job,
+    Meaning::*,
+    Program,
+    Setting::{Number as N, Whole as I, Word as W},
+};
+
+pub(super) const TRAIN: Program = Program {
+    names: &["fairseq-train"],
+    defaults: &[
+        ("train.compat", W("fairseq")),
+        ("train.weight_decay_on", W("all")),
+        ("train.weight_decay", N(0.0)),
+        ("train.seed", I(1)),
+        ("train.schedule", W("constant")),
+        ("train.clip_norm", N(0.0)),
+        ("train.log_every", I(100)),
+        ("data.format", W("fairseq")),
+    ],
+    positional: Some(data),
+    flags: &[FLAGS],
+    finish: Some(finish),
+};
+
+const VARIANT: &str = "fairseq's own model variant (sinusoidal positions, scaled embeddings) does not exist here yet";
+const DROPOUT: &str = "dropout does not exist here yet; give 0";
+const ONE_PERIOD: &str = "a cosine has one period here, from the end of the warm-up to the last update";
+const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
+const PRECISION: &str = "training in half precision does not exist here yet; leave it out to train in float32";
+
+const FLAGS: &[Flag] = &[
+    Flag { names: &["task"], meaning: Choice(&[("language_modeling", &[])]) },
+    Flag { names: &["arch", "a"], meaning: Refused(VARIANT) },
+    Flag { names: &["criterion"], meaning: Choice(&[("cross_entropy", &[])]) },
+    Flag { names: &["batch_size", "max_sentences"], meaning: Whole("train.micro_batch") },
+    Flag { names: &["max_tokens"], meaning: Refused("a micro-batch has a number of sequences here; give --batch-size") },
+    Flag { names: &["update_freq"], meaning: Whole("train.gradient_accumulation") },
+    Flag { names: &["tokens_per_sample"], meaning: Whole("train.block_size") },
+    Flag { names: &["sample_break_mode"], meaning: Choice(&[("none", &[])]) },
+    Flag { names: &["max_update"], meaning: Whole("train.steps") },
+    Flag { names: &["max_epoch"], meaning: Number("train.epochs") },
+    Flag { names: &["optimizer"], meaning: Choice(&[("adam", &[])]) },
+    Flag { names: &["adam_betas"], meaning: Special(betas) },
+    Flag { names: &["adam_eps"], meaning: Number("train.epsilon") },
+    Flag { names: &["weight_decay"], meaning: Number("train.weight_decay") },
+    Flag { names: &["clip_norm"], meaning: Number("train.clip_norm") },
+    Flag { names: &["lr"], meaning: Number("train.learning_rate") },
+    Flag {
+        names: &["lr_scheduler"],
+        meaning: Choice(&[("cosine", &[("train.schedule", W("cosine"))]), ("fixed", &[("train.schedule", W("constant"))])]),
+    },
+    Flag { names: &["warmup_updates"], meaning: Whole("train.warmup_steps") },
+    Flag { names: &["warmup_init_lr"], meaning: Number("train.warmup_learning_rate") },
+    Flag { names: &["min_lr"], meaning: Number("train.min_learning_rate") },
+    Flag { names: &["stop_min_lr"], meaning: Refused("a run ends by its number of updates here") },
+    Flag { names: &["lr_period_updates"], meaning: Special(period) },
+    Flag { names: &["lr_shrink"], meaning: Nothing(ONE_PERIOD) },
+    Flag { names: &["t_mult"], meaning: Must(1.0, ONE_PERIOD) },
+    Flag { names: &["dropout", "attention_dropout", "activation_dropout"], meaning: Must(0.0, DROPOUT) },
+    Flag { names: &["seed"], meaning: Whole("train.seed") },
+    Flag { names: &["save_interval_updates"], meaning: Whole("train.checkpoint_every") },
+    Flag { names: &["keep_interval_updates"], meaning: Whole("train.keep_checkpoints") },
+    Flag { names: &["validate_interval_updates"], meaning: Whole("train.eval_every") },
+    Flag { names: &["log_interval"], meaning: Whole("train.log_every") },
+    Flag { names: &["log_format", "save_interval", "keep_last_epochs"], meaning: Nothing("log and checkpoints count steps here") },
+    Flag { names: &["save_dir", "tensorboard_logdir"], meaning: Nothing(NAMED_BY_JOB) },
+    Flag { names: &["no_epoch_checkpoints", "no_progress_bar"], meaning: Switch("log and checkpoints count steps here") },
+    Flag { names: &["num_workers"], meaning: Nothing("no batch is waited for") },
+    Flag { names: &["ddp_backend"], meaning: Nothing("there is one process") },
+    Flag { names: &["distributed_world_size"], meaning: Must(1.0, super::ONE_DEVICE) },
+    Flag { names: &["zero_sharding"], meaning: Refused("partitioned optimizer states (ZeRO) do not exist here yet") },
+    Flag { names: &["checkpoint_activations"], meaning: Switch("saves memory at the same result; here activations are kept") },
+    Flag { names: &["share_decoder_input_output_embed"], meaning: Switch("GPT-2's output head is always its token embedding") },
+    Flag { names: &["hpu"], meaning: NoSwitch("Gaudi accelerators are not known here") },
+    Flag { names: &["fp16", "bf16", "memory_efficient_fp16"], meaning: NoSwitch(PRECISION) },
+];
+
+/// The directory that `fairseq-preprocess` wrote.
+fn data(job: &mut Job, directory: &str) -> Result<(), String> {
+    let file = |name| vec![toml::Value::from(format!("{}/{name}.bin", directory.trim_end_matches('/')))];
+    job.set("data.train", file("train"));
+    job.set("data.validation", file("valid"));
+    Ok(())
+}
+
+/// `(0.9, 0.95)`.
+fn betas(job: &mut Job, value: &str) -> Result<(), String> {
+    let numbers = value.trim_matches(['(', ')', '[', ']']).split(',').map(|part| super::number(part.trim()));
+    match numbers.collect::<Result<Vec<f64>, String>>()?[..] {
+        [first, second] => (job.set_beta(0, first), job.set_beta(1, second)),
+        _ => return Err(format!("`{value}` is no pair of numbers")),
+    };
+    Ok(())
+}
+
+/// Judged when warm-up and length are known.
+fn period(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set(PERIOD, super::number(value)?);
+    Ok(())
+}
+
+/// Not a setting: it is taken out again.
+const PERIOD: &str = "period";
+
+fn finish(job: &mut Job) {
+    let Some(period) = job.values.remove(PERIOD).and_then(|period| period.as_float()) else { return };
+    let number = |key: &str| job.number(key).unwrap_or(0.0);
+    if (number("train.steps") - number("train.warmup_steps") - period).abs() > 0.5 {
+        job.problems.push(format!("--lr-period-updates: {ONE_PERIOD}; give max-update less warmup-updates"));
+    }
+}

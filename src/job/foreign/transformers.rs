@@ -1,0 +1,183 @@
+//! `run_clm.py` of transformers, and `run_language_modeling.py`, which was its name until 2020.
+
+use super::{
+    Flag, Job,
+    Meaning::*,
+    Program,
+    Setting::{Number as N, Whole as I, Word as W},
+};
+
+pub(super) const RUN_CLM: Program = Program {
+    names: &["run_clm.py"],
+    defaults: &[
+        ("train.weight_decay", N(0.0)),
+        ("train.schedule", W("linear")),
+        ("train.epochs", N(3.0)),
+        ("train.micro_batch", I(8)),
+        ("train.log_every", I(500)),
+        ("train.checkpoint_every", I(500)),
+    ],
+    positional: None,
+    flags: &[FLAGS],
+    finish: None,
+};
+
+pub(super) const RUN_LANGUAGE_MODELING: Program = Program {
+    names: &["run_language_modeling.py"],
+    defaults: &[
+        ("train.weight_decay", N(0.0)),
+        ("train.schedule", W("linear")),
+        ("train.epochs", N(3.0)),
+        ("train.micro_batch", I(8)),
+        ("train.log_every", I(500)),
+        ("train.checkpoint_every", I(500)),
+        ("train.compat", W("transformers-2020")),
+    ],
+    positional: None,
+    flags: &[FLAGS],
+    finish: None,
+};
+
+const GPT2_ONLY: &str = "only GPT-2 can be trained here";
+const PRECISION: &str = "training in half precision does not exist here yet; leave it out to train in float32";
+const RECOMPUTE: &str = "saves memory at the same result; here activations are kept";
+const RUNS_ALWAYS: &str = "a job always does both";
+const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
+const OWN_STORE: &str = "a dataset is prepared anew exactly when its text changes";
+const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as training; the perplexity is the same";
+const OWN_ENGINE: &str = "the trainer has its own engine";
+const NO_HUB: &str = "nothing is fetched from a hub; name files";
+
+const FLAGS: &[Flag] = &[
+    Flag { names: &["model_name_or_path"], meaning: Special(model) },
+    Flag { names: &["config_name"], meaning: Special(preset) },
+    Flag { names: &["model_type"], meaning: Choice(&[("gpt2", &[])]) },
+    Flag {
+        names: &["tokenizer_name"],
+        meaning: Choice(&[("gpt2", &[]), ("gpt2-medium", &[]), ("gpt2-large", &[]), ("gpt2-xl", &[])]),
+    },
+    Flag { names: &["train_file", "train_data_file"], meaning: Path("data.train") },
+    Flag { names: &["validation_file", "eval_data_file"], meaning: Path("data.validation") },
+    Flag { names: &["validation_split_percentage"], meaning: Special(percentage) },
+    Flag { names: &["do_train", "do_eval", "evaluate_during_training"], meaning: Switch(RUNS_ALWAYS) },
+    Flag { names: &["output_dir", "logging_dir", "cache_dir", "run_name"], meaning: Nothing(NAMED_BY_JOB) },
+    Flag { names: &["overwrite_output_dir", "should_continue"], meaning: Switch(NAMED_BY_JOB) },
+    Flag { names: &["overwrite_cache"], meaning: Switch(OWN_STORE) },
+    Flag { names: &["per_device_train_batch_size", "per_gpu_train_batch_size"], meaning: Whole("train.micro_batch") },
+    Flag {
+        names: &["per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_accumulation_steps"],
+        meaning: Nothing(TOKEN_WEIGHTED),
+    },
+    Flag { names: &["gradient_accumulation_steps"], meaning: Whole("train.gradient_accumulation") },
+    Flag { names: &["block_size"], meaning: Special(block_size) },
+    Flag { names: &["learning_rate"], meaning: Number("train.learning_rate") },
+    Flag { names: &["weight_decay"], meaning: Number("train.weight_decay") },
+    Flag { names: &["adam_beta1"], meaning: Beta(0) },
+    Flag { names: &["adam_beta2"], meaning: Beta(1) },
+    Flag { names: &["adam_epsilon"], meaning: Number("train.epsilon") },
+    Flag { names: &["max_grad_norm"], meaning: Number("train.clip_norm") },
+    Flag { names: &["num_train_epochs"], meaning: Number("train.epochs") },
+    Flag { names: &["max_steps"], meaning: Special(max_steps) },
+    Flag { names: &["warmup_steps"], meaning: Whole("train.warmup_steps") },
+    Flag { names: &["warmup_ratio"], meaning: Refused("a warm-up has a number of steps here; give --warmup_steps") },
+    Flag {
+        names: &["lr_scheduler_type"],
+        meaning: Choice(&[
+            ("linear", &[("train.schedule", W("linear"))]),
+            ("cosine", &[("train.schedule", W("cosine"))]),
+            ("polynomial", &[("train.schedule", W("polynomial")), ("train.min_learning_rate", N(1e-7))]),
+            ("constant", &[("train.schedule", W("constant"))]),
+            ("constant_with_warmup", &[("train.schedule", W("constant"))]),
+        ]),
+    },
+    Flag {
+        names: &["optim"],
+        meaning: Choice(&[
+            ("adamw_torch", &[]),
+            ("adamw_torch_fused", &[]),
+            ("adamw_hf", &[]),
+            ("adafactor", &[("train.optimizer", W("adafactor"))]),
+        ]),
+    },
+    Flag { names: &["adafactor"], meaning: NoSwitch("write --optim adafactor") },
+    Flag { names: &["seed"], meaning: Whole("train.seed") },
+    Flag { names: &["data_seed"], meaning: Refused("one seed is for weights and order here; give --seed") },
+    Flag { names: &["logging_steps"], meaning: Whole("train.log_every") },
+    Flag { names: &["save_steps"], meaning: Whole("train.checkpoint_every") },
+    Flag { names: &["save_total_limit"], meaning: Whole("train.keep_checkpoints") },
+    Flag { names: &["eval_steps"], meaning: Whole("train.eval_every") },
+    Flag {
+        names: &["evaluation_strategy", "eval_strategy"],
+        meaning: Choice(&[("steps", &[]), ("no", &[("train.eval_every", I(0))])]),
+    },
+    Flag { names: &["logging_strategy", "save_strategy"], meaning: Choice(&[("steps", &[])]) },
+    Flag { names: &["logging_first_step"], meaning: Switch("the first step is always logged") },
+    Flag { names: &["max_eval_samples"], meaning: Whole("train.eval_sequences") },
+    Flag { names: &["max_train_samples"], meaning: Refused("give data.limit_bytes in the job file instead") },
+    Flag { names: &["fp16", "bf16", "fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
+    Flag {
+        names: &["fp16_opt_level", "fp16_backend", "half_precision_backend", "torch_dtype", "dtype"],
+        meaning: Refused(PRECISION),
+    },
+    Flag { names: &["tf32"], meaning: Refused("matrices are multiplied in true float32 here") },
+    Flag { names: &["gradient_checkpointing"], meaning: Switch(RECOMPUTE) },
+    Flag { names: &["deepspeed"], meaning: Special(|_, _| Ok(())) },
+    Flag { names: &["dataset_name", "dataset_config_name"], meaning: Refused(NO_HUB) },
+    Flag { names: &["streaming"], meaning: Switch("a dataset is always read from disk as it is needed") },
+    Flag {
+        names: &["preprocessing_num_workers", "dataloader_num_workers"],
+        meaning: Nothing("all cores are used, and no batch is waited for"),
+    },
+    Flag { names: &["report_to"], meaning: Nothing("event files for TensorBoard are always written") },
+    Flag { names: &["torch_compile", "ort_trainer", "do_eval_in_torch", "use_ort"], meaning: Switch(OWN_ENGINE) },
+    Flag { names: &["local_rank", "ddp_timeout", "ddp_find_unused_parameters"], meaning: Nothing("there is one process") },
+    Flag { names: &["line_by_line"], meaning: NoSwitch("lines are not cut to blocks of their own here; text is one stream") },
+    Flag { names: &["mlm"], meaning: NoSwitch(GPT2_ONLY) },
+    Flag { names: &["mlm_probability"], meaning: Nothing("only masked models have one") },
+    Flag { names: &["config_overrides"], meaning: Refused("write the numbers into [model] of the job file") },
+    Flag { names: &["load_best_model_at_end"], meaning: NoSwitch("the last checkpoints are kept here, not the best one") },
+    Flag { names: &["push_to_hub"], meaning: NoSwitch(NO_HUB) },
+    Flag { names: &["low_cpu_mem_usage", "disable_tqdm", "trust_remote_code", "use_fast_tokenizer"], meaning: Switch(OWN_ENGINE) },
+];
+
+const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
+
+fn model(job: &mut Job, name: &str) -> Result<(), String> {
+    if SIZES.contains(&name) {
+        job.note("--model_name_or_path", &format!("{NO_HUB}: put the published weights into the directory {name}"));
+    }
+    job.set("initial_weights", name);
+    Ok(())
+}
+
+/// Of a model that begins with random weights; beside existing ones it says nothing new.
+fn preset(job: &mut Job, name: &str) -> Result<(), String> {
+    if !SIZES.contains(&name) {
+        return Err(format!("`{name}` is no published GPT-2; write the numbers into [model] of the job file"));
+    }
+    job.set("model.preset", name);
+    Ok(())
+}
+
+fn percentage(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set("data.validation_fraction", super::number(value)? / 100.0);
+    Ok(())
+}
+
+/// `-1` stands for the model's own context, which is our default for GPT-2.
+fn block_size(job: &mut Job, value: &str) -> Result<(), String> {
+    let size = super::whole(value)?;
+    if size > 0 {
+        job.set("train.block_size", size);
+    }
+    Ok(())
+}
+
+fn max_steps(job: &mut Job, value: &str) -> Result<(), String> {
+    let steps = super::whole(value)?;
+    if steps > 0 {
+        job.set("train.steps", steps);
+        job.values.remove("train.epochs");
+    }
+    Ok(())
+}

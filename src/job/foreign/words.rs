@@ -1,0 +1,93 @@
+//! From a command line to flags and their values.
+
+use super::{Flag, Job, Meaning};
+use crate::job::wording::nearest;
+
+/// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped. What only a shell could know is refused.
+pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
+    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    let mut characters = command.chars();
+    while let Some(character) = characters.next() {
+        match (character, quote) {
+            ('\'' | '"', None) => {
+                quote = Some(character);
+                word.get_or_insert_default();
+            }
+            (_, Some(open)) if character == open => quote = None,
+            ('\\', None | Some('"')) => match characters.next() {
+                Some('\n') | None => {}
+                Some(escaped) => word.get_or_insert_default().push(escaped),
+            },
+            ('$' | '`', None | Some('"')) => return Err(format!("the command has a `{character}`; write out what it stands for")),
+            ('|' | ';' | '&' | '<' | '>', None) => return Err(format!("`{character}` is the shell's; give one command alone")),
+            (_, None) if character.is_whitespace() => words.extend(word.take()),
+            _ => word.get_or_insert_default().push(character),
+        }
+    }
+    if quote.is_some() {
+        return Err("a quotation mark of the command is never closed".to_owned());
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+/// Applies each flag to the job; what goes wrong joins the job's problems.
+pub(super) fn apply(
+    job: &mut Job,
+    words: &[String],
+    tables: &[&[Flag]],
+    positional: Option<fn(&mut Job, &str) -> Result<(), String>>,
+) {
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        let Some(typed) = flag_name(word) else {
+            let applied = positional.map_or_else(|| Err("a word that belongs to no flag".to_owned()), |act| act(job, word));
+            applied.unwrap_or_else(|problem| job.problems.push(format!("{word}: {problem}")));
+            continue;
+        };
+        let (name, attached) = typed.split_once('=').map_or((typed, None), |(name, value)| (name, Some(value)));
+        let plain = name.replace('-', "_");
+        let Some(flag) = tables.iter().copied().flatten().find(|flag| flag.names.contains(&plain.as_str())) else {
+            job.problems.push(unknown(word, &plain, tables));
+            continue;
+        };
+        let next = || rest.clone().next().filter(|next| flag_name(next).is_none());
+        let value = attached.map(str::to_owned).or_else(|| next().cloned());
+        let is_switch = matches!(flag.meaning, Meaning::Switch(_) | Meaning::NoSwitch(_));
+        let truth = value.as_deref().is_some_and(|value| ["true", "false"].contains(&value.to_ascii_lowercase().as_str()));
+        if attached.is_none() && value.is_some() && (!is_switch || truth) {
+            rest.next();
+        }
+        let name = format!("--{name}");
+        let applied = match value {
+            Some(value) if is_switch && truth && value.eq_ignore_ascii_case("false") => Ok(()),
+            _ if is_switch => job.apply(&name, &flag.meaning, ""),
+            Some(value) => job.apply(&name, &flag.meaning, &value),
+            None => Err("it needs a value".to_owned()),
+        };
+        applied.unwrap_or_else(|problem| job.problems.push(format!("{name}: {problem}")));
+    }
+}
+
+/// The value of a flag, wherever it stands.
+pub(super) fn value_of(words: &[String], name: &str) -> Option<String> {
+    words.iter().enumerate().find_map(|(place, word)| match flag_name(word)?.split_once('=') {
+        Some((found, value)) if found == name => Some(value.to_owned()),
+        None if flag_name(word)? == name => words.get(place + 1).cloned(),
+        _ => None,
+    })
+}
+
+/// The word without its dashes; a negative number is no flag.
+fn flag_name(word: &str) -> Option<&str> {
+    let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
+    name.starts_with(|first: char| first.is_ascii_alphabetic()).then_some(name)
+}
+
+fn unknown(word: &str, plain: &str, tables: &[&[Flag]]) -> String {
+    let known: Vec<&str> = tables.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
+    match nearest(plain, &known) {
+        Some(near) => format!("{word}: not known here; did you mean --{near}?"),
+        None => format!("{word}: not known here, and near to nothing that is"),
+    }
+}
