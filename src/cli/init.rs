@@ -74,13 +74,12 @@ impl Init {
         if self.list {
             return app.output.show(&List);
         }
-        let (name, text) = match &self.from_command {
-            Some(command) => ("translated", translated(app, command)?),
-            None => {
-                let template = TEMPLATES.iter().find(|template| template.name == self.template);
-                let template = template.ok_or_else(|| unknown(&self.template))?;
-                (template.name, template.text.to_owned())
-            }
+        let (name, text) = if let Some(command) = &self.from_command {
+            ("translated", translated(app, command)?)
+        } else {
+            let template =
+                TEMPLATES.iter().find(|template| template.name == self.template).ok_or_else(|| unknown(&self.template))?;
+            (template.name, template.text.to_owned())
         };
         let path = app.working_directory.join(&self.out);
         let schema_path = path.with_file_name(SCHEMA_FILE);

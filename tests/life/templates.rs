@@ -12,7 +12,8 @@ const TOY: &str = "[data]\ntrain = [\"a.txt\"]\nvalidation = [\"a.txt\"]\n[model
 #[ignore = "needs the trainer: tests/run builds it"]
 fn every_fine_tuning_template_runs_at_toy_scale() {
     let sandbox = Sandbox::new();
-    let text: Vec<String> = (0..400).map(|number| format!("Once {number} people lived in the city of {number} towers.\n")).collect();
+    let text: Vec<String> =
+        (0..400).map(|number| format!("Once {number} people lived in the city of {number} towers.\n")).collect();
     fs::write(sandbox.path("a.txt"), text.concat()).unwrap();
     fs::write(sandbox.path("start.toml"), format!("name = \"start\"\n{TOY}")).unwrap();
     sandbox.ok(&["run", "start.toml", "--quiet"]);

@@ -8,7 +8,8 @@ const ZERO: &str =
     "partitioned and offloaded optimizer states (ZeRO) do not exist here yet; leave `zero_optimization` out or give stage 0";
 
 const KEYS: &[Flag] = &[
-    Flag { names: &["fp16.enabled", "bf16.enabled"], meaning: Special(precision) },
+    Flag { names: &["fp16.enabled"], meaning: Special(fp16) },
+    Flag { names: &["bf16.enabled"], meaning: Choice(&[("true", &[("train.precision", W("bf16"))]), ("false", &[])]) },
     Flag {
         names: &["fp16.loss_scale", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.initial_scale_power"],
         meaning: Nothing("only half precision scales its loss"),
@@ -65,19 +66,17 @@ fn walk(job: &mut Job, path: &str, value: &Value) {
 
 fn leaf(job: &mut Job, path: &str, value: &str) {
     let shown = format!("ds_config {path}");
-    let applied = match KEYS.iter().find(|key| key.names.contains(&path)) {
-        Some(key) => job.apply(&shown, &key.meaning, value),
-        None => {
-            let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
-            Err(format!("not known here; {}", super::suggest(path, &known, "known keys")))
-        }
-    };
+    let known = || KEYS.iter().flat_map(|key| key.names).copied().collect::<Vec<_>>();
+    let applied = KEYS.iter().find(|key| key.names.contains(&path)).map_or_else(
+        || Err(format!("not known here; {}", super::suggest(path, &known(), "known keys"))),
+        |key| job.apply(&shown, &key.meaning, value),
+    );
     applied.unwrap_or_else(|problem| job.problems.push(format!("{shown}: {problem}")));
 }
 
-fn precision(_: &mut Job, value: &str) -> Result<(), String> {
+fn fp16(_: &mut Job, value: &str) -> Result<(), String> {
     match value {
         "false" => Ok(()),
-        _ => Err("training in half precision does not exist here yet; set it to false".to_owned()),
+        _ => Err("fp16 does not exist here yet; set it to false".to_owned()),
     }
 }

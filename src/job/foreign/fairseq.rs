@@ -28,7 +28,7 @@ const VARIANT: &str = "fairseq's own model variant (sinusoidal positions, scaled
 const DROPOUT: &str = "dropout does not exist here yet; give 0";
 const ONE_PERIOD: &str = "a cosine has one period here, from the end of the warm-up to the last update";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
-const PRECISION: &str = "training in half precision does not exist here yet; leave it out to train in float32";
+const PRECISION: &str = "weights in half precision do not exist here yet; leave it out to train in float32";
 
 const FLAGS: &[Flag] = &[
     Flag { names: &["task"], meaning: Choice(&[("language_modeling", &[])]) },
@@ -71,13 +71,14 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["ddp_backend"], meaning: Nothing("there is one process") },
     Flag { names: &["distributed_world_size"], meaning: Must(1.0, super::ONE_DEVICE) },
     Flag { names: &["zero_sharding"], meaning: Refused("partitioned optimizer states (ZeRO) do not exist here yet") },
-    Flag { names: &["checkpoint_activations"], meaning: Switch("saves memory at the same result; here activations are kept") },
+    Flag { names: &["checkpoint_activations"], meaning: SwitchTo(&[("train.recompute", W("full"))]) },
     Flag { names: &["share_decoder_input_output_embed"], meaning: Switch("GPT-2's output head is always its token embedding") },
     Flag { names: &["hpu"], meaning: NoSwitch("Gaudi accelerators are not known here") },
     Flag { names: &["fp16", "bf16", "memory_efficient_fp16"], meaning: NoSwitch(PRECISION) },
 ];
 
 /// The directory that `fairseq-preprocess` wrote.
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
 fn data(job: &mut Job, directory: &str) -> Result<(), String> {
     let file = |name| vec![toml::Value::from(format!("{}/{name}.bin", directory.trim_end_matches('/')))];
     job.set("data.train", file("train"));

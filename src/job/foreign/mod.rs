@@ -1,6 +1,8 @@
 //! Command lines of other programs as job files: every flag has a line in a table that says what it means here, and a flag that means
 //! nothing here, or something that does not exist here, says so.
 
+#![allow(clippy::enum_glob_use)] // The tables read better without a prefix on every line.
+
 mod deepspeed;
 mod fairseq;
 mod transformers;
@@ -19,7 +21,10 @@ struct Flag {
     meaning: Meaning,
 }
 
-/// What a flag means here. Only [`Meaning::Switch`] and [`Meaning::NoSwitch`] may stand without a value.
+/// Takes a flag's value, or a word without a flag, into a job; the error says what is wrong with it.
+type Act = fn(&mut Job, &str) -> Result<(), String>;
+
+/// What a flag means here. Only those with `Switch` in their names stand without a value.
 enum Meaning {
     /// The value of this key, a whole number.
     Whole(&'static str),
@@ -37,12 +42,14 @@ enum Meaning {
     Nothing(&'static str),
     /// As [`Meaning::Nothing`], for a flag without a value.
     Switch(&'static str),
+    /// These settings here, for a flag without a value.
+    SwitchTo(&'static [(&'static str, Setting)]),
     /// Not to be had here, for the reason.
     Refused(&'static str),
     /// As [`Meaning::Refused`], for a flag without a value.
     NoSwitch(&'static str),
     /// For what no table can say.
-    Special(fn(&mut Job, &str) -> Result<(), String>),
+    Special(Act),
 }
 
 /// A value that a table can hold.
@@ -70,7 +77,7 @@ struct Program {
     /// What it does without any flag, where that differs from a job here.
     defaults: &'static [(&'static str, Setting)],
     /// What stands before or after the flags without dashes.
-    positional: Option<fn(&mut Job, &str) -> Result<(), String>>,
+    positional: Option<Act>,
     flags: &'static [&'static [Flag]],
     /// What flags together mean.
     finish: Option<fn(&mut Job)>,
@@ -130,6 +137,7 @@ impl Job {
                     return Err((*reason).to_owned());
                 }
             }
+            Meaning::SwitchTo(settings) => settings.iter().for_each(|(key, setting)| self.set(key, *setting)),
             Meaning::Nothing(reason) | Meaning::Switch(reason) => self.note(flag, reason),
             Meaning::Refused(reason) | Meaning::NoSwitch(reason) => return Err((*reason).to_owned()),
             Meaning::Special(act) => return act(self, value),
@@ -187,7 +195,7 @@ pub fn translate(command: &str, read: &dyn Fn(&str) -> Result<String, String>) -
     };
     let mut job = Job::default();
     program.defaults.iter().for_each(|(key, setting)| job.set(key, *setting));
-    words::apply(&mut job, &words[..place], LAUNCHERS, Some(ignore_launcher));
+    words::apply(&mut job, &words[..place], LAUNCHERS, Some(|_, _| Ok(())));
     if let Some(file) = words::value_of(&words[place..], "deepspeed") {
         let parsed = read(&file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
         match parsed {
@@ -212,10 +220,6 @@ const LAUNCHERS: &[&[Flag]] = &[&[
 ]];
 
 const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1";
-
-fn ignore_launcher(_: &mut Job, _: &str) -> Result<(), String> {
-    Ok(())
-}
 
 fn whole(value: &str) -> Result<i64, String> {
     value.parse().map_err(|_| format!("`{value}` is no whole number"))

@@ -63,8 +63,8 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     let zero = r#"{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "cpu_offload": true}, "sheduler": {}, "bufer": 1}"#;
     let found = translate(&format!("{CLM} --fp16"), &|_| Ok(zero.to_owned())).expect_err("half precision, ZeRO");
     for problem in [
-        "--fp16: training in half precision does not exist here yet",
-        "ds_config fp16.enabled: training in half precision",
+        "--fp16: fp16 does not exist here yet",
+        "ds_config fp16.enabled: fp16 does not exist",
         "ds_config zero_optimization.stage: partitioned and offloaded optimizer states (ZeRO) do not exist",
         "ds_config bufer: not known here",
     ] {
@@ -103,7 +103,7 @@ fn fairseq_train_becomes_a_job_but_for_its_model() {
     let job = job(FAIRSEQ);
     let expected = "weight_decay = 0.1\nweight_decay_on = \"all\"\nsteps = 100000\nmicro_batch = 8\ngradient_accumulation = 8\n\
         log_every = 10\nbetas = [0.9, 0.95]\nschedule = \"cosine\"\nwarmup_steps = 1000\nwarmup_learning_rate = 1e-7\n\
-        learning_rate = 6e-4\nclip_norm = 1.0\ncheckpoint_every = 2000\nkeep_checkpoints = 10\nseed = 1\ncompat = \"fairseq\"";
+        learning_rate = 6e-4\nclip_norm = 1.0\ncheckpoint_every = 2000\nkeep_checkpoints = 10\nrecompute = \"full\"\nseed = 1\ncompat = \"fairseq\"";
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(job.train, expected);
     let data = job.data.expect("tokens");
@@ -123,6 +123,14 @@ fn fairseq_train_becomes_a_job_but_for_its_model() {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
     }
     assert!(problems(&FAIRSEQ.replace("99000", "100000")).contains("--lr-period-updates: a cosine has one period here"));
+}
+
+#[test]
+fn a_switch_may_have_a_value() {
+    let precision = |flag: &str| job(&format!("run_clm.py --train_file a.txt {flag}")).train.precision;
+    assert_eq!(precision("--bf16"), precision("--bf16 True"));
+    assert_eq!(precision("--bf16=false"), precision(""));
+    assert_ne!(precision("--bf16"), precision(""));
 }
 
 #[test]

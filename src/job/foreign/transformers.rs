@@ -39,8 +39,7 @@ pub(super) const RUN_LANGUAGE_MODELING: Program = Program {
 };
 
 const GPT2_ONLY: &str = "only GPT-2 can be trained here";
-const PRECISION: &str = "training in half precision does not exist here yet; leave it out to train in float32";
-const RECOMPUTE: &str = "saves memory at the same result; here activations are kept";
+const PRECISION: &str = "fp16 does not exist here yet; give --bf16, or leave it out to train in float32";
 const RUNS_ALWAYS: &str = "a job always does both";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const OWN_STORE: &str = "a dataset is prepared anew exactly when its text changes";
@@ -114,13 +113,14 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["logging_first_step"], meaning: Switch("the first step is always logged") },
     Flag { names: &["max_eval_samples"], meaning: Whole("train.eval_sequences") },
     Flag { names: &["max_train_samples"], meaning: Refused("give data.limit_bytes in the job file instead") },
-    Flag { names: &["fp16", "bf16", "fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
+    Flag { names: &["bf16"], meaning: SwitchTo(&[("train.precision", W("bf16"))]) },
+    Flag { names: &["fp16", "fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
     Flag {
         names: &["fp16_opt_level", "fp16_backend", "half_precision_backend", "torch_dtype", "dtype"],
         meaning: Refused(PRECISION),
     },
     Flag { names: &["tf32"], meaning: Refused("matrices are multiplied in true float32 here") },
-    Flag { names: &["gradient_checkpointing"], meaning: Switch(RECOMPUTE) },
+    Flag { names: &["gradient_checkpointing"], meaning: SwitchTo(&[("train.recompute", W("full"))]) },
     Flag { names: &["deepspeed"], meaning: Special(|_, _| Ok(())) },
     Flag { names: &["dataset_name", "dataset_config_name"], meaning: Refused(NO_HUB) },
     Flag { names: &["streaming"], meaning: Switch("a dataset is always read from disk as it is needed") },
@@ -142,6 +142,7 @@ const FLAGS: &[Flag] = &[
 
 const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
 fn model(job: &mut Job, name: &str) -> Result<(), String> {
     if SIZES.contains(&name) {
         job.note("--model_name_or_path", &format!("{NO_HUB}: put the published weights into the directory {name}"));

@@ -1,6 +1,6 @@
 //! From a command line to flags and their values.
 
-use super::{Flag, Job, Meaning};
+use super::{Act, Flag, Job, Meaning};
 use crate::job::wording::nearest;
 
 /// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped. What only a shell could know is refused.
@@ -32,12 +32,7 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
 }
 
 /// Applies each flag to the job; what goes wrong joins the job's problems.
-pub(super) fn apply(
-    job: &mut Job,
-    words: &[String],
-    tables: &[&[Flag]],
-    positional: Option<fn(&mut Job, &str) -> Result<(), String>>,
-) {
+pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positional: Option<Act>) {
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
         let Some(typed) = flag_name(word) else {
@@ -53,7 +48,7 @@ pub(super) fn apply(
         };
         let next = || rest.clone().next().filter(|next| flag_name(next).is_none());
         let value = attached.map(str::to_owned).or_else(|| next().cloned());
-        let is_switch = matches!(flag.meaning, Meaning::Switch(_) | Meaning::NoSwitch(_));
+        let is_switch = matches!(flag.meaning, Meaning::Switch(_) | Meaning::SwitchTo(_) | Meaning::NoSwitch(_));
         let truth = value.as_deref().is_some_and(|value| ["true", "false"].contains(&value.to_ascii_lowercase().as_str()));
         if attached.is_none() && value.is_some() && (!is_switch || truth) {
             rest.next();

@@ -22,6 +22,9 @@ const FAIRSEQ_HEADER: usize = 26;
 const FAIRSEQ_END_OF_LINE: usize = 2;
 const FAIRSEQ_SPECIALS: usize = 4;
 
+/// Gets GPT-2's tokens and the bytes that they have in the file.
+type Visit<'a> = dyn FnMut(&[u32], usize) -> Result<(), DataError> + 'a;
+
 /// One token file.
 struct TokenFile {
     path: PathBuf,
@@ -131,8 +134,8 @@ impl TokenFile {
         File::open(&self.path).map_err(|error| DataError::reading(&self.path, error))
     }
 
-    /// Hands on GPT-2's tokens in blocks, with the bytes that each block has in the file.
-    fn read(&self, tokenizer: &Tokenizer, visit: &mut dyn FnMut(&[u32], usize) -> Result<(), DataError>) -> Result<(), DataError> {
+    /// Hands on the tokens in blocks.
+    fn read(&self, tokenizer: &Tokenizer, visit: &mut Visit<'_>) -> Result<(), DataError> {
         let reading = |error| DataError::reading(&self.path, error);
         let length = self.path.metadata().map_err(reading)?.len().saturating_sub(self.start);
         let count = length / self.width as u64;
