@@ -16,7 +16,7 @@ use crate::error::{Failure, STOPPED};
 use crate::eval::{self, Reading};
 use crate::generate::{self, Request};
 use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
-use crate::model::{Gpt2, Parameters, Shape};
+use crate::model::{Gpt2, Parameters, Shape, TrainingMemory};
 use crate::oracle;
 use crate::process;
 use crate::sampling::Sampling;
@@ -124,6 +124,9 @@ struct InspectArguments {
     /// A Hugging Face directory, or the configuration of a run.
     #[arg(required_unless_present = "preset")]
     target: Option<PathBuf>,
+    /// Override one value of the configuration, as `train` does.
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "target")]
+    overrides: Vec<String>,
     /// A published size instead: gpt2, gpt2-medium, gpt2-large, gpt2-xl.
     #[arg(long, conflicts_with = "target", value_parser = preset)]
     preset: Option<Preset>,
@@ -275,20 +278,13 @@ fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
 }
 
 fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
-    let (shape, block_size, micro_batch) = inspected(arguments)?;
-    let block_size = arguments.block_size.unwrap_or(block_size);
-    let micro_batch = arguments.micro_batch.unwrap_or(micro_batch);
+    let (shape, mut settings) = inspected(arguments)?;
+    settings.block_size = arguments.block_size.unwrap_or(settings.block_size);
+    settings.micro_batch = arguments.micro_batch.unwrap_or(settings.micro_batch);
+    let TrainSettings { block_size, micro_batch, .. } = settings;
     shape.agrees_with(&ModelConfig::default(), shape.vocabulary, block_size).map_err(Failure::input)?;
     let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size));
-    let memory = shape.training_memory(micro_batch, block_size);
-    let parts = [
-        ("weights", memory.weights),
-        ("gradients", memory.gradients),
-        ("optimizer", memory.optimizer),
-        ("activations", memory.activations),
-        ("head", memory.head),
-        ("total", memory.total()),
-    ];
+    let parts = TrainingMemory::estimate(&shape, &settings).parts();
     if arguments.json {
         let memory: serde_json::Map<String, serde_json::Value> =
             parts.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect();
@@ -316,24 +312,23 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     print(&text)
 }
 
-/// The shape of what is to be inspected, with its block size and micro-batch.
-fn inspected(arguments: &InspectArguments) -> Result<(Shape, usize, usize), Failure> {
+/// The shape of what is to be inspected, and how it would be trained.
+fn inspected(arguments: &InspectArguments) -> Result<(Shape, TrainSettings), Failure> {
+    let plain = |shape: Shape| (shape, TrainSettings { block_size: shape.context, ..TrainSettings::default() });
     let Some(target) = &arguments.target else {
         let config = ModelConfig { preset: arguments.preset, ..ModelConfig::default() };
-        let shape = Shape::resolve(&config, 50_257, 2).map_err(Failure::input)?;
-        return Ok((shape, shape.context, 1));
+        return Ok(plain(Shape::resolve(&config, 50_257, 2).map_err(Failure::input)?));
     };
     if target.is_dir() {
-        let shape = Shape::read(target).map_err(Failure::input)?;
-        return Ok((shape, shape.context, 1));
+        return Ok(plain(Shape::read(target).map_err(Failure::input)?));
     }
-    let config = config_file::read(target, &[])?;
-    let TrainSettings { block_size, micro_batch, .. } = config.train;
+    let config = config_file::read(target, &arguments.overrides)?;
+    let block_size = config.train.block_size;
     let shape = match &config.initial_weights {
         Some(directory) => Shape::read(directory).map_err(Failure::input)?,
         None => Shape::resolve(&config.model, Dataset::open(&config.data)?.vocabulary(), block_size).map_err(Failure::input)?,
     };
-    Ok((shape, block_size, micro_batch))
+    Ok((shape, config.train))
 }
 
 fn load(model: &Path) -> Result<(Shape, Parameters), Failure> {

@@ -16,10 +16,10 @@ use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
 use crate::files;
 use crate::guard::Guard;
-use crate::journal::{Journal, say};
+use crate::journal::{Journal, grouped, say};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
-use crate::model::{Gpt2, Parameters, Shape, measured_rate};
+use crate::model::{Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
@@ -100,6 +100,8 @@ impl<'a> Run<'a> {
         };
         self.journal.tell(event)?;
         say(&self.config.train.precision.reason());
+        let memory = TrainingMemory::estimate(self.model.shape(), &self.config.train);
+        say(&format!("memory: about {} MiB at the peak", grouped(memory.total() >> 20)));
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
     }

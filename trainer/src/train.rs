@@ -60,6 +60,8 @@ pub struct Summary {
     pub perplexity_before: Option<f64>,
     /// On the validation split after the last step.
     pub perplexity_after: Option<f64>,
+    /// Most main memory that this process has held at once, in bytes; absent where the system does not tell.
+    pub peak_memory_bytes: Option<u64>,
     /// Name of the last checkpoint in `checkpoints/`.
     pub checkpoint: String,
 }
@@ -289,6 +291,7 @@ impl Run<'_> {
             seconds: state.seconds,
             perplexity_before: state.first_validation_loss.map(f64::exp),
             perplexity_after: state.last_validation_loss.map(f64::exp),
+            peak_memory_bytes: process::peak_memory(),
             checkpoint: checkpoint::name(state.step),
         }
     }

@@ -226,12 +226,11 @@ fn bf16_follows_its_weights() {
     let shape = tiny();
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 3, 12);
-    let mut model = Gpt2::new(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu)
-        .with_precision(Precision::Bf16);
-    model.update(|weights, _| weights.iter_mut().for_each(|entry| entry.tensor *= 1.5));
-    let changed = parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float);
-    let mut changed = changed;
-    changed.iter_mut().for_each(|entry| entry.tensor *= 1.5);
+    let larger = |weights: &mut Parameters| weights.iter_mut().for_each(|entry| entry.tensor = &entry.tensor * 1.5);
+    let mut model = Gpt2::new(shape, &parameters, Device::Cpu).with_precision(Precision::Bf16);
+    model.update(|weights, _| larger(weights));
+    let mut changed = parameters;
+    larger(&mut changed);
     let expected = Gpt2::new(shape, &changed, Device::Cpu).with_precision(Precision::Bf16).loss(&inputs, &targets);
     assert_eq!(model.loss(&inputs, &targets), expected);
 }

@@ -1,6 +1,7 @@
 //! GPT-2 with a hand-written backward pass.
 
 pub mod hugging_face;
+pub mod memory;
 pub mod shape;
 
 #[cfg(feature = "torch")]
@@ -36,6 +37,7 @@ pub use cache::KvCache;
 pub use gpt2::Gpt2;
 #[cfg(feature = "torch")]
 pub use head::IGNORED;
+pub use memory::TrainingMemory;
 #[cfg(feature = "torch")]
 pub use parameters::{ModelError, Parameter, Parameters};
 #[cfg(feature = "torch")]

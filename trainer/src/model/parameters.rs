@@ -134,10 +134,12 @@ impl Parameters {
         Self { entries: self.entries.iter().map(entry).collect() }
     }
 
-    /// Rounds `original`, which [`Parameters::rounded`] made this of, once more.
+    /// Rounds or shares `original`, which [`Parameters::rounded`] made this of, once more.
     pub(super) fn round_again(&mut self, original: &Self) {
         for (entry, original) in self.entries.iter_mut().zip(original) {
-            if entry.tensor.kind() != original.tensor.kind() {
+            if entry.tensor.kind() == original.tensor.kind() {
+                entry.tensor = original.tensor.shallow_clone();
+            } else {
                 entry.tensor.copy_(&original.tensor);
             }
         }

@@ -6,8 +6,6 @@ use crate::config::{ModelConfig, Preset};
 
 /// GPT-2's layer-norm epsilon in every published size.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
-/// Bytes of one `f32`.
-const F32: u64 = 4;
 
 /// The numbers that fix every tensor of a GPT-2 (Radford et al. 2019).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,25 +42,6 @@ pub enum ShapeError {
         "the dataset's tokenizer has {dataset} tokens, but the initial weights know {weights}; prepare the data with the weights' own tokenizer"
     )]
     Vocabulary { dataset: usize, weights: usize },
-}
-
-/// Where the memory of one training step goes, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TrainingMemory {
-    pub weights: u64,
-    pub gradients: u64,
-    /// AdamW's two moments.
-    pub optimizer: u64,
-    /// What the forward pass keeps for the backward pass, and one block's working set.
-    pub activations: u64,
-    /// One chunk of logits and its gradient.
-    pub head: u64,
-}
-
-impl TrainingMemory {
-    pub fn total(&self) -> u64 {
-        self.weights + self.gradients + self.optimizer + self.activations + self.head
-    }
 }
 
 impl Preset {
@@ -190,33 +169,10 @@ impl Shape {
         let [layers, width, vocabulary, block] = [self.layers, self.width, self.vocabulary, block].map(|number| number as f64);
         6.0 * (12.0 * layers * width * width + vocabulary * width) + 6.0 * layers * block * width
     }
-
-    /// Memory of one training step in `f32` with `micro_batch` sequences of `block` tokens.
-    pub fn training_memory(&self, micro_batch: usize, block: usize) -> TrainingMemory {
-        let state = F32 * self.parameters();
-        let rows = (micro_batch * block) as u64;
-        let [layers, width, heads, vocabulary] = [self.layers, self.width, self.heads, self.vocabulary].map(|number| number as u64);
-        let kept_per_layer = rows * (KEPT_WIDTHS * width + heads + 4);
-        let working_set = rows * WORKING_WIDTHS * width;
-        let chunk = rows.min(super::HEAD_CHUNK as u64);
-        TrainingMemory {
-            weights: state,
-            gradients: state,
-            optimizer: 2 * state,
-            activations: F32 * (layers * kept_per_layer + working_set),
-            head: F32 * (2 * chunk * vocabulary),
-        }
-    }
 }
 
 /// Tensors of one block, in the order of [`Shape::tensors`].
 pub const BLOCK_TENSORS: usize = 12;
-
-/// Widths of activation a block keeps per token: its input, two normalised inputs, queries/keys/values (3), attention output,
-/// the stream between the halves, and the MLP's hidden layer before and after GELU (4 each).
-const KEPT_WIDTHS: u64 = 16;
-/// Widths per token that exist at once while one block runs backward: gradients of the hidden layer (twice) and of the stream.
-const WORKING_WIDTHS: u64 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -276,14 +232,5 @@ mod tests {
             shape.agrees_with(&ModelConfig::default(), 8192, 64),
             Err(ShapeError::Vocabulary { dataset: 8192, weights: 50_257 })
         );
-    }
-
-    #[test]
-    fn memory_grows_with_the_batch_and_nothing_else_does() {
-        let shape = preset(Preset::Gpt2);
-        let [small, large] = [1, 4].map(|batch| shape.training_memory(batch, 1024));
-        assert_eq!(small.weights + small.gradients + small.optimizer, 16 * shape.parameters());
-        assert_eq!(large.activations, 4 * small.activations);
-        assert_eq!(large.total() - small.total(), 3 * small.activations);
     }
 }

@@ -6,4 +6,5 @@
 mod bad_input;
 mod fixture;
 mod generation;
+mod memory;
 mod resume;
