@@ -6,13 +6,14 @@ use clap::{Args, ValueEnum};
 use ft_trainer::{
     config::{DataConfig, DataFormat, TextSource, TokenizerConfig, TokenizerKind},
     data::prepare::PreparedSummary,
+    validate,
 };
 use serde_json::{Value, json};
 
 use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
-    job::{check, document::Document, spec::JobSpec},
+    job::{document::Document, spec::JobSpec},
     lifecycle::upload,
     output::{Show, Table, format},
 };
@@ -103,7 +104,8 @@ impl Arguments {
             column: self.column.clone(),
             tokenizer: TokenizerConfig { kind, vocabulary: self.vocabulary },
         };
-        check::data_problem(&config).map_or(Ok(config), |problem| Err(Failure::new(Exit::Usage, problem)))
+        validate::all_hold(validate::data(&config)).map_err(|broken| Failure::new(Exit::Usage, broken.message))?;
+        Ok(config)
     }
 }
 

@@ -184,7 +184,7 @@ mod tests {
             ("[train]\nmin_learning_rate = 1.0", 5, 21, "min_learning_rate is between 0 and 0.00005, not 1"),
             ("[train]\nsteps = 5\nepochs = 1.0", 6, 10, "either `steps` or `epochs`"),
             ("[train]\nsteps = 0", 5, 9, "steps is at least 1, not 0"),
-            ("[train]\nblock_size = 0", 5, 14, "block_size is at least 1"),
+            ("[train]\nblock_size = 0", 5, 14, "block_size is at least 2"),
             ("[train]\nmicro_batch = 0", 5, 15, "micro_batch is at least 1"),
             ("[train]\nkeep_checkpoints = 0", 5, 20, "keep_checkpoints is at least 1"),
             ("[train]\nbetas = [0.9, 1.0]", 5, 9, "both betas are at least 0 and below 1"),

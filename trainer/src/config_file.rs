@@ -17,7 +17,7 @@ pub fn read(path: &Path, overrides: &[String]) -> Result<TrainConfig, Failure> {
     }
     let shown = path.display();
     let config = serde_path_to_error::deserialize(root).map_err(|error| Failure::input(format!("{shown}: {}", explain(&error))))?;
-    validate::config(&config).map_err(|error| Failure::input(format!("{shown}: {error}")))?;
+    validate::all_hold(validate::config(&config)).map_err(|error| Failure::input(format!("{shown}: {error}")))?;
     Ok(config)
 }
 

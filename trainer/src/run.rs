@@ -49,7 +49,7 @@ pub struct Run<'a> {
 impl<'a> Run<'a> {
     /// Resumes the run in `config.output`, or starts one there.
     pub fn open(config: &'a TrainConfig) -> Result<Self, Failure> {
-        validate::config(config).map_err(Failure::input)?;
+        validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = lock(&config.output)?;
         let dataset = Dataset::open(&config.data)?;
@@ -164,7 +164,7 @@ fn initial_weights(config: &TrainConfig, shape: &Shape) -> Result<Parameters, Fa
 fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
     let settings = &config.train;
     let steps = steps(settings, sampler.blocks());
-    validate::fits(settings, steps).map_err(Failure::input)?;
+    validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let weights = config.initial_weights.as_deref().map(weights_digest).transpose()?;
     Ok(State {

@@ -1,92 +1,190 @@
-//! Values of the configuration that no run can have, found before anything is read or allocated.
+//! What must hold of a configuration besides the types of its values: one list of rules for job files, trainer configurations and the
+//! flags of `ftctl prepare`, so that a value is refused for the same reason wherever it is written.
 
-use crate::config::{Schedule, TrainConfig, TrainSettings};
+use crate::config::{
+    DataConfig, DataFormat, ModelConfig, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig, TrainSettings,
+};
+use crate::data::tokenizer::SMALLEST;
+use crate::model::shape::PUBLISHED_CONTEXT;
 
-/// A value that cannot be meant.
+/// One thing that must hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// Where it is written, `train.block_size`.
+    pub key: &'static str,
+    pub holds: bool,
+    /// What is wrong when it does not hold.
+    pub message: String,
+}
+
+/// The first rule that a configuration breaks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{key} = {value}`: {reason}")]
-pub struct InvalidValue {
-    /// As in the file, `train.block_size`.
-    pub key: String,
-    pub value: String,
-    pub reason: String,
+#[error("{key}: {message}")]
+pub struct Broken {
+    pub key: &'static str,
+    pub message: String,
 }
 
-/// Checks a whole configuration.
-pub fn config(config: &TrainConfig) -> Result<(), InvalidValue> {
-    train(&config.train)?;
-    let Some(sample) = &config.sample else { return Ok(()) };
-    check(
-        "sample.temperature",
-        &sample.temperature,
-        sample.temperature >= 0.0 && sample.temperature.is_finite(),
-        "must not be negative",
-    )?;
-    check("sample.top_p", &sample.top_p, sample.top_p > 0.0 && sample.top_p <= 1.0, "must be above 0 and at most 1")?;
-    check("sample.tokens", &sample.tokens, sample.tokens > 0, AT_LEAST_ONE)
+pub fn rule(key: &'static str, holds: bool, message: impl Into<String>) -> Rule {
+    Rule { key, holds, message: message.into() }
 }
 
-/// Checks the `[train]` table.
-pub fn train(settings: &TrainSettings) -> Result<(), InvalidValue> {
-    counts(settings)?;
-    rates(settings)?;
-    let Some(steps) = settings.steps else { return Ok(()) };
-    check("train.steps", &steps, steps > 0, AT_LEAST_ONE)?;
-    check("train.steps", &steps, settings.epochs.is_none(), "cannot be given together with `train.epochs`; leave one out")?;
-    fits(settings, steps)
+/// Fails with the first broken rule.
+pub fn all_hold(rules: impl IntoIterator<Item = Rule>) -> Result<(), Broken> {
+    let broken = rules.into_iter().find(|rule| !rule.holds);
+    broken.map_or(Ok(()), |Rule { key, message, .. }| Err(Broken { key, message }))
 }
 
-/// Checks that warm-up and decay fit into a run of `steps` steps: known only with the data when the length is given in epochs.
-pub fn fits(settings: &TrainSettings, steps: u64) -> Result<(), InvalidValue> {
-    let reason = |what: &str| format!("{what} longer than the run of {steps} steps");
-    let warmup = settings.warmup_steps;
-    check("train.warmup_steps", &warmup, warmup <= steps, &reason("is"))?;
-    let decay = settings.decay_steps.unwrap_or(0);
-    let fits = settings.schedule != Schedule::Wsd || warmup.saturating_add(decay) <= steps;
-    check("train.decay_steps", &decay, fits, &reason("with the warm-up is"))
+/// The rules of a trainer configuration. Those of the model's shape wait for the weights: see [`crate::model::shape::ShapeError`].
+pub fn config(config: &TrainConfig) -> Vec<Rule> {
+    train(&config.train).into_iter().chain(config.sample.iter().flat_map(sample)).collect()
 }
 
-fn counts(settings: &TrainSettings) -> Result<(), InvalidValue> {
-    check("train.block_size", &settings.block_size, settings.block_size > 0, AT_LEAST_ONE)?;
-    check("train.micro_batch", &settings.micro_batch, settings.micro_batch > 0, AT_LEAST_ONE)?;
-    check("train.gradient_accumulation", &settings.gradient_accumulation, settings.gradient_accumulation > 0, AT_LEAST_ONE)?;
-    check("train.keep_checkpoints", &settings.keep_checkpoints, settings.keep_checkpoints > 0, AT_LEAST_ONE)?;
-    check("train.log_every", &settings.log_every, settings.log_every > 0, AT_LEAST_ONE)?;
-    check("train.threads", &0, settings.threads != Some(0), AT_LEAST_ONE)?;
-    check("train.eval_sequences", &0, settings.eval_sequences != Some(0), AT_LEAST_ONE)?;
-    let patience = settings.early_stopping_patience;
-    check("train.early_stopping_patience", &0, patience != Some(0), AT_LEAST_ONE)?;
-    let evaluated = patience.is_none() || settings.eval_every > 0;
-    check("train.early_stopping_patience", &patience.unwrap_or(0), evaluated, "counts evaluations; set `train.eval_every`")?;
-    let epochs = settings.epochs.unwrap_or(1.0);
-    check("train.epochs", &epochs, epochs > 0.0 && epochs.is_finite(), "must be above 0")
+/// The rules of a `[data]` table.
+pub fn data(data: &DataConfig) -> Vec<Rule> {
+    let size = data.tokenizer.vocabulary;
+    let learnt = data.tokenizer.kind == TokenizerKind::Train;
+    let key = "data.tokenizer.vocabulary";
+    let is_text = data.format == DataFormat::Text;
+    let only_text = |key, given: bool| rule(key, is_text || !given, format!("{} is for text; these files hold tokens", last(key)));
+    let nothing = "[data] names no text: add train = [\"FILE\", ...] or source";
+    vec![
+        rule("data", !data.train.is_empty() || data.source.is_some(), nothing),
+        rule("data.source", data.train.is_empty() || data.source.is_none(), "[data] has either `train` or `source`, not both"),
+        rule("data.train", !data.train.iter().any(String::is_empty), "data.train has an empty path"),
+        rule("data.validation", !data.validation.iter().any(String::is_empty), "data.validation has an empty path"),
+        only_text("data.source", data.source.is_some()),
+        only_text("data.limit_bytes", data.limit_bytes.is_some()),
+        only_text("data.column", data.column.is_some()),
+        only_text("data.tokenizer", data.tokenizer != TokenizerConfig::default()),
+        within("data.validation_fraction", data.validation_fraction, 0.0, 0.5),
+        at_least("data.limit_bytes", data.limit_bytes, 1),
+        rule(
+            key,
+            size.is_none_or(|size| size >= SMALLEST),
+            format!("the vocabulary has at least {SMALLEST} tokens: the 256 bytes and end-of-text"),
+        ),
+        rule(key, learnt || size.is_none(), "vocabulary goes with kind = \"train\"; GPT-2's own has 50,257 tokens"),
+        rule(key, !learnt || size.is_some(), "kind = \"train\" needs the size of the vocabulary to learn"),
+    ]
 }
 
-fn rates(settings: &TrainSettings) -> Result<(), InvalidValue> {
-    let not_negative =
-        |key, value: f64| check(key, &value, value >= 0.0 && value.is_finite(), "must be a number that is not negative");
-    not_negative("train.learning_rate", settings.learning_rate)?;
-    not_negative("train.min_learning_rate", settings.min_learning_rate)?;
-    not_negative("train.power", settings.power)?;
-    not_negative("train.warmup_learning_rate", settings.warmup_learning_rate)?;
-    not_negative("train.weight_decay", settings.weight_decay)?;
-    not_negative("train.clip_norm", settings.clip_norm)?;
-    not_negative("train.skip_spikes", settings.skip_spikes)?;
-    let (low, high) = (settings.min_learning_rate, settings.learning_rate);
-    check("train.min_learning_rate", &low, low <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
-    let start = settings.warmup_learning_rate;
-    check("train.warmup_learning_rate", &start, start <= high, &format!("must not be above `train.learning_rate = {high}`"))?;
-    check("train.momentum", &settings.momentum, (0.0..1.0).contains(&settings.momentum), "must be at least 0 and below 1")?;
-    check("train.epsilon", &settings.epsilon, settings.epsilon > 0.0 && settings.epsilon.is_finite(), "must be above 0")?;
-    let betas = settings.betas.iter().all(|beta| (0.0..1.0).contains(beta));
-    check("train.betas", &format!("{:?}", settings.betas), betas, "must be at least 0 and below 1")
+/// The rules of a `[model]` table and of the block that its model reads. With `initial_weights` only the numbers that are written count:
+/// the others are those of the weights.
+pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) -> Vec<Rule> {
+    let ModelConfig { preset, layers, heads, width, context } = *model;
+    let published = if initial_weights { preset } else { Some(preset.unwrap_or(Preset::Gpt2)) };
+    let heads_in_force = heads.or(published.map(|preset| preset.dimensions().1));
+    let width_in_force = width.or(published.map(|preset| preset.dimensions().2));
+    let context_in_force = context.or(published.map(|_| PUBLISHED_CONTEXT));
+    let divides = heads_in_force.zip(width_in_force).is_none_or(|(heads, width)| heads == 0 || width.is_multiple_of(heads));
+    let block = train.block_size;
+    let block_is_written = block != TrainSettings::default().block_size;
+    vec![
+        at_least("model.layers", layers, 1),
+        at_least("model.heads", heads, 1),
+        at_least("model.width", width, 1),
+        at_least("model.context", context, 1),
+        rule(
+            if heads.is_some() { "model.heads" } else { "model.width" },
+            divides,
+            format!("{} heads do not divide a width of {}", heads_in_force.unwrap_or(0), width_in_force.unwrap_or(0)),
+        ),
+        rule(
+            if block_is_written { "train.block_size" } else { "model.context" },
+            context_in_force.is_none_or(|context| block <= context),
+            format!("a block of {block} tokens is longer than the model's context of {}", context_in_force.unwrap_or(0)),
+        ),
+    ]
 }
 
-const AT_LEAST_ONE: &str = "must be at least 1";
+/// The rules of a `[train]` table.
+pub fn train(train: &TrainSettings) -> Vec<Rule> {
+    let counts = [
+        at_least("train.block_size", Some(train.block_size), 2),
+        at_least("train.micro_batch", Some(train.micro_batch), 1),
+        at_least("train.gradient_accumulation", Some(train.gradient_accumulation), 1),
+        at_least("train.keep_checkpoints", Some(train.keep_checkpoints), 1),
+        at_least("train.log_every", Some(train.log_every), 1),
+        at_least("train.steps", train.steps, 1),
+        at_least("train.eval_sequences", train.eval_sequences, 1),
+        at_least("train.threads", train.threads, 1),
+        at_least("train.early_stopping_patience", train.early_stopping_patience, 1),
+        rule(
+            "train.early_stopping_patience",
+            train.early_stopping_patience.is_none() || train.eval_every > 0,
+            "early stopping counts evaluations; set train.eval_every",
+        ),
+    ];
+    let peak = train.learning_rate.max(0.0);
+    let numbers = [
+        above_zero("train.learning_rate", train.learning_rate),
+        above_zero("train.power", train.power),
+        above_zero("train.epsilon", train.epsilon),
+        above_zero("train.epochs", train.epochs.unwrap_or(1.0)),
+        within("train.warmup_learning_rate", train.warmup_learning_rate, 0.0, peak),
+        within("train.min_learning_rate", train.min_learning_rate, 0.0, peak),
+        within("train.weight_decay", train.weight_decay, 0.0, f64::MAX),
+        within("train.clip_norm", train.clip_norm, 0.0, f64::MAX),
+        within("train.skip_spikes", train.skip_spikes, 0.0, f64::MAX),
+        below_one("train.momentum", &[train.momentum]),
+        below_one("train.betas", &train.betas),
+    ];
+    let wsd = train.schedule == Schedule::Wsd;
+    let schedule = [
+        rule("train.epochs", train.steps.is_none() || train.epochs.is_none(), "a run has either `steps` or `epochs`, not both"),
+        rule("train.schedule", !wsd || train.decay_steps.is_some(), "the schedule wsd needs train.decay_steps"),
+        rule("train.decay_steps", wsd || train.decay_steps.is_none(), "decay_steps goes with schedule = \"wsd\""),
+    ];
+    let length = train.steps.into_iter().flat_map(|steps| fits(train, steps));
+    counts.into_iter().chain(numbers).chain(schedule).chain(length).collect()
+}
 
-fn check(key: &str, value: &dyn std::fmt::Display, holds: bool, reason: &str) -> Result<(), InvalidValue> {
-    let invalid = || InvalidValue { key: key.to_owned(), value: value.to_string(), reason: reason.to_owned() };
-    holds.then_some(()).ok_or_else(invalid)
+/// Warm-up and decay fit into a run of `steps` steps: known only with the data when the length is given in epochs.
+pub fn fits(train: &TrainSettings, steps: u64) -> [Rule; 2] {
+    let (warmup, decay) = (train.warmup_steps, train.decay_steps.unwrap_or(0));
+    [
+        rule("train.warmup_steps", warmup <= steps, format!("the warm-up of {warmup} steps is longer than the run of {steps}")),
+        rule(
+            "train.decay_steps",
+            decay <= steps.saturating_sub(warmup),
+            format!("warm-up and decay together are longer than the run of {steps} steps"),
+        ),
+    ]
+}
+
+/// The rules of a `[sample]` table.
+pub fn sample(sample: &SampleConfig) -> Vec<Rule> {
+    let top_p = sample.top_p;
+    vec![
+        at_least("sample.tokens", Some(sample.tokens), 1),
+        within("sample.temperature", sample.temperature, 0.0, f64::MAX),
+        rule("sample.top_p", top_p > 0.0 && top_p <= 1.0, format!("top_p is above 0 and at most 1, not {top_p}")),
+    ]
+}
+
+/// A number that may be left out.
+pub fn at_least<N: TryInto<u64>>(key: &'static str, value: Option<N>, least: u64) -> Rule {
+    let value = value.map_or(least, |value| value.try_into().unwrap_or(u64::MAX));
+    rule(key, value >= least, format!("{} is at least {least}, not {value}", last(key)))
+}
+
+fn above_zero(key: &'static str, value: f64) -> Rule {
+    rule(key, value > 0.0 && value.is_finite(), format!("{} is a finite number above 0, not {value}", last(key)))
+}
+
+fn within(key: &'static str, value: f64, low: f64, high: f64) -> Rule {
+    let range = if high >= f64::MAX { format!("a finite number, {low} or more") } else { format!("between {low} and {high}") };
+    rule(key, (low..=high).contains(&value), format!("{} is {range}, not {value}", last(key)))
+}
+
+fn below_one(key: &'static str, values: &[f64]) -> Rule {
+    let holds = values.iter().all(|value| (0.0..1.0).contains(value));
+    rule(key, holds, format!("{} is at least 0 and below 1, not {values:?}", last(key)))
+}
+
+fn last(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
 }
 
 #[cfg(test)]
@@ -96,7 +194,7 @@ mod tests {
     fn message(change: impl FnOnce(&mut TrainSettings)) -> String {
         let mut settings = TrainSettings::default();
         change(&mut settings);
-        train(&settings).map_or_else(|error| error.to_string(), |()| "accepted".to_owned())
+        all_hold(train(&settings)).map_or_else(|error| error.to_string(), |()| "accepted".to_owned())
     }
 
     #[test]
@@ -106,16 +204,27 @@ mod tests {
 
     #[test]
     fn impossible_values_name_their_key() {
-        assert_eq!(message(|train| train.block_size = 0), "`train.block_size = 0`: must be at least 1");
+        assert_eq!(message(|train| train.block_size = 0), "train.block_size: block_size is at least 2, not 0");
         assert_eq!(
             message(|train| train.learning_rate = f64::NAN),
-            "`train.learning_rate = NaN`: must be a number that is not negative"
+            "train.learning_rate: learning_rate is a finite number above 0, not NaN"
         );
-        assert_eq!(message(|train| train.betas = [0.9, 1.0]), "`train.betas = [0.9, 1.0]`: must be at least 0 and below 1");
-        assert_eq!(message(|train| train.threads = Some(0)), "`train.threads = 0`: must be at least 1");
+        assert_eq!(message(|train| train.betas = [0.9, 1.0]), "train.betas: betas is at least 0 and below 1, not [0.9, 1.0]");
+        assert_eq!(message(|train| train.threads = Some(0)), "train.threads: threads is at least 1, not 0");
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
-        assert_eq!(both, "`train.steps = 5`: cannot be given together with `train.epochs`; leave one out");
+        assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
         let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6));
-        assert_eq!(warmup, "`train.warmup_steps = 6`: is longer than the run of 5 steps");
+        assert_eq!(warmup, "train.warmup_steps: the warm-up of 6 steps is longer than the run of 5");
+    }
+
+    #[test]
+    fn a_shape_that_nobody_wrote_is_the_smallest_gpt2() {
+        let holds = |model: ModelConfig, block_size: usize, initial_weights: bool| {
+            let train = TrainSettings { block_size, ..TrainSettings::default() };
+            all_hold(self::model(&model, initial_weights, &train)).is_ok()
+        };
+        assert!(holds(ModelConfig::default(), 1024, false) && !holds(ModelConfig::default(), 1025, false));
+        assert!(holds(ModelConfig::default(), 1025, true), "the weights may know more positions");
+        assert!(!holds(ModelConfig { heads: Some(7), ..ModelConfig::default() }, 64, false), "7 heads do not divide 768");
     }
 }

@@ -27,10 +27,6 @@ pub enum DataError {
     EmptyDirectory { path: PathBuf },
     #[error("{path} is neither a file nor a directory; name a regular file")]
     NotAFile { path: PathBuf },
-    #[error("[data] names no text; set `train` to files, directories or patterns, or `source` to a named source")]
-    NothingNamed,
-    #[error("[data] has both `train` and `source`; keep one of them")]
-    BothNamed,
     #[error("the dataset is empty: {what} contains no text; add text, or check `column`")]
     Empty { what: String },
     #[error("{path} is not UTF-8 text: invalid byte at offset {offset}; convert it (iconv -f ENCODING -t UTF-8) or leave it out")]
@@ -55,8 +51,9 @@ pub enum DataError {
     Malformed { path: PathBuf, place: String, reason: String },
     #[error("{path} changed while it was being read; run again when nothing writes to it")]
     Changed { path: PathBuf },
-    #[error("{key} = {value} is impossible: {reason}")]
-    Setting { key: &'static str, value: String, reason: String },
+    /// A setting that no dataset can have.
+    #[error("{0}")]
+    Setting(String),
     #[error("{path} is not a prepared dataset: {reason}; make one with `ftctl prepare`")]
     NotADataset { path: PathBuf, reason: String },
     #[error("{path} is damaged: {reason}; prepare the dataset again")]

@@ -6,6 +6,8 @@ use crate::config::{ModelConfig, Preset};
 
 /// GPT-2's layer-norm epsilon in every published size.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
+/// Positions of every published GPT-2.
+pub(crate) const PUBLISHED_CONTEXT: usize = 1024;
 
 /// The numbers that fix every tensor of a GPT-2 (Radford et al. 2019).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,8 +47,8 @@ pub enum ShapeError {
 }
 
 impl Preset {
-    /// `(layers, heads, width)` of a published size; all of them have 1024 positions.
-    fn dimensions(self) -> (usize, usize, usize) {
+    /// `(layers, heads, width)` of a published size; all of them have [`PUBLISHED_CONTEXT`] positions.
+    pub(crate) fn dimensions(self) -> (usize, usize, usize) {
         match self {
             Self::Gpt2 => (12, 12, 768),
             Self::Gpt2Medium => (24, 16, 1024),
@@ -64,7 +66,7 @@ impl Shape {
             layers: model.layers.unwrap_or(layers),
             heads: model.heads.unwrap_or(heads),
             width: model.width.unwrap_or(width),
-            context: model.context.unwrap_or(1024),
+            context: model.context.unwrap_or(PUBLISHED_CONTEXT),
             vocabulary,
             layer_norm_epsilon: LAYER_NORM_EPSILON,
         };

@@ -18,8 +18,9 @@ use self::choose::{Fate, choose, survey};
 use super::DataError;
 use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, SplitDescription, TokenizerFiles, hex};
 use super::text;
-use super::tokenizer::{PieceCounts, SMALLEST, Tokenizer, parts};
+use super::tokenizer::{PieceCounts, Tokenizer, parts};
 use crate::config::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
+use crate::validate;
 
 /// Texts are collected up to this many bytes before the cores share them.
 const BATCH: usize = 8 << 20;
@@ -80,14 +81,7 @@ pub struct Inputs {
 impl Inputs {
     /// Finds the files; `cargo_sources` are those of [`text::cargo_dependencies`], for a configuration with that source.
     pub fn find(config: &DataConfig, cargo_sources: Option<Vec<PathBuf>>) -> Result<Self, DataError> {
-        let train = match (config.source.is_some(), config.train.is_empty()) {
-            (true, false) => return Err(DataError::BothNamed),
-            (true, true) => cargo_sources.unwrap_or_default(),
-            (false, _) => text::find(&config.train)?,
-        };
-        if train.is_empty() {
-            return Err(DataError::NothingNamed);
-        }
+        let train = if config.source.is_some() { cargo_sources.unwrap_or_default() } else { text::find(&config.train)? };
         Ok(Self { train, validation: text::find(&config.validation)? })
     }
 
@@ -118,7 +112,7 @@ pub fn prepare(
     out: &Path,
     progress: &mut Progress<'_>,
 ) -> Result<PreparedSummary, DataError> {
-    check(config)?;
+    validate::all_hold(validate::data(config)).map_err(|broken| DataError::Setting(broken.to_string()))?;
     if out.exists() {
         return Err(DataError::OutputExists { path: out.to_owned() });
     }
@@ -131,40 +125,6 @@ pub fn prepare(
     let digest = write_description(directory.path(), &description)?;
     publish(directory, out)?;
     Ok(PreparedSummary { digest, description })
-}
-
-fn check(config: &DataConfig) -> Result<(), DataError> {
-    let setting = |key, value: String, reason: &str| Err(DataError::Setting { key, value, reason: reason.to_owned() });
-    let fraction = config.validation_fraction;
-    if !(0.0..1.0).contains(&fraction) {
-        return setting("data.validation_fraction", fraction.to_string(), "it is a share: at least 0 and less than 1");
-    }
-    if config.format != DataFormat::Text {
-        let only_text = "it is for text; these files hold GPT-2's tokens";
-        for (key, given) in [
-            ("data.source", config.source.is_some()),
-            ("data.limit_bytes", config.limit_bytes.is_some()),
-            ("data.column", config.column.is_some()),
-            ("data.tokenizer", config.tokenizer != TokenizerConfig::default()),
-        ] {
-            if given {
-                return setting(key, "what it is set to".into(), only_text);
-            }
-        }
-    }
-    let key = "data.tokenizer.vocabulary";
-    match (config.tokenizer.kind, config.tokenizer.vocabulary) {
-        (TokenizerKind::Gpt2, Some(size)) => {
-            setting(key, size.to_string(), "GPT-2's vocabulary has 50257; with kind = \"train\" it is yours")
-        }
-        (TokenizerKind::Train, None) => {
-            setting(key, "nothing".into(), "kind = \"train\" needs the size of the vocabulary to learn")
-        }
-        (TokenizerKind::Train, Some(size)) if size < SMALLEST => {
-            setting(key, size.to_string(), "the 256 bytes and end-of-text make 257 the smallest")
-        }
-        _ => Ok(()),
-    }
 }
 
 /// The documents of the inputs and what becomes of each.

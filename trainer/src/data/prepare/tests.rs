@@ -132,21 +132,21 @@ fn impossible_requests_are_refused() {
     let text = folder(&[("a.txt", "text"), ("empty.txt", ""), ("e.csv", "text\n\n")]);
     let root = text.path().display();
     let cases = [
-        (serde_json::json!({}), "[data] names no text; set `train`"),
-        (serde_json::json!({"train": ["x"], "source": "cargo-dependencies"}), "has both `train` and `source`"),
+        (serde_json::json!({}), "[data] names no text: add train"),
+        (serde_json::json!({"train": ["x"], "source": "cargo-dependencies"}), "[data] has either `train` or `source`, not both"),
         (serde_json::json!({"train": [format!("{root}/empty.txt")]}), "the dataset is empty: the training text contains no text"),
         (serde_json::json!({"train": [format!("{root}/e.csv")]}), "the dataset is empty: the training text contains no text"),
         (
             serde_json::json!({"train": [format!("{root}/a.txt")], "validation": [format!("{root}/empty.txt")]}),
             "the dataset is empty: the validation text contains no text",
         ),
-        (
-            serde_json::json!({"train": ["x"], "validation_fraction": 1.0}),
-            "data.validation_fraction = 1 is impossible: it is a share",
-        ),
+        (serde_json::json!({"train": ["x"], "validation_fraction": 1.0}), "validation_fraction is between 0 and 0.5, not 1"),
         (serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train"}}), "kind = \"train\" needs the size of the vocabulary"),
-        (serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train", "vocabulary": 256}}), "vocabulary = 256 is impossible"),
-        (serde_json::json!({"train": ["x"], "tokenizer": {"vocabulary": 300}}), "GPT-2's vocabulary has 50257"),
+        (
+            serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train", "vocabulary": 256}}),
+            "the vocabulary has at least 257 tokens",
+        ),
+        (serde_json::json!({"train": ["x"], "tokenizer": {"vocabulary": 300}}), "GPT-2's own has 50,257 tokens"),
         (serde_json::json!({"train": ["no such file"]}), "no such file does not exist"),
     ];
     let out = text.path().join("out");

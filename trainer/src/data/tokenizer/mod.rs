@@ -130,11 +130,9 @@ impl Tokenizer {
 }
 
 fn too_small(vocabulary: usize) -> DataError {
-    DataError::Setting {
-        key: "data.tokenizer.vocabulary",
-        value: vocabulary.to_string(),
-        reason: format!("a byte-level vocabulary has at least {SMALLEST} tokens (the 256 bytes and {END_OF_TEXT})"),
-    }
+    DataError::Setting(format!(
+        "a byte-level vocabulary has at least {SMALLEST} tokens (the 256 bytes and {END_OF_TEXT}), not {vocabulary}"
+    ))
 }
 
 fn byte_ids(tokens: &[Vec<u8>]) -> Result<[u32; 256], String> {

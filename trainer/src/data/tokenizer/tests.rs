@@ -136,7 +136,7 @@ fn a_long_run_takes_linear_time_and_decodes() {
 #[test]
 fn a_vocabulary_smaller_than_the_bytes_is_refused() {
     let error = Tokenizer::learn(&PieceCounts::default(), 256, &mut |_| ()).unwrap_err().to_string();
-    assert!(error.contains("data.tokenizer.vocabulary = 256 is impossible"), "{error}");
+    assert!(error.contains("at least 257 tokens (the 256 bytes and"), "{error}");
 }
 
 #[test]
