@@ -309,10 +309,11 @@ fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
 }
 
 /// A living fetch holds its file's lock until the file has its name. The file goes while we hold the lock, so that whoever made it
-/// and waits for the lock finds out.
+/// and waits for the lock finds out. Between our opening and our lock the file may have got its name and another fetch begun a file here.
 fn remove_if_abandoned(path: &Path) {
     if let Ok(file) = File::open(path)
         && file.try_lock().is_ok()
+        && is_at(&file, path).unwrap_or(false)
     {
         let _ = fs::remove_file(path);
     }

@@ -127,8 +127,12 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         within("train.weight_decay", train.weight_decay, 0.0, f64::MAX),
         within("train.clip_norm", train.clip_norm, 0.0, f64::MAX),
         within("train.skip_spikes", train.skip_spikes, 0.0, f64::MAX),
-        below_one("train.momentum", &[train.momentum]),
-        below_one("train.betas", &train.betas),
+        rule("train.momentum", below_one(train.momentum), format!("momentum is at least 0 and below 1, not {}", train.momentum)),
+        rule(
+            "train.betas",
+            train.betas.into_iter().all(below_one),
+            format!("both betas are at least 0 and below 1, not {:?}", train.betas),
+        ),
     ];
     let wsd = train.schedule == Schedule::Wsd;
     let schedule = [
@@ -178,9 +182,8 @@ fn within(key: &'static str, value: f64, low: f64, high: f64) -> Rule {
     rule(key, (low..=high).contains(&value), format!("{} is {range}, not {value}", last(key)))
 }
 
-fn below_one(key: &'static str, values: &[f64]) -> Rule {
-    let holds = values.iter().all(|value| (0.0..1.0).contains(value));
-    rule(key, holds, format!("{} is at least 0 and below 1, not {values:?}", last(key)))
+fn below_one(value: f64) -> bool {
+    (0.0..1.0).contains(&value)
 }
 
 fn last(key: &str) -> &str {
@@ -209,7 +212,7 @@ mod tests {
             message(|train| train.learning_rate = f64::NAN),
             "train.learning_rate: learning_rate is a finite number above 0, not NaN"
         );
-        assert_eq!(message(|train| train.betas = [0.9, 1.0]), "train.betas: betas is at least 0 and below 1, not [0.9, 1.0]");
+        assert_eq!(message(|train| train.betas = [0.9, 1.0]), "train.betas: both betas are at least 0 and below 1, not [0.9, 1.0]");
         assert_eq!(message(|train| train.threads = Some(0)), "train.threads: threads is at least 1, not 0");
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
