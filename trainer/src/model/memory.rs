@@ -14,8 +14,8 @@ const PANELS: u64 = 30 * MIB;
 /// Share that lies between allocations of different sizes, unused. Measured.
 const UNUSED: f64 = 0.03;
 
-/// Where the memory of a training process goes at its peak, in bytes. Within 5 % of what was measured with AdamW, for
-/// processes of 500 MiB and more that start afresh.
+/// Where the memory of a training process goes at its peak, in bytes. Mostly within 5 % of what was measured with AdamW, for
+/// processes of 500 MiB and more that start afresh; what the allocator makes of several threads varies by a few percent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainingMemory {
     /// `f32`, and in bf16 a rounded copy.
