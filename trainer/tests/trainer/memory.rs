@@ -17,11 +17,8 @@ const VALUES: [&str; 10] = [
     "train.eval_sequences=1",
 ];
 
-/// What the allocator makes of several threads varies from run to run by a few percent: mostly the estimate is within 5 %, 6 % below was seen.
-const TOLERANCE: f64 = 0.1;
-
 #[test]
-fn the_estimate_is_near_the_peak() {
+fn the_estimate_is_within_five_percent_of_the_peak() {
     let fixture = Fixture::new();
     for recompute in ["none", "selective", "full"] {
         let how = format!("train.recompute={recompute}");
@@ -33,6 +30,6 @@ fn the_estimate_is_near_the_peak() {
         let inspected: Value = serde_json::from_str(&inspected).unwrap();
         let (estimate, peak) =
             (inspected["training_memory_bytes"]["total"].as_f64().unwrap(), summary["peak_memory_bytes"].as_f64().unwrap());
-        assert!((estimate / peak - 1.0).abs() < TOLERANCE, "{recompute}: {estimate:.3e} bytes estimated, {peak:.3e} measured");
+        assert!((estimate / peak - 1.0).abs() < 0.05, "{recompute}: {estimate:.3e} bytes estimated, {peak:.3e} measured");
     }
 }
