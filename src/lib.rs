@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod docker;
 pub mod exit;
 pub mod image;
 pub mod job;

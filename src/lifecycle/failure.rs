@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use ft_trainer::data::{DataError, error::Class as DataClass};
 
 use crate::{
+    docker::EngineError,
     exit::{Exit, Failure},
     image::ImageError,
     provider::{Class, LeftBehind, ProviderError},
@@ -47,6 +48,18 @@ impl From<ProviderError> for Failure {
             _ => error.message,
         };
         Failure { exit, message, fix: error.fix }
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        let exit = match error {
+            EngineError::Setting { .. } => Exit::Usage,
+            EngineError::Absent { .. } => Exit::Network,
+            EngineError::Denied { .. } => Exit::Denied,
+            EngineError::TooOld { .. } => Exit::Failure,
+        };
+        Failure::new(exit, error.to_string()).fix(error.fix())
     }
 }
 
