@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use ft_trainer::config::TrainSettings;
+use ft_trainer::config::{TrainSettings, Variant};
 use ft_trainer::model::{Parameters, Shape};
 use ft_trainer::optimizer::Optimizer;
 
@@ -12,7 +12,15 @@ fn main() {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let [threads, steps] = numbers[..] else { return }; // `cargo bench` and `cargo test` pass nothing
     tch::set_num_threads(threads as i32);
-    let shape = Shape { layers: 3, heads: 12, width: 768, context: 1024, vocabulary: 36_000, layer_norm_epsilon: 1e-5 };
+    let shape = Shape {
+        layers: 3,
+        heads: 12,
+        width: 768,
+        context: 1024,
+        vocabulary: 36_000,
+        layer_norm_epsilon: 1e-5,
+        variant: Variant::Gpt2,
+    };
     let mut parameters = Parameters::random(&shape, 1);
     let gradients = Parameters::random(&shape, 2);
     let mut optimizer = Optimizer::new(&parameters, &TrainSettings::default());

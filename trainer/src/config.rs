@@ -44,6 +44,19 @@ pub enum Preset {
     Gpt2Xl,
 }
 
+/// Which transformer of GPT-2's kind the model is. They have the same blocks: a layer norm before each half, attention, and a network of
+/// four times the width.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// As published: learnt positions, GELU in its tanh form, initial weights N(0, 0.02²).
+    #[default]
+    Gpt2,
+    /// fairseq's `transformer_lm_gpt`: sinusoidal positions, embeddings times √width, GELU by the error function, fairseq's initial
+    /// weights. Its files are those of transformers' XGLM, which is this model.
+    Fairseq,
+}
+
 /// The shape of the model. A preset gives the numbers; single numbers override it. When the run starts from existing weights,
 /// their `config.json` gives the shape, and a number that contradicts it is refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,6 +65,9 @@ pub struct ModelConfig {
     /// A published size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preset: Option<Preset>,
+    /// Which transformer of GPT-2's kind; absent: GPT-2 as published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<Variant>,
     /// Number of transformer blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
@@ -130,7 +146,7 @@ pub enum Compat {
     /// what is called `bias`, so that GPT-2's layer norms decay.
     #[serde(rename = "transformers-2020")]
     Transformers2020,
-    /// fairseq's Adam: epsilon is added before the bias correction.
+    /// fairseq's Adam: epsilon is added before the bias correction. Losses are told in base 2, as there; files have them in nats.
     Fairseq,
 }
 
@@ -222,6 +238,11 @@ pub struct TrainSettings {
     /// Quirks of another program, to compare runs with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compat: Option<Compat>,
+    /// Share of the embeddings, and of what each half of a block adds to the stream, that a step drops; the rest is scaled up. GPT-2 was
+    /// trained with 0.1.
+    pub dropout: f64,
+    /// Share of the attention weights that a step drops. GPT-2 was trained with 0.1.
+    pub attention_dropout: f64,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,
     /// What happens when a loss or a gradient is infinite or not a number.
@@ -273,6 +294,8 @@ impl Default for TrainSettings {
             weight_decay: 0.01,
             weight_decay_on: WeightDecayOn::Matrices,
             compat: None,
+            dropout: 0.0,
+            attention_dropout: 0.0,
             clip_norm: 1.0,
             non_finite: NonFinite::Stop,
             skip_spikes: 0.0,

@@ -3,6 +3,7 @@
 //! The step log holds only what an undisturbed run would repeat byte for byte, and is cut back to the checkpoint when a run resumes.
 //! The progress lines hold times and rates, and only ever grow.
 
+use std::f64::consts::LN_2;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -45,12 +46,16 @@ pub enum Record {
     Evaluation { step: u64, validation_loss: f64, validation_perplexity: f64 },
 }
 
+/// How a unit of loss is told, and how many nats it is.
+const NATS: (&str, f64) = ("", 1.0);
+
 /// The open logs of one process.
 #[derive(Debug)]
 pub struct Journal {
     steps: Appended,
     progress: Appended,
     events: EventFile,
+    unit: (&'static str, f64),
 }
 
 impl Journal {
@@ -63,7 +68,13 @@ impl Journal {
         let mut progress = Appended::open(output.join("progress.jsonl"))?;
         progress.end_broken_line()?;
         let events = EventFile::create(output, &kept)?;
-        Ok(Self { steps: Appended::open(log)?, progress, events })
+        Ok(Self { steps: Appended::open(log)?, progress, events, unit: NATS })
+    }
+
+    /// Tells people losses in base 2, as fairseq does. What programs read stays in nats.
+    #[must_use]
+    pub fn in_bits(self) -> Self {
+        Self { unit: (" bits", LN_2), ..self }
     }
 
     /// Appends to the step log and to TensorBoard's curves.
@@ -83,7 +94,7 @@ impl Journal {
 
     /// Appends to the progress lines and says the same to people.
     pub fn tell(&mut self, event: Event) -> Result<(), Failure> {
-        say(&sentence(&event));
+        say(&sentence(&event, self.unit));
         self.progress.line(&Line::now(event))
     }
 }
@@ -150,7 +161,7 @@ impl Appended {
 }
 
 /// An event as people read it.
-fn sentence(event: &Event) -> String {
+fn sentence(event: &Event, (unit, nats): (&str, f64)) -> String {
     match event {
         Event::Start { step, steps, parameters, tokens_per_step, flops_per_token, device } => {
             let verb = if *step == 0 { "training".to_owned() } else { format!("resuming after step {step}:") };
@@ -161,14 +172,15 @@ fn sentence(event: &Event) -> String {
             )
         }
         Event::Step { step, steps, loss, learning_rate, tokens_per_second, mfu, eta_seconds, .. } => format!(
-            "step {step}/{steps}  loss {loss:.3}  lr {learning_rate:.1e}  {} tok/s  MFU {:.0} %  ETA {}",
+            "step {step}/{steps}  loss {:.3}{unit}  lr {learning_rate:.1e}  {} tok/s  MFU {:.0} %  ETA {}",
+            loss / nats,
             grouped(*tokens_per_second as u64),
             mfu * 100.0,
             duration(*eta_seconds)
         ),
         Event::Skipped { step, reason } => format!("step {step} changes no weight: {reason}"),
         Event::Eval { step, loss, perplexity } => {
-            format!("validation after step {step}  loss {loss:.3}  perplexity {perplexity:.2}")
+            format!("validation after step {step}  loss {:.3}{unit}  perplexity {perplexity:.2}", loss / nats)
         }
         Event::Checkpoint { name, .. } => format!("checkpoint {name}"),
         Event::Sample { text, .. } => format!("sample\n{text}"),
@@ -247,7 +259,9 @@ mod tests {
             eta_seconds: 72.9,
             peak_memory_bytes: None,
         };
-        assert_eq!(sentence(&event), "step 120/800  loss 4.213  lr 3.0e-4  9,812 tok/s  MFU 31 %  ETA 1m12s");
+        assert_eq!(sentence(&event, NATS), "step 120/800  loss 4.213  lr 3.0e-4  9,812 tok/s  MFU 31 %  ETA 1m12s");
+        let fairseqs = sentence(&Event::Eval { step: 1, loss: 3.0 * LN_2, perplexity: 8.0 }, (" bits", LN_2));
+        assert_eq!(fairseqs, "validation after step 1  loss 3.000 bits  perplexity 8.00");
         let event = Event::Start {
             step: 0,
             steps: 800,
@@ -257,7 +271,7 @@ mod tests {
             device: "CPU".to_owned(),
         };
         let expected = "training 800 steps of 2,048 tokens  4.2 M parameters  26.5 MFLOP per token, F = 6(12Ld² + Vd) + 6LTd  CPU";
-        assert_eq!(sentence(&event), expected);
+        assert_eq!(sentence(&event, NATS), expected);
         assert_eq!((grouped(7), grouped(1_234_567)), ("7".to_owned(), "1,234,567".to_owned()));
         assert_eq!((duration(59.0), duration(7_300.0)), ("59s".to_owned(), "2h01m".to_owned()));
     }

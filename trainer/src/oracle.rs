@@ -44,7 +44,8 @@ pub fn grads(model: &Path, tokens: &Path, out: &Path, kind: Kind, precision: Pre
     let loss = model.accumulate(&inputs, &targets, 1.0 / counted) / counted;
     let (logits, loss) = (model.logits(&batch), Tensor::from(loss));
     let mut tensors = vec![("logits".to_owned(), &logits), ("loss".to_owned(), &loss)];
-    tensors.extend(model.gradients().iter().map(|entry| (format!("grad.{}", entry.name), &entry.tensor)));
+    let gradients = model.gradients().stored();
+    tensors.extend(gradients.iter().map(|(name, tensor)| (format!("grad.{name}"), tensor)));
     Ok(tensor_file::write(out, tensors)?)
 }
 

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use tch::Device;
 
 use crate::checkpoint::Checkpoints;
-use crate::config::{TrainConfig, TrainSettings};
+use crate::config::{Compat, TrainConfig, TrainSettings};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
@@ -19,7 +19,7 @@ use crate::guard::Guard;
 use crate::journal::{Journal, grouped, say};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
-use crate::model::{Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
+use crate::model::{Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
@@ -67,10 +67,14 @@ impl<'a> Run<'a> {
         };
         let model = Gpt2::new(shape, &parameters, Device::Cpu)
             .with_precision(config.train.precision)
-            .with_recompute(config.train.recompute);
+            .with_recompute(config.train.recompute)
+            .with_dropout(dropout(&config.train));
         drop(parameters);
         let optimizer = optimizer(&model, &config.train, checkpoint.as_deref(), state.updates())?;
-        let journal = Journal::open(&config.output, checkpoint.as_deref())?;
+        let mut journal = Journal::open(&config.output, checkpoint.as_deref())?;
+        if config.train.compat == Some(Compat::Fairseq) {
+            journal = journal.in_bits();
+        }
         let pace = Pace::new(&shape, &config.train, state.seconds);
         let saved = checkpoint.map(|_| state.step);
         let mut run = Self { config, dataset, sampler, model, optimizer, state, journal, checkpoints, saved, pace, _lock: lock };
@@ -233,6 +237,11 @@ fn optimizer(model: &Gpt2, settings: &TrainSettings, checkpoint: Option<&Path>, 
         optimizer.load_state(state, updates).map_err(damaged)?;
     }
     Ok(optimizer)
+}
+
+/// Masks have the run's seed and no generator: what is dropped follows from the number of the sequence.
+fn dropout(settings: &TrainSettings) -> Dropout {
+    Dropout { seed: settings.seed, residual: settings.dropout, attention: settings.attention_dropout }
 }
 
 /// A checkpoint whose digests are right and which still does not fit: written by another program.

@@ -97,6 +97,7 @@ impl Run<'_> {
         let mut sum = 0.0;
         for micro_step in 0..settings.gradient_accumulation as u64 {
             let batch = self.micro_batch(micro_step);
+            self.model.begin_at_sequence(self.first_sequence(micro_step));
             sum += self.model.accumulate(&batch.inputs, &batch.targets, 1.0 / tokens as f64);
         }
         let loss = sum / tokens as f64;
@@ -126,9 +127,14 @@ impl Run<'_> {
     /// The `micro_step`-th part of the current step's sequences.
     fn micro_batch(&self, micro_step: u64) -> Batch {
         let settings = &self.config.train;
-        let first = self.state.step * self.sequences_per_step() + micro_step * settings.micro_batch as u64;
+        let first = self.first_sequence(micro_step);
         let blocks = (first..first + settings.micro_batch as u64).map(|sequence| self.sampler.block(sequence));
         Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)
+    }
+
+    /// Number in the run of the first sequence of the current step's `micro_step`-th part.
+    fn first_sequence(&self, micro_step: u64) -> u64 {
+        self.state.step * self.sequences_per_step() + micro_step * self.config.train.micro_batch as u64
     }
 
     fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {

@@ -5,7 +5,7 @@ use crate::config::{
     DataConfig, DataFormat, ModelConfig, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig, TrainSettings,
 };
 use crate::data::tokenizer::SMALLEST;
-use crate::model::shape::PUBLISHED_CONTEXT;
+use crate::model::shape::{PUBLISHED_CONTEXT, least_width};
 
 /// One thing that must hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
 /// The rules of a `[model]` table and of the block that its model reads. With `initial_weights` only the numbers that are written count:
 /// the others are those of the weights.
 pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) -> Vec<Rule> {
-    let ModelConfig { preset, layers, heads, width, context } = *model;
+    let ModelConfig { variant, preset, layers, heads, width, context } = *model;
     let published = if initial_weights { preset } else { Some(preset.unwrap_or(Preset::Gpt2)) };
     let heads_in_force = heads.or(published.map(|preset| preset.dimensions().1));
     let width_in_force = width.or(published.map(|preset| preset.dimensions().2));
@@ -83,7 +83,7 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
     vec![
         at_least("model.layers", layers, 1),
         at_least("model.heads", heads, 1),
-        at_least("model.width", width, 1),
+        at_least("model.width", width, least_width(variant.unwrap_or_default()) as u64),
         at_least("model.context", context, 1),
         rule(
             if heads.is_some() { "model.heads" } else { "model.width" },
@@ -127,6 +127,12 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         within("train.weight_decay", train.weight_decay, 0.0, f64::MAX),
         within("train.clip_norm", train.clip_norm, 0.0, f64::MAX),
         within("train.skip_spikes", train.skip_spikes, 0.0, f64::MAX),
+        rule("train.dropout", below_one(train.dropout), format!("dropout is at least 0 and below 1, not {}", train.dropout)),
+        rule(
+            "train.attention_dropout",
+            below_one(train.attention_dropout),
+            format!("attention_dropout is at least 0 and below 1, not {}", train.attention_dropout),
+        ),
         rule("train.momentum", below_one(train.momentum), format!("momentum is at least 0 and below 1, not {}", train.momentum)),
         rule(
             "train.betas",

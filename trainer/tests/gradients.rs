@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 
-use ft_trainer::config::Precision;
-use ft_trainer::model::{Gpt2, IGNORED, Parameters, Shape};
+use ft_trainer::config::{Precision, Variant};
+use ft_trainer::model::{Dropout, Gpt2, IGNORED, Parameters, Shape};
+use ft_trainer::random::{bits, mix};
 use tch::{Device, Kind, Tensor};
 
 fn tiny() -> Shape {
-    Shape { layers: 2, heads: 2, width: 16, context: 12, vocabulary: 37, layer_norm_epsilon: 1e-5 }
+    Shape { layers: 2, heads: 2, width: 16, context: 12, vocabulary: 37, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 }
 }
 
 /// Weights with every bias and gain away from its initial value, so that no gradient is zero by symmetry.
@@ -18,9 +19,11 @@ fn weights(shape: &Shape, kind: Kind) -> Parameters {
     let mut parameters = Parameters::random(shape, 11).to(Device::Cpu, kind);
     let noise = Parameters::random(shape, 12);
     tch::manual_seed(3);
+    // fairseq's initial weights are as large as is good.
+    let larger = if shape.variant == Variant::Gpt2 { 4.0 } else { 0.1 };
     for (parameter, noise) in parameters.iter_mut().zip(&noise) {
         let shift = if noise.decays() {
-            noise.tensor.shallow_clone() * (16.0 / shape.width as f64).sqrt() * 4.0
+            noise.tensor.shallow_clone() * (16.0 / shape.width as f64).sqrt() * larger
         } else {
             noise.tensor.randn_like() * 0.1
         };
@@ -41,12 +44,20 @@ fn batch(shape: &Shape, rows: i64, length: i64) -> (Tensor, Tensor) {
 struct Twin<'a> {
     shape: &'a Shape,
     weights: HashMap<String, Tensor>,
+    /// And the number in the run of the first sequence.
+    dropout: Option<(Dropout, u64)>,
 }
+
+/// Where dropout falls, by number.
+const EMBEDDING: u64 = 0;
+const ATTENTION_WEIGHTS: u64 = 1;
+const ATTENTION_OUTPUT: u64 = 2;
+const NETWORK: u64 = 3;
 
 impl<'a> Twin<'a> {
     fn new(shape: &'a Shape, parameters: &Parameters) -> Self {
         let leaf = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
-        Self { shape, weights: parameters.iter().map(|entry| (entry.name.clone(), leaf(&entry.tensor))).collect() }
+        Self { shape, weights: parameters.iter().map(|entry| (entry.name.clone(), leaf(&entry.tensor))).collect(), dropout: None }
     }
 
     fn get(&self, name: &str) -> &Tensor {
@@ -62,7 +73,50 @@ impl<'a> Twin<'a> {
         x.layer_norm([self.shape.width as i64], Some(weight), Some(bias), self.shape.layer_norm_epsilon, false)
     }
 
-    fn attention(&self, x: &Tensor, name: &str) -> Tensor {
+    /// `x [B, …, T, columns]` times a mask: one number after another, as the generator is described.
+    fn drop(&self, x: Tensor, layer: usize, site: u64) -> Tensor {
+        let Some((dropout, first)) = self.dropout else { return x };
+        let rate = if site == ATTENTION_WEIGHTS { dropout.attention } else { dropout.residual };
+        let size = x.size();
+        let (columns, length) = (size[size.len() - 1] as u64, size[size.len() - 2] as u64);
+        let heads = if size.len() == 4 { size[1] as u64 } else { 1 };
+        let factor = |n: u64| {
+            let (column, row) = (n % columns, n / columns);
+            let (position, head, sequence) = (row % length, row / length % heads, first + row / length / heads);
+            let key = bits(&[dropout.seed, sequence, layer as u64, site, head, position]);
+            let word = mix(key.wrapping_add(column.wrapping_mul(0x9E37_79B9_7F4A_7C15)));
+            if f64::from((word >> 32) as u32) < (rate * 2.0_f64.powi(32)).floor() {
+                0.0
+            } else {
+                f64::from((1.0 / (1.0 - rate)) as f32)
+            }
+        };
+        let mask: Vec<f64> = (0..x.numel() as u64).map(factor).collect();
+        x * Tensor::from_slice(&mask).view(size.as_slice())
+    }
+
+    fn is_gpt2(&self) -> bool {
+        self.shape.variant == Variant::Gpt2
+    }
+
+    /// Token and position embeddings, `[B, T, D]`.
+    fn embedded(&self, inputs: &Tensor) -> Tensor {
+        let (rows, length) = (inputs.size()[0], inputs.size()[1]);
+        let tokens = self.get("wte.weight").index_select(0, &inputs.reshape([-1])).view([rows, length, -1]);
+        if self.is_gpt2() {
+            return tokens + self.get("wpe.weight").narrow(0, 0, length);
+        }
+        let half = self.shape.width as f64 / 2.0;
+        let angle = |position: i64, n: usize| {
+            let frequency = (-(10_000.0_f64).ln() / (half - 1.0) * (n as f64 % half)).exp();
+            let angle = (position + 2) as f64 * frequency;
+            if (n as f64) < half { angle.sin() } else { angle.cos() }
+        };
+        let table: Vec<f64> = (0..length).flat_map(|position| (0..self.shape.width).map(move |n| angle(position, n))).collect();
+        tokens * (self.shape.width as f64).sqrt() + Tensor::from_slice(&table).view([length, -1])
+    }
+
+    fn attention(&self, x: &Tensor, layer: usize, name: &str) -> Tensor {
         let (batch, length, width) = x.size3().unwrap();
         let heads = self.shape.heads as i64;
         let split = |part: Tensor| part.view([batch, length, heads, width / heads]).transpose(1, 2);
@@ -70,17 +124,19 @@ impl<'a> Twin<'a> {
         let (q, k, v) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap());
         let scores = q.matmul(&k.transpose(2, 3)) / ((width / heads) as f64).sqrt();
         let future = Tensor::ones([length, length], (Kind::Bool, Device::Cpu)).triu(1);
-        let heads = scores.masked_fill(&future, f64::NEG_INFINITY).softmax(-1, None).matmul(&v);
+        let weights = scores.masked_fill(&future, f64::NEG_INFINITY).softmax(-1, None);
+        let heads = self.drop(weights, layer, ATTENTION_WEIGHTS).matmul(&v);
         self.linear(&heads.transpose(1, 2).reshape([batch, length, width]), &format!("{name}.c_proj"))
     }
 
     fn logits(&self, inputs: &Tensor) -> Tensor {
-        let mut x = self.get("wte.weight").index_select(0, &inputs.reshape([-1])).view([inputs.size()[0], inputs.size()[1], -1]);
-        x += self.get("wpe.weight").narrow(0, 0, inputs.size()[1]);
+        let mut x = self.drop(self.embedded(inputs), 0, EMBEDDING);
+        let gelu = if self.is_gpt2() { "tanh" } else { "none" };
         for layer in 0..self.shape.layers {
-            x = &x + self.attention(&self.norm(&x, &format!("h.{layer}.ln_1")), &format!("h.{layer}.attn"));
+            let attention = self.attention(&self.norm(&x, &format!("h.{layer}.ln_1")), layer, &format!("h.{layer}.attn"));
+            x = &x + self.drop(attention, layer, ATTENTION_OUTPUT);
             let hidden = self.linear(&self.norm(&x, &format!("h.{layer}.ln_2")), &format!("h.{layer}.mlp.c_fc"));
-            x = &x + self.linear(&hidden.gelu("tanh"), &format!("h.{layer}.mlp.c_proj"));
+            x = &x + self.drop(self.linear(&hidden.gelu(gelu), &format!("h.{layer}.mlp.c_proj")), layer, NETWORK);
         }
         self.norm(&x, "ln_f").matmul(&self.get("wte.weight").tr())
     }
@@ -99,12 +155,19 @@ fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
 
 /// Both models over two micro-batches, so that accumulation is covered too; the worst relative error of any gradient.
 fn worst_gradient(shape: &Shape, kind: Kind, rows: i64, length: i64) -> (String, f64) {
+    worst_gradient_with(shape, kind, rows, length, Dropout { seed: 0, residual: 0.0, attention: 0.0 })
+}
+
+fn worst_gradient_with(shape: &Shape, kind: Kind, rows: i64, length: i64, dropout: Dropout) -> (String, f64) {
     let parameters = weights(shape, kind);
-    let twin = Twin::new(shape, &parameters.to(Device::Cpu, Kind::Double));
-    let mut model = Gpt2::new(*shape, &parameters, Device::Cpu);
+    let mut twin = Twin::new(shape, &parameters.to(Device::Cpu, Kind::Double));
+    let mut model = Gpt2::new(*shape, &parameters, Device::Cpu).with_dropout(dropout);
     let (inputs, targets) = batch(shape, rows, length);
     for part in [0, 1] {
         let (inputs, targets) = (inputs.narrow(0, part, rows - 1), targets.narrow(0, part, rows - 1));
+        let first = 40 + part as u64;
+        twin.dropout = (dropout.residual > 0.0 || dropout.attention > 0.0).then_some((dropout, first));
+        model.begin_at_sequence(first);
         let loss = model.accumulate(&inputs, &targets, 0.25);
         let expected = twin.loss(&inputs, &targets);
         assert!((loss / expected.double_value(&[]) - 1.0).abs() < 1e-6, "loss {loss}, autograd {expected:?}");
@@ -128,16 +191,64 @@ fn equals_autograd_in_single_precision() {
     for (width, heads, vocabulary, length) in
         [(16, 2, 37, 12), (50, 5, 90, 21), (48, 3, 1013, 33), (400, 4, 70, 17), (64, 1, 515, 64)]
     {
-        let shape = Shape { layers: 3, heads, width, context: 64, vocabulary, layer_norm_epsilon: 1e-5 };
+        let shape = Shape { layers: 3, heads, width, context: 64, vocabulary, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
         let (name, error) = worst_gradient(&shape, Kind::Float, 4, length);
         assert!(error < 2e-6, "{name} at width {width}: relative error {error:.1e}");
+    }
+}
+
+#[test]
+fn fairseqs_variant_equals_autograd() {
+    let shape = Shape { variant: Variant::Fairseq, ..tiny() };
+    // The sines are rounded to f32, as fairseq rounds them.
+    let (name, error) = worst_gradient(&shape, Kind::Double, 3, 12);
+    assert!(error < 1e-6, "{name}: relative error {error:.1e}");
+    for (width, heads, vocabulary, length) in [(16, 2, 37, 12), (50, 5, 90, 21), (48, 3, 1013, 33)] {
+        let shape = Shape { layers: 3, heads, width, context: 64, vocabulary, ..shape };
+        let (name, error) = worst_gradient(&shape, Kind::Float, 4, length);
+        assert!(error < 2e-6, "{name} at width {width}: relative error {error:.1e}");
+    }
+}
+
+/// The same masks in both, drawn anew in the twin from the description of the generator.
+#[test]
+fn dropout_equals_autograd_under_the_same_masks() {
+    for (residual, attention) in [(0.1, 0.0), (0.0, 0.25), (0.2, 0.1)] {
+        let dropout = Dropout { seed: 9, residual, attention };
+        for variant in [Variant::Gpt2, Variant::Fairseq] {
+            let shape = Shape { layers: 2, heads: 3, width: 48, context: 80, vocabulary: 97, layer_norm_epsilon: 1e-5, variant };
+            let (name, error) = worst_gradient_with(&shape, Kind::Float, 3, 77, dropout);
+            assert!(error < 3e-6, "{name}: relative error {error:.1e}");
+        }
+        let (name, error) = worst_gradient_with(&tiny(), Kind::Double, 3, 12, dropout);
+        assert!(error < 1e-12, "{name}: relative error {error:.1e}");
+    }
+}
+
+/// What is dropped is a function of the sequence's number in the run: two micro-batches of one sequence are one of two.
+#[test]
+fn dropout_does_not_depend_on_the_micro_batch() {
+    let (shape, dropout) = (tiny(), Dropout { seed: 9, residual: 0.2, attention: 0.2 });
+    let parameters = weights(&shape, Kind::Double);
+    let (inputs, targets) = batch(&shape, 2, 12);
+    let gradients = |parts: i64| {
+        let mut model = Gpt2::new(shape, &parameters, Device::Cpu).with_dropout(dropout);
+        for (part, (inputs, targets)) in inputs.chunk(parts, 0).iter().zip(targets.chunk(parts, 0)).enumerate() {
+            model.begin_at_sequence(6 + part as u64);
+            model.accumulate(inputs, &targets, 1.0);
+        }
+        model
+    };
+    for (whole, parts) in gradients(1).gradients().iter().zip(gradients(2).gradients()) {
+        assert!(relative_error(&parts.tensor, &whole.tensor) < 1e-12, "{} differs", whole.name);
     }
 }
 
 /// More rows than one chunk of the output head, the last chunk not full, and one chunk wholly ignored.
 #[test]
 fn equals_autograd_across_head_chunks() {
-    let shape = Shape { layers: 1, heads: 2, width: 8, context: 500, vocabulary: 19, layer_norm_epsilon: 1e-5 };
+    let shape =
+        Shape { layers: 1, heads: 2, width: 8, context: 500, vocabulary: 19, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
     let (name, error) = worst_gradient(&shape, Kind::Double, 4, 467);
     assert!(error < 1e-11, "{name}: relative error {error:.1e}");
 }
@@ -182,7 +293,8 @@ fn loss_and_logits_agree_with_autograd_twin() {
 
 #[test]
 fn gradients_are_the_same_bits_with_any_number_of_threads() {
-    let shape = Shape { layers: 2, heads: 4, width: 64, context: 96, vocabulary: 1301, layer_norm_epsilon: 1e-5 };
+    let shape =
+        Shape { layers: 2, heads: 4, width: 64, context: 96, vocabulary: 1301, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 6, 96);
     let run = |threads| {
@@ -202,7 +314,8 @@ fn gradients_are_the_same_bits_with_any_number_of_threads() {
 /// Against float64: rounding to 8 bits, once per product, and nothing worse.
 #[test]
 fn bf16_is_close_and_the_weights_stay_fp32() {
-    let shape = Shape { layers: 2, heads: 4, width: 64, context: 64, vocabulary: 301, layer_norm_epsilon: 1e-5 };
+    let shape =
+        Shape { layers: 2, heads: 4, width: 64, context: 64, vocabulary: 301, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 3, 64);
     let gradients = |parameters: &Parameters, precision| {

@@ -2,6 +2,7 @@
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used)]
 
+use ft_trainer::config::Variant;
 use ft_trainer::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 use ft_trainer::model::{Parameters, Shape};
 use ft_trainer::optimizer::{Optimizer, global_norm};
@@ -9,7 +10,7 @@ use tch::{Device, Kind};
 
 /// Large enough that every thread gets several chunks, and not a multiple of anything.
 fn shape() -> Shape {
-    Shape { layers: 1, heads: 1, width: 65, context: 31, vocabulary: 1201, layer_norm_epsilon: 1e-5 }
+    Shape { layers: 1, heads: 1, width: 65, context: 31, vocabulary: 1201, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 }
 }
 
 const KINDS: [OptimizerKind; 3] = [OptimizerKind::Adamw, OptimizerKind::Adafactor, OptimizerKind::Muon];

@@ -5,13 +5,14 @@
 use std::fs;
 use std::path::Path;
 
+use ft_trainer::config::Variant;
 use ft_trainer::model::hugging_face::CONFIG_FILE;
 use ft_trainer::model::parameters::WEIGHTS_FILE;
 use ft_trainer::model::{Parameters, Shape, tensor_file};
 use tch::{Kind, Tensor};
 
 fn shape() -> Shape {
-    Shape { layers: 2, heads: 2, width: 8, context: 16, vocabulary: 29, layer_norm_epsilon: 1e-5 }
+    Shape { layers: 2, heads: 2, width: 8, context: 16, vocabulary: 29, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 }
 }
 
 fn write_config(directory: &Path) {
@@ -64,6 +65,28 @@ fn writing_and_reading_keeps_every_bit() {
     assert_eq!(fs::read(&file).unwrap(), bytes);
 }
 
+/// Queries, keys and values apart, and linear maps the other way round.
+#[test]
+fn fairseqs_variant_is_stored_under_its_own_names() {
+    let shape = Shape { variant: Variant::Fairseq, ..shape() };
+    let parameters = Parameters::random(&shape, 1);
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join(CONFIG_FILE), shape.config_json(None).to_string()).unwrap();
+    let file = directory.path().join(WEIGHTS_FILE);
+    parameters.write_safetensors(&file).unwrap();
+    let (found, loaded) = Parameters::load(directory.path()).unwrap();
+    assert_eq!(found, shape);
+    assert_equal(&loaded, &parameters);
+    let stored = tensor_file::read(&file).unwrap();
+    let keys = stored.iter().find(|(name, _)| name == "model.layers.1.self_attn.k_proj.weight").unwrap();
+    let whole = parameters.iter().find(|entry| entry.name == "transformer.h.1.attn.c_attn.weight").unwrap();
+    assert!(keys.1.equal(&whole.tensor.narrow(1, 8, 8).tr()));
+    assert_eq!(stored.len(), 2 * 16 + 3);
+    let without: Vec<(String, Tensor)> = stored.into_iter().filter(|(name, _)| !name.contains("1.fc1.bias")).collect();
+    write(&file, &without);
+    assert!(refusal(directory.path()).contains("model.layers.1.fc1.bias is missing"), "{}", refusal(directory.path()));
+}
+
 #[test]
 fn initial_weights_depend_on_the_seed_and_not_on_the_threads() {
     let large = Shape { vocabulary: 40_000, ..shape() };
@@ -76,7 +99,8 @@ fn initial_weights_depend_on_the_seed_and_not_on_the_threads() {
 
 #[test]
 fn initial_weights_follow_the_paper() {
-    let shape = Shape { layers: 8, heads: 2, width: 128, context: 64, vocabulary: 500, layer_norm_epsilon: 1e-5 };
+    let shape =
+        Shape { layers: 8, heads: 2, width: 128, context: 64, vocabulary: 500, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
     for entry in &Parameters::random(&shape, 5) {
         let (mean, deviation) = (entry.tensor.mean(Kind::Double).double_value(&[]), entry.tensor.std(false).double_value(&[]));
         let expected = match (entry.decays(), entry.name.ends_with("c_proj.weight"), entry.name.ends_with(".weight")) {

@@ -4,6 +4,7 @@
 use tch::{Kind, Tensor};
 
 use super::block::Layout;
+use super::dropout::{Masks, RowMask, Site};
 use super::parameters::{elements, elements_mut, floats, floats_mut, holds};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
@@ -34,21 +35,21 @@ impl Attention {
 pub(super) fn forward(qkv: &Tensor, layout: Layout) -> Attention {
     let heads = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([0, 3, 2, 1, 4]).contiguous();
     let (output, log_sum_exp) = match heads.kind() {
-        Kind::Float if holds::<f32>(&heads) => forward_plain::<f32>(&heads),
-        Kind::BFloat16 if holds::<Bf16>(&heads) => forward_plain::<Bf16>(&heads),
-        _ => forward_anywhere(&heads),
+        Kind::Float if holds::<f32>(&heads) => forward_plain::<f32>(&heads, layout),
+        Kind::BFloat16 if holds::<Bf16>(&heads) => forward_plain::<Bf16>(&heads, layout),
+        _ => forward_anywhere(&heads, layout),
     };
     Attention { heads, log_sum_exp, output: join_heads(&output) }
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
-pub(super) fn backward(kept: &Attention, doutput: &Tensor) -> Tensor {
+pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout) -> Tensor {
     let [batch, heads, _, length, channels] = <[i64; 5]>::try_from(kept.heads.size()).expect("attention has five dimensions");
     let [output, doutput] = [&kept.output, doutput].map(|rows| rows.view([batch, length, heads, channels]).transpose(1, 2));
     let dheads = match kept.heads.kind() {
-        Kind::Float if holds::<f32>(&kept.heads) => backward_plain::<f32>(kept, &output, &doutput),
-        Kind::BFloat16 if holds::<Bf16>(&kept.heads) => backward_plain::<Bf16>(kept, &output, &doutput),
-        _ => backward_anywhere(kept, &output, &doutput),
+        Kind::Float if holds::<f32>(&kept.heads) => backward_plain::<f32>(kept, &output, &doutput, layout),
+        Kind::BFloat16 if holds::<Bf16>(&kept.heads) => backward_plain::<Bf16>(kept, &output, &doutput, layout),
+        _ => backward_anywhere(kept, &output, &doutput, layout),
     };
     dheads.permute([0, 3, 2, 1, 4]).reshape([batch * length, 3 * heads * channels])
 }
@@ -66,14 +67,25 @@ pub(super) fn join_heads(heads: &Tensor) -> Tensor {
 }
 
 /// In libtorch's fused operations, for any dtype: `[B, H, T, D / H]` and the log-sum-exp.
-fn forward_anywhere(heads: &Tensor) -> (Tensor, Tensor) {
+fn forward_anywhere(heads: &Tensor, layout: Layout) -> (Tensor, Tensor) {
     let [q, k, v] = [0, 1, 2].map(|part| heads.select(2, part));
+    if let Some(mask) = Scores::mask(layout, heads) {
+        let scores = Scores::new(&q, &k, mask);
+        return (scores.dropped().matmul(&v), scores.log_sum_exp);
+    }
     Tensor::internal_scaled_dot_product_flash_attention_for_cpu(&q, &k, &v, 0.0, true, None::<&Tensor>, None)
 }
 
 /// `[B, H, 3, T, D / H]`.
-fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor) -> Tensor {
+fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout) -> Tensor {
     let [q, k, v] = [0, 1, 2].map(|part| kept.heads.select(2, part));
+    if let Some(mask) = Scores::mask(layout, &kept.heads) {
+        let scores = Scores::new(&q, &k, mask);
+        let average = (output * doutput).sum_dim_intlist(-1_i64, true, None);
+        let dscores = &scores.weights * (doutput.matmul(&v.transpose(2, 3)) * &scores.mask - average) * scores.scale;
+        let dv = scores.dropped().transpose(2, 3).matmul(doutput);
+        return Tensor::stack(&[dscores.matmul(&k), dscores.transpose(2, 3).matmul(&q), dv], 2);
+    }
     let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
         doutput,
         &q,
@@ -89,24 +101,52 @@ fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor) -> Ten
     Tensor::stack(&[dq, dk, dv], 2)
 }
 
+/// The scores of every head at once, `[B, H, T, T]`: libtorch's fused operations have no mask of ours. Only dtypes and devices without
+/// kernels of their own come here, to be compared with.
+struct Scores {
+    weights: Tensor,
+    mask: Tensor,
+    log_sum_exp: Tensor,
+    scale: f64,
+}
+
+impl Scores {
+    /// What the attention weights are multiplied with, when there is anything.
+    fn mask(layout: Layout, heads: &Tensor) -> Option<Tensor> {
+        let masks = layout.attention_masks()?;
+        Some(masks.attention([layout.batch, layout.heads, layout.length]).to_device(heads.device()).to_kind(heads.kind()))
+    }
+
+    fn new(q: &Tensor, k: &Tensor, mask: Tensor) -> Self {
+        let scale = 1.0 / (q.size()[3] as f64).sqrt();
+        let future = Tensor::ones([q.size()[2], q.size()[2]], (Kind::Bool, q.device())).triu(1);
+        let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&future, f64::NEG_INFINITY);
+        Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
+    }
+
+    fn dropped(&self) -> Tensor {
+        &self.weights * &self.mask
+    }
+}
+
 /// As [`forward_anywhere`], a head per thread at a time.
-fn forward_plain<E: Element>(heads: &Tensor) -> (Tensor, Tensor) {
+fn forward_plain<E: Element>(heads: &Tensor, layout: Layout) -> (Tensor, Tensor) {
     let [batch, count, _, length, channels] = <[i64; 5]>::try_from(heads.size()).expect("attention has five dimensions");
     let mut output = Tensor::empty([batch, count, length, channels], (E::KIND, heads.device()));
     let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, heads.device()));
     let [length, channels] = [length, channels].map(|size| size as usize);
     let inputs = elements::<E>(heads).chunks(3 * length * channels);
     let outputs = elements_mut::<E>(&mut output).chunks_mut(length * channels);
-    let work = inputs.zip(outputs).zip(floats_mut(&mut log_sum_exp).chunks_mut(length));
-    parallel::run(work.collect(), |((heads, output), log_sum_exp)| {
-        let head = Head::new(heads, length, channels);
+    let work = inputs.zip(outputs).zip(floats_mut(&mut log_sum_exp).chunks_mut(length)).enumerate();
+    parallel::run(work.collect(), |(number, ((heads, output), log_sum_exp))| {
+        let head = Head::new(heads, length, channels).masked(layout, number);
         store(&head.forward(log_sum_exp), output);
     });
     (output, log_sum_exp)
 }
 
 /// As [`backward_anywhere`], a head per thread at a time.
-fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor) -> Tensor {
+fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout) -> Tensor {
     let mut dheads = kept.heads.empty_like();
     let (output, doutput) = (output.contiguous(), doutput.contiguous());
     let [length, channels] = [3, 4].map(|dimension| kept.heads.size()[dimension] as usize);
@@ -114,8 +154,8 @@ fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tenso
     let outputs = [&output, &doutput].map(|rows| elements::<E>(rows).chunks(length * channels));
     let [output, doutput] = outputs;
     let work = inputs.zip(output.zip(doutput)).zip(elements_mut::<E>(&mut dheads).chunks_mut(3 * length * channels));
-    parallel::run(work.collect(), |(((heads, log_sum_exp), (output, doutput)), dheads)| {
-        let head = Head::new(heads, length, channels);
+    parallel::run(work.enumerate().collect(), |(number, (((heads, log_sum_exp), (output, doutput)), dheads))| {
+        let head = Head::new(heads, length, channels).masked(layout, number);
         store(&head.backward(log_sum_exp, &load(output), &load(doutput)), dheads);
     });
     dheads
@@ -129,11 +169,28 @@ struct Head {
     channels: usize,
     /// `1 / √C`.
     scale: f32,
+    /// What is dropped, and which sequence and head this is.
+    masks: Option<(Masks, usize, usize)>,
 }
 
 impl Head {
     fn new<E: Element>(values: &[E], length: usize, channels: usize) -> Self {
-        Self { values: load(values), length, channels, scale: 1.0 / (channels as f32).sqrt() }
+        Self { values: load(values), length, channels, scale: 1.0 / (channels as f32).sqrt(), masks: None }
+    }
+
+    /// As the `number`-th of all heads of the batch.
+    fn masked(self, layout: Layout, number: usize) -> Self {
+        let heads = layout.heads as usize;
+        Self { masks: layout.attention_masks().map(|masks| (masks, number / heads, number % heads)), ..self }
+    }
+
+    /// Drops some of the weights of each query from `first` on, whose rows see `seen` keys.
+    fn drop(&self, weights: &mut [f32], first: usize, seen: usize) {
+        let Some((masks, sequence, head)) = self.masks else { return };
+        for (row, weights) in weights.chunks_mut(seen).enumerate() {
+            let query = first + row;
+            drop_weights(masks.row(Site::AttentionWeights, sequence, head, query), &mut weights[..=query]);
+        }
     }
 
     /// Rows of queries (0), keys (1) or values (2).
@@ -155,6 +212,7 @@ impl Head {
             let seen = first + count;
             multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut scores, seen, Write::Over, Workers::Caller);
             softmax(&mut scores[..count * seen], first, self.scale, &mut log_sum_exp[first..seen]);
+            self.drop(&mut scores[..count * seen], first, seen);
             let weights = Matrix::new(&scores, [count, seen], seen);
             let output = &mut output[first * self.channels..];
             multiply(weights, self.rows(2, 0, seen), output, self.channels, Write::Over, Workers::Caller);
@@ -179,7 +237,9 @@ impl Head {
             multiply(doutput_rows, self.rows(2, 0, seen).t(), &mut dscores, seen, Write::Over, Workers::Caller);
             let [output, doutput] = [output, doutput].map(|rows| &rows[own.clone()]);
             let scores = (&mut weights[..count * seen], &mut dscores[..count * seen]);
+            self.drop(scores.1, first, seen);
             softmax_backward(scores.0, scores.1, first, self.scale, &log_sum_exp[first..seen], output, doutput);
+            self.drop(scores.0, first, seen);
             let [weights, dscores] = [&weights, &dscores].map(|scores| Matrix::new(scores, [count, seen], seen));
             multiply(weights.t(), doutput_rows, dv, channels, write, Workers::Caller);
             multiply(dscores, self.rows(1, 0, seen), &mut dq[own], channels, Write::Over, Workers::Caller);
@@ -227,6 +287,14 @@ vectorised! {
             }
             weights[past..].fill(0.0);
             dweights[past..].fill(0.0);
+        }
+    }
+}
+
+vectorised! {
+    fn drop_weights(mask: RowMask, weights: &mut [f32]) {
+        for (key, weight) in weights.iter_mut().enumerate() {
+            *weight *= mask.factor(key);
         }
     }
 }

@@ -3,8 +3,10 @@
 use tch::{Kind, Tensor};
 
 use super::attention::{self, Attention};
+use super::dropout::{Masks, Site};
+use super::gelu::Gelu;
 use super::norm::Statistics;
-use super::parameters::BlockTensors;
+use super::parameters::{Affine, BlockTensors};
 use super::{gelu, linear, norm};
 use crate::config::Recompute;
 
@@ -40,8 +42,37 @@ pub(super) struct Layout {
     pub length: i64,
     pub heads: i64,
     pub epsilon: f64,
+    pub gelu: Gelu,
+    /// In training, when something is dropped.
+    pub masks: Option<Masks>,
     /// The dtype of the matrix products. The stream from block to block has that of the layer norms.
     pub kind: Kind,
+}
+
+impl Layout {
+    /// The layout of one layer of the model.
+    pub fn of_layer(self, layer: usize) -> Self {
+        Self { masks: self.masks.map(|masks| Masks { layer: layer as u64, ..masks }), ..self }
+    }
+
+    /// What is dropped from the attention weights, when anything is.
+    pub fn attention_masks(self) -> Option<Masks> {
+        self.masks.filter(|masks| masks.dropout.attention > 0.0)
+    }
+
+    /// `stream [N, D]` and one half of a block, `x` through its last map: with some of it dropped in training.
+    fn onto(self, stream: &Tensor, x: &Tensor, map: &Affine, site: Site) -> Tensor {
+        match self.masks {
+            None => linear::forward_onto(stream, x, map),
+            Some(masks) => stream + masks.apply(site, &linear::forward(x, map), self.length),
+        }
+    }
+
+    /// The gradient that reaches a half of a block from the stream, `[N, D]` in the dtype of the products.
+    fn reaching(self, dstream: &Tensor, site: Site) -> Tensor {
+        let dy = dstream.to_kind(self.kind);
+        self.masks.map_or_else(|| dy.shallow_clone(), |masks| masks.apply(site, &dy, self.length))
+    }
 }
 
 /// `x [N, D]` → everything but the block's output.
@@ -49,17 +80,17 @@ pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> Acti
     let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon, layout.kind); // [N, D]
     let qkv = linear::forward(&normal_1, &weights.c_attn); // [N, 3D]
     let attention = attention::forward(&qkv, layout);
-    let middle = linear::forward_onto(&x, attention.output(), &weights.attn_proj); // [N, D]
+    let middle = layout.onto(&x, attention.output(), &weights.attn_proj, Site::AttentionOutput); // [N, D]
     let (normal_2, statistics_2) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind); // [N, D]
     let hidden = linear::forward(&normal_2, &weights.c_fc); // [N, 4D]
-    let activated = gelu::forward(&hidden); // [N, 4D]
+    let activated = gelu::forward(&hidden, layout.gelu); // [N, 4D]
     Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated }
 }
 
 impl Activations {
     /// The block's output, `[N, D]`.
-    pub fn output(&self, weights: &BlockTensors) -> Tensor {
-        linear::forward_onto(&self.middle, &self.activated, &weights.mlp_proj)
+    pub fn output(&self, weights: &BlockTensors, layout: Layout) -> Tensor {
+        layout.onto(&self.middle, &self.activated, &weights.mlp_proj, Site::Network)
     }
 
     pub fn keep(self, recompute: Recompute) -> Kept {
@@ -80,7 +111,7 @@ impl Kept {
             Self::Products { x, attention, middle, hidden } => {
                 let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon, layout.kind);
                 let (normal_2, statistics_2) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
-                let activated = gelu::forward(&hidden);
+                let activated = gelu::forward(&hidden, layout.gelu);
                 Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated }
             }
             Self::Input(x) => forward(x, weights, layout),
@@ -90,16 +121,22 @@ impl Kept {
 
 /// Adds the gradients of the block's weights to `gradients`; turns `dstream [N, D]`, the gradient of the block's output, into that of
 /// its input. The stream runs around both halves, so its gradient stays where it is and each half adds to it.
-pub(super) fn backward(dstream: &mut Tensor, activations: Activations, weights: &BlockTensors, gradients: &mut BlockTensors) {
+pub(super) fn backward(
+    dstream: &mut Tensor,
+    activations: Activations,
+    weights: &BlockTensors,
+    layout: Layout,
+    gradients: &mut BlockTensors,
+) {
     let Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated } = activations;
-    let dy = dstream.to_kind(hidden.kind()); // [N, D]
+    let dy = layout.reaching(dstream, Site::Network); // [N, D]
     let dactivated = linear::backward(&activated, &weights.mlp_proj, &dy, &mut gradients.mlp_proj); // [N, 4D]
-    let dhidden = gelu::backward(&hidden, dactivated); // [N, 4D]
+    let dhidden = gelu::backward(&hidden, dactivated, layout.gelu); // [N, 4D]
     let dnormal_2 = linear::backward(&normal_2, &weights.c_fc, &dhidden, &mut gradients.c_fc); // [N, D]
     norm::backward(&middle, &weights.ln_2, &statistics_2, &dnormal_2, dstream, &mut gradients.ln_2);
-    let dmiddle = dstream.to_kind(hidden.kind()); // [N, D]
+    let dmiddle = layout.reaching(dstream, Site::AttentionOutput); // [N, D]
     let doutput = linear::backward(attention.output(), &weights.attn_proj, &dmiddle, &mut gradients.attn_proj); // [N, D]
-    let dqkv = attention::backward(&attention, &doutput); // [N, 3D]
+    let dqkv = attention::backward(&attention, &doutput, layout); // [N, 3D]
     let dnormal_1 = linear::backward(&normal_1, &weights.c_attn, &dqkv, &mut gradients.c_attn); // [N, D]
     norm::backward(&x, &weights.ln_1, &statistics_1, &dnormal_1, dstream, &mut gradients.ln_1);
 }

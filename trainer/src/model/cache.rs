@@ -56,8 +56,8 @@ impl Gpt2 {
         let window = Window::new(cache.length, new, left_padding, &tokens);
         let layout = self.layout_of(batch, new);
         let weights = self.working();
-        let positions = weights.position_embedding().index_select(0, &window.positions.reshape([-1]));
-        let mut x = weights.token_embedding().index_select(0, &tokens.reshape([-1])) + positions; // [batch · new, D]
+        let positions = self.positions().index_select(0, &window.positions.reshape([-1]));
+        let mut x = self.embed_tokens(&tokens.reshape([-1])) + positions; // [batch · new, D]
         for (layer, kept) in cache.layers.iter_mut().enumerate() {
             x = block_with_cache(&x, &weights.block(layer), layout, kept, &window);
         }
@@ -96,5 +96,5 @@ fn block_with_cache(x: &Tensor, weights: &BlockTensors, layout: Layout, kept: &m
     let heads = Tensor::scaled_dot_product_attention(&q, &keys, &values, Some(&window.mask), 0.0, false, None, false);
     let middle = linear::forward(&join_heads(&heads), &weights.attn_proj) + x;
     let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
-    linear::forward(&gelu::forward(&linear::forward(&normal, &weights.c_fc)), &weights.mlp_proj) + middle
+    linear::forward(&gelu::forward(&linear::forward(&normal, &weights.c_fc), layout.gelu), &weights.mlp_proj) + middle
 }

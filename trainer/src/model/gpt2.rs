@@ -3,10 +3,12 @@
 use tch::{Device, Kind, Tensor};
 
 use super::block::{self, Layout};
+use super::dropout::{Dropout, Masks, Site};
+use super::gelu::Gelu;
 use super::parameters::Parameters;
 use super::shape::Shape;
-use super::{head, linear, norm};
-use crate::config::{Precision, Recompute};
+use super::{head, linear, norm, sinusoids};
+use crate::config::{Precision, Recompute, Variant};
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
@@ -16,7 +18,12 @@ pub struct Gpt2 {
     /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
     working: Parameters,
     gradients: Parameters,
+    /// `[context, D]`, where positions are not learnt.
+    sinusoids: Option<Tensor>,
     recompute: Recompute,
+    dropout: Option<Dropout>,
+    /// Number in the run of the next micro-batch's first sequence.
+    first_sequence: u64,
     device: Device,
     /// The dtype of the products.
     kind: Kind,
@@ -30,7 +37,9 @@ impl Gpt2 {
         let parameters = parameters.to(device, kind);
         let gradients = parameters.zeros_like();
         let working = parameters.to(device, kind);
-        Self { shape, parameters, working, gradients, recompute: Recompute::None, device, kind }
+        let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
+        let (recompute, dropout, first_sequence) = (Recompute::None, None, 0);
+        Self { shape, parameters, working, gradients, sinusoids, recompute, dropout, first_sequence, device, kind }
     }
 
     /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
@@ -48,6 +57,18 @@ impl Gpt2 {
     #[must_use]
     pub fn with_recompute(self, recompute: Recompute) -> Self {
         Self { recompute, ..self }
+    }
+
+    /// Drops some of the activations of [`Gpt2::accumulate`]. Losses, logits and generation know no dropout.
+    #[must_use]
+    pub fn with_dropout(self, dropout: Dropout) -> Self {
+        let some = dropout.residual > 0.0 || dropout.attention > 0.0;
+        Self { dropout: some.then_some(dropout), ..self }
+    }
+
+    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: what is dropped is a function of it.
+    pub fn begin_at_sequence(&mut self, first: u64) {
+        self.first_sequence = first;
     }
 
     pub fn shape(&self) -> &Shape {
@@ -86,14 +107,19 @@ impl Gpt2 {
     }
 
     fn forward_backward(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
-        let layout = self.layout(inputs);
+        let masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
+        let layout = Layout { masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
         let mut x = self.embed(&inputs);
+        if let Some(masks) = masks {
+            x = masks.apply(Site::Embedding, &x, layout.length);
+        }
         let mut kept = Vec::with_capacity(self.shape.layers);
         for layer in 0..self.shape.layers {
             let weights = self.working.block(layer);
+            let layout = layout.of_layer(layer);
             let activations = block::forward(x, &weights, layout);
-            x = activations.output(&weights);
+            x = activations.output(&weights, layout);
             kept.push(activations.keep(self.recompute));
         }
         let final_norm = self.parameters.final_norm();
@@ -105,7 +131,11 @@ impl Gpt2 {
         norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut self.gradients.final_norm());
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.working.block(layer), kept.pop().expect("every block has kept something"));
-            block::backward(&mut dx, kept.restore(&weights, layout), &weights, &mut self.gradients.block(layer));
+            let layout = layout.of_layer(layer);
+            block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut self.gradients.block(layer));
+        }
+        if let Some(masks) = masks {
+            dx = masks.apply(Site::Embedding, &dx, layout.length);
         }
         self.embed_backward(&inputs, &dx);
         loss
@@ -134,22 +164,41 @@ impl Gpt2 {
         let mut x = self.embed(&inputs.to_device(self.device));
         for layer in 0..self.shape.layers {
             let weights = self.working.block(layer);
-            x = block::forward(x, &weights, layout).output(&weights);
+            x = block::forward(x, &weights, layout).output(&weights, layout);
         }
         norm::forward(&x, &self.parameters.final_norm(), layout.epsilon, layout.kind).0
     }
 
     /// Token and position embedding: `[B, T]` → `[N, D]`.
     fn embed(&self, inputs: &Tensor) -> Tensor {
-        let tokens = self.parameters.token_embedding().index_select(0, &inputs.reshape([-1])); // [N, D]
-        let positions = self.parameters.position_embedding().narrow(0, 0, inputs.size()[1]); // [T, D]
+        let tokens = self.embed_tokens(&inputs.reshape([-1])); // [N, D]
+        let positions = self.positions().narrow(0, 0, inputs.size()[1]); // [T, D]
         (tokens.view([inputs.size()[0], inputs.size()[1], -1]) + positions).view_as(&tokens)
+    }
+
+    /// `tokens [N]` → `[N, D]`, in fairseq's variant times √D.
+    pub(super) fn embed_tokens(&self, tokens: &Tensor) -> Tensor {
+        let rows = self.parameters.token_embedding().index_select(0, tokens);
+        match self.shape.variant {
+            Variant::Gpt2 => rows,
+            Variant::Fairseq => rows * (self.shape.width as f64).sqrt(),
+        }
+    }
+
+    /// What is added at each position, `[context, D]`.
+    pub(super) fn positions(&self) -> Tensor {
+        self.sinusoids.as_ref().map_or_else(|| self.parameters.position_embedding(), Tensor::shallow_clone)
     }
 
     /// `dx [N, D]`. On the CPU `index_add_` adds row after row, so equal tokens are summed in the order of the batch.
     fn embed_backward(&mut self, inputs: &Tensor, dx: &Tensor) {
         let [batch, length] = [inputs.size()[0], inputs.size()[1]];
-        let _ = self.gradients.token_embedding().index_add_(0, &inputs.reshape([-1]), dx);
+        let mut dtokens = self.gradients.token_embedding();
+        if !self.shape.learns_positions() {
+            let _ = dtokens.index_add_(0, &inputs.reshape([-1]), &(dx * (self.shape.width as f64).sqrt()));
+            return;
+        }
+        let _ = dtokens.index_add_(0, &inputs.reshape([-1]), dx);
         let positions = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
         let mut gradient = self.gradients.position_embedding().narrow(0, 0, length);
         gradient += positions;
@@ -164,6 +213,11 @@ impl Gpt2 {
     }
 
     pub(super) fn layout_of(&self, batch: i64, length: i64) -> Layout {
-        Layout { batch, length, heads: self.shape.heads as i64, epsilon: self.shape.layer_norm_epsilon, kind: self.kind }
+        let gelu = match self.shape.variant {
+            Variant::Gpt2 => Gelu::Tanh,
+            Variant::Fairseq => Gelu::Exact,
+        };
+        let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
+        Layout { batch, length, heads, epsilon, gelu, masks: None, kind: self.kind }
     }
 }

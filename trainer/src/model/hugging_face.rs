@@ -6,6 +6,8 @@ use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 use super::shape::{Shape, ShapeError};
+use super::xglm;
+use crate::config::Variant;
 
 /// Name of the file inside a model directory.
 pub const CONFIG_FILE: &str = "config.json";
@@ -42,15 +44,18 @@ impl Shape {
         let shape = value
             .as_object()
             .ok_or_else(|| "the file must hold one JSON object".to_owned())
-            .and_then(from_config)
+            .and_then(|config| if xglm::is_one(config) { xglm::from_config(config) } else { from_config(config) })
             .map_err(|reason| ConfigError::Unsupported { path: path.clone(), reason })?;
         shape.check().map_err(|source| ConfigError::Shape { path, source })?;
         Ok(shape)
     }
 
-    /// The `config.json` that makes `transformers` load the weights as `GPT2LMHeadModel`. Training here uses no dropout, and
-    /// the file says so. `end_of_text` is the token that separates documents, when the tokenizer has one.
+    /// The `config.json` that makes `transformers` load the weights as `GPT2LMHeadModel`, or as `XGLMForCausalLM`. The file
+    /// says that there is no dropout: what reads it need not train with the dropout of this run. `end_of_text` is the token that separates documents, when the tokenizer has one.
     pub fn config_json(&self, end_of_text: Option<u32>) -> Value {
+        if self.variant == Variant::Fairseq {
+            return xglm::config_json(self, end_of_text);
+        }
         json!({
             "activation_function": "gelu_new",
             "architectures": ["GPT2LMHeadModel"],
@@ -78,16 +83,14 @@ impl Shape {
 }
 
 fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
-    expect_text(config, "model_type", "gpt2", "only GPT-2 is trained here")?;
+    expect_text(config, "model_type", "gpt2", "GPT-2 and fairseq's variant of it (xglm) are trained here")?;
     expect_text(config, "activation_function", "gelu_new", "GPT-2's MLP uses the tanh form of GELU")?;
     for (key, only, why) in &FIXED {
         if let Some(found) = config.get(*key).filter(|found| !found.is_null() && *found != only) {
             return Err(format!("{key} = {found} is not supported: {why}"));
         }
     }
-    for key in ["dtype", "torch_dtype"] {
-        expect_dtype(config, key)?;
-    }
+    expect_dtype(config)?;
     let width = number(config, "n_embd", Some(768))?;
     if let Some(inner) = optional_number(config, "n_inner")?.filter(|inner| *inner != 4 * width) {
         return Err(format!("n_inner = {inner} is not supported: GPT-2's MLP is 4 × n_embd = {} wide", 4 * width));
@@ -100,10 +103,11 @@ fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
         context,
         vocabulary: number(config, "vocab_size", None)?,
         layer_norm_epsilon: config.get("layer_norm_epsilon").and_then(Value::as_f64).unwrap_or(1e-5),
+        variant: Variant::Gpt2,
     })
 }
 
-fn expect_text(config: &Map<String, Value>, key: &str, only: &str, why: &str) -> Result<(), String> {
+pub(super) fn expect_text(config: &Map<String, Value>, key: &str, only: &str, why: &str) -> Result<(), String> {
     match config.get(key) {
         None | Some(Value::Null) => Ok(()),
         Some(Value::String(found)) if found == only => Ok(()),
@@ -111,20 +115,21 @@ fn expect_text(config: &Map<String, Value>, key: &str, only: &str, why: &str) ->
     }
 }
 
-fn expect_dtype(config: &Map<String, Value>, key: &str) -> Result<(), String> {
+pub(super) fn expect_dtype(config: &Map<String, Value>) -> Result<(), String> {
     let known = ["float32", "float16", "bfloat16"];
-    match config.get(key) {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::String(found)) if known.contains(&found.as_str()) => Ok(()),
-        Some(found) => Err(format!("{key} = {found} is not supported; weights may be {}", known.join(", "))),
-    }
+    let refused = ["dtype", "torch_dtype"].into_iter().find_map(|key| match config.get(key)? {
+        Value::Null => None,
+        Value::String(found) if known.contains(&found.as_str()) => None,
+        found => Some(format!("{key} = {found} is not supported; weights may be {}", known.join(", "))),
+    });
+    refused.map_or(Ok(()), Err)
 }
 
-fn number(config: &Map<String, Value>, key: &str, default: Option<usize>) -> Result<usize, String> {
+pub(super) fn number(config: &Map<String, Value>, key: &str, default: Option<usize>) -> Result<usize, String> {
     optional_number(config, key)?.or(default).ok_or_else(|| format!("{key} is missing"))
 }
 
-fn optional_number(config: &Map<String, Value>, key: &str) -> Result<Option<usize>, String> {
+pub(super) fn optional_number(config: &Map<String, Value>, key: &str) -> Result<Option<usize>, String> {
     match config.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => value
@@ -161,7 +166,15 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back() {
-        let shape = Shape { layers: 2, heads: 3, width: 48, context: 77, vocabulary: 1013, layer_norm_epsilon: 1e-6 };
+        let shape = Shape {
+            layers: 2,
+            heads: 3,
+            width: 48,
+            context: 77,
+            vocabulary: 1013,
+            layer_norm_epsilon: 1e-6,
+            variant: Variant::Gpt2,
+        };
         assert_eq!(parse(&shape.config_json(Some(7)).to_string()), Ok(shape));
     }
 
@@ -179,7 +192,7 @@ mod tests {
     fn another_model_is_refused_with_the_reason() {
         let cases = [
             ("activation_function", json!("relu"), "GELU"),
-            ("model_type", json!("llama"), "only GPT-2"),
+            ("model_type", json!("llama"), "GPT-2 and fairseq"),
             ("scale_attn_by_inverse_layer_idx", json!(true), "layer number"),
             ("scale_attn_weights", json!(false), "square root"),
             ("reorder_and_upcast_attn", json!(true), "order of operations"),

@@ -8,6 +8,8 @@ use tch::{Kind, Tensor};
 use super::parameters::{ModelError, Parameter, Parameters, WEIGHTS_FILE};
 use super::shape::Shape;
 use super::tensor_file::{self, FileError};
+use super::xglm;
+use crate::config::Variant;
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const PICKLE_FILES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
@@ -22,11 +24,12 @@ impl Parameters {
         let mut found = HashMap::new();
         for file in weight_files(directory)? {
             for (name, tensor) in tensor_file::read(&file)? {
-                found.insert(canonical(&name), (file.clone(), tensor));
+                found.insert(canonical(&name, shape.variant), (file.clone(), tensor));
             }
         }
         let head = found.remove(HEAD);
-        let entries = shape.tensors().into_iter().map(|(name, dimensions)| take(&mut found, directory, name, &dimensions));
+        let entries =
+            shape.tensors().into_iter().map(|(name, dimensions)| take(&mut found, directory, name, &dimensions, shape.variant));
         let entries = entries.collect::<Result<Vec<_>, _>>()?;
         refuse_leftovers(found)?;
         refuse_untied(head, &entries[0].tensor)?;
@@ -66,18 +69,40 @@ fn shards(index: &Path) -> Result<Vec<PathBuf>, ModelError> {
     }
 }
 
-fn canonical(name: &str) -> String {
-    if name == HEAD || name.starts_with("transformer.") { name.to_owned() } else { format!("transformer.{name}") }
+fn canonical(name: &str, variant: Variant) -> String {
+    if name == HEAD || name.starts_with("transformer.") || variant == Variant::Fairseq {
+        name.to_owned()
+    } else {
+        format!("transformer.{name}")
+    }
 }
 
 type Found = HashMap<String, (PathBuf, Tensor)>;
 
-/// Takes one tensor out of what was found and checks it against the shape.
-fn take(found: &mut Found, directory: &Path, name: String, dimensions: &[usize]) -> Result<Parameter, ModelError> {
+/// Takes one tensor out of what was found, put together from its parts where the file has several.
+fn take(found: &mut Found, directory: &Path, name: String, size: &[usize], variant: Variant) -> Result<Parameter, ModelError> {
+    let size: Vec<i64> = size.iter().map(|size| *size as i64).collect();
+    if variant == Variant::Gpt2 {
+        let tensor = take_stored(found, directory, name.clone(), size)?;
+        return Ok(Parameter { name, tensor });
+    }
+    let (names, is_map) = (xglm::stored_names(&name), size.len() == 2 && name.contains(".h."));
+    let mut part = size;
+    if is_map {
+        part.reverse();
+    }
+    part[0] /= names.len() as i64;
+    let parts = names.into_iter().map(|name| take_stored(found, directory, name, part.clone()));
+    let whole = Tensor::cat(&parts.collect::<Result<Vec<_>, _>>()?, 0);
+    let tensor = if is_map { whole.tr().contiguous() } else { whole };
+    Ok(Parameter { name, tensor })
+}
+
+/// Takes one tensor of a file and checks it against the shape.
+fn take_stored(found: &mut Found, directory: &Path, name: String, expected: Vec<i64>) -> Result<Tensor, ModelError> {
     let Some((path, tensor)) = found.remove(&name) else {
         return Err(ModelError::Missing { path: directory.to_owned(), name });
     };
-    let expected: Vec<i64> = dimensions.iter().map(|size| *size as i64).collect();
     if tensor.size() != expected {
         return Err(ModelError::Dimensions { path, name, expected, found: tensor.size() });
     }
@@ -85,7 +110,7 @@ fn take(found: &mut Found, directory: &Path, name: String, dimensions: &[usize])
     if tensor.isfinite().all().int64_value(&[]) == 0 {
         return Err(ModelError::NotFinite { path, name });
     }
-    Ok(Parameter { name, tensor })
+    Ok(tensor)
 }
 
 /// Buffers of the causal mask are stored by old versions of transformers; any other extra tensor means another model.

@@ -147,9 +147,18 @@ fn optimizer(shape: &Shape, kind: OptimizerKind) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Variant;
 
     fn small() -> Shape {
-        Shape { layers: 12, heads: 12, width: 768, context: 1024, vocabulary: 50_257, layer_norm_epsilon: 1e-5 }
+        Shape {
+            layers: 12,
+            heads: 12,
+            width: 768,
+            context: 1024,
+            vocabulary: 50_257,
+            layer_norm_epsilon: 1e-5,
+            variant: Variant::Gpt2,
+        }
     }
 
     fn with(change: impl FnOnce(&mut TrainSettings)) -> TrainingMemory {

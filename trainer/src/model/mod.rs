@@ -3,6 +3,7 @@
 pub mod hugging_face;
 pub mod memory;
 pub mod shape;
+mod xglm;
 
 #[cfg(feature = "torch")]
 mod attention;
@@ -11,11 +12,15 @@ mod block;
 #[cfg(feature = "torch")]
 mod cache;
 #[cfg(feature = "torch")]
+mod dropout;
+#[cfg(feature = "torch")]
 mod gelu;
 #[cfg(feature = "torch")]
 mod gpt2;
 #[cfg(feature = "torch")]
 mod head;
+#[cfg(feature = "torch")]
+mod initial;
 #[cfg(feature = "torch")]
 mod linear;
 #[cfg(feature = "torch")]
@@ -23,16 +28,18 @@ mod load;
 #[cfg(feature = "torch")]
 mod norm;
 #[cfg(feature = "torch")]
-mod normal;
-#[cfg(feature = "torch")]
 pub mod parameters;
 #[cfg(feature = "torch")]
 mod product;
+#[cfg(feature = "torch")]
+mod sinusoids;
 #[cfg(feature = "torch")]
 pub mod tensor_file;
 
 #[cfg(feature = "torch")]
 pub use cache::KvCache;
+#[cfg(feature = "torch")]
+pub use dropout::Dropout;
 #[cfg(feature = "torch")]
 pub use gpt2::Gpt2;
 #[cfg(feature = "torch")]

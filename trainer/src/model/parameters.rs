@@ -6,15 +6,17 @@ use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
 use super::hugging_face::ConfigError;
-use super::normal::fill_normal;
+use super::initial;
 use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
+use super::xglm;
+use crate::config::Variant;
 use crate::simd::Element;
 
 /// Name of the weights inside a model directory.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
-/// Standard deviation of GPT-2's initial weights (Radford et al. 2019; `initializer_range` in transformers).
-const INITIAL_DEVIATION: f64 = 0.02;
+/// Tensors of the final layer norm.
+const FINAL_NORM: usize = 2;
 
 /// Why weights cannot be read or written, or do not fit.
 #[derive(Debug, Error)]
@@ -60,6 +62,11 @@ impl Parameter {
         !self.name.contains(".ln_") && !self.name.ends_with("wpe.weight")
     }
 
+    /// Whether it is the matrix of a linear map, `[in, out]`.
+    pub(super) fn is_map(&self) -> bool {
+        self.tensor.dim() == 2 && self.name.contains(".h.")
+    }
+
     /// Whether weight decay applies: matrices only; biases and layer norms are left alone.
     pub fn decays(&self) -> bool {
         self.tensor.dim() >= 2
@@ -90,19 +97,12 @@ pub(super) struct BlockTensors {
 }
 
 impl Parameters {
-    /// GPT-2's initial weights: N(0, 0.02²), the two projections back into the residual stream scaled by `1/√(2L)`, layer
-    /// norms 1 and 0, biases 0. A function of `seed` alone, whatever the number of threads.
+    /// The variant's initial weights ([`super::initial`]). A function of `seed` alone, whatever the number of threads.
     pub fn random(shape: &Shape, seed: u64) -> Self {
-        let residual_deviation = INITIAL_DEVIATION / (2.0 * shape.layers as f64).sqrt();
         let entry = |(stream, (name, dimensions)): (usize, (String, Vec<usize>))| {
             let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
             let mut tensor = Tensor::zeros(dimensions.as_slice(), (Kind::Float, Device::Cpu));
-            if dimensions.len() >= 2 {
-                let deviation = if name.ends_with("c_proj.weight") { residual_deviation } else { INITIAL_DEVIATION };
-                fill_normal(floats_mut(&mut tensor), deviation, seed, stream as u64);
-            } else if name.ends_with(".weight") {
-                let _ = tensor.fill_(1.0);
-            }
+            initial::fill(floats_mut(&mut tensor), initial::distribution(shape, &name), seed, stream as u64);
             Parameter { name, tensor }
         };
         Self { entries: shape.tensors().into_iter().enumerate().map(entry).collect() }
@@ -167,8 +167,31 @@ impl Parameters {
 
     /// Writes `model.safetensors` as `transformers` does, one tensor in memory at a time; the bytes depend on the values only.
     pub fn write_safetensors(&self, path: &Path) -> Result<(), ModelError> {
-        let tensors = self.entries.iter().map(|entry| (entry.name.clone(), &entry.tensor));
-        Ok(tensor_file::write(path, tensors)?)
+        let tensors = self.stored();
+        Ok(tensor_file::write(path, tensors.iter().map(|(name, tensor)| (name.clone(), tensor)))?)
+    }
+
+    /// The tensors as the variant's files name and cut them, sharing memory with these.
+    pub fn stored(&self) -> Vec<(String, Tensor)> {
+        let views = |entry: &Parameter| match self.variant() {
+            Variant::Gpt2 => vec![(entry.name.clone(), entry.tensor.shallow_clone())],
+            Variant::Fairseq => {
+                let names = xglm::stored_names(&entry.name);
+                let turned = if entry.is_map() { entry.tensor.tr() } else { entry.tensor.shallow_clone() };
+                let parts = turned.chunk(names.len() as i64, 0);
+                names.into_iter().zip(parts).collect()
+            }
+        };
+        self.entries.iter().flat_map(views).collect()
+    }
+
+    fn variant(&self) -> Variant {
+        if self.embeddings() == 1 { Variant::Fairseq } else { Variant::Gpt2 }
+    }
+
+    /// Tensors before the first block: the token embedding, and that of the positions where they are learnt.
+    fn embeddings(&self) -> usize {
+        (self.entries.len() - FINAL_NORM) % BLOCK_TENSORS
     }
 
     /// Token embedding `[V, D]`, also the output head.
@@ -176,17 +199,17 @@ impl Parameters {
         self.entries[0].tensor.shallow_clone()
     }
 
-    /// Position embedding `[context, D]`.
+    /// Learnt position embedding `[context, D]`.
     pub(super) fn position_embedding(&self) -> Tensor {
         self.entries[1].tensor.shallow_clone()
     }
 
     pub(super) fn final_norm(&self) -> Affine {
-        self.affine(self.entries.len() - 2)
+        self.affine(self.entries.len() - FINAL_NORM)
     }
 
     pub(super) fn block(&self, layer: usize) -> BlockTensors {
-        let first = 2 + layer * BLOCK_TENSORS;
+        let first = self.embeddings() + layer * BLOCK_TENSORS;
         BlockTensors {
             ln_1: self.affine(first),
             c_attn: self.affine(first + 2),

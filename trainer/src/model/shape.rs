@@ -2,12 +2,20 @@
 
 use thiserror::Error;
 
-use crate::config::{ModelConfig, Preset};
+use crate::config::{ModelConfig, Preset, Variant};
 
 /// GPT-2's layer-norm epsilon in every published size.
-const LAYER_NORM_EPSILON: f64 = 1e-5;
+pub(super) const LAYER_NORM_EPSILON: f64 = 1e-5;
 /// Positions of every published GPT-2.
 pub(crate) const PUBLISHED_CONTEXT: usize = 1024;
+
+/// Sines and cosines need two frequencies each.
+pub(crate) fn least_width(variant: Variant) -> usize {
+    match variant {
+        Variant::Gpt2 => 1,
+        Variant::Fairseq => 4,
+    }
+}
 
 /// The numbers that fix every tensor of a GPT-2 (Radford et al. 2019).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,6 +31,7 @@ pub struct Shape {
     /// Tokens the model knows (`vocab_size`).
     pub vocabulary: usize,
     pub layer_norm_epsilon: f64,
+    pub variant: Variant,
 }
 
 /// A shape that no model can have, or that contradicts the data or the weights at hand.
@@ -32,6 +41,8 @@ pub enum ShapeError {
     Zero(&'static str),
     #[error("model.heads = {heads} does not divide model.width = {width}; every head gets width / heads channels")]
     HeadsDivideWidth { heads: usize, width: usize },
+    #[error("model.width = {width} is too narrow; sinusoidal positions need {least}")]
+    TooNarrow { width: usize, least: usize },
     #[error(
         "train.block_size = {block_size} is longer than the model's context of {context} positions; lower block_size or raise model.context"
     )]
@@ -40,6 +51,8 @@ pub enum ShapeError {
     BlockTooShort(usize),
     #[error("model.{field} = {asked}, but the initial weights have {found}; remove model.{field} or start from other weights")]
     Contradiction { field: &'static str, asked: usize, found: usize },
+    #[error("model.variant = {asked:?}, but the initial weights are {found:?}'s; remove model.variant or start from other weights")]
+    Variant { asked: Variant, found: Variant },
     #[error(
         "the dataset's tokenizer has {dataset} tokens, but the initial weights know {weights}; prepare the data with the weights' own tokenizer"
     )]
@@ -69,6 +82,7 @@ impl Shape {
             context: model.context.unwrap_or(PUBLISHED_CONTEXT),
             vocabulary,
             layer_norm_epsilon: LAYER_NORM_EPSILON,
+            variant: model.variant.unwrap_or_default(),
         };
         shape.check()?;
         shape.holds_block(block_size)?;
@@ -89,6 +103,9 @@ impl Shape {
                 return Err(ShapeError::Contradiction { field, asked, found });
             }
         }
+        if let Some(asked) = model.variant.filter(|asked| *asked != self.variant) {
+            return Err(ShapeError::Variant { asked, found: self.variant });
+        }
         if vocabulary != self.vocabulary {
             return Err(ShapeError::Vocabulary { dataset: vocabulary, weights: self.vocabulary });
         }
@@ -106,6 +123,10 @@ impl Shape {
         ];
         if let Some((name, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
             return Err(ShapeError::Zero(name));
+        }
+        let least = least_width(self.variant);
+        if self.width < least {
+            return Err(ShapeError::TooNarrow { width: self.width, least });
         }
         if !self.width.is_multiple_of(self.heads) {
             return Err(ShapeError::HeadsDivideWidth { heads: self.heads, width: self.width });
@@ -132,10 +153,10 @@ impl Shape {
     /// stored as GPT-2's Conv1D does, `[in, out]`; the output head is the token embedding and is not stored again.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let width = self.width;
-        let mut tensors = vec![
-            ("transformer.wte.weight".to_owned(), vec![self.vocabulary, width]),
-            ("transformer.wpe.weight".to_owned(), vec![self.context, width]),
-        ];
+        let mut tensors = vec![("transformer.wte.weight".to_owned(), vec![self.vocabulary, width])];
+        if self.learns_positions() {
+            tensors.push(("transformer.wpe.weight".to_owned(), vec![self.context, width]));
+        }
         for layer in 0..self.layers {
             let block: [(&str, Vec<usize>); BLOCK_TENSORS] = [
                 ("ln_1.weight", vec![width]),
@@ -158,11 +179,18 @@ impl Shape {
         tensors
     }
 
-    /// Number of trained parameters, the tied output head counted once: `Vd + Td + L(12d² + 13d) + 2d`.
+    /// Whether the position embedding is trained, and not a table of sines.
+    pub(super) fn learns_positions(&self) -> bool {
+        self.variant == Variant::Gpt2
+    }
+
+    /// Number of trained parameters, the tied output head counted once: `Vd + Td + L(12d² + 13d) + 2d`, without `Td` where positions are
+    /// not learnt.
     pub fn parameters(&self) -> u64 {
         let [layers, width, context, vocabulary] =
             [self.layers, self.width, self.context, self.vocabulary].map(|number| number as u64);
-        vocabulary * width + context * width + layers * (12 * width * width + 13 * width) + 2 * width
+        let positions = if self.learns_positions() { context * width } else { 0 };
+        vocabulary * width + positions + layers * (12 * width * width + 13 * width) + 2 * width
     }
 
     /// Floating-point operations per trained token, forward and backward, at sequences of `block` tokens:

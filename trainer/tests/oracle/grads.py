@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, XGLMConfig, XGLMForCausalLM
 
 LOGITS_BAR = 1e-6
 GRADIENT_BAR = 2e-6
@@ -26,6 +26,12 @@ SHAPES = {
     "3x96, odd vocabulary": (3, 3, 96, 100, 1013, 3, 77),
     "2x768, GPT-2's vocabulary": (2, 12, 768, 256, 50257, 2, 256),
 }
+# fairseq's transformer_lm_gpt, which transformers knows as XGLM.
+FAIRSEQ = {
+    "fairseq 2x64": (2, 2, 64, 128, 512, 4, 128),
+    "fairseq 3x96, odd vocabulary": (3, 3, 96, 100, 1013, 3, 77),
+    "fairseq 2x768": (2, 12, 768, 256, 8000, 2, 256),
+}
 
 
 def build(shape, seed):
@@ -36,7 +42,20 @@ def build(shape, seed):
         n_layer=layers, n_head=heads, n_embd=width, n_positions=context, vocab_size=vocabulary,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, attn_implementation="eager",
     )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+    return moved(GPT2LMHeadModel(config))
+
+
+def build_fairseq(shape, seed):
+    layers, heads, width, context, vocabulary, _, _ = shape
+    torch.manual_seed(seed)
+    config = XGLMConfig(
+        num_layers=layers, attention_heads=heads, d_model=width, ffn_dim=4 * width, max_position_embeddings=context, vocab_size=vocabulary,
+        dropout=0.0, attention_dropout=0.0, pad_token_id=None, bos_token_id=0, eos_token_id=0, attn_implementation="eager",
+    )  # fmt: skip
+    return moved(XGLMForCausalLM(config))
+
+
+def moved(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
@@ -125,6 +144,33 @@ def compare(binary, name, shape, report):
             report.check(f"{name}: the same weights as {layout}", worst, 0.0)
 
 
+def compare_fairseq(binary, name, shape, report):
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        model = build_fairseq(shape, seed=len(name))
+        tokens = torch.randint(shape[4], (shape[5], shape[6]))
+        model.save_pretrained(workspace / "model")
+        torch.set_default_dtype(torch.float64)  # XGLM's attention makes numbers of the default dtype
+        expected = reference(model, tokens, torch.float64)
+        torch.set_default_dtype(torch.float32)
+        single = reference(XGLMForCausalLM.from_pretrained(workspace / "model", attn_implementation="eager"), tokens, torch.float32)
+        found = ours(binary, workspace / "model", tokens, workspace)
+        assert set(found) == set(expected), set(found) ^ set(expected)
+        report.check(f"{name}: logits against float64", error(found["logits"], expected["logits"]), LOGITS_BAR)
+        report.check(f"{name}: loss against float64", error(found["loss"], expected["loss"]), LOGITS_BAR)
+        # A bias that is added to every key alike moves no attention weight: its gradient is zero but for rounding.
+        scale = max(tensor.norm().item() for name, tensor in expected.items() if name.startswith("grad."))
+        keys = [name for name in expected if name.endswith("k_proj.bias")]
+        report.check(f"{name}: gradient of the keys' biases, which is zero", max(found.pop(key).norm().item() for key in keys) / scale, GRADIENT_BAR)
+        for key in keys:
+            expected.pop(key)
+        measured, which = worst_gradient(found, expected)
+        # The final bias adds up what nearly cancels, which transformers in float32 feels too.
+        peer = worst_gradient(single, expected)[0]
+        report.check(f"{name}: worst gradient ({which}) against float64", measured, max(GRADIENT_BAR, 2 * peer))
+        print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, worst gradient {peer:.2e}")
+
+
 def compare_bf16(binary, name, directory, tokens, expected, workspace, report):
     """Products in bf16 may be as far from float64 as transformers under autocast is, and a tenth more."""
     peer = autocast(GPT2LMHeadModel.from_pretrained(directory, attn_implementation="eager"), tokens)
@@ -139,6 +185,8 @@ def main():
     report = Report()
     for name, shape in SHAPES.items():
         compare(sys.argv[1], name, shape, report)
+    for name, shape in FAIRSEQ.items():
+        compare_fairseq(sys.argv[1], name, shape, report)
     sys.exit(1 if report.failed else 0)
 
 

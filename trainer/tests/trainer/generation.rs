@@ -1,5 +1,6 @@
 //! Text from a model: the same whatever the batch, and the same with and without the cache.
 
+use ft_trainer::config::Variant;
 use ft_trainer::generate::{Continuation, Finish, Request, generate};
 use ft_trainer::model::{Gpt2, Parameters, Shape};
 use ft_trainer::progress::{Event, Line};
@@ -14,7 +15,8 @@ const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 /// Random weights, larger than initial ones so that the likeliest token is clearly so.
 fn model() -> Gpt2 {
     tch::set_num_threads(1);
-    let shape = Shape { layers: 2, heads: 2, width: 32, context: 64, vocabulary: 101, layer_norm_epsilon: 1e-5 };
+    let shape =
+        Shape { layers: 2, heads: 2, width: 32, context: 64, vocabulary: 101, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
     let mut parameters = Parameters::random(&shape, 5);
     for parameter in parameters.iter_mut().filter(|parameter| parameter.decays()) {
         parameter.tensor = &parameter.tensor * 8.0;

@@ -101,20 +101,27 @@ fn killed_at_any_instant_it_gives_the_same_bytes() {
     }
 }
 
-/// Also when it changes how much it computes again in the middle of a run.
+/// Also when it changes how much it computes again in the middle of a run; what is dropped is drawn again, and is the same.
 #[test]
 fn computing_activations_again_changes_no_byte() {
     let fixture = Fixture::new();
-    for precision in ["train.precision=fp32", "train.precision=bf16"] {
-        let name = |recompute: &str| format!("{}-{recompute}", &precision[16..]);
-        let expected = result(&fixture.trained(&name("none"), &[precision]));
+    let ways = [
+        ("fp32", &["train.precision=fp32"][..]),
+        ("bf16", &["train.precision=bf16"]),
+        ("dropout", &["train.dropout=0.1", "train.attention_dropout=0.1"]),
+        ("fairseq", &["model.variant=fairseq", "train.dropout=0.1", "train.attention_dropout=0.1", "train.compat=fairseq"]),
+    ];
+    for (way, values) in ways {
+        let name = |recompute: &str| format!("{way}-{recompute}");
+        let expected = result(&fixture.trained(&name("none"), values));
         for recompute in ["selective", "full"] {
             let how = format!("train.recompute={recompute}");
-            assert_same(&expected, &fixture.trained(&name(recompute), &[precision, &how]));
+            assert_same(&expected, &fixture.trained(&name(recompute), &[values, &[&how]].concat()));
         }
         let output = fixture.path(&name("full"));
         fs::remove_dir_all(last_checkpoint(&output)).unwrap();
-        succeed(&mut fixture.train(&fixture.path(&format!("{}.toml", name("full"))), &[precision, "train.recompute=selective"]));
+        let config = fixture.path(&format!("{}.toml", name("full")));
+        succeed(&mut fixture.train(&config, &[values, &["train.recompute=selective"]].concat()));
         assert_same(&expected, &output);
     }
 }
