@@ -77,9 +77,9 @@ impl<'a> Twin<'a> {
     fn drop(&self, x: Tensor, layer: usize, site: u64) -> Tensor {
         let Some((dropout, first)) = self.dropout else { return x };
         let rate = if site == ATTENTION_WEIGHTS { dropout.attention } else { dropout.residual };
-        let size = x.size();
-        let (columns, length) = (size[size.len() - 1] as u64, size[size.len() - 2] as u64);
-        let heads = if size.len() == 4 { size[1] as u64 } else { 1 };
+        let dimensions = x.size();
+        let (columns, length) = (dimensions[dimensions.len() - 1] as u64, dimensions[dimensions.len() - 2] as u64);
+        let heads = if dimensions.len() == 4 { dimensions[1] as u64 } else { 1 };
         let factor = |n: u64| {
             let (column, row) = (n % columns, n / columns);
             let (position, head, sequence) = (row % length, row / length % heads, first + row / length / heads);
@@ -92,7 +92,7 @@ impl<'a> Twin<'a> {
             }
         };
         let mask: Vec<f64> = (0..x.numel() as u64).map(factor).collect();
-        x * Tensor::from_slice(&mask).view(size.as_slice())
+        x * Tensor::from_slice(&mask).view(dimensions.as_slice())
     }
 
     fn is_gpt2(&self) -> bool {
