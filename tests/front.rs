@@ -93,6 +93,15 @@ fn help_and_version_need_no_readable_settings() {
 }
 
 #[test]
+fn a_rehearsed_job_is_as_old_as_its_own_clock_says() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("rehearsed");
+    assert_eq!(sandbox.run(&["submit", "job.toml", "--wait"]).code, Some(0));
+    let shown: Value = serde_json::from_str(&sandbox.run(&["status", "-o", "json"]).stdout).expect("JSON");
+    assert_eq!(shown["jobs"][0]["state"], "succeeded", "{shown}");
+}
+
+#[test]
 fn a_reader_that_goes_away_ends_the_program_quietly() {
     let sandbox = Sandbox::new();
     let mut child = sandbox.command(&["schema"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");

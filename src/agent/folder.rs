@@ -1,7 +1,8 @@
 //! One attempt's directory on the machine. It outlives the agent, and holds everything that may not have reached the store yet.
 
 use std::{
-    fs, io,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -10,6 +11,13 @@ use std::{
 pub(super) struct Folder {
     pub attempt: u32,
     path: PathBuf,
+}
+
+/// Under which name this machine's agent of an attempt holds leases: the same one after a crash or a restart, for one process at a time.
+#[derive(Debug)]
+pub(super) struct Identity {
+    pub name: String,
+    _lock: File,
 }
 
 impl Folder {
@@ -47,6 +55,23 @@ impl Folder {
     /// A checkpoint on its way to the store, out of the trainer's reach.
     pub fn shipping(&self, step: u64) -> PathBuf {
         self.path.join("shipping").join(checkpoint_name(step))
+    }
+
+    /// `None` while another process has it.
+    pub fn identity(&self) -> io::Result<Option<Identity>> {
+        fs::create_dir_all(&self.path)?;
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(self.path.join("identity"))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            locked => locked?,
+        }
+        let mut name = String::new();
+        file.read_to_string(&mut name)?;
+        if name.is_empty() {
+            name = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+            file.write_all(name.as_bytes())?;
+        }
+        Ok(Some(Identity { name: name.trim().to_owned(), _lock: file }))
     }
 
     pub fn create(&self) -> io::Result<()> {

@@ -5,7 +5,8 @@
 //! record. Everything that is not in the store yet lies in the attempt's [`folder`](folder::Folder), so a killed agent loses nothing
 //! that the disk survives: the next attempt or [`drain`] sends it.
 //!
-//! A store that cannot be reached stops nothing: the trainer goes on and the agent tries again. Only a lost lease ends the attempt.
+//! A store that cannot be reached stops nothing: the trainer goes on and the agent tries again. Only a lost lease ends the attempt, and
+//! the job's deadline, some time after which the agent itself ends whatever it is doing.
 
 mod folder;
 mod ship;
@@ -31,7 +32,7 @@ use tokio::{
 };
 
 use self::{
-    folder::Folder,
+    folder::{Folder, Identity},
     ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
     stop::StopRequest,
     trainer::{End, Inputs, supervise, understand, why},
@@ -44,7 +45,7 @@ use crate::{
     },
     store::{
         self, Condition, Result, Store, StoreError, checkpoint, dataset, find_json,
-        lease::{Acquired, Holder, Lease, Witness},
+        lease::{Acquired, Contender, Holder, Lease, Witness},
         write_json,
     },
 };
@@ -59,6 +60,8 @@ const LOOKS_PER_BEAT: u64 = 2;
 const LEASE_TTL: Duration = Duration::from_secs(60);
 /// Wait before something is tried again: doubled from the first to the second.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
+/// How long after its deadline, and the grace, an agent may still be sending. Whatever hangs then, the machine is free.
+const FAREWELL: Duration = Duration::from_secs(30 * 60);
 /// How long a drain keeps trying before it says that it cannot.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -77,7 +80,23 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Repor
         }
     };
     let agent = Agent::new(store::open(&order.store)?, order, work, report, Duration::MAX)?;
-    agent.run(cache, notice).await
+    match order.deadline {
+        Some(deadline) => {
+            let bound = left(deadline, agent.started) + agent.grace() + FAREWELL;
+            tokio::time::timeout(bound, agent.run(cache, notice)).await.unwrap_or_else(|_| Err(overdue(order)))
+        }
+        None => agent.run(cache, notice).await,
+    }
+}
+
+fn overdue(order: &RunOrder) -> StoreError {
+    let source = io::Error::new(io::ErrorKind::TimedOut, format!("the deadline was {} minutes ago", FAREWELL.as_secs() / 60));
+    StoreError::Io { action: "send the last of", path: order.job.to_string(), source }
+}
+
+/// Time from `now` until `then`; none when that is over.
+fn left(then: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(then.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
 /// Ships what a dead agent left in `work`, for this attempt and those before it. Trains nothing and writes no exit record.
@@ -96,6 +115,8 @@ struct Agent<'a> {
     stop: StopRequest,
     phase: watch::Sender<Phase>,
     started: Timestamp,
+    /// `None` where another agent of the attempt lives on this machine, or where its disk is out of order.
+    identity: Option<Identity>,
 }
 
 impl<'a> Agent<'a> {
@@ -104,7 +125,9 @@ impl<'a> Agent<'a> {
         let work = absolute.map_err(|source| StoreError::Io { action: "use", path: work.display().to_string(), source })?;
         let folder = Folder::new(&work, order.attempt);
         let phase = watch::Sender::new(Phase::Staging);
-        Ok(Self { store, order, work, folder, report, patience, stop: StopRequest::new(), phase, started: Timestamp::now() })
+        let identity = folder.identity().ok().flatten();
+        let (stop, started) = (StopRequest::new(), Timestamp::now());
+        Ok(Self { store, order, work, folder, report, patience, stop, phase, started, identity })
     }
 
     async fn run(&self, cache: &Path, notice: impl Future<Output = ()>) -> Result<ExitRecord> {
@@ -144,13 +167,32 @@ impl<'a> Agent<'a> {
         self.sign(if self.stop.get().is_some_and(|stop| stop.reason == ExitReason::LostLease) { lost_lease() } else { end }).await
     }
 
+    /// An agent that comes back on its machine is the holder that it was. Any other holder of the same attempt is outlasted when it has
+    /// vanished, which is when neither its lease nor its heartbeat changes for [`LEASE_TTL`]; one that lives keeps the lease.
     async fn take_lease(&self) -> Result<Acquired> {
-        let holder = Holder::this_process(self.order.attempt);
-        let path = path::attempt_lease(&self.order.job);
-        self.persist("take the job's lease", is_io, async || {
-            Lease::acquire(&self.store, path.clone(), holder.clone(), LEASE_TTL).await
-        })
-        .await
+        let mut holder = Holder::this_process(self.order.attempt);
+        if let Some(identity) = &self.identity {
+            holder.nonce.clone_from(&identity.name);
+        }
+        let lease = path::attempt_lease(&self.order.job);
+        let mut contender = Contender::new(Arc::clone(&self.store), lease, holder, LEASE_TTL);
+        let (begun, heartbeat) = (Instant::now(), self.heartbeat().await?);
+        loop {
+            match self.persist("take the job's lease", is_io, async || contender.acquire().await).await? {
+                Acquired::HeldBy(other)
+                    if other.attempt == self.order.attempt
+                        && begun.elapsed() < self.patience
+                        && self.heartbeat().await? == heartbeat => {}
+                acquired => return Ok(acquired),
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn heartbeat(&self) -> Result<Option<Heartbeat>> {
+        let path = path::heartbeat(&self.order.job, self.order.attempt);
+        let found = self.persist("look at the store", is_io, async || find_json(&*self.store, &path).await).await?;
+        Ok(found.map(|(heartbeat, _)| heartbeat))
     }
 
     /// Everything before the training: earlier attempts' bytes out, data and the newest checkpoint in. Returns the inputs and the
@@ -354,9 +396,8 @@ impl<'a> Agent<'a> {
 
     /// The time that is left is read once: a clock that is moved later moves no deadline.
     async fn deadline(&self) -> Infallible {
-        let left = self.order.deadline.map(|deadline| deadline.duration_since(self.started));
-        if let Some(left) = left {
-            sleep(Duration::try_from(left).unwrap_or(Duration::ZERO)).await;
+        if let Some(deadline) = self.order.deadline {
+            sleep(left(deadline, self.started)).await;
             self.stop.ask(ExitReason::Deadline, self.grace());
         }
         std::future::pending().await

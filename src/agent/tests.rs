@@ -16,7 +16,7 @@ use crate::{
         order::{CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
         report::Silent,
     },
-    store::{azurite, directory::DirectoryStore, faulty::FaultyStore, lease::process_lives, log::length},
+    store::{azurite, directory::DirectoryStore, faulty::FaultyStore, lease::process_lives, log::length, memory::MemoryStore},
 };
 
 /// Functions of the stand-in: `checkpoint STEP` and `newest` as the trainer's directories are, `wait_for_ever` until a signal.
@@ -253,7 +253,48 @@ async fn who_loses_the_lease_stops_and_writes_nothing_more() {
     fs::remove_dir_all(bench.path("work")).unwrap();
     bench.store.delete(&path::exit(&bench.order.job, 1)).await.unwrap();
     assert_eq!(bench.run().await.reason, ExitReason::LostLease);
-    assert!(!bench.path("work").exists());
+    assert!(!bench.folder().log().exists());
+}
+
+/// A holder of this attempt, on a machine that this one cannot look into.
+async fn held_elsewhere(bench: &Bench, nonce: &str) {
+    let holder = Holder { host: "elsewhere".to_owned(), nonce: nonce.to_owned(), ..Holder::this_process(1) };
+    let path = path::attempt_lease(&bench.order.job);
+    assert!(matches!(Lease::acquire(&bench.store, path, holder, LEASE_TTL).await.unwrap(), Acquired::Held(_)));
+}
+
+#[tokio::test]
+async fn an_agent_that_comes_back_after_a_restart_is_the_holder_that_it_was() {
+    let bench = bench("echo again").await;
+    let before = bench.folder().identity().unwrap().unwrap();
+    assert!(bench.folder().identity().unwrap().is_none(), "for one process at a time");
+    held_elsewhere(&bench, &before.name).await;
+    drop(before);
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    assert_eq!(bench.log().await, "again\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vanished_holder_of_the_same_attempt_is_outlasted_and_a_living_one_is_not() {
+    let bench = bench_with("", tempfile::tempdir().unwrap(), Arc::new(MemoryStore::new())).await;
+    held_elsewhere(&bench, "other").await;
+    let beats = async {
+        for beat in 0.. {
+            let time = Timestamp::UNIX_EPOCH;
+            let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time, phase: Phase::Training };
+            let path = path::heartbeat(&bench.order.job, 1);
+            write_json(&*bench.store, &path, &heartbeat, Condition::Always).await.unwrap();
+            sleep(LEASE_TTL / 2).await;
+        }
+    };
+    let agent = bench.agent();
+    tokio::select! {
+        taken = agent.take_lease() => assert!(matches!(taken.unwrap(), Acquired::HeldBy(_))),
+        () = beats => unreachable!("it beats for ever"),
+    }
+    let begun = Instant::now();
+    assert!(matches!(agent.take_lease().await.unwrap(), Acquired::Held(_)));
+    assert!(begun.elapsed() >= LEASE_TTL);
 }
 
 #[tokio::test]

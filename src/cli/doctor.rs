@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use super::{App, JobFile, Place};
 use crate::{
     exit::{Exit, Failure},
-    lifecycle::doctor::{self, DOCTOR_SCHEMA, Finding, Health, examine},
+    job::finding::{Finding, Health},
+    lifecycle::doctor::{self, DOCTOR_SCHEMA},
     output::{Cell, Show, Table},
     store::azure,
 };
@@ -27,8 +28,8 @@ pub struct Arguments {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let directories = &app.settings.directories;
-        let mut findings = examine(directories.state()?, directories.cache()?);
-        findings.push(backend(app));
+        let mut findings = doctor::examine(directories.state()?, directories.cache()?);
+        findings.extend(backend(app)?);
         findings.extend(sign_in(app));
         findings.extend(self.job.map(|path| job(app, path)));
         let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
@@ -38,12 +39,16 @@ impl Arguments {
     }
 }
 
-fn backend(app: &App<'_>) -> Finding {
+/// The backend, and what it needs.
+fn backend(app: &App<'_>) -> Result<Vec<Finding>, Failure> {
     let name = &app.settings.backend.value;
-    match app.world(name) {
-        Ok(world) => good("backend and store", format!("{name}, {}", world.store.url())),
-        Err(failure) => bad("backend and store", failure),
-    }
+    let world = match app.world(name) {
+        Ok(world) => world,
+        Err(failure) => return Ok(vec![bad("backend and store", failure)]),
+    };
+    let mut findings = vec![Finding::good("backend and store", format!("{name}, {}", world.store.url()))];
+    findings.extend(app.block_on(async { Ok(doctor::examine_backend(&world).await) })?);
+    Ok(findings)
 }
 
 /// Of interest only with a store that asks who comes.
@@ -53,14 +58,10 @@ fn sign_in(app: &App<'_>) -> Option<Finding> {
 }
 
 fn job(app: &App<'_>, path: PathBuf) -> Finding {
-    match JobFile::new(path).plan(app) {
-        Ok(plan) => good("job file", format!("{} on {}", plan.name, plan.backend)),
+    match app.block_on(JobFile::new(path).open(app)) {
+        Ok((_, plan)) => Finding::good("job file", format!("{} on {}", plan.name, plan.backend)),
         Err(failure) => bad("job file", failure),
     }
-}
-
-fn good(what: &'static str, message: String) -> Finding {
-    Finding { health: Health::Good, what, message, fix: None }
 }
 
 fn bad(what: &'static str, failure: Failure) -> Finding {

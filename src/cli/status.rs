@@ -1,6 +1,6 @@
 //! `ftctl status`: where jobs stand.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use clap::Args;
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{App, follow};
 use crate::{
     exit::{Exit, Failure},
-    job::report::Format,
+    job::{clock::Clock, report::Format},
     lifecycle::status::{self, JobStatus},
     output::{Cell, Show, Table, format},
 };
@@ -64,12 +64,13 @@ impl Arguments {
     }
 
     async fn look(&self, app: &App<'_>) -> Result<Found, Failure> {
-        let now = Timestamp::now();
         let store = app.store()?;
+        let mut clocks: BTreeMap<String, Arc<dyn Clock>> = BTreeMap::new();
+        let mut now = |backend: &str| clocks.entry(backend.to_owned()).or_insert_with(|| app.clock(backend)).now();
         let statuses = if let Some(job) = &self.job {
-            vec![status::one(store.as_ref(), &app.stored_job(job).await?.1, now).await?]
+            vec![status::one(store.as_ref(), &app.stored_job(job).await?.1, &mut now).await?]
         } else {
-            let (found, unreadable) = status::all(store.as_ref(), now, self.all).await?;
+            let (found, unreadable) = status::all(store.as_ref(), &mut now, self.all).await?;
             for message in unreadable {
                 app.output.report().warn(&message);
             }

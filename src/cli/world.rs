@@ -7,7 +7,13 @@ use jiff::Timestamp;
 use super::App;
 use crate::{
     exit::{Exit, Failure},
-    job::{id::JobId, plan::Plan, record::Record, units::Span},
+    job::{
+        clock::{Clock, SystemClock},
+        id::JobId,
+        plan::Plan,
+        record::Record,
+        units::Span,
+    },
     lifecycle::{World, journal, plan},
     provider::registry::{self, Connected, Environment},
     store::{self, Store, lease::Holder},
@@ -25,6 +31,11 @@ impl App<'_> {
     /// The world of a backend, with the store of the settings.
     pub fn world(&self, backend: &str) -> Result<World, Failure> {
         self.connect(backend, self.store()?, self.settings.ttl.value)
+    }
+
+    /// The clock that jobs of a backend live by; that of the wall where this machine cannot open the backend.
+    pub fn clock(&self, backend: &str) -> Arc<dyn Clock> {
+        self.world(backend).map_or_else(|_| Arc::new(SystemClock) as _, |world| world.clock)
     }
 
     /// The world that a plan asks for.

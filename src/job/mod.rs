@@ -5,6 +5,7 @@ pub mod check;
 pub mod clock;
 pub mod document;
 pub mod event;
+pub mod finding;
 pub mod foreign;
 pub mod id;
 pub mod order;

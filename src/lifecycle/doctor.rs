@@ -1,4 +1,4 @@
-//! What would keep a job from running here, each finding with the command that mends it. Offline, and changes nothing.
+//! What would keep a job from running on this machine, each finding with the command that mends it. Offline, and changes nothing.
 
 use std::{
     env,
@@ -6,56 +6,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Serialize;
-
+use super::World;
 use crate::{
     image::{libtorch, trainer},
+    job::finding::Finding,
+    provider::TrainerFrom,
     store::azure::Way,
 };
 
 pub const DOCTOR_SCHEMA: &str = "ftctl.doctor/1";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Health {
-    Good,
-    /// Works, with something the user should know.
-    Notice,
-    /// A job would fail.
-    Bad,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    pub health: Health,
-    pub what: &'static str,
-    pub message: String,
-    /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fix: Option<String>,
-}
-
-impl Finding {
-    fn good(what: &'static str, message: impl Into<String>) -> Self {
-        Self { health: Health::Good, what, message: message.into(), fix: None }
-    }
-
-    fn notice(what: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { health: Health::Notice, what, message: message.into(), fix: Some(fix.into()) }
-    }
-
-    pub fn bad(what: &'static str, message: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { health: Health::Bad, what, message: message.into(), fix: Some(fix.into()) }
-    }
-}
-
 /// Free space below which a first run on this machine would not fit: libtorch, the build, a dataset and checkpoints.
 const ROOM: u64 = 6 << 30;
 
-/// Looks at everything a job on this machine needs.
+/// Looks at what ftctl needs on this machine wherever jobs run.
 pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
+    vec![writable("state directory", state), writable("cache directory", cache)]
+}
+
+/// Looks at what the backend needs, and at what its trainer is built with where that happens here.
+pub async fn examine_backend(world: &World) -> Vec<Finding> {
+    let mut findings = match world.provider.capabilities().trainer {
+        TrainerFrom::Build => examine_build(&world.cache),
+        TrainerFrom::Nowhere => Vec::new(),
+    };
+    findings.extend(world.provider.check().await);
+    findings
+}
+
+fn examine_build(cache: &Path) -> Vec<Finding> {
     let built = trainer::present(cache);
-    let mut findings = vec![writable("state directory", state), writable("cache directory", cache)];
+    let mut findings = Vec::new();
     findings.push(match libtorch::present(cache) {
         Some(_) => Finding::good("libtorch", format!("{} is there", libtorch::VERSION)),
         None => Finding::notice("libtorch", "not installed yet; the first job does it", "ftctl build"),
@@ -141,6 +122,7 @@ fn room(cache: &Path) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::finding::Health;
 
     #[test]
     fn an_empty_machine_lacks_every_tool_and_says_how_to_get_it() {

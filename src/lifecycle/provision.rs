@@ -8,6 +8,7 @@ use crate::{
     job::{
         event::EventKind,
         id::AttemptId,
+        order::TrainerImage,
         record::Attempt,
         spec::RetryCause,
         state::{Outcome, State},
@@ -44,7 +45,8 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         world.report.stage(3, STAGES, "Provisioning");
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
-    match world.provider.provision(&attempt, &job.record.plan).await {
+    let image = job.record.trainer.clone().unwrap_or(TrainerImage::None);
+    match world.provider.provision(&attempt, &job.record.plan, &image).await {
         Ok(()) => {
             job.record.retry_at = None;
             job.enter(State::Submitting).await?;

@@ -49,17 +49,22 @@ pub struct JobStatus {
 }
 
 /// One job, with its latest progress.
-pub async fn one(store: &dyn Store, id: &JobId, now: Timestamp) -> Result<JobStatus> {
+pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Timestamp) -> Result<JobStatus> {
     let (record, _) = journal::read(store, id).await?;
-    describe(store, &record, now).await
+    describe(store, &record, now(&record.plan.backend)).await
 }
 
 /// Every job of the store, newest first; finished ones only when asked for or younger than a day. A record that cannot be read is named
-/// in the second list instead of hiding the others.
-pub async fn all(store: &dyn Store, now: Timestamp, finished: bool) -> Result<(Vec<JobStatus>, Vec<String>)> {
+/// in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
+pub async fn all(
+    store: &dyn Store,
+    now: &mut dyn FnMut(&str) -> Timestamp,
+    finished: bool,
+) -> Result<(Vec<JobStatus>, Vec<String>)> {
     let mut found = Vec::new();
     let mut unreadable = Vec::new();
     for (_, record) in journal::all(store).await? {
+        let now = record.as_ref().map_or(Timestamp::MIN, |record| now(&record.plan.backend));
         match record {
             Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
                 found.push(describe(store, &record, now).await?);

@@ -22,6 +22,11 @@ pub trait World: Send + Sync {
     /// Lets the agent of this attempt finish its work, and returns when nothing of it runs any more.
     async fn finish(&self, attempt: &AttemptId);
 
+    /// What its machines start.
+    fn image(&self) -> TrainerImage {
+        TrainerImage::None
+    }
+
     /// How many agents were ever started for this attempt; asked before its machine is destroyed.
     fn starts(&self, attempt: &AttemptId) -> usize;
 }
@@ -95,7 +100,7 @@ async fn see(world: &dyn World, attempt: &AttemptId) -> Sighting {
 
 async fn started(world: &dyn World, name: &str) -> AttemptId {
     let attempt = attempt(name);
-    world.client().provision(&attempt, &plan()).await.expect("provision");
+    world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
     world.client().launch(&order(&attempt)).await.expect("launch");
     assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: true });
     attempt
@@ -120,10 +125,10 @@ async fn nothing_is_gone(world: &dyn World) {
 
 async fn provision_makes_one_machine(world: &dyn World) {
     let (attempt, client) = (attempt("provision"), world.client());
-    client.provision(&attempt, &plan()).await.expect("first");
+    client.provision(&attempt, &plan(), &world.image()).await.expect("first");
     assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: false });
     let first = client.list().await.expect("list");
-    world.client().provision(&attempt, &plan()).await.expect("again");
+    world.client().provision(&attempt, &plan(), &world.image()).await.expect("again");
     assert_eq!(client.list().await.expect("list"), first, "an existing machine is not changed");
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].name.clone(), &first[0].attempt), (attempt.machine_name(), &attempt), "names derive from ids");
@@ -135,8 +140,8 @@ async fn provision_makes_one_machine(world: &dyn World) {
 
 async fn concurrent_clients_share_one_machine(world: &dyn World) {
     let attempt = attempt("two-clients");
-    let (one, two, plan) = (world.client(), world.client(), plan());
-    let (first, second) = tokio::join!(one.provision(&attempt, &plan), two.provision(&attempt, &plan));
+    let (one, two, plan, image) = (world.client(), world.client(), plan(), world.image());
+    let (first, second) = tokio::join!(one.provision(&attempt, &plan, &image), two.provision(&attempt, &plan, &image));
     first.expect("one");
     second.expect("the other");
     assert_eq!(names(world).await, [attempt.machine_name()]);
@@ -155,7 +160,7 @@ async fn launch_starts_one_agent(world: &dyn World) {
 
 async fn concurrent_launches_start_one_agent(world: &dyn World) {
     let attempt = attempt("two-launches");
-    world.client().provision(&attempt, &plan()).await.expect("provision");
+    world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
     let (one, two, order) = (world.client(), world.client(), order(&attempt));
     let (first, second) = tokio::join!(one.launch(&order), two.launch(&order));
     first.expect("one");
@@ -188,7 +193,7 @@ async fn preemption_is_death(world: &dyn World) {
 
 async fn preemption_comes_before_the_agent(world: &dyn World) {
     let attempt = attempt("early");
-    world.client().provision(&attempt, &plan()).await.expect("provision");
+    world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
     world.client().preempt(&attempt).await.expect("preempt");
     assert_dead(&see(world, &attempt).await);
     world.client().launch(&order(&attempt)).await.expect("left as it is");
@@ -201,7 +206,7 @@ async fn attempts_stand_side_by_side(world: &dyn World) {
     let first = started(world, "twice").await;
     world.client().preempt(&first).await.expect("preempt");
     let second = AttemptId::new(&first.job, 2);
-    world.client().provision(&second, &plan()).await.expect("provision");
+    world.client().provision(&second, &plan(), &world.image()).await.expect("provision");
     world.client().launch(&order(&second)).await.expect("launch");
     assert_dead(&see(world, &first).await);
     assert_eq!(see(world, &second).await, Sighting::Alive { agent: true });

@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::job::{
+    finding::Finding,
     id::{AttemptId, JobId},
-    order::RunOrder,
+    order::{RunOrder, TrainerImage},
     plan::Plan,
     units::Money,
 };
@@ -29,10 +30,18 @@ pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 /// What a provider can do and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The trainer is built on this machine, not taken from an image.
-    pub native_trainer: bool,
+    pub trainer: TrainerFrom,
     /// Its machines cost money.
     pub bills: bool,
+}
+
+/// How the trainer gets to the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrainerFrom {
+    /// Built on this machine, which is where it runs.
+    Build,
+    /// Nothing is trained.
+    Nowhere,
 }
 
 /// One thing of ours that exists at the provider.
@@ -64,11 +73,17 @@ pub enum Sighting {
 pub trait Provider: Send + Sync {
     fn capabilities(&self) -> Capabilities;
 
-    /// Price of one hour of this plan's machine. Changes nothing.
+    /// What a job needs of this backend, found out by asking it. Changes nothing, and fails for nothing.
+    async fn check(&self) -> Vec<Finding> {
+        Vec::new()
+    }
+
+    /// Price of one hour of this plan's machine. Changes nothing. Fails as [`Class::Invalid`] for a plan that can never run here.
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money>;
 
-    /// Creates the machine of this attempt, or finds it. An existing one is not changed.
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()>;
+    /// Creates the machine of this attempt, or finds it. An existing one is not changed. `image` is what [`Capabilities::trainer`]
+    /// asked for.
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()>;
 
     /// Starts the agent on the machine with this order, or finds it started; at most once for an attempt, so a machine that is over
     /// is left as it is, and [`Provider::observe`] tells. Fails as [`Class::Network`] when there is no such machine any more.

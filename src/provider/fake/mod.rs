@@ -35,12 +35,12 @@ pub use self::{
     cloud::{CLOUD_SCHEMA, Cloud, Effect, EffectKind},
     script::{Call, CrashAt, Fault, FaultKind, OutOfSight, Preemption, SCRIPT_SCHEMA, Script, When, Work},
 };
-use super::{Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting};
+use super::{Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
 use crate::{
     job::{
         clock::Clock,
         id::{AttemptId, JobId, path},
-        order::{CancelRequest, RunOrder},
+        order::{CancelRequest, RunOrder, TrainerImage},
         plan::Plan,
         units::Money,
     },
@@ -189,14 +189,14 @@ impl Fake {
 #[async_trait]
 impl Provider for Fake {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { native_trainer: false, bills: true }
+        Capabilities { trainer: TrainerFrom::Nowhere, bills: true }
     }
 
     async fn price_per_hour(&self, _: &Plan) -> Result<Money> {
         self.call(Call::Price, "", None, |_| Ok(self.script.price_per_hour)).await
     }
 
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()> {
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {
         let act = |cloud: &mut Cloud| {
             cloud.provision(attempt, plan.ttl.0, &self.script);
             Ok(())

@@ -42,7 +42,7 @@ impl Rehearsal {
     }
 
     async fn started(&self, attempt: &AttemptId) {
-        self.fake().provision(attempt, &plan()).await.expect("provision");
+        self.fake().provision(attempt, &plan(), &TrainerImage::None).await.expect("provision");
         self.fake().launch(&order(attempt)).await.expect("launch");
     }
 
@@ -194,10 +194,10 @@ async fn preemption_may_come_before_the_agent() {
     );
     let (first, fake) = (attempt("early"), rehearsal.fake());
     let second = AttemptId::new(&first.job, 2);
-    fake.provision(&first, &plan()).await.expect("provision");
+    fake.provision(&first, &plan(), &TrainerImage::None).await.expect("provision");
     assert_eq!(fake.observe(&first).await, Ok(dead("preempted")));
     fake.launch(&order(&first)).await.expect("left as it is");
-    fake.provision(&second, &plan()).await.expect("provision");
+    fake.provision(&second, &plan(), &TrainerImage::None).await.expect("provision");
     assert_eq!(fake.launch(&order(&second)).await.expect_err("there is nothing").class, Class::Network);
     assert_eq!(fake.observe(&second).await, Ok(Sighting::Gone));
     assert_eq!((rehearsal.starts(&first), rehearsal.starts(&second)), (0, 0));
@@ -211,12 +211,12 @@ async fn refusals_last_as_long_as_the_script_says() {
         let fault = json!({ "call": "provision", "attempt": 1, "kind": kind, "times": 2, "retry_after": "90s" });
         let (rehearsal, attempt) = (Rehearsal::of(&json!({ "faults": [fault] })), attempt("refused"));
         for _ in 0..2 {
-            let error = rehearsal.fake().provision(&attempt, &plan()).await.expect_err(kind);
+            let error = rehearsal.fake().provision(&attempt, &plan(), &TrainerImage::None).await.expect_err(kind);
             assert_eq!((error.class, &error.left_behind), (class, &LeftBehind::Nothing));
             assert_eq!(error.retry_after, Some(Duration::from_secs(90)));
             assert_eq!(rehearsal.fake().observe(&attempt).await, Ok(Sighting::Gone));
         }
-        rehearsal.fake().provision(&attempt, &plan()).await.expect("the third time");
+        rehearsal.fake().provision(&attempt, &plan(), &TrainerImage::None).await.expect("the third time");
     }
 }
 
@@ -224,8 +224,8 @@ async fn refusals_last_as_long_as_the_script_says() {
 async fn a_fault_can_be_meant_for_one_attempt() {
     let rehearsal = Rehearsal::of(&json!({ "faults": [{ "call": "provision", "attempt": 2, "kind": "stock_out" }] }));
     let first = attempt("second-only");
-    rehearsal.fake().provision(&first, &plan()).await.expect("not this one");
-    rehearsal.fake().provision(&AttemptId::new(&first.job, 2), &plan()).await.expect_err("this one");
+    rehearsal.fake().provision(&first, &plan(), &TrainerImage::None).await.expect("not this one");
+    rehearsal.fake().provision(&AttemptId::new(&first.job, 2), &plan(), &TrainerImage::None).await.expect_err("this one");
 }
 
 #[tokio::test]
@@ -236,9 +236,9 @@ async fn a_lost_answer_happened_and_a_lost_request_did_not() {
         let fake = rehearsal.fake();
         let lost = |error: ProviderError| assert_eq!((error.class, error.left_behind), (Class::Network, LeftBehind::Unknown));
 
-        lost(fake.provision(&attempt, &plan()).await.expect_err(kind));
+        lost(fake.provision(&attempt, &plan(), &TrainerImage::None).await.expect_err(kind));
         assert_eq!(rehearsal.effects(EffectKind::MachineCreated, &attempt), made);
-        fake.provision(&attempt, &plan()).await.expect("again");
+        fake.provision(&attempt, &plan(), &TrainerImage::None).await.expect("again");
         assert_eq!(rehearsal.effects(EffectKind::MachineCreated, &attempt), 1);
 
         lost(fake.launch(&order(&attempt)).await.expect_err(kind));
@@ -295,7 +295,7 @@ async fn a_job_ends_as_it_was_told_to() {
 
     let late = Rehearsal::of(&json!({}));
     let deadline = late.fake().clock().now() + 30 * MINUTE;
-    late.fake().provision(&attempt, &plan()).await.expect("provision");
+    late.fake().provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     late.fake().launch(&RunOrder { deadline: Some(deadline), ..order(&attempt) }).await.expect("launch");
     late.pass(HOUR).await;
     let exit = late.exit(&attempt).await.expect("exit record");
@@ -359,7 +359,7 @@ async fn life(state: &Path) {
     let store: Arc<dyn Store> = Arc::new(DirectoryStore::open(&state.join("store")).expect("store"));
     let fake = Arc::new(Fake::open(&state.join("fake"), store).expect("fake"));
     let (attempt, store) = (attempt("crashes"), fake.client_store());
-    fake.provision(&attempt, &plan()).await.expect("provision");
+    fake.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     store.put("order", "order".into(), Condition::Always).await.expect("put");
     fake.launch(&order(&attempt)).await.expect("launch");
     fake.clock().sleep(2 * HOUR).await;

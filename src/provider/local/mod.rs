@@ -31,11 +31,11 @@ use async_trait::async_trait;
 use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
-use super::{Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting};
+use super::{Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
 use crate::job::{
     clock::Clock,
     id::{AttemptId, JobId},
-    order::RunOrder,
+    order::{RunOrder, TrainerImage},
     plan::Plan,
     units::Money,
 };
@@ -139,14 +139,14 @@ impl Local {
 #[async_trait]
 impl Provider for Local {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { native_trainer: true, bills: false }
+        Capabilities { trainer: TrainerFrom::Build, bills: false }
     }
 
     async fn price_per_hour(&self, _: &Plan) -> Result<Money> {
         Ok(Money::ZERO)
     }
 
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan) -> Result<()> {
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {
         let machine = self.machine(attempt);
         machine.create(self.settings.clock.now(), plan.ttl.0).map_err(|error| failed("make", machine.directory(), &error))
     }

@@ -61,7 +61,7 @@ impl Machines {
 
     async fn started(&self, name: &str) -> AttemptId {
         let attempt = attempt(name);
-        self.local().provision(&attempt, &plan()).await.expect("provision");
+        self.local().provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
         self.local().launch(&order(&attempt)).await.expect("launch");
         until(|| self.starts(&attempt) == 1).await;
         attempt
@@ -120,9 +120,9 @@ async fn destroy_first_lets_the_newest_agent_send_what_is_left() {
     let first = machines.started("drained").await;
     let second = AttemptId::new(&first.job, 2);
     let never_launched = AttemptId::new(&first.job, 3);
-    machines.local().provision(&second, &plan()).await.expect("provision");
+    machines.local().provision(&second, &plan(), &TrainerImage::None).await.expect("provision");
     machines.local().launch(&order(&second)).await.expect("launch");
-    machines.local().provision(&never_launched, &plan()).await.expect("provision");
+    machines.local().provision(&never_launched, &plan(), &TrainerImage::None).await.expect("provision");
     machines.local().destroy(&first.job).await.expect("destroy");
     let drained = fs::read_to_string(machines.state.path().join("drained")).expect("drained");
     assert_eq!(drained.lines().collect::<Vec<_>>(), [second.machine_name()]);
@@ -193,7 +193,7 @@ async fn an_agent_that_cannot_start_is_an_error_and_the_attempt_is_over() {
     let machines = Machines::new();
     let local = Local::new(Settings { executable: "no/such/program".into(), ..machines.settings() });
     let attempt = attempt("no-program");
-    local.provision(&attempt, &plan()).await.expect("provision");
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     let error = local.launch(&order(&attempt)).await.expect_err("no program");
     assert_eq!(error.left_behind, LeftBehind::Removable);
     machines.ended(&attempt).await;
@@ -220,7 +220,7 @@ async fn half_made_and_half_removed_machines_are_neither_listed_nor_left() {
 async fn a_damaged_machine_is_listed_as_expired() {
     let machines = Machines::new();
     let attempt = attempt("damaged");
-    machines.local().provision(&attempt, &plan()).await.expect("provision");
+    machines.local().provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     fs::write(machines.directory(&attempt).join("machine.json"), "").expect("damage");
     let listed = machines.local().list().await.expect("list");
     assert_eq!(listed[0].expires, Some(listed[0].since));
@@ -234,7 +234,7 @@ async fn launcher() {
     let state = std::env::var_os("FTCTL_TEST_LAUNCHER").expect("a state directory");
     let local = Local::new(settings(Path::new(&state)));
     let attempt = attempt("launcher");
-    local.provision(&attempt, &plan()).await.expect("provision");
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     local.launch(&order(&attempt)).await.expect("launch");
 }
 
@@ -260,7 +260,7 @@ async fn a_launcher_killed_at_any_instant_starts_at_most_one_agent() {
             Sighting::Dead { .. } => (3, 0),
         };
         outcomes[outcome] += 1;
-        local.provision(&attempt, &plan()).await.expect("provision");
+        local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
         local.launch(&order(&attempt)).await.expect("launch");
         if agents == 1 {
             machines.finish(&attempt).await;
