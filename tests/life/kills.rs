@@ -40,7 +40,7 @@ fn survives(salt: u64, victims: impl Fn(&Sandbox) -> Vec<u32>) {
         assert!(follower.wait().expect("the follower").success(), "round {round}: {}", sandbox.ok(&["explain", &id]));
         assert_eq!(sandbox.json(&["status", &id])["state"], "succeeded", "round {round}");
         same(&expected, &sandbox.results(&id), round);
-        continuous(&sandbox, &id);
+        continuous(&sandbox, &id, STEPS);
     }
 }
 
@@ -51,9 +51,9 @@ fn same(expected: &[(String, Vec<u8>)], found: &[(String, Vec<u8>)], round: u64)
 }
 
 /// The logs of all attempts together show every step, and within an attempt none twice.
-fn continuous(sandbox: &Sandbox, id: &str) {
+pub fn continuous(sandbox: &Sandbox, id: &str, steps: u64) {
     let attempts = sandbox.json(&["status", id])["attempt"].as_u64().expect("an attempt");
-    let mut seen = vec![false; STEPS as usize + 1];
+    let mut seen = vec![false; steps as usize + 1];
     for attempt in 1..=attempts {
         let log = sandbox.ok(&["logs", id, "--attempt", &attempt.to_string()]);
         let steps: Vec<usize> = log.lines().filter_map(step_of).collect();
@@ -104,6 +104,6 @@ fn a_job_survives_the_death_of_ftctl() {
         let id = sandbox.ok(&arguments).trim().to_owned();
         assert_eq!(sandbox.json(&["status", &id])["attempt"], 1, "round {round}: the death of ftctl must cost no attempt");
         same(&expected, &sandbox.results(&id), round);
-        continuous(&sandbox, &id);
+        continuous(&sandbox, &id, STEPS);
     }
 }

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/azurite.rs"]
+mod azurite;
+mod blobs;
 mod clock;
 mod commands;
 mod kills;

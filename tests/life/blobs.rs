@@ -1,0 +1,104 @@
+//! The quickstart with its store in a blob container: the emulator keeps what a job is, and nothing on this machine is needed besides.
+
+use std::{env, fs, path::Path};
+
+use crate::{
+    azurite::{self, Azurite},
+    kills::continuous,
+    sandbox::{Sandbox, kill},
+};
+
+const STEPS: u64 = 60;
+
+/// What makes the quickstart's model small enough for seconds.
+const TOY: &[&str] = &[
+    "data.limit_bytes=300_000",
+    "data.tokenizer.vocabulary=400",
+    "model.layers=2",
+    "model.heads=2",
+    "model.width=32",
+    "model.context=32",
+    "train.steps=60",
+    "train.block_size=32",
+    "train.micro_batch=4",
+    "train.warmup_steps=5",
+    "train.checkpoint_every=10",
+    "train.log_every=1",
+    "train.eval_sequences=8",
+    "train.threads=1",
+    "sample.tokens=10",
+    "retry.backoff=0s",
+];
+
+/// The arguments that run it.
+fn run(sandbox: &Sandbox) -> Vec<String> {
+    sandbox.ok(&["init", "quickstart", "--out", "quickstart.toml"]);
+    let sets = TOY.iter().flat_map(|set| ["--set", set]);
+    ["run", "quickstart.toml", "--quiet"].into_iter().chain(sets).map(str::to_owned).collect()
+}
+
+fn words(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+/// A home of its own, and the container as the store of every command.
+fn with_container(azurite: &Azurite) -> Sandbox {
+    let mut sandbox = Sandbox::new();
+    sandbox.variables =
+        vec![("FTCTL_STORE".into(), azurite.container().into()), ("AZURE_STORAGE_KEY".into(), azurite::KEY.into())];
+    sandbox
+}
+
+/// No file of the sandbox shows how to get into the container.
+fn has_no_secret(folder: &Path) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        if entry.file_type().unwrap().is_dir() {
+            has_no_secret(&entry.path());
+            continue;
+        }
+        let bytes = fs::read(entry.path()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(!text.contains(azurite::KEY) && !text.contains("sig="), "{} has a secret", entry.path().display());
+    }
+}
+
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machine() {
+    assert!(env::var_os("FT_AZURITE").is_some(), "FT_AZURITE names the emulator: tests/run installs it");
+    let near = Sandbox::new();
+    near.ok(&words(&run(&near)));
+
+    let azurite = azurite::start();
+    let far = with_container(&azurite);
+    let arguments = run(&far);
+    let mut running = far.spawn(&words(&arguments));
+    Sandbox::until("a checkpoint", || {
+        let jobs = far.json(&["status", "--all"])["jobs"].clone();
+        jobs[0]["step"].as_u64().is_some_and(|step| step > 15)
+    });
+    for pid in [running.id()].into_iter().chain(far.processes("ftctl agent")).chain(far.processes("ft-trainer train")) {
+        kill(pid);
+    }
+    running.wait().unwrap();
+    has_no_secret(&far.path(""));
+
+    // Whoever looks at the log drives the job on.
+    let log = far.ok(&["logs", "-f", "quickstart"]);
+    assert!(log.contains("step 60/60"), "{log}");
+    let status = far.json(&["status", "quickstart"]);
+    assert_eq!((status["state"].as_str(), status["attempt"].as_u64()), (Some("succeeded"), Some(2)));
+    continuous(&far, "quickstart", STEPS);
+    assert!(far.results("quickstart") == near.results("quickstart"), "the results differ from an undisturbed job's in a directory");
+
+    let swept = far.json(&["sweep", "--data", "-y"]);
+    assert_eq!((swept["leftovers"].as_array().map(Vec::len), swept["data"]["objects"].as_u64()), (Some(0), Some(0)), "{swept}");
+    has_no_secret(&far.path(""));
+
+    // Another machine needs nothing but the store.
+    let mut other = Sandbox::new();
+    other.variables.clone_from(&far.variables);
+    let to = other.path("elsewhere");
+    other.ok(&["download", "quickstart", "--to", to.to_str().unwrap()]);
+    assert!(to.join("model.safetensors").is_file());
+}
