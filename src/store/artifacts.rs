@@ -5,13 +5,15 @@ use std::{path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, FileEntry, Result, Store, StoreError, content::LocalTree, fetch, find_json, lease::Lease, write_json};
+use super::{Condition, FileEntry, Result, Store, check_format, content, fetch, find_json, lease::Lease, write_json};
 use crate::job::{
     id::{JobId, path},
     report::{Report, Silent},
 };
 
-pub const ARTIFACTS_SCHEMA: &str = "ftctl.artifacts/1";
+pub const ARTIFACTS_SCHEMA: &str = "ftctl.artifacts/2";
+/// The one before this one had no chunks.
+const READABLE: &[&str] = &["ftctl.artifacts/1", ARTIFACTS_SCHEMA];
 
 /// `artifacts/manifest.json` of a job. Files are sorted by path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,10 +30,9 @@ fn manifest_path(job: &JobId) -> String {
 
 /// Makes the directory `local` the artefacts of the job. The lease is the fence, as for a checkpoint.
 pub async fn commit(store: &Arc<dyn Store>, job: &JobId, lease: &mut Lease, attempt: u32, local: &Path) -> Result<()> {
-    let tree = LocalTree::hash(local, &Silent).await?;
-    tree.send(store, &path::job_contents(job), &Silent).await?;
+    let sent = content::send(store, &path::job_contents(job), local, false, &Silent).await?;
     lease.renew().await?;
-    let manifest = ArtifactsManifest { schema: ARTIFACTS_SCHEMA.to_owned(), attempt, files: tree.files };
+    let manifest = ArtifactsManifest { schema: ARTIFACTS_SCHEMA.to_owned(), attempt, files: sent.files };
     write_json(store.as_ref(), &manifest_path(job), &manifest, Condition::Always).await.map(drop)
 }
 
@@ -39,13 +40,8 @@ pub async fn commit(store: &Arc<dyn Store>, job: &JobId, lease: &mut Lease, atte
 pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
     let name = manifest_path(job);
     let Some((manifest, _)) = find_json::<ArtifactsManifest>(store, &name).await? else { return Ok(Vec::new()) };
-    if manifest.schema == ARTIFACTS_SCHEMA {
-        return Ok(manifest.files);
-    }
-    Err(StoreError::Invalid(format!(
-        "{name} is of the format `{}`, this version reads `{ARTIFACTS_SCHEMA}`; use a newer ftctl",
-        manifest.schema
-    )))
+    check_format(&name, &manifest.schema, READABLE)?;
+    Ok(manifest.files)
 }
 
 /// Puts the artefacts below `to`, every byte verified; answers which.

@@ -6,10 +6,7 @@ use std::{collections::HashSet, fs, path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Condition, FileEntry, Result, Store, StoreError, artifacts,
-    content::{self, LocalTree},
-    directory, fetch, find_json,
-    lease::Lease,
+    Condition, FileEntry, Result, Store, StoreError, artifacts, check_format, content, directory, fetch, find_json, lease::Lease,
     read_json, write_json,
 };
 use crate::job::{
@@ -17,7 +14,9 @@ use crate::job::{
     report::{Report, Silent},
 };
 
-pub const CHECKPOINT_SCHEMA: &str = "ftctl.checkpoint/1";
+pub const CHECKPOINT_SCHEMA: &str = "ftctl.checkpoint/2";
+/// The one before this one had no chunks.
+const READABLE: &[&str] = &["ftctl.checkpoint/1", CHECKPOINT_SCHEMA];
 
 /// `manifest.json` of a checkpoint. Files are sorted by path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,17 +49,16 @@ pub async fn commit(
     step: u64,
     local: &Path,
 ) -> Result<CheckpointManifest> {
-    let tree = LocalTree::hash(local, &Silent).await?;
+    let sent = content::send(store, &path::job_contents(job), local, false, &Silent).await?;
     let name = manifest_path(job, step);
     let present: Option<(CheckpointManifest, _)> = find_json(store.as_ref(), &name).await?;
     if let Some((found, _)) = &present
-        && found.files == tree.files
+        && found.files == sent.files
     {
         return Ok(found.clone());
     }
-    tree.send(store, &path::job_contents(job), &Silent).await?;
     lease.renew().await?;
-    let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: tree.files };
+    let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: sent.files };
     // Whoever holds the lease is the truth: the same step done again, with other bits, replaces the one before.
     let condition = present.map_or(Condition::IfAbsent, |(_, etag)| Condition::IfMatch(etag));
     match write_json(store.as_ref(), &name, &manifest, condition).await {
@@ -93,13 +91,8 @@ pub async fn list(store: &dyn Store, job: &JobId) -> Result<Vec<u64>> {
 pub async fn manifest(store: &dyn Store, job: &JobId, step: u64) -> Result<CheckpointManifest> {
     let name = manifest_path(job, step);
     let (manifest, _): (CheckpointManifest, _) = read_json(store, &name).await?;
-    if manifest.schema == CHECKPOINT_SCHEMA {
-        return Ok(manifest);
-    }
-    Err(StoreError::Invalid(format!(
-        "{name} is of the format `{}`, this version reads `{CHECKPOINT_SCHEMA}`; use a newer ftctl",
-        manifest.schema
-    )))
+    check_format(&name, &manifest.schema, READABLE)?;
+    Ok(manifest)
 }
 
 /// The newest checkpoint; `None` before the first.
@@ -125,9 +118,9 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
         let partial = to.with_file_name(format!(".{name}.partial"));
         let claim = content::on_thread({
             let partial = partial.clone();
-            move || Ok(fetch::claim_folder(&partial))
+            move || fetch::claim_folder(&partial)
         });
-        let _claim = claim.await?.map_err(failed)?;
+        let _claim = claim.await.map_err(failed)?;
         if !to.is_dir() {
             // What an interrupted fetch left there is used, unless it belongs to another checkpoint.
             fetch::keep_only(&partial, &manifest.files).map_err(failed)?;
@@ -152,7 +145,7 @@ pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usi
         return Ok(());
     }
     lease.renew().await?;
-    let named = |files: Vec<FileEntry>| files.into_iter().map(|file| file.sha256).collect::<HashSet<String>>();
+    let named = |files: Vec<FileEntry>| files.iter().flat_map(FileEntry::contents).cloned().collect::<HashSet<String>>();
     let old_contents = named(files_of(store, job, old).await?);
     let mut kept_contents = named(files_of(store, job, kept).await?);
     kept_contents.extend(named(artifacts::files(store, job).await?));

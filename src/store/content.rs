@@ -1,22 +1,31 @@
-//! File trees by content: what datasets and checkpoints have in common. The bytes of a file are an object named by their SHA-256,
-//! shared between everything that holds the same file; a manifest gives them their names.
+//! File trees by content: what datasets and checkpoints have in common. A file is kept in chunks, each an object named by its
+//! SHA-256 and shared between everything that has the same bytes; a manifest gives them their names.
+//!
+//! A tree is read once: each chunk is read, hashed on a thread, and sent from memory if the store lacks it. What was sent is
+//! therefore what was hashed, and an interrupted upload has lost the chunks that were on their way, nothing else.
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::{self, File},
+    fs::{self, File, Metadata},
     future::Future,
-    io::{self, Read},
+    io,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
+    slice,
     sync::{
-        Arc,
+        Arc, LazyLock, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::task::{JoinError, JoinSet};
+use tokio::{
+    sync::Semaphore,
+    task::{JoinError, JoinSet},
+};
 
 use super::{Condition, Result, Store, StoreError, sha256};
 use crate::job::{
@@ -24,171 +33,296 @@ use crate::job::{
     report::{Report, Unit},
 };
 
+/// Bytes of a chunk; the last one of a file is shorter. A part of the format: another size needs another schema.
+pub(super) const CHUNK: u64 = 4 << 20;
+
+/// What all chunks on their way may hold in memory, in KiB.
+const MEMORY_KIB: usize = 48 << 10;
+
 /// One file of a dataset or a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FileEntry {
     /// Relative, separated by `/`.
     pub path: String,
     pub size: u64,
-    /// Hexadecimal SHA-256 of the bytes.
+    /// Hexadecimal SHA-256 of the bytes; of a file in several chunks that of their digests, 32 bytes each, in order.
     pub sha256: String,
+    /// Hexadecimal SHA-256 of each 4 MiB; absent when there is only one, and in what versions before this one stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chunks: Vec<String>,
+}
+
+impl FileEntry {
+    /// From the digests of its chunks. One without bytes has one, too.
+    pub(super) fn new(path: String, size: u64, mut chunks: Vec<[u8; 32]>) -> Self {
+        if let [only] = chunks[..] {
+            chunks.clear();
+            return Self { path, size, sha256: hex::encode(only), chunks: Vec::new() };
+        }
+        let sha256 = sha256(chunks.as_flattened());
+        Self { path, size, sha256, chunks: chunks.iter().map(hex::encode).collect() }
+    }
+
+    /// A file that is one object.
+    pub fn of_bytes(path: String, bytes: &[u8]) -> Self {
+        Self { path, size: bytes.len() as u64, sha256: sha256(bytes), chunks: Vec::new() }
+    }
+
+    /// The digests of the objects that hold its bytes, in order.
+    pub(super) fn contents(&self) -> &[String] {
+        if self.chunks.is_empty() { slice::from_ref(&self.sha256) } else { &self.chunks }
+    }
+
+    /// Versions before this one stored files of any size as one object.
+    pub(super) fn is_one_large_object(&self) -> bool {
+        self.chunks.is_empty() && self.size > CHUNK
+    }
+
+    /// A manifest comes from outside.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.chunks.is_empty() || self.chunks.len() as u64 == self.size.div_ceil(CHUNK) {
+            return Ok(());
+        }
+        let (found, size) = (self.chunks.len(), self.size);
+        Err(StoreError::Invalid(format!("the manifest has {found} chunks for the {size} bytes of {}; it is damaged", self.path)))
+    }
 }
 
 /// What sending a tree came to.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct Sent {
-    pub files: u64,
-    pub bytes: u64,
-}
-
-/// A tree on this machine, with the digest of every file as it was when it was hashed.
-pub(super) struct LocalTree {
-    root: PathBuf,
+    /// Sorted by path.
     pub files: Vec<FileEntry>,
+    /// How many of them had something that was not in the store.
+    pub new_files: u64,
+    pub new_bytes: u64,
+    /// The digests that were in the store already.
+    pub relied: HashSet<String>,
 }
 
-impl LocalTree {
-    /// Hashes a directory, or a single file, on all cores. Hidden files belong to it; a symbolic link to a file counts as that
-    /// file; anything that is neither file nor folder is refused, and so is a tree without files.
-    pub async fn hash(source: &Path, report: &dyn Report) -> Result<Self> {
-        let root = if source.is_file() { source.parent().unwrap_or(Path::new("")).to_owned() } else { source.to_owned() };
+/// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to it;
+/// a symbolic link to a file counts as that file; anything that is neither file nor folder is refused, and so is a tree without
+/// files. A file that changes meanwhile is an error; what has been sent of it then is named by nothing.
+pub(super) async fn send(store: &Arc<dyn Store>, contents: &str, source: &Path, dry: bool, report: &dyn Report) -> Result<Sent> {
+    let files = LocalFile::find(source)?;
+    let total = files.iter().map(|file| file.stamp.size).sum();
+    let chunks: Vec<(usize, u64)> =
+        files.iter().enumerate().flat_map(|(index, file)| file.chunks().map(move |at| (index, at))).collect();
+    let pass = Arc::new(Pass {
+        store: Arc::clone(store),
+        contents: contents.to_owned(),
+        dry,
+        present: present(store, contents).await?,
+        seen: Mutex::default(),
+        memory: Semaphore::new(MEMORY_KIB),
+        done: AtomicU64::default(),
+    });
+    let files = Arc::new(files);
+    let passing = concurrently(store.jobs(), chunks.clone(), |(index, at)| {
+        let (pass, files) = (Arc::clone(&pass), Arc::clone(&files));
+        async move { pass.chunk(&files, index, at).await }
+    });
+    let what = if dry { "Hashing files" } else { "Sending files" };
+    let passed = watched(passing, &pass.done, |done| report.progress(what, done.min(total), Some(total), Unit::Bytes)).await?;
+    let mut sent = Sent::default();
+    let mut passed = chunks.into_iter().zip(passed).peekable();
+    for (index, file) in files.iter().enumerate() {
+        let (mut digests, mut missing) = (Vec::new(), 0);
+        while let Some(((_, at), (digest, was))) = passed.next_if(|((of, _), _)| *of == index) {
+            match was {
+                Was::Missing => missing += 1,
+                Was::Present => drop(sent.relied.insert(hex::encode(digest))),
+                Was::Seen => {}
+            }
+            sent.new_bytes += if was == Was::Missing { file.length(at) } else { 0 };
+            digests.push(digest);
+        }
+        sent.new_files += u64::from(missing > 0);
+        sent.files.push(FileEntry::new(file.name.clone(), file.stamp.size, digests));
+    }
+    Ok(sent)
+}
+
+/// Whether the store has lost one of the contents with these digests.
+pub(super) async fn lacks_any(store: &Arc<dyn Store>, contents: &str, digests: HashSet<String>) -> Result<bool> {
+    let present = present(store, contents).await?;
+    let asked = concurrently(store.jobs(), digests.into_iter().collect(), |digest| {
+        let (store, name) = (Arc::clone(store), path::content(contents, &digest));
+        let listed = present.as_ref().map(|present| present.contains(&name));
+        async move {
+            match listed {
+                Some(listed) => Ok(listed),
+                None => Ok(store.head(&name).await?.is_some()),
+            }
+        }
+    });
+    Ok(asked.await?.contains(&false))
+}
+
+/// The objects below `contents`, where one request tells.
+async fn present(store: &Arc<dyn Store>, contents: &str) -> Result<Option<HashSet<String>>> {
+    Ok(store.list_some(contents).await?.map(|found| found.into_iter().map(|meta| meta.path).collect()))
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Was {
+    Missing,
+    /// In the store.
+    Present,
+    /// The tree had the same bytes in another place.
+    Seen,
+}
+
+/// One way through a tree.
+struct Pass {
+    store: Arc<dyn Store>,
+    contents: String,
+    dry: bool,
+    present: Option<HashSet<String>>,
+    seen: Mutex<HashSet<[u8; 32]>>,
+    memory: Semaphore,
+    /// Bytes.
+    done: AtomicU64,
+}
+
+impl Pass {
+    async fn chunk(&self, files: &Arc<Vec<LocalFile>>, index: usize, at: u64) -> Result<([u8; 32], Was)> {
+        let length = files[index].length(at);
+        let _room = self.memory.acquire_many((length >> 10).max(1) as u32).await;
+        let files = Arc::clone(files);
+        let (bytes, digest) = compute(move || {
+            let bytes = files[index].read(at)?;
+            let digest: [u8; 32] = Sha256::digest(&bytes).into();
+            Ok((bytes, digest))
+        })
+        .await?;
+        let was = self.store_once(bytes, digest).await?;
+        self.done.fetch_add(length, Ordering::Relaxed);
+        Ok((digest, was))
+    }
+
+    async fn store_once(&self, bytes: Bytes, digest: [u8; 32]) -> Result<Was> {
+        if !self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(digest) {
+            return Ok(Was::Seen);
+        }
+        let name = path::content(&self.contents, &hex::encode(digest));
+        let present = match &self.present {
+            Some(present) => present.contains(&name),
+            None => self.store.head(&name).await?.is_some(),
+        };
+        if present {
+            return Ok(Was::Present);
+        }
+        if self.dry {
+            return Ok(Was::Missing);
+        }
+        match self.store.put(&name, bytes, Condition::IfAbsent).await {
+            // Or somebody else sent the same bytes meanwhile.
+            Ok(_) | Err(StoreError::Conflict { .. }) => Ok(Was::Missing),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What of a file changes when its bytes do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    size: u64,
+    inode: (u64, u64),
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(file: &Metadata) -> Self {
+        Self {
+            size: file.len(),
+            inode: (file.dev(), file.ino()),
+            modified: (file.mtime(), file.mtime_nsec()),
+            changed: (file.ctime(), file.ctime_nsec()),
+        }
+    }
+}
+
+/// A file of the tree as it was when the tree was looked through.
+struct LocalFile {
+    path: PathBuf,
+    /// Relative, separated by `/`.
+    name: String,
+    stamp: Stamp,
+}
+
+impl LocalFile {
+    /// Every file below `source`, sorted by name.
+    fn find(source: &Path) -> Result<Vec<Self>> {
         let mut found = Vec::new();
-        if source.is_file() {
-            found.push(source.to_owned());
+        let metadata = fs::metadata(source).map_err(|error| unreadable(source, error))?;
+        if metadata.is_file() {
+            let root = source.parent().unwrap_or(Path::new(""));
+            found.push(Self { path: source.to_owned(), name: relative_name(root, source)?, stamp: Stamp::of(&metadata) });
         } else {
-            walk(source, &mut found)?;
+            walk(source, source, &mut found)?;
         }
         if found.is_empty() {
             return Err(StoreError::Invalid(format!("{} holds no files", source.display())));
         }
-        let total = found.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
-        let counter = Arc::new(AtomicU64::new(0));
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let hashed = concurrently(threads, found, |path| {
-            let (root, counter) = (root.clone(), Arc::clone(&counter));
-            async move { on_thread(move || hash_one(&root, &path, &counter)).await }
-        });
-        let mut files = watched(hashed, &counter, |done| report.progress("Hashing files", done, Some(total), Unit::Bytes)).await?;
-        files.sort_unstable();
-        Ok(Self { root, files })
+        found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
     }
 
-    /// One file of each content.
-    pub fn distinct(&self) -> Vec<FileEntry> {
-        let mut seen = HashSet::new();
-        self.files.iter().filter(|file| seen.insert(&file.sha256)).cloned().collect()
+    /// Where its chunks begin; an empty file has one.
+    fn chunks(&self) -> impl Iterator<Item = u64> + use<> {
+        (0..self.stamp.size.max(1)).step_by(CHUNK as usize)
     }
 
-    /// What `store` lacks of it below `contents`, each content once.
-    pub async fn missing(&self, store: &Arc<dyn Store>, contents: &str) -> Result<Vec<FileEntry>> {
-        let mut distinct = self.distinct();
-        if let Some(present) = store.list_some(contents).await? {
-            let present: HashSet<String> = present.into_iter().map(|meta| meta.path).collect();
-            distinct.retain(|file| !present.contains(&path::content(contents, &file.sha256)));
-            return Ok(distinct);
+    fn length(&self, at: u64) -> u64 {
+        CHUNK.min(self.stamp.size - at)
+    }
+
+    /// The chunk that begins at `at`, if the file is still what it was.
+    fn read(&self, at: u64) -> Result<Bytes> {
+        let failed = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.changed(),
+            _ => unreadable(&self.path, error),
+        };
+        let file = File::open(&self.path).map_err(failed)?;
+        let mut bytes = vec![0; self.length(at) as usize];
+        file.read_exact_at(&mut bytes, at).map_err(failed)?;
+        // Some files say that they are empty and are not.
+        let more = at + self.length(at) == self.stamp.size && file.read_at(&mut [0], self.stamp.size).map_err(failed)? > 0;
+        if more || Stamp::of(&file.metadata().map_err(failed)?) != self.stamp {
+            return Err(self.changed());
         }
-        let missing = concurrently(store.jobs(), distinct, |file| {
-            let (store, name) = (Arc::clone(store), path::content(contents, &file.sha256));
-            async move { Ok(store.head(&name).await?.is_none().then_some(file)) }
-        });
-        Ok(missing.await?.into_iter().flatten().collect())
+        Ok(bytes.into())
     }
 
-    /// Sends what `store` lacks. A file that changed since it was hashed is an error, and its content is not stored.
-    pub async fn send(&self, store: &Arc<dyn Store>, contents: &str, report: &dyn Report) -> Result<Sent> {
-        let missing = self.missing(store, contents).await?;
-        let sent = Sent { files: missing.len() as u64, bytes: missing.iter().map(|file| file.size).sum() };
-        let counter = Arc::new(AtomicU64::new(0));
-        let sending = concurrently(store.jobs(), missing, |file| {
-            let (store, local, counter) = (Arc::clone(store), self.root.join(&file.path), Arc::clone(&counter));
-            let name = path::content(contents, &file.sha256);
-            async move { send_one(store.as_ref(), &name, &local, &file, &counter).await }
-        });
-        if sent.bytes == 0 {
-            sending.await?;
-        } else {
-            watched(sending, &counter, |done| {
-                report.progress("Sending files", done.min(sent.bytes), Some(sent.bytes), Unit::Bytes);
-            })
-            .await?;
-        }
-        Ok(sent)
+    fn changed(&self) -> StoreError {
+        StoreError::Invalid(format!(
+            "{} changed while it was being read; nothing was committed; try again when it is complete",
+            self.path.display()
+        ))
     }
 }
 
-async fn send_one(store: &dyn Store, name: &str, local: &Path, file: &FileEntry, sent: &Arc<AtomicU64>) -> Result<()> {
-    match store.put_file(name, local, Some(&file.sha256), Condition::IfAbsent, sent).await {
-        Ok(_) => Ok(()),
-        // Somebody else sent the same bytes meanwhile.
-        Err(StoreError::Conflict { .. }) => {
-            sent.fetch_add(file.size, Ordering::Relaxed);
-            Ok(())
-        }
-        Err(StoreError::Damaged { path, .. }) => Err(changed(Path::new(&path))),
-        Err(error) => Err(error),
-    }
+fn unreadable(path: &Path, source: io::Error) -> StoreError {
+    StoreError::Io { action: "read", path: path.display().to_string(), source }
 }
 
-fn changed(path: &Path) -> StoreError {
-    StoreError::Invalid(format!(
-        "{} changed while it was being read; nothing was committed; try again when it is complete",
-        path.display()
-    ))
-}
-
-/// Every file below `folder`.
-fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
-    let unreadable = |path: &Path, source| StoreError::Io { action: "read", path: path.display().to_string(), source };
+/// Every file below `folder`, which is in `root`.
+fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
     for entry in fs::read_dir(folder).map_err(|error| unreadable(folder, error))? {
-        let entry = entry.map_err(|error| unreadable(folder, error))?;
-        let path = entry.path();
+        let path = entry.map_err(|error| unreadable(folder, error))?.path();
         let linked = fs::metadata(&path).map_err(|error| unreadable(&path, error))?;
         if linked.is_file() {
-            found.push(path);
+            found.push(LocalFile { name: relative_name(root, &path)?, stamp: Stamp::of(&linked), path });
         } else if linked.is_dir() && !path.is_symlink() {
-            walk(&path, found)?;
+            walk(root, &path, found)?;
         } else {
             let kind = if linked.is_dir() { "a link to a directory" } else { "neither a file nor a directory" };
             return Err(StoreError::Invalid(format!("{} is {kind}; take it out, or put a copy in its place", path.display())));
         }
     }
     Ok(())
-}
-
-fn hash_one(root: &Path, path: &Path, counter: &AtomicU64) -> Result<FileEntry> {
-    let unreadable = |source| StoreError::Io { action: "read", path: path.display().to_string(), source };
-    let mut file = File::open(path).map_err(unreadable)?;
-    let before = file.metadata().map_err(unreadable)?;
-    let (size, sha256) = hash_reader(&mut file, |count| {
-        counter.fetch_add(count, Ordering::Relaxed);
-    })
-    .map_err(unreadable)?;
-    let after = file.metadata().map_err(unreadable)?;
-    if size != before.len() || after.len() != before.len() || after.modified().ok() != before.modified().ok() {
-        return Err(changed(path));
-    }
-    Ok(FileEntry { path: relative_name(root, path)?, size, sha256 })
-}
-
-pub(super) fn hash_reader(reader: &mut impl Read, count_bytes: impl FnMut(u64)) -> io::Result<(u64, String)> {
-    let mut hasher = Sha256::new();
-    let size = hash_into(&mut hasher, reader, count_bytes)?;
-    Ok((size, hex::encode(hasher.finalize())))
-}
-
-/// Reads to the end; answers how many bytes that were.
-pub(super) fn hash_into(hasher: &mut Sha256, reader: &mut impl Read, mut count_bytes: impl FnMut(u64)) -> io::Result<u64> {
-    let mut buffer = vec![0; 1 << 20];
-    let mut size = 0;
-    loop {
-        let count = reader.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(size);
-        }
-        hasher.update(&buffer[..count]);
-        size += count as u64;
-        count_bytes(count as u64);
-    }
 }
 
 fn relative_name(root: &Path, path: &Path) -> Result<String> {
@@ -199,7 +333,7 @@ fn relative_name(root: &Path, path: &Path) -> Result<String> {
 }
 
 /// Reads a manifest and checks its digest before anything in it is believed.
-pub(super) async fn verified(store: &dyn Store, path: &str, digest: &str) -> Result<bytes::Bytes> {
+pub(super) async fn verified(store: &dyn Store, path: &str, digest: &str) -> Result<Bytes> {
     let object = store.get(path).await?;
     let found = sha256(&object.bytes);
     if found == digest {
@@ -228,7 +362,7 @@ where
         match running.join_next().await {
             None => break,
             Some(finished) => {
-                let (index, result) = joined(finished.map(Ok))?;
+                let (index, result) = joined(finished);
                 done.insert(index, result?);
             }
         }
@@ -254,11 +388,20 @@ pub(super) async fn watched<T>(work: impl Future<Output = Result<T>>, counter: &
     }
 }
 
-pub(super) async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+/// Runs `work` as [`on_thread`] does, for what keeps a core busy: as many at a time as there are cores, so that whoever sends is not kept waiting.
+pub(super) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    static CORES: LazyLock<Semaphore> =
+        LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));
+    // Never closed.
+    let _core = CORES.acquire().await;
+    on_thread(work).await
+}
+
+pub(super) async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     joined(tokio::task::spawn_blocking(work).await)
 }
 
 /// The result of a task, which nobody aborts.
-pub(super) fn joined<T>(finished: Result<Result<T>, JoinError>) -> Result<T> {
+pub(super) fn joined<T>(finished: Result<T, JoinError>) -> T {
     finished.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

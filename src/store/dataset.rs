@@ -6,8 +6,8 @@ use std::{path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Condition, FileEntry, Result, Store, StoreError,
-    content::{self, LocalTree, Sent},
+    Condition, FileEntry, Result, Store, StoreError, check_format,
+    content::{self, Sent},
     fetch, find_json, parse_json, read_json, sha256, to_json, write_json,
 };
 use crate::job::{
@@ -15,7 +15,9 @@ use crate::job::{
     report::Report,
 };
 
-pub const DATASET_SCHEMA: &str = "ftctl.dataset/1";
+pub const DATASET_SCHEMA: &str = "ftctl.dataset/2";
+/// The one before this one had no chunks.
+const READABLE: &[&str] = &["ftctl.dataset/1", DATASET_SCHEMA];
 
 /// `manifest.json` of a dataset: the digest of these bytes is its name. Files are sorted by path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +42,7 @@ pub struct Uploaded {
     pub digest: String,
     pub files: u64,
     pub bytes: u64,
-    /// Files whose content the store did not have.
+    /// Files of which the store did not have everything.
     pub sent_files: u64,
     pub sent_bytes: u64,
 }
@@ -48,37 +50,38 @@ pub struct Uploaded {
 /// Sends a directory or a single file. Hidden files are part of it, links to files are followed, empty directories are not kept.
 /// The manifest is written last: until then there is no dataset, and what was sent already is not sent again by the next try.
 pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
-    let tree = LocalTree::hash(source, report).await?;
-    let manifest = manifest_bytes(&tree)?;
-    let mut sent = tree.send(store, &path::contents(), report).await?;
+    let mut sent = content::send(store, &path::contents(), source, false, report).await?;
+    let manifest = manifest_bytes(&sent)?;
     let digest = sha256(&manifest);
     match store.put(&path::dataset_manifest(&digest), manifest, Condition::IfAbsent).await {
         Ok(_) | Err(StoreError::Conflict { .. }) => {}
         Err(error) => return Err(error),
     }
-    if sent.files < tree.distinct().len() as u64 {
-        // Until the manifest named it, a sweep may have removed what was there already.
-        let again = tree.send(store, &path::contents(), report).await?;
-        sent = Sent { files: sent.files + again.files, bytes: sent.bytes + again.bytes };
+    // Until the manifest named it, a sweep may have removed what was there already.
+    if !sent.relied.is_empty() && content::lacks_any(store, &path::contents(), std::mem::take(&mut sent.relied)).await? {
+        let again = content::send(store, &path::contents(), source, false, report).await?;
+        if again.files != sent.files {
+            return Err(StoreError::Invalid(format!("{} changed while it was being sent; send it again", source.display())));
+        }
+        sent.new_files += again.new_files;
+        sent.new_bytes += again.new_bytes;
     }
-    Ok(uploaded(digest, &tree, sent.files, sent.bytes))
+    Ok(uploaded(digest, &sent))
 }
 
 /// What [`upload`] would do, without doing it.
 pub async fn plan_upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
-    let tree = LocalTree::hash(source, report).await?;
-    let missing = tree.missing(store, &path::contents()).await?;
-    let bytes = missing.iter().map(|file| file.size).sum();
-    Ok(uploaded(sha256(&manifest_bytes(&tree)?), &tree, missing.len() as u64, bytes))
+    let sent = content::send(store, &path::contents(), source, true, report).await?;
+    Ok(uploaded(sha256(&manifest_bytes(&sent)?), &sent))
 }
 
-fn uploaded(digest: String, tree: &LocalTree, sent_files: u64, sent_bytes: u64) -> Uploaded {
-    let bytes = tree.files.iter().map(|file| file.size).sum();
-    Uploaded { digest, files: tree.files.len() as u64, bytes, sent_files, sent_bytes }
+fn uploaded(digest: String, sent: &Sent) -> Uploaded {
+    let bytes = sent.files.iter().map(|file| file.size).sum();
+    Uploaded { digest, files: sent.files.len() as u64, bytes, sent_files: sent.new_files, sent_bytes: sent.new_bytes }
 }
 
-fn manifest_bytes(tree: &LocalTree) -> Result<bytes::Bytes> {
-    to_json("the manifest", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: tree.files.clone() })
+fn manifest_bytes(sent: &Sent) -> Result<bytes::Bytes> {
+    to_json("the manifest", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: sent.files.clone() })
 }
 
 /// Whether `digest` names a dataset that is completely in the store.
@@ -115,13 +118,8 @@ pub async fn manifest(store: &dyn Store, digest: &str) -> Result<DatasetManifest
     check_digest(digest)?;
     let name = path::dataset_manifest(digest);
     let manifest: DatasetManifest = parse_json(&name, &content::verified(store, &name, digest).await?)?;
-    if manifest.schema == DATASET_SCHEMA {
-        return Ok(manifest);
-    }
-    Err(StoreError::Invalid(format!(
-        "{name} is of the format `{}`, this version reads `{DATASET_SCHEMA}`; use a newer ftctl",
-        manifest.schema
-    )))
+    check_format(&name, &manifest.schema, READABLE)?;
+    Ok(manifest)
 }
 
 /// Puts a dataset's files below `to`, every byte verified. Files that are there already with the right content are not fetched
@@ -312,15 +310,65 @@ mod tests {
         assert_eq!(bench.counting.take_written(), Vec::<String>::new());
     }
 
+    /// A file that grows, and one whose bytes change in place: both while the tree is on its way.
     #[tokio::test]
     async fn a_file_that_changes_on_the_way_commits_nothing() {
+        use std::io::{Seek as _, Write as _};
+        for grows in [true, false] {
+            let bench = bench();
+            let large = bench.path("source/large");
+            fs::write(&large, vec![1; 60 << 20]).unwrap();
+            let mut file = fs::OpenOptions::new().write(true).append(grows).open(&large).unwrap();
+            bench.counting.after_writes(1, move || {
+                file.rewind().unwrap();
+                file.write_all(b"changed").unwrap();
+            });
+            let error = bench.upload().await.unwrap_err().to_string();
+            assert!(error.contains("source/large changed while it was being read"), "{error}");
+            assert_eq!(bench.store.children(&path::datasets()).await.unwrap(), Vec::<String>::new());
+        }
+    }
+
+    #[tokio::test]
+    async fn one_changed_chunk_of_a_file_resends_one_chunk() {
         let bench = bench();
-        let tree = LocalTree::hash(&bench.path("source"), &Silent).await.unwrap();
-        fs::write(bench.path("source/train/0.bin"), "changed").unwrap();
-        let error = tree.send(&bench.store, &path::contents(), &Silent).await.unwrap_err().to_string();
-        assert!(error.contains("train/0.bin changed while it was being read"), "{error}");
-        assert_eq!(bench.store.head(&content_of(b"tokens")).await.unwrap(), None);
-        assert_eq!(bench.store.children(&path::datasets()).await.unwrap(), Vec::<String>::new());
+        let large = bench.path("source/large");
+        let mut bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        fs::write(&large, &bytes).unwrap();
+        let first = bench.upload().await.unwrap();
+        assert_eq!((first.sent_files, first.sent_bytes), (4, 12_000_008));
+        bytes[5_000_000] ^= 1;
+        fs::write(&large, &bytes).unwrap();
+        let changed = bench.upload().await.unwrap();
+        assert_eq!((changed.sent_files, changed.sent_bytes), (1, 4 << 20));
+        let to = bench.path("to");
+        download(&bench.store, &changed.digest, &to, &Silent).await.unwrap();
+        assert!(fs::read(to.join("large")).unwrap() == bytes);
+        // The digest of the file is that of its chunks' digests.
+        let manifest = manifest(&*bench.store, &changed.digest).await.unwrap();
+        let entry = manifest.files.iter().find(|file| file.path == "large").unwrap();
+        let digests: Vec<u8> = bytes.chunks(4 << 20).flat_map(|chunk| hex::decode(sha256(chunk)).unwrap()).collect();
+        assert_eq!((&entry.sha256, entry.chunks.len()), (&sha256(&digests), 3));
+    }
+
+    #[tokio::test]
+    async fn manifests_of_the_first_format_are_read() {
+        let bench = bench();
+        bench.store.put(&content_of(b"tokens"), "tokens".into(), Condition::Always).await.unwrap();
+        let text = format!(
+            r#"{{"schema": "ftctl.dataset/1", "files": [{{"path": "train.bin", "size": 6, "sha256": "{}"}}]}}"#,
+            sha256(b"tokens")
+        );
+        let digest = sha256(text.as_bytes());
+        bench.store.put(&path::dataset_manifest(&digest), text.into(), Condition::Always).await.unwrap();
+        let to = bench.path("to");
+        download(&bench.store, &digest, &to, &Silent).await.unwrap();
+        assert_eq!(fs::read(to.join("train.bin")).unwrap(), b"tokens");
+        let newer = r#"{"schema": "ftctl.dataset/9", "files": []}"#;
+        let digest = sha256(newer.as_bytes());
+        bench.store.put(&path::dataset_manifest(&digest), newer.into(), Condition::Always).await.unwrap();
+        let error = download(&bench.store, &digest, &to, &Silent).await.unwrap_err().to_string();
+        assert!(error.contains("of the format `ftctl.dataset/9`") && error.contains("newer ftctl"), "{error}");
     }
 
     #[tokio::test]
@@ -351,7 +399,7 @@ mod tests {
     #[tokio::test]
     async fn a_manifest_cannot_write_outside() {
         let bench = bench();
-        let file = FileEntry { path: "../outside".to_owned(), size: 0, sha256: sha256(b"") };
+        let file = FileEntry::of_bytes("../outside".to_owned(), b"");
         let manifest = to_json("", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: vec![file] }).unwrap();
         let digest = sha256(&manifest);
         bench.store.put(&path::dataset_manifest(&digest), manifest, Condition::Always).await.unwrap();

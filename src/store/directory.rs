@@ -10,10 +10,7 @@ use std::{
     ops::Range,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -98,21 +95,6 @@ impl Store for DirectoryStore {
         let path = path.to_owned();
         self.elsewhere(move |root| {
             root.write(&path, &condition, |file| file.write_all(&bytes).map_err(|error| root.failed("write", &path, error)))
-        })
-        .await
-    }
-
-    async fn put_file(
-        &self,
-        path: &str,
-        file: &Path,
-        sha256: Option<&str>,
-        condition: Condition,
-        sent: &Arc<AtomicU64>,
-    ) -> Result<ETag> {
-        let (path, source, sha256, sent) = (path.to_owned(), file.to_owned(), sha256.map(str::to_owned), Arc::clone(sent));
-        self.elsewhere(move |root| {
-            root.write(&path, &condition, |target| root.copy(&path, &source, sha256.as_deref(), target, &sent))
         })
         .await
     }
@@ -234,34 +216,6 @@ impl Root {
         rename(temporary, &target).map_err(failed)?;
         sync_parent(&target).map_err(failed)?;
         Ok(etag)
-    }
-
-    fn copy(&self, path: &str, source: &Path, expected: Option<&str>, target: &mut File, sent: &AtomicU64) -> Result<()> {
-        let unreadable =
-            |source_error: io::Error| StoreError::Io { action: "read", path: source.display().to_string(), source: source_error };
-        let mut file = File::open(source).map_err(unreadable)?;
-        let Some(expected) = expected else {
-            // The kernel copies; an error of either side reads the same, and a full disk is by far the likelier.
-            let copied = io::copy(&mut file, target).map_err(|error| self.failed("write", path, error))?;
-            sent.fetch_add(copied, Ordering::Relaxed);
-            return Ok(());
-        };
-        let mut hasher = Sha256::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            let count = file.read(&mut buffer).map_err(unreadable)?;
-            if count == 0 {
-                break;
-            }
-            hasher.update(&buffer[..count]);
-            target.write_all(&buffer[..count]).map_err(|error| self.failed("write", path, error))?;
-            sent.fetch_add(count as u64, Ordering::Relaxed);
-        }
-        let found = hex::encode(hasher.finalize());
-        if found == expected {
-            return Ok(());
-        }
-        Err(StoreError::Damaged { path: source.display().to_string(), expected: expected.to_owned(), found })
     }
 
     /// No `fsync`: the writer keeps what it sent until the end of the job, so that a power failure costs a repetition, not a line.

@@ -3,10 +3,9 @@
 
 use std::{
     ops::Range,
-    path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
@@ -27,7 +26,11 @@ pub struct FaultyStore {
     pub takes_away: Mutex<Option<(String, String)>>,
     /// The paths written, in order.
     pub written: Mutex<Vec<String>>,
+    /// Done once, after so many more writes.
+    then: Mutex<Option<(usize, Act)>>,
 }
+
+type Act = Box<dyn FnOnce() + Send>;
 
 impl FaultyStore {
     pub fn new(inner: Arc<dyn Store>) -> Arc<Self> {
@@ -38,7 +41,13 @@ impl FaultyStore {
             loses_answers: AtomicBool::new(false),
             takes_away: Mutex::default(),
             written: Mutex::default(),
+            then: Mutex::default(),
         })
+    }
+
+    /// Lets something happen in the middle of what writes: once, after so many writes from now.
+    pub fn after_writes(&self, number: usize, act: impl FnOnce() + Send + 'static) {
+        *self.then.lock().unwrap() = Some((self.written.lock().unwrap().len() + number, Box::new(act)));
     }
 
     /// The paths written since the last call.
@@ -58,7 +67,11 @@ impl FaultyStore {
             self.inner.delete(&victim).await?;
         }
         if result.is_ok() {
-            self.written.lock().unwrap().push(path.to_owned());
+            let mut written = self.written.lock().unwrap();
+            written.push(path.to_owned());
+            if let Some((_, act)) = self.then.lock().unwrap().take_if(|(number, _)| *number <= written.len()) {
+                act();
+            }
         }
         if self.loses_answers.load(Ordering::SeqCst) { Err(failed("hear from", path)) } else { result }
     }
@@ -88,17 +101,6 @@ impl Store for FaultyStore {
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
         self.before(path)?;
         self.after(path, self.inner.put(path, bytes, condition).await).await
-    }
-    async fn put_file(
-        &self,
-        path: &str,
-        file: &Path,
-        sha256: Option<&str>,
-        condition: Condition,
-        sent: &Arc<AtomicU64>,
-    ) -> Result<ETag> {
-        self.before(path)?;
-        self.after(path, self.inner.put_file(path, file, sha256, condition, sent).await).await
     }
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
         self.before(path)?;

@@ -3,8 +3,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     fs::{self, File, OpenOptions, TryLockError},
-    io::{self, Seek, SeekFrom, Write},
-    ops::Range,
+    io::{self, Read as _, Seek, SeekFrom, Write},
     os::unix::fs::MetadataExt,
     path::{Component, Path, PathBuf},
     sync::{
@@ -19,7 +18,7 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 
 use super::{
     FileEntry, Result, Store, StoreError,
-    content::{concurrently, hash_into, hash_reader, joined, on_thread, watched},
+    content::{CHUNK, compute, concurrently, joined, on_thread, watched},
     directory,
 };
 use crate::job::{
@@ -27,10 +26,7 @@ use crate::job::{
     report::{Report, Unit},
 };
 
-/// Bytes of one request.
-const PIECE: u64 = 4 << 20;
-
-/// Pieces of one file on their way while the one before them is written.
+/// Chunks of one file on their way while the one before them is written.
 const AHEAD: usize = 8;
 
 /// What all pieces together may hold in memory, in KiB.
@@ -50,6 +46,7 @@ pub(super) async fn fetch(
 ) -> Result<()> {
     for file in files {
         check_relative(&file.path)?;
+        file.check()?;
     }
     on_thread({
         let (to, files) = (to.to_owned(), files.to_vec());
@@ -80,13 +77,8 @@ pub(super) async fn verify(store: &Arc<dyn Store>, contents: &str, files: &[File
     let reading = concurrently(store.jobs(), files.to_vec(), |file| {
         let (source, counter) = (source.clone(), Arc::clone(&counter));
         async move {
-            let mut hasher = Sha256::new();
-            let hash = |bytes: &Bytes| {
-                hasher.update(bytes);
-                Ok(())
-            };
-            source.pull(&file, 0, &counter, hash).await?;
-            source.check(&file, hasher)
+            file.check()?;
+            source.pull(&file, 0, &counter, |_| Ok(())).await
         }
     });
     watched(reading, &counter, |done| report.progress("Verifying files", done, Some(total), Unit::Bytes)).await?;
@@ -107,11 +99,8 @@ impl Source {
         Self { store: Arc::clone(store), contents: contents.to_owned(), memory }
     }
 
-    fn name(&self, file: &FileEntry) -> String {
-        path::content(&self.contents, &file.sha256)
-    }
-
-    /// Hands the bytes of a content from `begin` on, in order.
+    /// Hands the bytes of a file from `begin` on, in order and verified. Only of what an older version stored as one large object
+    /// the digest shows at the end that they were right.
     async fn pull(
         &self,
         file: &FileEntry,
@@ -119,81 +108,83 @@ impl Source {
         counter: &AtomicU64,
         mut take: impl FnMut(&Bytes) -> Result<()>,
     ) -> Result<()> {
+        let mut whole = (begin == 0 && file.is_one_large_object()).then(Sha256::new);
         let mut ahead = VecDeque::new();
         let mut next = begin;
         loop {
             while next < file.size && ahead.len() < AHEAD {
-                let range = next..(next + PIECE).min(file.size);
                 // Only who waits for nothing may wait for memory: so it always comes free again.
-                let Some(piece) = self.piece(file, range.clone(), ahead.is_empty()).await else { break };
-                ahead.push_back(piece);
-                next = range.end;
+                let Some(chunk) = self.chunk(file, next, ahead.is_empty()).await else { break };
+                ahead.push_back(chunk);
+                next += CHUNK;
             }
-            let Some(piece) = ahead.pop_front() else { return Ok(()) };
-            let bytes = joined(piece.await)?;
+            let Some(chunk) = ahead.pop_front() else { break };
+            let bytes = joined(chunk.await)?;
+            if let Some(hasher) = &mut whole {
+                hasher.update(&bytes);
+            }
             take(&bytes)?;
             counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
+        whole.map_or(Ok(()), |hasher| right(&path::content(&self.contents, &file.sha256), &file.sha256, hasher))
     }
 
-    /// Starts to read one piece; `None`: there is no memory for it now.
-    async fn piece(&self, file: &FileEntry, range: Range<u64>, wait: bool) -> Option<JoinHandle<Result<Bytes>>> {
-        let kib = (range.end - range.start).div_ceil(1024) as u32;
+    /// Starts to read the chunk that begins at `at`; `None`: there is no memory for it now.
+    async fn chunk(&self, file: &FileEntry, at: u64, wait: bool) -> Option<JoinHandle<Result<Bytes>>> {
+        let length = CHUNK.min(file.size - at);
+        let kib = length.div_ceil(1024) as u32;
         let memory = Arc::clone(&self.memory);
         let room = if wait { memory.acquire_many_owned(kib).await.ok() } else { memory.try_acquire_many_owned(kib).ok() }?;
-        let (store, name) = (Arc::clone(&self.store), self.name(file));
+        let (digest, begin) = match file.contents().get((at / CHUNK) as usize) {
+            Some(digest) if !file.is_one_large_object() => (digest.clone(), 0),
+            _ => (file.sha256.clone(), at),
+        };
+        let is_whole = begin == 0 && !file.is_one_large_object();
+        let (store, name) = (Arc::clone(&self.store), path::content(&self.contents, &digest));
         Some(tokio::spawn(async move {
-            let bytes = store.get_range(&name, range).await;
+            let bytes = store.get_range(&name, begin..begin + length).await?;
+            let bytes = if is_whole {
+                compute(move || right(&name, &digest, Sha256::new_with_prefix(&bytes)).map(|()| bytes)).await
+            } else {
+                Ok(bytes)
+            };
             drop(room);
             bytes
         }))
     }
+}
 
-    fn check(&self, file: &FileEntry, hasher: Sha256) -> Result<()> {
-        let found = hex::encode(hasher.finalize());
-        if found == file.sha256 {
-            return Ok(());
-        }
-        Err(StoreError::Damaged { path: self.name(file), expected: file.sha256.clone(), found })
+/// Fails when what was hashed is not what `name` should be.
+fn right(name: &str, expected: &str, hasher: Sha256) -> Result<()> {
+    let found = hex::encode(hasher.finalize());
+    if found == expected {
+        return Ok(());
     }
+    Err(StoreError::Damaged { path: name.to_owned(), expected: expected.to_owned(), found })
 }
 
 async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &AtomicU64) -> Result<()> {
     let present = on_thread({
         let (local, file) = (local.to_owned(), file.clone());
-        move || Ok(is_present(&local, &file))
+        move || is_present(&local, &file)
     });
-    if present.await? {
+    if present.await {
         counter.fetch_add(file.size, Ordering::Relaxed);
         return Ok(());
     }
     let failed = |error| cannot_write(local, error);
-    let (mut partial, mut hasher, mut begin) = on_thread({
+    let (mut partial, begin) = on_thread({
         let (local, file) = (local.to_owned(), file.clone());
         move || Partial::begin(&local, &file).map_err(|error| cannot_write(&local, error))
     })
     .await?;
-    loop {
-        counter.fetch_add(begin, Ordering::Relaxed);
-        source
-            .pull(file, begin, counter, |bytes| {
-                hasher.update(bytes);
-                partial.file.write_all(bytes).map_err(failed)
-            })
-            .await?;
-        match source.check(file, std::mem::take(&mut hasher)) {
-            // What was there may be what is wrong: a power failure spares a file's length before its bytes.
-            Err(_) if begin > 0 => {
-                begin = 0;
-                partial.restart().map_err(failed)?;
-                counter.fetch_sub(file.size, Ordering::Relaxed);
-            }
-            Err(error) => {
-                let _ = fs::remove_file(&partial.path);
-                return Err(error);
-            }
-            Ok(()) => break,
+    counter.fetch_add(begin, Ordering::Relaxed);
+    let pulled = source.pull(file, begin, counter, |bytes| partial.file.write_all(bytes).map_err(failed)).await;
+    if let Err(error) = pulled {
+        if file.is_one_large_object() {
+            let _ = fs::remove_file(&partial.path);
         }
+        return Err(error);
     }
     let local = local.to_owned();
     on_thread(move || {
@@ -205,8 +196,32 @@ async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &At
 
 fn is_present(local: &Path, file: &FileEntry) -> bool {
     let same_size = fs::symlink_metadata(local).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.size);
-    same_size
-        && File::open(local).and_then(|mut opened| hash_reader(&mut opened, |_| {})).is_ok_and(|(_, found)| found == file.sha256)
+    same_size && File::open(local).and_then(|opened| leading(&opened, file)).is_ok_and(|right| right == file.size)
+}
+
+/// How many of the first bytes of `local` are those of `file`: whole objects.
+fn leading(local: &File, file: &FileEntry) -> io::Result<u64> {
+    let length = if file.is_one_large_object() { file.size } else { CHUNK };
+    let mut buffer = vec![0; 1 << 20];
+    let mut right = 0;
+    for digest in file.contents() {
+        let mut hasher = Sha256::new();
+        let mut object = local.take(length);
+        let mut count = 0;
+        loop {
+            let read = object.read(&mut buffer)?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+            count += read as u64;
+        }
+        if hex::encode(hasher.finalize()) != *digest {
+            break;
+        }
+        right += count;
+    }
+    Ok(right)
 }
 
 /// A file on its way. Other fetches leave it alone for as long as it is open: it is locked.
@@ -216,16 +231,14 @@ struct Partial {
 }
 
 impl Partial {
-    /// With the hash of what an interrupted fetch of the same content left, and its length.
-    fn begin(local: &Path, file: &FileEntry) -> io::Result<(Self, Sha256, u64)> {
+    /// With the length of what an interrupted fetch left of the same content and is right; what follows it is cut off.
+    fn begin(local: &Path, file: &FileEntry) -> io::Result<(Self, u64)> {
         let folder = local.parent().unwrap_or(Path::new(""));
         let mut partial = Self::open(folder, &file.sha256)?;
-        if partial.file.metadata()?.len() > file.size {
-            partial.restart()?;
-        }
-        let mut hasher = Sha256::new();
-        let begin = hash_into(&mut hasher, &mut partial.file, |_| {})?;
-        Ok((partial, hasher, begin))
+        let begin = leading(&partial.file, file)?;
+        partial.file.set_len(begin)?;
+        partial.file.seek(SeekFrom::Start(begin))?;
+        Ok((partial, begin))
     }
 
     fn open(folder: &Path, digest: &str) -> io::Result<Self> {
@@ -253,11 +266,6 @@ impl Partial {
                 return Ok(Self { file, path });
             }
         }
-    }
-
-    fn restart(&mut self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0)).map(drop)
     }
 }
 
@@ -359,6 +367,8 @@ fn check_relative(name: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::{
         job::report::Silent,
@@ -389,31 +399,70 @@ mod tests {
         assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "what a killed one left goes");
     }
 
-    /// Fetches 12 MB of which `left` is here from an interrupted fetch, out of a store that has `stored`.
-    async fn continues(bytes: &[u8], left: &[u8], stored: Vec<u8>) {
-        let file = FileEntry { path: "in/file".to_owned(), size: bytes.len() as u64, sha256: sha256(bytes) };
+    /// Fetches what is stored in `objects` under the digests of `file`'s, with `left` here from an interrupted fetch.
+    async fn continues(file: &FileEntry, bytes: &[u8], left: &[u8], objects: &[(&str, &[u8])]) {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        store.put(&path::content("contents", &file.sha256), stored.into(), Condition::Always).await.unwrap();
+        for (digest, bytes) in objects {
+            let object = path::content("contents", digest);
+            store.put(&object, Bytes::copy_from_slice(bytes), Condition::Always).await.unwrap();
+        }
         let to = tempfile::tempdir().unwrap();
         fs::create_dir(to.path().join("in")).unwrap();
-        for partial in partials(to.path(), std::slice::from_ref(&file)) {
+        for partial in partials(to.path(), slice::from_ref(file)) {
             fs::write(partial, left).unwrap();
         }
-        fetch(&store, "contents", &[file], to.path(), &Silent).await.unwrap();
+        verify(&store, "contents", slice::from_ref(file), &Silent).await.unwrap();
+        fetch(&store, "contents", slice::from_ref(file), to.path(), &Silent).await.unwrap();
         assert!(fs::read(to.path().join("in/file")).unwrap() == bytes);
         assert_eq!(fs::read_dir(to.path().join("in")).unwrap().count(), 1);
     }
 
+    fn twelve_megabytes() -> (Vec<u8>, FileEntry) {
+        let bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+        let digests = bytes.chunks(CHUNK as usize).map(|chunk| Sha256::digest(chunk).into()).collect();
+        let file = FileEntry::new("in/file".to_owned(), bytes.len() as u64, digests);
+        (bytes, file)
+    }
+
     #[tokio::test]
     async fn an_interrupted_file_is_continued_where_it_ended() {
-        let bytes: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
-        for length in [0, 1, 5 << 20, bytes.len()] {
-            // What is here already is not asked for: the store has something else there.
-            let stored = [&vec![0; length], &bytes[length..]].concat();
-            continues(&bytes, &bytes[..length], stored).await;
+        let (bytes, file) = twelve_megabytes();
+        assert_eq!(file.chunks.len(), 3);
+        let objects: Vec<(&str, &[u8])> = file.chunks.iter().map(String::as_str).zip(bytes.chunks(CHUNK as usize)).collect();
+        let wrong = [&vec![7; 5 << 20], &bytes[5 << 20..]].concat();
+        for left in [&bytes[..0], &bytes[..1], &bytes[..5 << 20], &bytes, &wrong, &vec![7; 13_000_000]] {
+            continues(&file, &bytes, left, &objects).await;
         }
-        // What is wrong in it is found, and all of it is fetched again.
-        continues(&bytes, &vec![7; 5 << 20], bytes.clone()).await;
-        continues(&bytes, &vec![7; 13_000_000], bytes.clone()).await;
+    }
+
+    #[tokio::test]
+    async fn chunks_that_are_here_are_not_asked_for() {
+        let (bytes, file) = twelve_megabytes();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let last = path::content("contents", &file.chunks[2]);
+        store.put(&last, Bytes::copy_from_slice(&bytes[2 * CHUNK as usize..]), Condition::Always).await.unwrap();
+        let to = tempfile::tempdir().unwrap();
+        fs::create_dir(to.path().join("in")).unwrap();
+        for partial in partials(to.path(), slice::from_ref(&file)) {
+            fs::write(partial, &bytes[..9 << 20]).unwrap();
+        }
+        fetch(&store, "contents", slice::from_ref(&file), to.path(), &Silent).await.unwrap();
+        assert!(fs::read(to.path().join("in/file")).unwrap() == bytes);
+    }
+
+    #[tokio::test]
+    async fn large_objects_of_older_versions_are_read() {
+        let (bytes, file) = twelve_megabytes();
+        let old = FileEntry { sha256: sha256(&bytes), chunks: Vec::new(), ..file };
+        for left in [&bytes[..5 << 20], &bytes] {
+            continues(&old, &bytes, left, &[(&old.sha256, &bytes)]).await;
+        }
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let object = path::content("contents", &old.sha256);
+        store.put(&object, [&bytes[1..], &[0]].concat().into(), Condition::Always).await.unwrap();
+        let to = tempfile::tempdir().unwrap();
+        let error = fetch(&store, "contents", slice::from_ref(&old), to.path(), &Silent).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Damaged { path, .. } if *path == object), "{error}");
+        assert!(!to.path().join("in/file").exists());
     }
 }

@@ -3,18 +3,14 @@
 use std::{
     collections::BTreeMap,
     ops::Range,
-    path::Path,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, sha256};
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
 
 const URL: &str = "memory:";
 
@@ -107,27 +103,6 @@ impl Store for MemoryStore {
             Condition::IfMatch(expected) => present == Some(expected),
         };
         if holds { Ok(objects.write(path, bytes.into())) } else { Err(StoreError::Conflict { path: path.to_owned() }) }
-    }
-
-    async fn put_file(
-        &self,
-        path: &str,
-        file: &Path,
-        expected: Option<&str>,
-        condition: Condition,
-        sent: &Arc<AtomicU64>,
-    ) -> Result<ETag> {
-        let name = || file.display().to_string();
-        let bytes = std::fs::read(file).map_err(|source| StoreError::Io { action: "read", path: name(), source })?;
-        if let Some(expected) = expected
-            && sha256(&bytes) != expected
-        {
-            return Err(StoreError::Damaged { path: name(), expected: expected.to_owned(), found: sha256(&bytes) });
-        }
-        let length = bytes.len() as u64;
-        let etag = self.put(path, bytes.into(), condition).await?;
-        sent.fetch_add(length, Ordering::Relaxed);
-        Ok(etag)
     }
 
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {

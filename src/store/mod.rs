@@ -4,11 +4,7 @@
 //! Paths are relative, separated by `/`, without `.` and `..`. Every operation is atomic: a reader sees the old object or the new
 //! one, never a part.
 
-use std::{
-    ops::Range,
-    path::Path,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -121,18 +117,6 @@ pub trait Store: Send + Sync {
 
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag>;
 
-    /// Writes a local file of any size with bounded memory. With a `sha256` (hexadecimal) the bytes are checked on their way, and a
-    /// file that has become another since it was hashed is [`StoreError::Damaged`] and leaves nothing.
-    /// `sent` grows by the bytes that have arrived.
-    async fn put_file(
-        &self,
-        path: &str,
-        file: &Path,
-        sha256: Option<&str>,
-        condition: Condition,
-        sent: &Arc<AtomicU64>,
-    ) -> Result<ETag>;
-
     /// Appends to a log (created by its first append at offset 0) and returns its new length. `offset` must be the present length:
     /// that makes an append that is sent twice land once. A crash in the middle may leave the first part of `bytes`, never more; the
     /// length in [`StoreError::WrongOffset`] then says where to go on.
@@ -238,6 +222,15 @@ pub async fn write_json<T: Serialize>(store: &dyn Store, path: &str, value: &T, 
 
 fn parse_json<T: DeserializeOwned>(path: &str, bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| StoreError::Invalid(format!("{path} in the store cannot be read: {error}")))
+}
+
+/// Refuses a stored value of a format that this version does not read.
+fn check_format(path: &str, found: &str, known: &[&str]) -> Result<()> {
+    if known.contains(&found) {
+        return Ok(());
+    }
+    let known = known.join("`, `");
+    Err(StoreError::Invalid(format!("{path} is of the format `{found}`, this version reads `{known}`; use a newer ftctl")))
 }
 
 fn to_json<T: Serialize>(path: &str, value: &T) -> Result<Bytes> {

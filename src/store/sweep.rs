@@ -87,7 +87,7 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
 
 /// The objects below `contents` that none of the files has.
 fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<Meta> {
-    let named: HashSet<String> = files.iter().map(|file| path::content(contents, &file.sha256)).collect();
+    let named: HashSet<String> = files.iter().flat_map(FileEntry::contents).map(|digest| path::content(contents, digest)).collect();
     present.retain(|content| !named.contains(&content.path));
     present
 }
@@ -107,8 +107,8 @@ pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<S
     let mut withdrawn = Vec::new();
     for digest in store.children(&path::datasets()).await? {
         let files = dataset::files(store.as_ref(), &digest).await?;
-        let mut relied = files.iter().map(|file| path::content(&path::contents(), &file.sha256)).filter(|path| gone.contains(path));
-        if let Some(lost) = relied.next()
+        let mut relied = files.iter().flat_map(FileEntry::contents).map(|digest| path::content(&path::contents(), digest));
+        if let Some(lost) = relied.find(|path| gone.contains(path))
             && store.head(&lost).await?.is_none()
         {
             store.delete(&path::dataset_manifest(&digest)).await?;

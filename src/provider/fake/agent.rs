@@ -19,7 +19,7 @@ use crate::{
     store::{
         Condition, FileEntry, Result, Store, StoreError,
         checkpoint::{CHECKPOINT_SCHEMA, CheckpointManifest},
-        log, sha256, write_json,
+        log, write_json,
     },
 };
 
@@ -186,7 +186,7 @@ async fn commit(store: &dyn Store, job: &JobId, attempt: u32, step: u64) -> Resu
         return Ok(());
     }
     let text = format!("step {step} of {job}, rehearsed on the fake provider\n");
-    let file = FileEntry { path: "rehearsal.txt".to_owned(), size: text.len() as u64, sha256: sha256(text.as_bytes()) };
+    let file = FileEntry::of_bytes("rehearsal.txt".to_owned(), text.as_bytes());
     once(store.put(&path::content(&path::job_contents(job), &file.sha256), Bytes::from(text), Condition::IfAbsent).await)?;
     let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: vec![file] };
     once(write_json(store, &manifest_path, &manifest, Condition::IfAbsent).await)

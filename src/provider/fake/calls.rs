@@ -112,17 +112,6 @@ impl Store for CrashingStore {
         self.calls.make("put", path, self.store.put(path, bytes, condition)).await
     }
 
-    async fn put_file(
-        &self,
-        path: &str,
-        file: &Path,
-        sha256: Option<&str>,
-        condition: Condition,
-        sent: &Arc<AtomicU64>,
-    ) -> Result<ETag> {
-        self.calls.make("put_file", path, self.store.put_file(path, file, sha256, condition, sent)).await
-    }
-
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
         self.calls.make("append", path, self.store.append(path, offset, bytes)).await
     }

@@ -1,20 +1,15 @@
 //! A store in an Azure blob container, spoken to in the blob protocol.
 //!
-//! Small objects are block blobs written in one request, large files block blobs of staged blocks, logs append blobs (see
-//! [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is
+//! Objects are block blobs: small ones, which chunks of files are, written in one request, large ones in staged blocks (see [`blocks`]).
+//! Logs are append blobs (see [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is
 //! ever created by looking; the first write creates the container if it may.
 
-use std::{
-    ops::Range,
-    path::Path,
-    sync::{Arc, atomic::AtomicU64},
-};
+use std::{ops::Range, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use reqwest::Method;
-use tokio::sync::Semaphore;
 
 use self::{
     client::{Client, Reply, Request, md5, nonsense},
@@ -97,8 +92,6 @@ pub struct AzureStore {
     client: Arc<Client>,
     url: String,
     known: Known,
-    /// KiB of files that may be in memory at once.
-    memory: Arc<Semaphore>,
     limits: Limits,
     /// Appends to one blob of a log.
     full: u64,
@@ -116,8 +109,7 @@ impl AzureStore {
     fn new(url: &str, location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
         let client = Arc::new(Client::new(location, credential, patience, limits)?);
         let url = url.trim_end_matches('/').to_owned();
-        let memory = Arc::new(Semaphore::new(blocks::MEMORY_KIB));
-        Ok(Self { client, url, known: Known::default(), memory, limits, full: FULL })
+        Ok(Self { client, url, known: Known::default(), limits, full: FULL })
     }
 
     fn segments(&self) -> Segments<'_> {
@@ -280,21 +272,12 @@ impl Store for AzureStore {
 
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
         check(path)?;
-        let sum = md5(&bytes);
+        if bytes.len() > blocks::BLOCK {
+            return self.put_blocks(path, bytes, &condition).await;
+        }
+        let sum = md5(&bytes).await;
         let request = Request::new(Method::PUT, path).header("x-ms-blob-type", "BlockBlob").body(bytes, sum);
         self.commit(path, request, &condition).await
-    }
-
-    async fn put_file(
-        &self,
-        path: &str,
-        file: &Path,
-        sha256: Option<&str>,
-        condition: Condition,
-        sent: &Arc<AtomicU64>,
-    ) -> Result<ETag> {
-        check(path)?;
-        self.send_file(path, file, sha256, &condition, sent).await
     }
 
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {

@@ -263,7 +263,7 @@ impl Segments<'_> {
 
     async fn append_piece(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
         let end = offset + bytes.len() as u64;
-        let request = Request::new(Method::PUT, "").query("comp", "appendblock").body(bytes.clone(), md5(&bytes));
+        let request = Request::new(Method::PUT, "").query("comp", "appendblock").body(bytes.clone(), md5(&bytes).await);
         let mut known = self.known.tail(path).filter(|tail| tail.end() == offset);
         // Whether an append of ours was refused: perhaps because it had landed before, without an answer.
         let mut refused = false;
