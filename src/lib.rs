@@ -4,6 +4,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod devcloud;
 pub mod docker;
 pub mod exit;
 pub mod image;

@@ -27,6 +27,7 @@ mod build;
 mod cancel;
 mod completion;
 mod config;
+mod devcloud;
 mod doctor;
 mod down;
 mod download;
@@ -143,6 +144,7 @@ enum Verb {
     Generate(generate::Arguments),
     Eval(eval::Arguments),
     Drill(drill::Arguments),
+    Devcloud(devcloud::Arguments),
     Config(config::Config),
     Schema(schema::Schema),
     Completion(completion::Completion),
@@ -249,6 +251,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         Verb::Generate(verb) => verb.run(&mut app),
         Verb::Eval(verb) => verb.run(&mut app),
         Verb::Drill(verb) => verb.run(&mut app),
+        Verb::Devcloud(verb) => verb.run(&mut app),
         Verb::Config(verb) => verb.run(&mut app),
         Verb::Completion(verb) => verb.run(&mut app),
         Verb::Schema(_) => schema::run(&mut app),

@@ -85,6 +85,6 @@ fn agent_environment(store: &dyn Store, life: Span) -> Vec<(OsString, OsString)>
     variables.into_iter().collect()
 }
 
-fn executable() -> Result<PathBuf, Failure> {
+pub(super) fn executable() -> Result<PathBuf, Failure> {
     env::current_exe().map_err(|error| Failure::new(Exit::Failure, format!("cannot find ftctl's own program file: {error}")))
 }

@@ -1,0 +1,307 @@
+//! Everything that is true in the simulated cloud, and the rules by which time changes it. No input, no output: what has to happen to
+//! real processes is left in [`Cloud::acts`].
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    clock::after,
+    instance::{Instance, Phase, time},
+    script::Script,
+};
+use crate::job::{catalogue, units::Money};
+
+/// An instance is known by its zone and its name.
+pub type Place = (String, String);
+
+/// Every limit that the script does not name.
+const GENEROUS: u32 = 64;
+
+/// What has to happen to a machine's processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    Boot(Place),
+    /// The processes may say farewell.
+    PowerButton(Place),
+    PowerOff(Place),
+}
+
+pub struct Operation {
+    pub name: String,
+    pub id: u64,
+    pub kind: &'static str,
+    pub zone: String,
+    pub target: String,
+    pub target_id: u64,
+    pub inserted: Timestamp,
+    pub done: Timestamp,
+    pub error: Option<OperationError>,
+    pub system: bool,
+}
+
+#[derive(Clone)]
+pub struct OperationError {
+    pub code: &'static str,
+    pub message: String,
+    pub http: (u16, &'static str),
+}
+
+/// What a machine has cost.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Receipt {
+    pub instance: String,
+    pub zone: String,
+    pub running_seconds: u64,
+    pub price_per_hour: Money,
+    pub cost: Money,
+    pub exists: bool,
+}
+
+pub struct Cloud {
+    pub project: String,
+    /// Scheme and authority, as links show them.
+    pub service: String,
+    pub script: Script,
+    pub now: Timestamp,
+    /// Simulated seconds in one on the wall: processes live on the wall's clock.
+    pub speed: f64,
+    pub instances: BTreeMap<Place, Instance>,
+    pub operations: Vec<Operation>,
+    /// Which operation a `requestId` began.
+    pub requests: BTreeMap<String, usize>,
+    pub faults_used: Vec<u32>,
+    pub acts: Vec<Act>,
+    closed: Vec<Receipt>,
+    made: u64,
+}
+
+impl Cloud {
+    pub fn new(project: &str, service: &str, script: Script, now: Timestamp, speed: f64) -> Self {
+        Self {
+            project: project.to_owned(),
+            service: service.to_owned(),
+            script,
+            now,
+            speed,
+            instances: BTreeMap::new(),
+            operations: Vec::new(),
+            requests: BTreeMap::new(),
+            faults_used: Vec::new(),
+            acts: Vec::new(),
+            closed: Vec::new(),
+            made: 0,
+        }
+    }
+
+    pub fn next_id(&mut self) -> u64 {
+        self.made += 1;
+        4_000_000_000_000_000_000 + self.made * 7_919
+    }
+
+    /// Where resources of this project are.
+    pub fn base(&self) -> String {
+        format!("{}/compute/v1/projects/{}", self.service, self.project)
+    }
+
+    pub fn zones() -> std::collections::BTreeSet<&'static str> {
+        catalogue::gce().accelerators.values().flat_map(|accelerator| &accelerator.zones).map(String::as_str).collect()
+    }
+
+    /// Lets time pass, and everything happen that was due, in order.
+    pub fn advance(&mut self, now: Timestamp) {
+        let places: Vec<Place> = self.instances.keys().cloned().collect();
+        for place in places {
+            while let Some((due, change)) = self.next_change(&place).filter(|(due, _)| *due <= now) {
+                self.now = self.now.max(due);
+                self.change(&place, change);
+            }
+        }
+        self.now = self.now.max(now);
+    }
+
+    fn next_change(&self, place: &Place) -> Option<(Timestamp, Change)> {
+        let instance = self.instances.get(place)?;
+        let boot = self.script.boot.0;
+        let own = match instance.phase {
+            Phase::Provisioning => Some((after(instance.created, boot / 2), Change::Stage)),
+            Phase::Staging => Some((after(instance.created, boot), Change::Run)),
+            Phase::Running => instance.deadline().map(|deadline| (deadline, Change::Expire)),
+            Phase::Stopping => instance.power_ends.map(|(at, _)| (at, Change::End)),
+            Phase::Terminated => None,
+        };
+        let alive = !matches!(instance.phase, Phase::Stopping | Phase::Terminated) && instance.is_spot();
+        let taken = self.script.preemptions.iter().filter(|taken| alive && instance.name.ends_with(&taken.instance));
+        taken.map(|taken| (after(instance.created, taken.after.0), Change::Preempt)).chain(own).min_by_key(|(at, _)| *at)
+    }
+
+    fn change(&mut self, place: &Place, change: Change) {
+        let now = self.now;
+        let Some(instance) = self.instances.get_mut(place) else { return };
+        match change {
+            Change::Stage => instance.phase = Phase::Staging,
+            Change::Run => {
+                (instance.phase, instance.started) = (Phase::Running, Some(now));
+                self.acts.push(Act::Boot(place.clone()));
+            }
+            Change::Expire => {
+                let deletes = instance.goes_with_its_power();
+                self.soft_off(place, deletes);
+            }
+            Change::Preempt => self.preempt(place),
+            Change::End => self.end(place),
+        }
+    }
+
+    /// The cloud takes a machine back: the notice, and the record that outlives the machine.
+    pub fn preempt(&mut self, place: &Place) {
+        let Some(instance) = self.instances.get_mut(place) else { return };
+        instance.preempted = true;
+        let (deletes, id) = (instance.goes_with_its_power(), instance.id);
+        self.record("compute.instances.preempted", place, id, None, true);
+        self.soft_off(place, deletes);
+    }
+
+    /// The power button: processes have the notice's time, when there are any.
+    pub fn soft_off(&mut self, place: &Place, deletes: bool) {
+        let Some(instance) = self.instances.get_mut(place) else { return };
+        let running = instance.phase == Phase::Running;
+        if instance.phase == Phase::Stopping {
+            // A deletion that meets a machine on its way down only adds that nothing of it stays.
+            instance.power_ends = instance.power_ends.map(|(at, before)| (at, before || deletes));
+            return;
+        }
+        let notice = if running { self.script.notice.0.mul_f64(self.speed) } else { std::time::Duration::ZERO };
+        instance.phase = Phase::Stopping;
+        instance.power_ends = Some((after(self.now, notice), deletes));
+        if running {
+            self.acts.push(Act::PowerButton(place.clone()));
+        }
+    }
+
+    /// The machine switched itself off, or its processes are over after the power button.
+    pub fn halted(&mut self, place: &Place) {
+        let Some(instance) = self.instances.get_mut(place) else { return };
+        if matches!(instance.phase, Phase::Running | Phase::Stopping) {
+            let (_, deletes) = instance.power_ends.unwrap_or((self.now, false));
+            instance.power_ends = Some((self.now, deletes));
+            self.end(place);
+        }
+    }
+
+    fn end(&mut self, place: &Place) {
+        self.acts.push(Act::PowerOff(place.clone()));
+        let Some(instance) = self.instances.get_mut(place) else { return };
+        let receipt = receipt(instance, self.now, false);
+        self.closed.extend(receipt);
+        // What ran is paid; what is left of it is a disk.
+        instance.started = None;
+        instance.phase = Phase::Terminated;
+        if instance.power_ends.take().is_some_and(|(_, deletes)| deletes) {
+            self.instances.remove(place);
+        }
+    }
+
+    /// Takes a machine out of the world at once.
+    pub fn delete(&mut self, place: &Place) {
+        if let Some(instance) = self.instances.get_mut(place) {
+            instance.power_ends = Some((self.now, true));
+            self.end(place);
+        }
+    }
+
+    pub fn record(
+        &mut self,
+        kind: &'static str,
+        place: &Place,
+        target_id: u64,
+        error: Option<OperationError>,
+        system: bool,
+    ) -> usize {
+        let id = self.next_id();
+        let operation = Operation {
+            name: format!("operation-{id}"),
+            id,
+            kind,
+            zone: place.0.clone(),
+            target: place.1.clone(),
+            target_id,
+            inserted: self.now,
+            // Fast, and yet after the answer to whoever began it.
+            done: if system { self.now } else { after(self.now, std::time::Duration::from_millis(50).mul_f64(self.speed)) },
+            error,
+            system,
+        };
+        self.operations.push(operation);
+        self.operations.len() - 1
+    }
+
+    pub fn show_operation(&self, operation: &Operation) -> Value {
+        let zone = format!("{}/zones/{}", self.base(), operation.zone);
+        let done = operation.done <= self.now;
+        let mut shown = json!({
+            "kind": "compute#operation",
+            "id": operation.id.to_string(),
+            "name": operation.name,
+            "operationType": operation.kind,
+            "targetLink": format!("{zone}/instances/{}", operation.target),
+            "targetId": operation.target_id.to_string(),
+            "status": if done { "DONE" } else { "RUNNING" },
+            "user": if operation.system { "system" } else { "user@example.com" },
+            "progress": if done { 100 } else { 0 },
+            "insertTime": time(operation.inserted),
+            "startTime": time(operation.inserted),
+            "selfLink": format!("{zone}/operations/{}", operation.name),
+            "zone": zone,
+        });
+        if operation.system {
+            shown["statusMessage"] = json!("Instance was preempted.");
+        }
+        if let Some(error) = operation.error.as_ref().filter(|_| done) {
+            shown["error"] = json!({ "errors": [{ "code": error.code, "message": error.message }] });
+            (shown["httpErrorStatusCode"], shown["httpErrorMessage"]) = (json!(error.http.0), json!(error.http.1));
+        }
+        if done {
+            shown["endTime"] = json!(time(operation.done));
+        }
+        shown
+    }
+
+    /// What everything has cost until now.
+    pub fn bill(&self) -> Vec<Receipt> {
+        let open = self.instances.values().filter_map(|instance| receipt(instance, self.now, true));
+        self.closed.iter().cloned().chain(open).collect()
+    }
+
+    /// How much of a quota is free in a region (an empty name is the whole world).
+    pub fn usage(&self, metric: &str, region: &str) -> (u32, u32) {
+        let counts = |instance: &Instance| {
+            let (accelerator, count) = instance.accelerator()?;
+            let prefix = if instance.is_spot() { "PREEMPTIBLE_" } else { "" };
+            let counted = metric == "GPUS_ALL_REGIONS" || metric == format!("{prefix}{}", accelerator.quota);
+            (counted && instance.zone.starts_with(region) && instance.phase != Phase::Terminated).then_some(count)
+        };
+        let used = self.instances.values().filter_map(counts).sum();
+        (used, self.script.quotas.get(metric).copied().unwrap_or(GENEROUS))
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Stage,
+    Run,
+    Expire,
+    Preempt,
+    End,
+}
+
+/// From the start to the end of power, at least a minute, as Google counts.
+fn receipt(instance: &Instance, until: Timestamp, exists: bool) -> Option<Receipt> {
+    let ran = std::time::Duration::try_from(until.duration_since(instance.started?)).unwrap_or_default();
+    let running_seconds = ran.as_secs_f64().ceil() as u64;
+    let price_per_hour = instance.price_per_hour();
+    let cost = price_per_hour.for_time(std::time::Duration::from_secs(running_seconds.max(60)));
+    Some(Receipt { instance: instance.name.clone(), zone: instance.zone.clone(), running_seconds, price_per_hour, cost, exists })
+}

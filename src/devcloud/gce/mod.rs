@@ -1,0 +1,279 @@
+//! A simulated Compute Engine. Its answers are those that Google's own command line was seen to get; what is refused there is refused
+//! here. Each virtual machine is a session of processes that runs the real startup script against a metadata server of its own.
+//!
+//! Below `/devcloud/` are the levers that no real cloud has:
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /devcloud/bill` | what every machine has cost until now |
+//! | `GET /devcloud/calls` | every call so far, and how it was answered |
+//! | `PUT /devcloud/script` | what shall go wrong from now on: see [`script`] |
+//! | `POST /devcloud/skip?seconds=N` | moves simulated time ahead |
+//! | `POST /devcloud/preempt?instance=NAME` | takes a machine away |
+
+mod api;
+mod clock;
+mod cloud;
+mod filter;
+mod instance;
+mod metadata;
+mod script;
+mod serial;
+#[cfg(test)]
+mod tests;
+mod vm;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use self::{api::Refusal, clock::Clock, cloud::Cloud, script::FaultKind, vm::Host};
+use super::http::{self, Reply};
+
+pub use script::{SCRIPT_SCHEMA, Script};
+
+/// How often time is looked at when nobody asks for anything.
+const TICK: Duration = Duration::from_millis(20);
+/// An operation is waited for so long before the answer says that it still runs.
+const LONGEST_WAIT: Duration = Duration::from_secs(120);
+/// A call that hangs is let go after so long.
+const HANG: Duration = Duration::from_secs(3_600);
+
+pub struct Options {
+    pub listen: SocketAddr,
+    pub project: String,
+    /// Simulated seconds in one on the wall.
+    pub speed: f64,
+    /// Where machines have their disks.
+    pub state: PathBuf,
+    pub script: Script,
+    /// ftctl itself: the program in the containers that machines run.
+    pub executable: PathBuf,
+    /// What a machine's processes find in their environment.
+    pub variables: Vec<(OsString, OsString)>,
+}
+
+/// One line of `/devcloud/calls`.
+#[derive(Debug, Clone, Serialize)]
+struct Call {
+    #[serde(rename = "call")]
+    method: &'static str,
+    zone: String,
+    name: String,
+    /// 0 when there was no answer.
+    status: u16,
+}
+
+pub struct Devcloud {
+    cloud: Mutex<Cloud>,
+    clock: Mutex<Clock>,
+    calls: Mutex<Vec<Call>>,
+    host: Host,
+    pub address: SocketAddr,
+}
+
+impl Devcloud {
+    /// Begins to answer, in tasks of the current runtime; [`Devcloud::shut_down`] ends what runs.
+    pub async fn start(options: Options) -> io::Result<Arc<Self>> {
+        let listener = TcpListener::bind(options.listen).await?;
+        let address = listener.local_addr()?;
+        let clock = Clock::new(options.speed);
+        let cloud = Cloud::new(&options.project, &format!("http://{address}"), options.script, clock.now(), options.speed);
+        let host = Host::new(options.state, options.executable, options.variables);
+        let (cloud, clock) = (Mutex::new(cloud), Mutex::new(clock));
+        let devcloud = Arc::new(Self { cloud, clock, calls: Mutex::default(), host, address });
+        let (server, ticker) = (devcloud.clone(), devcloud.clone());
+        tokio::spawn(http::serve(listener, move |request| {
+            let devcloud = server.clone();
+            async move { devcloud.answer(request).await }
+        }));
+        tokio::spawn(async move {
+            loop {
+                drop(ticker.at_present());
+                ticker.act();
+                tokio::time::sleep(TICK).await;
+            }
+        });
+        Ok(devcloud)
+    }
+
+    /// Takes every machine's power.
+    pub fn shut_down(&self) {
+        self.host.power_off_all();
+    }
+
+    /// The cloud, as it is now.
+    fn at_present(&self) -> MutexGuard<'_, Cloud> {
+        let now = self.clock.lock().unwrap_or_else(PoisonError::into_inner).now();
+        let mut cloud = self.cloud.lock().unwrap_or_else(PoisonError::into_inner);
+        cloud.advance(now);
+        cloud
+    }
+
+    /// Does to processes what has happened to their machines.
+    fn act(self: &Arc<Self>) {
+        let acts = std::mem::take(&mut self.at_present().acts);
+        for act in acts {
+            self.host.perform(self, act);
+        }
+    }
+
+    async fn answer(self: Arc<Self>, heard: http::Request) -> Option<Reply> {
+        let path = heard.path().to_owned();
+        let reply = match path.strip_prefix("/devcloud/") {
+            Some(lever) => Some(self.pull(lever, &heard)),
+            None => self.serve(&path, &heard).await,
+        };
+        self.act();
+        reply
+    }
+
+    async fn serve(&self, path: &str, heard: &http::Request) -> Option<Reply> {
+        let refuse = |status, reason, message: &str| Some(reply(&Err(Refusal::new(status, reason, message))));
+        if heard.header("authorization").and_then(|value| value.strip_prefix("Bearer ")).is_none_or(str::is_empty) {
+            return refuse(401, "required", "Login Required.");
+        }
+        let Some(below) = path.strip_prefix("/compute/v1/projects/") else {
+            return refuse(404, "notFound", &format!("There is no {path} here."));
+        };
+        let request = api::Request {
+            method: heard.method.clone(),
+            query: heard.url.iter().flat_map(reqwest::Url::query_pairs).map(|(k, v)| (k.into_owned(), v.into_owned())).collect(),
+            body: serde_json::from_slice(&heard.body).unwrap_or_default(),
+        };
+        let segments: Vec<&str> = below.split('/').skip(1).collect();
+        let Some((call, handler, [zone, name])) = api::route(&request.method, &segments) else {
+            return refuse(404, "notFound", &format!("There is no {} {path} here.", request.method));
+        };
+        let place = (zone.to_owned(), name.to_owned());
+        let fault = {
+            let mut cloud = self.at_present();
+            let mut used = std::mem::take(&mut cloud.faults_used);
+            let fault = cloud.script.meet(&mut used, call, zone).cloned();
+            cloud.faults_used = used;
+            fault
+        };
+        let kind = fault.as_ref().map(|fault| fault.kind);
+        let answered = match kind {
+            Some(FaultKind::Hang) => None,
+            Some(FaultKind::Status(status)) => Some(Err(fault_of(status))),
+            _ => Some(self.perform(call, handler, &request, &place).await),
+        };
+        let status = answered.as_ref().filter(|_| kind != Some(FaultKind::LostAnswer)).map_or(0, |answer| match answer {
+            Ok(_) => 200,
+            Err(refusal) => refusal.status,
+        });
+        let line = Call { method: call, zone: place.0, name: place.1, status };
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        match kind {
+            Some(FaultKind::Hang) => {
+                tokio::time::sleep(HANG).await;
+                None
+            }
+            Some(FaultKind::LostAnswer) => None,
+            _ => {
+                let mut reply = reply(&answered?);
+                let pause = fault.and_then(|fault| fault.retry_after);
+                reply.headers.extend(pause.map(|pause| ("retry-after", pause.0.as_secs().to_string())));
+                Some(reply)
+            }
+        }
+    }
+
+    async fn perform(&self, call: &str, handler: api::Handler, request: &api::Request, place: &cloud::Place) -> api::Answer {
+        let begun = tokio::time::Instant::now();
+        loop {
+            let answer = handler(&mut self.at_present(), request, place);
+            let waits =
+                call == "compute.zoneOperations.wait" && answer.as_ref().is_ok_and(|operation| operation["status"] != "DONE");
+            if !waits || begun.elapsed() > LONGEST_WAIT {
+                return answer;
+            }
+            tokio::time::sleep(TICK).await;
+        }
+    }
+
+    fn pull(&self, lever: &str, heard: &http::Request) -> Reply {
+        let done = |value: Value| Reply::json(200, &value);
+        let wrong = |why: String| Reply::json(400, &json!({ "error": why }));
+        match (heard.method.as_str(), lever) {
+            ("GET", "bill") => done(self.bill()),
+            ("GET", "calls") => done(json!(*self.calls.lock().unwrap_or_else(PoisonError::into_inner))),
+            ("PUT", "script") => match serde_json::from_slice(&heard.body) {
+                Ok(script) => {
+                    let mut cloud = self.at_present();
+                    (cloud.script, cloud.faults_used) = (script, Vec::new());
+                    done(json!({}))
+                }
+                Err(error) => wrong(error.to_string()),
+            },
+            ("POST", "skip") => match heard.query("seconds").and_then(|seconds| seconds.parse().ok()) {
+                Some(seconds) => {
+                    self.clock.lock().unwrap_or_else(PoisonError::into_inner).skip(Duration::from_secs(seconds));
+                    drop(self.at_present());
+                    done(json!({}))
+                }
+                None => wrong("seconds=N is missing".to_owned()),
+            },
+            ("POST", "preempt") => {
+                let name = heard.query("instance").unwrap_or_default();
+                let mut cloud = self.at_present();
+                let place = cloud.instances.keys().find(|(_, known)| *known == name).cloned();
+                match place {
+                    Some(place) => {
+                        cloud.preempt(&place);
+                        done(json!({}))
+                    }
+                    None => wrong(format!("there is no instance `{name}`")),
+                }
+            }
+            _ => Reply::json(404, &json!({ "error": format!("there is no lever {lever}") })),
+        }
+    }
+
+    fn bill(&self) -> Value {
+        let receipts = self.at_present().bill();
+        let total = receipts.iter().map(|receipt| receipt.cost.micros).sum();
+        json!({ "schema": "ftctl.devcloud-bill/1", "machines": receipts, "total": crate::job::units::Money { micros: total } })
+    }
+}
+
+/// What a service in trouble says.
+fn fault_of(status: u16) -> Refusal {
+    match status {
+        401 => Refusal::new(401, "authError", "Invalid Credentials"),
+        403 => Refusal::new(403, "forbidden", "Required permission is missing."),
+        429 => Refusal::new(429, "rateLimitExceeded", "Rate Limit Exceeded"),
+        503 => Refusal::new(503, "backendError", "Backend Error"),
+        _ => Refusal::new(status, "internalError", "Internal Error"),
+    }
+}
+
+fn reply(answer: &api::Answer) -> Reply {
+    match answer {
+        Ok(value) => Reply::json(200, value),
+        Err(refusal) => Reply::json(refusal.status, &refusal.body()),
+    }
+}
+
+/// Variables by name, for tests and for what prints them.
+pub fn client_environment(address: SocketAddr, project: &str) -> BTreeMap<&'static str, String> {
+    let endpoint = format!("http://{address}/compute/v1/");
+    BTreeMap::from([
+        ("FTCTL_ENDPOINT_GCE", format!("http://{address}")),
+        ("GOOGLE_CLOUD_PROJECT", project.to_owned()),
+        ("CLOUDSDK_CORE_PROJECT", project.to_owned()),
+        ("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", endpoint),
+        ("CLOUDSDK_AUTH_ACCESS_TOKEN", "devcloud".to_owned()),
+    ])
+}

@@ -1,0 +1,175 @@
+//! Machines as processes: each is a session that runs its startup script, with tools of its own before those of this computer.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    net::TcpListener,
+    process::{Child, Command},
+    task::AbortHandle,
+};
+
+use super::{
+    Devcloud, TICK,
+    cloud::{Act, Place},
+    metadata,
+};
+
+/// What a machine has beside a system: its name, and the program.
+const TOOLS: [(&str, &str); 3] = [
+    ("poweroff", include_str!("../../../templates/gce/devcloud/poweroff")),
+    ("nvidia-smi", include_str!("../../../templates/gce/devcloud/nvidia-smi")),
+    ("docker", include_str!("../../../templates/gce/devcloud/docker")),
+];
+
+pub struct Host {
+    state: PathBuf,
+    executable: PathBuf,
+    variables: Vec<(OsString, OsString)>,
+    powered: Mutex<BTreeMap<Place, Powered>>,
+}
+
+/// A machine with power.
+struct Powered {
+    group: Pid,
+    metadata: AbortHandle,
+}
+
+impl Host {
+    pub fn new(state: PathBuf, executable: PathBuf, variables: Vec<(OsString, OsString)>) -> Self {
+        Self { state, executable, variables, powered: Mutex::default() }
+    }
+
+    pub fn perform(&self, devcloud: &Arc<Devcloud>, act: Act) {
+        match act {
+            Act::Boot(place) => {
+                let devcloud = devcloud.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = devcloud.host.boot(&devcloud, &place).await {
+                        say(&devcloud, &place, &format!("devcloud cannot boot this machine: {error}"));
+                    }
+                });
+            }
+            Act::PowerButton(place) => self.press(devcloud.clone(), place),
+            Act::PowerOff(place) => self.power_off(&place),
+        }
+    }
+
+    async fn boot(&self, devcloud: &Arc<Devcloud>, place: &Place) -> io::Result<()> {
+        let disk = self.state.join(format!("{}.{}", place.0, place.1));
+        let tools = disk.join("bin");
+        fs::create_dir_all(&tools)?;
+        for (name, text) in TOOLS {
+            let path = tools.join(name);
+            fs::write(&path, text)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        let script = disk.join("startup-script");
+        let (text, cards) = {
+            let cloud = devcloud.at_present();
+            let Some(instance) = cloud.instances.get(place) else { return Ok(()) };
+            (
+                instance.metadata.get("startup-script").cloned().unwrap_or_default(),
+                instance.accelerator().map_or(0, |(_, count)| count),
+            )
+        };
+        fs::write(&script, text)?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let mut command = self.command(&disk, &tools, &script);
+        command.env("GCE_METADATA_HOST", listener.local_addr()?.to_string()).env("DEVCLOUD_CARDS", cards.to_string());
+        let mut child = command.spawn()?;
+        let metadata = tokio::spawn(metadata::serve(devcloud.clone(), place.clone(), listener)).abort_handle();
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let Some(group) = group else { return Ok(()) };
+        self.powered.lock().unwrap_or_else(PoisonError::into_inner).insert(place.clone(), Powered { group, metadata });
+        // It may have lost its power while it booted.
+        if devcloud.at_present().instances.get(place).is_none_or(|instance| instance.started.is_none()) {
+            self.power_off(place);
+        }
+        listen(devcloud, place, child.stdout.take());
+        listen(devcloud, place, child.stderr.take());
+        tokio::spawn(reap(devcloud.clone(), place.clone(), child));
+        Ok(())
+    }
+
+    fn command(&self, disk: &Path, tools: &Path, script: &Path) -> Command {
+        let path = self.variables.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.clone()).unwrap_or_default();
+        let mut first = OsString::from(tools);
+        first.push(":");
+        first.push(path);
+        let mut command = Command::new("bash");
+        command.arg(script).current_dir(disk).env_clear().envs(self.variables.iter().cloned());
+        command.env("PATH", first).env("HOME", disk).env("FTCTL_HOME", disk.join("ftctl")).env("DEVCLOUD_FTCTL", &self.executable);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
+        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+        command
+    }
+
+    fn group(&self, place: &Place) -> Option<Pid> {
+        self.powered.lock().unwrap_or_else(PoisonError::into_inner).get(place).map(|powered| powered.group)
+    }
+
+    /// Everybody hears it; when the last has gone, the machine is off before its time.
+    fn press(&self, devcloud: Arc<Devcloud>, place: Place) {
+        let Some(group) = self.group(&place) else { return devcloud.at_present().halted(&place) };
+        let _ = kill_process_group(group, Signal::TERM);
+        tokio::spawn(async move {
+            while test_kill_process_group(group).is_ok() {
+                tokio::time::sleep(TICK).await;
+            }
+            devcloud.at_present().halted(&place);
+        });
+    }
+
+    fn power_off(&self, place: &Place) {
+        if let Some(powered) = self.powered.lock().unwrap_or_else(PoisonError::into_inner).remove(place) {
+            powered.cut();
+        }
+    }
+
+    pub fn power_off_all(&self) {
+        let powered = std::mem::take(&mut *self.powered.lock().unwrap_or_else(PoisonError::into_inner));
+        powered.into_values().for_each(Powered::cut);
+    }
+}
+
+impl Powered {
+    fn cut(self) {
+        let _ = kill_process_group(self.group, Signal::KILL);
+        self.metadata.abort();
+    }
+}
+
+/// Lines of the startup script on the serial port, as Google's guest agent writes them.
+fn listen(devcloud: &Arc<Devcloud>, place: &Place, output: Option<impl AsyncRead + Send + Unpin + 'static>) {
+    let Some(output) = output else { return };
+    let (devcloud, place) = (devcloud.clone(), place.clone());
+    tokio::spawn(async move {
+        let mut lines = BufReader::new(output).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            say(&devcloud, &place, &format!("startup-script: {line}"));
+        }
+    });
+}
+
+fn say(devcloud: &Devcloud, place: &Place, line: &str) {
+    if let Some(instance) = devcloud.at_present().instances.get_mut(place) {
+        instance.serial.line(line);
+    }
+}
+
+async fn reap(devcloud: Arc<Devcloud>, place: Place, mut child: Child) {
+    if let Ok(status) = child.wait().await {
+        say(&devcloud, &place, &format!("startup-script exit status {}", status.code().unwrap_or(-1)));
+    }
+}

@@ -1,0 +1,119 @@
+//! As much of an HTTP/1.1 server as a simulated cloud on loopback needs.
+
+use std::{future::Future, io, sync::Arc};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+};
+
+/// A startup script travels in a request; nothing that is sent here is larger.
+const LARGEST_BODY: usize = 16 << 20;
+const LARGEST_HEAD: u64 = 64 << 10;
+
+#[derive(Debug, Default)]
+pub struct Request {
+    pub method: String,
+    pub url: Option<reqwest::Url>,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn path(&self) -> &str {
+        self.url.as_ref().map_or("", reqwest::Url::path)
+    }
+
+    pub fn query(&self, name: &str) -> Option<String> {
+        self.url.as_ref()?.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+    }
+}
+
+#[derive(Debug)]
+pub struct Reply {
+    pub status: u16,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    pub fn new(status: u16, kind: &str, body: impl Into<Vec<u8>>) -> Self {
+        Self { status, headers: vec![("content-type", kind.to_owned())], body: body.into() }
+    }
+
+    pub fn json(status: u16, body: &serde_json::Value) -> Self {
+        Self::new(status, "application/json", body.to_string())
+    }
+}
+
+/// Answers every connection until the task ends. `None` closes the connection without an answer.
+pub async fn serve<H, F>(listener: TcpListener, handle: H)
+where
+    H: Fn(Request) -> F + Send + Sync + 'static,
+    F: Future<Output = Option<Reply>> + Send,
+{
+    let handle = Arc::new(handle);
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        let handle = handle.clone();
+        tokio::spawn(async move {
+            // A client that goes away is its own affair.
+            let _ = converse(stream, &*handle).await;
+        });
+    }
+}
+
+async fn converse<F: Future<Output = Option<Reply>>>(stream: TcpStream, handle: &impl Fn(Request) -> F) -> io::Result<()> {
+    let mut stream = BufReader::new(stream);
+    while let Some(request) = read(&mut stream).await? {
+        let Some(reply) = handle(request).await else { return Ok(()) };
+        let mut bytes = format!("HTTP/1.1 {} \r\ncontent-length: {}\r\n", reply.status, reply.body.len()).into_bytes();
+        for (name, value) in &reply.headers {
+            bytes.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
+        }
+        bytes.extend_from_slice(b"\r\n");
+        bytes.extend_from_slice(&reply.body);
+        stream.write_all(&bytes).await?;
+        stream.flush().await?;
+    }
+    Ok(())
+}
+
+/// `None` at the end of the connection.
+async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
+    let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let mut head = String::new();
+    loop {
+        let line = (&mut *stream).take(LARGEST_HEAD).read_line(&mut head).await?;
+        if line == 0 {
+            return Ok(None);
+        }
+        if head.len() as u64 > LARGEST_HEAD {
+            return Err(wrong("the head is too long"));
+        }
+        if head.ends_with("\r\n\r\n") {
+            break;
+        }
+    }
+    let mut lines = head.lines();
+    let mut words = lines.next().unwrap_or_default().split(' ');
+    let (method, target) = (words.next().unwrap_or_default().to_owned(), words.next().unwrap_or_default());
+    let headers: Vec<(String, String)> = lines
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
+        .collect();
+    let url = reqwest::Url::parse(&format!("http://devcloud{target}")).ok();
+    let mut request = Request { method, url, headers, body: Vec::new() };
+    let length = request.header("content-length").map_or(Ok(0), str::parse).map_err(|_| wrong("content-length is no number"))?;
+    if length > LARGEST_BODY {
+        return Err(wrong("the body is too long"));
+    }
+    request.body.resize(length, 0);
+    stream.read_exact(&mut request.body).await?;
+    Ok(Some(request))
+}

@@ -1,0 +1,79 @@
+#!/bin/bash
+# Runs as root on a machine of ftctl at its start: fetches the order, the image, starts the agent in a container, and switches the machine
+# off when that is over or cannot be. All it says is on the serial port. It is told through the machine's metadata:
+#   ftctl-image         the container image
+#   ftctl-cards         how many GPUs there are
+#   ftctl-order         what the agent has to do; comes when ftctl hands the job over
+#   ftctl-environment   the agent's variables, one a line: a signature for the store that ends with the job; comes with the order
+set -u
+metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
+home="${FTCTL_HOME:-/var/lib/ftctl}"
+
+get() { # get PATH: empty when there is no such thing
+    curl -sf --max-time 10 --retry 3 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/$1"
+}
+
+tell() { # tell KEY VALUE: a guest attribute, for whoever looks at the machine
+    curl -sf --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data "$2" "$metadata/guest-attributes/ftctl/$1" >/dev/null
+}
+
+give_up() { # the machine must not be paid for what it cannot do
+    echo "ftctl: FAILED: $*"
+    tell failure "$*"
+    sleep 1
+    poweroff
+    exit 1
+}
+
+has_cards() { [ "$(get attributes/ftctl-cards)" != 0 ]; }
+
+# As long as the driver may take to install itself, or whoever made the machine to say what it is for.
+wait_for() { # wait_for SECONDS WHAT COMMAND...
+    local left="$1" what="$2"; shift 2
+    until "$@" >/dev/null 2>&1; do
+        [ "$left" -gt 0 ] || give_up "$what"
+        left=$((left - 1))
+        sleep 1
+    done
+}
+
+pull() {
+    local try
+    for try in 1 2 3; do
+        docker pull --quiet "$image" && return
+        sleep "$try"
+    done
+    return 1
+}
+
+echo "ftctl: this is $(get name)"
+command -v docker >/dev/null || give_up "there is no docker on this machine: choose a boot image that has it"
+mkdir -p "$home/work" "$home/cache"
+image="$(get attributes/ftctl-image)"
+tell phase pulling
+pull || give_up "the image $image cannot be pulled by this machine: is it in a registry that the machine may read?"
+cards=()
+if has_cards; then
+    tell phase driver
+    wait_for 300 "the driver of the GPU did not come up within five minutes: choose a boot image with one that knows this GPU" nvidia-smi
+    nvidia-smi -L
+    cards=(--gpus all)
+fi
+tell phase waiting
+wait_for 600 "no order came within ten minutes" get attributes/ftctl-order
+get attributes/ftctl-order >"$home/order.json"
+(umask 077; get attributes/ftctl-environment >"$home/environment")
+
+# The agent is user 10001 of its image.
+chown -R 10001:10001 "$home" 2>/dev/null
+tell phase running
+echo "ftctl: starting the agent from $image"
+docker run --rm --name ftctl --network host --ipc host --stop-timeout 30 "${cards[@]}" --env-file "$home/environment" \
+    --env "FTCTL_ENDPOINT_METADATA=${metadata%/computeMetadata/*}" --env "XDG_CACHE_HOME=$home/cache" --env "XDG_STATE_HOME=$home/state" \
+    --volume "$home:$home" "$image" --order "$home/order.json" --work "$home/work"
+code=$?
+echo "ftctl: the agent ended with code $code"
+# 125 to 127: no agent ever ran.
+[ "$code" -lt 125 ] || [ "$code" -gt 127 ] || give_up "the container of $image cannot be started (code $code)"
+tell phase over
+poweroff
