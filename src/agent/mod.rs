@@ -9,6 +9,7 @@
 //! the job's deadline, some time after which the agent itself ends whatever it is doing.
 
 mod folder;
+mod metadata;
 mod ship;
 mod stop;
 #[cfg(test)]
@@ -66,17 +67,25 @@ const FAREWELL: Duration = Duration::from_secs(30 * 60);
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this machine
-/// (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice. Fails when the attempt is already running
-/// elsewhere, and when its own disk or the store's answers make no sense.
-pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
+/// (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice, and so is the word of Google's metadata
+/// server at `metadata` (scheme and authority), where there is one. Fails when the attempt is already running elsewhere, and when its
+/// own disk or the store's answers make no sense.
+pub async fn run(order: &RunOrder, work: &Path, cache: &Path, metadata: Option<&str>, report: &dyn Report) -> Result<ExitRecord> {
     let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
         action: "wait for signals of",
         path: order.job.to_string(),
         source,
     })?;
     let notice = async {
-        if terminations.recv().await.is_none() {
-            std::future::pending::<()>().await;
+        let told = async {
+            match metadata {
+                Some(server) => metadata::preempted(server).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(()) = terminations.recv() => {}
+            () = told => {}
         }
     };
     let agent = Agent::new(store::open(&order.store)?, order, work, report, Duration::MAX)?;

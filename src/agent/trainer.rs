@@ -22,6 +22,9 @@ use crate::job::order::{ExitReason, RunOrder, TrainerImage};
 /// The trainer's exit code for "stopped as asked, after a checkpoint".
 const STOPPED: i32 = 75;
 
+/// What the trainer is called in an image; it is in its `PATH`.
+const IN_IMAGE: &str = "ft-trainer";
+
 /// Signals that a program gets for its own mistakes: another attempt would make the same.
 const FAULTS: [Signal; 7] = [Signal::ILL, Signal::TRAP, Signal::ABORT, Signal::BUS, Signal::FPE, Signal::SEGV, Signal::SYS];
 
@@ -49,8 +52,10 @@ pub(super) struct Inputs {
 /// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
 /// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt.
 pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: Inputs) -> io::Result<Child> {
-    let TrainerImage::Program { path, .. } = &order.trainer else {
-        return Err(io::Error::other("the order names no trainer; submit the job again"));
+    let path = match &order.trainer {
+        TrainerImage::Program { path, .. } => path,
+        TrainerImage::Image { .. } => IN_IMAGE,
+        TrainerImage::None => return Err(io::Error::other("the order names no trainer; submit the job again")),
     };
     let config = TrainConfig {
         data: inputs.data,

@@ -34,7 +34,8 @@ impl Agent {
             if self.drain {
                 return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
-            let record = agent::run(&order, &self.work, &cache, &*report).await?;
+            let metadata = std::env::var("FTCTL_ENDPOINT_METADATA").ok();
+            let record = agent::run(&order, &self.work, &cache, metadata.as_deref(), &*report).await?;
             report.line(&format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message));
             Ok(())
         })

@@ -62,7 +62,7 @@ impl Built {
     fn path(&self) -> &str {
         match &self.image {
             TrainerImage::Program { path, .. } => path,
-            TrainerImage::None => "",
+            TrainerImage::Image { .. } | TrainerImage::None => "",
         }
     }
 }

@@ -4,6 +4,7 @@ use ft_trainer::validate::{self, Rule, at_least, rule};
 
 use super::{
     document::{DocumentError, Located},
+    gce,
     id::{MAX_NAME, valid_name},
     spec::JobSpec,
 };
@@ -13,7 +14,7 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>) -> Result<(), DocumentE
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
-    let rules = job(spec).into_iter().chain(trainer).chain(retry_and_limits(spec));
+    let rules = job(spec).into_iter().chain(gce::rules(&spec.compute.gce)).chain(trainer).chain(retry_and_limits(spec));
     let broken = rules.filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
 }

@@ -8,6 +8,7 @@ pub mod document;
 pub mod event;
 pub mod finding;
 pub mod foreign;
+pub mod gce;
 pub mod id;
 pub mod order;
 pub mod plan;

@@ -39,6 +39,8 @@ pub struct RunOrder {
 pub enum TrainerImage {
     /// A program built on this machine from the embedded sources.
     Program { path: String, digest: String },
+    /// A container image with the agent and the trainer in it, as the machine's engine finds it.
+    Image { reference: String },
     /// The fake provider trains nothing.
     None,
 }

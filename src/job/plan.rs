@@ -9,6 +9,7 @@ use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    gce::GcePlan,
     spec::{JobSpec, RetryCause, RetrySpec},
     units::{Money, Span},
 };
@@ -20,6 +21,9 @@ pub struct Plan {
     pub schema: String,
     pub name: String,
     pub backend: String,
+    /// Of interest to the backend of that name.
+    #[serde(default)]
+    pub gce: GcePlan,
     /// URL or absolute path.
     pub store: String,
     pub data: DataPlan,
@@ -90,6 +94,7 @@ impl Plan {
             schema: PLAN_SCHEMA.to_owned(),
             name: spec.name.clone(),
             backend: choices.backend,
+            gce: spec.compute.gce.clone().into(),
             store: choices.store,
             data: data(spec, base)?,
             initial_weights: spec.initial_weights.as_deref().map(|path| absolute(path, base)).transpose()?,
@@ -114,6 +119,18 @@ impl Plan {
             }
             _ => Ok(Self { worst_case: price_per_hour.for_time(lifetime), ..plan }),
         }
+    }
+
+    /// The container image that machines start, where the backend has containers.
+    pub fn image(&self) -> Option<&str> {
+        self.gce.image.as_deref()
+    }
+
+    /// What is left of this plan when its machines have been allowed to live for `used`: the same limits, with less time.
+    #[must_use]
+    pub fn after(&self, used: Duration) -> Self {
+        let left = self.lifetime().saturating_sub(used).max(SHORTEST_LIFE);
+        Self { ttl: Span(left), max_cost: None, ..self.clone() }
     }
 
     /// How long the job's machines may live in all: the time to live, or less when the money ends first. Whole seconds, rounded

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{
     check,
     document::{Document, DocumentError},
+    gce::GceSpec,
     units::{Money, Span},
 };
 
@@ -106,9 +107,16 @@ fn collect_homes(schema: &Value, table: &Value, name: &str, key: &str, homes: &m
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ComputeSpec {
-    /// `local` runs on this machine.
+    /// `local` runs on this machine, `gce` on a machine of Google's Compute Engine for each attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// The machine on Compute Engine.
+    #[serde(skip_serializing_if = "is_default")]
+    pub gce: GceSpec,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// What happens when an attempt ends before its work is done.

@@ -46,7 +46,10 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     let image = job.record.trainer.clone().unwrap_or(TrainerImage::None);
-    match world.provider.provision(&attempt, &job.record.plan, &image).await {
+    // What earlier attempts had of the job's time, this one's machine has not.
+    let used = job.record.attempts.first().map(|first| world.clock.now().duration_since(first.started));
+    let plan = job.record.plan.after(used.and_then(|used| Duration::try_from(used).ok()).unwrap_or_default());
+    match world.provider.provision(&attempt, &plan, &image).await {
         Ok(()) => {
             job.record.retry_at = None;
             job.enter(State::Submitting).await?;

@@ -146,7 +146,7 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
     Ok(match world.provider.observe(&AttemptId::new(id, record.attempt)).await? {
         Sighting::Alive { agent: true } => "alive".to_owned(),
         Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
-        Sighting::Dead { why } => format!("dead: {why}"),
+        Sighting::Dead { why } | Sighting::Unfit { why } => format!("dead: {why}"),
         Sighting::Gone => "gone".to_owned(),
     })
 }

@@ -116,8 +116,9 @@ fn decide(record: &Record, seen: Observation) -> Decision {
     match seen.sighting {
         Sighting::Alive { agent: true } => Decision::Wait,
         Sighting::Alive { agent: false } => Decision::Launch,
-        Sighting::Dead { .. } | Sighting::Gone if seen.cancel.is_some() => cancelled("cancelled"),
+        Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone if seen.cancel.is_some() => cancelled("cancelled"),
         Sighting::Dead { why } => preempted(record, why),
+        Sighting::Unfit { why } => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: why },
         Sighting::Gone => preempted(record, "the machine is gone".to_owned()),
     }
 }

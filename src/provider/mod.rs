@@ -20,6 +20,7 @@ use crate::job::{
 pub mod conformance;
 pub mod error;
 pub mod fake;
+pub mod gce;
 pub mod local;
 pub mod registry;
 
@@ -40,6 +41,8 @@ pub struct Capabilities {
 pub enum TrainerFrom {
     /// Built on this machine, which is where it runs.
     Build,
+    /// In a container image that the plan names.
+    Image,
     /// Nothing is trained.
     Nowhere,
 }
@@ -63,6 +66,8 @@ pub enum Sighting {
     Alive { agent: bool },
     /// Proof of death: it existed and is over, with the provider's word for why.
     Dead { why: String },
+    /// Proof of death, and another machine of the same plan would die the same way: an image that cannot be pulled, no driver.
+    Unfit { why: String },
     /// Nothing of that name exists, and the provider can tell.
     Gone,
 }

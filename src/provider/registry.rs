@@ -5,6 +5,7 @@ use std::{ffi::OsString, path::PathBuf, sync::Arc};
 use super::{
     Class, Provider, ProviderError, Result,
     fake::Fake,
+    gce::Gce,
     local::{self, Local},
 };
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// Every name that [`open`] knows, as `compute.backend` spells it.
-pub const NAMES: [&str; 2] = ["local", "fake"];
+pub const NAMES: [&str; 3] = ["local", "gce", "fake"];
 
 /// What a provider may need to know about the place where ftctl runs.
 #[derive(Clone)]
@@ -43,6 +44,7 @@ pub struct Connected {
 pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
     match name {
         "local" => Ok(open_local(environment)),
+        "gce" => open_gce(environment),
         "fake" => open_fake(environment),
         _ => Err(unknown(name)),
     }
@@ -53,6 +55,16 @@ fn open_local(environment: &Environment) -> Connected {
     let clock = Arc::new(SystemClock);
     let settings = local::Settings { state, executable, variables, notice: local::PREEMPTION_NOTICE, clock: clock.clone() };
     Connected { provider: Arc::new(Local::new(settings)), store, clock }
+}
+
+fn open_gce(environment: &Environment) -> Result<Connected> {
+    let Environment { variables, store, .. } = environment.clone();
+    let variable = |name: &str| {
+        let (_, value) = variables.iter().find(|(known, value)| known == name && !value.is_empty())?;
+        value.clone().into_string().ok()
+    };
+    let clock = Arc::new(SystemClock);
+    Ok(Connected { provider: Arc::new(Gce::open(&variable, store.clone(), clock.clone())?), store, clock })
 }
 
 fn open_fake(environment: &Environment) -> Result<Connected> {
@@ -75,7 +87,7 @@ mod tests {
         let environment = Environment {
             state: state.path().to_owned(),
             executable: "ftctl".into(),
-            variables: Vec::new(),
+            variables: ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_AUTH_ACCESS_TOKEN"].map(|name| (name.into(), "x".into())).to_vec(),
             store: Arc::new(MemoryStore::new()),
         };
         for name in NAMES {
@@ -83,6 +95,6 @@ mod tests {
         }
         let hint = |name: &str| open(name, &environment).err().and_then(|error| error.fix).expect("a hint");
         assert_eq!(hint("lcoal"), "did you mean `local`?");
-        assert_eq!(hint("gce"), "backends: local, fake");
+        assert_eq!(hint("zzz"), "backends: local, gce, fake");
     }
 }

@@ -8,6 +8,7 @@ mod azurite;
 mod blobs;
 mod clock;
 mod commands;
+mod gce;
 mod kills;
 mod sandbox;
 mod templates;

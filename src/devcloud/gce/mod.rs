@@ -70,6 +70,9 @@ struct Call {
     method: &'static str,
     zone: String,
     name: String,
+    query: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Value::is_null")]
+    body: Value,
     /// 0 when there was no answer.
     status: u16,
 }
@@ -173,7 +176,7 @@ impl Devcloud {
             Ok(_) => 200,
             Err(refusal) => refusal.status,
         });
-        let line = Call { method: call, zone: place.0, name: place.1, status };
+        let line = Call { method: call, zone: place.0, name: place.1, query: request.query, body: request.body, status };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         match kind {
             Some(FaultKind::Hang) => {

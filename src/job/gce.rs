@@ -1,0 +1,208 @@
+//! What a job wants of Compute Engine.
+
+use ft_trainer::validate::{Rule, rule};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    catalogue::{self, Accelerator, Machine},
+    units::Money,
+};
+
+/// The machine on Compute Engine; what is absent is as the machine with one V100 that has the most vCPUs and memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct GceSpec {
+    /// `v100`, `t4` or `p100`; absent: `v100`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<String>,
+    /// How many of them; absent: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerators: Option<u32>,
+    /// vCPUs: 1 or an even number; absent: 12.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<u32>,
+    /// Memory in GB of 1,024 MiB, 0.9 to 6.5 for each vCPU; absent: 6.5 for each vCPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_gb: Option<u32>,
+    /// Boot disk; absent: 200.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_gb: Option<u32>,
+    /// Zones in the order in which they are tried; absent: every one that has the accelerator.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub zones: Vec<String>,
+    /// Whether the machine may be taken away, at a fourth of the price; absent: true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spot: Option<bool>,
+    /// The older kind of machine that may be taken away: ends after 24 hours by itself, and Google's own limit for its time is not to be had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub legacy_preemptible: Option<bool>,
+    /// Boot image with a driver and Docker: its family; absent: `pytorch-latest-gpu`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_family: Option<String>,
+    /// Project of that family; absent: `deeplearning-platform-release`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image_project: Option<String>,
+    /// Network of the project; absent: `default`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Container image with ftctl and its trainer, by its digest in a registry that the machine may read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+}
+
+/// [`GceSpec`] with every default filled in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcePlan {
+    pub accelerator: String,
+    pub accelerators: u32,
+    pub cpus: u32,
+    pub memory_gb: u32,
+    pub disk_gb: u32,
+    pub zones: Vec<String>,
+    pub spot: bool,
+    pub legacy_preemptible: bool,
+    pub image_family: String,
+    pub image_project: String,
+    pub network: String,
+    pub image: Option<String>,
+}
+
+impl Default for GcePlan {
+    fn default() -> Self {
+        GceSpec::default().into()
+    }
+}
+
+impl From<GceSpec> for GcePlan {
+    fn from(spec: GceSpec) -> Self {
+        let or = |text: Option<String>, default: &str| text.unwrap_or_else(|| default.to_owned());
+        let accelerator = or(spec.accelerator, "v100");
+        let cpus = spec.cpus.unwrap_or(12);
+        let everywhere = || catalogue::gce().accelerators.get(&accelerator).map(|known| known.zones.clone()).unwrap_or_default();
+        Self {
+            accelerators: spec.accelerators.unwrap_or(1),
+            cpus,
+            memory_gb: spec.memory_gb.unwrap_or(cpus * 13 / 2),
+            disk_gb: spec.disk_gb.unwrap_or(200),
+            zones: if spec.zones.is_empty() { everywhere() } else { spec.zones },
+            spot: spec.spot.unwrap_or(true),
+            legacy_preemptible: spec.legacy_preemptible.unwrap_or(false),
+            image_family: or(spec.image_family, "pytorch-latest-gpu"),
+            image_project: or(spec.image_project, "deeplearning-platform-release"),
+            network: or(spec.network, "default"),
+            image: spec.image,
+            accelerator,
+        }
+    }
+}
+
+impl GcePlan {
+    /// `None` for one that [`rules`] would have refused.
+    pub fn card(&self) -> Option<&'static Accelerator> {
+        catalogue::gce().accelerators.get(&self.accelerator)
+    }
+
+    pub fn memory_mib(&self) -> u64 {
+        u64::from(self.memory_gb) << 10
+    }
+
+    /// List price of an hour.
+    pub fn price_per_hour(&self) -> Money {
+        let accelerator = self.card().map(|card| (card, self.accelerators));
+        let spot = self.spot || self.legacy_preemptible;
+        let (cpus, disk_gb) = (self.cpus, self.disk_gb);
+        catalogue::gce().price_per_hour(&Machine { cpus, memory_mib: self.memory_mib(), accelerator, disk_gb, spot })
+    }
+}
+
+/// What Compute Engine would refuse, before any money is spent.
+pub fn rules(spec: &GceSpec) -> Vec<Rule> {
+    let plan = GcePlan::from(spec.clone());
+    let Some(card) = plan.card() else {
+        let known: Vec<&str> = catalogue::gce().accelerators.keys().map(String::as_str).collect();
+        return vec![rule(
+            "compute.gce.accelerator",
+            false,
+            format!("`{}` is no accelerator of this cloud: {}", plan.accelerator, known.join(", ")),
+        )];
+    };
+    let (cpus, memory, count, name) = (plan.cpus, plan.memory_gb, plan.accelerators, &plan.accelerator);
+    let numbers: Vec<&str> = card.limits.keys().map(String::as_str).collect();
+    let Some((most_cpus, most_memory)) = card.limits.get(&count.to_string()) else {
+        return vec![rule(
+            "compute.gce.accelerators",
+            false,
+            format!("a machine has {} {name}, not {count}", numbers.join(" or ")),
+        )];
+    };
+    let pinned = spec.image.as_deref().is_none_or(|image| image.contains("@sha256:"));
+    let elsewhere = plan.zones.iter().find(|zone| !card.zones.contains(zone));
+    vec![
+        rule("compute.gce.image", pinned, "image is given by its digest, name@sha256:..., so that every attempt runs the same"),
+        rule(
+            "compute.gce.cpus",
+            cpus == 1 || (cpus > 0 && cpus.is_multiple_of(2)),
+            format!("a machine has 1 vCPU or an even number, not {cpus}"),
+        ),
+        rule("compute.gce.cpus", cpus <= *most_cpus, format!("{count} {name} allow at most {most_cpus} vCPUs, not {cpus}")),
+        rule(
+            "compute.gce.memory_gb",
+            10 * memory >= 9 * cpus && 10 * memory <= 65 * cpus,
+            format!(
+                "{cpus} vCPUs have between {:.1} and {:.1} GB of memory, not {memory}",
+                0.9 * f64::from(cpus),
+                6.5 * f64::from(cpus)
+            ),
+        ),
+        rule(
+            "compute.gce.memory_gb",
+            memory <= *most_memory,
+            format!("{count} {name} allow at most {most_memory} GB of memory, not {memory}"),
+        ),
+        rule(
+            "compute.gce.disk_gb",
+            (50..=65_536).contains(&plan.disk_gb),
+            format!("the boot disk has between 50 and 65536 GB, not {}", plan.disk_gb),
+        ),
+        rule(
+            "compute.gce.zones",
+            elsewhere.is_none(),
+            format!("there is no {name} in {}: {}", elsewhere.map_or("", String::as_str), card.zones.join(", ")),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_the_seeds_machine() {
+        let plan = GcePlan::default();
+        assert_eq!((plan.cpus, plan.memory_mib(), plan.disk_gb, plan.accelerators), (12, 79_872, 200, 1));
+        assert_eq!((plan.zones[0].as_str(), plan.spot), ("us-central1-a", true));
+        assert_eq!(plan.price_per_hour().micros, 908_039);
+        assert!(rules(&GceSpec::default()).iter().all(|rule| rule.holds));
+    }
+
+    #[test]
+    fn what_the_cloud_would_refuse_is_refused_before() {
+        let refused = |spec: GceSpec| -> Vec<String> {
+            rules(&spec).into_iter().filter(|rule| !rule.holds).map(|rule| rule.message).collect()
+        };
+        let base = GceSpec::default;
+        for (spec, part) in [
+            (GceSpec { accelerator: Some("v99".into()), ..base() }, "no accelerator of this cloud: p100, t4, v100"),
+            (GceSpec { accelerators: Some(3), ..base() }, "1 or 2 or 4 or 8 v100, not 3"),
+            (GceSpec { cpus: Some(14), ..base() }, "at most 12 vCPUs, not 14"),
+            (GceSpec { cpus: Some(7), memory_gb: Some(40), ..base() }, "an even number, not 7"),
+            (GceSpec { memory_gb: Some(79), ..base() }, "between 10.8 and 78.0 GB of memory, not 79"),
+            (GceSpec { memory_gb: Some(10), ..base() }, "between 10.8"),
+            (GceSpec { disk_gb: Some(10), ..base() }, "between 50 and 65536"),
+            (GceSpec { zones: vec!["us-east1-b".into()], ..base() }, "there is no v100 in us-east1-b"),
+        ] {
+            assert!(refused(spec.clone()).iter().any(|message| message.contains(part)), "{part}: {:?}", refused(spec));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The body of the one request that costs money.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::client::Client;
+use crate::job::{gce::GcePlan, id::AttemptId, order::TrainerImage};
+
+/// What the machine runs at its start.
+const STARTUP: &str = include_str!("../../../templates/gce/startup.sh");
+
+/// Whatever its attempt is, a machine of ours has this label; its value is the job.
+pub const JOB: &str = "ftctl-job";
+pub const ATTEMPT: &str = "ftctl-attempt";
+/// Seconds of life, and the end of it in seconds since 1970: the cloud's own clock tells when they began.
+pub const LIFETIME: &str = "ftctl-lifetime";
+const EXPIRES: &str = "ftctl-expires";
+/// Of the metadata: present when the agent was told to start.
+pub const ORDER: &str = "ftctl-order";
+pub const ENVIRONMENT: &str = "ftctl-environment";
+
+/// Compute Engine ends a machine within half a minute of its time, and never sooner than half a minute after its start.
+pub const SLACK: Duration = Duration::from_secs(30);
+
+/// What gcloud grants a machine that is made without a word about it. The agent uses none of it.
+const SCOPES: [&str; 7] = [
+    "https://www.googleapis.com/auth/devstorage.read_only",
+    "https://www.googleapis.com/auth/logging.write",
+    "https://www.googleapis.com/auth/monitoring.write",
+    "https://www.googleapis.com/auth/pubsub",
+    "https://www.googleapis.com/auth/service.management.readonly",
+    "https://www.googleapis.com/auth/servicecontrol",
+    "https://www.googleapis.com/auth/trace.append",
+];
+
+/// What `gcloud compute instances create` sends for this machine, with our labels, our startup script, and the cloud's own kill switch
+/// after `life`.
+pub fn instance(
+    client: &Client,
+    attempt: &AttemptId,
+    plan: &GcePlan,
+    image: &TrainerImage,
+    zone: &str,
+    life: Duration,
+    now: Timestamp,
+) -> Value {
+    let image = if let TrainerImage::Image { reference } = image { reference } else { "" };
+    let accelerator = plan.card().map_or("", |card| card.kind.as_str());
+    let machine = format!("custom-{}-{}", plan.cpus, plan.memory_mib());
+    let expires = now.checked_add(life).unwrap_or(Timestamp::MAX).as_second();
+    let family =
+        format!("{}/compute/v1/projects/{}/global/images/family/{}", client.endpoint, plan.image_project, plan.image_family);
+    json!({
+        "name": attempt.machine_name(),
+        "canIpForward": false,
+        "deletionProtection": false,
+        "machineType": client.url(&format!("zones/{zone}/machineTypes/{machine}")),
+        "guestAccelerators": [{
+            "acceleratorCount": plan.accelerators,
+            "acceleratorType": client.url(&format!("zones/{zone}/acceleratorTypes/{accelerator}")),
+        }],
+        "disks": [{
+            "autoDelete": true,
+            "boot": true,
+            "mode": "READ_WRITE",
+            "type": "PERSISTENT",
+            "initializeParams": { "diskSizeGb": plan.disk_gb.to_string(), "sourceImage": family },
+        }],
+        "networkInterfaces": [{
+            "accessConfigs": [{ "name": "external-nat", "type": "ONE_TO_ONE_NAT" }],
+            "network": client.url(&format!("global/networks/{}", plan.network)),
+        }],
+        "serviceAccounts": [{ "email": "default", "scopes": SCOPES }],
+        "scheduling": scheduling(plan, life),
+        "labels": {
+            JOB: attempt.job.as_str(),
+            ATTEMPT: attempt.attempt.to_string(),
+            LIFETIME: life.as_secs().to_string(),
+            EXPIRES: expires.to_string(),
+        },
+        "metadata": { "items": [
+            { "key": "install-nvidia-driver", "value": "True" },
+            { "key": "enable-guest-attributes", "value": "TRUE" },
+            { "key": "ftctl-cards", "value": plan.accelerators.to_string() },
+            { "key": "ftctl-image", "value": image },
+            { "key": "startup-script", "value": STARTUP },
+        ] },
+    })
+}
+
+fn scheduling(plan: &GcePlan, life: Duration) -> Value {
+    let mut scheduling = json!({ "automaticRestart": false, "onHostMaintenance": "TERMINATE" });
+    if plan.legacy_preemptible {
+        scheduling["preemptible"] = json!(true);
+        return scheduling;
+    }
+    scheduling["provisioningModel"] = json!(if plan.spot { "SPOT" } else { "STANDARD" });
+    scheduling["instanceTerminationAction"] = json!("DELETE");
+    scheduling["maxRunDuration"] = json!({ "seconds": life.saturating_sub(SLACK).max(SLACK).as_secs().to_string() });
+    scheduling
+}

@@ -1,0 +1,195 @@
+//! The dozen calls to Compute Engine that a job needs. Each has a bound in time, is tried again when that may help, and says what the
+//! service said. URLs are never taken from an answer: those name the public host, whatever was asked.
+
+use std::{
+    hash::{BuildHasher, Hasher, RandomState},
+    time::Duration,
+};
+
+use reqwest::{Method, header::RETRY_AFTER};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    super::Result,
+    credentials::Credentials,
+    refusal::{Refusal, operation_error},
+};
+
+/// Google answers a `wait` after two minutes at the latest.
+const ANSWER: Duration = Duration::from_secs(150);
+const CONNECT: Duration = Duration::from_secs(10);
+/// An operation that takes longer is stuck.
+const OPERATION: Duration = Duration::from_secs(600);
+/// Pauses between tries: doubled from the first to the second; a longer one that the service asks for is kept up to a minute.
+pub const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const TRIES: u32 = 5;
+
+pub struct Client {
+    http: reqwest::Client,
+    /// Scheme and authority.
+    pub endpoint: String,
+    pub project: String,
+    credentials: Credentials,
+    /// [`BACKOFF`], but in tests.
+    pub pauses: [Duration; 2],
+}
+
+/// One request, below the project.
+pub struct Call<'a> {
+    pub method: Method,
+    pub path: String,
+    pub query: Vec<(&'a str, String)>,
+    pub body: Option<Value>,
+}
+
+impl<'a> Call<'a> {
+    pub fn get(path: impl Into<String>) -> Self {
+        Self { method: Method::GET, path: path.into(), query: Vec::new(), body: None }
+    }
+
+    /// A request that changes something carries an id: the service does it once, however often it hears it.
+    pub fn change(method: Method, path: impl Into<String>, body: Option<Value>) -> Self {
+        Self { method, path: path.into(), query: vec![("requestId", request_id())], body }
+    }
+
+    pub fn query(mut self, name: &'a str, value: impl Into<String>) -> Self {
+        self.query.push((name, value.into()));
+        self
+    }
+}
+
+impl Client {
+    pub fn new(endpoint: String, project: String, credentials: Credentials) -> Result<Self> {
+        let http = reqwest::Client::builder().connect_timeout(CONNECT).timeout(ANSWER).build();
+        let http = http.map_err(|error| Refusal::lost("begin", &error))?;
+        Ok(Self { http, endpoint, project, credentials, pauses: BACKOFF })
+    }
+
+    /// Where a resource of this project is, as the API wants it named.
+    pub fn url(&self, path: &str) -> String {
+        format!("{}/compute/v1/projects/{}/{path}", self.endpoint, self.project)
+    }
+
+    /// Asks until there is an answer that another try would not change.
+    pub async fn call(&self, call: Call<'_>) -> Result<Value, Refusal> {
+        let (mut pause, mut renewed) = (self.pauses[0], false);
+        for tried in 1.. {
+            let refusal = match self.ask(&call).await {
+                Ok(answer) => return Ok(answer),
+                Err(refusal) => refusal,
+            };
+            if refusal.status == Some(401) && !renewed {
+                // The token ended before its time.
+                renewed = true;
+                self.credentials.forget().await;
+                continue;
+            }
+            if !refusal.is_passing() || tried >= TRIES {
+                return Err(refusal);
+            }
+            sleep(refusal.retry_after.map_or(pause, |asked| asked.clamp(pause, LONGEST_PAUSE))).await;
+            pause = (2 * pause).min(self.pauses[1]);
+        }
+        unreachable!("the loop ends by itself")
+    }
+
+    async fn ask(&self, call: &Call<'_>) -> Result<Value, Refusal> {
+        let token = self.credentials.token(&self.http).await?;
+        let mut url =
+            reqwest::Url::parse(&self.url(&call.path)).map_err(|error| Refusal::lost("understand the endpoint", &error))?;
+        if !call.query.is_empty() {
+            url.query_pairs_mut().extend_pairs(&call.query);
+        }
+        let mut request = self.http.request(call.method.clone(), url).bearer_auth(token);
+        if let Some(body) = &call.body {
+            request = request.header("content-type", "application/json").body(body.to_string());
+        } else if call.method == Method::POST {
+            request = request.header("content-length", "0");
+        }
+        let what = format!("{} {}", call.method, call.path);
+        let lost = |error: reqwest::Error| Refusal::lost(&what, &error.without_url());
+        let answer = request.send().await.map_err(lost)?;
+        let status = answer.status();
+        let pause = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+        let bytes = answer.bytes().await.map_err(lost)?;
+        if status.is_success() {
+            return serde_json::from_slice(&bytes).map_err(|error| Refusal::lost(&what, &error));
+        }
+        let body = serde_json::from_slice(&bytes).unwrap_or_default();
+        Err(Refusal::answered(&what, status.as_u16(), &body, pause))
+    }
+
+    /// Makes a change, and returns when it is done or refused.
+    pub async fn change(&self, call: Call<'_>) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        let mut operation = self.call(call).await?;
+        while operation["status"] != "DONE" {
+            if begun.elapsed() > OPERATION {
+                let why = format!("it is not done after {} minutes", OPERATION.as_secs() / 60);
+                return Err(Refusal::lost(operation["operationType"].as_str().unwrap_or("operation"), &why));
+            }
+            let (zone, name) = (last(&operation["zone"]), operation["name"].as_str().unwrap_or_default());
+            let wait = format!("zones/{zone}/operations/{name}/wait");
+            operation = self.call(Call { method: Method::POST, path: wait, query: Vec::new(), body: None }).await?;
+        }
+        operation_error(&operation).map_or(Ok(()), Err)
+    }
+
+    /// Everything in every zone that fits, all pages of it.
+    pub async fn everywhere(&self, kind: &str, filter: &str) -> Result<Vec<Value>, Refusal> {
+        let (mut found, mut page) = (Vec::new(), None::<String>);
+        loop {
+            let mut call = Call::get(format!("aggregated/{kind}")).query("filter", filter).query("includeAllScopes", "true");
+            call.query.extend(page.take().map(|token| ("pageToken", token)));
+            let mut answer = self.call(call).await?;
+            if answer["unreachables"].as_array().is_some_and(|zones| !zones.is_empty()) {
+                return Err(Refusal::lost("look into every zone", &answer["unreachables"]));
+            }
+            for zone in answer["items"].as_object_mut().into_iter().flat_map(|zones| zones.iter_mut().map(|(_, zone)| zone)) {
+                found.extend(zone[kind].as_array_mut().map(std::mem::take).unwrap_or_default());
+            }
+            page = answer["nextPageToken"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
+            if page.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
+    pub async fn set_metadata(&self, zone: &str, name: &str, fingerprint: &str, items: &[Value]) -> Result<(), Refusal> {
+        let body = json!({ "fingerprint": fingerprint, "items": items });
+        self.change(Call::change(Method::POST, format!("zones/{zone}/instances/{name}/setMetadata"), Some(body))).await
+    }
+}
+
+/// The name at the end of a link.
+pub fn last(link: &Value) -> &str {
+    link.as_str().and_then(|link| link.rsplit('/').next()).unwrap_or_default()
+}
+
+/// A random UUID: the standard library seeds each of these hashers anew.
+fn request_id() -> String {
+    let random = || {
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u128(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_nanos()));
+        hasher.finish()
+    };
+    let (a, b) = (random(), random());
+    let (high, middle, low) = (a >> 32, (a >> 16) & 0xffff, a & 0x0fff);
+    format!("{high:08x}-{middle:04x}-4{low:03x}-{:04x}-{:012x}", 0x8000 | (b >> 50), b & 0xffff_ffff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_are_uuids_and_differ() {
+        let (one, other) = (request_id(), request_id());
+        assert_ne!(one, other);
+        let lengths: Vec<usize> = one.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12], "{one}");
+        assert!(one.split('-').nth(2).is_some_and(|part| part.starts_with('4')), "{one}");
+    }
+}

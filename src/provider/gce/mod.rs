@@ -1,0 +1,338 @@
+//! Provider `gce`: a machine of Google's Compute Engine for each attempt.
+//!
+//! The cloud is the only memory: a machine is found by its name, a job's machines by their label, in whatever zone they are. The kill
+//! switch is the cloud's (`maxRunDuration`, DELETE), so nothing outlives the job's money when everybody else is gone. The agent is
+//! started by the machine itself, by `templates/gce/startup.sh`: it waits for the order, which [`Provider::launch`] puts into the
+//! machine's metadata against the fingerprint of what is there, so that exactly one launcher wins.
+//!
+//! | killed | is found later as |
+//! |---|---|
+//! | before the insert was heard | no machine of that name: made |
+//! | after that | a machine of that name: taken as it is. Two clients at once may meet different stock-outs and make one each: both keep the older |
+//! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off |
+
+mod body;
+mod client;
+mod credentials;
+mod refusal;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use self::{
+    client::{Call, Client, last},
+    credentials::Credentials,
+    refusal::Refusal,
+};
+use super::{Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
+use crate::{
+    job::{
+        clock::Clock,
+        id::{AttemptId, JobId},
+        order::{RunOrder, TrainerImage},
+        plan::Plan,
+        units::Money,
+    },
+    store::Store,
+};
+
+const PUBLIC: &str = "https://compute.googleapis.com";
+/// How often a machine is looked at whose end is waited for, and how long.
+const LOOK: Duration = Duration::from_millis(500);
+const END: Duration = Duration::from_secs(300);
+/// Longest run that Compute Engine allows.
+const LONGEST: Duration = Duration::from_secs(120 * 86_400);
+/// An agent may need the store for so long after its deadline.
+const FAREWELL: Duration = Duration::from_secs(3_600);
+
+pub struct Gce {
+    client: Client,
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Gce {
+    /// `variables` is the environment of whoever asks. Nothing is asked of the cloud.
+    pub fn open(variables: credentials::Variables<'_>, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Self> {
+        let credentials = Credentials::find(variables)?;
+        let project = ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"].iter().find_map(|name| variables(name));
+        let project = project.or_else(|| credentials.project()).ok_or_else(|| {
+            ProviderError::new(Class::Invalid, "no project of Google Cloud is named").fix("export GOOGLE_CLOUD_PROJECT=...")
+        })?;
+        let endpoint =
+            variables("FTCTL_ENDPOINT_GCE").map_or_else(|| PUBLIC.to_owned(), |url| url.trim_end_matches('/').to_owned());
+        Ok(Self { client: Client::new(endpoint, project, credentials)?, store, clock })
+    }
+
+    /// A machine by its name, in whatever zone it is; the oldest, should there be two.
+    async fn find(&self, attempt: &AttemptId) -> Result<Option<Value>, Refusal> {
+        Ok(self.named(attempt).await?.into_iter().next())
+    }
+
+    async fn named(&self, attempt: &AttemptId) -> Result<Vec<Value>, Refusal> {
+        let mut found = self.client.everywhere("instances", &format!("name = {}", attempt.machine_name())).await?;
+        found.sort_by_cached_key(|machine| (created(machine), machine["id"].to_string()));
+        Ok(found)
+    }
+
+    async fn of_job(&self, job: &JobId) -> Result<Vec<Value>, Refusal> {
+        self.client.everywhere("instances", &format!("labels.{} = {job}", body::JOB)).await
+    }
+
+    /// Tries the zones in order, each once. Every refusal is kept for the user.
+    async fn make(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+        let mut refused: Vec<(String, Refusal)> = Vec::new();
+        for zone in &plan.gce.zones {
+            let exhausted = |(before, refusal): &(String, Refusal)| refusal.is_quota() && region(before) == region(zone);
+            if refused.iter().any(exhausted) {
+                continue;
+            }
+            let life = plan.lifetime();
+            let body = body::instance(&self.client, attempt, &plan.gce, image, zone, life, self.clock.now());
+            let insert = Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body));
+            match self.client.change(insert).await {
+                Ok(()) => return Ok(self.keep_the_oldest(attempt).await?),
+                // Another client was faster, or this one before its answer was lost.
+                Err(refusal) if refusal.status == Some(409) => return Ok(self.keep_the_oldest(attempt).await?),
+                Err(refusal) if refusal.is_global_quota() => return Err(refusal.into()),
+                Err(refusal) if refusal.is_stock_out() || refusal.is_quota() => refused.push((zone.clone(), refusal)),
+                Err(refusal) => return Err(ProviderError::from(refusal).leaving(LeftBehind::Unknown)),
+            }
+        }
+        Err(nowhere(&refused))
+    }
+
+    /// Two clients that made a machine each, in different zones, agree on which one stays.
+    async fn keep_the_oldest(&self, attempt: &AttemptId) -> Result<(), Refusal> {
+        for superfluous in self.named(attempt).await?.iter().skip(1) {
+            self.delete(superfluous).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, machine: &Value) -> Result<(), Refusal> {
+        let path = format!("zones/{}/instances/{}", last(&machine["zone"]), last(&machine["name"]));
+        match self.client.change(Call::change(Method::DELETE, path, None)).await {
+            Err(refusal) if refusal.is_absent() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Whether the cloud has written down that it took this machine back: the only witness when the machine is gone.
+    async fn was_preempted(&self, attempt: &AttemptId) -> Result<bool, Refusal> {
+        let operations = self.client.everywhere("operations", "operationType = compute.instances.preempted").await?;
+        Ok(operations.iter().any(|operation| last(&operation["targetLink"]) == attempt.machine_name()))
+    }
+
+    /// Why a machine is switched off.
+    async fn last_words(&self, attempt: &AttemptId, machine: &Value) -> Result<Sighting, Refusal> {
+        if self.was_preempted(attempt).await? {
+            return Ok(Sighting::Dead { why: "preempted".to_owned() });
+        }
+        let path = format!("zones/{}/instances/{}/serialPort", last(&machine["zone"]), attempt.machine_name());
+        let serial = match self.client.call(Call::get(path).query("port", "1")).await {
+            Err(refusal) if refusal.is_absent() => Value::Null,
+            serial => serial?,
+        };
+        let contents = serial["contents"].as_str().unwrap_or_default();
+        let said = contents.lines().filter_map(|line| line.split_once("ftctl: ").map(|(_, said)| said.trim())).next_back();
+        Ok(match said.map(|said| (said, said.strip_prefix("FAILED: "))) {
+            Some((_, Some(why))) => Sighting::Unfit { why: why.to_owned() },
+            Some((said, None)) => Sighting::Dead { why: said.to_owned() },
+            None => Sighting::Dead { why: "the machine is switched off".to_owned() },
+        })
+    }
+
+    /// What the agent is told, on top of what the machine knows.
+    fn orders(&self, machine: &Value, order: &RunOrder) -> Result<Vec<Value>> {
+        let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
+        let variables = self.store.agent_environment(expires).into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let environment: String =
+            variables.flat_map(|(name, value)| [name.to_owned(), "=".to_owned(), value, "\n".to_owned()]).collect();
+        let text = serde_json::to_string(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
+        let mut items = machine["metadata"]["items"].as_array().cloned().unwrap_or_default();
+        for (key, value) in [(body::ENVIRONMENT, &environment), (body::ORDER, &text)] {
+            items.push(json!({ "key": key, "value": value }));
+        }
+        Ok(items)
+    }
+}
+
+#[async_trait]
+impl Provider for Gce {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { trainer: TrainerFrom::Image, bills: true }
+    }
+
+    async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
+        if plan.ttl.0 > LONGEST {
+            let message = format!("a machine may run for 120 days at most, not {}", plan.ttl);
+            return Err(ProviderError::new(Class::Invalid, message).fix("give --ttl, or limits.ttl, a shorter time"));
+        }
+        let near =
+            ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|host| self.client.endpoint.starts_with(host));
+        if !near && (plan.store.starts_with("file:") || !plan.store.contains("://")) {
+            let message = format!("a machine of Compute Engine cannot reach the store {}: it is a directory here", plan.store);
+            return Err(ProviderError::new(Class::Invalid, message).fix("name a blob container: --store azure://ACCOUNT/CONTAINER"));
+        }
+        Ok(plan.gce.price_per_hour())
+    }
+
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+        match self.find(attempt).await? {
+            Some(_) => Ok(()),
+            None => self.make(attempt, plan, image).await,
+        }
+    }
+
+    async fn launch(&self, order: &RunOrder) -> Result<()> {
+        let attempt = AttemptId::new(&order.job, order.attempt);
+        let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
+        loop {
+            let machine = self.find(&attempt).await?.ok_or_else(gone)?;
+            if !is_on(&machine) || metadata(&machine, body::ORDER).is_some() {
+                return Ok(());
+            }
+            let items = self.orders(&machine, order)?;
+            let fingerprint = machine["metadata"]["fingerprint"].as_str().unwrap_or_default();
+            match self.client.set_metadata(last(&machine["zone"]), &attempt.machine_name(), fingerprint, &items).await {
+                // Somebody else wrote meanwhile: another look tells what.
+                Err(refusal) if refusal.status == Some(412) => {}
+                Err(refusal) if refusal.is_absent() => return Err(gone()),
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
+        Ok(match self.find(attempt).await? {
+            Some(machine) if is_on(&machine) => Sighting::Alive { agent: metadata(&machine, body::ORDER).is_some() },
+            Some(machine) => self.last_words(attempt, &machine).await?,
+            None if self.was_preempted(attempt).await? => Sighting::Dead { why: "preempted".to_owned() },
+            None => Sighting::Gone,
+        })
+    }
+
+    async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
+        let name = attempt.machine_name();
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {name} to take away"));
+        let machine = self.find(attempt).await?.ok_or_else(absent)?;
+        let path = format!("zones/{}/instances/{name}/simulateMaintenanceEvent", last(&machine["zone"]));
+        self.client.change(Call::change(Method::POST, path, None)).await?;
+        let begun = Instant::now();
+        while self.find(attempt).await?.is_some_and(|machine| machine["status"] != "TERMINATED") {
+            if begun.elapsed() > END {
+                return Err(ProviderError::new(
+                    Class::Network,
+                    format!("{name} is still there {} s after its preemption", END.as_secs()),
+                ));
+            }
+            sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    async fn destroy(&self, job: &JobId) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            let machines = self.of_job(job).await.map_err(|refusal| owing(refusal, &[]))?;
+            if machines.is_empty() {
+                return Ok(());
+            }
+            let names: Vec<String> = machines.iter().map(|machine| last(&machine["name"]).to_owned()).collect();
+            if begun.elapsed() > END {
+                let message = format!("deleted, and still there after {} s: {}", END.as_secs(), names.join(", "));
+                return Err(ProviderError::new(Class::Network, message).leaving(LeftBehind::Removable));
+            }
+            for machine in &machines {
+                self.delete(machine).await.map_err(|refusal| owing(refusal, &names))?;
+            }
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<Resource>> {
+        let machines = self.client.everywhere("instances", &format!("labels.{}:*", body::JOB)).await?;
+        let mut found: Vec<Resource> = machines.iter().filter_map(resource).collect();
+        found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
+        Ok(found)
+    }
+}
+
+/// A deletion that was refused leaves what it was about.
+fn owing(refusal: Refusal, names: &[String]) -> ProviderError {
+    let error = ProviderError::from(refusal);
+    let message = format!(
+        "cannot delete {}: {}",
+        if names.is_empty() { "the job's machines".to_owned() } else { names.join(", ") },
+        error.message
+    );
+    ProviderError { message, ..error }.leaving(LeftBehind::Removable)
+}
+
+/// No zone had a machine: each with its reason.
+fn nowhere(refused: &[(String, Refusal)]) -> ProviderError {
+    let class = if refused.iter().all(|(_, refusal)| refusal.is_quota()) { Class::Quota } else { Class::Capacity };
+    let reasons: Vec<String> = refused.iter().map(|(zone, refusal)| format!("{zone}: {}", decoded(refusal))).collect();
+    let error = ProviderError::new(class, format!("no zone has such a machine now: {}", reasons.join("; ")));
+    match class {
+        Class::Quota => error.fix("ask for more at https://console.cloud.google.com/iam-admin/quotas"),
+        _ => error.fix("wait, or name more zones in compute.gce.zones"),
+    }
+}
+
+fn decoded(refusal: &Refusal) -> &str {
+    if refusal.is_stock_out() { "out of stock" } else { refusal.message.trim_end_matches('.') }
+}
+
+fn region(zone: &str) -> &str {
+    zone.rsplit_once('-').map_or(zone, |(region, _)| region)
+}
+
+/// Whether it has, or will have, power.
+fn is_on(machine: &Value) -> bool {
+    ["PROVISIONING", "STAGING", "RUNNING", "REPAIRING", "STOPPING"].contains(&machine["status"].as_str().unwrap_or_default())
+}
+
+fn metadata<'m>(machine: &'m Value, key: &str) -> Option<&'m Value> {
+    machine["metadata"]["items"].as_array()?.iter().find(|item| item["key"] == key)
+}
+
+fn created(machine: &Value) -> Timestamp {
+    machine["creationTimestamp"].as_str().and_then(|time| time.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// A machine of ours, whoever made it; `None` for one whose label names no job.
+fn resource(machine: &Value) -> Option<Resource> {
+    let label = |key: &str| machine["labels"][key].as_str();
+    let job = JobId::parse(label(body::JOB)?)?;
+    let since = created(machine);
+    let life = label(body::LIFETIME).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    Some(Resource {
+        name: machine["name"].as_str()?.to_owned(),
+        attempt: AttemptId::new(&job, label(body::ATTEMPT).and_then(|number| number.parse().ok()).unwrap_or(0)),
+        since,
+        expires: life.and_then(|life| since.checked_add(life).ok()),
+        price_per_hour: price(machine),
+    })
+}
+
+/// By what the cloud says the machine is, not by what a plan once wanted.
+fn price(machine: &Value) -> Money {
+    use crate::job::catalogue::{self, Machine};
+    let size = last(&machine["machineType"]).strip_prefix("custom-").and_then(|size| size.split_once('-'));
+    let (cpus, memory_mib) = size.and_then(|(cpus, memory)| Some((cpus.parse().ok()?, memory.parse().ok()?))).unwrap_or_default();
+    let card = &machine["guestAccelerators"][0];
+    let accelerator = catalogue::gce()
+        .accelerator_of_type(last(&card["acceleratorType"]))
+        .map(|kind| (kind, card["acceleratorCount"].as_u64().unwrap_or(1) as u32));
+    let disk_gb = machine["disks"][0]["diskSizeGb"].as_str().and_then(|size| size.parse().ok()).unwrap_or(0);
+    let spot = machine["scheduling"]["provisioningModel"] == "SPOT" || machine["scheduling"]["preemptible"] == true;
+    catalogue::gce().price_per_hour(&Machine { cpus, memory_mib, accelerator, disk_gb, spot })
+}

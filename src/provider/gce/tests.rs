@@ -1,0 +1,440 @@
+//! The provider against the simulated Compute Engine, over real connections, with real machines of processes.
+
+use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    devcloud::gce::{Devcloud, Options, client_environment},
+    job::clock::SystemClock,
+    provider::conformance::{World, attempt, order, plan, suite},
+    store::memory::MemoryStore,
+};
+
+/// In place of ftctl in a machine: counts its starts, and works until it is told that it may end.
+const AGENT: &str = "#!/bin/sh\necho started >>\"$HOME/starts\"\nuntil [ -e \"$HOME/finish\" ]; do sleep 0.05; done\n";
+
+struct Place {
+    devcloud: Arc<Devcloud>,
+    environment: BTreeMap<&'static str, String>,
+    state: tempfile::TempDir,
+}
+
+impl Place {
+    async fn new(script: Value) -> Self {
+        let state = tempfile::tempdir().expect("a directory");
+        let executable = state.path().join("agent");
+        fs::write(&executable, AGENT).expect("written");
+        fs::set_permissions(&executable, fs::Permissions::from_mode(0o755)).expect("executable");
+        let options = Options {
+            listen: ([127, 0, 0, 1], 0).into(),
+            project: "my-project".to_owned(),
+            speed: 20.0,
+            state: state.path().to_owned(),
+            script: serde_json::from_value(script).expect("a script"),
+            executable,
+            variables: std::env::vars_os().filter(|(name, _)| name == "PATH").collect(),
+        };
+        let devcloud = Devcloud::start(options).await.expect("it listens");
+        let environment = client_environment(devcloud.address, "my-project");
+        Self { devcloud, environment, state }
+    }
+
+    fn provider(&self) -> Gce {
+        let variables = |name: &str| self.environment.get(name).cloned();
+        let mut gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
+        gce.client.pauses = [Duration::from_millis(1), Duration::from_millis(2)];
+        gce
+    }
+
+    fn disks(&self, attempt: &AttemptId) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.state.path()).expect("readable").map(|entry| entry.expect("readable").path());
+        entries.filter(|path| path.extension().is_some_and(|name| name == attempt.machine_name().as_str())).collect()
+    }
+
+    /// Every call, as the service heard it.
+    async fn calls(&self) -> Vec<Value> {
+        let url = format!("{}/devcloud/calls", self.environment["FTCTL_ENDPOINT_GCE"]);
+        let calls = reqwest::get(url).await.expect("an answer").bytes().await.expect("a body");
+        serde_json::from_slice(&calls).expect("JSON")
+    }
+
+    /// The calls that changed something, by name and status.
+    async fn changes(&self) -> Vec<(String, u64)> {
+        let reads = ["get", "list", "aggregatedList", "wait", "getSerialPortOutput"];
+        let call = |call: &Value| {
+            let name = call["call"].as_str()?.rsplit('.').next()?.to_owned();
+            (!reads.contains(&name.as_str())).then_some((name, call["status"].as_u64()?))
+        };
+        self.calls().await.iter().filter_map(call).collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.devcloud.shut_down();
+    }
+}
+
+fn image() -> TrainerImage {
+    TrainerImage::Image { reference: "registry.example/ftctl@sha256:00".to_owned() }
+}
+
+#[async_trait]
+impl World for Place {
+    fn client(&self) -> Arc<dyn Provider> {
+        Arc::new(self.provider())
+    }
+
+    async fn finish(&self, attempt: &AttemptId) {
+        let begun = Instant::now();
+        // A machine takes its time until its agent runs.
+        while self.starts(attempt) == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no agent of {} within a minute", attempt.machine_name());
+            sleep(Duration::from_millis(20)).await;
+        }
+        for disk in self.disks(attempt) {
+            fs::write(disk.join("finish"), "").expect("written");
+        }
+        while self.provider().find(attempt).await.expect("seen").is_some_and(|machine| machine["status"] != "TERMINATED") {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} did not end within a minute", attempt.machine_name());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn image(&self) -> TrainerImage {
+        image()
+    }
+
+    fn starts(&self, attempt: &AttemptId) -> usize {
+        let starts = |disk: PathBuf| fs::read_to_string(disk.join("starts")).map_or(0, |text| text.lines().count());
+        self.disks(attempt).into_iter().map(starts).sum()
+    }
+
+    fn remembers(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn it_passes_the_suite() {
+    suite(&Place::new(json!({ "boot": "1s" })).await).await;
+}
+
+fn seed() -> Value {
+    let path = format!("{}/tests/recordings/gce/instances-create-seed.json", env!("CARGO_MANIFEST_DIR"));
+    let recording: Value = serde_json::from_str(&fs::read_to_string(path).expect("a recording")).expect("JSON");
+    let insert = recording["calls"].as_array().and_then(|calls| calls.iter().find(|call| call["method"] == "POST").cloned());
+    let text = insert.expect("an insert")["body"].to_string().replace("{endpoint}", "https://compute.googleapis.com");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The body for the seed's machine, made by a client of the public service.
+fn seed_body(change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
+    let variables = |name: &str| {
+        let known = BTreeMap::from([("GOOGLE_CLOUD_PROJECT", "my-project"), ("CLOUDSDK_AUTH_ACCESS_TOKEN", "x")]);
+        known.get(name).map(|value| (*value).to_owned())
+    };
+    let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
+    let mut plan = crate::job::gce::GcePlan::default();
+    change(&mut plan);
+    let hour = Duration::from_secs(3_600);
+    body::instance(&gce.client, &attempt("gpuserver"), &plan, &image(), "us-central1-a", hour, Timestamp::UNIX_EPOCH)
+}
+
+#[test]
+fn the_insert_is_the_seeds_but_for_what_is_listed() {
+    let (mut ours, mut seeds) = (seed_body(|plan| plan.legacy_preemptible = true), seed());
+    // Derived from the job; two commands of the seed are never the same machine.
+    assert_eq!(ours["name"].take(), format!("{}-a1", attempt("gpuserver").job));
+    seeds["name"].take();
+    // What finds it, and what it may cost, without a record.
+    let labels = ours.as_object_mut().and_then(|body| body.remove("labels")).expect("labels");
+    assert_eq!(labels["ftctl-lifetime"], "3600");
+    // The seed logs in and types; ours starts by itself.
+    let items = ours["metadata"]["items"].as_array_mut().expect("items");
+    let added: Vec<Value> = items.drain(1..).map(|item| item["key"].clone()).collect();
+    assert_eq!(added, ["enable-guest-attributes", "ftctl-cards", "ftctl-image", "startup-script"]);
+    assert_eq!(ours, seeds);
+
+    // Without --legacy-preemptible: the kind of machine whose life the cloud itself limits.
+    let spot = seed_body(|_| {});
+    assert_eq!(
+        spot["scheduling"],
+        json!({
+            "automaticRestart": false, "onHostMaintenance": "TERMINATE", "provisioningModel": "SPOT",
+            "instanceTerminationAction": "DELETE", "maxRunDuration": { "seconds": "3570" },
+        })
+    );
+}
+
+/// Provisions one attempt in a cloud that goes wrong; what came of it, and the zones of the machines.
+async fn provision(script: Value) -> (Result<()>, Vec<String>, Place) {
+    let place = Place::new(script).await;
+    let provider = place.provider();
+    let mut plan = plan();
+    plan.gce.zones = vec!["us-central1-a".into(), "us-central1-b".into(), "us-west1-a".into()];
+    let done = provider.provision(&attempt("job"), &plan, &image()).await;
+    let mut zones: Vec<String> = provider
+        .of_job(&attempt("job").job)
+        .await
+        .expect("listed")
+        .iter()
+        .map(|machine| last(&machine["zone"]).to_owned())
+        .collect();
+    zones.sort();
+    (done, zones, place)
+}
+
+#[tokio::test]
+async fn zones_are_tried_in_order_and_each_refusal_is_told() {
+    let (done, zones, _) = provision(json!({ "stock_outs": ["us-central1-a"] })).await;
+    assert_eq!((done, zones), (Ok(()), vec!["us-central1-b".to_owned()]));
+
+    let (done, zones, place) = provision(json!({ "stock_outs": ["us-central1-a", "us-central1-b", "us-west1-a"] })).await;
+    let error = done.expect_err("nowhere");
+    assert_eq!((error.class, zones.len()), (Class::Capacity, 0));
+    assert_eq!(
+        error.message,
+        "no zone has such a machine now: us-central1-a: out of stock; us-central1-b: out of stock; us-west1-a: out of stock"
+    );
+    assert_eq!(place.changes().await, vec![("insert".to_owned(), 200); 3], "each once");
+}
+
+#[tokio::test]
+async fn a_quota_is_read_in_both_forms() {
+    for in_operation in [false, true] {
+        let script = |metric: &str| json!({ "quotas": { metric: 0 }, "quota_in_operation": in_operation });
+        let (done, zones, place) = provision(script("PREEMPTIBLE_NVIDIA_V100_GPUS")).await;
+        let error = done.expect_err("no quota");
+        assert_eq!((error.class, zones.len()), (Class::Quota, 0), "{error}");
+        assert!(error.message.contains("in region us-west1"), "{error}");
+        assert_eq!(place.changes().await.len(), 2, "each region once");
+
+        let (done, _, place) = provision(script("GPUS_ALL_REGIONS")).await;
+        assert_eq!(done.expect_err("no quota").class, Class::Quota);
+        assert_eq!(place.changes().await.len(), 1, "no other zone would help");
+    }
+}
+
+#[tokio::test]
+async fn trouble_on_the_line_makes_no_second_machine() {
+    let insert = "compute.instances.insert";
+    for kind in [json!({ "status": 429 }), json!({ "status": 503 }), json!("lost_answer")] {
+        let (done, zones, _) = provision(json!({ "faults": [{ "call": insert, "kind": kind, "times": 2 }] })).await;
+        assert_eq!((done, zones), (Ok(()), vec!["us-central1-a".to_owned()]), "{kind}");
+    }
+    // Whatever is asked, twice.
+    let (done, zones, _) = provision(json!({ "faults": [{ "call": "*", "kind": { "status": 503 }, "times": 3 }] })).await;
+    assert_eq!((done, zones.len()), (Ok(()), 1));
+
+    let (done, zones, place) = provision(json!({ "faults": [{ "call": insert, "kind": { "status": 503 }, "times": 9 }] })).await;
+    let error = done.expect_err("no answer");
+    assert_eq!((error.class, error.left_behind, zones.len()), (Class::Network, LeftBehind::Unknown, 0));
+    assert_eq!(place.changes().await.len(), 5);
+
+    let (done, zones, _) = provision(json!({ "faults": [{ "call": insert, "kind": { "status": 403 }, "times": 9 }] })).await;
+    assert_eq!((done.expect_err("not allowed").class, zones.len()), (Class::Denied, 0));
+}
+
+#[tokio::test]
+async fn a_token_that_ends_in_the_middle_is_renewed() {
+    let faults = json!({ "faults": [{ "call": "compute.instances.insert", "kind": { "status": 401 } }] });
+    let (done, zones, _) = provision(faults).await;
+    assert_eq!((done, zones.len()), (Ok(()), 1));
+    let (done, ..) = provision(json!({ "faults": [{ "call": "*", "kind": { "status": 401 }, "times": 2 }] })).await;
+    assert_eq!(done.expect_err("refused for good").class, Class::Denied);
+}
+
+#[tokio::test]
+async fn a_second_up_changes_nothing() {
+    let (done, _, place) = provision(json!({})).await;
+    done.expect("made");
+    place.provider().provision(&attempt("job"), &plan(), &image()).await.expect("found");
+    assert_eq!(place.changes().await, [("insert".to_owned(), 200)]);
+}
+
+#[tokio::test]
+async fn of_two_machines_of_one_name_the_older_stays() {
+    let (done, _, place) = provision(json!({})).await;
+    done.expect("made");
+    let provider = place.provider();
+    let body = body::instance(
+        &provider.client,
+        &attempt("job"),
+        &plan().gce,
+        &image(),
+        "us-west1-a",
+        Duration::from_secs(600),
+        provider.clock.now(),
+    );
+    let insert = Call::change(Method::POST, "zones/us-west1-a/instances", Some(body));
+    provider.client.change(insert).await.expect("the cloud does not mind");
+    provider.keep_the_oldest(&attempt("job")).await.expect("agreed");
+    let left = provider.named(&attempt("job")).await.expect("listed");
+    assert_eq!(left.iter().map(|machine| last(&machine["zone"])).collect::<Vec<_>>(), ["us-central1-a"]);
+}
+
+#[tokio::test]
+async fn a_deletion_that_is_refused_says_what_may_still_cost() {
+    for kind in [json!({ "status": 500 }), json!({ "status": 403 })] {
+        let faults = json!({ "faults": [{ "call": "compute.instances.delete", "kind": kind, "times": 5 }] });
+        let (done, _, place) = provision(faults).await;
+        done.expect("made");
+        let error = place.provider().destroy(&attempt("job").job).await.expect_err("refused");
+        assert_eq!(error.left_behind, LeftBehind::Removable);
+        assert!(error.message.contains(&attempt("job").machine_name()), "{error}");
+        // The next one tries again, as often as it takes.
+        while place.provider().destroy(&attempt("job").job).await.is_err() {}
+        assert_eq!(place.provider().list().await.expect("listed"), []);
+    }
+}
+
+#[tokio::test]
+async fn what_somebody_else_made_with_our_label_is_ours_to_sweep() {
+    let place = Place::new(json!({})).await;
+    let provider = place.provider();
+    let mut body = body::instance(
+        &provider.client,
+        &attempt("job"),
+        &plan().gce,
+        &image(),
+        "us-east1-c",
+        Duration::from_secs(600),
+        provider.clock.now(),
+    );
+    body["name"] = json!("by-hand");
+    let insert = Call::change(Method::POST, "zones/us-east1-c/instances", Some(body));
+    provider.client.change(insert).await.expect("made");
+    let listed = provider.list().await.expect("listed");
+    assert_eq!((listed[0].name.as_str(), &listed[0].attempt.job), ("by-hand", &attempt("job").job));
+    provider.destroy(&attempt("job").job).await.expect("destroyed");
+    assert_eq!(provider.list().await.expect("listed"), []);
+}
+
+#[tokio::test]
+async fn a_machine_that_cannot_work_says_why_and_switches_itself_off() {
+    let place = Place::new(json!({ "boot": "1s" })).await;
+    let (provider, attempt) = (place.provider(), attempt("job"));
+    let unpullable = TrainerImage::Image { reference: "registry.example/unpullable@sha256:00".to_owned() };
+    provider.provision(&attempt, &plan(), &unpullable).await.expect("made");
+    provider.launch(&order(&attempt)).await.expect("told");
+    let begun = Instant::now();
+    let why = loop {
+        match provider.observe(&attempt).await.expect("seen") {
+            Sighting::Unfit { why } => break why,
+            _ => assert!(begun.elapsed() < Duration::from_secs(60), "reported within a minute"),
+        }
+        sleep(Duration::from_millis(50)).await;
+    };
+    assert!(why.contains("unpullable@sha256:00 cannot be pulled"), "{why}");
+    provider.destroy(&attempt.job).await.expect("destroyed");
+}
+
+#[tokio::test]
+async fn what_can_never_run_is_refused_before() {
+    let variables = |name: &str| ["CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_CLOUD_PROJECT"].contains(&name).then(|| "x".to_owned());
+    let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
+    let mut plan = plan();
+    for (ttl, store, part) in [
+        (LONGEST + Duration::from_secs(1), "azure://account/container", "120 days at most"),
+        (LONGEST, "/home/me/store", "cannot reach the store /home/me/store"),
+        (LONGEST, "file:///home/me/store", "cannot reach the store file:///home/me/store"),
+    ] {
+        (plan.ttl, plan.store) = (crate::job::units::Span(ttl), store.to_owned());
+        let error = gce.price_per_hour(&plan).await.expect_err(part);
+        assert!(error.class == Class::Invalid && error.message.contains(part), "{error}");
+    }
+    plan.store = "azure://account/container".to_owned();
+    assert_eq!(gce.price_per_hour(&plan).await.expect("a price"), plan.gce.price_per_hour());
+}
+
+/// Google's own description of the service, and what it says against requests.
+struct Discovery(Value);
+
+impl Discovery {
+    fn read() -> Self {
+        let path =
+            std::env::var("FT_COMPUTE_DISCOVERY").expect("FT_COMPUTE_DISCOVERY names compute.v1.json: tests/run installs it");
+        Self(serde_json::from_slice(&fs::read(path).expect("readable")).expect("JSON"))
+    }
+
+    /// `compute.instances.insert` is `resources.instances.methods.insert`.
+    fn check(&self, call: &Value) -> Vec<String> {
+        let name = call["call"].as_str().expect("a name");
+        let (_, name) = name.split_once('.').expect("a service");
+        let (resource, verb) = name.split_once('.').expect("a resource");
+        let method = &self.0["resources"][resource]["methods"][verb];
+        assert!(method.is_object(), "there is no {name}");
+        let query = call["query"].as_object().into_iter().flatten();
+        let unknown = query.filter(|(key, _)| !method["parameters"][key].is_object() && !self.0["parameters"][key].is_object());
+        let unknown = unknown.map(|(key, _)| format!("{name}: unknown parameter {key}"));
+        let body = match method["request"]["$ref"].as_str() {
+            Some(schema) => self.against(&self.0["schemas"][schema], &call["body"], name),
+            None if call["body"].is_null() => Vec::new(),
+            None => vec![format!("{name}: takes no body")],
+        };
+        unknown.chain(body).collect()
+    }
+
+    fn against(&self, schema: &Value, value: &Value, at: &str) -> Vec<String> {
+        if let Some(reference) = schema["$ref"].as_str() {
+            return self.against(&self.0["schemas"][reference], value, at);
+        }
+        let wrong = |why: &str| vec![format!("{at}: {value} is {why}")];
+        let output_only =
+            schema["readOnly"] == true || schema["description"].as_str().is_some_and(|text| text.contains("[Output Only]"));
+        if output_only {
+            return wrong("for answers only");
+        }
+        match (schema["type"].as_str().unwrap_or_default(), value) {
+            ("object", Value::Object(fields)) => fields
+                .iter()
+                .flat_map(|(key, value)| match (&schema["properties"][key], &schema["additionalProperties"]) {
+                    (known, _) if known.is_object() => self.against(known, value, &format!("{at}.{key}")),
+                    (_, any) if any.is_object() => self.against(any, value, &format!("{at}.{key}")),
+                    _ => vec![format!("{at}: unknown field {key}")],
+                })
+                .collect(),
+            ("array", Value::Array(items)) => items.iter().flat_map(|item| self.against(&schema["items"], item, at)).collect(),
+            ("string", Value::String(text)) => match schema["enum"].as_array() {
+                Some(values) if !values.iter().any(|value| value == text) => wrong("not one of the values"),
+                _ if schema["format"] == "int64" && text.parse::<i64>().is_err() => wrong("no number"),
+                _ => Vec::new(),
+            },
+            ("integer", Value::Number(_)) | ("boolean", Value::Bool(_)) => Vec::new(),
+            (kind, _) => wrong(&format!("no {kind}")),
+        }
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Google's discovery document: tests/run installs it"]
+async fn discovery_has_nothing_against_any_request() {
+    let discovery = Discovery::read();
+    let place = Place::new(json!({ "boot": "1s" })).await;
+    let provider = place.provider();
+    for (number, change) in [(1, (true, false)), (2, (false, false)), (3, (true, true))] {
+        let attempt = AttemptId::new(&attempt("job").job, number);
+        let mut plan = plan();
+        (plan.gce.spot, plan.gce.legacy_preemptible) = change;
+        provider.provision(&attempt, &plan, &image()).await.expect("made");
+        provider.launch(&RunOrder { attempt: number, ..order(&attempt) }).await.expect("told");
+        provider.observe(&attempt).await.expect("seen");
+        if plan.gce.spot {
+            provider.preempt(&attempt).await.expect("taken");
+        } else {
+            place.finish(&attempt).await;
+        }
+        provider.observe(&attempt).await.expect("seen");
+    }
+    provider.list().await.expect("listed");
+    provider.destroy(&attempt("job").job).await.expect("destroyed");
+    let calls = place.calls().await;
+    for call in ["insert", "setMetadata", "simulateMaintenanceEvent", "delete", "getSerialPortOutput"] {
+        assert!(calls.iter().any(|made| made["call"] == format!("compute.instances.{call}")), "{call} was not made");
+    }
+    let against: Vec<String> = calls.iter().flat_map(|call| discovery.check(call)).collect();
+    assert!(against.is_empty(), "{}", against.join("\n"));
+}
