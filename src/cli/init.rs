@@ -64,6 +64,11 @@ const TEMPLATES: &[Template] = &[
         about: "the published GPT-2 Medium (355M) fine-tuned on WikiText-103 in float32, four sequences at once",
         text: include_str!("../../templates/jobs/gpt2-medium-fp32.toml"),
     },
+    Template {
+        name: "gpt2-small-openwebtext",
+        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device",
+        text: include_str!("../../templates/jobs/gpt2-small-openwebtext.toml"),
+    },
 ];
 
 /// The file that the first line of a written job file names.

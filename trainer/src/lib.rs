@@ -36,6 +36,7 @@ pub mod random;
 #[cfg(feature = "torch")]
 pub mod run;
 pub mod sampler;
+#[cfg(feature = "torch")]
 pub mod sampling;
 pub mod schedule;
 #[cfg(feature = "torch")]

@@ -4,6 +4,8 @@
 use serde::Serialize;
 
 use crate::config::SampleConfig;
+use crate::simd::largest;
+use crate::vectorise::vectorised;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -73,8 +75,14 @@ fn nucleus(kept: &mut Vec<(u32, f64)>, top_p: f64) {
 
 /// The first of the largest logits.
 fn argmax(logits: &[f32]) -> u32 {
-    let best = (0..).zip(logits).reduce(|best, next| if next.1 > best.1 { next } else { best });
-    best.map_or(0, |(token, _)| token)
+    let peak = peak(logits);
+    (0..).zip(logits).find(|(_, logit)| **logit >= peak).map_or(0, |(token, _)| token)
+}
+
+vectorised! {
+    fn peak(logits: &[f32]) -> f32 {
+        largest(logits)
+    }
 }
 
 #[cfg(test)]

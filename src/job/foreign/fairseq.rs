@@ -3,36 +3,38 @@
 use super::{
     Flag, Job,
     Meaning::*,
-    Program,
+    NAMED_BY_JOB, PRECISION, Program,
     Setting::{Number as N, Whole as I, Word as W},
 };
 
 pub(super) const TRAIN: Program = Program {
     names: &["fairseq-train"],
-    defaults: &[
+    defaults: &[&[
         ("train.compat", W("fairseq")),
         ("train.weight_decay_on", W("all")),
         ("train.weight_decay", N(0.0)),
         ("train.seed", I(1)),
         ("train.schedule", W("constant")),
         ("train.clip_norm", N(0.0)),
+        ("train.dropout", N(0.1)),
+        ("train.attention_dropout", N(0.1)),
         ("train.log_every", I(100)),
         ("data.format", W("fairseq")),
-    ],
+    ]],
     positional: Some(data),
     flags: &[FLAGS],
     finish: Some(finish),
 };
 
-const VARIANT: &str = "fairseq's own model variant (sinusoidal positions, scaled embeddings) does not exist here yet";
-const DROPOUT: &str = "dropout does not exist here yet; give 0";
+const ACTIVATION_DROPOUT: &str = "nothing is dropped inside the network of a block here; give 0";
 const ONE_PERIOD: &str = "a cosine has one period here, from the end of the warm-up to the last update";
-const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
-const PRECISION: &str = "weights in half precision do not exist here yet; leave it out to train in float32";
 
 const FLAGS: &[Flag] = &[
     Flag { names: &["task"], meaning: Choice(&[("language_modeling", &[])]) },
-    Flag { names: &["arch", "a"], meaning: Refused(VARIANT) },
+    Flag {
+        names: &["arch", "a"],
+        meaning: Choice(&[("transformer_lm_gpt", &[("model.variant", W("fairseq")), ("model.preset", W("gpt2"))])]),
+    },
     Flag { names: &["criterion"], meaning: Choice(&[("cross_entropy", &[])]) },
     Flag { names: &["batch_size", "max_sentences"], meaning: Whole("train.micro_batch") },
     Flag { names: &["max_tokens"], meaning: Refused("a micro-batch has a number of sequences here; give --batch-size") },
@@ -58,7 +60,9 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["lr_period_updates"], meaning: Special(period) },
     Flag { names: &["lr_shrink"], meaning: Nothing(ONE_PERIOD) },
     Flag { names: &["t_mult"], meaning: Must(1.0, ONE_PERIOD) },
-    Flag { names: &["dropout", "attention_dropout", "activation_dropout"], meaning: Must(0.0, DROPOUT) },
+    Flag { names: &["dropout"], meaning: Number("train.dropout") },
+    Flag { names: &["attention_dropout"], meaning: Number("train.attention_dropout") },
+    Flag { names: &["activation_dropout"], meaning: Must(0.0, ACTIVATION_DROPOUT) },
     Flag { names: &["seed"], meaning: Whole("train.seed") },
     Flag { names: &["save_interval_updates"], meaning: Whole("train.checkpoint_every") },
     Flag { names: &["keep_interval_updates"], meaning: Whole("train.keep_checkpoints") },

@@ -75,7 +75,7 @@ struct Program {
     /// File names that it is started by.
     names: &'static [&'static str],
     /// What it does without any flag, where that differs from a job here.
-    defaults: &'static [(&'static str, Setting)],
+    defaults: &'static [&'static [(&'static str, Setting)]],
     /// What stands before or after the flags without dashes.
     positional: Option<Act>,
     flags: &'static [&'static [Flag]],
@@ -194,7 +194,7 @@ pub fn translate(command: &str, read: &dyn Fn(&str) -> Result<String, String>) -
         return Err(format!("the command names no program that is known here: {}", known.join(", ")));
     };
     let mut job = Job::default();
-    program.defaults.iter().for_each(|(key, setting)| job.set(key, *setting));
+    program.defaults.iter().copied().flatten().for_each(|(key, setting)| job.set(key, *setting));
     words::apply(&mut job, &words[..place], LAUNCHERS, Some(|_, _| Ok(())));
     if let Some(file) = words::value_of(&words[place..], "deepspeed") {
         let parsed = read(&file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
@@ -219,6 +219,8 @@ const LAUNCHERS: &[&[Flag]] = &[&[
     Flag { names: &["master_port", "master_addr", "include", "hostfile"], meaning: Meaning::Nothing("there is one process") },
 ]];
 
+const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
+const PRECISION: &str = "fp16 does not exist here yet; train in bf16, or leave it out to train in float32";
 const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1";
 
 fn whole(value: &str) -> Result<i64, String> {

@@ -1,3 +1,5 @@
+use ft_trainer::config::Variant;
+
 use super::*;
 use crate::job::spec::JobSpec;
 
@@ -96,26 +98,27 @@ const FAIRSEQ: &str = "fairseq-train --task language_modeling data-bin/openwebte
     --tokens-per-sample 1024 --sample-break-mode none --optimizer adam --adam-betas '(0.9, 0.95)' --weight-decay 0.1 --clip-norm 1.0 \
     --lr 6e-4 --lr-scheduler cosine --lr-period-updates 99000 --warmup-updates 1000 --warmup-init-lr 1e-07 --min-lr 0 --lr-shrink 0.1 \
     --t-mult 1 --save-interval-updates 2000 --keep-interval-updates 10 --log-interval 10 --num-workers 2 --tensorboard-logdir tb \
-    --save-dir out --criterion cross_entropy --share-decoder-input-output-embed --dropout 0 --no-epoch-checkpoints --checkpoint-activations";
+    --save-dir out --criterion cross_entropy --share-decoder-input-output-embed --dropout 0.1 --arch transformer_lm_gpt --no-epoch-checkpoints --checkpoint-activations";
 
 #[test]
-fn fairseq_train_becomes_a_job_but_for_its_model() {
+fn fairseq_train_becomes_a_job() {
     let job = job(FAIRSEQ);
     let expected = "weight_decay = 0.1\nweight_decay_on = \"all\"\nsteps = 100000\nmicro_batch = 8\ngradient_accumulation = 8\n\
         log_every = 10\nbetas = [0.9, 0.95]\nschedule = \"cosine\"\nwarmup_steps = 1000\nwarmup_learning_rate = 1e-7\n\
-        learning_rate = 6e-4\nclip_norm = 1.0\ncheckpoint_every = 2000\nkeep_checkpoints = 10\nrecompute = \"full\"\nseed = 1\ncompat = \"fairseq\"";
+        learning_rate = 6e-4\nclip_norm = 1.0\ncheckpoint_every = 2000\nkeep_checkpoints = 10\nrecompute = \"full\"\nseed = 1\ncompat = \"fairseq\"\n\
+        dropout = 0.1\nattention_dropout = 0.1";
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(job.train, expected);
+    assert_eq!(job.model.variant, Some(Variant::Fairseq));
     let data = job.data.expect("tokens");
     assert_eq!(
         (&data.train[0], &data.validation[0]),
         (&"data-bin/openwebtext/train.bin".to_owned(), &"data-bin/openwebtext/valid.bin".to_owned())
     );
-    let found =
-        problems(&format!("{FAIRSEQ} --arch transformer_lm_gpt --attention-dropout 0.1 --zero-sharding os --hpu --t-mult 2"));
+    let found = problems(&format!("{FAIRSEQ} --activation-dropout 0.1 --fp16 --zero-sharding os --hpu --t-mult 2"));
     for problem in [
-        "--arch: fairseq's own model variant",
-        "--attention-dropout: dropout does not exist",
+        "--activation-dropout: nothing is dropped inside the network",
+        "--fp16: fp16 does not exist here yet",
         "--zero-sharding: ",
         "--hpu: ",
         "--t-mult: ",

@@ -3,45 +3,27 @@
 use super::{
     Flag, Job,
     Meaning::*,
-    Program,
-    Setting::{Number as N, Whole as I, Word as W},
+    NAMED_BY_JOB, PRECISION, Program,
+    Setting::{self, Number as N, Whole as I, Word as W},
 };
 
-pub(super) const RUN_CLM: Program = Program {
-    names: &["run_clm.py"],
-    defaults: &[
-        ("train.weight_decay", N(0.0)),
-        ("train.schedule", W("linear")),
-        ("train.epochs", N(3.0)),
-        ("train.micro_batch", I(8)),
-        ("train.log_every", I(500)),
-        ("train.checkpoint_every", I(500)),
-    ],
-    positional: None,
-    flags: &[FLAGS],
-    finish: None,
-};
+pub(super) const RUN_CLM: Program =
+    Program { names: &["run_clm.py"], defaults: &[DEFAULTS], positional: None, flags: &[FLAGS], finish: None };
 
-pub(super) const RUN_LANGUAGE_MODELING: Program = Program {
-    names: &["run_language_modeling.py"],
-    defaults: &[
-        ("train.weight_decay", N(0.0)),
-        ("train.schedule", W("linear")),
-        ("train.epochs", N(3.0)),
-        ("train.micro_batch", I(8)),
-        ("train.log_every", I(500)),
-        ("train.checkpoint_every", I(500)),
-        ("train.compat", W("transformers-2020")),
-    ],
-    positional: None,
-    flags: &[FLAGS],
-    finish: None,
-};
+pub(super) const RUN_LANGUAGE_MODELING: Program =
+    Program { names: &["run_language_modeling.py"], defaults: &[DEFAULTS, &[("train.compat", W("transformers-2020"))]], ..RUN_CLM };
+
+const DEFAULTS: &[(&str, Setting)] = &[
+    ("train.weight_decay", N(0.0)),
+    ("train.schedule", W("linear")),
+    ("train.epochs", N(3.0)),
+    ("train.micro_batch", I(8)),
+    ("train.log_every", I(500)),
+    ("train.checkpoint_every", I(500)),
+];
 
 const GPT2_ONLY: &str = "only GPT-2 can be trained here";
-const PRECISION: &str = "fp16 does not exist here yet; give --bf16, or leave it out to train in float32";
 const RUNS_ALWAYS: &str = "a job always does both";
-const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const OWN_STORE: &str = "a dataset is prepared anew exactly when its text changes";
 const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as training; the perplexity is the same";
 const OWN_ENGINE: &str = "the trainer has its own engine";

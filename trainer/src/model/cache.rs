@@ -5,8 +5,11 @@ use tch::{Kind, Tensor};
 use super::attention::{join_heads, split_heads};
 use super::block::Layout;
 use super::gpt2::Gpt2;
-use super::parameters::{BlockTensors, ModelError};
+use super::parameters::{BlockTensors, ModelError, floats, floats_mut, is_plain};
 use super::{gelu, linear, norm};
+use crate::parallel;
+use crate::simd::{dot, exp, largest, sum_of};
+use crate::vectorise::vectorised;
 
 /// Keys and values of every position so far.
 pub struct KvCache {
@@ -18,6 +21,8 @@ pub struct KvCache {
 
 /// Which slots of the cache the new tokens may look at, and where they stand.
 struct Window {
+    /// Slots that row `b` never looks at.
+    padding: Vec<i64>,
     /// `[batch, new]`: the position embedding of each new token, counted after the padding.
     positions: Tensor,
     /// `[batch, 1, new, length]`, true where attention may look.
@@ -72,8 +77,8 @@ impl Window {
     fn new(first: i64, new: i64, left_padding: &[usize], tokens: &Tensor) -> Self {
         let length = first + new;
         let options = (Kind::Int64, tokens.device());
-        let padding: Vec<i64> = left_padding.iter().map(|count| *count as i64).collect();
-        let padding = Tensor::from_slice(&padding).to_device(tokens.device()).view([-1, 1]); // [batch, 1]
+        let slots: Vec<i64> = left_padding.iter().map(|count| *count as i64).collect();
+        let padding = Tensor::from_slice(&slots).to_device(tokens.device()).view([-1, 1]); // [batch, 1]
         let queries = Tensor::arange_start(first, length, options); // [new]
         let keys = Tensor::arange(length, options).view([1, 1, 1, -1]);
         let positions = (&queries - &padding).clamp_min(0);
@@ -81,7 +86,7 @@ impl Window {
         let visible = keys.ge_tensor(&padding.view([-1, 1, 1, 1])).logical_and(&keys.le_tensor(&queries));
         // A padding token sees itself: a row with nothing to attend to would be NaN, and NaN survives a masked sum.
         let mask = visible.logical_or(&keys.eq_tensor(&queries));
-        Self { positions, mask, first, length }
+        Self { padding: slots, positions, mask, first, length }
     }
 }
 
@@ -91,10 +96,50 @@ fn block_with_cache(x: &Tensor, weights: &BlockTensors, layout: Layout, kept: &m
     let [q, k, v] = split_heads(&linear::forward(&normal, &weights.c_attn), layout); // [batch, H, new, D / H]
     kept.0.narrow(2, window.first, layout.length).copy_(&k);
     kept.1.narrow(2, window.first, layout.length).copy_(&v);
-    let keys = kept.0.narrow(2, 0, window.length);
-    let values = kept.1.narrow(2, 0, window.length);
-    let heads = Tensor::scaled_dot_product_attention(&q, &keys, &values, Some(&window.mask), 0.0, false, None, false);
-    let middle = linear::forward(&join_heads(&heads), &weights.attn_proj) + x;
+    let heads = if layout.length == 1 && is_plain(&kept.0) { newest(&q, kept, window) } else { all_new(&q, kept, window) };
+    let middle = linear::forward_onto(x, &join_heads(&heads), &weights.attn_proj);
     let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
-    linear::forward(&gelu::forward(&linear::forward(&normal, &weights.c_fc), layout.gelu), &weights.mlp_proj) + middle
+    let activated = gelu::forward(&linear::forward(&normal, &weights.c_fc), layout.gelu);
+    linear::forward_onto(&middle, &activated, &weights.mlp_proj)
+}
+
+/// Attention of any number of new tokens, `q [batch, H, new, D / H]`, in libtorch's operations; the same dimensions come back.
+fn all_new(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Tensor {
+    let [keys, values] = [keys, values].map(|kept| kept.narrow(2, 0, window.length));
+    Tensor::scaled_dot_product_attention(q, &keys, &values, Some(&window.mask), 0.0, false, None, false)
+}
+
+/// The same for one new token, `[batch, H, 1, D / H]`: each key and each value is read once, in place.
+fn newest(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Tensor {
+    let [heads, capacity, channels] = [1, 2, 3].map(|dimension| keys.size()[dimension] as usize);
+    let q = q.contiguous();
+    let mut output = q.empty_like();
+    let kept = floats(keys).chunks(capacity * channels).zip(floats(values).chunks(capacity * channels));
+    let (padding, length) = (&window.padding, window.length as usize);
+    let work = floats(&q).chunks(channels).zip(kept).zip(floats_mut(&mut output).chunks_mut(channels)).enumerate();
+    parallel::run(work.collect(), |(number, ((query, (keys, values)), output))| {
+        let seen = padding[number / heads] as usize * channels..length * channels;
+        attend(query, &keys[seen.clone()], &values[seen], output);
+    });
+    output
+}
+
+vectorised! {
+    /// `query [C]` over `keys` and `values`, `[seen, C]` each → `output [C]`.
+    fn attend(query: &[f32], keys: &[f32], values: &[f32], output: &mut [f32]) {
+        let channels = query.len();
+        let scale = 1.0 / (channels as f32).sqrt();
+        let mut weights: Vec<f32> = keys.chunks_exact(channels).map(|key| dot(query, key) * scale).collect();
+        let peak = largest(&weights);
+        for weight in &mut weights {
+            *weight = exp(*weight - peak);
+        }
+        let share = 1.0 / sum_of(&weights, |weight| weight);
+        output.fill(0.0);
+        for (weight, value) in weights.iter().zip(values.chunks_exact(channels)) {
+            for (output, value) in output.iter_mut().zip(value) {
+                *output += weight * share * value;
+            }
+        }
+    }
 }

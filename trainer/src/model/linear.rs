@@ -5,6 +5,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::few;
 use super::parameters::{Affine, elements, floats, floats_mut, is_plain};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
@@ -57,7 +58,14 @@ pub(super) fn product_transposed(x: &Tensor, w: &Tensor) -> Tensor {
     if !is_matrix(x) {
         return x.matmul(&w.tr());
     }
-    let mut y = Tensor::empty([x.size()[0], w.size()[0]], (x.kind(), x.device()));
+    let size = [x.size()[0], w.size()[0]];
+    if is_plain(x) && is_plain(w) && x.size()[0] <= few::MOST as i64 {
+        let mut y = Tensor::zeros(size, (x.kind(), x.device()));
+        if few::add_product_transposed(floats(x), floats(w), floats_mut(&mut y), sizes(x, w.size()[0])) {
+            return y;
+        }
+    }
+    let mut y = Tensor::empty(size, (x.kind(), x.device()));
     write(matrix(x), matrix(w).t(), &mut y, Write::Over);
     y
 }
@@ -75,7 +83,15 @@ pub(super) fn add_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor) {
 
 /// Adds `x [N, K]` · `w [K, M]` to `sum [N, M]`.
 fn add_product(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
+    if is_plain(w) && few::add_product(floats(x), floats(w), floats_mut(sum), sizes(x, w.size()[1])) {
+        return;
+    }
     write(matrix(x), matrix(w), sum, Write::Onto);
+}
+
+/// `[M, K, N]` of a product of `x [M, K]` with `columns` columns.
+fn sizes(x: &Tensor, columns: i64) -> [usize; 3] {
+    [x.size()[0], x.size()[1], columns].map(|size| size as usize)
 }
 
 fn write(left: Matrix<'_>, right: Matrix<'_>, result: &mut Tensor, write: Write) {

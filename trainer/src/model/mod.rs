@@ -14,6 +14,8 @@ mod cache;
 #[cfg(feature = "torch")]
 mod dropout;
 #[cfg(feature = "torch")]
+mod few;
+#[cfg(feature = "torch")]
 mod gelu;
 #[cfg(feature = "torch")]
 mod gpt2;

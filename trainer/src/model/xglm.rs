@@ -71,6 +71,7 @@ pub(super) fn config_json(shape: &Shape, end_of_text: Option<u32>) -> Value {
 }
 
 /// Names inside a block, here and there.
+#[cfg(any(feature = "torch", test))]
 const BLOCK: [(&str, &[&str]); 6] = [
     ("ln_1", &["self_attn_layer_norm"]),
     ("attn.c_attn", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
@@ -81,6 +82,7 @@ const BLOCK: [(&str, &[&str]); 6] = [
 ];
 
 /// The tensors of a file that the tensor `name` is made of, below each other; a linear map's are turned round.
+#[cfg(any(feature = "torch", test))]
 pub(super) fn stored_names(name: &str) -> Vec<String> {
     let name = name.strip_prefix("transformer.").unwrap_or(name);
     let Some((layer, rest)) = name.strip_prefix("h.").and_then(|rest| rest.split_once('.')) else {

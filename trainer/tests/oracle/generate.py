@@ -1,4 +1,4 @@
-"""Greedy generation against `transformers`: 8 prompts x 40 tokens, alone and in one left-padded batch.
+"""Greedy generation against `transformers`: 50 prompts x 200 tokens in one left-padded batch, and ten of them alone.
 
 Usage: python generate.py PATH/TO/ft-trainer [--checkpoint output/checkpoints/step-0000000040]
 
@@ -19,8 +19,9 @@ import transformers
 from tokenizers import ByteLevelBPETokenizer
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENS = 40
-PROMPTS = [
+TOKENS = 200
+ALONE = 10
+BEGINNINGS = [
     "fn main() {",
     "let",
     "pub struct Shape { layers: usize, heads: usize }",
@@ -30,6 +31,7 @@ PROMPTS = [
     "use std::io;",
     "    match value",
 ]
+PROMPTS = [" ".join(BEGINNINGS[(number + part) % 8] for part in range(1 + number * 3 % 7)) for number in range(50)]
 
 
 def random_model(directory):
@@ -39,7 +41,7 @@ def random_model(directory):
     tokenizer.save_model(str(directory))
     torch.manual_seed(3)
     config = transformers.GPT2Config(
-        vocab_size=tokenizer.get_vocab_size(), n_positions=96, n_embd=64, n_layer=3, n_head=4, initializer_range=0.15,
+        vocab_size=tokenizer.get_vocab_size(), n_positions=512, n_embd=64, n_layer=3, n_head=4, initializer_range=0.15,
         bos_token_id=tokenizer.token_to_id(END_OF_TEXT), eos_token_id=tokenizer.token_to_id(END_OF_TEXT),
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(directory)
@@ -94,7 +96,7 @@ def main():
         room = model.config.n_positions - max(map(len, prompts))
         assert room >= TOKENS, f"the model's context leaves room for {room} tokens, {TOKENS} are needed"
         equal = [compare("left-padded batch", [sample["tokens"] for sample in batch], expected(model, prompts))]
-        for prompt, ids in zip(PROMPTS, prompts):
+        for prompt, ids in list(zip(PROMPTS, prompts))[:ALONE]:
             alone = ours(arguments.program, directory, [prompt])[0]["tokens"]
             equal.append(compare(f"alone {prompt!r}", alone, expected(model, [ids])[0]))
         if arguments.checkpoint is not None:

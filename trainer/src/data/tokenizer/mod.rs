@@ -112,7 +112,7 @@ impl Tokenizer {
     }
 
     fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, merger: Merger::default(), known: FxHashMap::default(), ids: Vec::new() }
+        Encoder { tokenizer: self, merger: Merger::default(), known: vec![Known::default(); 1 << Known::BITS] }
     }
 
     /// Joins the parts, or says what is wrong with them.
@@ -148,50 +148,78 @@ fn byte_ids(tokens: &[Vec<u8>]) -> Result<[u32; 256], String> {
     }
 }
 
-/// Encodes texts one after another and remembers the pieces it has seen: in real text nearly all come again.
+/// Encodes texts one after another and remembers pieces it has seen: in real text nearly all come again.
 struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     merger: Merger,
-    /// Where in `ids` the encoding of a piece is: (start, length).
-    known: FxHashMap<Box<[u8]>, (u32, u32)>,
-    ids: Vec<u32>,
+    /// By the hash of the piece; a later one takes the place of an earlier.
+    known: Vec<Known>,
+}
+
+/// A piece of up to 30 bytes and up to 8 ids, in one line of the cache.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known {
+    piece: Short,
+    count: u8,
+    ids: [u32; 8],
+}
+
+/// Bytes, zeros, and in the last place how many bytes there are; none when nothing is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Short([u8; 31]);
+
+impl Short {
+    fn new(piece: &[u8]) -> Option<Self> {
+        let mut short = Self::default();
+        if piece.len() >= short.0.len() {
+            return None;
+        }
+        short.0[..piece.len()].copy_from_slice(piece);
+        short.0[30] = piece.len() as u8;
+        Some(short)
+    }
+
+    /// Where it is kept.
+    fn place(&self) -> usize {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| self.0[at + byte]));
+        let mix = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let hash = [8, 16, 23].into_iter().map(word).fold(mix(0, word(0)), mix);
+        (hash >> (64 - Known::BITS)) as usize
+    }
+}
+
+impl Known {
+    /// Half a megabyte of them: they stay in a core's own cache.
+    const BITS: u32 = 13;
 }
 
 impl Encoder<'_> {
-    /// Pieces up to this many bytes are remembered.
-    const SHORT: usize = 32;
-    /// The memory is cleared when it holds this many ids: about 30 MB a thread at most.
-    const FULL: usize = 1 << 20;
-
     /// Appends the ids of a text.
     fn encode(&mut self, text: &str, out: &mut Vec<u32>) {
         for piece in pieces::pieces(text) {
             let piece = piece.as_bytes();
-            if piece.len() > Self::SHORT {
+            let Some(short) = Short::new(piece) else {
                 piece.chunks(LONGEST_PIECE).for_each(|slice| self.merge(slice, out));
                 continue;
-            }
-            let (start, length) = match self.known.get(piece) {
-                Some(place) => *place,
-                None => self.learn(piece),
             };
-            out.extend_from_slice(&self.ids[start as usize..(start + length) as usize]);
+            let known = &self.known[short.place()];
+            if known.piece == short {
+                out.extend_from_slice(&known.ids[..usize::from(known.count)]);
+            } else {
+                self.learn(piece, short, out);
+            }
         }
     }
 
-    /// Encodes a piece and remembers it.
-    fn learn(&mut self, piece: &[u8]) -> (u32, u32) {
-        if self.ids.len() > Self::FULL {
-            self.known.clear();
-            self.ids.clear();
+    /// Encodes a piece and remembers it, if it has not too many ids.
+    fn learn(&mut self, piece: &[u8], short: Short, out: &mut Vec<u32>) {
+        let start = out.len();
+        self.merge(piece, out);
+        let (ids, known) = (&out[start..], &mut self.known[short.place()]);
+        if ids.len() <= known.ids.len() {
+            (known.piece, known.count) = (short, ids.len() as u8);
+            known.ids[..ids.len()].copy_from_slice(ids);
         }
-        let start = self.ids.len();
-        let mut ids = std::mem::take(&mut self.ids);
-        self.merge(piece, &mut ids);
-        self.ids = ids;
-        let place = (start as u32, (self.ids.len() - start) as u32);
-        self.known.insert(piece.into(), place);
-        place
     }
 
     fn merge(&mut self, piece: &[u8], out: &mut Vec<u32>) {

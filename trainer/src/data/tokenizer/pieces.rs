@@ -19,6 +19,9 @@ enum Kind {
     Space,
 }
 
+/// No later character is white space.
+const LAST_SPACE: char = '\u{3000}';
+
 /// The kind of every code point: 1.1 MB of which only the pages with letters are ever touched.
 static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
     let mut kinds = vec![Kind::Other; char::MAX as usize + 1];
@@ -27,7 +30,7 @@ static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
             kinds[first as usize..=last as usize].fill(kind);
         }
     }
-    (char::MIN..=char::MAX).filter(|c| c.is_whitespace()).for_each(|c| kinds[c as usize] = Kind::Space);
+    (char::MIN..=LAST_SPACE).filter(|c| c.is_whitespace()).for_each(|c| kinds[c as usize] = Kind::Space);
     kinds
 });
 
