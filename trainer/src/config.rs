@@ -186,6 +186,21 @@ pub enum Recompute {
     Full,
 }
 
+/// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
+/// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
+/// free to cache the files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the optimizer remembers: with AdamW half of 16 bytes a weight.
+    Optimizer,
+    /// That, weights and gradients: main memory then holds activations and what one block, or the embedding, needs.
+    Model,
+}
+
 /// How the run trains. Counts are in optimizer steps unless said otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -208,6 +223,8 @@ pub struct TrainSettings {
     pub precision: Precision,
     /// What the backward pass computes again to save memory.
     pub recompute: Recompute,
+    /// What lies in files instead of main memory.
+    pub offload: Offload,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Where the schedule ends.
@@ -280,6 +297,7 @@ impl Default for TrainSettings {
             gradient_accumulation: 1,
             precision: Precision::Fp32,
             recompute: Recompute::None,
+            offload: Offload::None,
             learning_rate: 5e-5,
             min_learning_rate: 0.0,
             schedule: Schedule::Cosine,

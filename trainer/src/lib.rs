@@ -24,6 +24,8 @@ pub mod guard;
 pub mod journal;
 pub mod model;
 #[cfg(feature = "torch")]
+pub mod offload;
+#[cfg(feature = "torch")]
 pub mod optimizer;
 #[cfg(feature = "torch")]
 pub mod oracle;

@@ -60,7 +60,7 @@ pub struct Identity {
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
 /// (`threads` decides, and is compared on its own.)
-const FREE: [&str; 5] = ["checkpoint_every", "keep_checkpoints", "log_every", "recompute", "threads"];
+const FREE: [&str; 6] = ["checkpoint_every", "keep_checkpoints", "log_every", "offload", "recompute", "threads"];
 
 impl Identity {
     pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {
