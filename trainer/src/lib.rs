@@ -22,6 +22,7 @@ pub mod files;
 pub mod generate;
 pub mod guard;
 pub mod journal;
+pub mod loss_scale;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod offload;

@@ -165,7 +165,14 @@ mod tests {
 
     #[test]
     fn at_the_minimum_it_cannot_fall() {
-        let fixed = LossScaling { initial: 128.0, minimum: 128.0, maximum: 128.0, hysteresis: 1, growth_interval: 1, ..LossScaling::default() };
+        let fixed = LossScaling {
+            initial: 128.0,
+            minimum: 128.0,
+            maximum: 128.0,
+            hysteresis: 1,
+            growth_interval: 1,
+            ..LossScaling::default()
+        };
         let mut scale = LossScale::new(&fixed);
         scale.passed(&fixed);
         assert_eq!(scale.scale.to_bits(), 128.0_f64.to_bits(), "a scale whose bounds are alike stays");

@@ -10,13 +10,14 @@ use sha2::{Digest, Sha256};
 use tch::Device;
 
 use crate::checkpoint::Checkpoints;
-use crate::config::{Compat, TrainConfig, TrainSettings};
+use crate::config::{Compat, Precision, TrainConfig, TrainSettings};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
 use crate::files;
 use crate::guard::Guard;
 use crate::journal::{Journal, grouped, say};
+use crate::loss_scale::LossScale;
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{FileError, TensorFile};
 use crate::model::{Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
@@ -62,13 +63,13 @@ impl<'a> Run<'a> {
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let state = resumed.unwrap_or(fresh);
         tch::set_num_threads(state.threads as i32);
-        let place = Place::of_model(config.train.offload, &config.output);
+        let weights_place = Place::of_model(config.train.offload, &config.output);
         let parameters = match checkpoint.as_ref() {
-            Some(checkpoint) => loaded(&place, checkpoint, damaged)?,
-            None => initial_weights(&place, config, &shape)?,
+            Some(checkpoint) => loaded(&weights_place, checkpoint, damaged)?,
+            None => initial_weights(&weights_place, config, &shape)?,
         };
         let model = Gpt2::new(shape, &parameters, Device::Cpu)
-            .with_offload(config.train.precision, &place)?
+            .with_offload(config.train.precision, &weights_place)?
             .with_recompute(config.train.recompute)
             .with_dropout(dropout(&config.train));
         drop(parameters);
@@ -188,6 +189,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         tokens: 0,
         skipped: 0,
         guard: Guard::default(),
+        loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
         threads: settings.threads.unwrap_or_else(cores),
         log_bytes: 0,
         evaluated: None,

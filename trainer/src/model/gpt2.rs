@@ -53,9 +53,14 @@ impl Gpt2 {
 
     /// As [`Gpt2::with_precision`], with gradients and rounded weights in `place`.
     pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
-        if precision == Precision::Bf16 {
-            self.kind = Kind::BFloat16;
-            self.working = self.parameters.rounded(self.kind, place)?;
+        let rounded = match precision {
+            Precision::Fp32 => None,
+            Precision::Bf16 => Some(Kind::BFloat16),
+            Precision::Fp16 => Some(Kind::Half),
+        };
+        if let Some(kind) = rounded {
+            self.kind = kind;
+            self.working = self.parameters.rounded(kind, place)?;
         }
         self.gradients = Some(self.parameters.zeros_in(place)?);
         Ok(self)

@@ -44,7 +44,7 @@ impl TrainingMemory {
             Recompute::Full => (block.input(), block.passing()),
         };
         let again = block.all() - kept;
-        let copy = if settings.precision == Precision::Bf16 { 2 } else { 0 };
+        let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
         let (in_files, remembered) = (settings.offload != Offload::None, optimizer(shape, settings.optimizer));
@@ -126,7 +126,7 @@ impl Block {
 fn bytes(precision: Precision) -> u64 {
     match precision {
         Precision::Fp32 => F32,
-        Precision::Bf16 => 2,
+        Precision::Bf16 | Precision::Fp16 => 2,
     }
 }
 
@@ -135,7 +135,7 @@ fn head(shape: &Shape, rows: u64, precision: Precision) -> u64 {
     let logits = rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
     match precision {
         Precision::Fp32 => F32 * logits,
-        Precision::Bf16 => 2 * 2 * (logits + (shape.vocabulary * shape.width) as u64),
+        Precision::Bf16 | Precision::Fp16 => 2 * 2 * (logits + (shape.vocabulary * shape.width) as u64),
     }
 }
 

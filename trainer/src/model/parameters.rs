@@ -152,9 +152,11 @@ impl Parameters {
 
     /// The same values with those that take part in matrix products rounded to `kind`, in `place`; the others are shared, not copied.
     pub(super) fn rounded(&self, kind: Kind, place: &Place) -> Result<Self, Failure> {
-        self.try_map(|entry| {
-            if entry.is_multiplied() { place.hold(entry.tensor.to_kind(kind)) } else { Ok(entry.tensor.shallow_clone()) }
-        })
+        self.try_map(
+            |entry| {
+                if entry.is_multiplied() { place.hold(entry.tensor.to_kind(kind)) } else { Ok(entry.tensor.shallow_clone()) }
+            },
+        )
     }
 
     /// Rounds or shares `original`, which [`Parameters::rounded`] made this of, once more.

@@ -109,10 +109,12 @@ fn saving_memory_changes_no_byte() {
     let ways = [
         ("fp32", &["train.precision=fp32"][..]),
         ("bf16", &["train.precision=bf16"]),
+        ("fp16", &["train.precision=fp16", "train.loss_scaling.growth_interval=3"]),
         ("dropout", &["train.dropout=0.1", "train.attention_dropout=0.1"]),
         ("fairseq", &["model.variant=fairseq", "train.dropout=0.1", "train.attention_dropout=0.1", "train.compat=fairseq"]),
     ];
     for (way, values) in ways {
+        let values = &[values, &["train.checkpoint_every=20"]].concat()[..];
         let name = |recompute: &str| format!("{way}-{recompute}");
         let expected = result(&fixture.trained(&name("none"), values));
         let savings = [("selective", "none"), ("full", "none"), ("none", "optimizer"), ("selective", "model"), ("full", "model")];
