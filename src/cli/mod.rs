@@ -12,7 +12,7 @@ use crate::{
     job::{
         document::{DocumentError, OpenError},
         plan::PlanError,
-        report::{Format, Verbosity},
+        report::{Format, Verbosity, tell_requests},
         units::{Money, Span},
         wording::suggest,
     },
@@ -83,6 +83,9 @@ struct Global {
     /// Also say what was decided and why
     #[arg(short, long, global = true)]
     verbose: bool,
+    /// Tell every request to a blob container on stderr, without what is secret
+    #[arg(long, global = true, conflicts_with = "quiet")]
+    debug_http: bool,
     /// Answer yes to every question
     #[arg(short, long, global = true)]
     yes: bool,
@@ -227,6 +230,9 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
     };
     let settings = Settings::load(flags(&cli), &around)?;
     *output = Output::new(settings.output.value, settings.log.value);
+    if cli.global.debug_http {
+        tell_requests(output.report());
+    }
     let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
     let mut app = App { settings, output, yes, dry_run, working_directory, limits: Limits::default() };
     match cli.verb {

@@ -1,8 +1,6 @@
 //! From settings to everything that a job's life touches.
 
-use std::{collections::BTreeMap, env, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
-
-use jiff::Timestamp;
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
 use super::App;
 use crate::{
@@ -62,7 +60,8 @@ impl App<'_> {
         let environment = Environment {
             state: self.settings.directories.state()?.to_owned(),
             executable: executable()?,
-            variables: agent_environment(store.as_ref(), life),
+            variables: env::vars_os().collect(),
+            agent_life: life.0 + FAREWELL,
             store,
         };
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
@@ -70,19 +69,6 @@ impl App<'_> {
         let supervisor = Holder::this_process(0);
         Ok(World { store, provider, clock, report: self.output.report(), cache, supervisor })
     }
-}
-
-/// This process's environment for agents on this machine, without secrets of the store that they can do without.
-fn agent_environment(store: &dyn Store, life: Span) -> Vec<(OsString, OsString)> {
-    let expires = Timestamp::now().checked_add(life.0 + FAREWELL).unwrap_or(Timestamp::MAX);
-    let mut variables: BTreeMap<OsString, OsString> = env::vars_os().collect();
-    for (name, value) in store.agent_environment(expires) {
-        match value {
-            Some(value) => drop(variables.insert(name.into(), value.into())),
-            None => drop(variables.remove(&OsString::from(name))),
-        }
-    }
-    variables.into_iter().collect()
 }
 
 pub(super) fn executable() -> Result<PathBuf, Failure> {

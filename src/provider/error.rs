@@ -59,6 +59,12 @@ pub enum LeftBehind {
 }
 
 impl ProviderError {
+    /// The store gave nothing with which an agent could use it.
+    #[allow(clippy::needless_pass_by_value)] // It takes the place of the error in `map_err`.
+    pub fn unsigned(error: impl std::fmt::Display) -> Self {
+        Self::new(Class::Network, format!("no signature for the agent: {error}"))
+    }
+
     pub fn new(class: Class, message: impl Into<String>) -> Self {
         Self { class, message: message.into(), fix: None, left_behind: LeftBehind::Nothing, retry_after: None }
     }

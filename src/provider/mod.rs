@@ -4,6 +4,8 @@
 //! it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences between
 //! providers are data ([`Capabilities`]), never a test for a provider's name.
 
+use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc};
+
 use async_trait::async_trait;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,9 @@ pub mod registry;
 pub use error::{Class, LeftBehind, ProviderError};
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
+
+/// The environment of agents on this machine. Asked for when one is started: it may take a request to make it.
+pub type AgentEnvironment = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Vec<(OsString, OsString)>>> + Send>> + Send + Sync>;
 
 /// What a provider can do and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

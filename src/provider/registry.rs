@@ -1,9 +1,11 @@
 //! The only list of providers.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
 
 use super::{
-    Class, Provider, ProviderError, Result,
+    AgentEnvironment, Class, Provider, ProviderError, Result,
     fake::Fake,
     gce::Gce,
     local::{self, Local},
@@ -26,8 +28,10 @@ pub struct Environment {
     pub state: PathBuf,
     /// ftctl itself.
     pub executable: PathBuf,
-    /// The environment that agents on this machine get.
+    /// The environment of this process.
     pub variables: Vec<(OsString, OsString)>,
+    /// An agent may need the store for so long.
+    pub agent_life: Duration,
     /// The job's store.
     pub store: Arc<dyn Store>,
 }
@@ -51,7 +55,8 @@ pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
 }
 
 fn open_local(environment: &Environment) -> Connected {
-    let Environment { state, executable, variables, store } = environment.clone();
+    let variables = agent_environment(environment);
+    let Environment { state, executable, store, .. } = environment.clone();
     let clock = Arc::new(SystemClock);
     let settings = local::Settings { state, executable, variables, notice: local::PREEMPTION_NOTICE, clock: clock.clone() };
     Connected { provider: Arc::new(Local::new(settings)), store, clock }
@@ -65,6 +70,25 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
     };
     let clock = Arc::new(SystemClock);
     Ok(Connected { provider: Arc::new(Gce::open(&variable, store.clone(), clock.clone())?), store, clock })
+}
+
+/// This process's environment without secrets of the store that an agent can do without.
+fn agent_environment(environment: &Environment) -> AgentEnvironment {
+    let environment = environment.clone();
+    Arc::new(move || {
+        let Environment { variables, store, agent_life, .. } = environment.clone();
+        Box::pin(async move {
+            let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
+            let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().collect();
+            for (name, value) in store.agent_environment(expires).await.map_err(ProviderError::unsigned)? {
+                match value {
+                    Some(value) => drop(variables.insert(name.into(), value.into())),
+                    None => drop(variables.remove(&OsString::from(name))),
+                }
+            }
+            Ok(variables.into_iter().collect())
+        })
+    })
 }
 
 fn open_fake(environment: &Environment) -> Result<Connected> {
@@ -88,6 +112,7 @@ mod tests {
             state: state.path().to_owned(),
             executable: "ftctl".into(),
             variables: ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_AUTH_ACCESS_TOKEN"].map(|name| (name.into(), "x".into())).to_vec(),
+            agent_life: Duration::ZERO,
             store: Arc::new(MemoryStore::new()),
         };
         for name in NAMES {

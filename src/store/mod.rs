@@ -103,8 +103,8 @@ pub trait Store: Send + Sync {
 
     /// What an agent needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened it.
     /// `None` takes a variable away.
-    fn agent_environment(&self, _expires: Timestamp) -> Vec<(&'static str, Option<String>)> {
-        Vec::new()
+    async fn agent_environment(&self, _expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
+        Ok(Vec::new())
     }
 
     async fn get(&self, path: &str) -> Result<Object>;

@@ -1,7 +1,11 @@
 //! The real counterpart of the blob store: Microsoft's emulator, started by the tests on a free port with a directory of its own.
 //! `tests/run` installs it and says where in `FT_AZURITE`.
 
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
 use std::{
+    ffi::OsStr,
     io::{BufRead as _, BufReader},
     process::{Child, Command, Stdio},
     sync::{
@@ -17,6 +21,7 @@ pub const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz
 pub struct Azurite {
     process: Child,
     _directory: tempfile::TempDir,
+    scheme: &'static str,
     pub port: u16,
     containers: AtomicU32,
 }
@@ -26,19 +31,21 @@ pub fn start() -> Arc<Azurite> {
     static RUNNING: Mutex<Weak<Azurite>> = Mutex::new(Weak::new());
     let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     running.upgrade().unwrap_or_else(|| {
-        let azurite = Arc::new(Azurite::start());
+        let azurite = Arc::new(Azurite::start("http", &[]));
         *running = Arc::downgrade(&azurite);
         azurite
     })
 }
 
 impl Azurite {
-    fn start() -> Self {
+    /// With further arguments, for `https` those that it needs.
+    pub fn start(scheme: &'static str, arguments: &[&OsStr]) -> Self {
         let program = std::env::var_os("FT_AZURITE").expect("FT_AZURITE names the program azurite-blob: tests/run installs it");
         let directory = tempfile::tempdir().expect("a directory");
         let mut process = Command::new(program)
             .args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--disableTelemetry", "--skipApiVersionCheck", "--location"])
             .arg(directory.path())
+            .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -46,19 +53,19 @@ impl Azurite {
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let port = loop {
             let line = lines.next().expect("Azurite says where it listens").expect("text");
-            if let Some((_, port)) = line.split_once("successfully listens on http://127.0.0.1:") {
+            if let Some((_, port)) = line.split_once("successfully listens on").and_then(|(_, url)| url.rsplit_once(':')) {
                 break port.trim().parse().expect("a port");
             }
         };
         // It writes a line for every request, and stops when nobody reads them.
         std::thread::spawn(move || lines.for_each(drop));
-        Self { process, _directory: directory, port, containers: AtomicU32::default() }
+        Self { process, _directory: directory, scheme, port, containers: AtomicU32::default() }
     }
 
     /// The URL of a container that nobody else uses; it does not exist yet.
     pub fn container(&self) -> String {
         let number = self.containers.fetch_add(1, Ordering::Relaxed);
-        format!("http://127.0.0.1:{}/{ACCOUNT}/container-{number}", self.port)
+        format!("{}://127.0.0.1:{}/{ACCOUNT}/container-{number}", self.scheme, self.port)
     }
 }
 

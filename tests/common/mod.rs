@@ -4,7 +4,9 @@
 #![allow(dead_code)]
 
 pub mod azurite;
+pub mod entra;
 pub mod proxy;
+pub mod secrets;
 
 use std::{
     path::PathBuf,

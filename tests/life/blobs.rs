@@ -1,11 +1,13 @@
 //! The quickstart with its store in a blob container: the emulator keeps what a job is, and nothing on this machine is needed besides.
 
-use std::{env, fs, path::Path};
+use std::{env, fs};
 
 use crate::{
     azurite::{self, Azurite},
+    entra::{Entra, HOUR, MARK},
     kills::continuous,
     sandbox::{Sandbox, kill},
+    secrets,
 };
 
 const STEPS: u64 = 60;
@@ -48,19 +50,6 @@ fn with_container(azurite: &Azurite) -> Sandbox {
     sandbox
 }
 
-/// No file of the sandbox shows how to get into the container.
-fn has_no_secret(folder: &Path) {
-    for entry in fs::read_dir(folder).unwrap().flatten() {
-        if entry.file_type().unwrap().is_dir() {
-            has_no_secret(&entry.path());
-            continue;
-        }
-        let bytes = fs::read(entry.path()).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
-        assert!(!text.contains(azurite::KEY) && !text.contains("sig="), "{} has a secret", entry.path().display());
-    }
-}
-
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
 fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machine() {
@@ -80,7 +69,7 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
         kill(pid);
     }
     running.wait().unwrap();
-    has_no_secret(&far.path(""));
+    secrets::assert_none_below(&far.path(""), &[azurite::KEY, "sig="]);
 
     // Whoever looks at the log drives the job on.
     let log = far.ok(&["logs", "-f", "quickstart"]);
@@ -92,7 +81,7 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
 
     let swept = far.json(&["sweep", "--data", "-y"]);
     assert_eq!((swept["leftovers"].as_array().map(Vec::len), swept["data"]["objects"].as_u64()), (Some(0), Some(0)), "{swept}");
-    has_no_secret(&far.path(""));
+    secrets::assert_none_below(&far.path(""), &[azurite::KEY, "sig="]);
 
     // Another machine needs nothing but the store.
     let mut other = Sandbox::new();
@@ -100,4 +89,34 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     let to = other.path("elsewhere");
     other.ok(&["download", "quickstart", "--to", to.to_str().unwrap()]);
     assert!(to.join("model.safetensors").is_file());
+}
+
+/// Whoever submits a job signs in with Entra ID; the agent gets a signature that the service made for it, and nothing to sign in with.
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn the_agent_of_an_identity_has_a_signature_in_the_place_of_its_secret() {
+    let entra = Entra::start(HOUR);
+    let azurite = entra.azurite();
+    let mut sandbox = Sandbox::new();
+    sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into())];
+    let identity = entra.kinds().swap_remove(0);
+    sandbox.variables.extend(identity.variables.into_iter().map(|(name, value)| (name.into(), value.into())));
+    let id = sandbox.submit(&sandbox.job("delegated", 100));
+    let mut environment = String::new();
+    Sandbox::until("an agent", || {
+        let agents = sandbox.processes("ftctl agent");
+        let found = agents.iter().find_map(|pid| fs::read(format!("/proc/{pid}/environ")).ok());
+        environment = String::from_utf8_lossy(&found.unwrap_or_default()).replace('\0', "\n");
+        !environment.is_empty()
+    });
+    assert!(!environment.contains(MARK), "the agent has the secret of the identity");
+    let signature = environment.lines().find_map(|line| line.strip_prefix("AZURE_STORAGE_SAS_TOKEN=")).expect("a signature");
+    for part in ["skoid=", "sktid=", "sr=c", "sp=racwdl"] {
+        assert!(signature.contains(part), "the signature has no {part}");
+    }
+    let secret = signature.rsplit_once("sig=").expect("a signature").1;
+    sandbox.ok(&["logs", "-f", &id]);
+    assert_eq!(sandbox.json(&["status", &id])["state"], "succeeded");
+    sandbox.results(&id);
+    secrets::assert_none_below(&sandbox.path(""), &[MARK, secret]);
 }

@@ -8,7 +8,11 @@ mod azurite;
 mod blobs;
 mod clock;
 mod commands;
+#[path = "../common/entra.rs"]
+mod entra;
 mod gce;
 mod kills;
 mod sandbox;
+#[path = "../common/secrets.rs"]
+mod secrets;
 mod templates;

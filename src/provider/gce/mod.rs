@@ -151,9 +151,10 @@ impl Gce {
     }
 
     /// What the agent is told, on top of what the machine knows.
-    fn orders(&self, machine: &Value, order: &RunOrder) -> Result<Vec<Value>> {
+    async fn orders(&self, machine: &Value, order: &RunOrder) -> Result<Vec<Value>> {
         let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
-        let variables = self.store.agent_environment(expires).into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let variables = self.store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
+        let variables = variables.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let environment: String =
             variables.flat_map(|(name, value)| [name.to_owned(), "=".to_owned(), value, "\n".to_owned()]).collect();
         let text = serde_json::to_string(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
@@ -200,7 +201,7 @@ impl Provider for Gce {
             if !is_on(&machine) || metadata(&machine, body::ORDER).is_some() {
                 return Ok(());
             }
-            let items = self.orders(&machine, order)?;
+            let items = self.orders(&machine, order).await?;
             let fingerprint = machine["metadata"]["fingerprint"].as_str().unwrap_or_default();
             match self.client.set_metadata(last(&machine["zone"]), &attempt.machine_name(), fingerprint, &items).await {
                 // Somebody else wrote meanwhile: another look tells what.

@@ -19,7 +19,6 @@ mod process;
 mod tests;
 
 use std::{
-    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
     process::{Output, Stdio},
@@ -31,7 +30,7 @@ use async_trait::async_trait;
 use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
-use super::{Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
+use super::{AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
 use crate::job::{
     clock::Clock,
     id::{AttemptId, JobId},
@@ -54,7 +53,7 @@ pub struct Settings {
     /// The program whose `agent` verb runs beside the trainer: ftctl itself.
     pub executable: PathBuf,
     /// The agent's whole environment.
-    pub variables: Vec<(OsString, OsString)>,
+    pub variables: AgentEnvironment,
     /// Time between SIGTERM and SIGKILL in [`Provider::preempt`].
     pub notice: Duration,
     pub clock: Arc<dyn Clock>,
@@ -86,22 +85,21 @@ impl Local {
         machine::all(&self.base()).map_err(|error| failed("list the machines in", &self.base(), &error))
     }
 
-    /// `ftctl agent` for this machine's order, with nothing inherited but the environment that the settings name.
-    fn agent(&self, machine: &Machine) -> Command {
+    /// `ftctl agent` for this machine's order, with nothing inherited but the environment that the settings give.
+    async fn agent(&self, machine: &Machine) -> Result<Command> {
         let mut command = Command::new(&self.settings.executable);
         command.arg("agent").arg("--order").arg(machine.order());
         command.arg("--work").arg(self.work(&machine.attempt.job));
-        command.current_dir(machine.directory()).env_clear().envs(self.settings.variables.iter().cloned());
+        command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)().await?);
         // Its words go to a log, whatever form the user likes on the screen.
         command.env("FTCTL_OUTPUT", "table");
-        command
+        Ok(command)
     }
 
     /// Starts the agent detached. Its standard input is the lock: empty to read, and held for as long as the agent lives.
-    fn spawn(&self, machine: &Machine, lock: fs::File) -> io::Result<()> {
+    fn spawn(&self, machine: &Machine, mut command: Command, lock: fs::File) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         let log = machine.log()?;
-        let mut command = self.agent(machine);
         command.stdin(lock).stdout(log.try_clone()?).stderr(log);
         command.env(process::MARK, machine.mark()?);
         // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
@@ -116,7 +114,7 @@ impl Local {
         if !self.work(&machine.attempt.job).exists() {
             return Ok(());
         }
-        let mut command = self.agent(machine);
+        let mut command = self.agent(machine).await?;
         command.arg("--drain").stdin(Stdio::null()).kill_on_drop(true);
         match tokio::time::timeout(DRAIN_LIMIT, command.output()).await {
             Ok(Ok(output)) if output.status.success() => Ok(()),
@@ -154,9 +152,10 @@ impl Provider for Local {
     async fn launch(&self, order: &RunOrder) -> Result<()> {
         let machine = self.machine(&AttemptId::new(&order.job, order.attempt));
         let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error).leaving(LeftBehind::Removable);
+        let command = self.agent(&machine).await?;
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
         machine.write_order(order).map_err(|error| failed(&error))?;
-        self.spawn(&machine, lock).map_err(|error| failed(&error))
+        self.spawn(&machine, command, lock).map_err(|error| failed(&error))
     }
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {

@@ -1,4 +1,4 @@
-use std::{os::unix::fs::PermissionsExt, time::Instant};
+use std::{ffi::OsString, os::unix::fs::PermissionsExt, time::Instant};
 
 use super::*;
 use crate::{
@@ -69,7 +69,12 @@ impl Machines {
 }
 
 fn settings(state: &Path) -> Settings {
-    let variables = vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
+    let variables: Vec<(OsString, OsString)> =
+        vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
+    let variables = Arc::new(move || {
+        let variables = variables.clone();
+        Box::pin(async move { Ok(variables) }) as _
+    });
     Settings {
         state: state.to_owned(),
         executable: state.join("agent.sh"),

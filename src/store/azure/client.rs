@@ -2,6 +2,7 @@
 
 use std::{
     collections::hash_map::RandomState,
+    fmt::Write as _,
     hash::{BuildHasher, Hasher},
     io,
     sync::{Mutex, PoisonError},
@@ -13,7 +14,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use md5::{Digest, Md5};
 use reqwest::{
-    Method,
+    Method, Url,
     header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue},
 };
 use tokio::{
@@ -28,6 +29,7 @@ use super::{
     sign_in::Credential,
     wire,
 };
+use crate::job::report;
 
 /// Of the protocol; the newest that emulators know is later.
 const VERSION: &str = "2023-11-03";
@@ -41,19 +43,27 @@ const SLOW_LINE: u64 = 64 << 10;
 pub(super) struct Client {
     http: reqwest::Client,
     pub location: Location,
-    credential: Credential,
+    pub credential: Credential,
     patience: Patience,
     /// As many requests may be under way.
     requests: Semaphore,
     pace: Pace,
 }
 
-/// What is asked of a blob, or of the container.
+/// Whom a request is about.
+#[derive(Debug, Clone)]
+enum Target {
+    /// The object of this path in the store.
+    Blob(String),
+    Container,
+    Service,
+}
+
+/// What is asked of a blob, of the container, or of the service.
 #[derive(Debug, Clone)]
 pub(super) struct Request {
     method: Method,
-    /// The object's path in the store; `None` is the container.
-    path: Option<String>,
+    target: Target,
     query: Vec<(&'static str, String)>,
     headers: Vec<(&'static str, String)>,
     body: Bytes,
@@ -62,17 +72,21 @@ pub(super) struct Request {
 }
 
 impl Request {
+    fn to(method: Method, target: Target) -> Self {
+        Self { method, target, query: Vec::new(), headers: Vec::new(), body: Bytes::new(), expected: 0 }
+    }
     pub fn new(method: Method, path: &str) -> Self {
-        Self { method, path: Some(path.to_owned()), query: Vec::new(), headers: Vec::new(), body: Bytes::new(), expected: 0 }
+        Self::to(method, Target::Blob(path.to_owned()))
     }
     pub fn container(method: Method) -> Self {
-        let mut request = Self::new(method, "").query("restype", "container");
-        request.path = None;
-        request
+        Self::to(method, Target::Container).query("restype", "container")
+    }
+    pub fn service(method: Method) -> Self {
+        Self::to(method, Target::Service).query("restype", "service")
     }
     /// The same of another object.
     pub fn at(mut self, path: &str) -> Self {
-        self.path = Some(path.to_owned());
+        self.target = Target::Blob(path.to_owned());
         self
     }
     pub fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
@@ -158,15 +172,13 @@ impl Client {
         self.location.endpoint.scheme() == "https"
     }
 
-    /// For others, good for this container until `expires`: only the account's key can make one.
-    pub fn signature(&self, permissions: &str, expires: Timestamp) -> Option<String> {
-        let Credential::Key(key) = &self.credential else { return None };
-        Some(key.container_sas(&self.location.container, permissions, expires, self.is_encrypted()))
-    }
-
     /// Sends a request until there is an answer that counts or patience ends. `action` is for the message: "read", "write".
     pub async fn send(&self, action: &'static str, request: &Request) -> Result<Reply> {
-        let path = request.path.as_deref().unwrap_or(&self.location.container);
+        let path = match &request.target {
+            Target::Blob(path) => path,
+            Target::Container => &self.location.container,
+            Target::Service => &self.location.account,
+        };
         let begun = Instant::now();
         let mut tries = 0;
         loop {
@@ -191,10 +203,10 @@ impl Client {
         self.pace.wait(request.bytes()).await;
         let mut signed = self.signed(request).await?;
         *signed.timeout_mut() = Some(left.min(ANSWER + Duration::from_secs(request.bytes() / SLOW_LINE)));
-        let answer = self.http.execute(signed).await.map_err(|error| broken(&error))?;
-        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        let body = answer.bytes().await.map_err(|error| broken(&error))?;
-        let reply = Reply { status, headers, body };
+        let begun = Instant::now();
+        let reply = self.exchange(signed).await;
+        report::request(|| self.told(request, &reply, begun.elapsed()));
+        let reply = reply?;
         if let Some(sum) = reply.header("content-md5").filter(|_| request.method == Method::GET && reply.is_success())
             && sum != BASE64_STANDARD.encode(md5(&reply.body).await)
         {
@@ -203,12 +215,41 @@ impl Client {
         Ok(reply)
     }
 
-    async fn signed(&self, request: &Request) -> Result<reqwest::Request, Trouble> {
-        let blob = request.path.as_deref().map(|path| self.location.blob(path));
-        let mut url = self.location.url(blob.as_deref());
+    /// For `--debug-http`. What signs a request is not a part of [`Request`].
+    fn told(&self, request: &Request, reply: &Result<Reply, Trouble>, time: Duration) -> String {
+        let mut text = format!("{} {}", request.method, self.url(request));
+        for (name, value) in &request.headers {
+            let _ = write!(text, " {name}: {value}");
+        }
+        let outcome = match reply {
+            Ok(reply) => format!("{} {}", reply.status, reply.header("x-ms-request-id").unwrap_or_default()),
+            Err(trouble) => format!("{trouble:?}"),
+        };
+        text + &format!(" ({} bytes): {outcome} ({} ms)", request.body.len(), time.as_millis())
+    }
+
+    async fn exchange(&self, request: reqwest::Request) -> Result<Reply, Trouble> {
+        let answer = self.http.execute(request).await.map_err(|error| broken(&error))?;
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let body = answer.bytes().await.map_err(|error| broken(&error))?;
+        Ok(Reply { status, headers, body })
+    }
+
+    /// Without a signature.
+    fn url(&self, request: &Request) -> Url {
+        let mut url = match &request.target {
+            Target::Blob(path) => self.location.url(Some(&self.location.blob(path))),
+            Target::Container => self.location.url(None),
+            Target::Service => self.location.service(),
+        };
         if !request.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&request.query);
         }
+        url
+    }
+
+    async fn signed(&self, request: &Request) -> Result<reqwest::Request, Trouble> {
+        let mut url = self.url(request);
         let mut headers = HeaderMap::new();
         let date = Timestamp::now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
         let own = [("x-ms-version", VERSION.to_owned()), ("x-ms-date", date), ("content-length", request.body.len().to_string())];

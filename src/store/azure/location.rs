@@ -61,6 +61,16 @@ impl Location {
         blob.strip_prefix(self.prefix.as_str())
     }
 
+    /// The address of the account's blob service.
+    pub fn service(&self) -> Url {
+        let mut url = self.endpoint.clone();
+        // An http URL always has segments; the service's ends with a slash, also behind an emulator's account.
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().push("");
+        }
+        url
+    }
+
     /// The address of a blob, or of the container.
     pub fn url(&self, blob: Option<&str>) -> Url {
         let mut url = self.endpoint.clone();

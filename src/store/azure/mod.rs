@@ -26,6 +26,7 @@ mod client;
 mod entra;
 mod location;
 mod retry;
+mod sas;
 mod segments;
 mod shared_key;
 mod sign_in;
@@ -244,14 +245,12 @@ impl Store for AzureStore {
         self.limits.jobs
     }
 
-    fn agent_environment(&self, expires: Timestamp) -> Vec<(&'static str, Option<String>)> {
-        let Some(signature) = self.client.signature(AGENT_MAY, expires) else { return Vec::new() };
-        vec![
-            (sign_in::CONNECTION_STRING, None),
-            (sign_in::KEY, None),
-            (sign_in::SAS, Some(signature)),
-            (ENDPOINT, Some(self.client.location.endpoint.to_string())),
-        ]
+    async fn agent_environment(&self, expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
+        let Some(signature) = self.client.signature(AGENT_MAY, expires).await? else { return Ok(Vec::new()) };
+        let mut variables: Vec<_> = sign_in::SECRETS.iter().map(|secret| (*secret, None)).collect();
+        variables.push((sign_in::SAS, Some(signature)));
+        variables.push((ENDPOINT, Some(self.client.location.endpoint.to_string())));
+        Ok(variables)
     }
 
     async fn get(&self, path: &str) -> Result<Object> {

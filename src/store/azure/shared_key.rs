@@ -1,9 +1,7 @@
-//! Signatures made with an account's key: of single requests ("Authorize with Shared Key"), and of a service SAS that others may use
-//! for a while without the key ("Create a service SAS"), both from the reference of the blob service.
+//! Signatures made with an account's key, of single requests: "Authorize with Shared Key" in the reference of the blob service.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
-use jiff::Timestamp;
 use reqwest::{
     Method, Url,
     header::{CONTENT_LENGTH, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH},
@@ -17,9 +15,6 @@ pub(super) struct SharedKey {
     key: Vec<u8>,
 }
 
-/// The version of the string that is signed below; the service goes on accepting it.
-const SAS_VERSION: &str = "2020-12-06";
-
 impl SharedKey {
     /// `None` when `key` is not what the portal shows.
     pub fn new(account: &str, key: &str) -> Option<Self> {
@@ -27,7 +22,7 @@ impl SharedKey {
         Some(Self { account: account.to_owned(), key })
     }
 
-    fn sign(&self, text: &str) -> String {
+    pub fn sign(&self, text: &str) -> String {
         // A key may have any length.
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).unwrap_or_else(|_| unreachable!());
         mac.update(text.as_bytes());
@@ -56,25 +51,6 @@ impl SharedKey {
         query.sort_unstable();
         let query = query.into_iter().fold(String::new(), |text, (name, value)| text + "\n" + &name + ":" + &value);
         format!("{fixed}{own}/{}{}{query}", self.account, url.path())
-    }
-
-    /// A signature for everything in `container`, good for `permissions` (letters in the service's order: `racwdl…`) until `expires`.
-    /// The parameters of a URL, without the question mark.
-    pub fn container_sas(&self, container: &str, permissions: &str, expires: Timestamp, https_only: bool) -> String {
-        let expiry = expires.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-        let resource = format!("/blob/{}/{container}", self.account);
-        let protocol = if https_only { "https" } else { "https,http" };
-        // Permissions, start, expiry, resource, identifier, IP, protocol, version, kind, snapshot, encryption scope, five headers.
-        let signed = format!("{permissions}\n\n{expiry}\n{resource}\n\n\n{protocol}\n{SAS_VERSION}\nc\n\n\n\n\n\n\n");
-        let mut url = Url::parse("http://x").unwrap_or_else(|_| unreachable!());
-        url.query_pairs_mut()
-            .append_pair("sv", SAS_VERSION)
-            .append_pair("sr", "c")
-            .append_pair("sp", permissions)
-            .append_pair("se", &expiry)
-            .append_pair("spr", protocol)
-            .append_pair("sig", &self.sign(&signed));
-        url.query().unwrap_or_default().to_owned()
     }
 }
 

@@ -66,6 +66,15 @@ const WAYS: &[(&str, &[&str], &str, Open)] = &[
 pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 pub(super) const KEY: &str = "AZURE_STORAGE_KEY";
 pub(super) const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
+/// What whoever has a signature need not have.
+pub(super) const SECRETS: &[&str] = &[
+    CONNECTION_STRING,
+    KEY,
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "ACTIONS_ID_TOKEN_REQUEST_URL",
+    "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
+];
 /// Not a variable: whether `az` is in the path.
 const AZ: &str = "az";
 

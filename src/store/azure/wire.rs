@@ -97,6 +97,43 @@ pub(super) fn block_list(ids: &[String]) -> String {
     text + "</BlockList>"
 }
 
+/// A key that signs in the name of an identity, for a while.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct DelegationKey {
+    signed_oid: String,
+    signed_tid: String,
+    signed_start: String,
+    signed_expiry: String,
+    signed_service: String,
+    signed_version: String,
+    /// Base64.
+    pub value: String,
+}
+
+impl DelegationKey {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| "it sent a key that cannot be read".to_owned())
+    }
+
+    /// What a signature says of its key, in the order in which it is signed.
+    pub fn parameters(&self) -> [(&'static str, &str); 6] {
+        [
+            ("skoid", &self.signed_oid),
+            ("sktid", &self.signed_tid),
+            ("skt", &self.signed_start),
+            ("ske", &self.signed_expiry),
+            ("sks", &self.signed_service),
+            ("skv", &self.signed_version),
+        ]
+    }
+}
+
+/// The body that asks for such a key.
+pub(super) fn key_info(start: &str, expiry: &str) -> String {
+    format!("<?xml version=\"1.0\" encoding=\"utf-8\"?><KeyInfo><Start>{start}</Start><Expiry>{expiry}</Expiry></KeyInfo>")
+}
+
 /// What an error's body says, in one line.
 pub(super) fn message(text: &str) -> String {
     #[derive(Deserialize)]

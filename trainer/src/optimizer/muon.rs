@@ -24,9 +24,8 @@ pub struct Muon {
 }
 
 impl Muon {
-    /// `buffer` is zeros like the parameter.
-    pub fn new(momentum: f64, buffer: Tensor) -> Self {
-        Self { momentum, buffer }
+    pub fn new(parameter: &Tensor, momentum: f64) -> Self {
+        Self { momentum, buffer: parameter.zeros_like() }
     }
 }
 

@@ -1,0 +1,88 @@
+//! Signing in with Entra ID, with every kind of identity that there is, on the emulator that looks at tokens. Ignored in a plain
+//! `cargo test`: `tests/run` installs the emulator.
+
+mod common;
+
+use std::{fs, time::Instant};
+
+use common::{
+    Said, Sandbox,
+    entra::{Entra, HOUR, Kind, Life, MARK, token_mark},
+    secrets,
+};
+
+fn run(sandbox: &Sandbox, store: &str, kind: &Kind, arguments: &[&str]) -> Said {
+    let mut command = sandbox.command(arguments);
+    command.env("FTCTL_STORE", store).envs(kind.variables.iter().map(|(name, value)| (name, value)));
+    let said = Sandbox::said(&mut command);
+    has_no_secret(&format!("{}: {arguments:?}", kind.name), &said);
+    said
+}
+
+fn has_no_secret(what: &str, said: &Said) {
+    for text in [&said.stdout, &said.stderr] {
+        secrets::assert_none(what, text, &[MARK, &token_mark()]);
+    }
+}
+
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_is_entered_with_every_kind_of_identity() {
+    let entra = Entra::start(HOUR);
+    let azurite = entra.azurite();
+    let store = azurite.container();
+    for kind in entra.kinds() {
+        let sandbox = Sandbox::new();
+        sandbox.write_rehearsal("signed-in");
+        fs::write(sandbox.path("data/train.bin"), kind.name).expect("written");
+        entra.take_asked();
+        for arguments in [&["upload", "data", "--verify", "--debug-http"][..], &["upload", "data", "-o", "json"]] {
+            let said = run(&sandbox, &store, &kind, arguments);
+            assert_eq!(said.code, Some(0), "{}: {}", kind.name, said.stderr);
+        }
+        let asked = entra.take_asked();
+        assert!(kind.asked == "az" || asked.iter().any(|asked| asked == kind.asked), "{}: {asked:?}", kind.name);
+        assert!(asked.len() <= 4, "one token serves a whole command: {asked:?}");
+        let doctor = run(&sandbox, &store, &kind, &["doctor", "-o", "json"]).stdout;
+        assert!(doctor.contains(kind.name), "{}: {doctor}", kind.name);
+        secrets::assert_none_below(&sandbox.home(), &[MARK, &token_mark()]);
+    }
+}
+
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_refuses_who_cannot_prove_themselves() {
+    let entra = Entra::start(HOUR);
+    let azurite = entra.azurite();
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("refused");
+    let mut kind = entra.kinds().swap_remove(0);
+    kind.variables.push(("AZURE_CLIENT_SECRET", format!("wrong-{MARK}")));
+    let said = run(&sandbox, &azurite.container(), &kind, &["upload", "data", "--debug-http"]);
+    assert_eq!(said.code, Some(4), "{}", said.stderr);
+    assert!(said.stderr.contains("Invalid client secret") && said.stderr.contains("ftctl doctor"), "{}", said.stderr);
+    assert_eq!(entra.take_asked(), ["refused"], "asking again would not help");
+    // A token that is no good is refused by the service itself.
+    let stale = Entra::start(Life { told: 3_600, real: 0 });
+    let azurite = stale.azurite();
+    let kind = stale.kinds().swap_remove(0);
+    let said = run(&sandbox, &azurite.container(), &kind, &["upload", "data"]);
+    assert_eq!(said.code, Some(4), "{}", said.stderr);
+}
+
+/// The client is told that tokens are good for 302 s, so that it takes another after 2; the service refuses each after 6.
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_is_sent_files_for_longer_than_a_token_is_good_for() {
+    let entra = Entra::start(Life { told: 302, real: 6 });
+    let azurite = entra.azurite();
+    let sandbox = Sandbox::new();
+    let bytes: Vec<u8> = (0..2_500_000_u32).flat_map(u32::to_le_bytes).collect();
+    sandbox.write("large", bytes);
+    let kind = entra.kinds().swap_remove(0);
+    let begun = Instant::now();
+    let said = run(&sandbox, &azurite.container(), &kind, &["upload", "large", "--cap-mbps", "8", "--jobs", "2", "--verify"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(begun.elapsed().as_secs() >= 8, "the token expired meanwhile");
+    assert!(entra.take_asked().len() >= 3);
+}
