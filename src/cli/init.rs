@@ -69,6 +69,11 @@ const TEMPLATES: &[Template] = &[
         about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device",
         text: include_str!("../../templates/jobs/gpt2-small-openwebtext.toml"),
     },
+    Template {
+        name: "gpt2-xl-v100",
+        about: "the published GPT-2 XL (1.5B) fine-tuned on your text in fp16, with the optimizer's memory in files",
+        text: include_str!("../../templates/jobs/gpt2-xl-v100.toml"),
+    },
 ];
 
 /// The file that the first line of a written job file names.

@@ -18,7 +18,7 @@ fn every_fine_tuning_template_runs_at_toy_scale() {
     fs::write(sandbox.path("start.toml"), format!("name = \"start\"\n{TOY}")).unwrap();
     sandbox.ok(&["run", "start.toml", "--quiet"]);
     sandbox.ok(&["download", "start", "--to", sandbox.path("weights").to_str().unwrap()]);
-    for template in ["gpt2-wikitext", "gpt2-medium-fp32"] {
+    for template in ["gpt2-wikitext", "gpt2-medium-fp32", "gpt2-xl-v100"] {
         let file = format!("{template}.toml");
         sandbox.ok(&["init", template, "--out", &file]);
         let sizes = ["train.block_size=64", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];

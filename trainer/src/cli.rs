@@ -157,6 +157,9 @@ struct GradsArguments {
     /// Compute matrix products in bf16, as `train.precision = "bf16"` does.
     #[arg(long, conflicts_with = "double")]
     bf16: bool,
+    /// Compute matrix products in fp16, as `train.precision = "fp16"` does, with the loss scaled by 65536; gradients are unscaled.
+    #[arg(long, conflicts_with_all = ["double", "bf16"])]
+    fp16: bool,
 }
 
 #[derive(Debug, Args)]
@@ -193,7 +196,11 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
         Command::Inspect(arguments) => inspect(arguments)?,
         Command::Grads(arguments) => {
             let kind = if arguments.double { Kind::Double } else { Kind::Float };
-            let precision = if arguments.bf16 { Precision::Bf16 } else { Precision::Fp32 };
+            let precision = match (arguments.bf16, arguments.fp16) {
+                (true, _) => Precision::Bf16,
+                (_, true) => Precision::Fp16,
+                _ => Precision::Fp32,
+            };
             oracle::grads(&arguments.model, &arguments.tokens, &arguments.out, kind, precision).map_err(Failure::input)?;
         }
         Command::Updates(arguments) => {

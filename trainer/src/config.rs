@@ -159,6 +159,33 @@ pub enum Precision {
     Fp32,
     /// 8 bits of mantissa and the range of `f32`: no loss scaling. Layer norms, softmax, loss and the stream between the blocks stay `f32`.
     Bf16,
+    /// 11 bits of mantissa and a narrow range, for processors without bf16: as bf16 otherwise, with a dynamically scaled loss.
+    Fp16,
+}
+
+/// How the loss is scaled in fp16, so that small gradients do not vanish; the defaults are DeepSpeed's. With a hysteresis of 1 and an
+/// interval of 2000 it is apex's; a scale that never changes has `initial`, `minimum` and `maximum` alike.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossScaling {
+    /// The first scale.
+    pub initial: f64,
+    /// Steps in a row without overflow after which the scale rises.
+    pub growth_interval: u64,
+    /// By which it rises and falls.
+    pub factor: f64,
+    /// Overflows until it falls; counted anew when it has risen.
+    pub hysteresis: u64,
+    /// What it never falls below.
+    pub minimum: f64,
+    /// What it never rises above.
+    pub maximum: f64,
+}
+
+impl Default for LossScaling {
+    fn default() -> Self {
+        Self { initial: 65_536.0, growth_interval: 1000, factor: 2.0, hysteresis: 2, minimum: 1.0, maximum: 16_777_216.0 }
+    }
 }
 
 impl Precision {
@@ -167,6 +194,7 @@ impl Precision {
         let what = match self {
             Self::Fp32 => "everything in fp32",
             Self::Bf16 => "matrix products in bf16; weights, gradients, optimizer, layer norms and sums in fp32",
+            Self::Fp16 => "matrix products in fp16 with a scaled loss; weights, gradients, optimizer, layer norms and sums in fp32",
         };
         format!("precision: {what}, because of train.precision")
     }
@@ -184,6 +212,21 @@ pub enum Recompute {
     Selective,
     /// All of a block but its input: a sixteenth of the memory for activations, about a quarter more time.
     Full,
+}
+
+/// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
+/// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
+/// free to cache the files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the optimizer remembers: with AdamW half of 16 bytes a weight.
+    Optimizer,
+    /// That, weights and gradients: main memory then holds activations and what one block, or the embedding, needs.
+    Model,
 }
 
 /// How the run trains. Counts are in optimizer steps unless said otherwise.
@@ -206,8 +249,12 @@ pub struct TrainSettings {
     pub gradient_accumulation: usize,
     /// Numbers that the matrix products are made of.
     pub precision: Precision,
+    /// The loss's scale in fp16.
+    pub loss_scaling: LossScaling,
     /// What the backward pass computes again to save memory.
     pub recompute: Recompute,
+    /// What lies in files instead of main memory.
+    pub offload: Offload,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Where the schedule ends.
@@ -279,7 +326,9 @@ impl Default for TrainSettings {
             micro_batch: 1,
             gradient_accumulation: 1,
             precision: Precision::Fp32,
+            loss_scaling: LossScaling::default(),
             recompute: Recompute::None,
+            offload: Offload::None,
             learning_rate: 5e-5,
             min_learning_rate: 0.0,
             schedule: Schedule::Cosine,

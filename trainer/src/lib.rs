@@ -22,7 +22,10 @@ pub mod files;
 pub mod generate;
 pub mod guard;
 pub mod journal;
+pub mod loss_scale;
 pub mod model;
+#[cfg(feature = "torch")]
+pub mod offload;
 #[cfg(feature = "torch")]
 pub mod optimizer;
 #[cfg(feature = "torch")]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
-use crate::config::{Precision, TrainSettings};
+use crate::config::{LossScaling, Precision, TrainSettings};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
 use crate::model::{Gpt2, Parameters};
@@ -41,11 +41,13 @@ pub fn grads(model: &Path, tokens: &Path, out: &Path, kind: Kind, precision: Pre
     let inputs = batch.narrow(1, 0, length - 1);
     let targets = batch.narrow(1, 1, length - 1);
     let counted = (rows * (length - 1)) as f64;
-    let loss = model.accumulate(&inputs, &targets, 1.0 / counted) / counted;
+    let scale = if precision == Precision::Fp16 { LossScaling::default().initial } else { 1.0 };
+    let loss = model.accumulate(&inputs, &targets, scale / counted) / counted;
     let (logits, loss) = (model.logits(&batch), Tensor::from(loss));
     let mut tensors = vec![("logits".to_owned(), &logits), ("loss".to_owned(), &loss)];
-    let gradients = model.gradients().stored();
-    tensors.extend(gradients.iter().map(|(name, tensor)| (format!("grad.{name}"), tensor)));
+    let unscaled = |(name, tensor)| (format!("grad.{name}"), tensor / scale);
+    let gradients: Vec<(String, Tensor)> = model.gradients().stored().into_iter().map(unscaled).collect();
+    tensors.extend(gradients.iter().map(|(name, tensor)| (name.clone(), tensor)));
     Ok(tensor_file::write(out, tensors)?)
 }
 

@@ -10,16 +10,18 @@ use sha2::{Digest, Sha256};
 use tch::Device;
 
 use crate::checkpoint::Checkpoints;
-use crate::config::{Compat, TrainConfig, TrainSettings};
+use crate::config::{Compat, Precision, TrainConfig, TrainSettings};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
 use crate::files;
 use crate::guard::Guard;
 use crate::journal::{Journal, grouped, say};
+use crate::loss_scale::LossScale;
 use crate::model::parameters::ModelError;
-use crate::model::tensor_file::{self, FileError};
+use crate::model::tensor_file::{FileError, TensorFile};
 use crate::model::{Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
+use crate::offload::Place;
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
@@ -61,16 +63,17 @@ impl<'a> Run<'a> {
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let state = resumed.unwrap_or(fresh);
         tch::set_num_threads(state.threads as i32);
+        let weights_place = Place::of_model(config.train.offload, &config.output);
         let parameters = match checkpoint.as_ref() {
-            Some(checkpoint) => Parameters::load(checkpoint).map_err(damaged)?.1,
-            None => initial_weights(config, &shape)?,
+            Some(checkpoint) => loaded(&weights_place, checkpoint, damaged)?,
+            None => initial_weights(&weights_place, config, &shape)?,
         };
         let model = Gpt2::new(shape, &parameters, Device::Cpu)
-            .with_precision(config.train.precision)
+            .with_offload(config.train.precision, &weights_place)?
             .with_recompute(config.train.recompute)
             .with_dropout(dropout(&config.train));
         drop(parameters);
-        let optimizer = optimizer(&model, &config.train, checkpoint.as_deref(), state.updates())?;
+        let optimizer = optimizer(&model, config, checkpoint.as_deref(), state.updates())?;
         let mut journal = Journal::open(&config.output, checkpoint.as_deref())?;
         if config.train.compat == Some(Compat::Fairseq) {
             journal = journal.in_bits();
@@ -159,9 +162,17 @@ fn shape(config: &TrainConfig, vocabulary: usize) -> Result<Shape, Failure> {
     Ok(shape)
 }
 
-fn initial_weights(config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
-    let Some(directory) = &config.initial_weights else { return Ok(Parameters::random(shape, config.train.seed)) };
-    Ok(Parameters::load(directory).map_err(Failure::input)?.1)
+fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
+    let Some(directory) = &config.initial_weights else { return Parameters::random_in(place, shape, config.train.seed) };
+    loaded(place, directory, Failure::input)
+}
+
+fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Failure) -> Result<Parameters, Failure> {
+    match Parameters::load_in(place, directory) {
+        Ok((_, parameters)) => Ok(parameters),
+        Err(ModelError::Place(failure)) => Err(failure),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// Position 0 of the run that the configuration describes.
@@ -178,6 +189,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         tokens: 0,
         skipped: 0,
         guard: Guard::default(),
+        loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
         threads: settings.threads.unwrap_or_else(cores),
         log_bytes: 0,
         evaluated: None,
@@ -230,11 +242,13 @@ fn weights_digest(directory: &Path) -> Result<String, Failure> {
     Ok(files::hex(&hasher.finalize()))
 }
 
-fn optimizer(model: &Gpt2, settings: &TrainSettings, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
-    let mut optimizer = Optimizer::new(model.parameters(), settings);
+fn optimizer(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
+    let place = Place::of_optimizer(config.train.offload, &config.output);
+    let mut optimizer = Optimizer::new_in(&place, model.parameters(), &config.train)?;
     if let Some(checkpoint) = checkpoint {
-        let state = tensor_file::read(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
-        optimizer.load_state(state, updates).map_err(damaged)?;
+        let state = TensorFile::open(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
+        let saved = |name: &str| if state.has(name) { state.tensor(name).map(Some) } else { Ok(None) };
+        optimizer.load_state(saved, updates).map_err(damaged)?;
     }
     Ok(optimizer)
 }

@@ -51,6 +51,38 @@ impl Element for Bf16 {
     }
 }
 
+/// IEEE's `binary16`: 5 bits of exponent, 10 of mantissa.
+#[derive(Clone, Copy, Default)]
+#[repr(transparent)]
+pub(crate) struct F16(u16);
+
+impl Element for F16 {
+    const KIND: Kind = Kind::Half;
+
+    /// The exponent's bits in the place of an `f32`'s stand for a number 2¹¹² times smaller; the product is exact, also below 2⁻¹⁴.
+    #[inline(always)]
+    fn get(self) -> f32 {
+        const SCALE: f32 = f32::from_bits((127 + 112) << 23);
+        let magnitude = f32::from_bits(u32::from(self.0 & 0x7FFF) << 13) * SCALE;
+        let special = if magnitude >= 65536.0 { 0x7F80_0000 } else { 0 };
+        f32::from_bits(magnitude.to_bits() | special | u32::from(self.0 & 0x8000) << 16)
+    }
+
+    /// Rounds to the nearest, halves to the even one; what is too large becomes infinite.
+    #[inline(always)]
+    fn put(value: f32) -> Self {
+        const INFINITY: u32 = 0x7C00;
+        let magnitude = value.abs();
+        let bits = magnitude.to_bits();
+        let normal = bits.wrapping_sub(112 << 23).wrapping_add(0xFFF + ((bits >> 13) & 1)) >> 13;
+        let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits()); // steps of 2⁻²⁴, rounded by the sum
+        let rounded = if magnitude < f32::from_bits((127 - 14) << 23) { subnormal } else { normal };
+        let rounded = if magnitude >= 65520.0 { INFINITY } else { rounded };
+        let rounded = if value.is_nan() { INFINITY | 0x200 } else { rounded };
+        Self((rounded | (value.to_bits() >> 31) << 15) as u16)
+    }
+}
+
 /// `eˣ` to about one unit in the last place, after the polynomial of Cephes' `expf` (Moshier 1989). Below −87 it stays at the smallest
 /// normal number.
 #[inline(always)]
@@ -143,6 +175,25 @@ mod tests {
         assert_eq!(rounded(1.0 + 1.1 / 256.0), 1.0 + 2.0 / 256.0);
         assert_eq!(rounded(-f32::MAX), f32::NEG_INFINITY);
         assert!(rounded(f32::from_bits(0x7F80_0001)).is_nan());
+    }
+
+    #[test]
+    fn f16_is_what_libtorch_makes_of_it() {
+        let every = (0..=u16::MAX).map(|bits| F16(bits).get()).collect::<Vec<_>>();
+        for (bits, value) in (0..=u16::MAX).zip(&every) {
+            assert!(value.is_nan() || F16::put(*value).0 == bits, "{bits:#x} is {value}");
+        }
+        let between = every.iter().flat_map(|value| [-8, -4, -1, 0, 1, 4, 8].map(|part| value * (1.0 + part as f32 / 16384.0)));
+        let mut values: Vec<f32> = between.chain([65519.9, 65520.0, 1e30, f32::MIN_POSITIVE, 3e-8, 2.9e-8]).collect();
+        values.extend((0..4096).map(|n| n as f32 * 7.450_581e-9)); // eighths of the smallest step
+        let theirs: Vec<f32> = tch::Tensor::from_slice(&values).to_kind(Kind::Half).to_kind(Kind::Float).try_into().unwrap();
+        for (value, theirs) in values.iter().zip(theirs) {
+            let ours = F16::put(*value).get();
+            assert!(
+                ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+                "{value:e}: {ours:e}, libtorch {theirs:e}"
+            );
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::config::TrainSettings;
 use crate::error::Failure;
 use crate::files::write_json;
 use crate::guard::Guard;
+use crate::loss_scale::LossScale;
 
 /// Version of `trainer_state.json`.
 pub const SCHEMA: &str = "ft.trainer_state/1";
@@ -30,6 +31,9 @@ pub struct State {
     pub skipped: u64,
     #[serde(default)]
     pub guard: Guard,
+    /// In fp16.
+    #[serde(default)]
+    pub loss_scale: Option<LossScale>,
     /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
     pub threads: usize,
     /// Length of `steps.jsonl`.
@@ -60,7 +64,7 @@ pub struct Identity {
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
 /// (`threads` decides, and is compared on its own.)
-const FREE: [&str; 5] = ["checkpoint_every", "keep_checkpoints", "log_every", "recompute", "threads"];
+const FREE: [&str; 6] = ["checkpoint_every", "keep_checkpoints", "log_every", "offload", "recompute", "threads"];
 
 impl Identity {
     pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {

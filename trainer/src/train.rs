@@ -20,6 +20,7 @@ use crate::files;
 use crate::generate::{self, Request};
 use crate::guard::Verdict;
 use crate::journal::{Record, grouped, say};
+use crate::loss_scale::Overflow;
 use crate::model::hugging_face::CONFIG_FILE;
 use crate::model::parameters::WEIGHTS_FILE;
 use crate::model::tensor_file;
@@ -93,19 +94,20 @@ impl Run<'_> {
         let started = Instant::now();
         let settings = &self.config.train;
         let tokens = self.tokens_per_step();
+        let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
         self.model.zero_gradients();
         let mut sum = 0.0;
         for micro_step in 0..settings.gradient_accumulation as u64 {
             let batch = self.micro_batch(micro_step);
             self.model.begin_at_sequence(self.first_sequence(micro_step));
-            sum += self.model.accumulate(&batch.inputs, &batch.targets, 1.0 / tokens as f64);
+            sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
         }
         let loss = sum / tokens as f64;
-        let gradient_norm = global_norm(self.model.gradients());
+        let gradient_norm = global_norm(self.model.gradients()) / scale;
         let rate = learning_rate(settings, self.state.step, self.state.steps);
-        let skipped = match self.state.guard.judge(settings, loss, gradient_norm) {
+        let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
-                let factor = clip_factor(gradient_norm, settings.clip_norm);
+                let factor = clip_factor(gradient_norm, settings.clip_norm) / scale;
                 self.model.update(|parameters, gradients| self.optimizer.step(parameters, gradients, rate, factor));
                 None
             }
@@ -117,6 +119,19 @@ impl Run<'_> {
         self.state.skipped += u64::from(skipped.is_some());
         self.pace.add(tokens, started.elapsed());
         self.report(loss, rate, gradient_norm, skipped)
+    }
+
+    /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
+    fn judge(&mut self, loss: f64, gradient_norm: f64) -> Verdict {
+        let settings = &self.config.train;
+        if let Some(scaling) = self.state.loss_scale.as_mut().filter(|_| loss.is_finite()) {
+            if gradient_norm.is_finite() {
+                scaling.passed(&settings.loss_scaling);
+            } else if let Overflow::Scale(next) = scaling.overflowed(&settings.loss_scaling) {
+                return Verdict::Skip(format!("a gradient overflows fp16; the loss is scaled by {next} from now on"));
+            }
+        }
+        self.state.guard.judge(settings, loss, gradient_norm)
     }
 
     /// All steps are done, or the validation loss no longer improves.

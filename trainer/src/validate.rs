@@ -127,6 +127,16 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         within("train.weight_decay", train.weight_decay, 0.0, f64::MAX),
         within("train.clip_norm", train.clip_norm, 0.0, f64::MAX),
         within("train.skip_spikes", train.skip_spikes, 0.0, f64::MAX),
+        above_zero("train.loss_scaling.minimum", train.loss_scaling.minimum),
+        within("train.loss_scaling.initial", train.loss_scaling.initial, train.loss_scaling.minimum, train.loss_scaling.maximum),
+        above_zero("train.loss_scaling.maximum", train.loss_scaling.maximum),
+        rule(
+            "train.loss_scaling.factor",
+            train.loss_scaling.factor > 1.0 && train.loss_scaling.factor.is_finite(),
+            format!("factor is a finite number above 1, not {}", train.loss_scaling.factor),
+        ),
+        at_least("train.loss_scaling.growth_interval", Some(train.loss_scaling.growth_interval), 1),
+        at_least("train.loss_scaling.hysteresis", Some(train.loss_scaling.hysteresis), 1),
         rule("train.dropout", below_one(train.dropout), format!("dropout is at least 0 and below 1, not {}", train.dropout)),
         rule(
             "train.attention_dropout",

@@ -2,32 +2,39 @@
 
 use serde_json::Value;
 
-use super::{Flag, Job, Meaning::*, Setting::Word as W};
+use super::{
+    Flag, Job,
+    Meaning::*,
+    Setting::{self, Word as W},
+};
 
-const ZERO: &str =
-    "partitioned and offloaded optimizer states (ZeRO) do not exist here yet; leave `zero_optimization` out or give stage 0";
+const ONE_PROCESS: &str = "there is one process, which has all partitions";
 
 const KEYS: &[Flag] = &[
-    Flag { names: &["fp16.enabled"], meaning: Special(fp16) },
+    Flag { names: &["fp16.enabled"], meaning: Choice(&[("true", &[("train.precision", W("fp16"))]), ("false", &[])]) },
     Flag { names: &["bf16.enabled"], meaning: Choice(&[("true", &[("train.precision", W("bf16"))]), ("false", &[])]) },
+    Flag { names: &["fp16.loss_scale"], meaning: Special(loss_scale) },
+    Flag { names: &["fp16.loss_scale_window"], meaning: Whole("train.loss_scaling.growth_interval") },
+    Flag { names: &["fp16.hysteresis"], meaning: Whole("train.loss_scaling.hysteresis") },
+    Flag { names: &["fp16.min_loss_scale"], meaning: Number("train.loss_scaling.minimum") },
+    Flag { names: &["fp16.initial_scale_power"], meaning: Special(initial_scale) },
+    Flag { names: &["zero_optimization.cpu_offload"], meaning: Choice(&[("true", OPTIMIZER), ("false", &[])]) },
     Flag {
-        names: &["fp16.loss_scale", "fp16.loss_scale_window", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.initial_scale_power"],
-        meaning: Nothing("only half precision scales its loss"),
+        names: &["zero_optimization.offload_optimizer.device"],
+        meaning: Choice(&[("cpu", OPTIMIZER), ("nvme", OPTIMIZER), ("none", &[])]),
     },
-    Flag { names: &["zero_optimization.stage"], meaning: Must(0.0, ZERO) },
     Flag {
         names: &[
+            "zero_optimization.stage",
             "zero_optimization.allgather_partitions",
             "zero_optimization.allgather_bucket_size",
             "zero_optimization.overlap_comm",
             "zero_optimization.reduce_scatter",
             "zero_optimization.reduce_bucket_size",
             "zero_optimization.contiguous_gradients",
-            "zero_optimization.cpu_offload",
-            "zero_optimization.offload_optimizer.device",
             "zero_optimization.offload_optimizer.pin_memory",
         ],
-        meaning: Nothing("part of ZeRO"),
+        meaning: Nothing(ONE_PROCESS),
     },
     Flag { names: &["optimizer.type"], meaning: Choice(&[("AdamW", &[])]) },
     Flag { names: &["optimizer.params.lr", "scheduler.params.warmup_max_lr"], meaning: Number("train.learning_rate") },
@@ -74,9 +81,20 @@ fn leaf(job: &mut Job, path: &str, value: &str) {
     applied.unwrap_or_else(|problem| job.problems.push(format!("{shown}: {problem}")));
 }
 
-fn fp16(_: &mut Job, value: &str) -> Result<(), String> {
-    match value {
-        "false" => Ok(()),
-        _ => Err("fp16 does not exist here yet; set it to false".to_owned()),
+const OPTIMIZER: &[(&str, Setting)] = &[("train.offload", W("optimizer"))];
+
+/// 0 stands for a scale that moves, any other number for itself.
+fn loss_scale(job: &mut Job, value: &str) -> Result<(), String> {
+    let scale = super::number(value)?;
+    if scale != 0.0 {
+        for bound in ["initial", "minimum", "maximum"] {
+            job.set(&format!("train.loss_scaling.{bound}"), scale);
+        }
     }
+    Ok(())
+}
+
+fn initial_scale(job: &mut Job, power: &str) -> Result<(), String> {
+    job.set("train.loss_scaling.initial", super::number(power)?.exp2());
+    Ok(())
 }

@@ -158,7 +158,8 @@ impl Job {
             let _ = writeln!(text, "# {note}");
         }
         text.push_str("\nname = \"translated\"\n");
-        let (top, nested): (Vec<_>, Vec<_>) = self.values.iter().partition(|(key, _)| !key.contains('.'));
+        let (top, mut nested): (Vec<_>, Vec<_>) = self.values.iter().partition(|(key, _)| !key.contains('.'));
+        nested.sort_by_key(|(key, _)| key.rsplit_once('.').map(|(parent, _)| parent)); // each table once
         for (key, value) in top {
             let _ = writeln!(text, "{key} = {value}");
         }
@@ -220,7 +221,8 @@ const LAUNCHERS: &[&[Flag]] = &[&[
 ]];
 
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
-const PRECISION: &str = "fp16 does not exist here yet; train in bf16, or leave it out to train in float32";
+const PRECISION: &str =
+    "weights and evaluation stay in float32 here; give the matrix products a narrower `train.precision` in the job file";
 const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1";
 
 fn whole(value: &str) -> Result<i64, String> {

@@ -2,6 +2,7 @@ use ft_trainer::config::Variant;
 
 use super::*;
 use crate::job::spec::JobSpec;
+use ft_trainer::config::{LossScaling, Offload, Precision};
 
 const NOTHING: &dyn Fn(&str) -> Result<String, String> = &|file| Err(format!("there is no {file}"));
 
@@ -57,17 +58,42 @@ fn deepspeed_decides_what_the_flags_leave_to_it() {
         schedule = \"warmup-lr\"\nwarmup_steps = 10\nlearning_rate = 3e-5\nclip_norm = 0.5\ncheckpoint_every = 200\neval_every = 200";
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(train, expected);
-    assert!(translated.text.contains("# ds_config fp16.loss_scale: only half precision scales its loss\n"), "{}", translated.text);
+    assert!(translated.text.contains("# ds_config zero_optimization.stage: there is one process"), "{}", translated.text);
+}
+
+/// The configuration that GPT2-XL was fine-tuned with on one V100.
+#[test]
+fn half_precision_and_offloading_are_translated() {
+    let config = r#"{
+        "fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+        "zero_optimization": {
+            "stage": 2, "allgather_partitions": true, "allgather_bucket_size": 2e8, "overlap_comm": true, "reduce_scatter": true,
+            "reduce_bucket_size": 2e8, "contiguous_gradients": true, "cpu_offload": true
+        },
+        "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto", "wall_clock_breakdown": false
+    }"#;
+    let train = |config: &str| {
+        let translated = translate(&format!("{CLM} --fp16"), &|_| Ok(config.to_owned())).expect("a job");
+        JobSpec::parse(&translated.text, "job.toml").expect("valid").train
+    };
+    let found = train(config);
+    assert_eq!((found.precision, found.offload), (Precision::Fp16, Offload::Optimizer));
+    assert_eq!(found.loss_scaling, LossScaling::default());
+    let fixed = train(r#"{"fp16": {"enabled": true, "loss_scale": 128}}"#).loss_scaling;
+    assert_eq!(fixed, LossScaling { initial: 128.0, minimum: 128.0, maximum: 128.0, ..LossScaling::default() });
 }
 
 #[test]
 fn what_is_not_to_be_had_is_refused_by_name() {
-    let zero = r#"{"fp16": {"enabled": true}, "zero_optimization": {"stage": 2, "cpu_offload": true}, "sheduler": {}, "bufer": 1}"#;
-    let found = translate(&format!("{CLM} --fp16"), &|_| Ok(zero.to_owned())).expect_err("half precision, ZeRO");
+    let config = r#"{"fp16": {"enabled": "maybe"}, "zero_optimization": {"offload_param": {"device": "cpu"}}, "bufer": 1}"#;
+    let found = translate(&format!("{CLM} --fp16_full_eval"), &|_| Ok(config.to_owned())).expect_err("problems");
     for problem in [
-        "--fp16: fp16 does not exist here yet",
-        "ds_config fp16.enabled: fp16 does not exist",
-        "ds_config zero_optimization.stage: partitioned and offloaded optimizer states (ZeRO) do not exist",
+        "--fp16_full_eval: weights and evaluation stay in float32 here",
+        "ds_config fp16.enabled: `maybe` does not exist here",
+        "ds_config zero_optimization.offload_param.device: not known here",
         "ds_config bufer: not known here",
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
@@ -118,7 +144,7 @@ fn fairseq_train_becomes_a_job() {
     let found = problems(&format!("{FAIRSEQ} --activation-dropout 0.1 --fp16 --zero-sharding os --hpu --t-mult 2"));
     for problem in [
         "--activation-dropout: nothing is dropped inside the network",
-        "--fp16: fp16 does not exist here yet",
+        "--fp16: weights and evaluation stay in float32 here",
         "--zero-sharding: ",
         "--hpu: ",
         "--t-mult: ",

@@ -96,7 +96,8 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["max_eval_samples"], meaning: Whole("train.eval_sequences") },
     Flag { names: &["max_train_samples"], meaning: Refused("give data.limit_bytes in the job file instead") },
     Flag { names: &["bf16"], meaning: SwitchTo(&[("train.precision", W("bf16"))]) },
-    Flag { names: &["fp16", "fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
+    Flag { names: &["fp16"], meaning: SwitchTo(&[("train.precision", W("fp16"))]) },
+    Flag { names: &["fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
     Flag {
         names: &["fp16_opt_level", "fp16_backend", "half_precision_backend", "torch_dtype", "dtype"],
         meaning: Refused(PRECISION),

@@ -8,7 +8,7 @@ use super::dropout::{Masks, RowMask, Site};
 use super::parameters::{elements, elements_mut, floats, floats_mut, holds};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
-use crate::simd::{Bf16, Element, dot, exp, largest, sum_of};
+use crate::simd::{Bf16, Element, F16, dot, exp, largest, sum_of};
 use crate::vectorise::vectorised;
 
 /// Queries whose scores exist at once, per thread: `[QUERIES, T]` of them stay in a core's own cache.
@@ -37,6 +37,7 @@ pub(super) fn forward(qkv: &Tensor, layout: Layout) -> Attention {
     let (output, log_sum_exp) = match heads.kind() {
         Kind::Float if holds::<f32>(&heads) => forward_plain::<f32>(&heads, layout),
         Kind::BFloat16 if holds::<Bf16>(&heads) => forward_plain::<Bf16>(&heads, layout),
+        Kind::Half if holds::<F16>(&heads) => forward_plain::<F16>(&heads, layout),
         _ => forward_anywhere(&heads, layout),
     };
     Attention { heads, log_sum_exp, output: join_heads(&output) }
@@ -49,6 +50,7 @@ pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout) -> Te
     let dheads = match kept.heads.kind() {
         Kind::Float if holds::<f32>(&kept.heads) => backward_plain::<f32>(kept, &output, &doutput, layout),
         Kind::BFloat16 if holds::<Bf16>(&kept.heads) => backward_plain::<Bf16>(kept, &output, &doutput, layout),
+        Kind::Half if holds::<F16>(&kept.heads) => backward_plain::<F16>(kept, &output, &doutput, layout),
         _ => backward_anywhere(kept, &output, &doutput, layout),
     };
     dheads.permute([0, 3, 2, 1, 4]).reshape([batch * length, 3 * heads * channels])

@@ -64,7 +64,9 @@ impl Gpt2 {
         let positions = self.positions().index_select(0, &window.positions.reshape([-1]));
         let mut x = self.embed_tokens(&tokens.reshape([-1])) + positions; // [batch · new, D]
         for (layer, kept) in cache.layers.iter_mut().enumerate() {
-            x = block_with_cache(&x, &weights.block(layer), layout, kept, &window);
+            let block = weights.block(layer);
+            x = block_with_cache(&x, &block, layout, kept, &window);
+            block.release();
         }
         cache.length = window.length;
         let last = x.view([batch, new, -1]).select(1, new - 1); // [batch, D]

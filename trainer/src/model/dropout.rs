@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::parameters::{elements, elements_mut, holds};
 use crate::parallel;
 use crate::random::{bits, mix};
-use crate::simd::{Bf16, Element};
+use crate::simd::{Bf16, Element, F16};
 use crate::vectorise::vectorised;
 
 /// Rows one thread works on at a time.
@@ -58,6 +58,7 @@ impl Masks {
         match x.kind() {
             Kind::Float if holds::<f32>(x) => self.apply_plain::<f32>(site, x, length),
             Kind::BFloat16 if holds::<Bf16>(x) => self.apply_plain::<Bf16>(site, x, length),
+            Kind::Half if holds::<F16>(x) => self.apply_plain::<F16>(site, x, length),
             _ => {
                 let ones = Tensor::ones(x.size(), (Kind::Float, Device::Cpu));
                 x * self.apply_plain::<f32>(site, &ones, length).to_kind(x.kind()).to_device(x.device())

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::parameters::{elements, elements_mut, holds};
 use crate::parallel;
-use crate::simd::{Bf16, Element, exp};
+use crate::simd::{Bf16, Element, F16, exp};
 use crate::vectorise::vectorised;
 
 /// Which of the two forms.
@@ -38,6 +38,7 @@ pub(super) fn forward(x: &Tensor, form: Gelu) -> Tensor {
     match x.kind() {
         Kind::Float if holds::<f32>(x) => forward_plain::<f32>(x, form),
         Kind::BFloat16 if holds::<Bf16>(x) => forward_plain::<Bf16>(x, form),
+        Kind::Half if holds::<F16>(x) => forward_plain::<F16>(x, form),
         _ => x.gelu(form.approximation()),
     }
 }
@@ -47,6 +48,7 @@ pub(super) fn backward(x: &Tensor, mut dy: Tensor, form: Gelu) -> Tensor {
     match x.kind() {
         Kind::Float if x.device() == Device::Cpu => backward_plain::<f32>(x, &mut dy, form),
         Kind::BFloat16 if x.device() == Device::Cpu => backward_plain::<Bf16>(x, &mut dy, form),
+        Kind::Half if x.device() == Device::Cpu => backward_plain::<F16>(x, &mut dy, form),
         _ => return x.gelu_backward(&dy, form.approximation()),
     }
     dy

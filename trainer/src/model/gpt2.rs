@@ -9,6 +9,8 @@ use super::parameters::Parameters;
 use super::shape::Shape;
 use super::{head, linear, norm, sinusoids};
 use crate::config::{Precision, Recompute, Variant};
+use crate::error::Failure;
+use crate::offload::{Place, release};
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
@@ -17,7 +19,8 @@ pub struct Gpt2 {
     parameters: Parameters,
     /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
     working: Parameters,
-    gradients: Parameters,
+    /// Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
+    gradients: Option<Parameters>,
     /// `[context, D]`, where positions are not learnt.
     sinusoids: Option<Tensor>,
     recompute: Recompute,
@@ -30,27 +33,37 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// Brings the weights to `device`; gradients start at zero. The dtype of the weights is the dtype of the computation. Weights
+    /// Brings the weights to `device`. The dtype of the weights is the dtype of the computation. Weights
     /// that are on `device` already are shared with `parameters`, not copied: two copies of a large model may not fit.
     pub fn new(shape: Shape, parameters: &Parameters, device: Device) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
         let parameters = parameters.to(device, kind);
-        let gradients = parameters.zeros_like();
         let working = parameters.to(device, kind);
         let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
         let (recompute, dropout, first_sequence) = (Recompute::None, None, 0);
-        Self { shape, parameters, working, gradients, sinusoids, recompute, dropout, first_sequence, device, kind }
+        Self { shape, parameters, working, gradients: None, sinusoids, recompute, dropout, first_sequence, device, kind }
     }
 
     /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
     /// torch's autocast.
     #[must_use]
-    pub fn with_precision(mut self, precision: Precision) -> Self {
-        if precision == Precision::Bf16 {
-            self.kind = Kind::BFloat16;
-            self.working = self.parameters.rounded(self.kind);
+    pub fn with_precision(self, precision: Precision) -> Self {
+        self.with_offload(precision, &Place::Memory).expect("main memory needs no file")
+    }
+
+    /// As [`Gpt2::with_precision`], with gradients and rounded weights in `place`.
+    pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
+        let rounded = match precision {
+            Precision::Fp32 => None,
+            Precision::Bf16 => Some(Kind::BFloat16),
+            Precision::Fp16 => Some(Kind::Half),
+        };
+        if let Some(kind) = rounded {
+            self.kind = kind;
+            self.working = self.parameters.rounded(kind, place)?;
         }
-        self
+        self.gradients = Some(self.parameters.zeros_in(place)?);
+        Ok(self)
     }
 
     /// Keeps less of the forward pass for the backward pass.
@@ -83,18 +96,25 @@ impl Gpt2 {
         &self.parameters
     }
 
+    /// # Panics
+    /// Before the first [`Gpt2::accumulate`].
     pub fn gradients(&self) -> &Parameters {
-        &self.gradients
+        self.gradients.as_ref().expect("gradients of a model that has computed some")
     }
 
     /// Lets an optimizer change the weights as the gradients say.
+    ///
+    /// # Panics
+    /// As [`Gpt2::gradients`].
     pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters)) {
-        change(&mut self.parameters, &self.gradients);
+        change(&mut self.parameters, self.gradients.as_ref().expect("gradients of a model that has computed some"));
         tch::no_grad(|| self.working.round_again(&self.parameters));
     }
 
     pub fn zero_gradients(&mut self) {
-        self.gradients.zero();
+        if let Some(gradients) = &mut self.gradients {
+            gradients.zero();
+        }
     }
 
     /// Adds `d(scale · sum NLL)/dθ` to the gradients and returns the summed negative log-likelihood in nats.
@@ -103,10 +123,13 @@ impl Gpt2 {
     /// # Panics
     /// When `seq` exceeds the context, a token is outside the vocabulary, or libtorch is out of memory.
     pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
-        tch::no_grad(|| self.forward_backward(inputs, targets, scale))
+        let mut gradients = self.gradients.take().unwrap_or_else(|| self.parameters.zeros_like());
+        let loss = tch::no_grad(|| self.forward_backward(inputs, targets, scale, &mut gradients));
+        self.gradients = Some(gradients);
+        loss
     }
 
-    fn forward_backward(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
+    fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64, gradients: &mut Parameters) -> f64 {
         let masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
         let layout = Layout { masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
@@ -121,23 +144,28 @@ impl Gpt2 {
             let activations = block::forward(x, &weights, layout);
             x = activations.output(&weights, layout);
             kept.push(activations.keep(self.recompute));
+            weights.release();
         }
         let final_norm = self.parameters.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
         let embedding = self.working.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
-        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut self.gradients.token_embedding());
+        let mut dembedding = gradients.token_embedding();
+        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut dembedding);
+        release([&embedding, &dembedding]);
         let mut dx = x.zeros_like();
-        norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut self.gradients.final_norm());
+        norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut gradients.final_norm());
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.working.block(layer), kept.pop().expect("every block has kept something"));
-            let layout = layout.of_layer(layer);
-            block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut self.gradients.block(layer));
+            let (layout, mut gradients) = (layout.of_layer(layer), gradients.block(layer));
+            block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients);
+            weights.release();
+            gradients.release();
         }
         if let Some(masks) = masks {
             dx = masks.apply(Site::Embedding, &dx, layout.length);
         }
-        self.embed_backward(&inputs, &dx);
+        self.embed_backward(&inputs, &dx, gradients);
         loss
     }
 
@@ -165,6 +193,7 @@ impl Gpt2 {
         for layer in 0..self.shape.layers {
             let weights = self.working.block(layer);
             x = block::forward(x, &weights, layout).output(&weights, layout);
+            weights.release();
         }
         norm::forward(&x, &self.parameters.final_norm(), layout.epsilon, layout.kind).0
     }
@@ -191,17 +220,18 @@ impl Gpt2 {
     }
 
     /// `dx [N, D]`. On the CPU `index_add_` adds row after row, so equal tokens are summed in the order of the batch.
-    fn embed_backward(&mut self, inputs: &Tensor, dx: &Tensor) {
+    fn embed_backward(&self, inputs: &Tensor, dx: &Tensor, gradients: &mut Parameters) {
         let [batch, length] = [inputs.size()[0], inputs.size()[1]];
-        let mut dtokens = self.gradients.token_embedding();
-        if !self.shape.learns_positions() {
-            let _ = dtokens.index_add_(0, &inputs.reshape([-1]), &(dx * (self.shape.width as f64).sqrt()));
-            return;
+        let (tokens, mut dtokens) = (inputs.reshape([-1]), gradients.token_embedding());
+        if self.shape.learns_positions() {
+            let _ = dtokens.index_add_(0, &tokens, dx);
+            let positions = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
+            let mut gradient = gradients.position_embedding().narrow(0, 0, length);
+            gradient += positions;
+        } else {
+            let _ = dtokens.index_add_(0, &tokens, &(dx * (self.shape.width as f64).sqrt()));
         }
-        let _ = dtokens.index_add_(0, &inputs.reshape([-1]), dx);
-        let positions = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
-        let mut gradient = self.gradients.position_embedding().narrow(0, 0, length);
-        gradient += positions;
+        release([&dtokens]);
     }
 
     pub(super) fn working(&self) -> &Parameters {

@@ -7,7 +7,7 @@ use super::linear::{add_outer_product, product, product_transposed};
 use super::parameters::{elements_mut, floats, floats_mut, holds, is_plain};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
-use crate::simd::{Bf16, Element, exp, largest, sum_of};
+use crate::simd::{Bf16, Element, F16, exp, largest, sum_of};
 use crate::vectorise::vectorised;
 
 /// Label of a position that is not predicted (the convention of PyTorch and transformers).
@@ -83,6 +83,9 @@ fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (f64, Tens
         }
         Kind::BFloat16 if holds::<Bf16>(&logits) => {
             cross_entropy_plain::<Bf16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
+        }
+        Kind::Half if holds::<F16>(&logits) => {
+            cross_entropy_plain::<F16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
         }
         _ => return cross_entropy_anywhere(&logits, targets, scale),
     };

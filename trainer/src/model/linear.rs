@@ -9,7 +9,7 @@ use super::few;
 use super::parameters::{Affine, elements, floats, floats_mut, is_plain};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
-use crate::simd::{Bf16, Element, add};
+use crate::simd::{Bf16, Element, F16, add};
 use crate::vectorise::vectorised;
 
 /// Rows whose sum is taken before it meets the rest, so that its order does not depend on the number of threads.
@@ -113,6 +113,7 @@ fn add_column_sums(sum: &mut Tensor, x: &Tensor) {
     match x.kind() {
         Kind::Float if is_plain(x) => add_column_sums_plain::<f32>(sum, x),
         Kind::BFloat16 if x.device() == Device::Cpu => add_column_sums_plain::<Bf16>(sum, x),
+        Kind::Half if x.device() == Device::Cpu => add_column_sums_plain::<F16>(sum, x),
         _ => *sum += x.sum_dim_intlist(0_i64, false, sum.kind()),
     }
 }

@@ -7,9 +7,10 @@ use tch::{Kind, Tensor};
 
 use super::parameters::{ModelError, Parameter, Parameters, WEIGHTS_FILE};
 use super::shape::Shape;
-use super::tensor_file::{self, FileError};
+use super::tensor_file::{FileError, TensorFile};
 use super::xglm;
 use crate::config::Variant;
+use crate::offload::Place;
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const PICKLE_FILES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
@@ -20,18 +21,24 @@ impl Parameters {
     /// `transformer.`, as in OpenAI's published files; attention-mask buffers and an output head equal to the token embedding
     /// are passed over.
     pub fn load(directory: &Path) -> Result<(Shape, Self), ModelError> {
+        Self::load_in(&Place::Memory, directory)
+    }
+
+    /// As [`Parameters::load`], one tensor after another to `place`.
+    pub fn load_in(place: &Place, directory: &Path) -> Result<(Shape, Self), ModelError> {
         let shape = Shape::read(directory)?;
-        let mut found = HashMap::new();
-        for file in weight_files(directory)? {
-            for (name, tensor) in tensor_file::read(&file)? {
-                found.insert(canonical(&name, shape.variant), (file.clone(), tensor));
-            }
+        let files = weight_files(directory)?.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut found = Found::new();
+        for file in &files {
+            found.extend(file.names().into_iter().map(|name| (canonical(&name, shape.variant), Stored { file, name })));
         }
         let head = found.remove(HEAD);
-        let entries =
-            shape.tensors().into_iter().map(|(name, dimensions)| take(&mut found, directory, name, &dimensions, shape.variant));
-        let entries = entries.collect::<Result<Vec<_>, _>>()?;
-        refuse_leftovers(found)?;
+        let mut entries = Vec::new();
+        for (name, dimensions) in shape.tensors() {
+            let Parameter { name, tensor } = take(&mut found, directory, name, &dimensions, shape.variant)?;
+            entries.push(Parameter { name, tensor: place.hold(tensor)? });
+        }
+        refuse_leftovers(&found)?;
         refuse_untied(head, &entries[0].tensor)?;
         Ok((shape, Self::from_entries(entries)))
     }
@@ -77,10 +84,18 @@ fn canonical(name: &str, variant: Variant) -> String {
     }
 }
 
-type Found = HashMap<String, (PathBuf, Tensor)>;
+/// A tensor of a file that is not read yet.
+struct Stored<'a> {
+    file: &'a TensorFile,
+    /// Its name there.
+    name: String,
+}
+
+/// By the name that it has here.
+type Found<'a> = HashMap<String, Stored<'a>>;
 
 /// Takes one tensor out of what was found, put together from its parts where the file has several.
-fn take(found: &mut Found, directory: &Path, name: String, size: &[usize], variant: Variant) -> Result<Parameter, ModelError> {
+fn take(found: &mut Found<'_>, directory: &Path, name: String, size: &[usize], variant: Variant) -> Result<Parameter, ModelError> {
     let size: Vec<i64> = size.iter().map(|size| *size as i64).collect();
     if variant == Variant::Gpt2 {
         let tensor = take_stored(found, directory, name.clone(), size)?;
@@ -99,10 +114,11 @@ fn take(found: &mut Found, directory: &Path, name: String, size: &[usize], varia
 }
 
 /// Takes one tensor of a file and checks it against the shape.
-fn take_stored(found: &mut Found, directory: &Path, name: String, expected: Vec<i64>) -> Result<Tensor, ModelError> {
-    let Some((path, tensor)) = found.remove(&name) else {
+fn take_stored(found: &mut Found<'_>, directory: &Path, name: String, expected: Vec<i64>) -> Result<Tensor, ModelError> {
+    let Some(stored) = found.remove(&name) else {
         return Err(ModelError::Missing { path: directory.to_owned(), name });
     };
+    let (path, tensor) = (stored.file.path().to_owned(), stored.file.tensor(&stored.name)?);
     if tensor.size() != expected {
         return Err(ModelError::Dimensions { path, name, expected, found: tensor.size() });
     }
@@ -114,19 +130,19 @@ fn take_stored(found: &mut Found, directory: &Path, name: String, expected: Vec<
 }
 
 /// Buffers of the causal mask are stored by old versions of transformers; any other extra tensor means another model.
-fn refuse_leftovers(found: Found) -> Result<(), ModelError> {
+fn refuse_leftovers(found: &Found<'_>) -> Result<(), ModelError> {
     let is_mask = |name: &str| name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    match found.into_iter().filter(|(name, _)| !is_mask(name)).min_by(|left, right| left.0.cmp(&right.0)) {
-        Some((name, (path, _))) => Err(ModelError::Unexpected { path, name }),
+    match found.iter().filter(|(name, _)| !is_mask(name)).min_by(|left, right| left.0.cmp(right.0)) {
+        Some((name, stored)) => Err(ModelError::Unexpected { path: stored.file.path().to_owned(), name: name.clone() }),
         None => Ok(()),
     }
 }
 
-fn refuse_untied(head: Option<(PathBuf, Tensor)>, embedding: &Tensor) -> Result<(), ModelError> {
-    match head {
-        Some((path, head)) if head.size() != embedding.size() || !head.to_kind(Kind::Float).equal(embedding) => {
-            Err(ModelError::UntiedHead { path })
-        }
-        _ => Ok(()),
+fn refuse_untied(head: Option<Stored<'_>>, embedding: &Tensor) -> Result<(), ModelError> {
+    let Some(stored) = head else { return Ok(()) };
+    let head = stored.file.tensor(&stored.name)?;
+    if head.size() == embedding.size() && head.to_kind(Kind::Float).equal(embedding) {
+        return Ok(());
     }
+    Err(ModelError::UntiedHead { path: stored.file.path().to_owned() })
 }

@@ -2,7 +2,7 @@
 
 use super::HEAD_CHUNK;
 use super::shape::Shape;
-use crate::config::{OptimizerKind, Precision, Recompute, TrainSettings};
+use crate::config::{Offload, OptimizerKind, Precision, Recompute, TrainSettings};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
@@ -44,16 +44,23 @@ impl TrainingMemory {
             Recompute::Full => (block.input(), block.passing()),
         };
         let again = block.all() - kept;
-        let copies = if settings.precision == Precision::Bf16 { 2 * shape.parameters() } else { 0 };
+        let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
+        // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
+        let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
+        let (in_files, remembered) = (settings.offload != Offload::None, optimizer(shape, settings.optimizer));
+        let model_in_files = settings.offload == Offload::Model;
         let mut memory = Self {
-            weights: F32 * shape.parameters() + copies,
-            gradients: F32 * shape.parameters(),
-            optimizer: optimizer(shape, settings.optimizer),
+            weights: resident(model_in_files, F32, (F32 + copy) * shape.parameters()),
+            gradients: resident(model_in_files, F32, F32 * shape.parameters()),
+            optimizer: resident(in_files, 2 * F32, remembered).min(remembered),
             activations: layers * kept,
             working: gaps + again + block.backward().max(block.passing() + head(shape, rows, settings.precision)),
             program: PROGRAM + PANELS.min(F32 * (shape.vocabulary * shape.width) as u64),
         };
-        memory.program += (memory.total() as f64 * UNUSED) as u64;
+        let allocated = memory.total()
+            - if model_in_files { memory.weights + memory.gradients } else { 0 }
+            - if in_files { memory.optimizer } else { 0 };
+        memory.program += (allocated as f64 * UNUSED) as u64;
         memory
     }
 
@@ -119,7 +126,7 @@ impl Block {
 fn bytes(precision: Precision) -> u64 {
     match precision {
         Precision::Fp32 => F32,
-        Precision::Bf16 => 2,
+        Precision::Bf16 | Precision::Fp16 => 2,
     }
 }
 
@@ -128,8 +135,13 @@ fn head(shape: &Shape, rows: u64, precision: Precision) -> u64 {
     let logits = rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
     match precision {
         Precision::Fp32 => F32 * logits,
-        Precision::Bf16 => 2 * 2 * (logits + (shape.vocabulary * shape.width) as u64),
+        Precision::Bf16 | Precision::Fp16 => 2 * 2 * (logits + (shape.vocabulary * shape.width) as u64),
     }
+}
+
+/// Numbers in the largest tensor.
+fn largest(shape: &Shape) -> u64 {
+    shape.tensors().iter().map(|(_, dimensions)| dimensions.iter().product::<usize>() as u64).max().unwrap_or(0)
 }
 
 fn optimizer(shape: &Shape, kind: OptimizerKind) -> u64 {
@@ -173,6 +185,16 @@ mod tests {
         assert_eq!(memory.weights + memory.gradients + memory.optimizer, 16 * small().parameters());
         assert_eq!(memory.activations, 12 * 2048 * 4 * (16 * 768 + 12));
         assert_eq!(memory.parts()[6].1, memory.parts()[..6].iter().map(|(_, bytes)| bytes).sum::<u64>());
+    }
+
+    #[test]
+    fn what_lies_in_files_takes_its_largest_tensor() {
+        let largest = 4 * 50_257 * 768;
+        let optimizer = with(|settings| settings.offload = Offload::Optimizer);
+        assert_eq!((optimizer.weights, optimizer.optimizer), (4 * small().parameters(), 2 * largest));
+        let model = with(|settings| settings.offload = Offload::Model);
+        assert_eq!((model.weights, model.gradients, model.optimizer), (largest, largest, 2 * largest));
+        assert_eq!(model.activations, with(|_| ()).activations);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::parameters::{Affine, elements, elements_mut, floats, floats_mut, is_plain};
 use crate::parallel;
-use crate::simd::{Bf16, Element, add, sum_of};
+use crate::simd::{Bf16, Element, F16, add, sum_of};
 use crate::vectorise::vectorised;
 
 /// Rows one thread works on at a time; also the rows whose gain and shift gradients are summed before they meet the rest, so
@@ -22,6 +22,7 @@ pub(super) fn forward(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (T
     match kind {
         Kind::Float if is_plain(x) => forward_plain::<f32>(x, norm, epsilon),
         Kind::BFloat16 if is_plain(x) => forward_plain::<Bf16>(x, norm, epsilon),
+        Kind::Half if is_plain(x) => forward_plain::<F16>(x, norm, epsilon),
         _ => forward_anywhere(x, norm, epsilon, kind),
     }
 }
@@ -32,6 +33,7 @@ pub(super) fn backward(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &
     match dy.kind() {
         Kind::Float if is_plain(x) => backward_plain::<f32>(x, norm, statistics, dy, dx, gradient),
         Kind::BFloat16 if is_plain(x) => backward_plain::<Bf16>(x, norm, statistics, dy, dx, gradient),
+        Kind::Half if is_plain(x) => backward_plain::<F16>(x, norm, statistics, dy, dx, gradient),
         _ => *dx += backward_anywhere(x, norm, statistics, &dy.to_kind(x.kind()), gradient),
     }
 }

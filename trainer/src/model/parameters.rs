@@ -11,6 +11,8 @@ use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
 use super::xglm;
 use crate::config::Variant;
+use crate::error::Failure;
+use crate::offload::{Place, release};
 use crate::simd::Element;
 
 /// Name of the weights inside a model directory.
@@ -47,6 +49,8 @@ pub enum ModelError {
     UntiedHead { path: PathBuf },
     #[error("{asked} positions are asked of a model that knows {context}; shorten the prompt or generate fewer tokens")]
     Context { asked: usize, context: usize },
+    #[error(transparent)]
+    Place(#[from] Failure),
 }
 
 /// One trained tensor under its Hugging Face name.
@@ -96,16 +100,32 @@ pub(super) struct BlockTensors {
     pub mlp_proj: Affine,
 }
 
+impl BlockTensors {
+    /// What lies in files leaves main memory until it is used again.
+    pub fn release(&self) {
+        let Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj } = self;
+        for Affine { weight, bias } in [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] {
+            release([weight, bias]);
+        }
+    }
+}
+
 impl Parameters {
     /// The variant's initial weights ([`super::initial`]). A function of `seed` alone, whatever the number of threads.
     pub fn random(shape: &Shape, seed: u64) -> Self {
+        Self::random_in(&Place::Memory, shape, seed).expect("main memory needs no file")
+    }
+
+    /// As [`Parameters::random`], in `place`.
+    pub fn random_in(place: &Place, shape: &Shape, seed: u64) -> Result<Self, Failure> {
         let entry = |(stream, (name, dimensions)): (usize, (String, Vec<usize>))| {
             let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
-            let mut tensor = Tensor::zeros(dimensions.as_slice(), (Kind::Float, Device::Cpu));
+            let mut tensor = place.zeros(&dimensions, Kind::Float, Device::Cpu)?;
             initial::fill(floats_mut(&mut tensor), initial::distribution(shape, &name), seed, stream as u64);
-            Parameter { name, tensor }
+            release([&tensor]);
+            Ok(Parameter { name, tensor })
         };
-        Self { entries: shape.tensors().into_iter().enumerate().map(entry).collect() }
+        Ok(Self { entries: shape.tensors().into_iter().enumerate().map(entry).collect::<Result<_, Failure>>()? })
     }
 
     /// Tensors in the order of [`Shape::tensors`].
@@ -119,19 +139,24 @@ impl Parameters {
         self.map(Tensor::zeros_like)
     }
 
+    /// As [`Parameters::zeros_like`], in `place`.
+    pub fn zeros_in(&self, place: &Place) -> Result<Self, Failure> {
+        self.try_map(|entry| place.zeros_like(&entry.tensor))
+    }
+
     /// The same values on `device` in `kind`; a tensor that is both already is shared, not copied.
     #[must_use]
     pub fn to(&self, device: Device, kind: Kind) -> Self {
         self.map(|tensor| tensor.to_device(device).to_kind(kind))
     }
 
-    /// The same values with those that take part in matrix products rounded to `kind`; the others are shared, not copied.
-    #[must_use]
-    pub(super) fn rounded(&self, kind: Kind) -> Self {
-        let round =
-            |entry: &Parameter| if entry.is_multiplied() { entry.tensor.to_kind(kind) } else { entry.tensor.shallow_clone() };
-        let entry = |entry: &Parameter| Parameter { name: entry.name.clone(), tensor: round(entry) };
-        Self { entries: self.entries.iter().map(entry).collect() }
+    /// The same values with those that take part in matrix products rounded to `kind`, in `place`; the others are shared, not copied.
+    pub(super) fn rounded(&self, kind: Kind, place: &Place) -> Result<Self, Failure> {
+        self.try_map(
+            |entry| {
+                if entry.is_multiplied() { place.hold(entry.tensor.to_kind(kind)) } else { Ok(entry.tensor.shallow_clone()) }
+            },
+        )
     }
 
     /// Rounds or shares `original`, which [`Parameters::rounded`] made this of, once more.
@@ -141,8 +166,14 @@ impl Parameters {
                 entry.tensor = original.tensor.shallow_clone();
             } else {
                 entry.tensor.copy_(&original.tensor);
+                release([&entry.tensor, &original.tensor]);
             }
         }
+    }
+
+    fn try_map(&self, change: impl Fn(&Parameter) -> Result<Tensor, Failure>) -> Result<Self, Failure> {
+        let entry = |entry: &Parameter| Ok(Parameter { name: entry.name.clone(), tensor: change(entry)? });
+        Ok(Self { entries: self.entries.iter().map(entry).collect::<Result<_, Failure>>()? })
     }
 
     fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
@@ -162,6 +193,7 @@ impl Parameters {
     pub fn zero(&mut self) {
         for entry in &mut self.entries {
             let _ = entry.tensor.zero_();
+            release([&entry.tensor]);
         }
     }
 

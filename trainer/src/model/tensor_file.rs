@@ -1,13 +1,15 @@
-//! Safetensors files: named tensors, written one at a time, read through a memory map.
+//! Safetensors files: named tensors, written one at a time, read through a memory map one at a time.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
-use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors, TensorView, View};
+use memmap2::{Mmap, UncheckedAdvice};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, View};
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
+
+use crate::offload::release;
 
 /// Why a safetensors file cannot be read or written.
 #[derive(Debug, Error)]
@@ -33,34 +35,70 @@ pub fn write<'a>(path: &Path, tensors: impl IntoIterator<Item = (String, &'a Ten
 
 /// Reads every tensor of a file in its stored dtype, sorted by name.
 pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>, FileError> {
-    let file = std::fs::File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
-    // SAFETY: the map is read only; a file that another process truncates meanwhile ends this process with SIGBUS, which is
-    // the price of not holding a second copy of the weights. Model directories are not modified in place.
-    let map = unsafe { Mmap::map(&file) }.map_err(|source| FileError::Open { path: path.to_owned(), source })?;
-    let stored = SafeTensors::deserialize(&map).map_err(|source| FileError::Format { path: path.to_owned(), source })?;
-    let mut tensors = stored.iter().map(|(name, view)| read_one(path, name, &view)).collect::<Result<Vec<_>, _>>()?;
-    tensors.sort_by(|left, right| left.0.cmp(&right.0));
-    Ok(tensors)
+    let file = TensorFile::open(path)?;
+    file.names().into_iter().map(|name| Ok((name.clone(), file.tensor(&name)?))).collect()
 }
 
-fn read_one(path: &Path, name: &str, view: &TensorView<'_>) -> Result<(String, Tensor), FileError> {
-    let kind = match view.dtype() {
-        Dtype::F16 => Kind::Half,
-        Dtype::BF16 => Kind::BFloat16,
-        Dtype::F32 => Kind::Float,
-        Dtype::F64 => Kind::Double,
-        Dtype::I64 => Kind::Int64,
-        Dtype::U8 => Kind::Uint8,
-        Dtype::BOOL => Kind::Bool,
-        dtype => return Err(FileError::Dtype { path: path.to_owned(), name: name.to_owned(), dtype }),
-    };
-    let dimensions: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
-    let tensor = Tensor::f_from_data_size(view.data(), &dimensions, kind);
-    tensor.map(|tensor| (name.to_owned(), tensor)).map_err(|source| FileError::Tensor {
-        path: path.to_owned(),
-        name: name.to_owned(),
-        source,
-    })
+/// A file that is open for reading. Of its tensors only those that were asked for are in memory.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    map: Mmap,
+    metadata: Metadata,
+    /// Where the numbers begin.
+    start: usize,
+}
+
+impl TensorFile {
+    pub fn open(path: &Path) -> Result<Self, FileError> {
+        let file = std::fs::File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
+        // SAFETY: the map is read only; a file that another process truncates meanwhile ends this process with SIGBUS, which is
+        // the price of not holding a second copy of the weights. Model directories are not modified in place.
+        let map = unsafe { Mmap::map(&file) }.map_err(|source| FileError::Open { path: path.to_owned(), source })?;
+        let read = SafeTensors::read_metadata(&map);
+        let (header, metadata) = read.map_err(|source| FileError::Format { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), map, metadata, start: size_of::<u64>() + header })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Of every tensor, sorted.
+    pub fn names(&self) -> Vec<String> {
+        let mut names = self.metadata.offset_keys();
+        names.sort_unstable();
+        names
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.metadata.info(name).is_some()
+    }
+
+    /// A copy of one tensor in its stored dtype.
+    ///
+    /// # Panics
+    /// When the file has no tensor of that name.
+    pub fn tensor(&self, name: &str) -> Result<Tensor, FileError> {
+        let info = self.metadata.info(name).expect("a tensor of the file");
+        let kind = match info.dtype {
+            Dtype::F16 => Kind::Half,
+            Dtype::BF16 => Kind::BFloat16,
+            Dtype::F32 => Kind::Float,
+            Dtype::F64 => Kind::Double,
+            Dtype::I64 => Kind::Int64,
+            Dtype::U8 => Kind::Uint8,
+            Dtype::BOOL => Kind::Bool,
+            dtype => return Err(FileError::Dtype { path: self.path.clone(), name: name.to_owned(), dtype }),
+        };
+        let dimensions: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
+        let (first, end) = (self.start + info.data_offsets.0, self.start + info.data_offsets.1);
+        let tensor = Tensor::f_from_data_size(&self.map[first..end], &dimensions, kind);
+        // SAFETY: pages of a file that is mapped to be read come back when they are touched. Without this, the file would count as
+        // memory of the process while it is open.
+        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first) };
+        tensor.map_err(|source| FileError::Tensor { path: self.path.clone(), name: name.to_owned(), source })
+    }
 }
 
 /// A tensor as the safetensors writer wants to see it.
@@ -102,6 +140,7 @@ impl View for Stored<'_> {
         let plain = self.tensor.to_device(Device::Cpu).to_kind(self.kind()).contiguous();
         let mut bytes = vec![0; self.data_len()];
         plain.copy_data_u8(&mut bytes, plain.numel());
+        release([self.tensor]);
         Cow::Owned(bytes)
     }
 

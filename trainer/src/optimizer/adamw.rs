@@ -33,8 +33,10 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    pub fn new(parameter: &Tensor, betas: [f64; 2], epsilon: (f64, Epsilon)) -> Self {
-        Self { betas, epsilon, first: parameter.zeros_like(), second: parameter.zeros_like() }
+    /// `moments` are zeros like the parameter.
+    pub fn new(betas: [f64; 2], epsilon: (f64, Epsilon), moments: [Tensor; 2]) -> Self {
+        let [first, second] = moments;
+        Self { betas, epsilon, first, second }
     }
 }
 

@@ -7,8 +7,10 @@ use super::adamw::{AdamW, Epsilon};
 use super::muon::Muon;
 use super::{Optimizer, Rule};
 use crate::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
+use crate::error::Failure;
 use crate::journal::grouped;
 use crate::model::parameters::Parameter;
+use crate::offload::Place;
 
 /// Parameters that are updated alike.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,16 +47,17 @@ impl Optimizer {
     }
 }
 
-pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings) -> Box<dyn Rule> {
+pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings, place: &Place) -> Result<Box<dyn Rule>, Failure> {
     let tensor = &parameter.tensor;
-    match settings.optimizer {
+    let zeros = || place.zeros_like(tensor);
+    Ok(match settings.optimizer {
         OptimizerKind::Adafactor => Box::new(Adafactor::new(tensor)),
-        OptimizerKind::Muon if is_hidden_matrix(parameter) => Box::new(Muon::new(tensor, settings.momentum)),
+        OptimizerKind::Muon if is_hidden_matrix(parameter) => Box::new(Muon::new(settings.momentum, zeros()?)),
         OptimizerKind::Muon | OptimizerKind::Adamw => {
-            let place = if settings.compat.is_some() { Epsilon::Uncorrected } else { Epsilon::Corrected };
-            Box::new(AdamW::new(tensor, settings.betas, (settings.epsilon, place)))
+            let epsilon = if settings.compat.is_some() { Epsilon::Uncorrected } else { Epsilon::Corrected };
+            Box::new(AdamW::new(settings.betas, (settings.epsilon, epsilon), [zeros()?, zeros()?]))
         }
-    }
+    })
 }
 
 /// A matrix between two layers, not one between tokens or positions and the stream.

@@ -12,7 +12,6 @@ mod groups;
 mod muon;
 mod norm;
 
-use std::collections::HashMap;
 use std::fmt::Debug;
 
 use tch::Tensor;
@@ -22,8 +21,11 @@ pub use groups::Group;
 pub use norm::{clip_factor, global_norm};
 
 use crate::config::TrainSettings;
+use crate::error::Failure;
 use crate::model::Parameters;
 use crate::model::parameters::Parameter;
+use crate::model::tensor_file::FileError;
+use crate::offload::{Place, release};
 
 /// A saved optimizer state that does not belong to the model.
 #[derive(Debug, Error)]
@@ -32,6 +34,8 @@ pub enum StateError {
     Missing(String),
     #[error("tensor {name} of the optimizer state has dimensions {found:?}, the model calls for {expected:?}")]
     Dimensions { name: String, expected: Vec<i64>, found: Vec<i64> },
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 /// The numbers of one update, the same for every parameter.
@@ -81,13 +85,20 @@ pub struct Optimizer {
 impl Optimizer {
     /// As `train.optimizer` and the settings beside it say, remembering nothing yet.
     pub fn new(parameters: &Parameters, settings: &TrainSettings) -> Self {
-        let slot = |parameter: &Parameter| Slot {
-            parameter: parameter.name.clone(),
-            elements: parameter.tensor.numel() as u64,
-            rule: groups::rule(parameter, settings),
-            weight_decay: groups::weight_decay(parameter, settings),
+        Self::new_in(&Place::Memory, parameters, settings).expect("main memory needs no file")
+    }
+
+    /// As [`Optimizer::new`], remembering what is as large as the model in `place`.
+    pub fn new_in(place: &Place, parameters: &Parameters, settings: &TrainSettings) -> Result<Self, Failure> {
+        let slot = |parameter: &Parameter| {
+            Ok(Slot {
+                parameter: parameter.name.clone(),
+                elements: parameter.tensor.numel() as u64,
+                rule: groups::rule(parameter, settings, place)?,
+                weight_decay: groups::weight_decay(parameter, settings),
+            })
         };
-        Self { updates: 0, slots: parameters.iter().map(slot).collect() }
+        Ok(Self { updates: 0, slots: parameters.iter().map(slot).collect::<Result<_, Failure>>()? })
     }
 
     /// Updates made so far. Skipped steps make none.
@@ -101,6 +112,8 @@ impl Optimizer {
         for ((slot, parameter), gradient) in self.slots.iter_mut().zip(parameters).zip(gradients) {
             let update = Update { number: self.updates, learning_rate, gradient_scale, weight_decay: slot.weight_decay };
             slot.rule.update(&mut parameter.tensor, &gradient.tensor, &update);
+            let remembered = slot.rule.state().into_iter().map(|(_, tensor)| tensor);
+            release(remembered.chain([&parameter.tensor, &gradient.tensor]));
         }
     }
 
@@ -111,18 +124,22 @@ impl Optimizer {
             .flat_map(|slot| slot.rule.state().into_iter().map(|(what, tensor)| (format!("{what}.{}", slot.parameter), tensor)))
     }
 
-    /// Takes over what [`Optimizer::state`] gave, and the number of updates it had made.
-    pub fn load_state(&mut self, state: Vec<(String, Tensor)>, updates: u64) -> Result<(), StateError> {
-        let mut state: HashMap<String, Tensor> = state.into_iter().collect();
+    /// Takes over what [`Optimizer::state`] gave, one tensor at a time by its name, and the number of updates it had made.
+    pub fn load_state(
+        &mut self,
+        mut saved: impl FnMut(&str) -> Result<Option<Tensor>, FileError>,
+        updates: u64,
+    ) -> Result<(), StateError> {
         for slot in &mut self.slots {
             for (what, tensor) in slot.rule.state_mut() {
                 let name = format!("{what}.{}", slot.parameter);
-                let Some(saved) = state.remove(&name) else { return Err(StateError::Missing(name)) };
+                let Some(saved) = saved(&name)? else { return Err(StateError::Missing(name)) };
                 let expected = tensor.size();
                 if saved.size() != expected {
                     return Err(StateError::Dimensions { name, expected, found: saved.size() });
                 }
                 tensor.copy_(&saved);
+                release([&*tensor]);
             }
         }
         self.updates = updates;

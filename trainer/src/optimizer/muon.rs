@@ -24,8 +24,9 @@ pub struct Muon {
 }
 
 impl Muon {
-    pub fn new(parameter: &Tensor, momentum: f64) -> Self {
-        Self { momentum, buffer: parameter.zeros_like() }
+    /// `buffer` is zeros like the parameter.
+    pub fn new(momentum: f64, buffer: Tensor) -> Self {
+        Self { momentum, buffer }
     }
 }
 

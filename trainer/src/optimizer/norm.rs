@@ -3,8 +3,9 @@
 use tch::{Kind, Tensor};
 
 use super::adamw::CHUNK;
-use crate::model::Parameters;
 use crate::model::parameters::{floats, is_plain};
+use crate::model::{Parameter, Parameters};
+use crate::offload::release;
 use crate::parallel;
 
 /// Running sums side by side.
@@ -12,8 +13,12 @@ const LANES: usize = 16;
 
 /// Euclidean norm over all tensors, summed in `f64` in one fixed order.
 pub fn global_norm(gradients: &Parameters) -> f64 {
-    let squares: f64 = gradients.iter().map(|entry| sum_of_squares(&entry.tensor)).sum();
-    squares.sqrt()
+    let squares = |entry: &Parameter| {
+        let squares = sum_of_squares(&entry.tensor);
+        release([&entry.tensor]);
+        squares
+    };
+    gradients.iter().map(squares).sum::<f64>().sqrt()
 }
 
 /// Partial sums of fixed chunks, added in order: the same bits for any number of threads.

@@ -19,12 +19,21 @@ LOGITS_BAR = 1e-6
 GRADIENT_BAR = 2e-6
 # Of transformers under autocast.
 AUTOCAST = 1.1
+# Of the loss in fp16.
+SCALE = 65536.0
 
 # layers, heads, width, context, vocabulary, rows, tokens per row
 SHAPES = {
     "2x64": (2, 2, 64, 128, 512, 4, 128),
     "3x96, odd vocabulary": (3, 3, 96, 100, 1013, 3, 77),
-    "2x768, GPT-2's vocabulary": (2, 12, 768, 256, 50257, 2, 256),
+}
+# The published sizes, the two largest with few of their layers. The vocabulary is GPT-2's for the first alone: the others' embeddings would
+# be most of what is computed.
+PUBLISHED = {
+    "gpt2, 12x768": (12, 12, 768, 1024, 50257, 1, 128),
+    "gpt2-medium, 24x1024": (24, 16, 1024, 1024, 1013, 1, 128),
+    "gpt2-large, 3x1280": (3, 20, 1280, 1024, 1013, 1, 256),
+    "gpt2-xl, 2x1600": (2, 25, 1600, 1024, 1013, 1, 256),
 }
 # fairseq's transformer_lm_gpt, which transformers knows as XGLM.
 FAIRSEQ = {
@@ -58,25 +67,26 @@ def build_fairseq(shape, seed):
 def moved(model):
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return model
 
 
-def reference(model, tokens, dtype):
+def reference(model, tokens, dtype, scale=1.0):
     """`logits`, `loss` and `grad.*` of transformers, as float64."""
     model = model.to(dtype)
     model.zero_grad()
     output = model(input_ids=tokens, labels=tokens)
-    output.loss.backward()
+    (output.loss * scale).backward()
     found = {"logits": output.logits.detach(), "loss": output.loss.detach()}
     found |= {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
-    return {name: tensor.double().clone() for name, tensor in found.items()}
+    return {name: tensor.double() / (scale if name.startswith("grad.") else 1.0) for name, tensor in found.items()}
 
 
-def autocast(model, tokens):
-    """As [`reference`] in float32, with products in bf16 as torch's autocast makes them."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return reference(model, tokens, torch.float32)
+def autocast(model, tokens, precision):
+    """As [`reference`] in float32, with products in bf16 or fp16 as torch's autocast makes them; in fp16 with a scaled loss."""
+    with torch.autocast("cpu", {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]):
+        return reference(model, tokens, torch.float32, scale=SCALE if precision == "fp16" else 1.0)
 
 
 def error(found, expected):
@@ -97,9 +107,11 @@ def ours(binary, directory, tokens, workspace, *options):
 
 
 def layouts(model, workspace):
-    """The same weights in every form that must load: as transformers saves them, sharded, and as OpenAI published them."""
+    """The same weights in every form that must load: as transformers saves them, sharded, and as OpenAI published them. Large ones once."""
     single, sharded, bare = workspace / "single", workspace / "sharded", workspace / "bare"
     model.save_pretrained(single)
+    if model.config.n_embd * model.config.n_layer > 2000:
+        return {"single file": single}
     model.save_pretrained(sharded, max_shard_size="200KB")
     assert (sharded / "model.safetensors.index.json").exists()
     bare.mkdir()
@@ -127,18 +139,21 @@ def compare(binary, name, shape, report):
         tokens = torch.randint(shape[4], (shape[5], shape[6]))
         directories = layouts(model, workspace)
         expected = reference(model, tokens, torch.float64)
-        single = reference(GPT2LMHeadModel.from_pretrained(directories["single file"], attn_implementation="eager"), tokens, torch.float32)
+        del model
         found = ours(binary, directories["single file"], tokens, workspace)
         assert set(found) == set(expected), set(found) ^ set(expected)
         report.check(f"{name}: logits against float64", error(found["logits"], expected["logits"]), LOGITS_BAR)
         report.check(f"{name}: loss against float64", error(found["loss"], expected["loss"]), LOGITS_BAR)
         measured, which = worst_gradient(found, expected)
         report.check(f"{name}: worst gradient ({which}) against float64", measured, GRADIENT_BAR)
+        single = reference(GPT2LMHeadModel.from_pretrained(directories["single file"], attn_implementation="eager"), tokens, torch.float32)
         print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, "
               f"worst gradient {worst_gradient(single, expected)[0]:.2e}; "
               f"ours against it: logits {error(found['logits'], single['logits']):.2e}, gradient {worst_gradient(found, single)[0]:.2e}")
-        compare_bf16(binary, name, directories["single file"], tokens, expected, workspace, report)
-        for layout in ["shards", "no prefix, mask buffers"]:
+        del single
+        for precision in ["bf16", "fp16"] if name in SHAPES else ["bf16"]:
+            compare_rounded(precision, binary, name, directories["single file"], tokens, expected, workspace, report)
+        for layout in set(directories) - {"single file"}:
             again = ours(binary, directories[layout], tokens, workspace)
             worst = max((again[tensor] - found[tensor]).abs().max().item() for tensor in found)
             report.check(f"{name}: the same weights as {layout}", worst, 0.0)
@@ -171,19 +186,20 @@ def compare_fairseq(binary, name, shape, report):
         print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, worst gradient {peer:.2e}")
 
 
-def compare_bf16(binary, name, directory, tokens, expected, workspace, report):
-    """Products in bf16 may be as far from float64 as transformers under autocast is, and a tenth more."""
-    peer = autocast(GPT2LMHeadModel.from_pretrained(directory, attn_implementation="eager"), tokens)
-    found = ours(binary, directory, tokens, workspace, "--bf16")
-    report.check(f"{name}: bf16 logits against float64", error(found["logits"], expected["logits"]), AUTOCAST * error(peer["logits"], expected["logits"]))
+def compare_rounded(precision, binary, name, directory, tokens, expected, workspace, report):
+    """Products in bf16 or fp16 may be as far from float64 as transformers under autocast is, and a tenth more."""
+    peer = autocast(GPT2LMHeadModel.from_pretrained(directory, attn_implementation="eager"), tokens, precision)
+    found = ours(binary, directory, tokens, workspace, f"--{precision}")
+    bar = AUTOCAST * error(peer["logits"], expected["logits"])
+    report.check(f"{name}: {precision} logits against float64", error(found["logits"], expected["logits"]), bar)
     bar = AUTOCAST * worst_gradient(peer, expected)[0]
     measured, which = worst_gradient(found, expected)
-    report.check(f"{name}: bf16 worst gradient ({which}) against float64", measured, bar)
+    report.check(f"{name}: {precision} worst gradient ({which}) against float64", measured, bar)
 
 
 def main():
     report = Report()
-    for name, shape in SHAPES.items():
+    for name, shape in (SHAPES | PUBLISHED).items():
         compare(sys.argv[1], name, shape, report)
     for name, shape in FAIRSEQ.items():
         compare_fairseq(sys.argv[1], name, shape, report)

@@ -101,27 +101,32 @@ fn killed_at_any_instant_it_gives_the_same_bytes() {
     }
 }
 
-/// Also when it changes how much it computes again in the middle of a run; what is dropped is drawn again, and is the same.
+/// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again, and is
+/// the same.
 #[test]
-fn computing_activations_again_changes_no_byte() {
+fn saving_memory_changes_no_byte() {
     let fixture = Fixture::new();
     let ways = [
         ("fp32", &["train.precision=fp32"][..]),
         ("bf16", &["train.precision=bf16"]),
+        ("fp16", &["train.precision=fp16", "train.loss_scaling.growth_interval=3"]),
         ("dropout", &["train.dropout=0.1", "train.attention_dropout=0.1"]),
         ("fairseq", &["model.variant=fairseq", "train.dropout=0.1", "train.attention_dropout=0.1", "train.compat=fairseq"]),
     ];
     for (way, values) in ways {
+        let values = &[values, &["train.checkpoint_every=20"]].concat()[..];
         let name = |recompute: &str| format!("{way}-{recompute}");
         let expected = result(&fixture.trained(&name("none"), values));
-        for recompute in ["selective", "full"] {
-            let how = format!("train.recompute={recompute}");
-            assert_same(&expected, &fixture.trained(&name(recompute), &[values, &[&how]].concat()));
+        let savings = [("selective", "none"), ("full", "none"), ("none", "optimizer"), ("selective", "model"), ("full", "model")];
+        for (recompute, offload) in savings {
+            let how = [format!("train.recompute={recompute}"), format!("train.offload={offload}")];
+            let values = values.iter().copied().chain(how.iter().map(String::as_str)).collect::<Vec<_>>();
+            assert_same(&expected, &fixture.trained(&name(&format!("{recompute}-{offload}")), &values));
         }
-        let output = fixture.path(&name("full"));
+        let output = fixture.path(&name("full-model"));
         fs::remove_dir_all(last_checkpoint(&output)).unwrap();
-        let config = fixture.path(&format!("{}.toml", name("full")));
-        succeed(&mut fixture.train(&config, &[values, &["train.recompute=selective"]].concat()));
+        let config = fixture.path(&format!("{}.toml", name("full-model")));
+        succeed(&mut fixture.train(&config, &[values, &["train.recompute=selective", "train.offload=optimizer"]].concat()));
         assert_same(&expected, &output);
     }
 }

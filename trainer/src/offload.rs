@@ -1,0 +1,137 @@
+//! Tensors in files instead of main memory, so that a model trains that does not fit there.
+//!
+//! Each lies in a nameless file of its own, mapped into memory: kernels read and write it like any other tensor, and get the same bits.
+//! [`release`] after use takes its pages out of the process; the operating system keeps them cached while there is memory to spare, and
+//! writes them to the disk when there is not. The files go with the process, however it ends.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use memmap2::{MmapMut, UncheckedAdvice};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use tch::{Device, Kind, Tensor};
+
+use crate::config::Offload;
+use crate::error::Failure;
+
+/// Every mapping by its address. None is ever undone: any number of tensors may share one.
+static MAPPINGS: Mutex<BTreeMap<usize, MmapMut>> = Mutex::new(BTreeMap::new());
+
+/// Where tensors lie.
+#[derive(Debug, Clone)]
+pub enum Place {
+    Memory,
+    /// In files of this directory.
+    Files(PathBuf),
+}
+
+impl Place {
+    /// Where a run with its files in `directory` keeps weights and gradients.
+    pub fn of_model(offload: Offload, directory: &Path) -> Self {
+        if offload == Offload::Model { Self::Files(directory.to_owned()) } else { Self::Memory }
+    }
+
+    /// Where it keeps what the optimizer remembers.
+    pub fn of_optimizer(offload: Offload, directory: &Path) -> Self {
+        if offload == Offload::None { Self::Memory } else { Self::Files(directory.to_owned()) }
+    }
+
+    /// Zeros. In files: contiguous and in main memory's address space, whatever `device` the others of the model are on.
+    pub fn zeros(&self, size: &[i64], kind: Kind, device: Device) -> Result<Tensor, Failure> {
+        match self {
+            Self::Memory => Ok(Tensor::zeros(size, (kind, device))),
+            Self::Files(directory) => {
+                let bytes = size.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
+                mapped(directory, bytes, size, kind).map_err(|error| Failure::io("make room for the model in", directory, &error))
+            }
+        }
+    }
+
+    pub fn zeros_like(&self, tensor: &Tensor) -> Result<Tensor, Failure> {
+        self.zeros(&tensor.size(), tensor.kind(), tensor.device())
+    }
+
+    /// The tensor, or a copy of it where this is another place.
+    pub fn hold(&self, tensor: Tensor) -> Result<Tensor, Failure> {
+        if matches!(self, Self::Memory) || is_mapped(&tensor) {
+            return Ok(tensor);
+        }
+        let mut held = self.zeros_like(&tensor)?;
+        held.copy_(&tensor);
+        release([&held]);
+        Ok(held)
+    }
+}
+
+/// Takes the pages of those tensors that lie in files out of the process; they come back when they are touched.
+pub fn release<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
+    let mappings = mappings();
+    for mapping in tensors.into_iter().filter_map(|tensor| mappings.get(&(tensor.data_ptr() as usize))) {
+        // SAFETY: of a shared mapping of a file, unlike of other memory, nothing is lost: what was written to a page is in the file's
+        // cache. It is advice; refusing it changes no number.
+        let _ = unsafe { mapping.unchecked_advise(UncheckedAdvice::DontNeed) };
+    }
+}
+
+fn is_mapped(tensor: &Tensor) -> bool {
+    mappings().contains_key(&(tensor.data_ptr() as usize))
+}
+
+fn mappings() -> std::sync::MutexGuard<'static, BTreeMap<usize, MmapMut>> {
+    MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn mapped(directory: &Path, bytes: u64, size: &[i64], kind: Kind) -> io::Result<Tensor> {
+    let file = tempfile::tempfile_in(directory)?;
+    reserve(&file, bytes)?;
+    // SAFETY: nobody else can open a file without a name.
+    let mut mapping = unsafe { MmapMut::map_mut(&file) }?;
+    let address = mapping.as_mut_ptr();
+    mappings().insert(address as usize, mapping);
+    let mut strides = vec![1; size.len()];
+    for dimension in (1..size.len()).rev() {
+        strides[dimension - 1] = strides[dimension] * size[dimension];
+    }
+    // SAFETY: the mapping has room for all elements, at an address that is a multiple of a page's size, and is never undone.
+    Ok(unsafe { Tensor::from_blob(address, size, &strides, kind, Device::Cpu) })
+}
+
+/// Takes the disk's space now: a disk that is full when a page is written would end the process without a word.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_released_comes_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::Files(directory.path().to_owned());
+        let tensor = Tensor::arange(100_000, (Kind::Float, Device::Cpu)).view([100, 1000]);
+        let held = place.hold(tensor.shallow_clone()).unwrap();
+        assert!(is_mapped(&held) && !is_mapped(&tensor) && held.data_ptr() != tensor.data_ptr());
+        for _ in 0..3 {
+            release([&held, &tensor]);
+            assert!(held.equal(&tensor));
+        }
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "the files have no names");
+        assert_eq!(place.hold(held.shallow_clone()).unwrap().data_ptr(), held.data_ptr());
+        let zeros = place.zeros_like(&held).unwrap();
+        assert!(zeros.size() == [100, 1000] && zeros.is_contiguous() && zeros.abs().max().double_value(&[]) == 0.0);
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_named() {
+        let refused = Place::Files("/nonexistent/directory".into()).zeros(&[1], Kind::Float, Device::Cpu).unwrap_err();
+        assert!(refused.to_string().starts_with("cannot make room for the model in /nonexistent/directory"), "{refused}");
+    }
+}
