@@ -2,34 +2,52 @@
 //! any machine and the result is named by what went into it.
 
 use std::{
-    env,
-    fmt::Write as _,
-    fs, io,
+    env, fs,
+    io::{self, Write as _},
     path::{Path, PathBuf},
 };
 
+use flate2::{Compression, write::DeflateEncoder};
+
 /// What a build of either program needs; cargo asks for every program that a manifest names, the benchmark too. Tests are left out:
 /// they change often and change nothing that is built.
-const ROOTS: [&str; 8] =
-    ["Cargo.toml", "Cargo.lock", "build.rs", "src", "templates", "trainer/Cargo.toml", "trainer/build.rs", "trainer/benches"];
-const TRAINER_SOURCES: &str = "trainer/src";
+const ROOTS: [&str; 12] = [
+    "Cargo.toml",
+    "Cargo.lock",
+    "build.rs",
+    "src",
+    "templates",
+    "docker/Dockerfile",
+    "docker/libtorch.sh",
+    "docker/libraries.sh",
+    "trainer/Cargo.toml",
+    "trainer/build.rs",
+    "trainer/benches",
+    "trainer/src",
+];
 
 fn main() -> io::Result<()> {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());
     let mut files = Vec::new();
-    for entry in ROOTS.into_iter().chain([TRAINER_SOURCES]) {
+    println!("cargo::rerun-if-env-changed=FTCTL_EMBED");
+    // The agent of an image builds nothing, and must not change with the trainer's sources.
+    let roots = if env::var("FTCTL_EMBED").is_ok_and(|what| what == "nothing") { &[] } else { &ROOTS[..] };
+    for entry in roots {
         println!("cargo::rerun-if-changed={entry}");
         collect(&root.join(entry), &mut files)?;
     }
-    files.sort();
-    let mut code = String::from("[\n");
+    let name = |file: &PathBuf| file.strip_prefix(&root).unwrap_or(file).to_string_lossy().replace('\\', "/");
+    files.sort_by_key(name);
+    // Compressed they are a quarter: name and bytes of each file, each after its length.
+    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("sources.deflate");
+    let mut packed = DeflateEncoder::new(fs::File::create(out)?, Compression::best());
     for file in &files {
-        let name = file.strip_prefix(&root).unwrap_or(file).to_string_lossy().replace('\\', "/");
-        let _ = writeln!(code, "    ({name:?}, include_bytes!({:?})),", file.display().to_string());
+        for part in [name(file).as_bytes(), &fs::read(file)?] {
+            packed.write_all(&(part.len() as u64).to_le_bytes())?;
+            packed.write_all(part)?;
+        }
     }
-    code.push(']');
-    let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
-    fs::write(out.join("sources.rs"), code)
+    packed.finish().map(drop)
 }
 
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {

@@ -1,6 +1,7 @@
 # Sourced by tests/run: a real container engine, for tests only.
 #
-#   start_docker     leaves DOCKER_HOST in the environment, or says in one line why the tests that need an engine are skipped, and fails
+#   start_docker     leaves DOCKER_HOST and FT_BASE (an image of a minimal system) in the environment, or says in one line why the tests
+#                    that need an engine are skipped, and fails; with FT_DOCKER_FULL=1 also FT_BUILDER, which compiles
 #   stop_docker      at the end, whatever happened
 #
 # An engine that answers already is used as it is. Otherwise, as root on a Debian, its packages are installed and an engine of the tests'
@@ -11,8 +12,12 @@ docker_run=""
 
 start_docker() {
     step "A container engine"
-    docker_answers && return
     install_docker || return
+    docker_answers || start_engine || return
+    base_image && builder_image
+}
+
+start_engine() {
     docker_run="$(mktemp -d)"
     mkdir -p "$docker_home"
     local log="$docker_home/dockerd.log"
@@ -33,6 +38,43 @@ start_docker() {
     stop_docker
     unset DOCKER_HOST
     no_docker "dockerd does not come up here: $(grep -v level=info "$log" | tail -n 1)"
+}
+
+# A minimal system like the one that links the programs: no registry of images may be in reach.
+base_image() {
+    export FT_BASE=ftctl-test/base
+    docker image inspect "$FT_BASE" >/dev/null 2>&1 && return
+    local codename root
+    codename="$(. /etc/os-release && echo "$VERSION_CODENAME")"
+    root="$(mktemp -d)"
+    debootstrap --variant=minbase "$codename" "$root" >"$root.log" 2>&1 ||
+        { no_docker "debootstrap fails: $(tail -n 1 "$root.log")"; return 1; }
+    rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/usr/share/{doc,man,locale,info}
+    tar -C "$root" -c . | docker import - "$FT_BASE" >/dev/null
+    rm -rf "$root" "$root.log"
+}
+
+# With FT_DOCKER_FULL=1 also what compiles in containers: that system with a C++ compiler, and this machine's Rust.
+builder_image() {
+    [ -n "${FT_DOCKER_FULL:-}" ] || return 0
+    export FT_BUILDER=ftctl-test/builder
+    docker image inspect "$FT_BUILDER" >/dev/null 2>&1 && return
+    local context sysroot
+    context="$(mktemp -d)"
+    sysroot="$(rustc --print sysroot)"
+    mkdir "$context/rust"
+    cp -a "$sysroot/bin" "$sysroot/lib" "$context/rust/"
+    cp /etc/ssl/certs/ca-certificates.crt "$context/"
+    cat >"$context/Dockerfile" <<'DOCKERFILE'
+ARG BASE
+FROM $BASE
+RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ python3-pip ca-certificates >/dev/null
+COPY ca-certificates.crt /etc/ssl/certs/
+COPY rust/ /usr/local/
+DOCKERFILE
+    DOCKER_BUILDKIT=0 docker build --quiet --network host --build-arg "BASE=$FT_BASE" --tag "$FT_BUILDER" "$context" >/dev/null ||
+        { no_docker "the image that compiles cannot be made"; return 1; }
+    rm -rf "$context"
 }
 
 stop_docker() {

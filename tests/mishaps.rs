@@ -199,7 +199,7 @@ fn a_dry_run_of_every_verb_says_what_it_would_do_and_changes_nothing() {
     assert!(dry(&["upload", "data", "--name", "texts", "--verify"]).contains("0 to send"));
     assert_eq!(dry(&["prepare", "text.txt", "--out", "prepared"]), "would turn the text of 1 file into tokens in prepared\n");
     assert_eq!(dry(&["init", "--out", "b.toml"]).lines().count(), 2);
-    assert!(dry(&["build"]).ends_with("would build the trainer\n"));
+    assert!(dry(&["build", "--print", "path"]).ends_with("would build the trainer\n"));
     let intent: Value = serde_json::from_str(&sandbox.run(&["down", &id, "--dry-run", "-o", "json"]).stdout).expect("JSON");
     assert_eq!(intent, json!({ "schema": "ftctl.intent/1", "would": [] }));
 }
@@ -330,7 +330,7 @@ touch "$2/torch/lib/libc10.so"
 
     fn build(&self) -> Command {
         let path = format!("{}:{}", self.sandbox.path("bin").display(), std::env::var("PATH").unwrap_or_default());
-        let mut command = self.sandbox.command(&["build"]);
+        let mut command = self.sandbox.command(&["build", "--print", "path"]);
         command.env("PATH", path).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

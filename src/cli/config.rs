@@ -44,15 +44,19 @@ impl Config {
 }
 
 struct Row {
-    key: &'static str,
+    key: String,
     value: Option<String>,
     origin: Origin,
 }
 
 fn rows(settings: &Settings) -> Vec<Row> {
-    let row = |key, value, origin: &Origin| Row { key, value, origin: origin.clone() };
+    let row = |key: &str, value, origin: &Origin| Row { key: key.to_owned(), value, origin: origin.clone() };
     let word = |value: Value| value.as_str().map(str::to_owned);
-    vec![
+    let image = settings.image.iter().map(|(key, setting)| {
+        let value = word(setting.value.clone()).unwrap_or_else(|| setting.value.to_string());
+        row(&format!("image.{key}"), Some(value), &setting.origin)
+    });
+    let rows = vec![
         row("profile", settings.profile.value.clone(), &settings.profile.origin),
         row("backend", Some(settings.backend.value.clone()), &settings.backend.origin),
         row("store", settings.store.value.clone(), &settings.store.origin),
@@ -60,7 +64,8 @@ fn rows(settings: &Settings) -> Vec<Row> {
         row("max_cost", settings.max_cost.value.map(|money| money.to_string()), &settings.max_cost.origin),
         row("output", word(json!(settings.output.value)), &settings.output.origin),
         row("log", word(json!(settings.log.value)), &settings.log.origin),
-    ]
+    ];
+    rows.into_iter().chain(image).collect()
 }
 
 struct InForce {
@@ -75,20 +80,20 @@ impl Show for InForce {
 
     fn json(&self) -> Value {
         let value = |row: &Row| if self.origin { json!({ "value": row.value, "origin": row.origin }) } else { json!(row.value) };
-        Value::Object(self.rows.iter().map(|row| (row.key.to_owned(), value(row))).collect())
+        Value::Object(self.rows.iter().map(|row| (row.key.clone(), value(row))).collect())
     }
 
     fn text(&self) -> String {
         let mut table = Table::new(if self.origin { &["SETTING", "VALUE", "ORIGIN"] } else { &["SETTING", "VALUE"] });
         for row in &self.rows {
             let origin = self.origin.then(|| Cell::text(row.origin.to_string()));
-            table.row([Cell::text(row.key), Cell::text(row.value.as_deref().unwrap_or("-"))].into_iter().chain(origin));
+            table.row([Cell::text(&row.key), Cell::text(row.value.as_deref().unwrap_or("-"))].into_iter().chain(origin));
         }
         table.render()
     }
 
     fn names(&self) -> Vec<String> {
-        self.rows.iter().map(|row| row.key.to_owned()).collect()
+        self.rows.iter().map(|row| row.key.clone()).collect()
     }
 }
 

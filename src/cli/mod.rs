@@ -11,6 +11,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         document::{DocumentError, OpenError},
+        image::ImageSpec,
         plan::PlanError,
         report::{Format, Verbosity, tell_requests},
         units::{Money, Span},
@@ -43,6 +44,7 @@ mod line;
 mod logs;
 mod plan;
 mod prepare;
+mod push;
 mod report;
 mod run;
 mod schema;
@@ -144,6 +146,7 @@ enum Verb {
     Prepare(prepare::Arguments),
     Upload(upload::Arguments),
     Build(build::Arguments),
+    Push(push::Arguments),
     Generate(generate::Arguments),
     Eval(eval::Arguments),
     Drill(drill::Arguments),
@@ -254,6 +257,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         Verb::Prepare(verb) => verb.run(&mut app),
         Verb::Upload(verb) => verb.run(&mut app),
         Verb::Build(verb) => verb.run(&mut app),
+        Verb::Push(verb) => verb.run(&mut app),
         Verb::Generate(verb) => verb.run(&mut app),
         Verb::Eval(verb) => verb.run(&mut app),
         Verb::Drill(verb) => verb.run(&mut app),
@@ -278,6 +282,7 @@ fn flags(cli: &Cli) -> Layer {
     Layer {
         profile: cli.global.profile.clone(),
         backend: place.backend,
+        image: cli.verb.image(),
         store: cli.global.store.clone(),
         ttl: budget.ttl,
         max_cost: budget.max_cost,
@@ -291,6 +296,14 @@ fn flags(cli: &Cli) -> Layer {
 }
 
 impl Verb {
+    /// The flags that say how an image is made.
+    fn image(&self) -> ImageSpec {
+        match self {
+            Verb::Build(build::Arguments { which, .. }) | Verb::Push(push::Arguments { which, .. }) => (&which.image).into(),
+            _ => ImageSpec::default(),
+        }
+    }
+
     /// The flags that are settings.
     fn placement(&self) -> (Option<&Place>, Option<&Budget>) {
         match self {

@@ -3,7 +3,10 @@
 //! `bollard` brings the requests and answers of the Engine API; which engine is meant, and the line to it, are decided here, because
 //! bollard knows neither contexts nor a port in `ssh://`.
 
+pub mod credentials;
 mod endpoint;
+pub mod exchange;
+mod stream;
 mod transport;
 
 use std::{env, io, path::PathBuf};
@@ -12,6 +15,7 @@ use bollard::Docker;
 use bollard::errors::Error;
 
 pub use endpoint::{Address, Endpoint, config_directory};
+pub use stream::Lines;
 
 use crate::job::report::Report;
 
@@ -29,6 +33,7 @@ pub struct Engine {
     /// As the engine calls itself: `20.10.24`.
     pub version: String,
     pub api: (usize, usize),
+    transport: transport::Transport,
 }
 
 /// Why there is no engine to work with.
@@ -75,9 +80,10 @@ pub async fn connect(report: &dyn Report) -> Result<Engine, EngineError> {
 
 async fn connect_to(endpoint: Endpoint) -> Result<Engine, EngineError> {
     let transport = transport::Transport::new(&endpoint)?;
+    let line = transport.clone();
     let docker = Docker::connect_with_custom_transport(
         move |request| {
-            let line = transport.clone();
+            let line = line.clone();
             async move { line.request(request).await }
         },
         Some("http://docker"),
@@ -92,7 +98,7 @@ async fn connect_to(endpoint: Endpoint) -> Result<Engine, EngineError> {
         return Err(EngineError::TooOld { endpoint, api });
     }
     let version = docker.version().await.map_err(|error| failed(&endpoint, &error))?.version.unwrap_or_default();
-    Ok(Engine { docker, endpoint, version, api })
+    Ok(Engine { docker, endpoint, version, api, transport })
 }
 
 /// What an error of the line means.

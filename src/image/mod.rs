@@ -1,7 +1,11 @@
-//! What runs a job: today the trainer as a program built on this machine from the embedded sources.
+//! What runs a job, made from the embedded sources: the trainer as a program of this machine, or agent and trainer as a container image.
 
+pub mod container;
+mod context;
 pub mod libtorch;
+pub mod push;
 pub mod sources;
+mod steps;
 pub mod trainer;
 
 use std::{
@@ -11,7 +15,9 @@ use std::{
 
 use tokio::process::Command;
 
-/// Why the trainer could not be built.
+use crate::docker::{self, Endpoint};
+
+/// Why the trainer or the image could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     #[error("cannot {action} {}: {source}", path.display())]
@@ -33,6 +39,34 @@ pub enum ImageError {
     Failed { purpose: &'static str, tail: String, log: PathBuf },
     #[error("{0}")]
     Unusable(String),
+    /// A value that the user gave.
+    #[error("{0}")]
+    Invalid(String),
+    /// The output of the step that failed, less its beginning.
+    #[error("building the image failed at {step}: {why}\n{tail}\nThe whole log is {}", log.display())]
+    Step { step: String, why: String, tail: String, log: PathBuf },
+    #[error("the container engine at {endpoint} does not {action}: {why}")]
+    Refused { endpoint: Endpoint, action: String, why: String },
+    #[error("{repository} does not take the image: {why}")]
+    Registry { repository: String, class: push::Class, why: String },
+    #[error("the connection to the container engine at {endpoint} broke: {why}")]
+    Line { endpoint: Endpoint, why: String },
+}
+
+impl ImageError {
+    /// Whether another try may end better.
+    fn is_network(&self) -> bool {
+        matches!(self, Self::Line { .. } | Self::Registry { class: push::Class::Network, .. })
+    }
+
+    /// Sorts an error of the engine by whether it was the line.
+    fn of_engine(endpoint: &Endpoint, action: &str, error: &bollard::errors::Error) -> Self {
+        let (endpoint, why) = (endpoint.clone(), docker::words(error));
+        if docker::is_line(error) {
+            return Self::Line { endpoint, why };
+        }
+        Self::Refused { endpoint, action: action.to_owned(), why }
+    }
 }
 
 pub type Result<T, E = ImageError> = std::result::Result<T, E>;

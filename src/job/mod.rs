@@ -10,6 +10,7 @@ pub mod finding;
 pub mod foreign;
 pub mod gce;
 pub mod id;
+pub mod image;
 pub mod order;
 pub mod plan;
 pub mod record;

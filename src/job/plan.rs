@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     gce::GcePlan,
+    image::ImageSpec,
     spec::{JobSpec, RetryCause, RetrySpec},
     units::{Money, Span},
 };
@@ -24,6 +25,9 @@ pub struct Plan {
     /// Of interest to the backend of that name.
     #[serde(default)]
     pub gce: GcePlan,
+    /// How the container image is made, where the backend starts one.
+    #[serde(default)]
+    pub image: ImageSpec,
     /// URL or absolute path.
     pub store: String,
     pub data: DataPlan,
@@ -68,6 +72,7 @@ pub struct RetryPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choices {
     pub backend: String,
+    pub image: ImageSpec,
     pub store: String,
     pub ttl: Span,
     pub max_cost: Option<Money>,
@@ -95,6 +100,7 @@ impl Plan {
             name: spec.name.clone(),
             backend: choices.backend,
             gce: spec.compute.gce.clone().into(),
+            image: choices.image,
             store: choices.store,
             data: data(spec, base)?,
             initial_weights: spec.initial_weights.as_deref().map(|path| absolute(path, base)).transpose()?,
@@ -196,8 +202,13 @@ mod tests {
     use super::*;
 
     fn resolve(text: &str) -> Plan {
-        let choices =
-            Choices { backend: "local".into(), store: "/store".into(), ttl: Span(Duration::from_secs(7_200)), max_cost: None };
+        let choices = Choices {
+            backend: "local".into(),
+            image: ImageSpec::default(),
+            store: "/store".into(),
+            ttl: Span(Duration::from_secs(7_200)),
+            max_cost: None,
+        };
         Plan::resolve(&JobSpec::parse(text, "job.toml").expect("valid"), choices, Path::new("/home/me/jobs")).expect("a plan")
     }
 

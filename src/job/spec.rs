@@ -9,6 +9,7 @@ use super::{
     check,
     document::{Document, DocumentError},
     gce::GceSpec,
+    image::ImageSpec,
     units::{Money, Span},
 };
 
@@ -20,6 +21,9 @@ pub struct JobSpec {
     pub name: String,
     #[serde(default)]
     pub compute: ComputeSpec,
+    /// The container image, where the backend starts one.
+    #[serde(default)]
+    pub image: ImageSpec,
     /// URL of the blob container, or a directory, that holds everything the job reads and writes; absent: the embedded store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,

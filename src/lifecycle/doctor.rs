@@ -39,11 +39,11 @@ fn examine_build(cache: &Path) -> Vec<Finding> {
     let mut findings = Vec::new();
     findings.push(match libtorch::present(cache) {
         Some(_) => Finding::good("libtorch", format!("{} is there", libtorch::VERSION)),
-        None => Finding::notice("libtorch", "not installed yet; the first job does it", "ftctl build"),
+        None => Finding::notice("libtorch", "not installed yet; the first job does it", "ftctl build --print path"),
     });
     findings.push(match &built {
         Some(path) => Finding::good("trainer", path.display().to_string()),
-        None => Finding::notice("trainer", "not built yet; the first job does it", "ftctl build"),
+        None => Finding::notice("trainer", "not built yet; the first job does it", "ftctl build --print path"),
     });
     // What is built needs no tools any more.
     if built.is_none() {

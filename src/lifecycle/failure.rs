@@ -5,10 +5,13 @@ use std::io::ErrorKind;
 use ft_trainer::data::{DataError, error::Class as DataClass};
 
 use crate::{
-    docker::EngineError,
+    docker::{
+        EngineError,
+        credentials::{CredentialsError, registry},
+    },
     exit::{Exit, Failure},
-    image::ImageError,
-    provider::{Class, LeftBehind, ProviderError},
+    image::{ImageError, push::Class},
+    provider::{self, LeftBehind, ProviderError},
     store::StoreError,
 };
 
@@ -36,12 +39,12 @@ impl From<ProviderError> for Failure {
     fn from(error: ProviderError) -> Self {
         let exit = match (error.class, &error.left_behind) {
             (_, LeftBehind::Orphans(_)) => Exit::MayBill,
-            (Class::Capacity | Class::Quota, _) => Exit::Capacity,
-            (Class::Denied, _) => Exit::Denied,
-            (Class::Network, _) => Exit::Network,
-            (Class::Conflict, _) => Exit::Conflict,
-            (Class::Invalid, _) => Exit::Usage,
-            (Class::Internal, _) => Exit::Failure,
+            (provider::Class::Capacity | provider::Class::Quota, _) => Exit::Capacity,
+            (provider::Class::Denied, _) => Exit::Denied,
+            (provider::Class::Network, _) => Exit::Network,
+            (provider::Class::Conflict, _) => Exit::Conflict,
+            (provider::Class::Invalid, _) => Exit::Usage,
+            (provider::Class::Internal, _) => Exit::Failure,
         };
         let message = match error.left_behind {
             LeftBehind::Orphans(names) => format!("{}; left behind: {}", error.message, names.join(", ")),
@@ -63,9 +66,34 @@ impl From<EngineError> for Failure {
     }
 }
 
+impl From<CredentialsError> for Failure {
+    fn from(error: CredentialsError) -> Self {
+        let fix = format!("correct {}, or `docker login {}` again", error.origin, error.registry);
+        Failure::new(Exit::Denied, error.to_string()).fix(fix)
+    }
+}
+
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
-        Failure::new(Exit::Failure, error.to_string())
+        let (exit, fix) = match &error {
+            ImageError::Invalid(_) => (Exit::Usage, None),
+            ImageError::Line { .. } => (Exit::Network, None),
+            ImageError::Registry { class, repository, .. } => match class {
+                Class::Denied => {
+                    (Exit::Denied, Some(format!("docker login {}, as somebody who may push there", registry(repository))))
+                }
+                Class::NotFound => (Exit::NotFound, Some("create the repository, or correct its name".to_owned())),
+                Class::Network => {
+                    (Exit::Network, Some("try again when the registry answers; what it has is not sent again".to_owned()))
+                }
+                Class::Broken => {
+                    (Exit::Network, Some("look into the registry's log, where its disk may be full; then try again".to_owned()))
+                }
+                Class::Other => (Exit::Failure, None),
+            },
+            _ => (Exit::Failure, None),
+        };
+        Failure { fix, ..Failure::new(exit, error.to_string()) }
     }
 }
 

@@ -9,6 +9,7 @@ use super::{Class, Provider, Sighting};
 use crate::job::{
     gce::GcePlan,
     id::{AttemptId, JobId},
+    image::ImageSpec,
     order::{ORDER_SCHEMA, RunOrder, TrainerImage},
     plan::{DataPlan, PLAN_SCHEMA, Plan, RetryPlan},
     units::{Money, Span},
@@ -44,6 +45,7 @@ pub fn plan() -> Plan {
         name: "tiny".to_owned(),
         backend: "any".to_owned(),
         gce: GcePlan::default(),
+        image: ImageSpec::default(),
         store: "memory".to_owned(),
         data: DataPlan::Digest("0".repeat(64)),
         initial_weights: None,

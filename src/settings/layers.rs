@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::{SettingsError, Surroundings};
 use crate::job::{
     document::{Document, DocumentError, OpenError},
+    image::ImageSpec,
     report::{Format, Verbosity},
     units::{Money, Span},
 };
@@ -46,6 +47,7 @@ impl std::fmt::Display for Origin {
 pub struct Layer {
     pub profile: Option<String>,
     pub backend: Option<String>,
+    pub image: ImageSpec,
     pub store: Option<String>,
     pub ttl: Option<Span>,
     pub max_cost: Option<Money>,
@@ -59,6 +61,7 @@ impl Layer {
         let mut layer = Self {
             profile: read(around, "FTCTL_PROFILE")?,
             backend: read(around, "FTCTL_BACKEND")?,
+            image: ImageSpec::default(),
             store: read(around, "FTCTL_STORE")?,
             ttl: read(around, "FTCTL_TTL")?,
             max_cost: read(around, "FTCTL_MAX_COST")?,
@@ -69,9 +72,12 @@ impl Layer {
         Ok(layer)
     }
 
-    /// A relative path to a store means: relative to where it was written down.
+    /// A relative path means: relative to where it was written down.
     pub(super) fn anchor(&mut self, base: &Path) {
         self.store = self.store.take().map(|store| anchor(&store, base));
+        for path in [&mut self.image.ca_bundle, &mut self.image.prebuilt] {
+            *path = path.take().map(|path| anchor(&path, base));
+        }
     }
 }
 
@@ -86,6 +92,7 @@ pub(super) fn anchor(store: &str, base: &Path) -> String {
 struct UserFile {
     profile: Option<String>,
     backend: Option<String>,
+    image: ImageSpec,
     store: Option<String>,
     ttl: Option<Span>,
     max_cost: Option<Money>,
@@ -96,8 +103,8 @@ struct UserFile {
 
 /// Reads the user's file; none is fine.
 pub(super) fn user_file(path: &Path) -> Result<(Layer, BTreeMap<String, Layer>), SettingsError> {
-    let UserFile { profile, backend, store, ttl, max_cost, output, log, mut profiles } = read_file(path)?;
-    let mut layer = Layer { profile, backend, store, ttl, max_cost, output, log };
+    let UserFile { profile, backend, image, store, ttl, max_cost, output, log, mut profiles } = read_file(path)?;
+    let mut layer = Layer { profile, backend, image, store, ttl, max_cost, output, log };
     let base = path.parent().unwrap_or(path);
     layer.anchor(base);
     for profile in profiles.values_mut() {

@@ -3,10 +3,16 @@
 //! The job file stands below the environment so that a pipeline can move a checked-in job, and above the other files because it
 //! says what this one job needs. Every value knows where it was found.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
 
 use crate::job::{
     document::OpenError,
+    image::ImageSpec,
     plan::Choices,
     report::{Format, Verbosity},
     spec::JobSpec,
@@ -51,6 +57,8 @@ pub struct Setting<T> {
 pub struct Settings {
     pub profile: Setting<Option<String>>,
     pub backend: Setting<String>,
+    /// The keys of [`ImageSpec`] that somebody gave.
+    pub image: BTreeMap<String, Setting<Value>>,
     /// URL or absolute path; `None` when not even the embedded store has a place.
     pub store: Setting<Option<String>>,
     pub ttl: Setting<Span>,
@@ -77,6 +85,10 @@ const MAX_COST: Key = Key { flag: "--max-cost", variable: "FTCTL_MAX_COST" };
 const OUTPUT: Key = Key { flag: "--output", variable: "FTCTL_OUTPUT" };
 const LOG: Key = Key { flag: "--quiet or --verbose", variable: "FTCTL_LOG" };
 
+/// The flags of [`ImageSpec`], named like its keys.
+const IMAGE_FLAGS: [&str; 9] =
+    ["--variant", "--base", "--builder", "--prebuilt", "--ca-bundle", "--pip-index", "--torch-index", "--cargo-index", "--network"];
+
 /// The layers, strongest first, each with the origin of its keys.
 struct Stack(Vec<(Source, Layer)>);
 
@@ -100,6 +112,17 @@ impl Stack {
     fn get<T>(&self, key: Key, default: T, get: impl Fn(&Layer) -> Option<T>) -> Setting<T> {
         let found = self.0.iter().find_map(|(source, layer)| Some(Setting { value: get(layer)?, origin: source.origin(key) }));
         found.unwrap_or(Setting { value: default, origin: Origin::Default })
+    }
+
+    fn image(&self) -> BTreeMap<String, Setting<Value>> {
+        let mut found = BTreeMap::new();
+        for (source, layer) in &self.0 {
+            for (key, value) in table(&layer.image) {
+                let flag = IMAGE_FLAGS.into_iter().find(|flag| flag[2..].replace('-', "_") == key).unwrap_or_default();
+                found.entry(key).or_insert_with(|| Setting { value, origin: source.origin(Key { flag, variable: "" }) });
+            }
+        }
+        found
     }
 }
 
@@ -133,6 +156,7 @@ impl Settings {
         Self {
             profile,
             backend: stack.get(BACKEND, DEFAULT_BACKEND.to_owned(), |layer| layer.backend.clone()),
+            image: stack.image(),
             store: stack.get(STORE, embedded, |layer| layer.store.clone().map(Some)),
             ttl: stack.get(TTL, DEFAULT_TTL, |layer| layer.ttl),
             max_cost: stack.get(MAX_COST, None, |layer| layer.max_cost.map(Some)),
@@ -148,12 +172,29 @@ impl Settings {
         self.store.value.as_deref().ok_or(directories::NO_STORE)
     }
 
+    /// How an image is made when the job file says `typed`.
+    pub fn image(&self, typed: &ImageSpec, job_directory: &Path) -> ImageSpec {
+        let mut chosen = table(typed);
+        for key in ["ca_bundle", "prebuilt"] {
+            if let Some(Value::String(path)) = chosen.get_mut(key) {
+                *path = layers::anchor(path, job_directory);
+            }
+        }
+        for (key, setting) in &self.image {
+            let typed = chosen.get(key).cloned();
+            chosen.insert(key.clone(), with_job(setting, typed));
+        }
+        // Every value was read from this very type.
+        serde_json::from_value(Value::Object(chosen)).unwrap_or_default()
+    }
+
     /// What holds for one job: its file is asked after the flags and the environment and before the other files.
     /// `job_directory` is where a relative store in the job file begins.
     pub fn choices(&self, spec: &JobSpec, job_directory: &Path) -> Result<Choices, SettingsError> {
         let store = spec.store.as_ref().map(|store| layers::anchor(store, job_directory));
         Ok(Choices {
             backend: with_job(&self.backend, spec.compute.backend.clone()),
+            image: self.image(&spec.image, job_directory),
             store: match with_job(&self.store, store.map(Some)) {
                 Some(store) => store,
                 None => self.store()?.to_owned(),
@@ -161,6 +202,14 @@ impl Settings {
             ttl: with_job(&self.ttl, spec.limits.ttl),
             max_cost: with_job(&self.max_cost, spec.limits.max_cost.map(Some)),
         })
+    }
+}
+
+/// The keys that were given.
+fn table(image: &ImageSpec) -> serde_json::Map<String, Value> {
+    match json!(image) {
+        Value::Object(table) => table,
+        _ => serde_json::Map::new(),
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod azurite;
 pub mod entra;
 pub mod proxy;
+pub mod registry;
 pub mod secrets;
 
 use std::{

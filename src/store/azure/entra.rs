@@ -23,6 +23,9 @@ use super::{
 /// What tokens are for.
 const SCOPE: &str = "https://storage.azure.com/.default";
 
+/// What tokens are for that a container registry exchanges.
+const MANAGEMENT: &str = "https://management.azure.com/.default";
+
 /// A token this close to its end is replaced, seconds: no request outlives it.
 const FRESH: i64 = 300;
 
@@ -35,6 +38,12 @@ pub(super) struct TokenSource {
 impl TokenSource {
     pub fn new(credential: Arc<dyn TokenCredential>) -> Self {
         Self { credential, last: Mutex::new(None) }
+    }
+
+    /// A token for everything but storage, new each time.
+    pub async fn management(&self) -> Result<String, String> {
+        let token = self.credential.get_token(&[MANAGEMENT], None).await;
+        token.map(|token| token.token.secret().to_owned()).map_err(|error| error.to_string())
     }
 
     /// The error is for a person and has nothing secret.

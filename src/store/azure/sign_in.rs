@@ -92,6 +92,18 @@ pub fn ways(variables: Variables<'_>) -> Vec<Way> {
     WAYS.iter().map(way).collect()
 }
 
+/// A token of Entra ID for another service of Azure than storage, by the first of the ways through Entra that is ready; `None` without
+/// any. The error is for a person and has nothing secret.
+pub async fn entra_token(variables: Variables<'_>) -> Option<Result<String, String>> {
+    let entra = |(name, needed, ..): &&(&str, &[&str], &str, Open)| name.starts_with("Entra") && is_ready(variables, needed);
+    let (.., open) = WAYS.iter().find(entra)?;
+    Some(match open(variables, "") {
+        Ok(Credential::Token(source)) => source.management().await,
+        Ok(_) => Err("it gives no token".to_owned()),
+        Err(error) => Err(error.to_string()),
+    })
+}
+
 pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credential> {
     match WAYS.iter().find(|(_, needed, ..)| is_ready(variables, needed)) {
         Some((.., open)) => open(variables, account),

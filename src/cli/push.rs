@@ -1,0 +1,115 @@
+//! `ftctl push`: the container image into a registry.
+
+use std::env;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{App, build::Which, intent::Intent};
+use crate::{
+    docker::{
+        self,
+        credentials::{self, Credentials},
+        exchange,
+    },
+    exit::Failure,
+    image::{
+        container::{self, Recipe},
+        push::{self, Target},
+    },
+    output::Show,
+    store::azure,
+};
+
+/// Send the container image to a registry, built before if it must be
+///
+/// The tag is the digest of what the image was made from; what the registry has already is not sent again. Credentials are those of
+/// `docker login` and of docker's helpers; in Azure and at Google those of the cloud will do.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  ftctl push registry.example.org/team/ftctl\n  ftctl push localhost:5000/ftctl --prebuilt programs"
+)]
+pub struct Arguments {
+    /// Where to: HOST/PATH, without a tag
+    #[arg(value_name = "REPOSITORY")]
+    repository: String,
+    #[command(flatten)]
+    pub which: Which,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        push::check_repository(&self.repository)?;
+        let cache = app.settings.directories.cache()?.to_owned();
+        let spec = self.which.spec(app)?;
+        let (report, dry) = (app.output.report(), app.dry_run);
+        let repository = &self.repository;
+        let pushed = app.block_on(async {
+            let report = report.as_ref();
+            let recipe = Recipe::new(&spec).await?;
+            let credentials = credentials(repository).await?;
+            let engine = docker::connect(report).await?;
+            let tag = recipe.digest.clone();
+            let target = Target { repository, tag: &tag, credentials };
+            if let Some(digest) = push::present(&engine, &target).await? {
+                report.detail(&format!("{repository} has it already"));
+                return Ok(Err(digest));
+            }
+            if dry {
+                return Ok(Ok(format!("push {} to {repository}", recipe.reference())));
+            }
+            let image = container::make(&engine, recipe, &cache, report).await?;
+            Ok(Err(push::push(&engine, &image.reference, &target, report).await?))
+        })?;
+        match pushed {
+            Ok(act) => app.output.show(&Intent(vec![act])),
+            Err(_) if dry => app.output.show(&Intent(Vec::new())),
+            Err(digest) => app.output.show(&Pushed { repository: self.repository, digest }),
+        }
+    }
+}
+
+async fn credentials(repository: &str) -> Result<Credentials, Failure> {
+    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    let directory = docker::config_directory(&variable, env::home_dir().as_deref());
+    let registry = credentials::registry(repository);
+    match credentials::find(directory.as_deref(), registry).await? {
+        // Whoever has logged in to the cloud need not log in to its registry.
+        Credentials::Anonymous if exchange::is_azure(registry) => match azure::entra_token(&variable).await {
+            Some(token) => Ok(exchange::azure(registry, token).await?),
+            None => Ok(Credentials::Anonymous),
+        },
+        Credentials::Anonymous if exchange::is_google(registry) => Ok(exchange::google(&variable, registry).await?),
+        found => Ok(found),
+    }
+}
+
+struct Pushed {
+    repository: String,
+    digest: String,
+}
+
+impl Pushed {
+    /// What any machine pulls exactly this image by.
+    fn reference(&self) -> String {
+        format!("{}@{}", self.repository, self.digest)
+    }
+}
+
+impl Show for Pushed {
+    fn schema(&self) -> &'static str {
+        "ftctl.push/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "reference": self.reference(), "repository": self.repository, "digest": self.digest })
+    }
+
+    fn text(&self) -> String {
+        self.reference()
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.reference()]
+    }
+}
