@@ -41,6 +41,8 @@ pub mod run;
 pub mod sampler;
 #[cfg(feature = "torch")]
 pub mod sampling;
+#[cfg(feature = "torch")]
+mod saving;
 pub mod schedule;
 #[cfg(feature = "torch")]
 mod simd;

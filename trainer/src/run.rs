@@ -9,7 +9,7 @@ use safetensors::SafeTensorError;
 use sha2::{Digest, Sha256};
 use tch::Device;
 
-use crate::checkpoint::Checkpoints;
+use crate::checkpoint::{Checkpoints, Writing};
 use crate::config::{Compat, Precision, TrainConfig, TrainSettings};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
@@ -41,8 +41,11 @@ pub struct Run<'a> {
     pub(crate) state: State,
     pub(crate) journal: Journal,
     pub(crate) checkpoints: Checkpoints,
-    /// Step of the newest checkpoint.
+    /// Step of the newest checkpoint, which may still be under way.
     pub(crate) saved: Option<u64>,
+    pub(crate) writing: Option<Writing>,
+    /// Time that training has waited for checkpoints.
+    pub(crate) blocked: Duration,
     pub(crate) pace: Pace,
     /// Held until the process ends, however it ends.
     _lock: File,
@@ -80,7 +83,22 @@ impl<'a> Run<'a> {
         }
         let pace = Pace::new(&shape, &config.train, state.seconds);
         let saved = checkpoint.map(|_| state.step);
-        let mut run = Self { config, dataset, sampler, model, optimizer, state, journal, checkpoints, saved, pace, _lock: lock };
+        let (writing, blocked) = (None, Duration::ZERO);
+        let mut run = Self {
+            config,
+            dataset,
+            sampler,
+            model,
+            optimizer,
+            state,
+            journal,
+            checkpoints,
+            saved,
+            writing,
+            blocked,
+            pace,
+            _lock: lock,
+        };
         run.announce()?;
         Ok(run)
     }

@@ -4,14 +4,13 @@
 //! ([`crate::schedule`]) and when to evaluate and to save. A run that is killed therefore resumes from its newest checkpoint and
 //! gives the same bytes as one that was not.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::blocks::Batch;
-use crate::checkpoint;
+use crate::checkpoint::{self, Writing};
 use crate::config::{SampleConfig, TrainConfig};
 use crate::data::shard::Split;
 use crate::error::Failure;
@@ -21,13 +20,10 @@ use crate::generate::{self, Request};
 use crate::guard::Verdict;
 use crate::journal::{Record, grouped, say};
 use crate::loss_scale::Overflow;
-use crate::model::hugging_face::CONFIG_FILE;
-use crate::model::parameters::WEIGHTS_FILE;
-use crate::model::tensor_file;
 use crate::optimizer::{clip_factor, global_norm};
 use crate::process;
 use crate::progress::Event;
-use crate::run::{OPTIMIZER_FILE, Run, unwritten};
+use crate::run::Run;
 use crate::schedule::learning_rate;
 
 /// Version of `summary.json`.
@@ -61,6 +57,8 @@ pub struct Summary {
     pub perplexity_before: Option<f64>,
     /// On the validation split after the last step.
     pub perplexity_after: Option<f64>,
+    /// Of this process's time, what training waited for checkpoints.
+    pub checkpoint_seconds: f64,
     /// Most main memory that this process has held at once, in bytes; absent where the system does not tell.
     pub peak_memory_bytes: Option<u64>,
     /// Name of the last checkpoint in `checkpoints/`.
@@ -82,6 +80,9 @@ pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure
             return run.finish();
         }
         run.step()?;
+        if run.writing.as_ref().is_some_and(Writing::is_finished) {
+            run.finish_checkpoint()?;
+        }
         if stop.load(Ordering::Relaxed) {
             return run.pause();
         }
@@ -108,11 +109,15 @@ impl Run<'_> {
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
                 let factor = clip_factor(gradient_norm, settings.clip_norm) / scale;
+                self.let_checkpoint_copy();
                 self.model.update(|parameters, gradients| self.optimizer.step(parameters, gradients, rate, factor));
                 None
             }
             Verdict::Skip(reason) => Some(reason),
-            Verdict::Diverged => return Err(self.diverged(loss, gradient_norm)),
+            Verdict::Diverged => {
+                self.finish_checkpoint()?;
+                return Err(self.diverged(loss, gradient_norm));
+            }
         };
         self.state.step += 1;
         self.state.tokens += tokens;
@@ -141,8 +146,8 @@ impl Run<'_> {
 
     /// The `micro_step`-th part of the current step's sequences.
     fn micro_batch(&self, micro_step: u64) -> Batch {
-        let settings = &self.config.train;
         let first = self.first_sequence(micro_step);
+        let settings = &self.config.train;
         let blocks = (first..first + settings.micro_batch as u64).map(|sequence| self.sampler.block(sequence));
         Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)
     }
@@ -241,35 +246,12 @@ impl Run<'_> {
         scheduled && self.saved != Some(step)
     }
 
-    fn checkpoint(&mut self) -> Result<(), Failure> {
-        let step = self.state.step;
-        self.state.log_bytes = self.journal.steps_bytes();
-        self.state.seconds = self.pace.seconds();
-        self.checkpoints.commit(step, |directory| self.write(directory))?;
-        self.saved = Some(step);
-        self.checkpoints.retain(self.config.train.keep_checkpoints)?;
-        self.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
-    }
-
-    /// A Hugging Face directory, and what it takes to go on: one tensor at a time in memory.
-    fn write(&self, directory: &Path) -> Result<(), Failure> {
-        self.model.parameters().write_safetensors(&directory.join(WEIGHTS_FILE)).map_err(unwritten)?;
-        tensor_file::write(&directory.join(OPTIMIZER_FILE), self.optimizer.state()).map_err(|error| unwritten(error.into()))?;
-        let end_of_text = self.dataset.end_of_text();
-        files::write_json(&directory.join(CONFIG_FILE), &self.model.shape().config_json(Some(end_of_text)))?;
-        let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
-        for file in tokenizer.chain([self.journal.steps_path().to_owned()]) {
-            let copy = directory.join(file.file_name().unwrap_or_default());
-            std::fs::copy(&file, &copy).map_err(|error| Failure::io("copy", &file, &error))?;
-        }
-        self.state.write(directory)
-    }
-
     /// Leaves the run so that it can be taken up again.
     fn pause(mut self) -> Result<Outcome, Failure> {
         if self.saved != Some(self.state.step) {
             self.checkpoint()?;
         }
+        self.finish_checkpoint()?;
         Ok(Outcome::Stopped { step: self.state.step })
     }
 
@@ -280,6 +262,7 @@ impl Run<'_> {
             files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
             self.journal.tell(Event::Sample { step, text })?;
         }
+        self.finish_checkpoint()?;
         let summary = self.summary();
         files::write_json(&self.config.output.join("summary.json"), &summary)?;
         self.journal.tell(Event::Done { step, seconds: summary.seconds })?;
@@ -312,6 +295,7 @@ impl Run<'_> {
             seconds: state.seconds,
             perplexity_before: state.first_validation_loss.map(f64::exp),
             perplexity_after: state.last_validation_loss.map(f64::exp),
+            checkpoint_seconds: self.blocked.as_secs_f64(),
             peak_memory_bytes: process::peak_memory(),
             checkpoint: checkpoint::name(state.step),
         }

@@ -123,13 +123,14 @@ impl Gpt2 {
     /// # Panics
     /// When `seq` exceeds the context, a token is outside the vocabulary, or libtorch is out of memory.
     pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
-        let mut gradients = self.gradients.take().unwrap_or_else(|| self.parameters.zeros_like());
-        let loss = tch::no_grad(|| self.forward_backward(inputs, targets, scale, &mut gradients));
-        self.gradients = Some(gradients);
-        loss
+        if self.gradients.is_none() {
+            self.gradients = Some(self.parameters.zeros_like());
+        }
+        tch::no_grad(|| self.forward_backward(inputs, targets, scale))
     }
 
-    fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64, gradients: &mut Parameters) -> f64 {
+    fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
+        let gradients = self.gradients();
         let masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
         let layout = Layout { masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
@@ -165,7 +166,7 @@ impl Gpt2 {
         if let Some(masks) = masks {
             dx = masks.apply(Site::Embedding, &dx, layout.length);
         }
-        self.embed_backward(&inputs, &dx, gradients);
+        self.embed_backward(&inputs, &dx);
         loss
     }
 
@@ -220,7 +221,8 @@ impl Gpt2 {
     }
 
     /// `dx [N, D]`. On the CPU `index_add_` adds row after row, so equal tokens are summed in the order of the batch.
-    fn embed_backward(&self, inputs: &Tensor, dx: &Tensor, gradients: &mut Parameters) {
+    fn embed_backward(&self, inputs: &Tensor, dx: &Tensor) {
+        let gradients = self.gradients();
         let [batch, length] = [inputs.size()[0], inputs.size()[1]];
         let (tokens, mut dtokens) = (inputs.reshape([-1]), gradients.token_embedding());
         if self.shape.learns_positions() {

@@ -14,6 +14,8 @@ use crate::vectorise::vectorised;
 
 /// Rows whose sum is taken before it meets the rest, so that its order does not depend on the number of threads.
 const ROWS: usize = 32;
+/// Rows of a gradient whose product exists at once in another dtype.
+const PART: i64 = 8192;
 
 /// `x [N, in]` → `[N, out]`.
 pub(super) fn forward(x: &Tensor, map: &Affine) -> Tensor {
@@ -77,7 +79,10 @@ pub(super) fn add_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor) {
     } else if sum.kind() == x.kind() {
         let _ = sum.addmm_(&x.tr(), y);
     } else {
-        *sum += x.tr().matmul(y);
+        // A part at a time: a product in a narrower dtype is a buffer of its own, and the embedding's is large.
+        for (mut sum, x) in sum.split(PART, 0).into_iter().zip(x.split(PART, 1)) {
+            sum += x.tr().matmul(y);
+        }
     }
 }
 

@@ -1,15 +1,19 @@
 //! Safetensors files: named tensors, written one at a time, read through a memory map one at a time.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, UncheckedAdvice};
-use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, View};
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
 use crate::offload::release;
+
+/// The numbers of a file begin at a multiple of this many bytes.
+const ALIGNMENT: usize = 8;
 
 /// Why a safetensors file cannot be read or written.
 #[derive(Debug, Error)]
@@ -26,11 +30,58 @@ pub enum FileError {
     Write { path: PathBuf, source: SafeTensorError },
 }
 
-/// Writes named tensors, sorted by dtype and name as `transformers` does; one at a time is brought to main memory.
+/// Writes named tensors, sorted by dtype and name as `transformers` does, without a copy of those that lie in main memory as they are stored.
 pub fn write<'a>(path: &Path, tensors: impl IntoIterator<Item = (String, &'a Tensor)>) -> Result<(), FileError> {
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let views = tensors.into_iter().map(|(name, tensor)| (name, Stored::new(tensor)));
-    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|source| FileError::Write { path: path.to_owned(), source })
+    let mut stored: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, dtype(tensor), tensor)).collect();
+    stored.sort_by(|(left_name, left, _), (right_name, right, _)| right.cmp(left).then_with(|| left_name.cmp(right_name)));
+    write_sorted(path, &stored).map_err(|source| FileError::Write { path: path.to_owned(), source })
+}
+
+fn write_sorted(path: &Path, tensors: &[(String, Dtype, &Tensor)]) -> Result<(), SafeTensorError> {
+    let mut end = 0;
+    let info = |(name, dtype, tensor): &(String, Dtype, &Tensor)| {
+        let first = end;
+        end += tensor.numel() * dtype.bitsize() / 8;
+        let shape = tensor.size().into_iter().map(|size| size as usize).collect();
+        (name.clone(), TensorInfo { dtype: *dtype, shape, data_offsets: (first, end) })
+    };
+    let infos = tensors.iter().map(info).collect();
+    let metadata = Metadata::new(Some(HashMap::from([("format".to_owned(), "pt".to_owned())])), infos)?;
+    let mut header = serde_json::to_vec(&metadata)?;
+    header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
+    let mut file = File::create(path)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    for (_, dtype, tensor) in tensors {
+        write_tensor(&mut file, tensor, kind(*dtype))?;
+    }
+    Ok(())
+}
+
+fn write_tensor(file: &mut File, tensor: &Tensor, kind: Kind) -> std::io::Result<()> {
+    let plain = tensor.to_device(Device::Cpu).to_kind(kind).contiguous();
+    let bytes = plain.numel() * kind.elt_size_in_bytes();
+    // SAFETY: the tensor is contiguous, in main memory, and lives until the end of the function; whoever saves it does not change it meanwhile.
+    file.write_all(unsafe { std::slice::from_raw_parts(plain.data_ptr().cast_const().cast(), bytes) })?;
+    release([tensor]);
+    Ok(())
+}
+
+/// Of a tensor in a file; half precision is stored as `f32`.
+fn dtype(tensor: &Tensor) -> Dtype {
+    match tensor.kind() {
+        Kind::Double => Dtype::F64,
+        Kind::Int64 => Dtype::I64,
+        _ => Dtype::F32,
+    }
+}
+
+fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F64 => Kind::Double,
+        Dtype::I64 => Kind::Int64,
+        _ => Kind::Float,
+    }
 }
 
 /// Reads every tensor of a file in its stored dtype, sorted by name.
@@ -51,7 +102,7 @@ pub struct TensorFile {
 
 impl TensorFile {
     pub fn open(path: &Path) -> Result<Self, FileError> {
-        let file = std::fs::File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
+        let file = File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
         // SAFETY: the map is read only; a file that another process truncates meanwhile ends this process with SIGBUS, which is
         // the price of not holding a second copy of the weights. Model directories are not modified in place.
         let map = unsafe { Mmap::map(&file) }.map_err(|source| FileError::Open { path: path.to_owned(), source })?;
@@ -98,53 +149,5 @@ impl TensorFile {
         // memory of the process while it is open.
         let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first) };
         tensor.map_err(|source| FileError::Tensor { path: self.path.clone(), name: name.to_owned(), source })
-    }
-}
-
-/// A tensor as the safetensors writer wants to see it.
-struct Stored<'a> {
-    tensor: &'a Tensor,
-    dtype: Dtype,
-    dimensions: Vec<usize>,
-}
-
-impl<'a> Stored<'a> {
-    fn new(tensor: &'a Tensor) -> Self {
-        let dtype = match tensor.kind() {
-            Kind::Double => Dtype::F64,
-            Kind::Int64 => Dtype::I64,
-            _ => Dtype::F32,
-        };
-        Self { tensor, dtype, dimensions: tensor.size().into_iter().map(|size| size as usize).collect() }
-    }
-
-    fn kind(&self) -> Kind {
-        match self.dtype {
-            Dtype::F64 => Kind::Double,
-            Dtype::I64 => Kind::Int64,
-            _ => Kind::Float,
-        }
-    }
-}
-
-impl View for Stored<'_> {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.dimensions
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let plain = self.tensor.to_device(Device::Cpu).to_kind(self.kind()).contiguous();
-        let mut bytes = vec![0; self.data_len()];
-        plain.copy_data_u8(&mut bytes, plain.numel());
-        release([self.tensor]);
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.tensor.numel() * self.dtype.bitsize() / 8
     }
 }

@@ -63,7 +63,7 @@ impl Rule for AdamW {
     }
 }
 
-/// What one update of one tensor computes with: `p ← keep · p − step_size · m / (√v / correction + ε)`.
+/// What one update of one tensor computes with: `p ← keep · p − step_size · m / (√v · correction + ε)`.
 #[derive(Clone, Copy)]
 struct Numbers {
     gradient_scale: f64,
@@ -73,19 +73,19 @@ struct Numbers {
     epsilon: f64,
     /// `learning rate / (1 − β₁ᵗ)`.
     step_size: f64,
-    /// `√(1 − β₂ᵗ)`.
+    /// `1 / √(1 − β₂ᵗ)`: divisions are what this rule spends its time on.
     correction: f64,
 }
 
 impl Numbers {
     fn new(betas: [f64; 2], (epsilon, place): (f64, Epsilon), update: &Update) -> Self {
         let rest = |beta: f64| 1.0 - beta.powf(update.number as f64);
-        let correction = rest(betas[1]).sqrt();
+        let correction = 1.0 / rest(betas[1]).sqrt();
         Self {
             gradient_scale: update.gradient_scale,
             keep: 1.0 - update.learning_rate * update.weight_decay,
             betas,
-            epsilon: if place == Epsilon::Corrected { epsilon } else { epsilon / correction },
+            epsilon: if place == Epsilon::Corrected { epsilon } else { epsilon * correction },
             step_size: update.learning_rate / rest(betas[0]),
             correction,
         }
@@ -106,7 +106,7 @@ impl Numbers {
         let gradient = gradient * self.gradient_scale;
         let _ = first.g_mul_scalar_(self.betas[0]).g_add_(&(&gradient * (1.0 - self.betas[0])));
         let _ = second.g_mul_scalar_(self.betas[1]).g_add_(&(gradient.square() * (1.0 - self.betas[1])));
-        let denominator = second.sqrt() / self.correction + self.epsilon;
+        let denominator = second.sqrt() * self.correction + self.epsilon;
         let _ = parameter.g_mul_scalar_(self.keep).g_sub_(&(&*first / denominator * self.step_size));
     }
 }
@@ -123,7 +123,7 @@ vectorised! {
             let gradient = gradient * scale;
             *first = *first * beta_1 + gradient * rest_1;
             *second = *second * beta_2 + gradient * gradient * rest_2;
-            *parameter = *parameter * keep - step_size * *first / (second.sqrt() / correction + epsilon);
+            *parameter = *parameter * keep - step_size * *first / (second.sqrt() * correction + epsilon);
         }
     }
 }

@@ -1,0 +1,108 @@
+//! Checkpoints of a run, written while it goes on.
+//!
+//! Weights and what the optimizer remembers change only in an update. A thread copies them to files while the next step computes its
+//! gradient, and only the update waits for it; digests, and bringing it all to the disk, take no time of the training. There is no second copy
+//! in memory.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use tch::Tensor;
+
+use crate::checkpoint;
+use crate::error::Failure;
+use crate::files;
+use crate::model::hugging_face::CONFIG_FILE;
+use crate::model::parameters::WEIGHTS_FILE;
+use crate::model::tensor_file;
+use crate::progress::Event;
+use crate::run::{OPTIMIZER_FILE, Run, unwritten};
+use crate::state::State;
+
+impl Run<'_> {
+    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient.
+    pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
+        self.finish_checkpoint()?;
+        let started = Instant::now();
+        let step = self.state.step;
+        self.state.log_bytes = self.journal.steps_bytes();
+        self.state.seconds = self.pace.seconds();
+        let contents = self.contents();
+        self.writing = Some(self.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
+        self.saved = Some(step);
+        self.blocked += started.elapsed();
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written, if one is.
+    pub(crate) fn finish_checkpoint(&mut self) -> Result<(), Failure> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        let (started, step) = (Instant::now(), writing.step);
+        writing.finish()?;
+        self.checkpoints.retain(self.config.train.keep_checkpoints)?;
+        self.blocked += started.elapsed();
+        self.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
+    }
+
+    /// Lets the checkpoint that is being written copy what an update changes.
+    pub(crate) fn let_checkpoint_copy(&mut self) {
+        if let Some(writing) = &self.writing {
+            let started = Instant::now();
+            writing.wait_until_copied();
+            self.blocked += started.elapsed();
+        }
+    }
+
+    fn contents(&self) -> Contents {
+        let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
+        Contents {
+            weights: self.model.parameters().stored(),
+            optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
+            model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
+            tokenizer: tokenizer.collect(),
+            steps: (self.journal.steps_path().to_owned(), self.state.log_bytes),
+            state: self.state.clone(),
+        }
+    }
+}
+
+/// What a checkpoint is made of. The tensors share memory with those of the run.
+struct Contents {
+    weights: Vec<(String, Tensor)>,
+    optimizer: Vec<(String, Tensor)>,
+    /// `config.json`.
+    model: serde_json::Value,
+    tokenizer: Vec<PathBuf>,
+    /// The step log and how much of it belongs to the checkpoint.
+    steps: (PathBuf, u64),
+    state: State,
+}
+
+impl Contents {
+    /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when no tensor is read any more.
+    fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
+        let tensors = |name: &str, tensors: &[(String, Tensor)]| {
+            let tensors = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
+            tensor_file::write(&directory.join(name), tensors).map_err(|error| unwritten(error.into()))
+        };
+        tensors(WEIGHTS_FILE, &self.weights)?;
+        tensors(OPTIMIZER_FILE, &self.optimizer)?;
+        drop(copying);
+        files::write_json(&directory.join(CONFIG_FILE), &self.model)?;
+        for file in &self.tokenizer {
+            copy(file, directory, u64::MAX)?;
+        }
+        copy(&self.steps.0, directory, self.steps.1)?;
+        self.state.write(directory)
+    }
+}
+
+/// The first `bytes` of a file, under its name in `directory`.
+fn copy(file: &Path, directory: &Path, bytes: u64) -> Result<(), Failure> {
+    let copy =
+        || io::copy(&mut File::open(file)?.take(bytes), &mut File::create(directory.join(file.file_name().unwrap_or_default()))?);
+    copy().map(|_| ()).map_err(|error| Failure::io("copy", file, &error))
+}
