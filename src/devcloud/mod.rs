@@ -2,4 +2,4 @@
 //! providers that are rehearsed against them, only what the real services do.
 
 pub mod gce;
-mod http;
+pub(crate) mod http;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -90,6 +91,8 @@ pub enum PlanError {
 
 /// Below this no machine is worth starting.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
+/// What a cloud gives the programs of a machine that it takes away.
+const FAREWELL: Duration = Duration::from_secs(30);
 
 impl Plan {
     /// Fills in every default. Relative paths become absolute: they are relative to `base`, the directory of the job file, which is
@@ -132,11 +135,15 @@ impl Plan {
         self.gce.image.as_deref()
     }
 
-    /// What is left of this plan when its machines have been allowed to live for `used`: the same limits, with less time.
-    #[must_use]
-    pub fn after(&self, used: Duration) -> Self {
-        let left = self.lifetime().saturating_sub(used).max(SHORTEST_LIFE);
-        Self { ttl: Span(left), max_cost: None, ..self.clone() }
+    /// This plan for one more machine: the same, with the time that `earlier` ones, each from and until when, have left of it. `None`
+    /// when that is not worth starting one.
+    pub fn left(&self, earlier: &[(Timestamp, Timestamp)], now: Timestamp) -> Option<Self> {
+        let Some((first, _)) = earlier.first() else { return Some(self.clone()) };
+        let length = |from: Timestamp, until: Timestamp| Duration::try_from(until.duration_since(from)).unwrap_or_default();
+        // A machine is charged until its power ends, which is after its agent's end, and for a minute at least.
+        let charged = earlier.iter().map(|(from, until)| (length(*from, *until) + FAREWELL).max(SHORTEST_LIFE)).sum::<Duration>();
+        let left = self.lifetime().saturating_sub(charged.max(length(*first, now)));
+        (left >= SHORTEST_LIFE).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
     }
 
     /// How long the job's machines may live in all: the time to live, or less when the money ends first. Whole seconds, rounded
@@ -239,6 +246,22 @@ mod tests {
             plan.retry,
             RetryPlan { on: vec![], attempts: 3, backoff: "1s".parse().expect("span"), max_backoff: "5m".parse().expect("span") }
         );
+    }
+
+    #[test]
+    fn each_machine_is_given_what_earlier_ones_left() {
+        let plan = resolve("name = \"a\"\ndataset = \"d\"");
+        let at = |seconds: i64| Timestamp::from_second(seconds).expect("a time");
+        let left = |earlier: &[(i64, i64)], now| {
+            let earlier: Vec<_> = earlier.iter().map(|(from, until)| (at(*from), at(*until))).collect();
+            plan.left(&earlier, at(now)).map(|plan| plan.ttl.0.as_secs())
+        };
+        assert_eq!(left(&[], 9_999), Some(7_200), "waiting for the first machine costs nothing");
+        assert_eq!(left(&[(0, 600)], 600), Some(6_570));
+        assert_eq!(left(&[(0, 600)], 1_000), Some(6_200), "the deadline does not move");
+        assert_eq!(left(&[(0, 1), (1, 2), (2, 3)], 3), Some(7_020), "a minute is charged for each");
+        assert_eq!(left(&[(0, 7_110)], 7_110), Some(60));
+        assert_eq!(left(&[(0, 7_111)], 7_111), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Next, Result, STAGES, World, journal::Journal};
 use crate::{
-    exit::Failure,
+    exit::{Exit, Failure},
     job::{
         event::EventKind,
         id::AttemptId,
@@ -46,9 +46,13 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     let image = job.record.trainer.clone().unwrap_or(TrainerImage::None);
-    // What earlier attempts had of the job's time, this one's machine has not.
-    let used = job.record.attempts.first().map(|first| world.clock.now().duration_since(first.started));
-    let plan = job.record.plan.after(used.and_then(|used| Duration::try_from(used).ok()).unwrap_or_default());
+    let now = world.clock.now();
+    let earlier = job.record.attempts.iter().filter(|earlier| earlier.attempt < attempt.attempt);
+    let earlier: Vec<_> = earlier.map(|earlier| (earlier.started, earlier.ended.unwrap_or(now))).collect();
+    let Some(plan) = job.record.plan.left(&earlier, now) else {
+        job.end(Outcome::Failed, Exit::Deadline, "its time to live is over").await?;
+        return Ok(Next::Now);
+    };
     match world.provider.provision(&attempt, &plan, &image).await {
         Ok(()) => {
             job.record.retry_at = None;

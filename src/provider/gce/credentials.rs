@@ -7,6 +7,9 @@
 //! | `application_default_credentials.json` of gcloud | after `gcloud auth application-default login` |
 //! | the metadata server in `GCE_METADATA_HOST`, or that of this machine | on Google's machines |
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fs,
     path::{Path, PathBuf},

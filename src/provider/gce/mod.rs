@@ -47,6 +47,8 @@ const PUBLIC: &str = "https://compute.googleapis.com";
 /// How often a machine is looked at whose end is waited for, and how long.
 const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
+/// What is charged at least.
+const SHORTEST: Duration = Duration::from_secs(60);
 /// Longest run that Compute Engine allows.
 const LONGEST: Duration = Duration::from_secs(120 * 86_400);
 /// An agent may need the store for so long after its deadline.
@@ -173,9 +175,9 @@ impl Provider for Gce {
     }
 
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
-        if plan.ttl.0 > LONGEST {
-            let message = format!("a machine may run for 120 days at most, not {}", plan.ttl);
-            return Err(ProviderError::new(Class::Invalid, message).fix("give --ttl, or limits.ttl, a shorter time"));
+        if !(SHORTEST..=LONGEST).contains(&plan.ttl.0) {
+            let message = format!("a machine may run for a minute at least and 120 days at most, not {}", plan.ttl);
+            return Err(ProviderError::new(Class::Invalid, message).fix("give --ttl, or limits.ttl, another time"));
         }
         let near =
             ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|host| self.client.endpoint.starts_with(host));
