@@ -1,12 +1,12 @@
 use std::{ffi::OsString, process::ExitCode};
 
-use ftctl::{cli, exit::Exit};
+use ftctl::cli;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let mut output = cli::first_output(&arguments);
     match cli::run(&arguments, &mut output) {
-        Ok(()) => Exit::Done.into(),
+        Ok(code) => code,
         Err(failure) => output.fail(&failure).into(),
     }
 }

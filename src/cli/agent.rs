@@ -1,6 +1,12 @@
 //! `ftctl agent`: the verb that providers start beside the trainer. Not for people, so not in the help.
 
-use std::{fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use clap::Args;
 
@@ -23,10 +29,20 @@ pub struct Agent {
     /// Only send what a dead agent left there
     #[arg(long)]
     drain: bool,
+    /// Variables to add to the environment, as one JSON object; the file is removed when it has been read
+    #[arg(long, value_name = "FILE")]
+    environment: Option<PathBuf>,
+    /// Is made at the start; an agent that finds it only sends what the one that made it left
+    #[arg(long, value_name = "FILE")]
+    once: Option<PathBuf>,
 }
 
 impl Agent {
-    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+    pub fn run(mut self, app: &mut App<'_>) -> Result<(), Failure> {
+        if let Some(file) = self.environment.take() {
+            return Err(self.with_environment(&file));
+        }
+        self.drain |= self.is_second()?;
         let order = self.read_order()?;
         let cache = app.settings.directories.cache()?.to_owned();
         let report = app.output.report();
@@ -41,6 +57,32 @@ impl Agent {
         })
     }
 
+    /// Begins again in the same process with the variables of `file`; comes back only when that fails.
+    fn with_environment(&self, file: &Path) -> Failure {
+        let variables = match take_variables(file) {
+            Ok(variables) => variables,
+            Err(error) => return Failure::new(Exit::Failure, format!("cannot take {}: {error}", file.display())),
+        };
+        let mut again = Command::new("/proc/self/exe");
+        again.arg0("ftctl").envs(variables).arg("agent").arg("--order").arg(&self.order).arg("--work").arg(&self.work);
+        if self.drain {
+            again.arg("--drain");
+        }
+        if let Some(once) = &self.once {
+            again.arg("--once").arg(once);
+        }
+        Failure::new(Exit::Failure, format!("cannot start the agent with its environment: {}", again.exec()))
+    }
+
+    fn is_second(&self) -> Result<bool, Failure> {
+        let Some(file) = &self.once else { return Ok(false) };
+        match fs::OpenOptions::new().write(true).create_new(true).open(file) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(true),
+            Err(error) => Err(Failure::new(Exit::Failure, format!("cannot make {}: {error}", file.display()))),
+            Ok(_) => Ok(false),
+        }
+    }
+
     fn read_order(&self) -> Result<RunOrder, Failure> {
         let wrong = |why: String| Failure::new(Exit::Usage, format!("cannot read the order {}: {why}", self.order.display()));
         let bytes = fs::read(&self.order).map_err(|error| wrong(error.to_string()))?;
@@ -50,4 +92,14 @@ impl Agent {
         }
         Err(wrong(format!("it is of the format `{}`, this version reads `{ORDER_SCHEMA}`", order.schema)))
     }
+}
+
+/// None where the file is gone: an agent before this one took it.
+fn take_variables(file: &Path) -> io::Result<BTreeMap<String, String>> {
+    let bytes = match fs::read(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        bytes => bytes?,
+    };
+    fs::remove_file(file)?;
+    Ok(serde_json::from_slice(&bytes)?)
 }

@@ -1,6 +1,6 @@
 //! The command line: one small file per verb. A verb parses its arguments, calls one function and hands a value to `output`.
 
-use std::{env, ffi::OsString, future::Future, path::PathBuf};
+use std::{env, ffi::OsString, future::Future, path::PathBuf, process::ExitCode};
 
 use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum,
@@ -34,6 +34,7 @@ mod down;
 mod download;
 mod drill;
 mod eval;
+mod exec;
 mod explain;
 mod follow;
 mod generate;
@@ -137,6 +138,8 @@ enum Verb {
     Status(status::Arguments),
     Logs(logs::Arguments),
     Explain(explain::Arguments),
+    Exec(exec::Exec),
+    Ssh(exec::Ssh),
     Report(report::Arguments),
     Cancel(cancel::Arguments),
     Download(download::Arguments),
@@ -190,6 +193,8 @@ pub struct App<'o> {
     pub working_directory: PathBuf,
     /// Of the line to a far store.
     pub limits: Limits,
+    /// The exit code of a command that was run for the user.
+    pub passed_on: u8,
 }
 
 impl App<'_> {
@@ -217,11 +222,12 @@ pub fn first_output(arguments: &[OsString]) -> Output {
     Output::new(format, Verbosity::Normal)
 }
 
-/// Runs the program. `--help` and `--version` are answered before any file is touched.
-pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
+/// Runs the program. `--help` and `--version` are answered before any file is touched. The exit code is 0, or that of a command which
+/// the user had ftctl run.
+pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Failure> {
     let cli = match command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(answer) => return not_parsed(&answer, output),
+        Err(answer) => return not_parsed(&answer, output).map(|()| Exit::Done.into()),
     };
     let working_directory = env::current_dir().map_err(|error| {
         Failure::new(Exit::Failure, format!("the working directory is gone: {error}")).fix("cd to one that exists")
@@ -237,7 +243,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         tell_requests(output.report());
     }
     let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
-    let mut app = App { settings, output, yes, dry_run, working_directory, limits: Limits::default() };
+    let mut app = App { settings, output, yes, dry_run, working_directory, limits: Limits::default(), passed_on: 0 };
     match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),
         Verb::Doctor(verb) => verb.run(&mut app),
@@ -248,6 +254,8 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         Verb::Status(verb) => verb.run(&mut app),
         Verb::Logs(verb) => verb.run(&mut app),
         Verb::Explain(verb) => verb.run(&mut app),
+        Verb::Exec(verb) => verb.run(&mut app),
+        Verb::Ssh(verb) => verb.run(&mut app),
         Verb::Report(verb) => verb.run(&mut app),
         Verb::Cancel(verb) => verb.run(&mut app),
         Verb::Download(verb) => verb.run(&mut app),
@@ -267,7 +275,8 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<(), Failure> {
         Verb::Schema(_) => schema::run(&mut app),
         Verb::Version(_) => version::run(&mut app),
         Verb::Agent(verb) => verb.run(&mut app),
-    }
+    }?;
+    Ok(app.passed_on.into())
 }
 
 /// The whole command line, for parsing and for completion scripts.

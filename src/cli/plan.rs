@@ -50,6 +50,9 @@ impl Show for Plan {
         let mut table = Table::default();
         table.pair("job", &self.name);
         table.pair("backend", &self.backend);
+        if let Some(image) = &self.docker.image {
+            table.pair("image", image);
+        }
         table.pair("store", &self.store);
         table.pair("data", data(&self.data));
         if let Some(weights) = &self.initial_weights {

@@ -1,6 +1,13 @@
 //! The line to an engine: one connection for each request, over whatever leads there.
 
-use std::{io, path::Path, process::Stdio, sync::Arc};
+use std::{
+    io,
+    path::Path,
+    pin::Pin,
+    process::Stdio,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use bollard::{BollardRequest, errors::Error};
 use hyper::{Response, Uri, body::Incoming, client::conn::http1, header::HOST};
@@ -10,9 +17,9 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
-    process::{Child, ChildStderr, Command},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command},
 };
 use tokio_rustls::TlsConnector;
 
@@ -33,10 +40,42 @@ pub(super) struct Transport {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A connection, and the program that makes it where there is one.
+/// A connection, and what the program says that makes it where there is one.
 struct Line {
     stream: Box<dyn Stream>,
-    ssh: Option<Child>,
+    words: Option<ChildStderr>,
+}
+
+/// The streams of a program, which lives as long as somebody has them.
+struct Piped {
+    output: ChildStdout,
+    /// `None` once it is closed: only that tells the other end.
+    input: Option<ChildStdin>,
+    _program: Child,
+}
+
+impl AsyncRead for Piped {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.output).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Piped {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.input {
+            Some(input) => Pin::new(input).poll_write(context, bytes),
+            None => Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.input.as_mut().map_or(Poll::Ready(Ok(())), |input| Pin::new(input).poll_flush(context))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.input = None;
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl Transport {
@@ -54,14 +93,10 @@ impl Transport {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
         *request.uri_mut() = path.parse::<Uri>()?;
         request.headers_mut().insert(HOST, hyper::header::HeaderValue::from_static("docker"));
-        let Line { stream, mut ssh } = self.dial().await?;
-        let words = ssh.as_mut().and_then(|ssh| ssh.stderr.take());
+        let Line { stream, words } = self.dial().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // Ends with the answer, or with the streams of an upgraded one; then ssh ends, too.
-        tokio::spawn(async move {
-            let _ended = connection.with_upgrades().await;
-            drop(ssh);
-        });
+        // Ends with the answer, or hands the stream on to whoever has the upgraded one.
+        tokio::spawn(connection.with_upgrades());
         match (sender.send_request(request).await, words) {
             (Err(error), Some(words)) => Err(refused(error, words).await),
             (answer, _) => Ok(answer?),
@@ -70,7 +105,7 @@ impl Transport {
 
     async fn dial(&self) -> io::Result<Line> {
         Ok(match self.address.as_ref() {
-            Address::Unix(path) => Line { stream: Box::new(UnixStream::connect(path).await?), ssh: None },
+            Address::Unix(path) => Line { stream: Box::new(UnixStream::connect(path).await?), words: None },
             Address::Tcp { host, port, .. } => {
                 let plain = TcpStream::connect((host.as_str(), *port)).await?;
                 let stream: Box<dyn Stream> = match &self.tls {
@@ -80,7 +115,7 @@ impl Transport {
                         Box::new(tls.connect(name, plain).await?)
                     }
                 };
-                Line { stream, ssh: None }
+                Line { stream, words: None }
             }
             Address::Ssh { destination, port, socket } => ssh(destination, *port, socket.as_deref())?,
         })
@@ -104,7 +139,8 @@ fn ssh(destination: &str, port: Option<u16>, socket: Option<&str>) -> io::Result
     let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
         return Err(io::ErrorKind::BrokenPipe.into());
     };
-    Ok(Line { stream: Box::new(tokio::io::join(output, input)), ssh: Some(child) })
+    let words = child.stderr.take();
+    Ok(Line { stream: Box::new(Piped { output, input: Some(input), _program: child }), words })
 }
 
 /// The shell at the other end splits words.

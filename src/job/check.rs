@@ -3,6 +3,7 @@
 use ft_trainer::validate::{self, Rule, at_least, rule};
 
 use super::{
+    docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
     gce,
     id::{MAX_NAME, valid_name},
@@ -14,7 +15,8 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>) -> Result<(), DocumentE
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
-    let rules = job(spec).into_iter().chain(gce::rules(&spec.compute.gce)).chain(trainer).chain(retry_and_limits(spec));
+    let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce));
+    let rules = job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec));
     let broken = rules.filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
 }
@@ -35,6 +37,18 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
         rule("store", empty(&spec.store), "store is empty; give a URL or a directory, or leave it out"),
         rule("initial_weights", empty(&spec.initial_weights), "initial_weights is empty; give a directory, or leave it out"),
         rule("compute.backend", empty(&spec.compute.backend), "compute.backend is empty; name one, or leave it out"),
+    ]
+}
+
+fn container(docker: &DockerSpec) -> Vec<Rule> {
+    let filled = |text: &Option<String>| text.as_deref() != Some("");
+    let mounts = docker.mounts.iter().all(|mount| is_mount(mount));
+    let user = docker.user.as_deref().is_none_or(is_user);
+    vec![
+        rule("compute.docker.image", filled(&docker.image), "image is empty; name one, or leave it out"),
+        rule("compute.docker.network", filled(&docker.network), "network is empty; name one, or leave it out"),
+        rule("compute.docker.mounts", mounts, "a mount is written /there:/in/the/container, with :ro behind it for reading only"),
+        rule("compute.docker.user", user, "a user is written UID:GID, in numbers"),
     ]
 }
 

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    docker::DockerPlan,
     gce::GcePlan,
     image::ImageSpec,
     spec::{JobSpec, RetryCause, RetrySpec},
@@ -24,6 +25,9 @@ pub struct Plan {
     pub name: String,
     pub backend: String,
     /// Of interest to the backend of that name.
+    #[serde(default)]
+    pub docker: DockerPlan,
+    /// Likewise.
     #[serde(default)]
     pub gce: GcePlan,
     /// How the container image is made, where the backend starts one.
@@ -102,6 +106,7 @@ impl Plan {
             schema: PLAN_SCHEMA.to_owned(),
             name: spec.name.clone(),
             backend: choices.backend,
+            docker: spec.compute.docker.clone().into(),
             gce: spec.compute.gce.clone().into(),
             image: choices.image,
             store: choices.store,
@@ -132,7 +137,8 @@ impl Plan {
 
     /// The container image that machines start, where the backend has containers.
     pub fn image(&self) -> Option<&str> {
-        self.gce.image.as_deref()
+        let named = if self.backend == "gce" { &self.gce.image } else { &self.docker.image };
+        named.as_deref()
     }
 
     /// This plan for one more machine: the same, with the time that `earlier` ones, each from and until when, have left of it. `None`

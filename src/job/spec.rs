@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     check,
+    docker::DockerSpec,
     document::{Document, DocumentError},
     gce::GceSpec,
     image::ImageSpec,
@@ -111,9 +112,13 @@ fn collect_homes(schema: &Value, table: &Value, name: &str, key: &str, homes: &m
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ComputeSpec {
-    /// `local` runs on this machine, `gce` on a machine of Google's Compute Engine for each attempt.
+    /// `local` runs on this machine, `docker` in a container of any engine that can be reached, `gce` on a machine of Google's Compute
+    /// Engine for each attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// How the container is made.
+    #[serde(skip_serializing_if = "is_default")]
+    pub docker: DockerSpec,
     /// The machine on Compute Engine.
     #[serde(skip_serializing_if = "is_default")]
     pub gce: GceSpec,

@@ -1,4 +1,4 @@
-//! Durations (`90s`, `2h`, `1d12h`) and money (`12USD`) as a person types them.
+//! Durations (`90s`, `2h`, `1d12h`), money (`12USD`) and sizes (`512MiB`) as a person types them.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -129,6 +129,47 @@ impl From<Money> for String {
     }
 }
 
+/// A number of bytes, written `512MiB`, `2GiB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Bytes(pub u64);
+
+/// From the largest, so that a size is shown in the first that divides it.
+const SIZES: [(&str, u64); 5] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no size; write it like 512MiB or 2GiB");
+        let unit = SIZES.iter().find_map(|(unit, size)| Some((text.trim().strip_suffix(unit)?, size)));
+        let (number, size) = unit.ok_or_else(wrong)?;
+        let number: u64 = number.trim().parse().map_err(|_| wrong())?;
+        number.checked_mul(*size).filter(|bytes| i64::try_from(*bytes).is_ok()).map(Self).ok_or_else(wrong)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, size) = SIZES.into_iter().find(|(_, size)| self.0 >= *size && self.0.is_multiple_of(*size)).unwrap_or(("B", 1));
+        write!(f, "{}{unit}", self.0 / size)
+    }
+}
+
+impl TryFrom<String> for Bytes {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Bytes> for String {
+    fn from(bytes: Bytes) -> Self {
+        bytes.to_string()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +193,18 @@ mod tests {
         assert_eq!("1.5USD".parse::<Money>().expect("amount").for_time(Duration::from_secs(7_200)).to_string(), "3USD");
         for text in ["12", "USD", "1.USD", "-1USD", "1.0000001USD", "12EUR"] {
             assert!(text.parse::<Money>().is_err(), "{text} must be refused");
+        }
+    }
+
+    #[test]
+    fn sizes_survive_a_round_trip_and_refuse_nonsense() {
+        for (text, bytes) in [("512MiB", 512 << 20), ("2GiB", 2 << 30), ("7B", 7), ("0B", 0)] {
+            let size: Bytes = text.parse().expect(text);
+            assert_eq!((size.0, size.to_string().as_str()), (bytes, text));
+        }
+        assert_eq!("2048MiB".parse::<Bytes>().expect("a size").to_string(), "2GiB");
+        for text in ["", "5", "GiB", "-1B", "1.5GiB", "99999999TiB", "2GB"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text} must be refused");
         }
     }
 }

@@ -28,7 +28,7 @@ pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
 pub async fn examine_backend(world: &World) -> Vec<Finding> {
     let mut findings = match world.provider.capabilities().trainer {
         TrainerFrom::Build => examine_build(&world.cache),
-        TrainerFrom::Image | TrainerFrom::Nowhere => Vec::new(),
+        TrainerFrom::Engine | TrainerFrom::Image | TrainerFrom::Nowhere => Vec::new(),
     };
     findings.extend(world.provider.check().await);
     findings

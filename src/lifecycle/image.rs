@@ -2,21 +2,36 @@
 
 use super::{Next, Result, STAGES, World, journal::Journal, provision};
 use crate::{
+    docker,
     exit::{Exit, Failure},
-    image::trainer,
-    job::order::TrainerImage,
+    image::{container, trainer},
+    job::{order::TrainerImage, plan::Plan},
     provider::TrainerFrom,
 };
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    world.report.stage(2, STAGES, "Building the trainer");
-    job.record.trainer = Some(match world.provider.capabilities().trainer {
-        TrainerFrom::Build => trainer::ensure(&world.cache, world.report.as_ref()).await?,
+    let trainer = match world.provider.capabilities().trainer {
+        TrainerFrom::Build => {
+            world.report.stage(2, STAGES, "Building the trainer");
+            trainer::ensure(&world.cache, world.report.as_ref()).await?
+        }
+        TrainerFrom::Engine => TrainerImage::Image { reference: Box::pin(on_engine(world, &job.record.plan)).await? },
         TrainerFrom::Image => TrainerImage::Image { reference: job.record.plan.image().ok_or_else(no_image)?.to_owned() },
         TrainerFrom::Nowhere => TrainerImage::None,
-    });
+    };
+    job.record.trainer = Some(trainer);
     provision::begin_attempt(world, job).await?;
     Ok(Next::Now)
+}
+
+/// The image that the plan names, or the one that the engine builds from what this ftctl carries, by its content.
+async fn on_engine(world: &World, plan: &Plan) -> Result<String> {
+    if let Some(named) = plan.image() {
+        return Ok(named.to_owned());
+    }
+    world.report.stage(2, STAGES, "Building the image");
+    let engine = docker::connect(world.report.as_ref()).await?;
+    Ok(container::ensure(&engine, &plan.image, &world.cache, world.report.as_ref()).await?.id)
 }
 
 fn no_image() -> Failure {

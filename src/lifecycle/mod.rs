@@ -24,6 +24,7 @@ mod failure;
 pub mod logs;
 pub mod receipt;
 pub mod results;
+pub mod session;
 pub mod status;
 pub mod sweep;
 

@@ -111,6 +111,16 @@ impl Output {
         })
     }
 
+    /// Bytes for stderr as they are: what a command said that the user had ftctl run.
+    pub fn errors(&self, bytes: &[u8]) {
+        // As with all talk, nobody may be there to read it.
+        let _ = self.talk.suspend(|| io::stderr().write_all(bytes));
+    }
+
+    pub fn is_terminal(&self) -> bool {
+        io::stdout().is_terminal()
+    }
+
     /// Asks before something is destroyed. `yes` answers for the user; without a terminal somebody must have said it.
     pub fn confirm(&self, question: &str, yes: bool) -> Result<(), Failure> {
         if yes {

@@ -7,6 +7,7 @@ use ft_trainer::config::{ModelConfig, TrainSettings};
 
 use super::{Class, Provider, Sighting};
 use crate::job::{
+    docker::DockerPlan,
     gce::GcePlan,
     id::{AttemptId, JobId},
     image::ImageSpec,
@@ -44,6 +45,7 @@ pub fn plan() -> Plan {
         schema: PLAN_SCHEMA.to_owned(),
         name: "tiny".to_owned(),
         backend: "any".to_owned(),
+        docker: DockerPlan::default(),
         gce: GcePlan::default(),
         image: ImageSpec::default(),
         store: "memory".to_owned(),

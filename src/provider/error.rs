@@ -81,3 +81,9 @@ impl ProviderError {
         self
     }
 }
+
+/// The last line that is not the continuation of another.
+pub fn last_statement(text: &str) -> Option<&str> {
+    let line = text.lines().rfind(|line| !line.trim().is_empty() && !line.starts_with(char::is_whitespace))?;
+    Some(line.trim_end().trim_start_matches("error: "))
+}

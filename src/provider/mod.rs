@@ -20,13 +20,16 @@ use crate::job::{
 
 #[cfg(test)]
 pub mod conformance;
+pub mod docker;
 pub mod error;
 pub mod fake;
 pub mod gce;
 pub mod local;
 pub mod registry;
+pub mod session;
 
 pub use error::{Class, LeftBehind, ProviderError};
+pub use session::Session;
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 
@@ -46,6 +49,8 @@ pub struct Capabilities {
 pub enum TrainerFrom {
     /// Built on this machine, which is where it runs.
     Build,
+    /// In a container image that the plan names, or else in one that this machine's container engine builds.
+    Engine,
     /// In a container image that the plan names.
     Image,
     /// Nothing is trained.
@@ -110,4 +115,10 @@ pub trait Provider: Send + Sync {
 
     /// Everything of ours that exists, from the provider's own truth.
     async fn list(&self) -> Result<Vec<Resource>>;
+
+    /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails as
+    /// [`Class::Invalid`] when there is no such machine, or none that runs.
+    async fn session(&self, attempt: &AttemptId, _command: &[String], _terminal: bool) -> Result<Session> {
+        Err(ProviderError::new(Class::Invalid, format!("no command can be run on {}", attempt.machine_name())))
+    }
 }

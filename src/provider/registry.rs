@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::{
     AgentEnvironment, Class, Provider, ProviderError, Result,
+    docker::{self, Docker},
     fake::Fake,
     gce::Gce,
     local::{self, Local},
@@ -19,7 +20,7 @@ use crate::{
 };
 
 /// Every name that [`open`] knows, as `compute.backend` spells it.
-pub const NAMES: [&str; 3] = ["local", "gce", "fake"];
+pub const NAMES: [&str; 4] = ["local", "docker", "gce", "fake"];
 
 /// What a provider may need to know about the place where ftctl runs.
 #[derive(Clone)]
@@ -48,6 +49,7 @@ pub struct Connected {
 pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
     match name {
         "local" => Ok(open_local(environment)),
+        "docker" => Ok(open_docker(environment)),
         "gce" => open_gce(environment),
         "fake" => open_fake(environment),
         _ => Err(unknown(name)),
@@ -60,6 +62,27 @@ fn open_local(environment: &Environment) -> Connected {
     let clock = Arc::new(SystemClock);
     let settings = local::Settings { state, executable, variables, notice: local::PREEMPTION_NOTICE, clock: clock.clone() };
     Connected { provider: Arc::new(Local::new(settings)), store, clock }
+}
+
+fn open_docker(environment: &Environment) -> Connected {
+    let store = environment.store.clone();
+    let clock = Arc::new(SystemClock);
+    let settings = docker::Settings {
+        owner: owner(environment),
+        store: store.url().to_owned(),
+        variables: agent_environment(environment),
+        notice: docker::PREEMPTION_NOTICE,
+        clock: clock.clone(),
+    };
+    Connected { provider: Arc::new(Docker::new(settings)), store, clock }
+}
+
+/// The user's name, by which what is theirs is told from what others have on the same engine.
+fn owner(environment: &Environment) -> String {
+    let variable =
+        |wanted: &str| environment.variables.iter().find(|(name, _)| name == wanted).and_then(|(_, value)| value.to_str());
+    let name = variable("USER").or_else(|| variable("LOGNAME")).filter(|name| !name.is_empty());
+    name.map_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()), str::to_owned)
 }
 
 fn open_gce(environment: &Environment) -> Result<Connected> {
@@ -120,6 +143,6 @@ mod tests {
         }
         let hint = |name: &str| open(name, &environment).err().and_then(|error| error.fix).expect("a hint");
         assert_eq!(hint("lcoal"), "did you mean `local`?");
-        assert_eq!(hint("zzz"), "backends: local, gce, fake");
+        assert_eq!(hint("zzz"), "backends: local, docker, gce, fake");
     }
 }

@@ -29,7 +29,7 @@ use crate::{
         order::RunOrder,
         units::Money,
     },
-    provider::Resource,
+    provider::{Resource, error::last_statement},
 };
 
 const MACHINE_SCHEMA: &str = "ftctl.local-machine/1";
@@ -250,12 +250,6 @@ fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
 /// Makes names in a directory survive a power cut.
 fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
-}
-
-/// The last line that is not the continuation of another.
-pub fn last_statement(text: &str) -> Option<&str> {
-    let line = text.lines().rfind(|line| !line.trim().is_empty() && !line.starts_with(char::is_whitespace))?;
-    Some(line.trim_end().trim_start_matches("error: "))
 }
 
 /// The end of a text file.

@@ -30,7 +30,10 @@ use async_trait::async_trait;
 use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
-use super::{AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
+use super::{
+    AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, TrainerFrom,
+    error::last_statement,
+};
 use crate::job::{
     clock::Clock,
     id::{AttemptId, JobId},
@@ -206,6 +209,20 @@ impl Provider for Local {
             .filter_map(Result::transpose)
             .collect()
     }
+
+    /// In the attempt's directory, with the machine's mark, so that it ends with the machine.
+    async fn session(&self, attempt: &AttemptId, command: &[String], _terminal: bool) -> Result<Session> {
+        let machine = self.machine(attempt);
+        let failed = |error: io::Error| failed("look at", machine.directory(), &error);
+        let (Some(Agent::Running), [program, arguments @ ..]) = (machine.agent().map_err(failed)?, command) else {
+            return Err(ProviderError::new(Class::Invalid, format!("{} does not run", attempt.machine_name())));
+        };
+        let attempts = self.work(&attempt.job).join(attempt.attempt.to_string());
+        let place = if attempts.is_dir() { attempts } else { machine.directory().to_owned() };
+        let mut session = std::process::Command::new(program);
+        session.args(arguments).current_dir(place).env(process::MARK, machine.mark().map_err(failed)?);
+        Ok(Session::Program(session))
+    }
 }
 
 /// Ends everything that runs on the machine and makes sure that nothing is started on it later.
@@ -223,7 +240,7 @@ async fn blocking(machine: &Machine, act: impl FnOnce() -> io::Result<()> + Send
 /// What a program complained about last, or how it ended.
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
-    machine::last_statement(&text).map_or_else(|| format!("the agent ended with {}", output.status), str::to_owned)
+    last_statement(&text).map_or_else(|| format!("the agent ended with {}", output.status), str::to_owned)
 }
 
 fn removing(path: &Path, error: &io::Error) -> ProviderError {

@@ -209,6 +209,19 @@ async fn an_agent_that_cannot_start_is_an_error_and_the_attempt_is_over() {
 }
 
 #[tokio::test]
+async fn a_command_beside_the_agent_ends_with_the_machine() {
+    let machines = Machines::new();
+    let attempt = machines.started("session").await;
+    let command = ["sleep".to_owned(), "1000".to_owned()];
+    let Ok(Session::Program(program)) = machines.local().session(&attempt, &command, false).await else { panic!("a program") };
+    let mut running = Command::from(program).spawn().expect("sleep");
+    machines.local().destroy(&attempt.job).await.expect("destroy");
+    assert!(!running.wait().await.expect("ended").success());
+    let error = machines.local().session(&attempt, &command, false).await.err().expect("no machine");
+    assert_eq!(error.class, Class::Invalid, "{error}");
+}
+
+#[tokio::test]
 async fn half_made_and_half_removed_machines_are_neither_listed_nor_left() {
     let machines = Machines::new();
     let attempt = attempt("half");

@@ -34,7 +34,7 @@ mod sign_in;
 mod tests;
 mod wire;
 
-pub use sign_in::{Way, entra_token, ways};
+pub use sign_in::{Way, carried, entra_token, ways};
 
 /// Metadata with the marks of the last conditional writes, the newest first.
 const MARKS: &str = "x-ms-meta-ftctlwrites";

@@ -1,9 +1,10 @@
 //! Which credential is used: the first of [`WAYS`] for which the environment has what it needs.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ffi::OsString};
 
 use super::{
     super::{Result, StoreError},
+    ENDPOINT,
     entra::{self, TokenSource},
     shared_key::SharedKey,
 };
@@ -102,6 +103,19 @@ pub async fn entra_token(variables: Variables<'_>) -> Option<Result<String, Stri
         Ok(_) => Err("it gives no token".to_owned()),
         Err(error) => Err(error.to_string()),
     })
+}
+
+/// What an agent on another machine can sign in with as well as whoever sits at this one: nothing that needs files or programs here.
+const CARRIED: [&str; 8] =
+    [CONNECTION_STRING, KEY, SAS, ENDPOINT, "AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"];
+
+/// See [`CARRIED`]; nothing where no secret is among it.
+pub fn carried(variables: &[(OsString, OsString)]) -> Vec<(String, String)> {
+    let text = |(name, value): &(OsString, OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
+    let found: Vec<_> =
+        variables.iter().filter_map(text).filter(|(name, value)| CARRIED.contains(&name.as_str()) && !value.is_empty()).collect();
+    let secret = |name: &str| [CONNECTION_STRING, KEY, SAS, "AZURE_CLIENT_SECRET"].contains(&name);
+    if found.iter().any(|(name, _)| secret(name)) { found } else { Vec::new() }
 }
 
 pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credential> {

@@ -1,0 +1,22 @@
+//! A command on the machine where a job runs.
+
+pub use crate::provider::session::{Control, Piece, Remote, Session};
+
+use super::{Result, World};
+use crate::{
+    exit::{Exit, Failure},
+    job::{id::AttemptId, record::Record, state::State},
+};
+
+/// The machine of the job's current attempt.
+pub fn machine(record: &Record) -> Result<AttemptId> {
+    if record.attempt > 0 && record.state == State::Running {
+        return Ok(AttemptId::new(&record.id, record.attempt));
+    }
+    let message = format!("the job {} runs nowhere: it is {}", record.id, record.state.label(record.outcome));
+    Err(Failure::new(Exit::NotFound, message).fix("`ftctl status` shows which jobs run"))
+}
+
+pub async fn open(world: &World, record: &Record, command: &[String], terminal: bool) -> Result<Session> {
+    Ok(world.provider.session(&machine(record)?, command, terminal).await?)
+}

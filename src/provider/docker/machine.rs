@@ -1,0 +1,134 @@
+//! What a job's container is made of.
+//!
+//! | path in the container | is |
+//! |---|---|
+//! | `/ftctl` | made for its user alone; all of it goes with the container |
+//! | `/ftctl/order.json` | what the agent was told |
+//! | `/ftctl/environment.json` | what it may show to the store; it removes the file when it has read it |
+//! | `/ftctl/begun` | exists: the agent was started once, and never trains again |
+//! | `/ftctl/work`, `/ftctl/cache` | the agent's directories |
+
+use std::{collections::HashMap, path::Path};
+
+use bollard::models::{
+    ContainerCreateBody, DeviceRequest, HostConfig, Mount, MountType, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
+};
+use jiff::Timestamp;
+
+use crate::{
+    job::{
+        docker::{DockerPlan, Gpus},
+        id::{AttemptId, JobId},
+        plan::Plan,
+        units::Money,
+    },
+    provider::Resource,
+};
+
+pub const ORDER: &str = "ftctl/order.json";
+pub const ENVIRONMENT: &str = "ftctl/environment.json";
+pub const BEGUN: &str = "ftctl/begun";
+
+/// Of everything that is made here.
+pub const OWNER: &str = "ftctl.owner";
+pub const JOB: &str = "ftctl.job";
+const ATTEMPT: &str = "ftctl.attempt";
+const SINCE: &str = "ftctl.since";
+const EXPIRES: &str = "ftctl.expires";
+
+/// Whoever it is has no rights, and no files.
+pub const NOBODY: (u32, u32) = (65_532, 65_532);
+
+/// What decides how a container is made, beside its plan.
+pub struct Order<'a> {
+    pub attempt: &'a AttemptId,
+    pub image: String,
+    pub user: (u32, u32),
+    /// A store that is a directory.
+    pub store: Option<&'a Path>,
+    pub owner: &'a str,
+    pub now: Timestamp,
+}
+
+pub fn container(order: &Order<'_>, plan: &Plan) -> ContainerCreateBody {
+    let agent = "agent --order /ftctl/order.json --work /ftctl/work --environment /ftctl/environment.json --once /ftctl/begun";
+    let environment = ["HOME=/ftctl", "XDG_CACHE_HOME=/ftctl/cache", "XDG_STATE_HOME=/ftctl/state", "FTCTL_OUTPUT=table"];
+    let (user, group) = order.user;
+    ContainerCreateBody {
+        image: Some(order.image.clone()),
+        entrypoint: Some(vec!["ftctl".to_owned()]),
+        cmd: Some(agent.split(' ').map(str::to_owned).collect()),
+        env: Some(environment.map(str::to_owned).to_vec()),
+        user: Some(format!("{user}:{group}")),
+        working_dir: Some("/ftctl".to_owned()),
+        labels: Some(labels(order, plan)),
+        stop_signal: Some("SIGTERM".to_owned()),
+        host_config: Some(host(&plan.docker, order.store)),
+        ..ContainerCreateBody::default()
+    }
+}
+
+fn labels(order: &Order<'_>, plan: &Plan) -> HashMap<String, String> {
+    let expires = order.now.checked_add(plan.ttl.0).unwrap_or(Timestamp::MAX);
+    let labels = [
+        (OWNER, order.owner.to_owned()),
+        (JOB, order.attempt.job.to_string()),
+        (ATTEMPT, order.attempt.attempt.to_string()),
+        (SINCE, order.now.to_string()),
+        (EXPIRES, expires.to_string()),
+    ];
+    labels.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn host(plan: &DockerPlan, store: Option<&Path>) -> HostConfig {
+    let store = store.map(|path| path.display().to_string());
+    let mounts = plan.mounts.iter().filter_map(|text| mount(text));
+    let store = store.map(|path| bind(&path, &path, false));
+    let limit =
+        |(name, limit): (&String, &i64)| ResourcesUlimits { name: Some(name.clone()), soft: Some(*limit), hard: Some(*limit) };
+    HostConfig {
+        device_requests: gpus(plan.gpus).map(|request| vec![request]),
+        shm_size: i64::try_from(plan.shared_memory.0).ok(),
+        ulimits: Some(plan.ulimits.iter().map(limit).collect()),
+        mounts: Some(mounts.chain(store).collect()),
+        network_mode: Some(plan.network.clone()),
+        restart_policy: Some(RestartPolicy { name: Some(RestartPolicyNameEnum::NO), maximum_retry_count: None }),
+        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        ..HostConfig::default()
+    }
+}
+
+fn gpus(gpus: Gpus) -> Option<DeviceRequest> {
+    let count = match gpus {
+        Gpus::None => return None,
+        Gpus::All => -1,
+        Gpus::Count(count) => count.into(),
+    };
+    Some(DeviceRequest { count: Some(count), capabilities: Some(vec![vec!["gpu".to_owned()]]), ..DeviceRequest::default() })
+}
+
+/// `/there:/here[:ro]`; its form was checked with the job file.
+fn mount(text: &str) -> Option<Mount> {
+    let mut parts = text.split(':');
+    Some(bind(parts.next()?, parts.next()?, parts.next() == Some("ro")))
+}
+
+/// Unlike a bind in the older form, it is refused when there is nothing at the source.
+fn bind(source: &str, target: &str, read_only: bool) -> Mount {
+    Mount {
+        typ: Some(MountType::BIND),
+        source: Some(source.to_owned()),
+        target: Some(target.to_owned()),
+        read_only: Some(read_only),
+        ..Mount::default()
+    }
+}
+
+/// What a container says of itself; `None` when it is none of ours. One whose times are damaged counts as expired.
+pub fn resource(name: &str, labels: &HashMap<String, String>) -> Option<Resource> {
+    let attempt = AttemptId::new(&JobId::parse(labels.get(JOB)?)?, labels.get(ATTEMPT)?.parse().ok()?);
+    let time = |label| labels.get(label).and_then(|text| text.parse().ok());
+    let since = time(SINCE).unwrap_or(Timestamp::UNIX_EPOCH);
+    let expires = time(EXPIRES).or(Some(since));
+    Some(Resource { name: name.trim_start_matches('/').to_owned(), attempt, since, expires, price_per_hour: Money::ZERO })
+}

@@ -1,0 +1,249 @@
+//! On a real engine, with a shell script for the agent. `tests/run` starts the engine.
+
+use std::{os::unix::fs::PermissionsExt as _, process::Command};
+
+use tokio::sync::OnceCell;
+
+use super::*;
+use crate::{
+    job::clock::SystemClock,
+    provider::{
+        conformance::{self, World, attempt, order, plan},
+        session::Piece,
+    },
+};
+
+const IMAGE: &str = "ftctl-test/agent";
+
+/// Stands for `ftctl agent`: counts its starts, and works until it is told to finish.
+const AGENT: &str = r#"#!/bin/sh
+say() { echo "$*"; }
+if [ -e /ftctl/begun ]; then
+    [ -e /ftctl/store-is-down ] && { say "error: the store does not answer"; say "  fix: wait"; exit 7; }
+    : > /ftctl/drained
+    exit 0
+fi
+: > /ftctl/begun
+echo begun >> /ftctl/starts
+trap 'say all done; exit 0' USR1
+trap 'exit 0' TERM
+say ready
+while :; do sleep 1 & wait $!; done
+"#;
+
+struct Containers {
+    store: tempfile::TempDir,
+    owner: String,
+}
+
+impl Containers {
+    /// Nobody else's: tests run side by side on one engine.
+    async fn new(owner: &str) -> Self {
+        static MADE: OnceCell<()> = OnceCell::const_new();
+        MADE.get_or_init(|| async { make_image() }).await;
+        let containers = Self { store: tempfile::tempdir().unwrap(), owner: format!("{owner}-{}", std::process::id()) };
+        for left in containers.docker().list().await.unwrap() {
+            containers.docker().destroy(&left.attempt.job).await.unwrap();
+        }
+        containers
+    }
+
+    fn docker(&self) -> Docker {
+        Docker::new(Settings {
+            owner: self.owner.clone(),
+            store: self.store.path().display().to_string(),
+            variables: Arc::new(|| {
+                Box::pin(async {
+                    Ok(vec![("AZURE_STORAGE_SAS_TOKEN".into(), "very-secret".into()), ("HOME".into(), "/me".into())])
+                })
+            }),
+            notice: Duration::from_secs(1),
+            clock: Arc::new(SystemClock),
+        })
+    }
+
+    async fn started(&self, name: &str) -> AttemptId {
+        let attempt = attempt(name);
+        self.docker().provision(&attempt, &plan(), &self.image()).await.unwrap();
+        self.docker().launch(&order(&attempt)).await.unwrap();
+        until(|| self.starts(&attempt) == 1).await;
+        attempt
+    }
+
+    async fn signal(&self, attempt: &AttemptId, signal: &str) {
+        let options = KillContainerOptions { signal: signal.to_owned() };
+        let docker = self.docker();
+        docker.engine().await.unwrap().docker.kill_container(&attempt.machine_name(), Some(options)).await.unwrap();
+        docker.ended(&attempt.machine_name(), Duration::from_secs(60)).await.unwrap();
+    }
+}
+
+fn make_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let agent = directory.path().join("ftctl");
+    fs::write(&agent, AGENT).unwrap();
+    fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/docker_image.sh");
+    let agent = format!("{}=/usr/local/bin/ftctl", agent.display());
+    assert!(Command::new(script).args([IMAGE, &agent]).status().unwrap().success());
+}
+
+/// What docker's own command line says.
+fn docker_says(arguments: &[&str]) -> String {
+    let output = Command::new("docker").args(arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+async fn until(mut done: impl FnMut() -> bool + Send) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing happened for a minute");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[async_trait]
+impl World for Containers {
+    fn client(&self) -> Arc<dyn Provider> {
+        Arc::new(self.docker())
+    }
+
+    async fn finish(&self, attempt: &AttemptId) {
+        until(|| self.starts(attempt) == 1).await;
+        self.signal(attempt, "SIGUSR1").await;
+    }
+
+    fn image(&self) -> TrainerImage {
+        TrainerImage::Image { reference: IMAGE.to_owned() }
+    }
+
+    fn starts(&self, attempt: &AttemptId) -> usize {
+        let from = format!("{}:/ftctl/starts", attempt.machine_name());
+        let output = Command::new("docker").args(["cp", &from, "-"]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).matches("begun").count()
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_passes_the_suite_and_leaves_nothing() {
+    let containers = Containers::new("suite").await;
+    conformance::suite(&containers).await;
+    let label = format!("label=ftctl.owner={}", containers.owner);
+    assert_eq!(docker_says(&["ps", "-aq", "--filter", &label]), "");
+    for kind in ["volume", "network"] {
+        assert_eq!(docker_says(&[kind, "ls", "-q", "--filter", "label=ftctl.owner"]), "");
+    }
+    assert_eq!(docker_says(&["image", "ls", "-q", "--filter", "dangling=true"]), "");
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_containers_show_no_secret_and_have_what_the_plan_says() {
+    let containers = Containers::new("secrets").await;
+    let attempt = attempt("secrets");
+    let mut plan = plan();
+    plan.docker.shared_memory = "64MiB".parse().unwrap();
+    plan.docker.ulimits.insert("nofile".to_owned(), 777);
+    plan.docker.mounts = vec![format!("{}:/there:ro", containers.store.path().display())];
+    plan.docker.user = Some("4321:8765".to_owned());
+    plan.docker.network = "none".to_owned();
+    let docker = containers.docker();
+    docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
+    docker.launch(&order(&attempt)).await.unwrap();
+    until(|| containers.starts(&attempt) == 1).await;
+    let name = attempt.machine_name();
+    let shown = docker_says(&["inspect", &name]);
+    assert!(!shown.contains("very-secret"), "{shown}");
+    assert!(shown.contains("\"ftctl.expires\"") && shown.contains("\"Name\": \"no\""), "{shown}");
+    let inside = |command: &str| docker_says(&["exec", &name, "sh", "-c", command]);
+    assert_eq!(inside("id -u; id -g; ulimit -n; ls /sys/class/net"), "4321\n8765\n777\nlo\n");
+    assert_eq!(
+        inside("ls -ln /ftctl/environment.json").split_whitespace().take(4).collect::<Vec<_>>(),
+        ["-rw-------", "1", "4321", "8765"]
+    );
+    assert_eq!(inside("cat /ftctl/environment.json"), r#"{"AZURE_STORAGE_SAS_TOKEN":"very-secret"}"#);
+    assert!(inside("cat /proc/mounts").lines().any(|line| line.contains(" /dev/shm ") && line.contains("size=65536k")));
+    assert!(inside("cat /proc/mounts").lines().any(|line| line.contains(" /there ") && line.contains("ro")));
+    docker.destroy(&attempt.job).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_sends_what_a_killed_agent_left_before_it_destroys() {
+    let containers = Containers::new("drain").await;
+    let attempt = containers.started("drained").await;
+    let (docker, name) = (containers.docker(), attempt.machine_name());
+    docker_says(&["exec", &name, "sh", "-c", ": > /ftctl/store-is-down"]);
+    containers.signal(&attempt, "SIGKILL").await;
+    let Ok(Sighting::Dead { why }) = docker.observe(&attempt).await else { panic!("dead") };
+    assert_eq!(why, "the container was ended by signal 9; its last line: ready");
+    let error = docker.destroy(&attempt.job).await.unwrap_err();
+    assert_eq!((error.class, &error.left_behind), (Class::Network, &LeftBehind::Removable));
+    assert!(error.message.ends_with("its last line: the store does not answer"), "{error}");
+    assert_eq!(containers.starts(&attempt), 1, "what is over trains no more");
+    docker.launch(&order(&attempt)).await.unwrap();
+    assert_eq!(containers.starts(&attempt), 1);
+    // The user gives it up, as the error says.
+    docker_says(&["rm", &name]);
+    docker.destroy(&attempt.job).await.unwrap();
+    assert_eq!(docker.observe(&attempt).await, Ok(Sighting::Gone));
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_refuses_what_cannot_run_and_says_why() {
+    let containers = Containers::new("refused").await;
+    let docker = containers.docker();
+    let attempt = attempt("refused");
+    let missing = TrainerImage::Image { reference: "127.0.0.1:1/ftctl-test/none:1".to_owned() };
+    let error = docker.provision(&attempt, &plan(), &missing).await.unwrap_err();
+    assert_eq!(error.class, Class::Invalid, "{error}");
+    assert!(error.message.contains("fetch the image 127.0.0.1:1/ftctl-test/none:1"), "{error}");
+    assert!(error.fix.unwrap().contains("docker pull"));
+
+    let refused = |store: &str, network: &str| {
+        let mut plan = plan();
+        plan.docker.network = network.to_owned();
+        let docker = Docker::new(Settings { store: store.to_owned(), ..containers.docker().settings });
+        async move { docker.price_per_hour(&plan).await.map_err(|error| error.message) }
+    };
+    assert!(refused("http://127.0.0.1:10000/account/container", "bridge").await.unwrap_err().contains("loopback"));
+    assert_eq!(refused("http://127.0.0.1:10000/account/container", "host").await, Ok(Money::ZERO));
+    assert!(refused("memory:", "host").await.unwrap_err().contains("does not see the store memory:"));
+
+    let mut plan = plan();
+    plan.docker.gpus = crate::job::docker::Gpus::All;
+    docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
+    let error = docker.launch(&order(&attempt)).await.unwrap_err();
+    assert!(error.fix.unwrap().contains("NVIDIA Container Toolkit"), "{}", error.message);
+    docker.destroy(&attempt.job).await.unwrap();
+
+    docker_says(&["create", "--name", &attempt.machine_name(), IMAGE, "sh"]);
+    let error = docker.provision(&attempt, &plan, &containers.image()).await.unwrap_err();
+    docker_says(&["rm", &attempt.machine_name()]);
+    assert_eq!(error.class, Class::Conflict, "{error}");
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_runs_commands_beside_the_agent() {
+    let containers = Containers::new("session").await;
+    let attempt = containers.started("session").await;
+    let docker = containers.docker();
+    let command = ["sh", "-c", "read line; echo \"got $line\"; echo aside >&2; exit 9"].map(str::to_owned);
+    let Session::Remote(mut remote) = docker.session(&attempt, &command, false).await.unwrap() else { panic!("elsewhere") };
+    tokio::io::AsyncWriteExt::write_all(&mut remote.input, b"a line\n").await.unwrap();
+    let (mut said, mut aside) = (Vec::new(), Vec::new());
+    while let Some(piece) = remote.output.next().await {
+        match piece.unwrap() {
+            Piece::Output(bytes) => said.extend(bytes),
+            Piece::Errors(bytes) => aside.extend(bytes),
+        }
+    }
+    assert_eq!((said.as_slice(), aside.as_slice()), (&b"got a line\n"[..], &b"aside\n"[..]));
+    assert_eq!(remote.control.exit_code().await, Ok(9));
+    docker.destroy(&attempt.job).await.unwrap();
+    assert!(docker.session(&attempt, &command, false).await.is_err_and(|error| error.class == Class::Invalid));
+}
