@@ -63,8 +63,12 @@ pub(super) async fn fetch(
     watched(fetching, &counter, |done| report.progress("Fetching files", done.min(total), Some(total), Unit::Bytes)).await?;
     let (to, files) = (to.to_owned(), files.to_vec());
     on_thread(move || {
-        let synced = folders(&to, &files).iter().try_for_each(|folder| File::open(folder)?.sync_all());
-        synced.map_err(|error| cannot_write(&to, error))
+        let finished = folders(&to, &files).iter().try_for_each(|folder| {
+            // A fetch that failed just before this one may have held a file that was then begun under another name.
+            remove_abandoned(folder, &HashSet::new())?;
+            File::open(folder)?.sync_all()
+        });
+        finished.map_err(|error| cannot_write(&to, error))
     })
     .await
 }
@@ -307,10 +311,15 @@ fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
     let wanted = partials(to, files);
     for folder in folders(to, files) {
         fs::create_dir_all(&folder)?;
-        for entry in fs::read_dir(&folder)?.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(PARTIAL) && !wanted.contains(&entry.path()) {
-                remove_if_abandoned(&entry.path());
-            }
+        remove_abandoned(&folder, &wanted)?;
+    }
+    Ok(())
+}
+
+fn remove_abandoned(folder: &Path, wanted: &HashSet<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(PARTIAL) && !wanted.contains(&entry.path()) {
+            remove_if_abandoned(&entry.path());
         }
     }
     Ok(())

@@ -256,13 +256,14 @@ impl Run<'_> {
     }
 
     fn finish(mut self) -> Result<Outcome, Failure> {
+        // Before the sample: nothing may come between the last step and its weights on the disk.
+        self.finish_checkpoint()?;
         let step = self.state.step;
         if let Some(sample) = &self.config.sample {
             let text = self.sample(sample)?;
             files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
             self.journal.tell(Event::Sample { step, text })?;
         }
-        self.finish_checkpoint()?;
         let summary = self.summary();
         files::write_json(&self.config.output.join("summary.json"), &summary)?;
         self.journal.tell(Event::Done { step, seconds: summary.seconds })?;

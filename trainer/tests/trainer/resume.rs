@@ -139,7 +139,7 @@ fn what_the_guard_remembers_survives_a_kill() {
         "train.steps=400",
         "train.optimizer=muon",
         "train.learning_rate=3e-2",
-        "train.skip_spikes=2.5",
+        "train.skip_spikes=1.2",
         "train.non_finite=skip",
         "train.early_stopping_patience=3",
         "train.eval_every=20",
