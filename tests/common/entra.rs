@@ -1,5 +1,5 @@
 //! The services that sign somebody in, as far as a client sees them: the token endpoint of Entra ID, GitHub's, and that of a managed
-//! identity. Over TLS with certificates of the test's own, which openssl makes. Beside it the emulator that looks at the tokens.
+//! identity. Over TLS with certificates of the test's own, made here. Beside it the emulator that looks at the tokens.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -11,13 +11,13 @@ use std::{
     net::{TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     sync::{Arc, Mutex},
     thread,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::{
     ServerConfig, ServerConnection, StreamOwned,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
@@ -226,17 +226,15 @@ fn answer(head: &str, body: &str, life: Life) -> (&'static str, &'static str, Va
 
 /// A throw-away authority, and what it vouches for: 127.0.0.1.
 fn make_certificates(directory: &Path) {
-    fs::write(directory.join("leaf.cnf"), "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n").expect("written");
-    let key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
-    let request = [&["req"], &key[..], &["-subj", "/CN=127.0.0.1", "-keyout", "key.pem", "-out", "request.pem"]].concat();
-    let authority =
-        [&["req", "-x509", "-days", "2"], &key[..], &["-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"]]
-            .concat();
-    let leaf = "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile leaf.cnf -out cert.pem";
-    for arguments in [authority, request, leaf.split(' ').collect()] {
-        let mut openssl = Command::new("openssl");
-        openssl.args(&arguments).current_dir(directory).stdout(Stdio::null()).stderr(Stdio::piped());
-        let said = openssl.output().expect("openssl runs: tests/run needs it");
-        assert!(said.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said.stderr));
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.distinguished_name.push(DnType::CommonName, "test authority");
+    let authority_key = KeyPair::generate().expect("a key");
+    let root = authority.self_signed(&authority_key).expect("signed");
+    let key = KeyPair::generate().expect("a key");
+    let leaf = CertificateParams::new(["127.0.0.1".to_owned()]).expect("an address");
+    let leaf = leaf.signed_by(&key, &Issuer::new(authority, authority_key)).expect("signed");
+    for (name, text) in [("ca.pem", root.pem()), ("cert.pem", leaf.pem()), ("key.pem", key.serialize_pem())] {
+        fs::write(directory.join(name), text).expect("written");
     }
 }
