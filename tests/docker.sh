@@ -84,6 +84,8 @@ stop_docker() {
         kill "$pid" 2>/dev/null || true
         tail --pid="$pid" -f /dev/null
     fi
+    # Left mounted by an engine that had a container in the host's network.
+    umount "$docker_run"/exec/netns/* 2>/dev/null || true
     rm -rf "$docker_run"
     docker_run=""
 }

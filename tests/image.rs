@@ -7,6 +7,7 @@ mod common;
 
 use std::{
     env, fs,
+    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -79,13 +80,16 @@ fn base() -> String {
     env::var("FT_BASE").expect("tests/run names an image of a minimal system")
 }
 
-/// This machine's programs in a folder.
+/// This machine's programs in a folder, other than in any earlier test: the engine's storage outlives a run of the tests.
 fn programs(world: &World) -> PathBuf {
     let folder = world.sandbox.path("programs");
     fs::create_dir_all(&folder).expect("a program for the image");
     fs::copy(env!("CARGO_BIN_EXE_ftctl"), folder.join("ftctl")).expect("a program for the image");
-    fs::copy(env::var("FT_TRAINER").expect("tests/run builds the trainer"), folder.join("ft-trainer"))
-        .expect("a program for the image");
+    let trainer = folder.join("ft-trainer");
+    fs::copy(env::var("FT_TRAINER").expect("tests/run builds the trainer"), &trainer).expect("a program for the image");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    let mut opened = fs::OpenOptions::new().append(true).open(&trainer).expect("a program for the image");
+    opened.write_all(&now.as_nanos().to_le_bytes()).expect("a program for the image");
     folder
 }
 
@@ -308,7 +312,7 @@ fn docker_a_step_that_fails_is_named_with_its_last_words_by_both_builders() {
         assert!(said.stderr.contains("The whole log is "), "{}", said.stderr);
         assert!(said.stderr.lines().count() < 60, "{}", said.stderr);
     }
-    let said = world.run(&["build", "--builder", "127.0.0.1:1/no/builder"]);
+    let said = world.run(&["build", "--builder", "127.0.0.1:1/no/builder", "--base", &base()]);
     assert!(said.code != Some(0) && said.stderr.contains("127.0.0.1:1/no/builder"), "{}", said.stderr);
 }
 

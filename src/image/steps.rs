@@ -78,8 +78,10 @@ impl<'r> Steps<'r> {
     fn vertex(&mut self, vertex: &[u8]) -> Result<()> {
         let text = |wanted| String::from_utf8_lossy(find(vertex, wanted).unwrap_or_default()).into_owned();
         let (id, name) = (text(1), shortened(&text(3)));
-        if !text(7).is_empty() {
-            self.failed = Some(id.clone());
+        // When one step fails, those beside it are cancelled.
+        let why = text(7);
+        if !why.is_empty() && !why.contains("context canceled") {
+            self.failed.get_or_insert_with(|| id.clone());
         }
         let step = self.known.entry(id.clone()).or_default();
         step.name.clone_from(&name);

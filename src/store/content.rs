@@ -261,23 +261,18 @@ impl Pass {
     }
 }
 
-/// What of a file changes when its bytes do.
+/// What of a file changes when its bytes do. The time of its inode's change does so too often: also when another of its names goes, as when
+/// the trainer removes an old checkpoint that is on its way to the store under a name of the agent's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     size: u64,
     inode: (u64, u64),
     modified: (i64, i64),
-    changed: (i64, i64),
 }
 
 impl Stamp {
     fn of(file: &Metadata) -> Self {
-        Self {
-            size: file.len(),
-            inode: (file.dev(), file.ino()),
-            modified: (file.mtime(), file.mtime_nsec()),
-            changed: (file.ctime(), file.ctime_nsec()),
-        }
+        Self { size: file.len(), inode: (file.dev(), file.ino()), modified: (file.mtime(), file.mtime_nsec()) }
     }
 }
 

@@ -329,6 +329,17 @@ mod tests {
         }
     }
 
+    /// As a checkpoint that the trainer removes while the agent sends it under a name of its own.
+    #[tokio::test]
+    async fn a_file_may_lose_another_name_on_the_way() {
+        let bench = bench();
+        let other = bench.path("other");
+        fs::write(bench.path("source/large"), vec![1; 60 << 20]).unwrap();
+        fs::hard_link(bench.path("source/large"), &other).unwrap();
+        bench.counting.after_writes(1, move || fs::remove_file(other).unwrap());
+        bench.upload().await.unwrap();
+    }
+
     #[tokio::test]
     async fn one_changed_chunk_of_a_file_resends_one_chunk() {
         let bench = bench();
