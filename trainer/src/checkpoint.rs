@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Failure;
 use crate::files;
+use crate::trace::span_beside;
 
 /// Version of `manifest.json`.
 pub const SCHEMA: &str = "ft.checkpoint/1";
@@ -138,7 +139,10 @@ impl Checkpoints {
     pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
         let (copying, copied) = mpsc::channel();
         let checkpoints = self.clone();
-        let thread = thread::spawn(move || checkpoints.commit(step, |directory| write(directory, copying)));
+        let thread = thread::spawn(move || {
+            let _span = span_beside("checkpoint");
+            checkpoints.commit(step, |directory| write(directory, copying))
+        });
         Writing { step, copied, thread: Some(thread) }
     }
 

@@ -59,6 +59,9 @@ struct TrainArguments {
     /// Override one value, for example `train.steps=100`. The value is TOML; what is not is taken as text.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Write trace.json into the output directory, as train.profile = true does: what each step spent its time on.
+    #[arg(long)]
+    profile: bool,
     /// Begin each message with the time.
     #[arg(long)]
     timestamps: bool,
@@ -160,6 +163,9 @@ struct GradsArguments {
     /// Compute matrix products in fp16, as `train.precision = "fp16"` does, with the loss scaled by 65536; gradients are unscaled.
     #[arg(long, conflicts_with_all = ["double", "bf16"])]
     fp16: bool,
+    /// Keep attention inside documents, each of which this token begins, as `train.document_mask` does.
+    #[arg(long, value_name = "TOKEN")]
+    document_mask: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -201,7 +207,8 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
                 (_, true) => Precision::Fp16,
                 _ => Precision::Fp32,
             };
-            oracle::grads(&arguments.model, &arguments.tokens, &arguments.out, kind, precision).map_err(Failure::input)?;
+            let GradsArguments { model, tokens, out, document_mask, .. } = arguments;
+            oracle::grads(model, tokens, out, (kind, precision), *document_mask).map_err(Failure::input)?;
         }
         Command::Updates(arguments) => {
             let settings = config_file::read(&arguments.config, &[])?.train;
@@ -213,7 +220,8 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
 }
 
 fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
-    let config = config_file::read(&arguments.config, &arguments.overrides)?;
+    let mut config = config_file::read(&arguments.config, &arguments.overrides)?;
+    config.train.profile |= arguments.profile;
     process::handle_signals();
     if arguments.timestamps {
         stamp_lines();

@@ -243,6 +243,9 @@ pub struct TrainSettings {
     pub epochs: Option<f64>,
     /// Tokens per sequence.
     pub block_size: usize,
+    /// Attention sees only the document that a token belongs to, and positions are counted from where it begins. An end of text begins the
+    /// document after it. Sequences are packed as ever: one stream cut at every `block_size`.
+    pub document_mask: bool,
     /// Sequences per forward pass.
     pub micro_batch: usize,
     /// Micro-batches per optimizer step.
@@ -297,9 +300,11 @@ pub struct TrainSettings {
     /// Steps whose loss or gradient norm lies more than this many standard deviations above the last 128 change no weight; 0: all
     /// steps count.
     pub skip_spikes: f64,
-    /// The run ends when the validation loss has not improved for this many evaluations.
+    /// The run ends when the validation loss has not improved for this many evaluations, with the weights of the best one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub early_stopping_patience: Option<u64>,
+    /// The run ends with the weights of its best evaluation also when all steps are done and nothing ends it early.
+    pub keep_best: bool,
     /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
     pub eval_every: u64,
     /// Sequences per evaluation; absent: the whole validation split.
@@ -311,9 +316,18 @@ pub struct TrainSettings {
     pub keep_checkpoints: usize,
     /// Steps between progress lines.
     pub log_every: u64,
+    /// Writes `trace.json` beside the checkpoints: what each step spent its time on, for chrome://tracing and Perfetto.
+    pub profile: bool,
     /// Threads of the CPU kernels; absent: all cores. Recorded, because it can change the last bits of a sum.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+}
+
+impl TrainSettings {
+    /// Whether the run ends with the weights of its best evaluation.
+    pub fn keeps_best(&self) -> bool {
+        self.keep_best || self.early_stopping_patience.is_some()
+    }
 }
 
 impl Default for TrainSettings {
@@ -323,6 +337,7 @@ impl Default for TrainSettings {
             steps: None,
             epochs: None,
             block_size: 1024,
+            document_mask: false,
             micro_batch: 1,
             gradient_accumulation: 1,
             precision: Precision::Fp32,
@@ -349,11 +364,13 @@ impl Default for TrainSettings {
             non_finite: NonFinite::Stop,
             skip_spikes: 0.0,
             early_stopping_patience: None,
+            keep_best: false,
             eval_every: 0,
             eval_sequences: None,
             checkpoint_every: 0,
             keep_checkpoints: 2,
             log_every: 10,
+            profile: false,
             threads: None,
         }
     }

@@ -65,18 +65,30 @@ impl Guard {
         })
     }
 
-    /// Takes note of an evaluation.
-    pub fn note_evaluation(&mut self, loss: f64) {
-        if self.best_validation_loss.is_none_or(|best| loss < best) {
+    /// Takes note of an evaluation; whether it is the best so far.
+    pub fn note_evaluation(&mut self, loss: f64) -> bool {
+        let best = self.best_validation_loss.is_none_or(|best| loss < best);
+        if best {
             (self.best_validation_loss, self.without_improvement) = (Some(loss), 0);
         } else {
             self.without_improvement += 1;
         }
+        best
+    }
+
+    /// The lowest loss of all evaluations, in nats.
+    pub fn best_validation_loss(&self) -> Option<f64> {
+        self.best_validation_loss
     }
 
     /// Whether the validation loss has not improved for as many evaluations as `train.early_stopping_patience` allows.
     pub fn has_lost_patience(&self, settings: &TrainSettings) -> bool {
         settings.early_stopping_patience.is_some_and(|patience| self.without_improvement >= patience)
+    }
+
+    /// Whether the next evaluation may be the one that makes it lose patience.
+    pub fn is_losing_patience(&self, settings: &TrainSettings) -> bool {
+        settings.early_stopping_patience.is_some_and(|patience| self.without_improvement + 1 >= patience)
     }
 }
 

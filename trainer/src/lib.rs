@@ -7,6 +7,8 @@
 //! preparation of data. With it, the model and the training loop join.
 
 #[cfg(feature = "torch")]
+pub mod best;
+#[cfg(feature = "torch")]
 pub mod blocks;
 pub mod checkpoint;
 #[cfg(feature = "torch")]
@@ -48,6 +50,7 @@ pub mod schedule;
 mod simd;
 pub mod state;
 pub mod tensorboard;
+pub mod trace;
 #[cfg(feature = "torch")]
 pub mod train;
 pub mod validate;

@@ -32,11 +32,21 @@ pub enum OracleError {
 /// Computes one batch with the weights in `model` (a Hugging Face directory) and writes a safetensors file: `logits`
 /// `[batch, seq, vocabulary]`, `loss` (mean over the predicted tokens), and `grad.<parameter>` for every parameter.
 /// `tokens` is JSON `[[id, …], …]`, sequences of one length; each token but the first is predicted from those before it, as
-/// transformers does when `labels = input_ids`. `kind` is the dtype of weights and gradients.
-pub fn grads(model: &Path, tokens: &Path, out: &Path, kind: Kind, precision: Precision) -> Result<(), OracleError> {
+/// transformers does when `labels = input_ids`. `kind` is the dtype of weights and gradients; attention stays inside documents that
+/// `begins_document` begins.
+pub fn grads(
+    model: &Path,
+    tokens: &Path,
+    out: &Path,
+    (kind, precision): (Kind, Precision),
+    begins_document: Option<u32>,
+) -> Result<(), OracleError> {
     let (shape, weights) = Parameters::load(model)?;
     let batch = read_tokens(tokens, shape.vocabulary, shape.context)?;
     let mut model = Gpt2::new(shape, &weights.to(Device::Cpu, kind), Device::Cpu).with_precision(precision);
+    if let Some(token) = begins_document {
+        model = model.with_document_mask(token);
+    }
     let [rows, length] = [batch.size()[0], batch.size()[1]];
     let inputs = batch.narrow(1, 0, length - 1);
     let targets = batch.narrow(1, 1, length - 1);

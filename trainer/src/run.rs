@@ -9,6 +9,7 @@ use safetensors::SafeTensorError;
 use sha2::{Digest, Sha256};
 use tch::Device;
 
+use crate::best::Best;
 use crate::checkpoint::{Checkpoints, Writing};
 use crate::config::{Compat, Precision, TrainConfig, TrainSettings};
 use crate::data::error::{Class, DataError};
@@ -26,7 +27,7 @@ use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
 use crate::state::{self, Identity, State};
-use crate::validate;
+use crate::{trace, validate};
 
 /// What the optimizer remembers, in a checkpoint.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
@@ -41,6 +42,7 @@ pub struct Run<'a> {
     pub(crate) state: State,
     pub(crate) journal: Journal,
     pub(crate) checkpoints: Checkpoints,
+    pub(crate) best: Best,
     /// Step of the newest checkpoint, which may still be under way.
     pub(crate) saved: Option<u64>,
     pub(crate) writing: Option<Writing>,
@@ -57,6 +59,9 @@ impl<'a> Run<'a> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = lock(&config.output)?;
+        if config.train.profile {
+            trace::start(&config.output)?;
+        }
         let dataset = Dataset::open(&config.data)?;
         let sampler = sampler(&dataset, &config.train)?;
         let shape = shape(config, dataset.vocabulary())?;
@@ -71,16 +76,20 @@ impl<'a> Run<'a> {
             Some(checkpoint) => loaded(&weights_place, checkpoint, damaged)?,
             None => initial_weights(&weights_place, config, &shape)?,
         };
-        let model = Gpt2::new(shape, &parameters, Device::Cpu)
+        let mut model = Gpt2::new(shape, &parameters, Device::Cpu)
             .with_offload(config.train.precision, &weights_place)?
             .with_recompute(config.train.recompute)
             .with_dropout(dropout(&config.train));
+        if config.train.document_mask {
+            model = model.with_document_mask(dataset.end_of_text());
+        }
         drop(parameters);
         let optimizer = optimizer(&model, config, checkpoint.as_deref(), state.updates())?;
         let mut journal = Journal::open(&config.output, checkpoint.as_deref())?;
         if config.train.compat == Some(Compat::Fairseq) {
             journal = journal.in_bits();
         }
+        let best = Best::open(&config.output, checkpoint.as_deref())?;
         let pace = Pace::new(&shape, &config.train, state.seconds);
         let saved = checkpoint.map(|_| state.step);
         let (writing, blocked) = (None, Duration::ZERO);
@@ -93,6 +102,7 @@ impl<'a> Run<'a> {
             state,
             journal,
             checkpoints,
+            best,
             saved,
             writing,
             blocked,
@@ -211,6 +221,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         threads: settings.threads.unwrap_or_else(cores),
         log_bytes: 0,
         evaluated: None,
+        best_step: None,
         first_validation_loss: None,
         last_validation_loss: None,
         seconds: 0.0,

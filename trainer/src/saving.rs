@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use tch::Tensor;
 
+use crate::best::Best;
 use crate::checkpoint;
 use crate::error::Failure;
 use crate::files;
@@ -47,7 +48,7 @@ impl Run<'_> {
         self.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
     }
 
-    /// Lets the checkpoint that is being written copy what an update changes.
+    /// Lets the checkpoint that is being written copy what an update or better weights change.
     pub(crate) fn let_checkpoint_copy(&mut self) {
         if let Some(writing) = &self.writing {
             let started = Instant::now();
@@ -64,6 +65,7 @@ impl Run<'_> {
             model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
             tokenizer: tokenizer.collect(),
             steps: (self.journal.steps_path().to_owned(), self.state.log_bytes),
+            best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.best.clone()),
             state: self.state.clone(),
         }
     }
@@ -78,16 +80,21 @@ struct Contents {
     tokenizer: Vec<PathBuf>,
     /// The step log and how much of it belongs to the checkpoint.
     steps: (PathBuf, u64),
+    /// Unless the weights are the best.
+    best: Option<Best>,
     state: State,
 }
 
 impl Contents {
-    /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when no tensor is read any more.
+    /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when neither tensors nor the best weights are read any more.
     fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
         let tensors = |name: &str, tensors: &[(String, Tensor)]| {
             let tensors = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
             tensor_file::write(&directory.join(name), tensors).map_err(|error| unwritten(error.into()))
         };
+        if let Some(best) = &self.best {
+            best.keep(directory)?;
+        }
         tensors(WEIGHTS_FILE, &self.weights)?;
         tensors(OPTIMIZER_FILE, &self.optimizer)?;
         drop(copying);

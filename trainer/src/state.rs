@@ -44,6 +44,9 @@ pub struct State {
     pub first_validation_loss: Option<f64>,
     /// Mean loss of the last evaluation, in nats.
     pub last_validation_loss: Option<f64>,
+    /// Step of the evaluation with the lowest loss, where its weights are kept.
+    #[serde(default)]
+    pub best_step: Option<u64>,
     /// Time spent training in all processes, up to this checkpoint.
     pub seconds: f64,
     pub identity: Identity,
@@ -64,7 +67,7 @@ pub struct Identity {
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
 /// (`threads` decides, and is compared on its own.)
-const FREE: [&str; 6] = ["checkpoint_every", "keep_checkpoints", "log_every", "offload", "recompute", "threads"];
+const FREE: [&str; 7] = ["checkpoint_every", "keep_checkpoints", "log_every", "offload", "profile", "recompute", "threads"];
 
 impl Identity {
     pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {

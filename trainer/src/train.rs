@@ -25,6 +25,7 @@ use crate::process;
 use crate::progress::Event;
 use crate::run::Run;
 use crate::schedule::learning_rate;
+use crate::trace::{self, span};
 
 /// Version of `summary.json`.
 pub const SUMMARY_SCHEMA: &str = "ft.summary/1";
@@ -55,10 +56,12 @@ pub struct Summary {
     pub seconds: f64,
     /// On the validation split before the first step; absent without a validation split.
     pub perplexity_before: Option<f64>,
-    /// On the validation split after the last step.
+    /// On the validation split after the last step, or where the best weights are kept, of those.
     pub perplexity_after: Option<f64>,
     /// Of this process's time, what training waited for checkpoints.
     pub checkpoint_seconds: f64,
+    /// Whose weights the run ended with, where the best are kept.
+    pub best_step: Option<u64>,
     /// Most main memory that this process has held at once, in bytes; absent where the system does not tell.
     pub peak_memory_bytes: Option<u64>,
     /// Name of the last checkpoint in `checkpoints/`.
@@ -68,12 +71,20 @@ pub struct Summary {
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
 /// `stop` becomes true.
 pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure> {
-    let mut run = Run::open(config)?;
+    let outcome = Run::open(config).and_then(|run| go_on(run, stop));
+    trace::finish();
+    outcome
+}
+
+fn go_on(mut run: Run<'_>, stop: &AtomicBool) -> Result<Outcome, Failure> {
     loop {
         if run.evaluation_is_due() && !run.evaluate(stop)? {
             return run.pause();
         }
         if run.checkpoint_is_due() {
+            if run.is_over() {
+                run.take_best()?;
+            }
             run.checkpoint()?;
         }
         if run.is_over() {
@@ -83,7 +94,7 @@ pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure
         if run.writing.as_ref().is_some_and(Writing::is_finished) {
             run.finish_checkpoint()?;
         }
-        if stop.load(Ordering::Relaxed) {
+        if stop.load(Ordering::Relaxed) && run.may_pause() {
             return run.pause();
         }
     }
@@ -92,7 +103,7 @@ pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure
 impl Run<'_> {
     /// One optimizer step: gradients of all micro-batches, each token weighted the same; clip; update.
     fn step(&mut self) -> Result<(), Failure> {
-        let started = Instant::now();
+        let (started, _span) = (Instant::now(), span("step"));
         let settings = &self.config.train;
         let tokens = self.tokens_per_step();
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
@@ -103,6 +114,7 @@ impl Run<'_> {
             self.model.begin_at_sequence(self.first_sequence(micro_step));
             sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
         }
+        let updating = span("optimizer");
         let loss = sum / tokens as f64;
         let gradient_norm = global_norm(self.model.gradients()) / scale;
         let rate = learning_rate(settings, self.state.step, self.state.steps);
@@ -119,6 +131,7 @@ impl Run<'_> {
                 return Err(self.diverged(loss, gradient_norm));
             }
         };
+        drop(updating);
         self.state.step += 1;
         self.state.tokens += tokens;
         self.state.skipped += u64::from(skipped.is_some());
@@ -140,12 +153,21 @@ impl Run<'_> {
     }
 
     /// All steps are done, or the validation loss no longer improves.
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.state.step == self.state.steps || self.state.guard.has_lost_patience(&self.config.train)
+    }
+
+    /// Not between the last step and the choice of the best weights: the last checkpoint is written once, and holds them. An evaluation can
+    /// show that the step before it was the last.
+    fn may_pause(&self) -> bool {
+        let settings = &self.config.train;
+        let may_end = self.evaluation_is_due() && self.state.guard.is_losing_patience(settings);
+        !(settings.keeps_best() && (self.is_over() || may_end))
     }
 
     /// The `micro_step`-th part of the current step's sequences.
     fn micro_batch(&self, micro_step: u64) -> Batch {
+        let _span = span("data");
         let first = self.first_sequence(micro_step);
         let settings = &self.config.train;
         let blocks = (first..first + settings.micro_batch as u64).map(|sequence| self.sampler.block(sequence));
@@ -210,14 +232,14 @@ impl Run<'_> {
 
     /// False when `stop` interrupted it: an evaluation has no state, and is made anew when the run resumes.
     fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
-        let mut heard = Instant::now();
+        let (mut heard, _span) = (Instant::now(), span("validation"));
         let stream = self.dataset.split(Split::Validation);
         let evaluation = eval::evaluate(&self.model, stream, self.validation(), |done, all| {
             if heard.elapsed().as_secs() >= 10 {
                 heard = Instant::now();
                 say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));
             }
-            !stop.load(Ordering::Relaxed)
+            !(stop.load(Ordering::Relaxed) && self.may_pause())
         });
         let Some(evaluation) = evaluation else { return Ok(false) };
         self.note(evaluation)?;
@@ -234,7 +256,11 @@ impl Run<'_> {
         self.state.evaluated = Some(step);
         self.state.first_validation_loss.get_or_insert(loss);
         self.state.last_validation_loss = Some(loss);
-        self.state.guard.note_evaluation(loss);
+        if self.state.guard.note_evaluation(loss) && self.config.train.keeps_best() {
+            self.let_checkpoint_copy();
+            self.best.replace(self.model.parameters())?;
+            self.state.best_step = Some(step);
+        }
         self.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
         self.journal.tell(Event::Eval { step, loss, perplexity })
     }
@@ -244,6 +270,18 @@ impl Run<'_> {
         let (step, every) = (self.state.step, self.config.train.checkpoint_every);
         let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
         scheduled && self.saved != Some(step)
+    }
+
+    /// Ends a run that keeps its best weights with them: what it leaves is what was measured to be best.
+    fn take_best(&mut self) -> Result<(), Failure> {
+        let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
+        self.let_checkpoint_copy();
+        let mut restored = Ok(());
+        self.model.replace(|parameters| restored = self.best.restore(parameters));
+        restored.map_err(|error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}")))?;
+        self.state.last_validation_loss = self.state.guard.best_validation_loss();
+        say(&format!("the weights are those of step {best}, whose validation loss is the lowest"));
+        Ok(())
     }
 
     /// Leaves the run so that it can be taken up again.
@@ -297,6 +335,7 @@ impl Run<'_> {
             perplexity_before: state.first_validation_loss.map(f64::exp),
             perplexity_after: state.last_validation_loss.map(f64::exp),
             checkpoint_seconds: self.blocked.as_secs_f64(),
+            best_step: state.best_step,
             peak_memory_bytes: process::peak_memory(),
             checkpoint: checkpoint::name(state.step),
         }

@@ -115,6 +115,11 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
             train.early_stopping_patience.is_none() || train.eval_every > 0,
             "early stopping counts evaluations; set train.eval_every",
         ),
+        rule(
+            "train.keep_best",
+            !train.keep_best || train.eval_every > 0,
+            "the best is one of several evaluations; set train.eval_every",
+        ),
     ];
     let peak = train.learning_rate.max(0.0);
     let numbers = [

@@ -370,3 +370,28 @@ fn cached_logits_equal_a_full_pass() {
     assert!(model.next_logits(&tokens.narrow(1, 0, 1), &mut cache, &padding).is_err(), "the cache is full");
     assert!(model.cache(1, shape.context + 1).is_err());
 }
+
+/// With attention inside documents, two documents in one sequence are two sequences, in every kernel.
+#[test]
+fn documents_of_one_sequence_are_sequences_of_their_own() {
+    for (kind, tolerance) in [(Kind::Float, 2e-6), (Kind::Double, 1e-12)] {
+        for variant in [Variant::Gpt2, Variant::Fairseq] {
+            let shape = Shape { variant, context: 200, ..tiny() };
+            let parameters = weights(&shape, kind);
+            let (mut inputs, targets) = batch(&shape, 2, 160);
+            let begins = 36;
+            let _ = inputs.masked_fill_(&inputs.eq(begins), 0);
+            let _ = inputs.narrow(1, 80, 1).fill_(begins);
+            let mut packed = Gpt2::new(shape, &parameters, Device::Cpu).with_document_mask(begins as u32);
+            let mut apart = Gpt2::new(shape, &parameters, Device::Cpu);
+            let loss = packed.accumulate(&inputs, &targets, 0.1);
+            let expected = apart.accumulate(&inputs.reshape([4, 80]), &targets.reshape([4, 80]), 0.1);
+            assert!((loss / expected - 1.0).abs() < tolerance, "{kind:?} {variant:?}: loss {loss}, not {expected}");
+            assert!((packed.loss(&inputs, &targets).0 / expected - 1.0).abs() < tolerance);
+            for (found, expected) in packed.gradients().iter().zip(apart.gradients()) {
+                let error = (&found.tensor - &expected.tensor).norm().double_value(&[]) / expected.tensor.norm().double_value(&[]);
+                assert!(error < tolerance * 10.0, "{kind:?} {variant:?}: gradient of {}: {error:e}", found.name);
+            }
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! Causal multi-head attention between the two linear maps of a block, forward and backward, without the `[T, T]` scores
-//! (Dao et al. 2022: the log-sum-exp of each row is kept instead).
+//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Where attention stays inside documents, each is a sequence of its own.
+
+use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
@@ -32,7 +34,7 @@ impl Attention {
 }
 
 /// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
-pub(super) fn forward(qkv: &Tensor, layout: Layout) -> Attention {
+pub(super) fn forward(qkv: &Tensor, layout: Layout<'_>) -> Attention {
     let heads = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([0, 3, 2, 1, 4]).contiguous();
     let (output, log_sum_exp) = match heads.kind() {
         Kind::Float if holds::<f32>(&heads) => forward_plain::<f32>(&heads, layout),
@@ -44,7 +46,7 @@ pub(super) fn forward(qkv: &Tensor, layout: Layout) -> Attention {
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
-pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout) -> Tensor {
+pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     let [batch, heads, _, length, channels] = <[i64; 5]>::try_from(kept.heads.size()).expect("attention has five dimensions");
     let [output, doutput] = [&kept.output, doutput].map(|rows| rows.view([batch, length, heads, channels]).transpose(1, 2));
     let dheads = match kept.heads.kind() {
@@ -57,7 +59,7 @@ pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout) -> Te
 }
 
 /// `[N, 3D]` → three views `[B, H, T, D / H]`.
-pub(super) fn split_heads(qkv: &Tensor, layout: Layout) -> [Tensor; 3] {
+pub(super) fn split_heads(qkv: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
     let parts = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([2, 0, 3, 1, 4]);
     [0, 1, 2].map(|part| parts.get(part))
 }
@@ -69,22 +71,22 @@ pub(super) fn join_heads(heads: &Tensor) -> Tensor {
 }
 
 /// In libtorch's fused operations, for any dtype: `[B, H, T, D / H]` and the log-sum-exp.
-fn forward_anywhere(heads: &Tensor, layout: Layout) -> (Tensor, Tensor) {
+fn forward_anywhere(heads: &Tensor, layout: Layout<'_>) -> (Tensor, Tensor) {
     let [q, k, v] = [0, 1, 2].map(|part| heads.select(2, part));
-    if let Some(mask) = Scores::mask(layout, heads) {
-        let scores = Scores::new(&q, &k, mask);
+    if Scores::are_needed(layout) {
+        let scores = Scores::new(&q, &k, layout);
         return (scores.dropped().matmul(&v), scores.log_sum_exp);
     }
     Tensor::internal_scaled_dot_product_flash_attention_for_cpu(&q, &k, &v, 0.0, true, None::<&Tensor>, None)
 }
 
 /// `[B, H, 3, T, D / H]`.
-fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout) -> Tensor {
+fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     let [q, k, v] = [0, 1, 2].map(|part| kept.heads.select(2, part));
-    if let Some(mask) = Scores::mask(layout, &kept.heads) {
-        let scores = Scores::new(&q, &k, mask);
+    if Scores::are_needed(layout) {
+        let scores = Scores::new(&q, &k, layout);
         let average = (output * doutput).sum_dim_intlist(-1_i64, true, None);
-        let dscores = &scores.weights * (doutput.matmul(&v.transpose(2, 3)) * &scores.mask - average) * scores.scale;
+        let dscores = &scores.weights * (scores.drop(doutput.matmul(&v.transpose(2, 3))) - average) * scores.scale;
         let dv = scores.dropped().transpose(2, 3).matmul(doutput);
         return Tensor::stack(&[dscores.matmul(&k), dscores.transpose(2, 3).matmul(&q), dv], 2);
     }
@@ -107,32 +109,43 @@ fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor, layout
 /// kernels of their own come here, to be compared with.
 struct Scores {
     weights: Tensor,
-    mask: Tensor,
+    /// What the weights are multiplied with, when anything is dropped.
+    mask: Option<Tensor>,
     log_sum_exp: Tensor,
     scale: f64,
 }
 
 impl Scores {
-    /// What the attention weights are multiplied with, when there is anything.
-    fn mask(layout: Layout, heads: &Tensor) -> Option<Tensor> {
-        let masks = layout.attention_masks()?;
-        Some(masks.attention([layout.batch, layout.heads, layout.length]).to_device(heads.device()).to_kind(heads.kind()))
+    fn are_needed(layout: Layout<'_>) -> bool {
+        layout.attention_masks().is_some() || layout.documents.is_some()
     }
 
-    fn new(q: &Tensor, k: &Tensor, mask: Tensor) -> Self {
+    fn new(q: &Tensor, k: &Tensor, layout: Layout<'_>) -> Self {
         let scale = 1.0 / (q.size()[3] as f64).sqrt();
-        let future = Tensor::ones([q.size()[2], q.size()[2]], (Kind::Bool, q.device())).triu(1);
-        let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&future, f64::NEG_INFINITY);
+        let mut hidden = Tensor::ones([q.size()[2], q.size()[2]], (Kind::Bool, q.device())).triu(1);
+        if let Some(documents) = layout.documents {
+            hidden = hidden.logical_or(&documents.apart().to_device(q.device()));
+        }
+        let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&hidden, f64::NEG_INFINITY);
+        let mask = layout.attention_masks().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
+        let mask = mask.map(|mask| mask.to_device(q.device()).to_kind(q.kind()));
         Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
     }
 
+    fn drop(&self, weights: Tensor) -> Tensor {
+        match &self.mask {
+            Some(mask) => weights * mask,
+            None => weights,
+        }
+    }
+
     fn dropped(&self) -> Tensor {
-        &self.weights * &self.mask
+        self.drop(self.weights.shallow_clone())
     }
 }
 
 /// As [`forward_anywhere`], a head per thread at a time.
-fn forward_plain<E: Element>(heads: &Tensor, layout: Layout) -> (Tensor, Tensor) {
+fn forward_plain<E: Element>(heads: &Tensor, layout: Layout<'_>) -> (Tensor, Tensor) {
     let [batch, count, _, length, channels] = <[i64; 5]>::try_from(heads.size()).expect("attention has five dimensions");
     let mut output = Tensor::empty([batch, count, length, channels], (E::KIND, heads.device()));
     let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, heads.device()));
@@ -141,14 +154,16 @@ fn forward_plain<E: Element>(heads: &Tensor, layout: Layout) -> (Tensor, Tensor)
     let outputs = elements_mut::<E>(&mut output).chunks_mut(length * channels);
     let work = inputs.zip(outputs).zip(floats_mut(&mut log_sum_exp).chunks_mut(length)).enumerate();
     parallel::run(work.collect(), |(number, ((heads, output), log_sum_exp))| {
-        let head = Head::new(heads, length, channels).masked(layout, number);
-        store(&head.forward(log_sum_exp), output);
+        for rows in layout.parts(number / layout.heads as usize) {
+            let head = Head::new(heads, length, channels, &rows).masked(layout, number);
+            store(&head.forward(&mut log_sum_exp[rows.clone()]), &mut output[rows.start * channels..rows.end * channels]);
+        }
     });
     (output, log_sum_exp)
 }
 
 /// As [`backward_anywhere`], a head per thread at a time.
-fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout) -> Tensor {
+fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     let mut dheads = kept.heads.empty_like();
     let (output, doutput) = (output.contiguous(), doutput.contiguous());
     let [length, channels] = [3, 4].map(|dimension| kept.heads.size()[dimension] as usize);
@@ -157,13 +172,19 @@ fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tenso
     let [output, doutput] = outputs;
     let work = inputs.zip(output.zip(doutput)).zip(elements_mut::<E>(&mut dheads).chunks_mut(3 * length * channels));
     parallel::run(work.enumerate().collect(), |(number, (((heads, log_sum_exp), (output, doutput)), dheads))| {
-        let head = Head::new(heads, length, channels).masked(layout, number);
-        store(&head.backward(log_sum_exp, &load(output), &load(doutput)), dheads);
+        for rows in layout.parts(number / layout.heads as usize) {
+            let head = Head::new(heads, length, channels, &rows).masked(layout, number);
+            let own = rows.start * channels..rows.end * channels;
+            let gradients = head.backward(&log_sum_exp[rows.clone()], &load(&output[own.clone()]), &load(&doutput[own.clone()]));
+            for (part, gradient) in gradients.chunks(own.len()).enumerate() {
+                store(gradient, &mut dheads[part * length * channels..][own.clone()]);
+            }
+        }
     });
     dheads
 }
 
-/// One head of one sequence.
+/// One head of one sequence, or of one of its documents.
 struct Head {
     /// Queries, keys and values, `[T, C]` each.
     values: Vec<f32>,
@@ -171,17 +192,22 @@ struct Head {
     channels: usize,
     /// `1 / √C`.
     scale: f32,
+    /// Its first row in the sequence.
+    start: usize,
     /// What is dropped, and which sequence and head this is.
     masks: Option<(Masks, usize, usize)>,
 }
 
 impl Head {
-    fn new<E: Element>(values: &[E], length: usize, channels: usize) -> Self {
-        Self { values: load(values), length, channels, scale: 1.0 / (channels as f32).sqrt(), masks: None }
+    /// `rows` of the sequence of `length` tokens whose queries, keys and values these are.
+    fn new<E: Element>(values: &[E], length: usize, channels: usize, rows: &Range<usize>) -> Self {
+        let part = |part: usize| &values[(part * length + rows.start) * channels..(part * length + rows.end) * channels];
+        let values = (0..3).flat_map(part).map(|value| value.get()).collect();
+        Self { values, length: rows.len(), channels, scale: 1.0 / (channels as f32).sqrt(), start: rows.start, masks: None }
     }
 
     /// As the `number`-th of all heads of the batch.
-    fn masked(self, layout: Layout, number: usize) -> Self {
+    fn masked(self, layout: Layout<'_>, number: usize) -> Self {
         let heads = layout.heads as usize;
         Self { masks: layout.attention_masks().map(|masks| (masks, number / heads, number % heads)), ..self }
     }
@@ -191,7 +217,8 @@ impl Head {
         let Some((masks, sequence, head)) = self.masks else { return };
         for (row, weights) in weights.chunks_mut(seen).enumerate() {
             let query = first + row;
-            drop_weights(masks.row(Site::AttentionWeights, sequence, head, query), &mut weights[..=query]);
+            let mask = masks.row(Site::AttentionWeights, sequence, head, self.start + query);
+            drop_weights(mask, self.start, &mut weights[..=query]);
         }
     }
 
@@ -294,9 +321,9 @@ vectorised! {
 }
 
 vectorised! {
-    fn drop_weights(mask: RowMask, weights: &mut [f32]) {
+    fn drop_weights(mask: RowMask, start: usize, weights: &mut [f32]) {
         for (key, weight) in weights.iter_mut().enumerate() {
-            *weight *= mask.factor(key);
+            *weight *= mask.factor(start + key);
         }
     }
 }

@@ -1,8 +1,11 @@
 //! One transformer block, forward and backward. `N = B·T` rows (tokens), `D` the width, `H` heads of `D / H` channels.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 
 use super::attention::{self, Attention};
+use super::documents::Documents;
 use super::dropout::{Masks, Site};
 use super::gelu::Gelu;
 use super::norm::Statistics;
@@ -37,7 +40,7 @@ pub(super) enum Kept {
 
 /// Sizes that the rows of a batch are made of, and how they are computed.
 #[derive(Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct Layout<'a> {
     pub batch: i64,
     pub length: i64,
     pub heads: i64,
@@ -45,11 +48,13 @@ pub(super) struct Layout {
     pub gelu: Gelu,
     /// In training, when something is dropped.
     pub masks: Option<Masks>,
+    /// When attention stays inside documents.
+    pub documents: Option<&'a Documents>,
     /// The dtype of the matrix products. The stream from block to block has that of the layer norms.
     pub kind: Kind,
 }
 
-impl Layout {
+impl Layout<'_> {
     /// The layout of one layer of the model.
     pub fn of_layer(self, layer: usize) -> Self {
         Self { masks: self.masks.map(|masks| Masks { layer: layer as u64, ..masks }), ..self }
@@ -58,6 +63,12 @@ impl Layout {
     /// What is dropped from the attention weights, when anything is.
     pub fn attention_masks(self) -> Option<Masks> {
         self.masks.filter(|masks| masks.dropout.attention > 0.0)
+    }
+
+    /// The rows of each part of a sequence that attention stays inside.
+    pub fn parts(self, sequence: usize) -> Vec<Range<usize>> {
+        let whole = || std::iter::once(0..self.length as usize).collect();
+        self.documents.map_or_else(whole, |documents| documents.of(sequence).collect())
     }
 
     /// `stream [N, D]` and one half of a block, `x` through its last map: with some of it dropped in training.
@@ -76,7 +87,7 @@ impl Layout {
 }
 
 /// `x [N, D]` → everything but the block's output.
-pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> Activations {
+pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout<'_>) -> Activations {
     let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon, layout.kind); // [N, D]
     let qkv = linear::forward(&normal_1, &weights.c_attn); // [N, 3D]
     let attention = attention::forward(&qkv, layout);
@@ -89,7 +100,7 @@ pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout) -> Acti
 
 impl Activations {
     /// The block's output, `[N, D]`.
-    pub fn output(&self, weights: &BlockTensors, layout: Layout) -> Tensor {
+    pub fn output(&self, weights: &BlockTensors, layout: Layout<'_>) -> Tensor {
         layout.onto(&self.middle, &self.activated, &weights.mlp_proj, Site::Network)
     }
 
@@ -105,7 +116,7 @@ impl Activations {
 }
 
 impl Kept {
-    pub fn restore(self, weights: &BlockTensors, layout: Layout) -> Activations {
+    pub fn restore(self, weights: &BlockTensors, layout: Layout<'_>) -> Activations {
         match self {
             Self::All(activations) => activations,
             Self::Products { x, attention, middle, hidden } => {
@@ -125,7 +136,7 @@ pub(super) fn backward(
     dstream: &mut Tensor,
     activations: Activations,
     weights: &BlockTensors,
-    layout: Layout,
+    layout: Layout<'_>,
     gradients: &mut BlockTensors,
 ) {
     let Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated } = activations;

@@ -93,7 +93,13 @@ impl Window {
 }
 
 /// As `block::forward`, with attention over the cache. `x [batch · new, D]`.
-fn block_with_cache(x: &Tensor, weights: &BlockTensors, layout: Layout, kept: &mut (Tensor, Tensor), window: &Window) -> Tensor {
+fn block_with_cache(
+    x: &Tensor,
+    weights: &BlockTensors,
+    layout: Layout<'_>,
+    kept: &mut (Tensor, Tensor),
+    window: &Window,
+) -> Tensor {
     let (normal, _) = norm::forward(x, &weights.ln_1, layout.epsilon, layout.kind);
     let [q, k, v] = split_heads(&linear::forward(&normal, &weights.c_attn), layout); // [batch, H, new, D / H]
     kept.0.narrow(2, window.first, layout.length).copy_(&k);

@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::block::{self, Layout};
+use super::documents::Documents;
 use super::dropout::{Dropout, Masks, Site};
 use super::gelu::Gelu;
 use super::parameters::Parameters;
@@ -11,6 +12,7 @@ use super::{head, linear, norm, sinusoids};
 use crate::config::{Precision, Recompute, Variant};
 use crate::error::Failure;
 use crate::offload::{Place, release};
+use crate::trace::span;
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
@@ -25,6 +27,8 @@ pub struct Gpt2 {
     sinusoids: Option<Tensor>,
     recompute: Recompute,
     dropout: Option<Dropout>,
+    /// The token that begins a document, when attention stays inside documents.
+    begins_document: Option<i64>,
     /// Number in the run of the next micro-batch's first sequence.
     first_sequence: u64,
     device: Device,
@@ -40,8 +44,20 @@ impl Gpt2 {
         let parameters = parameters.to(device, kind);
         let working = parameters.to(device, kind);
         let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
-        let (recompute, dropout, first_sequence) = (Recompute::None, None, 0);
-        Self { shape, parameters, working, gradients: None, sinusoids, recompute, dropout, first_sequence, device, kind }
+        let (recompute, dropout, begins_document, first_sequence) = (Recompute::None, None, None, 0);
+        Self {
+            shape,
+            parameters,
+            working,
+            gradients: None,
+            sinusoids,
+            recompute,
+            dropout,
+            begins_document,
+            first_sequence,
+            device,
+            kind,
+        }
     }
 
     /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
@@ -79,6 +95,13 @@ impl Gpt2 {
         Self { dropout: some.then_some(dropout), ..self }
     }
 
+    /// Lets attention see only the document that a token belongs to, and counts positions from its beginning: `end_of_text` begins one.
+    /// Generation is not affected: its prompts are one document each.
+    #[must_use]
+    pub fn with_document_mask(self, end_of_text: u32) -> Self {
+        Self { begins_document: Some(i64::from(end_of_text)), ..self }
+    }
+
     /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: what is dropped is a function of it.
     pub fn begin_at_sequence(&mut self, first: u64) {
         self.first_sequence = first;
@@ -111,6 +134,12 @@ impl Gpt2 {
         tch::no_grad(|| self.working.round_again(&self.parameters));
     }
 
+    /// Puts other weights in their place.
+    pub fn replace(&mut self, change: impl FnOnce(&mut Parameters)) {
+        change(&mut self.parameters);
+        tch::no_grad(|| self.working.round_again(&self.parameters));
+    }
+
     pub fn zero_gradients(&mut self) {
         if let Some(gradients) = &mut self.gradients {
             gradients.zero();
@@ -132,9 +161,11 @@ impl Gpt2 {
     fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
         let gradients = self.gradients();
         let masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
-        let layout = Layout { masks, ..self.layout(inputs) };
+        let running = span("forward");
+        let documents = self.documents(inputs);
+        let layout = Layout { masks, documents: documents.as_ref(), ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
-        let mut x = self.embed(&inputs);
+        let mut x = self.embed(&inputs, documents.as_ref());
         if let Some(masks) = masks {
             x = masks.apply(Site::Embedding, &x, layout.length);
         }
@@ -149,6 +180,8 @@ impl Gpt2 {
         }
         let final_norm = self.parameters.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
+        drop(running);
+        let _running = span("backward"); // With the loss: rows of logits turn into their gradients in place.
         let embedding = self.working.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
         let mut dembedding = gradients.token_embedding();
@@ -166,7 +199,7 @@ impl Gpt2 {
         if let Some(masks) = masks {
             dx = masks.apply(Site::Embedding, &dx, layout.length);
         }
-        self.embed_backward(&inputs, &dx);
+        self.embed_backward(&inputs, documents.as_ref(), &dx);
         loss
     }
 
@@ -189,8 +222,9 @@ impl Gpt2 {
 
     /// The stream after the final layer norm, `[N, D]`.
     fn hidden(&self, inputs: &Tensor) -> Tensor {
-        let layout = self.layout(inputs);
-        let mut x = self.embed(&inputs.to_device(self.device));
+        let documents = self.documents(inputs);
+        let layout = Layout { documents: documents.as_ref(), ..self.layout(inputs) };
+        let mut x = self.embed(&inputs.to_device(self.device), documents.as_ref());
         for layer in 0..self.shape.layers {
             let weights = self.working.block(layer);
             x = block::forward(x, &weights, layout).output(&weights, layout);
@@ -200,8 +234,11 @@ impl Gpt2 {
     }
 
     /// Token and position embedding: `[B, T]` → `[N, D]`.
-    fn embed(&self, inputs: &Tensor) -> Tensor {
+    fn embed(&self, inputs: &Tensor, documents: Option<&Documents>) -> Tensor {
         let tokens = self.embed_tokens(&inputs.reshape([-1])); // [N, D]
+        if let Some(documents) = documents {
+            return tokens + self.positions().index_select(0, &documents.positions().to_device(self.device));
+        }
         let positions = self.positions().narrow(0, 0, inputs.size()[1]); // [T, D]
         (tokens.view([inputs.size()[0], inputs.size()[1], -1]) + positions).view_as(&tokens)
     }
@@ -221,15 +258,20 @@ impl Gpt2 {
     }
 
     /// `dx [N, D]`. On the CPU `index_add_` adds row after row, so equal tokens are summed in the order of the batch.
-    fn embed_backward(&self, inputs: &Tensor, dx: &Tensor) {
+    fn embed_backward(&self, inputs: &Tensor, documents: Option<&Documents>, dx: &Tensor) {
         let gradients = self.gradients();
         let [batch, length] = [inputs.size()[0], inputs.size()[1]];
         let (tokens, mut dtokens) = (inputs.reshape([-1]), gradients.token_embedding());
         if self.shape.learns_positions() {
             let _ = dtokens.index_add_(0, &tokens, dx);
-            let positions = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
-            let mut gradient = gradients.position_embedding().narrow(0, 0, length);
-            gradient += positions;
+            let mut dpositions = gradients.position_embedding();
+            if let Some(documents) = documents {
+                let _ = dpositions.index_add_(0, &documents.positions().to_device(self.device), dx);
+            } else {
+                let sum = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
+                let mut dpositions = dpositions.narrow(0, 0, length);
+                dpositions += sum;
+            }
         } else {
             let _ = dtokens.index_add_(0, &tokens, &(dx * (self.shape.width as f64).sqrt()));
         }
@@ -240,16 +282,20 @@ impl Gpt2 {
         &self.working
     }
 
-    fn layout(&self, inputs: &Tensor) -> Layout {
+    fn documents(&self, inputs: &Tensor) -> Option<Documents> {
+        self.begins_document.map(|token| Documents::new(inputs, token))
+    }
+
+    fn layout(&self, inputs: &Tensor) -> Layout<'static> {
         self.layout_of(inputs.size()[0], inputs.size()[1])
     }
 
-    pub(super) fn layout_of(&self, batch: i64, length: i64) -> Layout {
+    pub(super) fn layout_of(&self, batch: i64, length: i64) -> Layout<'static> {
         let gelu = match self.shape.variant {
             Variant::Gpt2 => Gelu::Tanh,
             Variant::Fairseq => Gelu::Exact,
         };
         let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
-        Layout { batch, length, heads, epsilon, gelu, masks: None, kind: self.kind }
+        Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind }
     }
 }

@@ -12,6 +12,8 @@ mod block;
 #[cfg(feature = "torch")]
 mod cache;
 #[cfg(feature = "torch")]
+mod documents;
+#[cfg(feature = "torch")]
 mod dropout;
 #[cfg(feature = "torch")]
 mod few;

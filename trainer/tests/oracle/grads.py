@@ -72,11 +72,11 @@ def moved(model):
     return model
 
 
-def reference(model, tokens, dtype, scale=1.0):
+def reference(model, tokens, dtype, scale=1.0, **more):
     """`logits`, `loss` and `grad.*` of transformers, as float64."""
     model = model.to(dtype)
     model.zero_grad()
-    output = model(input_ids=tokens, labels=tokens)
+    output = model(input_ids=tokens, labels=tokens, **more)
     (output.loss * scale).backward()
     found = {"logits": output.logits.detach(), "loss": output.loss.detach()}
     found |= {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
@@ -159,6 +159,38 @@ def compare(binary, name, shape, report):
             report.check(f"{name}: the same weights as {layout}", worst, 0.0)
 
 
+def block_diagonal(tokens, begins, dtype):
+    """What tells transformers to stay inside documents: an additive mask [B, 1, T, T] and positions [B, T]."""
+    documents = (tokens == begins).cumsum(1)
+    places = torch.arange(tokens.shape[1])
+    seen = (documents[:, :, None] == documents[:, None, :]) & (places[:, None] >= places[None, :])
+    first = (documents[:, :, None] == documents[:, None, :]).to(torch.int64).argmax(2)
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+    return {"attention_mask": mask[:, None], "position_ids": places - first}
+
+
+def compare_documents(binary, name, shape, report):
+    """Documents of every length, from one token on, packed into each row."""
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder)
+        model, begins = build(shape, seed=7), 3
+        tokens = torch.randint(4, shape[4], (shape[5], shape[6]))
+        tokens[torch.rand(tokens.shape) < 0.05] = begins
+        tokens[0, 5:9] = begins
+        model.save_pretrained(workspace / "model")
+        expected = reference(model, tokens, torch.float64, **block_diagonal(tokens, begins, torch.float64))
+        plain = reference(model, tokens, torch.float64)
+        found = ours(binary, workspace / "model", tokens, workspace, "--document-mask", str(begins))
+        assert error(plain["logits"], expected["logits"]) > 0.01, "the mask changes what is computed"
+        for what in ["logits", "loss"]:
+            report.check(f"{name}, documents: {what} against float64", error(found[what], expected[what]), LOGITS_BAR)
+        measured, which = worst_gradient(found, expected)
+        report.check(f"{name}, documents: worst gradient ({which}) against float64", measured, GRADIENT_BAR)
+        single = GPT2LMHeadModel.from_pretrained(workspace / "model", attn_implementation="eager")
+        single = reference(single, tokens, torch.float32, **block_diagonal(tokens, begins, torch.float32))
+        print(f"       transformers in float32 for comparison: worst gradient {worst_gradient(single, expected)[0]:.2e}")
+
+
 def compare_fairseq(binary, name, shape, report):
     with tempfile.TemporaryDirectory() as folder:
         workspace = Path(folder)
@@ -201,6 +233,7 @@ def main():
     report = Report()
     for name, shape in (SHAPES | PUBLISHED).items():
         compare(sys.argv[1], name, shape, report)
+        compare_documents(sys.argv[1], name, shape, report)
     for name, shape in FAIRSEQ.items():
         compare_fairseq(sys.argv[1], name, shape, report)
     sys.exit(1 if report.failed else 0)

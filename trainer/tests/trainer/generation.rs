@@ -147,3 +147,23 @@ fn the_commands_print_what_they_found() {
     assert_eq!(inspected["parameters"], summary["parameters"]);
     assert_eq!(run(&["inspect", "--preset", "gpt2", "--json"])["parameters"], 124_439_808);
 }
+
+/// Chrome's trace viewer reads it: an array of complete events that lie inside each other.
+#[test]
+fn a_profile_shows_what_each_step_spent_its_time_on() {
+    let fixture = Fixture::new();
+    let values = ["train.profile=true", "train.steps=3", "train.warmup_steps=1", "train.document_mask=true"];
+    let output = fixture.trained("profiled", &values);
+    let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(output.join("trace.json")).unwrap()).unwrap();
+    let of = |name: &str| -> Vec<(f64, f64)> {
+        let times = |event: &Value| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+        events.iter().filter(|event| event["name"] == name && event["ph"] == "X").map(times).collect()
+    };
+    let counts = ["step", "data", "forward", "backward", "optimizer", "validation", "checkpoint"].map(|name| of(name).len());
+    assert_eq!(counts, [3, 6, 6, 6, 3, 2, 1], "two micro-batches a step");
+    for (start, length) in of("step") {
+        let inside = ["data", "forward", "backward", "optimizer"].into_iter().flat_map(of);
+        let spent: f64 = inside.filter(|(at, _)| (start..start + length).contains(at)).map(|(_, length)| length).sum();
+        assert!(spent > 0.0 && spent <= length + 1.0, "{spent} µs of {length}");
+    }
+}

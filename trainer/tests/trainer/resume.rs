@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ft_trainer::random::uniform;
 
-use crate::fixture::{Fixture, last_checkpoint, stderr, succeed};
+use crate::fixture::{Fixture, last_checkpoint, program, stderr, succeed};
 
 const TWO_THREADS: [&str; 1] = ["train.threads=2"];
 const LAST_ONLY: [&str; 1] = ["train.checkpoint_every=0"];
@@ -111,6 +111,7 @@ fn saving_memory_changes_no_byte() {
         ("bf16", &["train.precision=bf16"]),
         ("fp16", &["train.precision=fp16", "train.loss_scaling.growth_interval=3"]),
         ("dropout", &["train.dropout=0.1", "train.attention_dropout=0.1"]),
+        ("best", &["train.keep_best=true", "train.eval_every=5", "train.learning_rate=0.3", "train.precision=fp16"]),
         ("fairseq", &["model.variant=fairseq", "train.dropout=0.1", "train.attention_dropout=0.1", "train.compat=fairseq"]),
     ];
     for (way, values) in ways {
@@ -129,6 +130,8 @@ fn saving_memory_changes_no_byte() {
         succeed(&mut fixture.train(&config, &[values, &["train.recompute=selective", "train.offload=optimizer"]].concat()));
         assert_same(&expected, &output);
     }
+    let end: serde_json::Value = serde_json::from_slice(&fs::read(fixture.path("best-none/summary.json")).unwrap()).unwrap();
+    ends_with_its_best(&fixture.path("best-none"), &end);
 }
 
 /// Everything that remembers more than weights: Muon, the spike guard, patience. The run of 400 steps ends early, after some skips.
@@ -155,6 +158,7 @@ fn what_the_guard_remembers_survives_a_kill() {
     let end = summary(&undisturbed);
     assert!(end["stopped_early"] == true && end["steps"].as_u64() < Some(400), "{end}");
     assert!(end["skipped"].as_u64() > Some(0), "{end}");
+    ends_with_its_best(&undisturbed, &end);
     let config = fixture.config("killed");
     for step in [33, 66, 99, 132] {
         let mut child = fixture.train(&config, &values).stdout(Stdio::null()).spawn().unwrap();
@@ -166,8 +170,54 @@ fn what_the_guard_remembers_survives_a_kill() {
         child.wait().unwrap();
     }
     let killed = fixture.trained("killed", &values);
-    assert!(files(&undisturbed) == files(&killed), "the killed run differs");
-    assert_eq!(fs::read(undisturbed.join("steps.jsonl")).unwrap(), fs::read(killed.join("steps.jsonl")).unwrap());
+    stop_at_every_evaluation(&fixture, &values);
+    for interrupted in [killed, fixture.path("stopped")] {
+        assert!(files(&undisturbed) == files(&interrupted), "{} differs", interrupted.display());
+        assert_eq!(fs::read(undisturbed.join("steps.jsonl")).unwrap(), fs::read(interrupted.join("steps.jsonl")).unwrap());
+    }
+}
+
+/// Also at the one that ends the run, which then has to choose its weights.
+fn stop_at_every_evaluation(fixture: &Fixture, values: &[&str]) {
+    let (config, log) = (fixture.config("stopped"), fixture.path("stopped/steps.jsonl"));
+    let lines = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    loop {
+        // A line for each of 20 steps and for the evaluation before them.
+        let due = (lines() / 21 + 1) * 21;
+        let mut child = fixture.train(&config, values).stdout(Stdio::null()).spawn().unwrap();
+        while lines() < due {
+            if let Some(status) = child.try_wait().unwrap() {
+                assert!(status.success(), "{status}");
+                return;
+            }
+            sleep(Duration::from_millis(1));
+        }
+        terminate(&child);
+        match child.wait().unwrap().code() {
+            Some(0) => return,
+            code => assert_eq!(code, Some(75)),
+        }
+    }
+}
+
+fn terminate(child: &Child) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM).unwrap();
+}
+
+/// The last checkpoint has the weights of the evaluation with the lowest loss, which is not the last.
+fn ends_with_its_best(output: &Path, summary: &serde_json::Value) {
+    let log = fs::read_to_string(output.join("steps.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let evaluations = lines.iter().filter_map(|line| Some((line["validation_loss"].as_f64()?, line["step"].as_u64()?)));
+    let (lowest, step) = evaluations.reduce(|best, next| if next.0 < best.0 { next } else { best }).unwrap();
+    assert_eq!((summary["best_step"].as_u64(), summary["perplexity_after"].as_f64()), (Some(step), Some(lowest.exp())));
+    assert!(step < summary["steps"].as_u64().unwrap(), "{summary}");
+    let checkpoint = output.join("checkpoints").join(summary["checkpoint"].as_str().unwrap());
+    assert!(!checkpoint.join("best.safetensors").exists(), "the last checkpoint is the best");
+    let data = output.with_file_name("data");
+    let text = succeed(program().arg("eval").arg("--model").arg(checkpoint).arg("--data").arg(data).args(["--block-size", "32"]));
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!((found["loss"].as_f64().unwrap() / lowest - 1.0).abs() < 1e-5, "{found}, not {lowest}");
 }
 
 #[test]
@@ -181,8 +231,7 @@ fn stopped_on_request_it_saves_and_resumes() {
         assert!(child.try_wait().unwrap().is_none(), "it ended before its first step");
         sleep(Duration::from_millis(1));
     }
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    terminate(&child);
     assert_eq!(child.wait().unwrap().code(), Some(75));
     assert_eq!(checkpoints(&fixture.path("stopped")).len(), 1);
     succeed(&mut fixture.train(&config, &LAST_ONLY));
