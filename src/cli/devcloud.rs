@@ -74,7 +74,9 @@ impl Gce {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)),
             project: self.project.clone(),
             speed: self.speed,
-            state: self.disks.unwrap_or_else(|| temporary.path().to_owned()),
+            // Machines run their scripts in folders of their own.
+            state: std::path::absolute(self.disks.as_deref().unwrap_or(temporary.path()))
+                .map_err(|error| failed("find the directory of the disks", &error))?,
             script,
             executable: executable()?,
             variables: std::env::vars_os().filter(|(name, _)| name != "FTCTL_OUTPUT").collect(),

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use crate::sandbox::Sandbox;
 
-const STEPS: u64 = 60;
+/// So many that a machine can be taken away in the middle, twice.
+const STEPS: u64 = 1_000;
 
 struct Devcloud {
     child: Child,
