@@ -19,13 +19,15 @@ struct Place {
     owner: String,
     store: Option<String>,
     network: &'static str,
+    /// What was on the engine before: one that somebody uses has things of its own.
+    others: [String; 3],
 }
 
 impl Place {
     fn new() -> Self {
         static PLACES: AtomicU32 = AtomicU32::new(0);
         let owner = format!("ftctl-test-{}-{}", std::process::id(), PLACES.fetch_add(1, Ordering::Relaxed));
-        Self { sandbox: Sandbox::new(), owner, store: None, network: "host" }
+        Self { sandbox: Sandbox::new(), owner, store: None, network: "host", others: anonymous() }
     }
 
     fn in_azurite(store: String) -> Self {
@@ -126,10 +128,18 @@ impl Place {
         self.ok(&["down", "--all", "-y", "--backend", "docker"]);
         let owner = format!("label=ftctl.owner={}", self.owner);
         assert_eq!(docker(&["ps", "-aq", "--filter", &owner]), "");
-        assert_eq!(docker(&["volume", "ls", "-q"]), "");
-        assert_eq!(docker(&["network", "ls", "-q", "--filter", "type=custom"]), "");
-        assert_eq!(docker(&["image", "ls", "-q", "--filter", "dangling=true"]), "");
+        assert_eq!(anonymous(), self.others);
     }
+}
+
+/// The volumes, networks and nameless images on the engine.
+fn anonymous() -> [String; 3] {
+    [
+        &["volume", "ls", "-q"][..],
+        &["network", "ls", "-q", "--filter", "type=custom"],
+        &["image", "ls", "-q", "--filter", "dangling=true"],
+    ]
+    .map(docker)
 }
 
 fn docker(arguments: &[&str]) -> String {
