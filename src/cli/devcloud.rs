@@ -70,13 +70,15 @@ impl Gce {
         let failed = |what: &str, error: &dyn std::fmt::Display| Failure::new(Exit::Failure, format!("cannot {what}: {error}"));
         let script = self.script.as_ref().map_or_else(|| Ok(Script::default()), read_script)?;
         let temporary = tempfile::tempdir().map_err(|error| failed("make a temporary directory", &error))?;
+        // Machines run their scripts in folders of their own, so the name must be good from everywhere.
+        let disks = self.disks.as_deref().unwrap_or(temporary.path());
+        let state = std::fs::create_dir_all(disks).and_then(|()| disks.canonicalize());
+        let state = state.map_err(|error| failed(&format!("make the directory of disks {}", disks.display()), &error))?;
         let options = gce::Options {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, self.port)),
             project: self.project.clone(),
             speed: self.speed,
-            // Machines run their scripts in folders of their own.
-            state: std::path::absolute(self.disks.as_deref().unwrap_or(temporary.path()))
-                .map_err(|error| failed("find the directory of the disks", &error))?,
+            state,
             script,
             executable: executable()?,
             variables: std::env::vars_os().filter(|(name, _)| name != "FTCTL_OUTPUT").collect(),

@@ -55,6 +55,11 @@ const TEMPLATES: &[Template] = &[
         text: include_str!("../../templates/jobs/quickstart.toml"),
     },
     Template {
+        name: "quickstart-docker",
+        about: "the quickstart in a container of the Docker engine that `docker` itself would use",
+        text: include_str!("../../templates/jobs/quickstart-docker.toml"),
+    },
+    Template {
         name: "gpt2-wikitext",
         about: "the published GPT-2 (124M) fine-tuned on WikiText-103, as ONNX Runtime's example does",
         text: include_str!("../../templates/jobs/gpt2-wikitext.toml"),

@@ -119,19 +119,6 @@ impl fmt::Display for Gpus {
     }
 }
 
-impl TryFrom<String> for Gpus {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Gpus> for String {
-    fn from(gpus: Gpus) -> Self {
-        gpus.to_string()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

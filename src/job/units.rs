@@ -54,19 +54,6 @@ impl fmt::Display for Span {
     }
 }
 
-impl TryFrom<String> for Span {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Span> for String {
-    fn from(span: Span) -> Self {
-        span.to_string()
-    }
-}
-
 /// United States dollars in millionths, so that sums of prices stay exact. Written `12USD` or `0.36USD`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -116,19 +103,6 @@ impl fmt::Display for Money {
     }
 }
 
-impl TryFrom<String> for Money {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Money> for String {
-    fn from(money: Money) -> Self {
-        money.to_string()
-    }
-}
-
 /// A number of bytes, written `512MiB`, `2GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
@@ -157,18 +131,25 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl TryFrom<String> for Bytes {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
+/// In a document these are the texts that they are parsed from and shown as.
+macro_rules! written_as_text {
+    ($($kind:ty),+) => {$(
+        impl TryFrom<String> for $kind {
+            type Error = String;
+            fn try_from(text: String) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+
+        impl From<$kind> for String {
+            fn from(value: $kind) -> Self {
+                value.to_string()
+            }
+        }
+    )+};
 }
 
-impl From<Bytes> for String {
-    fn from(bytes: Bytes) -> Self {
-        bytes.to_string()
-    }
-}
+written_as_text!(Span, Money, Bytes, super::docker::Gpus);
 
 #[cfg(test)]
 mod tests {
