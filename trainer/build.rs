@@ -1,14 +1,34 @@
-//! Lets `ft-trainer` find libtorch without any environment variable at run time: where it was linked, or beside the program as in an image.
+//! Compiles what tch does not pass on of libtorch, and lets `ft-trainer` find libtorch without any environment variable at run time: where it
+//! was linked, or beside the program as in an image.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     // What needs no libtorch is not built again because one was found.
-    if std::env::var_os("CARGO_FEATURE_TORCH").is_none() {
-        return;
+    #[cfg(feature = "torch")]
+    torch();
+}
+
+#[cfg(feature = "torch")]
+fn torch() {
+    use std::env::var;
+    use std::path::PathBuf;
+
+    for name in ["LIBTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_CXX11_ABI"] {
+        println!("cargo::rerun-if-env-changed={name}");
     }
-    println!("cargo::rerun-if-env-changed=LIBTORCH");
-    if let Ok(libtorch) = std::env::var("LIBTORCH") {
-        println!("cargo::rustc-link-arg=-Wl,-rpath,{libtorch}/lib");
-        println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib");
-    }
+    println!("cargo::rerun-if-changed=src/aten/shim.cpp");
+    // Where torch-sys found it, which looks in more places.
+    let linked = var("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from).unwrap_or_default();
+    let home = var("LIBTORCH").map_or_else(|_| linked.join(".."), PathBuf::from);
+    let include = var("LIBTORCH_INCLUDE").map_or_else(|_| home.clone(), PathBuf::from).join("include");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .warnings(false)
+        .define("_GLIBCXX_USE_CXX11_ABI", var("LIBTORCH_CXX11_ABI").as_deref().unwrap_or("1"))
+        .include(&include)
+        .file("src/aten/shim.cpp")
+        .compile("ft_aten");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{}", home.join("lib").display());
+    println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib");
 }

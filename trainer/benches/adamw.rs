@@ -24,7 +24,7 @@ fn main() {
     let mut parameters = Parameters::random(&shape, 1);
     let gradients = Parameters::random(&shape, 2);
     let mut optimizer = Optimizer::new(&parameters, &TrainSettings::default());
-    let step = median(steps, || optimizer.step(&mut parameters, &gradients, 1e-4, 1.0));
+    let step = median(steps, || optimizer.step(&mut parameters, &gradients, [1e-4, 1.0], &mut |_, _| ()));
     let elements = shape.parameters() as usize;
     let (from, mut to) = (vec![1.0_f32; elements], vec![0.0_f32; elements]);
     let copy = median(steps, || copy(&from, &mut to, threads));

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use serde_json::json;
-use tch::{Device, Kind};
+use tch::Kind;
 
-use crate::config::{ModelConfig, Precision, Preset, TrainSettings};
+use crate::config::{DeviceChoice, Engine, ModelConfig, Precision, Preset, TrainSettings};
 use crate::data::shard::{Dataset, Split};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::{Failure, STOPPED};
@@ -22,7 +22,7 @@ use crate::process;
 use crate::sampling::Sampling;
 use crate::schedule::learning_rate;
 use crate::train::{Outcome, train};
-use crate::{checkpoint, config_file};
+use crate::{checkpoint, config_file, device};
 
 /// Trains GPT-2 from token shards; continues text; measures perplexity.
 ///
@@ -92,6 +92,9 @@ struct EvalArguments {
     /// Read only this many blocks.
     #[arg(long, value_parser = at_least_one)]
     sequences: Option<usize>,
+    /// Where to compute: auto, cpu or cuda.
+    #[arg(long, default_value = "auto", value_parser = named::<DeviceChoice>)]
+    device: DeviceChoice,
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +123,9 @@ struct GenerateArguments {
     /// Print one JSON value, with the token ids.
     #[arg(long)]
     json: bool,
+    /// Where to compute: auto, cpu or cuda.
+    #[arg(long, default_value = "auto", value_parser = named::<DeviceChoice>)]
+    device: DeviceChoice,
 }
 
 #[derive(Debug, Args)]
@@ -166,6 +172,12 @@ struct GradsArguments {
     /// Keep attention inside documents, each of which this token begins, as `train.document_mask` does.
     #[arg(long, value_name = "TOKEN")]
     document_mask: Option<u32>,
+    /// Where to compute: auto, cpu or cuda.
+    #[arg(long, default_value = "cpu", value_parser = named::<DeviceChoice>)]
+    device: DeviceChoice,
+    /// Whose kernels compute on the CPU: own or libtorch.
+    #[arg(long, default_value = "own", value_parser = named::<Engine>)]
+    engine: Engine,
 }
 
 #[derive(Debug, Args)]
@@ -207,8 +219,9 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
                 (_, true) => Precision::Fp16,
                 _ => Precision::Fp32,
             };
-            let GradsArguments { model, tokens, out, document_mask, .. } = arguments;
-            oracle::grads(model, tokens, out, (kind, precision), *document_mask).map_err(Failure::input)?;
+            let GradsArguments { model, tokens, out, document_mask, device, engine, .. } = arguments;
+            let computer = (device::choose(*device)?.device, *engine);
+            oracle::grads(model, tokens, out, (kind, precision), *document_mask, computer).map_err(Failure::input)?;
         }
         Command::Updates(arguments) => {
             let settings = config_file::read(&arguments.config, &[])?.train;
@@ -239,6 +252,7 @@ fn print_schedule(arguments: &ScheduleArguments) -> Result<(), Failure> {
 }
 
 fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
+    let device = device::choose(arguments.device)?.device;
     let (shape, parameters) = load(&arguments.model)?;
     let dataset = Dataset::open(&arguments.data)?;
     let block_size = arguments.block_size.unwrap_or(shape.context);
@@ -247,7 +261,7 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
         SplitName::Train => Split::Train,
         SplitName::Validation => Split::Validation,
     };
-    let model = Gpt2::new(shape, &parameters, Device::Cpu);
+    let model = Gpt2::new(shape, &parameters, device);
     let reading = Reading { block_size, batch: arguments.batch, limit: arguments.sequences };
     let evaluation = eval::evaluate(&model, dataset.split(split), reading, |_, _| true);
     let nothing = || Failure::input(format!("the {} split of {} has no token to predict", split.name(), arguments.data.display()));
@@ -268,9 +282,10 @@ struct Sample<'a> {
 }
 
 fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
+    let device = device::choose(arguments.device)?.device;
     let (shape, parameters) = load(&arguments.model)?;
     let tokenizer = Tokenizer::load(&arguments.model)?;
-    let model = Gpt2::new(shape, &parameters, Device::Cpu);
+    let model = Gpt2::new(shape, &parameters, device);
     let sampling = Sampling { temperature: arguments.temperature, top_k: arguments.top_k, top_p: arguments.top_p };
     let request = Request { tokens: arguments.tokens, sampling, seed: arguments.seed, end_of_text: tokenizer.end_of_text() };
     let prompts: Vec<Vec<u32>> = arguments.prompt.iter().map(|prompt| generate::encode(&tokenizer, prompt)).collect();
@@ -386,6 +401,11 @@ fn probability(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|number| *number > 0.0 && *number <= 1.0)
         .ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
+}
+
+/// A value as a configuration names it.
+fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
 }
 
 fn preset(text: &str) -> Result<Preset, String> {

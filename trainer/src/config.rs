@@ -188,6 +188,18 @@ impl Default for LossScaling {
     }
 }
 
+#[cfg(feature = "torch")]
+impl Precision {
+    /// The dtype of the products.
+    pub fn kind(self) -> tch::Kind {
+        match self {
+            Self::Fp32 => tch::Kind::Float,
+            Self::Bf16 => tch::Kind::BFloat16,
+            Self::Fp16 => tch::Kind::Half,
+        }
+    }
+}
+
 impl Precision {
     /// What is computed in which numbers, and why, for the start of a run.
     pub fn reason(self) -> String {
@@ -216,7 +228,9 @@ pub enum Recompute {
 
 /// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
 /// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
-/// free to cache the files.
+/// free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and what the optimizer remembers
+/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of one block. `model` is
+/// for the CPU's own kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Offload {
@@ -229,9 +243,33 @@ pub enum Offload {
     Model,
 }
 
+/// Where a run computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// On the first GPU that libtorch can use, else on the CPU; the run says which, and why.
+    #[default]
+    Auto,
+    Cpu,
+    /// On the first GPU; the run does not begin without one.
+    Cuda,
+}
+
+/// Whose kernels compute on the CPU. A GPU has libtorch's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// This program's, where it has one.
+    #[default]
+    Own,
+    /// libtorch's, through the code that a GPU runs: to compare the two, not for speed.
+    Libtorch,
+}
+
 /// How the run trains. Counts are in optimizer steps unless said otherwise.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_excessive_bools, reason = "switches that are set one by one")]
 pub struct TrainSettings {
     /// Seeds initial weights and the order of the data.
     pub seed: u64,
@@ -250,6 +288,14 @@ pub struct TrainSettings {
     pub micro_batch: usize,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation: usize,
+    /// Where it computes. A checkpoint of one device resumes on another.
+    pub device: DeviceChoice,
+    /// Whose kernels compute on the CPU.
+    pub engine: Engine,
+    /// On a GPU, products of `fp32` numbers may round them to 10 bits of mantissa (TF32), which is faster.
+    pub tf32: bool,
+    /// On a GPU, only kernels that give the same bits each time; some are slower. On the CPU all do.
+    pub deterministic: bool,
     /// Numbers that the matrix products are made of.
     pub precision: Precision,
     /// The loss's scale in fp16.
@@ -340,6 +386,10 @@ impl Default for TrainSettings {
             document_mask: false,
             micro_batch: 1,
             gradient_accumulation: 1,
+            device: DeviceChoice::Auto,
+            engine: Engine::Own,
+            tf32: false,
+            deterministic: false,
             precision: Precision::Fp32,
             loss_scaling: LossScaling::default(),
             recompute: Recompute::None,

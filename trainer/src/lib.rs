@@ -7,6 +7,8 @@
 //! preparation of data. With it, the model and the training loop join.
 
 #[cfg(feature = "torch")]
+mod aten;
+#[cfg(feature = "torch")]
 pub mod best;
 #[cfg(feature = "torch")]
 pub mod blocks;
@@ -16,6 +18,8 @@ pub mod cli;
 pub mod config;
 pub mod config_file;
 pub mod data;
+#[cfg(feature = "torch")]
+pub mod device;
 pub mod error;
 #[cfg(feature = "torch")]
 pub mod eval;

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
-use crate::config::{LossScaling, Precision, TrainSettings};
+use crate::config::{Engine, LossScaling, Precision, TrainSettings};
+use crate::error::Failure;
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
 use crate::model::{Gpt2, Parameters};
+use crate::offload::Place;
 use crate::optimizer::{Optimizer, clip_factor, global_norm};
 use crate::schedule::learning_rate;
 
@@ -27,23 +29,27 @@ pub enum OracleError {
     Model(#[from] ModelError),
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Device(#[from] Failure),
 }
 
 /// Computes one batch with the weights in `model` (a Hugging Face directory) and writes a safetensors file: `logits`
 /// `[batch, seq, vocabulary]`, `loss` (mean over the predicted tokens), and `grad.<parameter>` for every parameter.
 /// `tokens` is JSON `[[id, …], …]`, sequences of one length; each token but the first is predicted from those before it, as
 /// transformers does when `labels = input_ids`. `kind` is the dtype of weights and gradients; attention stays inside documents that
-/// `begins_document` begins.
+/// `begins_document` begins; computed on `device`, on the CPU with the kernels of `engine`.
 pub fn grads(
     model: &Path,
     tokens: &Path,
     out: &Path,
     (kind, precision): (Kind, Precision),
     begins_document: Option<u32>,
+    (device, engine): (Device, Engine),
 ) -> Result<(), OracleError> {
     let (shape, weights) = Parameters::load(model)?;
     let batch = read_tokens(tokens, shape.vocabulary, shape.context)?;
-    let mut model = Gpt2::new(shape, &weights.to(Device::Cpu, kind), Device::Cpu).with_precision(precision);
+    let model = Gpt2::new(shape, &weights.to(device, kind), device).with_engine(engine);
+    let mut model = model.with_offload(precision, &Place::Memory)?;
     if let Some(token) = begins_document {
         model = model.with_document_mask(token);
     }
@@ -74,7 +80,7 @@ pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &P
         let norm = global_norm(&gradient);
         if norm.is_finite() {
             let rate = learning_rate(settings, step, files.len() as u64);
-            optimizer.step(&mut weights, &gradient, rate, clip_factor(norm, settings.clip_norm));
+            optimizer.step(&mut weights, &gradient, [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());
         }
     }
     Ok(weights.write_safetensors(out)?)

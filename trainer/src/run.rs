@@ -27,7 +27,7 @@ use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
 use crate::state::{self, Identity, State};
-use crate::{trace, validate};
+use crate::{device, trace, validate};
 
 /// What the optimizer remembers, in a checkpoint.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
@@ -57,6 +57,7 @@ impl<'a> Run<'a> {
     /// Resumes the run in `config.output`, or starts one there.
     pub fn open(config: &'a TrainConfig) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
+        let chosen = device::prepare(&config.train)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = lock(&config.output)?;
         if config.train.profile {
@@ -71,12 +72,18 @@ impl<'a> Run<'a> {
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let state = resumed.unwrap_or(fresh);
         tch::set_num_threads(state.threads as i32);
-        let weights_place = Place::of_model(config.train.offload, &config.output);
+        let weights_place = if device::uses_libtorch(chosen.device, config.train.engine) {
+            Place::Memory
+        } else {
+            Place::of_model(config.train.offload, &config.output)
+        };
         let parameters = match checkpoint.as_ref() {
             Some(checkpoint) => loaded(&weights_place, checkpoint, damaged)?,
             None => initial_weights(&weights_place, config, &shape)?,
         };
-        let mut model = Gpt2::new(shape, &parameters, Device::Cpu)
+        let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
+        let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, apart)
+            .with_engine(config.train.engine)
             .with_offload(config.train.precision, &weights_place)?
             .with_recompute(config.train.recompute)
             .with_dropout(dropout(&config.train));
@@ -90,7 +97,7 @@ impl<'a> Run<'a> {
             journal = journal.in_bits();
         }
         let best = Best::open(&config.output, checkpoint.as_deref())?;
-        let pace = Pace::new(&shape, &config.train, state.seconds);
+        let pace = Pace::new(&shape, &config.train, chosen.device, state.seconds);
         let saved = checkpoint.map(|_| state.step);
         let (writing, blocked) = (None, Duration::ZERO);
         let mut run = Self {
@@ -109,7 +116,7 @@ impl<'a> Run<'a> {
             pace,
             _lock: lock,
         };
-        run.announce()?;
+        run.announce(&chosen.reason)?;
         Ok(run)
     }
 
@@ -123,20 +130,40 @@ impl<'a> Run<'a> {
         self.sequences_per_step() * self.config.train.block_size as u64
     }
 
-    fn announce(&mut self) -> Result<(), Failure> {
+    fn announce(&mut self, reason: &str) -> Result<(), Failure> {
         let (threads, peak) = (self.state.threads, self.pace.peak / 1e9);
+        let device = self.model.device();
+        let computes = match device {
+            Device::Cuda(index) => format!("GPU {index}, {peak:.0} GFLOP/s measured"),
+            _ => format!("CPU, {threads} threads, {peak:.0} GFLOP/s measured"),
+        };
         let event = Event::Start {
             step: self.state.step,
             steps: self.state.steps,
             parameters: self.model.shape().parameters(),
             tokens_per_step: self.tokens_per_step(),
             flops_per_token: self.pace.flops_per_token,
-            device: format!("CPU, {threads} threads, {peak:.0} GFLOP/s measured"),
+            device: computes,
         };
         self.journal.tell(event)?;
+        say(&format!("device: {}, because {reason}", if device.is_cuda() { "the GPU" } else { "the CPU" }));
+        if device::uses_libtorch(device, self.config.train.engine) {
+            say(&format!("kernels: libtorch's, attention: {}", self.model.fused().name()));
+        }
         say(&self.config.train.precision.reason());
-        let memory = TrainingMemory::estimate(self.model.shape(), &self.config.train);
-        say(&format!("memory: about {} MiB at the peak", grouped(memory.total() >> 20)));
+        let (shape, settings) = (self.model.shape(), &self.config.train);
+        let mib = |bytes: u64| grouped(bytes >> 20);
+        if device.is_cuda() {
+            let (gpu, beside) =
+                (TrainingMemory::on_device(shape, settings).total(), TrainingMemory::beside_device(shape, settings));
+            say(&format!(
+                "memory: about {} MiB of the GPU at the peak, and {} MiB of main memory for the optimizer",
+                mib(gpu),
+                mib(beside)
+            ));
+        } else {
+            say(&format!("memory: about {} MiB at the peak", mib(TrainingMemory::estimate(shape, settings).total())));
+        }
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
     }
@@ -272,7 +299,11 @@ fn weights_digest(directory: &Path) -> Result<String, Failure> {
 }
 
 fn optimizer(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
-    let place = Place::of_optimizer(config.train.offload, &config.output);
+    let place = if device::uses_libtorch(model.device(), config.train.engine) {
+        Place::Memory
+    } else {
+        Place::of_optimizer(config.train.offload, &config.output)
+    };
     let mut optimizer = Optimizer::new_in(&place, model.parameters(), &config.train)?;
     if let Some(checkpoint) = checkpoint {
         let state = TensorFile::open(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
@@ -325,10 +356,14 @@ pub struct Pace {
 }
 
 impl Pace {
-    fn new(shape: &Shape, settings: &TrainSettings, seconds_before: f64) -> Self {
+    fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
         let flops_per_token = shape.flops_per_token(settings.block_size);
         let started = Instant::now();
-        Self { peak: measured_rate(), flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
+        let peak = match device {
+            Device::Cuda(index) => device::measured_rate(index, settings.precision.kind()),
+            _ => measured_rate(),
+        };
+        Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
     }
 
     pub(crate) fn add(&mut self, tokens: u64, busy: Duration) {

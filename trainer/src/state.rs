@@ -66,8 +66,19 @@ pub struct Identity {
 }
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
-/// (`threads` decides, and is compared on its own.)
-const FREE: [&str; 7] = ["checkpoint_every", "keep_checkpoints", "log_every", "offload", "profile", "recompute", "threads"];
+/// (`threads` decides, and is compared on its own. Device and engine decide the last bits, and a run may change them: it says which it has.)
+const FREE: [&str; 10] = [
+    "checkpoint_every",
+    "deterministic",
+    "device",
+    "engine",
+    "keep_checkpoints",
+    "log_every",
+    "offload",
+    "profile",
+    "recompute",
+    "threads",
+];
 
 impl Identity {
     pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {

@@ -13,6 +13,7 @@ use crate::blocks::Batch;
 use crate::checkpoint::{self, Writing};
 use crate::config::{SampleConfig, TrainConfig};
 use crate::data::shard::Split;
+use crate::device;
 use crate::error::Failure;
 use crate::eval::{self, Evaluation, Reading};
 use crate::files;
@@ -64,6 +65,9 @@ pub struct Summary {
     pub best_step: Option<u64>,
     /// Most main memory that this process has held at once, in bytes; absent where the system does not tell.
     pub peak_memory_bytes: Option<u64>,
+    /// Most memory of a GPU that this process's tensors took at once, in bytes; absent on the CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_device_memory_bytes: Option<u64>,
     /// Name of the last checkpoint in `checkpoints/`.
     pub checkpoint: String,
 }
@@ -122,7 +126,10 @@ impl Run<'_> {
             Verdict::Update => {
                 let factor = clip_factor(gradient_norm, settings.clip_norm) / scale;
                 self.let_checkpoint_copy();
-                self.model.update(|parameters, gradients| self.optimizer.step(parameters, gradients, rate, factor));
+                let optimizer = &mut self.optimizer;
+                self.model.update(|parameters, gradients, changed| {
+                    optimizer.step(parameters, gradients, [rate, factor], changed);
+                });
                 None
             }
             Verdict::Skip(reason) => Some(reason),
@@ -337,6 +344,7 @@ impl Run<'_> {
             checkpoint_seconds: self.blocked.as_secs_f64(),
             best_step: state.best_step,
             peak_memory_bytes: process::peak_memory(),
+            peak_device_memory_bytes: device::peak_memory(self.model.device()),
             checkpoint: checkpoint::name(state.step),
         }
     }

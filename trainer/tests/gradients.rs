@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use ft_trainer::config::{Precision, Variant};
+use ft_trainer::config::{Engine, Precision, Recompute, Variant};
 use ft_trainer::model::{Dropout, Gpt2, IGNORED, Parameters, Shape};
 use ft_trainer::random::{bits, mix};
 use tch::{Device, Kind, Tensor};
@@ -159,9 +159,14 @@ fn worst_gradient(shape: &Shape, kind: Kind, rows: i64, length: i64) -> (String,
 }
 
 fn worst_gradient_with(shape: &Shape, kind: Kind, rows: i64, length: i64, dropout: Dropout) -> (String, f64) {
+    let worst = [Engine::Own, Engine::Libtorch].map(|engine| worst_gradient_of(engine, shape, kind, rows, length, dropout));
+    worst.into_iter().max_by(|left, right| left.1.total_cmp(&right.1)).unwrap()
+}
+
+fn worst_gradient_of(engine: Engine, shape: &Shape, kind: Kind, rows: i64, length: i64, dropout: Dropout) -> (String, f64) {
     let parameters = weights(shape, kind);
     let mut twin = Twin::new(shape, &parameters.to(Device::Cpu, Kind::Double));
-    let mut model = Gpt2::new(*shape, &parameters, Device::Cpu).with_dropout(dropout);
+    let mut model = Gpt2::new(*shape, &parameters, Device::Cpu).with_engine(engine).with_dropout(dropout);
     let (inputs, targets) = batch(shape, rows, length);
     for part in [0, 1] {
         let (inputs, targets) = (inputs.narrow(0, part, rows - 1), targets.narrow(0, part, rows - 1));
@@ -333,6 +338,45 @@ fn bf16_is_close_and_the_weights_stay_fp32() {
     assert!(rounded.parameters().iter().zip(&parameters).all(|(kept, given)| kept.tensor.equal(&given.tensor)));
 }
 
+/// With libtorch's kernels, as on a GPU: what is computed again, and where gradients and masters lie, changes no bit, also of a sum over
+/// micro-batches and after an update.
+#[test]
+fn recomputation_and_masters_in_main_memory_change_no_bit() {
+    let shape = Shape { layers: 3, heads: 4, width: 64, context: 64, vocabulary: 301, ..tiny() };
+    let parameters = weights(&shape, Kind::Float);
+    let (inputs, targets) = batch(&shape, 4, 64);
+    let trained = |precision, recompute, apart| {
+        let model =
+            Gpt2::with_masters(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu, apart);
+        let mut model = model.with_engine(Engine::Libtorch).with_precision(precision).with_recompute(recompute);
+        for _ in 0..2 {
+            model.zero_gradients();
+            for (inputs, targets) in inputs.chunk(2, 0).iter().zip(targets.chunk(2, 0)) {
+                model.accumulate(inputs, &targets, 0.01);
+            }
+            model.update(|weights, gradients, changed| {
+                for (index, (weight, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
+                    weight.tensor -= &gradient.tensor * 0.1;
+                    changed(index, &weight.tensor);
+                }
+            });
+        }
+        model
+    };
+    for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
+        let plain = trained(precision, Recompute::None, false);
+        let ways = [(Recompute::Selective, false), (Recompute::Full, false), (Recompute::None, true), (Recompute::Full, true)];
+        for (recompute, apart) in ways {
+            let other = trained(precision, recompute, apart);
+            let pairs = plain.gradients().iter().zip(other.gradients()).chain(plain.parameters().iter().zip(other.parameters()));
+            for (expected, found) in pairs {
+                assert!(expected.tensor.equal(&found.tensor), "{precision:?} {recompute:?} {apart}: {} differs", expected.name);
+            }
+            assert_eq!(plain.loss(&inputs, &targets), other.loss(&inputs, &targets));
+        }
+    }
+}
+
 /// An optimizer's change reaches the rounded copies that products are made with.
 #[test]
 fn bf16_follows_its_weights() {
@@ -341,7 +385,10 @@ fn bf16_follows_its_weights() {
     let (inputs, targets) = batch(&shape, 3, 12);
     let larger = |weights: &mut Parameters| weights.iter_mut().for_each(|entry| entry.tensor = &entry.tensor * 1.5);
     let mut model = Gpt2::new(shape, &parameters, Device::Cpu).with_precision(Precision::Bf16);
-    model.update(|weights, _| larger(weights));
+    model.update(|weights, _, changed| {
+        larger(weights);
+        weights.iter().enumerate().for_each(|(index, entry)| changed(index, &entry.tensor));
+    });
     let mut changed = parameters;
     larger(&mut changed);
     let expected = Gpt2::new(shape, &changed, Device::Cpu).with_precision(Precision::Bf16).loss(&inputs, &targets);

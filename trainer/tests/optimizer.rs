@@ -34,7 +34,7 @@ fn train(parameters: &mut Parameters, optimizer: &mut Optimizer, steps: std::ops
     let kind = parameters.iter().next().unwrap().tensor.kind();
     for step in steps {
         let gradients = Parameters::random(&shape(), 100 + step).to(Device::Cpu, kind);
-        optimizer.step(parameters, &gradients, 1e-2 / (1.0 + step as f64), 0.7);
+        optimizer.step(parameters, &gradients, [1e-2 / (1.0 + step as f64), 0.7], &mut |_, _| ());
     }
 }
 
@@ -115,7 +115,7 @@ fn decaying(settings: &TrainSettings) -> Vec<String> {
         let _ = parameter.tensor.fill_(1.0);
     }
     let gradients = parameters.zeros_like();
-    Optimizer::new(&parameters, settings).step(&mut parameters, &gradients, 0.5, 1.0);
+    Optimizer::new(&parameters, settings).step(&mut parameters, &gradients, [0.5, 1.0], &mut |_, _| ());
     let mean = |tensor: &tch::Tensor| tensor.mean(Kind::Double).double_value(&[]);
     for parameter in &parameters {
         let mean = mean(&parameter.tensor);

@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::block::Layout;
 use super::dropout::{Masks, RowMask, Site};
+use super::fused;
 use super::parameters::{elements, elements_mut, floats, floats_mut, holds};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
@@ -19,30 +20,27 @@ const QUERIES: usize = 64;
 /// What the backward pass needs.
 pub(super) struct Attention {
     /// Queries, keys, values, `[B, H, 3, T, D / H]`.
-    heads: Tensor,
-    /// `[B, H, T]`.
-    log_sum_exp: Tensor,
+    pub(super) heads: Tensor,
+    /// `[B, H, T]`; a GPU's kernels may pad the rows.
+    pub(super) log_sum_exp: Tensor,
     /// `[N, D]`.
-    output: Tensor,
-}
-
-impl Attention {
-    /// `[N, D]`.
-    pub fn output(&self) -> &Tensor {
-        &self.output
-    }
+    pub(super) output: Tensor,
+    /// What a GPU's kernels want back besides.
+    pub(super) seeds: Option<[Tensor; 2]>,
 }
 
 /// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
 pub(super) fn forward(qkv: &Tensor, layout: Layout<'_>) -> Attention {
-    let heads = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([0, 3, 2, 1, 4]).contiguous();
-    let (output, log_sum_exp) = match heads.kind() {
-        Kind::Float if holds::<f32>(&heads) => forward_plain::<f32>(&heads, layout),
-        Kind::BFloat16 if holds::<Bf16>(&heads) => forward_plain::<Bf16>(&heads, layout),
-        Kind::Half if holds::<F16>(&heads) => forward_plain::<F16>(&heads, layout),
-        _ => forward_anywhere(&heads, layout),
+    let heads = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([0, 3, 2, 1, 4]);
+    let forward = match heads.kind() {
+        Kind::Float if holds::<f32>(qkv) => forward_plain::<f32>,
+        Kind::BFloat16 if holds::<Bf16>(qkv) => forward_plain::<Bf16>,
+        Kind::Half if holds::<F16>(qkv) => forward_plain::<F16>,
+        _ => return fused::forward(heads, layout),
     };
-    Attention { heads, log_sum_exp, output: join_heads(&output) }
+    let heads = heads.contiguous();
+    let (output, log_sum_exp) = forward(&heads, layout);
+    Attention { heads, log_sum_exp, output: join_heads(&output), seeds: None }
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
@@ -53,7 +51,7 @@ pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -
         Kind::Float if holds::<f32>(&kept.heads) => backward_plain::<f32>(kept, &output, &doutput, layout),
         Kind::BFloat16 if holds::<Bf16>(&kept.heads) => backward_plain::<Bf16>(kept, &output, &doutput, layout),
         Kind::Half if holds::<F16>(&kept.heads) => backward_plain::<F16>(kept, &output, &doutput, layout),
-        _ => backward_anywhere(kept, &output, &doutput, layout),
+        _ => return Tensor::cat(&fused::backward(kept, &output, &doutput, layout).map(|gradient| join_heads(&gradient)), 1),
     };
     dheads.permute([0, 3, 2, 1, 4]).reshape([batch * length, 3 * heads * channels])
 }
@@ -70,81 +68,7 @@ pub(super) fn join_heads(heads: &Tensor) -> Tensor {
     heads.transpose(1, 2).reshape([batch * length, count * channels])
 }
 
-/// In libtorch's fused operations, for any dtype: `[B, H, T, D / H]` and the log-sum-exp.
-fn forward_anywhere(heads: &Tensor, layout: Layout<'_>) -> (Tensor, Tensor) {
-    let [q, k, v] = [0, 1, 2].map(|part| heads.select(2, part));
-    if Scores::are_needed(layout) {
-        let scores = Scores::new(&q, &k, layout);
-        return (scores.dropped().matmul(&v), scores.log_sum_exp);
-    }
-    Tensor::internal_scaled_dot_product_flash_attention_for_cpu(&q, &k, &v, 0.0, true, None::<&Tensor>, None)
-}
-
-/// `[B, H, 3, T, D / H]`.
-fn backward_anywhere(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
-    let [q, k, v] = [0, 1, 2].map(|part| kept.heads.select(2, part));
-    if Scores::are_needed(layout) {
-        let scores = Scores::new(&q, &k, layout);
-        let average = (output * doutput).sum_dim_intlist(-1_i64, true, None);
-        let dscores = &scores.weights * (scores.drop(doutput.matmul(&v.transpose(2, 3))) - average) * scores.scale;
-        let dv = scores.dropped().transpose(2, 3).matmul(doutput);
-        return Tensor::stack(&[dscores.matmul(&k), dscores.transpose(2, 3).matmul(&q), dv], 2);
-    }
-    let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
-        doutput,
-        &q,
-        &k,
-        &v,
-        output,
-        &kept.log_sum_exp,
-        0.0,
-        true,
-        None::<&Tensor>,
-        None,
-    );
-    Tensor::stack(&[dq, dk, dv], 2)
-}
-
-/// The scores of every head at once, `[B, H, T, T]`: libtorch's fused operations have no mask of ours. Only dtypes and devices without
-/// kernels of their own come here, to be compared with.
-struct Scores {
-    weights: Tensor,
-    /// What the weights are multiplied with, when anything is dropped.
-    mask: Option<Tensor>,
-    log_sum_exp: Tensor,
-    scale: f64,
-}
-
-impl Scores {
-    fn are_needed(layout: Layout<'_>) -> bool {
-        layout.attention_masks().is_some() || layout.documents.is_some()
-    }
-
-    fn new(q: &Tensor, k: &Tensor, layout: Layout<'_>) -> Self {
-        let scale = 1.0 / (q.size()[3] as f64).sqrt();
-        let mut hidden = Tensor::ones([q.size()[2], q.size()[2]], (Kind::Bool, q.device())).triu(1);
-        if let Some(documents) = layout.documents {
-            hidden = hidden.logical_or(&documents.apart().to_device(q.device()));
-        }
-        let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&hidden, f64::NEG_INFINITY);
-        let mask = layout.attention_masks().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
-        let mask = mask.map(|mask| mask.to_device(q.device()).to_kind(q.kind()));
-        Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
-    }
-
-    fn drop(&self, weights: Tensor) -> Tensor {
-        match &self.mask {
-            Some(mask) => weights * mask,
-            None => weights,
-        }
-    }
-
-    fn dropped(&self) -> Tensor {
-        self.drop(self.weights.shallow_clone())
-    }
-}
-
-/// As [`forward_anywhere`], a head per thread at a time.
+/// With kernels of its own, a head per thread at a time: the output, `[B, H, T, D / H]`, and the log-sum-exp.
 fn forward_plain<E: Element>(heads: &Tensor, layout: Layout<'_>) -> (Tensor, Tensor) {
     let [batch, count, _, length, channels] = <[i64; 5]>::try_from(heads.size()).expect("attention has five dimensions");
     let mut output = Tensor::empty([batch, count, length, channels], (E::KIND, heads.device()));
@@ -162,7 +86,7 @@ fn forward_plain<E: Element>(heads: &Tensor, layout: Layout<'_>) -> (Tensor, Ten
     (output, log_sum_exp)
 }
 
-/// As [`backward_anywhere`], a head per thread at a time.
+/// As [`fused::backward`], a head per thread at a time, `[B, H, 3, T, D / H]`.
 fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     let mut dheads = kept.heads.empty_like();
     let (output, doutput) = (output.contiguous(), doutput.contiguous());

@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 use super::attention::{self, Attention};
 use super::documents::Documents;
 use super::dropout::{Masks, Site};
+use super::fused::Fused;
 use super::gelu::Gelu;
 use super::norm::Statistics;
 use super::parameters::{Affine, BlockTensors};
@@ -52,6 +53,8 @@ pub(super) struct Layout<'a> {
     pub documents: Option<&'a Documents>,
     /// The dtype of the matrix products. The stream from block to block has that of the layer norms.
     pub kind: Kind,
+    /// Where libtorch's attention is taken.
+    pub fused: Fused,
 }
 
 impl Layout<'_> {

@@ -52,7 +52,7 @@ impl Gpt2 {
         if asked > cache.capacity {
             return Err(ModelError::Context { asked: asked as usize, context: cache.capacity as usize });
         }
-        Ok(tch::no_grad(|| self.extend(tokens, cache, left_padding)))
+        Ok(self.run(|| self.extend(tokens, cache, left_padding)))
     }
 
     fn extend(&self, tokens: &Tensor, cache: &mut KvCache, left_padding: &[usize]) -> Tensor {

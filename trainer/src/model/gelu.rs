@@ -2,7 +2,7 @@
 //!
 //! The tanh form, `x/2 · (1 + tanh u)` with `u = √(2/π) · (x + 0.044715 x³)`, is `x · σ(2u)`, which loses nothing where tanh is near −1.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::parameters::{elements, elements_mut, holds};
 use crate::parallel;
@@ -46,9 +46,9 @@ pub(super) fn forward(x: &Tensor, form: Gelu) -> Tensor {
 /// `x` as given to [`forward`]; turns `dy` into the gradient of `x`.
 pub(super) fn backward(x: &Tensor, mut dy: Tensor, form: Gelu) -> Tensor {
     match x.kind() {
-        Kind::Float if x.device() == Device::Cpu => backward_plain::<f32>(x, &mut dy, form),
-        Kind::BFloat16 if x.device() == Device::Cpu => backward_plain::<Bf16>(x, &mut dy, form),
-        Kind::Half if x.device() == Device::Cpu => backward_plain::<F16>(x, &mut dy, form),
+        Kind::Float if holds::<f32>(x) => backward_plain::<f32>(x, &mut dy, form),
+        Kind::BFloat16 if holds::<Bf16>(x) => backward_plain::<Bf16>(x, &mut dy, form),
+        Kind::Half if holds::<F16>(x) => backward_plain::<F16>(x, &mut dy, form),
         _ => return x.gelu_backward(&dy, form.approximation()),
     }
     dy
@@ -144,6 +144,8 @@ fn normal_share(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
+    use tch::Device;
+
     use super::*;
 
     #[test]

@@ -5,11 +5,13 @@ use tch::{Device, Kind, Tensor};
 use super::block::{self, Layout};
 use super::documents::Documents;
 use super::dropout::{Dropout, Masks, Site};
+use super::fused::Fused;
 use super::gelu::Gelu;
-use super::parameters::Parameters;
+use super::parameters::{Parameter, Parameters};
 use super::shape::Shape;
-use super::{head, linear, norm, sinusoids};
-use crate::config::{Precision, Recompute, Variant};
+use super::{head, kernels, linear, norm, sinusoids};
+use crate::aten;
+use crate::config::{Engine, Precision, Recompute, Variant};
 use crate::error::Failure;
 use crate::offload::{Place, release};
 use crate::trace::span;
@@ -32,6 +34,13 @@ pub struct Gpt2 {
     /// Number in the run of the next micro-batch's first sequence.
     first_sequence: u64,
     device: Device,
+    /// Whose kernels compute on the CPU.
+    engine: Engine,
+    fused: Fused,
+    /// `parameters` and gradients are in main memory, `working` is on the device and shares nothing with them.
+    apart: bool,
+    /// Nothing has been added to the gradients yet, whatever is in their memory.
+    fresh: bool,
     /// The dtype of the products.
     kind: Kind,
 }
@@ -40,9 +49,23 @@ impl Gpt2 {
     /// Brings the weights to `device`. The dtype of the weights is the dtype of the computation. Weights
     /// that are on `device` already are shared with `parameters`, not copied: two copies of a large model may not fit.
     pub fn new(shape: Shape, parameters: &Parameters, device: Device) -> Self {
+        Self::with_masters(shape, parameters, device, false)
+    }
+
+    /// As [`Gpt2::new`], where `apart` with weights and gradients in main memory: the device has what products are computed in, and the gradients
+    /// of one block at a time.
+    pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, apart: bool) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
-        let parameters = parameters.to(device, kind);
-        let working = parameters.to(device, kind);
+        let parameters = parameters.to(if apart { Device::Cpu } else { device }, kind);
+        let (parameters, working) = if apart {
+            let parameters = parameters.pinned(device);
+            let working = parameters.copied(kind, device);
+            (parameters, working)
+        } else {
+            let working = parameters.to(device, kind);
+            (parameters, working)
+        };
+        let fused = if device.is_cuda() { Fused::Efficient } else { Fused::Cpu };
         let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
         let (recompute, dropout, begins_document, first_sequence) = (Recompute::None, None, None, 0);
         Self {
@@ -56,6 +79,10 @@ impl Gpt2 {
             begins_document,
             first_sequence,
             device,
+            engine: Engine::Own,
+            fused,
+            apart,
+            fresh: false,
             kind,
         }
     }
@@ -69,17 +96,21 @@ impl Gpt2 {
 
     /// As [`Gpt2::with_precision`], with gradients and rounded weights in `place`.
     pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
-        let rounded = match precision {
-            Precision::Fp32 => None,
-            Precision::Bf16 => Some(Kind::BFloat16),
-            Precision::Fp16 => Some(Kind::Half),
-        };
-        if let Some(kind) = rounded {
+        if precision != Precision::Fp32 {
+            let kind = precision.kind();
             self.kind = kind;
-            self.working = self.parameters.rounded(kind, place)?;
+            self.working =
+                if self.apart { self.parameters.copied(kind, self.device) } else { self.parameters.rounded(kind, place)? };
         }
-        self.gradients = Some(self.parameters.zeros_in(place)?);
+        self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
+        self.gradients = Some(self.parameters.zeros_in(place)?.pinned(self.device_apart()));
         Ok(self)
+    }
+
+    /// Computes on the CPU with the kernels of `engine`. A GPU has libtorch's.
+    #[must_use]
+    pub fn with_engine(self, engine: Engine) -> Self {
+        Self { engine, ..self }
     }
 
     /// Keeps less of the forward pass for the backward pass.
@@ -115,6 +146,21 @@ impl Gpt2 {
         self.device
     }
 
+    /// Where libtorch's attention is taken.
+    pub fn fused(&self) -> Fused {
+        self.fused
+    }
+
+    /// The device that copies to and from main memory in the middle of a step.
+    fn device_apart(&self) -> Device {
+        if self.apart { self.device } else { Device::Cpu }
+    }
+
+    /// Calls `work` as all of the model is computed: without a tape, with the kernels of the engine.
+    pub(super) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        tch::no_grad(|| kernels::of(self.engine, work))
+    }
+
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
     }
@@ -125,24 +171,29 @@ impl Gpt2 {
         self.gradients.as_ref().expect("gradients of a model that has computed some")
     }
 
-    /// Lets an optimizer change the weights as the gradients say.
+    /// Lets an optimizer change the weights as the gradients say. It tells each weight that is done, by number: that one is on its way to the
+    /// device while the next is computed.
     ///
     /// # Panics
     /// As [`Gpt2::gradients`].
-    pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters)) {
-        change(&mut self.parameters, self.gradients.as_ref().expect("gradients of a model that has computed some"));
-        tch::no_grad(|| self.working.round_again(&self.parameters));
+    pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters, &mut dyn FnMut(usize, &Tensor))) {
+        let Self { parameters, working, gradients, apart, .. } = self;
+        let gradients = gradients.as_ref().expect("gradients of a model that has computed some");
+        tch::no_grad(|| change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, *apart)));
     }
 
     /// Puts other weights in their place.
     pub fn replace(&mut self, change: impl FnOnce(&mut Parameters)) {
         change(&mut self.parameters);
-        tch::no_grad(|| self.working.round_again(&self.parameters));
+        let rounded = |(index, entry): (usize, &Parameter)| self.working.round_again(index, &entry.tensor, self.apart);
+        tch::no_grad(|| self.parameters.iter().enumerate().for_each(rounded));
     }
 
     pub fn zero_gradients(&mut self) {
-        if let Some(gradients) = &mut self.gradients {
-            gradients.zero();
+        match &mut self.gradients {
+            Some(_) if self.apart => self.fresh = true,
+            Some(gradients) => gradients.zero(),
+            None => (),
         }
     }
 
@@ -155,7 +206,28 @@ impl Gpt2 {
         if self.gradients.is_none() {
             self.gradients = Some(self.parameters.zeros_like());
         }
-        tch::no_grad(|| self.forward_backward(inputs, targets, scale))
+        let loss = self.run(|| self.forward_backward(inputs, targets, scale));
+        self.fresh = false;
+        if let Device::Cuda(device) = self.device_apart() {
+            tch::Cuda::synchronize(device as i64); // The last gradients are on their way to main memory.
+        }
+        loss
+    }
+
+    /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home. What was added
+    /// before is in the copy, so that the sum has the same order and bits.
+    fn borrowed(&self, gradient: &Tensor) -> Tensor {
+        match (self.apart, self.fresh) {
+            (false, _) => gradient.shallow_clone(),
+            (true, true) => Tensor::zeros(gradient.size(), (gradient.kind(), self.device)),
+            (true, false) => gradient.to_device_(self.device, gradient.kind(), true, true),
+        }
+    }
+
+    fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
+        if self.apart {
+            home.into_iter().zip(borrowed).for_each(|(home, borrowed)| aten::copy(home, borrowed));
+        }
     }
 
     fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
@@ -178,35 +250,39 @@ impl Gpt2 {
             kept.push(activations.keep(self.recompute));
             weights.release();
         }
-        let final_norm = self.parameters.final_norm();
+        let final_norm = self.working.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
         drop(running);
         let _running = span("backward"); // With the loss: rows of logits turn into their gradients in place.
         let embedding = self.working.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
-        let mut dembedding = gradients.token_embedding();
+        let mut dembedding = self.borrowed(&gradients.token_embedding());
         let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut dembedding);
         release([&embedding, &dembedding]);
         let mut dx = x.zeros_like();
-        norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut gradients.final_norm());
+        let mut dnorm = gradients.final_norm().map(&|gradient| self.borrowed(gradient));
+        norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut dnorm);
+        self.give_back(dnorm.tensors(), gradients.final_norm().tensors());
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.working.block(layer), kept.pop().expect("every block has kept something"));
-            let (layout, mut gradients) = (layout.of_layer(layer), gradients.block(layer));
+            let (layout, home) = (layout.of_layer(layer), gradients.block(layer));
+            let mut gradients = home.map(&|gradient| self.borrowed(gradient));
             block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients);
+            self.give_back(gradients.tensors(), home.tensors());
             weights.release();
-            gradients.release();
+            home.release();
         }
         if let Some(masks) = masks {
             dx = masks.apply(Site::Embedding, &dx, layout.length);
         }
-        self.embed_backward(&inputs, documents.as_ref(), &dx);
+        self.embed_backward(&inputs, documents.as_ref(), &dx, dembedding);
         loss
     }
 
     /// Summed negative log-likelihood in nats and the number of counted targets, without gradients.
     /// `inputs` and `targets` as for [`Gpt2::accumulate`].
     pub fn loss(&self, inputs: &Tensor, targets: &Tensor) -> (f64, i64) {
-        tch::no_grad(|| {
+        self.run(|| {
             let targets = targets.to_device(self.device).reshape([-1]);
             head::loss(&self.hidden(inputs), &self.working.token_embedding(), &targets)
         })
@@ -214,7 +290,7 @@ impl Gpt2 {
 
     /// `inputs [batch, seq]` `i64` → logits `[batch, seq, vocabulary]`.
     pub fn logits(&self, inputs: &Tensor) -> Tensor {
-        tch::no_grad(|| {
+        self.run(|| {
             let logits = linear::product_transposed(&self.hidden(inputs), &self.working.token_embedding());
             logits.view([inputs.size()[0], inputs.size()[1], -1])
         })
@@ -230,7 +306,7 @@ impl Gpt2 {
             x = block::forward(x, &weights, layout).output(&weights, layout);
             weights.release();
         }
-        norm::forward(&x, &self.parameters.final_norm(), layout.epsilon, layout.kind).0
+        norm::forward(&x, &self.working.final_norm(), layout.epsilon, layout.kind).0
     }
 
     /// Token and position embedding: `[B, T]` → `[N, D]`.
@@ -245,7 +321,9 @@ impl Gpt2 {
 
     /// `tokens [N]` → `[N, D]`, in fairseq's variant times √D.
     pub(super) fn embed_tokens(&self, tokens: &Tensor) -> Tensor {
-        let rows = self.parameters.token_embedding().index_select(0, tokens);
+        // Where the weights are, which is where all their digits are.
+        let table = self.parameters.token_embedding();
+        let rows = table.index_select(0, &tokens.to_device(table.device())).to_device(self.device);
         match self.shape.variant {
             Variant::Gpt2 => rows,
             Variant::Fairseq => rows * (self.shape.width as f64).sqrt(),
@@ -254,28 +332,33 @@ impl Gpt2 {
 
     /// What is added at each position, `[context, D]`.
     pub(super) fn positions(&self) -> Tensor {
-        self.sinusoids.as_ref().map_or_else(|| self.parameters.position_embedding(), Tensor::shallow_clone)
+        self.sinusoids.as_ref().map_or_else(|| self.working.position_embedding(), Tensor::shallow_clone)
     }
 
-    /// `dx [N, D]`. On the CPU `index_add_` adds row after row, so equal tokens are summed in the order of the batch.
-    fn embed_backward(&self, inputs: &Tensor, documents: Option<&Documents>, dx: &Tensor) {
+    /// `dx [N, D]`; `dtokens [V, D]` is the embedding's gradient as the head has left it. On the CPU `index_add_` adds row after row, so equal
+    /// tokens are summed in the order of the batch.
+    fn embed_backward(&self, inputs: &Tensor, documents: Option<&Documents>, dx: &Tensor, mut dtokens: Tensor) {
         let gradients = self.gradients();
         let [batch, length] = [inputs.size()[0], inputs.size()[1]];
-        let (tokens, mut dtokens) = (inputs.reshape([-1]), gradients.token_embedding());
+        let tokens = inputs.reshape([-1]);
         if self.shape.learns_positions() {
             let _ = dtokens.index_add_(0, &tokens, dx);
-            let mut dpositions = gradients.position_embedding();
+            let home = gradients.position_embedding();
+            let mut dpositions = self.borrowed(&home);
             if let Some(documents) = documents {
                 let _ = dpositions.index_add_(0, &documents.positions().to_device(self.device), dx);
             } else {
                 let sum = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
-                let mut dpositions = dpositions.narrow(0, 0, length);
-                dpositions += sum;
+                let mut used = dpositions.narrow(0, 0, length);
+                used += sum;
             }
+            self.give_back([&dpositions], [&home]);
         } else {
             let _ = dtokens.index_add_(0, &tokens, &(dx * (self.shape.width as f64).sqrt()));
         }
-        release([&dtokens]);
+        let home = gradients.token_embedding();
+        self.give_back([&dtokens], [&home]);
+        release([&home]);
     }
 
     pub(super) fn working(&self) -> &Parameters {
@@ -296,6 +379,6 @@ impl Gpt2 {
             Variant::Fairseq => Gelu::Exact,
         };
         let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
-        Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind }
+        Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind, fused: self.fused }
     }
 }

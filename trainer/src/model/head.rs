@@ -22,8 +22,9 @@ const ALIGNMENT: usize = 64;
 /// `hidden [N, D]`, `embedding [V, D]`, `targets [N]`.
 pub(super) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f64, i64) {
     let chunks = hidden.split(HEAD_CHUNK as i64, 0).into_iter().zip(targets.split(HEAD_CHUNK as i64, 0));
-    let sum = chunks.map(|(hidden, targets)| cross_entropy(product_transposed(&hidden, embedding), &targets, 0.0).0).sum();
-    (sum, targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
+    let sums: Vec<Tensor> =
+        chunks.map(|(hidden, targets)| cross_entropy(product_transposed(&hidden, embedding), &targets, 0.0).0).collect();
+    (total(&sums), targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
 }
 
 /// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]`; returns the summed NLL and the gradient of `hidden`, `[N, D]`.
@@ -37,14 +38,19 @@ pub(super) fn loss_and_gradient(
     if is_plain(hidden) {
         return loss_and_gradient_plain(hidden, embedding, targets, scale, dembedding);
     }
-    let (mut sum, mut gradients) = (0.0, Vec::new());
+    let (mut sums, mut gradients) = (Vec::new(), Vec::new());
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
         let (part, dlogits) = cross_entropy(product_transposed(hidden, embedding), &targets, scale); // [C, V]
-        sum += part;
+        sums.push(part);
         add_outer_product(dembedding, &dlogits, hidden);
         gradients.push(product(&dlogits, embedding));
     }
-    (sum, Tensor::cat(&gradients, 0))
+    (total(&sums), Tensor::cat(&gradients, 0))
+}
+
+/// Of the sums of all chunks, in `f64`. They stay on the device until here: to ask for a number is to wait for it.
+fn total(sums: &[Tensor]) -> f64 {
+    Tensor::stack(sums, 0).sum(Kind::Double).double_value(&[])
 }
 
 /// The same with one buffer for the logits of every chunk, and no other.
@@ -73,35 +79,38 @@ fn loss_and_gradient_plain(
     (sum, dhidden)
 }
 
-/// `logits [C, V]` and `targets [C]` → the summed NLL and `d(scale · sum NLL)/d logits`, in the memory of the logits where that goes.
-fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (f64, Tensor) {
+/// `logits [C, V]` and `targets [C]` → the summed NLL, one `f64`, and `d(scale · sum NLL)/d logits`, in the memory of the logits where that goes.
+fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (Tensor, Tensor) {
     let vocabulary = logits.size()[1] as usize;
-    let targets_list = indices(targets);
+    let targets_list = || indices(targets);
     let sum = match logits.kind() {
         Kind::Float if holds::<f32>(&logits) => {
-            cross_entropy_plain::<f32>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
+            cross_entropy_plain::<f32>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list(), scale)
         }
         Kind::BFloat16 if holds::<Bf16>(&logits) => {
-            cross_entropy_plain::<Bf16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
+            cross_entropy_plain::<Bf16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list(), scale)
         }
         Kind::Half if holds::<F16>(&logits) => {
-            cross_entropy_plain::<F16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list, scale)
+            cross_entropy_plain::<F16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list(), scale)
         }
         _ => return cross_entropy_anywhere(&logits, targets, scale),
     };
-    (sum, logits)
+    (Tensor::from(sum), logits)
 }
 
-/// In libtorch's operations, for any device and dtype; the sum in `f64`: a batch of 10⁵ tokens would lose three digits in `f32`.
-fn cross_entropy_anywhere(logits: &Tensor, targets: &Tensor, scale: f64) -> (f64, Tensor) {
+/// In libtorch's operations, for any device and dtype, half precision in `f32`; the sum in `f64`: a batch of 10⁵ tokens would lose three
+/// digits in `f32`.
+fn cross_entropy_anywhere(logits: &Tensor, targets: &Tensor, scale: f64) -> (Tensor, Tensor) {
+    let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     let counted = targets.ne(IGNORED).unsqueeze(1); // [C, 1]
     let index = targets.unsqueeze(1).masked_fill(&counted.logical_not(), 0);
-    let counted = counted.to_kind(logits.kind());
-    let mut log_probabilities = logits.log_softmax(-1, None); // [C, V]
-    let picked = log_probabilities.gather(1, &index, false) * &counted;
+    let counted = counted.to_kind(kind);
+    let mut log_probabilities = logits.log_softmax(-1, kind); // [C, V]
+    let picked = log_probabilities.gather(1, &index, false); // [C, 1]
+    let at_targets = picked.exp() - &counted;
     let mut dlogits = log_probabilities.exp_();
-    let _ = dlogits.scatter_add_(1, &index, &counted.neg());
-    (-picked.sum(Kind::Double).double_value(&[]), dlogits * (counted * scale))
+    let _ = dlogits.scatter_(1, &index, &at_targets).g_mul_(&(&counted * scale));
+    (-(picked * counted).sum(Kind::Double), dlogits.to_kind(logits.kind()))
 }
 
 /// As [`cross_entropy`], in place; rows are `pitch` elements apart.

@@ -1,13 +1,13 @@
 //! A linear map `y = x·w + b` with `w` in `[in, out]`, forward and backward, and the matrix products it is made of.
 //!
 //! On a CPU, `f32` products are this crate's own ([`super::product`]): libtorch's default, MKL, runs at less than half their rate on AMD
-//! processors, and all are true `f32`. Other dtypes and devices take libtorch's.
+//! processors, and all are true `f32`. Other dtypes and devices take libtorch's, and so does the engine of that name.
 
 use tch::{Device, Kind, Tensor};
 
-use super::few;
-use super::parameters::{Affine, elements, floats, floats_mut, is_plain};
+use super::parameters::{Affine, elements, floats, floats_mut, holds, is_plain};
 use super::product::{Matrix, Workers, Write, multiply};
+use super::{few, kernels};
 use crate::parallel;
 use crate::simd::{Bf16, Element, F16, add};
 use crate::vectorise::vectorised;
@@ -106,7 +106,11 @@ fn write(left: Matrix<'_>, right: Matrix<'_>, result: &mut Tensor, write: Write)
 
 /// Whether a tensor can be seen as a [`Matrix`]: `f32` in main memory, its rows apart by any distance.
 fn is_matrix(tensor: &Tensor) -> bool {
-    tensor.device() == Device::Cpu && tensor.kind() == Kind::Float && tensor.dim() == 2 && tensor.stride()[1] == 1
+    kernels::are_own()
+        && tensor.device() == Device::Cpu
+        && tensor.kind() == Kind::Float
+        && tensor.dim() == 2
+        && tensor.stride()[1] == 1
 }
 
 fn matrix(tensor: &Tensor) -> Matrix<'_> {
@@ -117,8 +121,8 @@ fn matrix(tensor: &Tensor) -> Matrix<'_> {
 fn add_column_sums(sum: &mut Tensor, x: &Tensor) {
     match x.kind() {
         Kind::Float if is_plain(x) => add_column_sums_plain::<f32>(sum, x),
-        Kind::BFloat16 if x.device() == Device::Cpu => add_column_sums_plain::<Bf16>(sum, x),
-        Kind::Half if x.device() == Device::Cpu => add_column_sums_plain::<F16>(sum, x),
+        Kind::BFloat16 if holds::<Bf16>(x) => add_column_sums_plain::<Bf16>(sum, x),
+        Kind::Half if holds::<F16>(x) => add_column_sums_plain::<F16>(sum, x),
         _ => *sum += x.sum_dim_intlist(0_i64, false, sum.kind()),
     }
 }

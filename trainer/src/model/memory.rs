@@ -38,10 +38,11 @@ impl TrainingMemory {
         let block = Block::new(shape, rows, settings.precision);
         let layers = shape.layers as u64;
         // What is let go of leaves gaps that tensors of other sizes do not fill. Measured.
-        let (kept, gaps) = match settings.recompute {
-            Recompute::None => (block.all(), 0),
-            Recompute::Selective => (block.products(), layers * block.input()),
-            Recompute::Full => (block.input(), block.passing()),
+        let kept = block.kept(settings.recompute);
+        let gaps = match settings.recompute {
+            Recompute::None => 0,
+            Recompute::Selective => layers * block.input(),
+            Recompute::Full => block.passing(),
         };
         let again = block.all() - kept;
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
@@ -66,6 +67,34 @@ impl TrainingMemory {
 
     pub fn total(&self) -> u64 {
         self.weights + self.gradients + self.optimizer + self.activations + self.working + self.program
+    }
+
+    /// As [`TrainingMemory::estimate`], of the memory of a GPU. Added up from what `gpt2.rs` and `block.rs` make; it has not been compared with a GPU
+    /// yet. CUDA itself takes some hundred MiB besides.
+    pub fn on_device(shape: &Shape, settings: &TrainSettings) -> Self {
+        let (rows, parameters) = ((settings.micro_batch * settings.block_size) as u64, shape.parameters());
+        let block = Block::new(shape, rows, settings.precision);
+        let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
+        let (weights, gradients, remembered) = if settings.offload == Offload::None {
+            ((F32 + copy) * parameters, F32 * parameters, optimizer(shape, settings.optimizer))
+        } else {
+            let of_a_block = F32 * 12 * (shape.width * shape.width) as u64;
+            (bytes(settings.precision) * parameters, F32 * largest(shape) + of_a_block, 0)
+        };
+        let kept = block.kept(settings.recompute);
+        // Logits, and in `f32` their softmax, which turns into the gradient; in half precision that too.
+        let logits = (bytes(settings.precision) + F32 + copy) * rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
+        let again = block.all() - kept;
+        let working = again + block.backward().max(2 * block.stream + logits);
+        Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
+    }
+
+    /// Bytes of main memory that belong to the model while a GPU computes.
+    pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
+        if settings.offload == Offload::None {
+            return 0;
+        }
+        2 * F32 * shape.parameters() + optimizer(shape, settings.optimizer)
     }
 
     /// Each part with its name, and the total.
@@ -109,6 +138,14 @@ impl Block {
 
     fn input(&self) -> u64 {
         self.stream
+    }
+
+    fn kept(&self, recompute: Recompute) -> u64 {
+        match recompute {
+            Recompute::None => self.all(),
+            Recompute::Selective => self.products(),
+            Recompute::Full => self.input(),
+        }
     }
 
     /// What the forward pass makes and lets go of: queries, keys and values before they are split, attention's output before it is
@@ -195,6 +232,25 @@ mod tests {
         let model = with(|settings| settings.offload = Offload::Model);
         assert_eq!((model.weights, model.gradients, model.optimizer), (largest, largest, 2 * largest));
         assert_eq!(model.activations, with(|_| ()).activations);
+    }
+
+    /// GPT-2 XL in fp16, blocks of 1,024 and four at a time: the masters, gradients and moments of 16 bytes a weight are not on the GPU.
+    #[test]
+    fn a_gpu_holds_rounded_weights_and_one_blocks_gradients() {
+        let shape = Shape { layers: 48, heads: 25, width: 1600, ..small() };
+        let settings = TrainSettings {
+            micro_batch: 4,
+            precision: Precision::Fp16,
+            recompute: Recompute::Full,
+            offload: Offload::Optimizer,
+            ..TrainSettings::default()
+        };
+        let device = TrainingMemory::on_device(&shape, &settings);
+        assert_eq!(device.weights, 2 * shape.parameters());
+        assert!((4_900_000_000..5_600_000_000).contains(&device.total()), "{device:?}");
+        assert_eq!(TrainingMemory::beside_device(&shape, &settings), 16 * shape.parameters());
+        let whole = TrainingMemory::on_device(&shape, &TrainSettings { offload: Offload::None, ..settings });
+        assert_eq!(whole.weights + whole.gradients + whole.optimizer, 18 * shape.parameters());
     }
 
     #[test]

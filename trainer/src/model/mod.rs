@@ -18,6 +18,8 @@ mod dropout;
 #[cfg(feature = "torch")]
 mod few;
 #[cfg(feature = "torch")]
+mod fused;
+#[cfg(feature = "torch")]
 mod gelu;
 #[cfg(feature = "torch")]
 mod gpt2;
@@ -25,6 +27,8 @@ mod gpt2;
 mod head;
 #[cfg(feature = "torch")]
 mod initial;
+#[cfg(feature = "torch")]
+pub(crate) mod kernels;
 #[cfg(feature = "torch")]
 mod linear;
 #[cfg(feature = "torch")]
@@ -44,6 +48,8 @@ pub mod tensor_file;
 pub use cache::KvCache;
 #[cfg(feature = "torch")]
 pub use dropout::Dropout;
+#[cfg(feature = "torch")]
+pub use fused::Fused;
 #[cfg(feature = "torch")]
 pub use gpt2::Gpt2;
 #[cfg(feature = "torch")]

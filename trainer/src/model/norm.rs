@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::parameters::{Affine, elements, elements_mut, floats, floats_mut, is_plain};
+use crate::aten;
 use crate::parallel;
 use crate::simd::{Bf16, Element, F16, add, sum_of};
 use crate::vectorise::vectorised;
@@ -46,13 +47,11 @@ fn forward_anywhere(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (Ten
 }
 
 fn backward_anywhere(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, gradient: &mut Affine) -> Tensor {
-    let normalised = (x - &statistics.mean) * &statistics.reciprocal_deviation;
-    gradient.weight += (dy * &normalised).sum_dim_intlist(0_i64, false, None);
-    gradient.bias += dy.sum_dim_intlist(0_i64, false, None);
-    let dnormalised = dy * &norm.weight;
-    let mean = dnormalised.mean_dim(-1_i64, true, None);
-    let projection = (&dnormalised * &normalised).mean_dim(-1_i64, true, None);
-    (dnormalised - mean - normalised * projection) * &statistics.reciprocal_deviation
+    let Statistics { mean, reciprocal_deviation } = statistics;
+    let [dx, dgain, dshift] = aten::layer_norm_backward(dy, x, [mean, reciprocal_deviation], norm.tensors());
+    gradient.weight += dgain;
+    gradient.bias += dshift;
+    dx
 }
 
 fn forward_plain<E: Element>(x: &Tensor, norm: &Affine, epsilon: f64) -> (Tensor, Statistics) {

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::hugging_face::ConfigError;
 use super::initial;
+use super::kernels;
 use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
 use super::xglm;
@@ -100,13 +101,35 @@ pub(super) struct BlockTensors {
     pub mlp_proj: Affine,
 }
 
+impl Affine {
+    /// Each tensor as `change` makes it.
+    pub fn map(&self, change: &impl Fn(&Tensor) -> Tensor) -> Self {
+        Self { weight: change(&self.weight), bias: change(&self.bias) }
+    }
+
+    pub fn tensors(&self) -> [&Tensor; 2] {
+        [&self.weight, &self.bias]
+    }
+}
+
 impl BlockTensors {
+    /// As [`Affine::map`].
+    pub fn map(&self, change: &impl Fn(&Tensor) -> Tensor) -> Self {
+        let [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] = self.affines().map(|affine| affine.map(change));
+        Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj }
+    }
+
+    pub fn tensors(&self) -> Vec<&Tensor> {
+        self.affines().into_iter().flat_map(Affine::tensors).collect()
+    }
+
+    fn affines(&self) -> [&Affine; 6] {
+        [&self.ln_1, &self.c_attn, &self.attn_proj, &self.ln_2, &self.c_fc, &self.mlp_proj]
+    }
+
     /// What lies in files leaves main memory until it is used again.
     pub fn release(&self) {
-        let Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj } = self;
-        for Affine { weight, bias } in [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] {
-            release([weight, bias]);
-        }
+        release(self.tensors());
     }
 }
 
@@ -159,15 +182,32 @@ impl Parameters {
         )
     }
 
-    /// Rounds or shares `original`, which [`Parameters::rounded`] made this of, once more.
-    pub(super) fn round_again(&mut self, original: &Self) {
-        for (entry, original) in self.entries.iter_mut().zip(original) {
-            if entry.tensor.kind() == original.tensor.kind() {
-                entry.tensor = original.tensor.shallow_clone();
-            } else {
-                entry.tensor.copy_(&original.tensor);
-                release([&entry.tensor, &original.tensor]);
-            }
+    /// As [`Parameters::rounded`], on `device` and sharing nothing.
+    pub(super) fn copied(&self, kind: Kind, device: Device) -> Self {
+        let copy = |entry: &Parameter| {
+            let kind = if entry.is_multiplied() { kind } else { entry.tensor.kind() };
+            Ok(entry.tensor.to_device_(device, kind, false, true))
+        };
+        self.try_map(copy).expect("main memory and a device need no file")
+    }
+
+    /// Pinned where `device` is a GPU, which then copies from and to them while the processor goes on.
+    pub(super) fn pinned(self, device: Device) -> Self {
+        if device.is_cuda() { self.map(|tensor| tensor.pin_memory(device)) } else { self }
+    }
+
+    /// Takes over a change of `original`, the `index`-th of those that [`Parameters::rounded`] made this of, or where they are `apart`,
+    /// [`Parameters::copied`].
+    pub(super) fn round_again(&mut self, index: usize, original: &Tensor, apart: bool) {
+        let tensor = &mut self.entries[index].tensor;
+        if apart {
+            // On the device it is rounded: the copy is made while the processor goes on.
+            tensor.copy_(&original.to_device_(tensor.device(), original.kind(), true, false));
+        } else if tensor.kind() == original.kind() {
+            *tensor = original.shallow_clone();
+        } else {
+            tensor.copy_(original);
+            release([&*tensor, original]);
         }
     }
 
@@ -275,13 +315,17 @@ impl<'a> IntoIterator for &'a Parameters {
     }
 }
 
-/// Whether the elements of `tensor` can be reached as one `&[f32]`.
+/// As [`holds`], of `f32`.
 pub(crate) fn is_plain(tensor: &Tensor) -> bool {
     holds::<f32>(tensor)
 }
 
-/// Whether the elements of `tensor` can be reached as one `&[E]`.
+/// Whether the elements of `tensor` can be reached as one `&[E]`, and this crate's kernels are wanted.
 pub(crate) fn holds<E: Element>(tensor: &Tensor) -> bool {
+    kernels::are_own() && is_slice::<E>(tensor)
+}
+
+fn is_slice<E: Element>(tensor: &Tensor) -> bool {
     tensor.device() == Device::Cpu && tensor.kind() == E::KIND && tensor.is_contiguous()
 }
 
@@ -300,7 +344,7 @@ pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
 /// # Panics
 /// When the tensor is anything else: a mistake in the caller, who checks with [`holds`] where it may happen.
 pub(crate) fn elements<E: Element>(tensor: &Tensor) -> &[E] {
-    assert!(holds::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
+    assert!(is_slice::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
     // SAFETY: libtorch owns `numel` contiguous elements at `data_ptr` for as long as the tensor lives; the borrow keeps it alive,
     // and nothing writes to it from another thread while this crate reads.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast_const().cast(), tensor.numel()) }
@@ -311,7 +355,7 @@ pub(crate) fn elements<E: Element>(tensor: &Tensor) -> &[E] {
 /// # Panics
 /// As [`elements`].
 pub(crate) fn elements_mut<E: Element>(tensor: &mut Tensor) -> &mut [E] {
-    assert!(holds::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
+    assert!(is_slice::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
     // SAFETY: as in `elements`; the exclusive borrow stands for exclusive access, since tensors that share memory are only made
     // and used inside one call of the model.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }

@@ -7,6 +7,7 @@
 use tch::Tensor;
 
 use super::{Rule, Update};
+use crate::aten;
 use crate::model::parameters::{floats, floats_mut, is_plain};
 use crate::parallel;
 use crate::vectorise::vectorised;
@@ -50,7 +51,7 @@ impl Rule for AdamW {
         if [&*parameter, gradient, &self.first, &self.second].into_iter().all(is_plain) {
             numbers.update_plain(parameter, gradient, &mut self.first, &mut self.second);
         } else {
-            numbers.update_anywhere(parameter, gradient, &mut self.first, &mut self.second);
+            numbers.update_anywhere(parameter, gradient, [&mut self.first, &mut self.second], update);
         }
     }
 
@@ -101,13 +102,11 @@ impl Numbers {
         });
     }
 
-    /// The same in libtorch's operations, for any device and dtype.
-    fn update_anywhere(self, parameter: &mut Tensor, gradient: &Tensor, first: &mut Tensor, second: &mut Tensor) {
+    /// The same in libtorch's fused kernel, for any device and dtype.
+    fn update_anywhere(self, parameter: &mut Tensor, gradient: &Tensor, moments: [&mut Tensor; 2], update: &Update) {
         let gradient = gradient * self.gradient_scale;
-        let _ = first.g_mul_scalar_(self.betas[0]).g_add_(&(&gradient * (1.0 - self.betas[0])));
-        let _ = second.g_mul_scalar_(self.betas[1]).g_add_(&(gradient.square() * (1.0 - self.betas[1])));
-        let denominator = second.sqrt() * self.correction + self.epsilon;
-        let _ = parameter.g_mul_scalar_(self.keep).g_sub_(&(&*first / denominator * self.step_size));
+        let numbers = [update.learning_rate, self.betas[0], self.betas[1], update.weight_decay, self.epsilon];
+        aten::fused_adamw(parameter, &gradient, moments, update.number, numbers);
     }
 }
 
@@ -124,6 +123,38 @@ vectorised! {
             *first = *first * beta_1 + gradient * rest_1;
             *second = *second * beta_2 + gradient * gradient * rest_2;
             *parameter = *parameter * keep - step_size * *first / (second.sqrt() * correction + epsilon);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    /// libtorch's fused kernel, which a GPU runs, against this crate's: zero gradients and tiny ones too.
+    #[test]
+    fn both_kernels_make_the_same_update() {
+        for place in [Epsilon::Corrected, Epsilon::Uncorrected] {
+            let options = (Kind::Float, Device::Cpu);
+            tch::manual_seed(3);
+            let gradients: Vec<Tensor> =
+                [1.0, 1e-9, 0.0, 30.0].map(|size| Tensor::randn([70, 33], options) * size).into_iter().collect();
+            let [mut own, mut fused] = [0, 1]
+                .map(|_| [Tensor::ones([70, 33], options), Tensor::zeros([70, 33], options), Tensor::zeros([70, 33], options)]);
+            for (number, gradient) in (1..).zip(&gradients) {
+                let update = Update { number, learning_rate: 1e-2, gradient_scale: 0.7, weight_decay: 0.1 };
+                let numbers = Numbers::new([0.9, 0.95], (1e-8, place), &update);
+                let [parameter, first, second] = &mut own;
+                numbers.update_plain(parameter, gradient, first, second);
+                let [parameter, first, second] = &mut fused;
+                numbers.update_anywhere(parameter, gradient, [first, second], &update);
+                for (own, fused) in own.iter().zip(&fused) {
+                    let error = ((own - fused).norm() / own.norm().clamp_min(1e-30)).double_value(&[]);
+                    assert!(error < 1e-6, "{place:?}, update {number}: {error:.1e}");
+                }
+            }
         }
     }
 }

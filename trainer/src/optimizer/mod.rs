@@ -106,14 +106,22 @@ impl Optimizer {
         self.updates
     }
 
-    /// One update with `gradients · gradient_scale` (the clipping factor).
-    pub fn step(&mut self, parameters: &mut Parameters, gradients: &Parameters, learning_rate: f64, gradient_scale: f64) {
+    /// One update with `gradients · gradient_scale` (the clipping factor). Tells `changed` the number and the tensor of each parameter that is done.
+    pub fn step(
+        &mut self,
+        parameters: &mut Parameters,
+        gradients: &Parameters,
+        [learning_rate, gradient_scale]: [f64; 2],
+        changed: &mut dyn FnMut(usize, &Tensor),
+    ) {
         self.updates += 1;
-        for ((slot, parameter), gradient) in self.slots.iter_mut().zip(parameters).zip(gradients) {
+        for (index, ((slot, parameter), gradient)) in self.slots.iter_mut().zip(parameters).zip(gradients).enumerate() {
             let update = Update { number: self.updates, learning_rate, gradient_scale, weight_decay: slot.weight_decay };
             slot.rule.update(&mut parameter.tensor, &gradient.tensor, &update);
             let remembered = slot.rule.state().into_iter().map(|(_, tensor)| tensor);
-            release(remembered.chain([&parameter.tensor, &gradient.tensor]));
+            release(remembered.chain([&gradient.tensor]));
+            changed(index, &parameter.tensor);
+            release([&parameter.tensor]);
         }
     }
 

@@ -13,6 +13,9 @@ const LANES: usize = 16;
 
 /// Euclidean norm over all tensors, summed in `f64` in one fixed order.
 pub fn global_norm(gradients: &Parameters) -> f64 {
+    if gradients.iter().any(|entry| !is_plain(&entry.tensor)) {
+        return norm_anywhere(gradients);
+    }
     let squares = |entry: &Parameter| {
         let squares = sum_of_squares(&entry.tensor);
         release([&entry.tensor]);
@@ -21,11 +24,14 @@ pub fn global_norm(gradients: &Parameters) -> f64 {
     gradients.iter().map(squares).sum::<f64>().sqrt()
 }
 
+/// In libtorch's operations, for any device and dtype; a device is asked for one number, not for one a tensor.
+fn norm_anywhere(gradients: &Parameters) -> f64 {
+    let norm = |entry: &Parameter| entry.tensor.norm_scalaropt_dtype(2.0, Kind::Double);
+    Tensor::stack(&gradients.iter().map(norm).collect::<Vec<_>>(), 0).square().sum(Kind::Double).sqrt().double_value(&[])
+}
+
 /// Partial sums of fixed chunks, added in order: the same bits for any number of threads.
 fn sum_of_squares(tensor: &Tensor) -> f64 {
-    if !is_plain(tensor) {
-        return tensor.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
-    }
     let chunks: Vec<&[f32]> = floats(tensor).chunks(CHUNK).collect();
     let mut sums = vec![0.0; chunks.len()];
     parallel::run(sums.iter_mut().zip(chunks).collect(), |(sum, chunk): (&mut f64, &[f32])| {

@@ -148,6 +148,8 @@ def compare(binary, name, shape, report):
         measured, which = worst_gradient(found, expected)
         report.check(f"{name}: worst gradient ({which}) against float64", measured, GRADIENT_BAR)
         single = reference(GPT2LMHeadModel.from_pretrained(directories["single file"], attn_implementation="eager"), tokens, torch.float32)
+        for device in devices():
+            compare_engine(binary, name, directories["single file"], tokens, expected, workspace, report, device)
         print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, "
               f"worst gradient {worst_gradient(single, expected)[0]:.2e}; "
               f"ours against it: logits {error(found['logits'], single['logits']):.2e}, gradient {worst_gradient(found, single)[0]:.2e}")
@@ -219,15 +221,30 @@ def compare_fairseq(binary, name, shape, report):
         print(f"       transformers in float32 for comparison: logits {error(single['logits'], expected['logits']):.2e}, worst gradient {peer:.2e}")
 
 
+def devices():
+    """Where libtorch's kernels are compared too: on the CPU, which runs a GPU's code; with `FT_DEVICE=cuda` on a GPU as well."""
+    return ["cpu", "cuda"] if os.environ.get("FT_DEVICE") == "cuda" else ["cpu"]
+
+
+def compare_engine(binary, name, directory, tokens, expected, workspace, report, device):
+    found = ours(binary, directory, tokens, workspace, "--engine", "libtorch", "--device", device)
+    what = f"{name}, libtorch's kernels on {device}"
+    report.check(f"{what}: logits against float64", error(found["logits"], expected["logits"]), LOGITS_BAR)
+    measured, which = worst_gradient(found, expected)
+    report.check(f"{what}: worst gradient ({which}) against float64", measured, GRADIENT_BAR)
+
+
 def compare_rounded(precision, binary, name, directory, tokens, expected, workspace, report):
     """Products in bf16 or fp16 may be as far from float64 as transformers under autocast is, and a tenth more."""
     peer = autocast(GPT2LMHeadModel.from_pretrained(directory, attn_implementation="eager"), tokens, precision)
-    found = ours(binary, directory, tokens, workspace, f"--{precision}")
-    bar = AUTOCAST * error(peer["logits"], expected["logits"])
-    report.check(f"{name}: {precision} logits against float64", error(found["logits"], expected["logits"]), bar)
-    bar = AUTOCAST * worst_gradient(peer, expected)[0]
-    measured, which = worst_gradient(found, expected)
-    report.check(f"{name}: {precision} worst gradient ({which}) against float64", measured, bar)
+    engines = {"": [], **{f", libtorch's kernels on {device}": ["--engine", "libtorch", "--device", device] for device in devices()}}
+    for engine, options in engines.items():
+        found = ours(binary, directory, tokens, workspace, f"--{precision}", *options)
+        bar = AUTOCAST * error(peer["logits"], expected["logits"])
+        report.check(f"{name}{engine}: {precision} logits against float64", error(found["logits"], expected["logits"]), bar)
+        bar = AUTOCAST * worst_gradient(peer, expected)[0]
+        measured, which = worst_gradient(found, expected)
+        report.check(f"{name}{engine}: {precision} worst gradient ({which}) against float64", measured, bar)
 
 
 def main():

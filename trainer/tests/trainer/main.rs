@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod bad_input;
+mod engines;
 mod fixture;
 mod generation;
 mod memory;

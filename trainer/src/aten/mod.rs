@@ -1,0 +1,145 @@
+//! Operators of libtorch that tch does not pass on: `shim.cpp`, with tensors for pointers.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::null_mut;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+type Error = *mut c_char;
+
+unsafe extern "C" {
+    fn ft_layer_norm_backward(
+        gradients: *mut *mut C_tensor,
+        dy: *const C_tensor,
+        x: *const C_tensor,
+        mean: *const C_tensor,
+        reciprocal_deviation: *const C_tensor,
+        gain: *const C_tensor,
+        shift: *const C_tensor,
+    ) -> Error;
+    fn ft_attention(results: *mut *mut C_tensor, q: *const C_tensor, k: *const C_tensor, v: *const C_tensor, flash: bool) -> Error;
+    fn ft_attention_backward(
+        gradients: *mut *mut C_tensor,
+        doutput: *const C_tensor,
+        q: *const C_tensor,
+        k: *const C_tensor,
+        v: *const C_tensor,
+        kept: *const *const C_tensor,
+        flash: bool,
+    ) -> Error;
+    fn ft_fused_adamw(
+        parameter: *const C_tensor,
+        gradient: *const C_tensor,
+        first: *const C_tensor,
+        second: *const C_tensor,
+        step: *const C_tensor,
+        numbers: *const f64,
+    ) -> Error;
+    fn ft_copy(to: *const C_tensor, from: *const C_tensor) -> Error;
+    fn ft_set_precision(tf32: bool, deterministic: bool) -> Error;
+    fn ft_peak_memory(bytes: *mut u64, device: c_int) -> Error;
+}
+
+/// Gradients of input, gain and shift of a layer norm over the last dimension, all of one dtype.
+pub(crate) fn layer_norm_backward(
+    dy: &Tensor,
+    x: &Tensor,
+    [mean, reciprocal_deviation]: [&Tensor; 2],
+    [gain, shift]: [&Tensor; 2],
+) -> [Tensor; 3] {
+    // SAFETY: as for `tensors`.
+    made(|gradients| unsafe {
+        ft_layer_norm_backward(
+            gradients,
+            dy.as_ptr(),
+            x.as_ptr(),
+            mean.as_ptr(),
+            reciprocal_deviation.as_ptr(),
+            gain.as_ptr(),
+            shift.as_ptr(),
+        )
+    })
+}
+
+/// Causal attention on a GPU without dropout, `[B, H, T, C]` each, by the flash kernels or by the memory-efficient ones: the output, the
+/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads.
+pub(crate) fn attention([q, k, v]: [&Tensor; 3], flash: bool) -> Result<[Tensor; 4], String> {
+    // SAFETY: as for `tensors`.
+    tensors(|results| unsafe { ft_attention(results, q.as_ptr(), k.as_ptr(), v.as_ptr(), flash) })
+}
+
+/// Gradients of queries, keys and values; `kept` is what [`attention`] gave.
+pub(crate) fn attention_backward(doutput: &Tensor, [q, k, v]: [&Tensor; 3], kept: [&Tensor; 4], flash: bool) -> [Tensor; 3] {
+    let kept = kept.map(Tensor::as_ptr);
+    // SAFETY: as for `tensors`; `kept` has the four pointers that are read.
+    made(|gradients| unsafe {
+        ft_attention_backward(gradients, doutput.as_ptr(), q.as_ptr(), k.as_ptr(), v.as_ptr(), kept.as_ptr(), flash)
+    })
+}
+
+/// One AdamW update of one tensor in a single pass; `numbers` are learning rate, β₁, β₂, weight decay and ε, `step` counts from 1.
+pub(crate) fn fused_adamw(
+    parameter: &mut Tensor,
+    gradient: &Tensor,
+    [first, second]: [&mut Tensor; 2],
+    step: u64,
+    numbers: [f64; 5],
+) {
+    let step = Tensor::full([1_i64; 0], step as f64, (tch::Kind::Float, parameter.device()));
+    // SAFETY: as for `tensors`; `numbers` has the five that are read.
+    done(unsafe {
+        ft_fused_adamw(parameter.as_ptr(), gradient.as_ptr(), first.as_ptr(), second.as_ptr(), step.as_ptr(), numbers.as_ptr())
+    });
+}
+
+/// Copies without waiting for the device where one of the two is in pinned memory: who reads the copy in main memory synchronises first.
+pub(crate) fn copy(to: &Tensor, from: &Tensor) {
+    // SAFETY: as for `tensors`.
+    done(unsafe { ft_copy(to.as_ptr(), from.as_ptr()) });
+}
+
+/// Of products on a GPU: whether `f32` may be rounded to TF32; and whether every kernel has to give the same bits each time.
+pub(crate) fn set_precision(tf32: bool, deterministic: bool) {
+    // SAFETY: takes no pointer.
+    done(unsafe { ft_set_precision(tf32, deterministic) });
+}
+
+/// Most memory of a GPU that this process's tensors took at once, in bytes.
+///
+/// # Panics
+/// Where no GPU has been initialised.
+pub(crate) fn peak_memory(device: usize) -> u64 {
+    let mut bytes = 0;
+    // SAFETY: one number is written.
+    done(unsafe { ft_peak_memory(&raw mut bytes, device as c_int) });
+    bytes
+}
+
+/// The tensors that `work` makes. Every pointer that it hands on comes from a [`Tensor`] that lives until it returns; libtorch reads them and
+/// keeps none.
+fn tensors<const N: usize>(work: impl FnOnce(*mut *mut C_tensor) -> Error) -> Result<[Tensor; N], String> {
+    let mut made = [null_mut(); N];
+    failed(work(made.as_mut_ptr()))?;
+    // SAFETY: the shim has made all of them, each of its own, or none and failed.
+    Ok(made.map(|tensor| unsafe { Tensor::from_ptr(tensor) }))
+}
+
+fn made<const N: usize>(work: impl FnOnce(*mut *mut C_tensor) -> Error) -> [Tensor; N] {
+    tensors(work).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As tch does: what libtorch refuses in the middle of a step is a mistake of this program, or memory that is not there.
+fn done(error: Error) {
+    failed(error).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn failed(error: Error) -> Result<(), String> {
+    if error.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the shim's errors end with a zero and were made by `strdup`.
+    let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
+    unsafe { libc::free(error.cast()) };
+    Err(text)
+}

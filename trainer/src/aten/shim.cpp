@@ -1,0 +1,109 @@
+// Operators of libtorch that tch does not pass on, for `aten/mod.rs`. Each returns null, or what went wrong as text that the caller frees.
+// Nothing here needs CUDA's headers: operators go through libtorch's dispatcher, and one build serves machines with and without a GPU.
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention.h>
+#include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
+#include <ATen/ops/native_layer_norm_backward.h>
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <cstring>
+#include <exception>
+
+using at::Tensor;
+
+namespace {
+
+template <typename Work> char *attempt(Work work) {
+    try {
+        work();
+        return nullptr;
+    } catch (const std::exception &error) {
+        return strdup(error.what());
+    }
+}
+
+} // namespace
+
+extern "C" {
+
+// gradients: of input, gain and shift
+char *ft_layer_norm_backward(Tensor **gradients, const Tensor *dy, const Tensor *x, const Tensor *mean, const Tensor *reciprocal_deviation,
+                             const Tensor *gain, const Tensor *shift) {
+    return attempt([&] {
+        auto [dx, dgain, dshift] =
+            at::native_layer_norm_backward(*dy, *x, gain->sizes(), *mean, *reciprocal_deviation, *gain, *shift, {true, true, true});
+        gradients[0] = new Tensor(dx), gradients[1] = new Tensor(dgain), gradients[2] = new Tensor(dshift);
+    });
+}
+
+// results: output, log-sum-exp, and the seed and offset of the dropout that there is not
+char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Tensor *v, bool flash) {
+    return attempt([&] {
+        Tensor output, log_sum_exp, seed, offset;
+        if (flash) {
+            auto all = at::_scaled_dot_product_flash_attention(*q, *k, *v, 0.0, true);
+            output = std::get<0>(all), log_sum_exp = std::get<1>(all), seed = std::get<6>(all), offset = std::get<7>(all);
+        } else {
+            std::tie(output, log_sum_exp, seed, offset) =
+                at::_scaled_dot_product_efficient_attention(*q, *k, *v, std::nullopt, true, 0.0, true);
+        }
+        results[0] = new Tensor(output), results[1] = new Tensor(log_sum_exp);
+        results[2] = new Tensor(seed), results[3] = new Tensor(offset);
+    });
+}
+
+// gradients: of queries, keys and values; kept: what ft_attention gave
+char *ft_attention_backward(Tensor **gradients, const Tensor *doutput, const Tensor *q, const Tensor *k, const Tensor *v,
+                            const Tensor *const *kept, bool flash) {
+    return attempt([&] {
+        Tensor dq, dk, dv;
+        if (flash) {
+            const auto rows = q->size(2), keys = k->size(2);
+            std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
+                *doutput, *q, *k, *v, *kept[0], *kept[1], Tensor(), Tensor(), rows, keys, 0.0, true, *kept[2], *kept[3]);
+        } else {
+            Tensor dbias;
+            std::tie(dq, dk, dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
+                *doutput, *q, *k, *v, Tensor(), *kept[0], *kept[1], *kept[2], *kept[3], 0.0, {true, true, true, false}, true);
+        }
+        gradients[0] = new Tensor(dq), gradients[1] = new Tensor(dk), gradients[2] = new Tensor(dv);
+    });
+}
+
+// numbers: learning rate, beta 1, beta 2, weight decay, epsilon; step: how many updates this makes, a float on the device
+char *ft_fused_adamw(const Tensor *parameter, const Tensor *gradient, const Tensor *first, const Tensor *second, const Tensor *step,
+                     const double *numbers) {
+    return attempt([&] {
+        at::_fused_adamw_({*parameter}, {*gradient}, {*first}, {*second}, {}, {*step}, numbers[0], numbers[1], numbers[2], numbers[3],
+                          numbers[4], false, false);
+    });
+}
+
+// Does not wait for the device, where the copy crosses to or from pinned memory.
+char *ft_copy(const Tensor *to, const Tensor *from) {
+    return attempt([&] { to->copy_(*from, true); });
+}
+
+char *ft_set_precision(bool tf32, bool deterministic) {
+    return attempt([&] {
+        auto &context = at::globalContext();
+        context.setAllowTF32CuBLAS(tf32);
+        // By default cuBLAS may add up in half precision.
+        context.setAllowFP16ReductionCuBLAS(false);
+        context.setAllowBF16ReductionCuBLAS(false);
+        context.setDeterministicAlgorithms(deterministic, false);
+    });
+}
+
+// bytes: most that was allocated at once
+char *ft_peak_memory(uint64_t *bytes, int device) {
+    return attempt([&] {
+        *bytes = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(device).allocated_bytes[0].peak;
+    });
+}
+}

@@ -1,0 +1,127 @@
+//! Which device a run computes on, and how: decided and said before anything is loaded.
+//!
+//! The program is linked with libtorch's CPU part alone, and loads the CUDA part of the libtorch beside it when a GPU is asked for. One build
+//! therefore starts on machines without CUDA's libraries, and uses a GPU where libtorch's CUDA build lies in the place of the CPU build.
+
+use std::ffi::{CStr, CString};
+use std::time::Instant;
+
+use tch::{Cuda, Device, Kind, Tensor};
+
+use crate::aten;
+use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
+use crate::error::Failure;
+
+/// libtorch's CUDA part, found where the program looks for libtorch.
+const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
+/// What NVIDIA's driver brings.
+const DRIVER: &str = "libcuda.so.1";
+/// cuBLAS gives the same bits each time only with a fixed workspace.
+const CUBLAS_WORKSPACE: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+
+/// A device that can be computed on, and why it is this one.
+#[derive(Debug, Clone)]
+pub struct Chosen {
+    pub device: Device,
+    pub reason: String,
+}
+
+/// The device of `choice`. A GPU that is asked for and cannot be used is bad input.
+pub fn choose(choice: DeviceChoice) -> Result<Chosen, Failure> {
+    let on_gpu = |reason: &str| Chosen { device: Device::Cuda(0), reason: reason.to_owned() };
+    let without = |reason: String| Chosen { device: Device::Cpu, reason };
+    match choice {
+        DeviceChoice::Cpu => Ok(without("device = \"cpu\"".to_owned())),
+        DeviceChoice::Auto => Ok(gpu().map_or_else(without, |()| on_gpu("device = \"auto\" found it"))),
+        DeviceChoice::Cuda => match gpu() {
+            Ok(()) => Ok(on_gpu("device = \"cuda\"")),
+            Err(reason) => Err(Failure::input(format!(
+                "device = \"cuda\" cannot be had: {reason}; on a machine with an NVIDIA GPU install its driver and build the trainer beside \
+                 libtorch's CUDA build (trainer/README.md says how), or set device = \"cpu\""
+            ))),
+        },
+    }
+}
+
+/// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that a GPU cannot do yet.
+pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
+    let chosen = choose(settings.device)?;
+    let refuse = |what: &str, instead: &str| Err(Failure::input(format!("{what}; {instead}")));
+    if uses_libtorch(chosen.device, settings.engine) && settings.offload == Offload::Model {
+        return refuse("train.offload = \"model\" needs the CPU's own kernels", "set \"optimizer\", or train.device = \"cpu\"");
+    }
+    if chosen.device.is_cuda() {
+        let scores = "keeps all attention scores in memory on a GPU, which this version does not do";
+        if settings.attention_dropout > 0.0 {
+            return refuse(&format!("train.attention_dropout {scores}"), "set it to 0, or train.device = \"cpu\"");
+        }
+        if settings.document_mask {
+            return refuse(&format!("train.document_mask {scores}"), "set it to false, or train.device = \"cpu\"");
+        }
+        if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
+            // SAFETY: the process has no other thread yet that reads the environment.
+            unsafe { std::env::set_var(CUBLAS_WORKSPACE.0, CUBLAS_WORKSPACE.1) };
+        }
+        aten::set_precision(settings.tf32, settings.deterministic);
+    }
+    Ok(chosen)
+}
+
+/// Whether libtorch's kernels compute.
+pub fn uses_libtorch(device: Device, engine: Engine) -> bool {
+    device.is_cuda() || engine == Engine::Libtorch
+}
+
+/// Whether masters, moments and gradients stay in main memory and the device has what one block needs.
+pub fn optimizer_stays_in_main_memory(device: Device, settings: &TrainSettings) -> bool {
+    uses_libtorch(device, settings.engine) && settings.offload == Offload::Optimizer
+}
+
+/// Most memory of a GPU that this process's tensors took at once, in bytes.
+pub fn peak_memory(device: Device) -> Option<u64> {
+    if let Device::Cuda(index) = device { Some(aten::peak_memory(index)) } else { None }
+}
+
+/// FLOP per second of products of 4096³ in `kind`, the best of ten.
+pub fn measured_rate(device: usize, kind: Kind) -> f64 {
+    const SIZE: i64 = 4096;
+    let ones = Tensor::ones([SIZE, SIZE], (kind, Device::Cuda(device)));
+    let product = || {
+        Cuda::synchronize(device as i64);
+        let started = Instant::now();
+        let _ = ones.matmul(&ones);
+        Cuda::synchronize(device as i64);
+        started.elapsed().as_secs_f64()
+    };
+    product();
+    2.0 * (SIZE as f64).powi(3) / (0..10).map(|_| product()).fold(f64::INFINITY, f64::min)
+}
+
+/// Makes libtorch see the first GPU, or says why it cannot. libtorch asks once for its CUDA part: this comes before everything else.
+fn gpu() -> Result<(), String> {
+    load(DRIVER).map_err(|_| format!("this machine has no NVIDIA driver ({DRIVER})"))?;
+    load(CUDA_PART)
+        .map_err(|error| format!("the libtorch of this program is its CPU build, or parts of CUDA are missing ({error})"))?;
+    if !Cuda::is_available() || Cuda::device_count() < 1 {
+        return Err(
+            "libtorch finds no GPU (CUDA_VISIBLE_DEVICES may hide it, or the driver is older than libtorch's CUDA)".to_owned()
+        );
+    }
+    let ones = |device| Tensor::f_ones([1], (Kind::Float, device))?.f_add_scalar(1.0)?.f_to_device(Device::Cpu);
+    ones(Device::Cuda(0)).map(drop).map_err(|error| {
+        let error = error.to_string();
+        format!("libtorch cannot compute on the GPU: {}", error.lines().next().unwrap_or_default())
+    })
+}
+
+/// Loads a library for the rest of the process.
+fn load(name: &str) -> Result<(), String> {
+    let name = CString::new(name).map_err(|error| error.to_string())?;
+    // SAFETY: these libraries are made to be loaded at any time; they stay until the process ends.
+    if !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) }.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the text ends with a zero and stays until this thread's next call.
+    let error = unsafe { libc::dlerror().as_ref().map(|error| CStr::from_ptr(error).to_string_lossy().into_owned()) };
+    Err(error.unwrap_or_else(|| "no reason given".to_owned()))
+}

@@ -1,0 +1,97 @@
+//! libtorch's kernels, which a GPU runs too, beside this program's own: the same run, and the same promises.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::fixture::{Fixture, stderr};
+
+const LIBTORCH: &str = "train.engine=libtorch";
+
+/// The losses of all steps.
+fn curve(output: &Path) -> Vec<f64> {
+    let log = fs::read_to_string(output.join("steps.jsonl")).unwrap();
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter_map(|line| line["loss"].as_f64()).collect()
+}
+
+fn worst(left: &[f64], right: &[f64]) -> f64 {
+    assert_eq!(left.len(), right.len());
+    left.iter().zip(right).map(|(left, right)| (left / right - 1.0).abs()).fold(0.0, f64::max)
+}
+
+/// Of the last checkpoint, and the whole log.
+fn bytes(output: &Path) -> [Vec<u8>; 3] {
+    let summary: Value = serde_json::from_slice(&fs::read(output.join("summary.json")).unwrap()).unwrap();
+    let checkpoint = output.join("checkpoints").join(summary["checkpoint"].as_str().unwrap());
+    [checkpoint.join("model.safetensors"), checkpoint.join("optimizer.safetensors"), output.join("steps.jsonl")]
+        .map(|path| fs::read(path).unwrap())
+}
+
+#[test]
+fn both_engines_train_alike_for_a_hundred_steps() {
+    let fixture = Fixture::new();
+    for (name, value) in [("plain", "train.steps=100"), ("dropout", "train.dropout=0.1"), ("documents", "train.document_mask=true")]
+    {
+        let values = ["train.steps=100", value];
+        let own = curve(&fixture.trained(&format!("{name}-own"), &values));
+        let libtorch = curve(&fixture.trained(&format!("{name}-libtorch"), &[&values[..], &[LIBTORCH]].concat()));
+        assert_eq!(own.len(), 100);
+        assert!(own[99] < own[0] - 0.5, "a run that learns nothing compares nothing");
+        assert!(worst(&own, &libtorch) < 1e-5, "{name}: {:.1e}", worst(&own, &libtorch));
+    }
+}
+
+/// The optimizer in main memory, recomputation, and a resumption in the middle that changes both: as on a GPU, in its own code.
+#[test]
+fn saving_memory_and_resuming_change_no_byte() {
+    let fixture = Fixture::new();
+    for precision in ["fp32", "bf16", "fp16"] {
+        let precision = format!("train.precision={precision}");
+        let values = [LIBTORCH, &precision, "train.steps=12", "train.checkpoint_every=6"];
+        let name = |how: &str| format!("{precision}-{how}");
+        let expected = bytes(&fixture.trained(&name("plain"), &values));
+        for (recompute, offload) in [("selective", "none"), ("none", "optimizer"), ("full", "optimizer")] {
+            let how = [format!("train.recompute={recompute}"), format!("train.offload={offload}")];
+            let output = fixture.trained(&name(&format!("{recompute}-{offload}")), &[&values[..], &[&how[0], &how[1]]].concat());
+            assert!(bytes(&output) == expected, "{precision} {recompute} {offload} differs");
+        }
+        let output = fixture.path(&name("full-optimizer"));
+        fs::remove_dir_all(output.join("checkpoints/step-0000000012")).unwrap();
+        fixture.trained(&name("full-optimizer"), &values);
+        assert!(bytes(&output) == expected, "{precision} differs when it resumes otherwise");
+    }
+}
+
+/// A checkpoint knows no device: one engine takes up what the other left.
+#[test]
+fn a_run_goes_on_with_the_other_engine() {
+    let fixture = Fixture::new();
+    let whole = curve(&fixture.trained("whole", &[]));
+    for (first, second) in [("own", "libtorch"), ("libtorch", "own")] {
+        let engines = [first, second].map(|engine| format!("train.engine={engine}"));
+        let name = format!("{first}-{second}");
+        let output = fixture.trained(&name, &[&engines[0], "train.checkpoint_every=20"]);
+        fs::remove_dir_all(output.join("checkpoints/step-0000000040")).unwrap();
+        fixture.trained(&name, &[&engines[1], "train.checkpoint_every=20"]);
+        assert!(worst(&whole, &curve(&output)) < 1e-5, "{name}: {:.1e}", worst(&whole, &curve(&output)));
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_before_anything_is_loaded() {
+    let fixture = Fixture::new();
+    let config = fixture.config("refused");
+    let train = |values: &[&str]| fixture.train(&config, values).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let refused = train(&["train.device=cuda", "data=nowhere"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).starts_with("error: device = \"cuda\" cannot be had: "), "{}", stderr(&refused));
+    let refused = train(&[LIBTORCH, "train.offload=model"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("train.offload = \"model\" needs the CPU's own kernels"), "{}", stderr(&refused));
+    assert!(!fixture.path("refused").exists());
+    let chosen = train(&["train.device=auto"]);
+    let said = String::from_utf8_lossy(&chosen.stdout);
+    assert!(chosen.status.success() && said.contains("device: the CPU, because "), "{said}{}", stderr(&chosen));
+}
