@@ -5,6 +5,7 @@ mod common;
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
+    net::TcpListener,
     path::Path,
     process::{Command, Stdio},
     sync::Arc,
@@ -13,14 +14,14 @@ use std::{
 };
 
 use common::{
-    Said, Sandbox,
+    Runs, Said, Sandbox,
     azurite::{self, Azurite},
     proxy::Proxy,
     secrets::{self, CommandLines},
 };
 use ftctl::{
     job::report::Silent,
-    store::{Limits, Store, azure, dataset},
+    store::{Condition, Limits, Store, azure, dataset},
 };
 use serde_json::{Value, json};
 
@@ -31,15 +32,19 @@ const SECRETS: &[&str] = &[azurite::KEY, "sig="];
 struct Place {
     sandbox: Sandbox,
     store: String,
+    /// A variable.
+    sign_in: (&'static str, String),
 }
 
 impl Place {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = self.sandbox.command(arguments);
-        command.env("FTCTL_STORE", &self.store).env("AZURE_STORAGE_KEY", azurite::KEY);
+        command.env("FTCTL_STORE", &self.store).env(self.sign_in.0, &self.sign_in.1);
         command
     }
+}
 
+impl Runs for Place {
     fn run(&self, arguments: &[&str]) -> Said {
         let said = Sandbox::said(&mut self.command(arguments));
         for text in [&said.stdout, &said.stderr] {
@@ -47,20 +52,15 @@ impl Place {
         }
         said
     }
-
-    fn ok(&self, arguments: &[&str]) -> String {
-        let said = self.run(arguments);
-        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
-        said.stdout
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        serde_json::from_str(&self.ok(&[arguments, &["-o", "json"]].concat())).expect("one JSON value")
-    }
 }
 
 fn place(store: &str) -> Place {
-    Place { sandbox: Sandbox::new(), store: store.to_owned() }
+    Place { sandbox: Sandbox::new(), store: store.to_owned(), sign_in: ("AZURE_STORAGE_KEY", azurite::KEY.to_owned()) }
+}
+
+/// The same store behind a line.
+fn behind(line: &Proxy, azurite: &Azurite) -> Place {
+    place(&azurite.container().replace(&azurite.port.to_string(), &line.port.to_string()))
 }
 
 /// Every file below `directory`.
@@ -179,6 +179,77 @@ fn azurite_that_refuses_or_is_away_has_its_exit_codes() {
     assert_eq!(empty.json(&["status"])["jobs"], json!([]), "a container that does not exist is an empty store");
 }
 
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_looks_the_same_in_small_pages_and_behind_a_bad_line() {
+    let azurite = azurite::start();
+    let seen = life(&place("here"));
+    let bad = Proxy::start(azurite.port, 8);
+    assert_eq!(life(&behind(&bad, &azurite)), seen);
+    assert!(bad.faults() > 5, "{} faults", bad.faults());
+    let mut paged = behind(&Proxy::with_small_pages(azurite.port), &azurite);
+    // What an agent gets: without the key, which signs the size of pages.
+    let until = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(1);
+    let given = in_store(&paged.store, async |store| store.agent_environment(until).await.expect("a signature"));
+    paged.sign_in = given.into_iter().find_map(|(name, value)| Some((name, value?))).expect("a signature");
+    in_store(&paged.store, async |store| store.put("first", "makes the container".into(), Condition::Always).await.map(drop))
+        .expect("written");
+    assert_eq!(life(&paged), seen);
+}
+
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_is_not_trusted_with_what_it_holds() {
+    let azurite = azurite::start();
+    let far = place(&azurite.container());
+    let before = life(&far);
+    assert_eq!(far.json(&["upload", "data", "--verify"])["verified"], json!(true));
+    for (part, arguments) in
+        [("v1/contents/", &["upload", "data", "--verify"][..]), ("/contents/", &["download", "far", "--to", "damaged"])]
+    {
+        let damaged = in_store(&far.store, async |store| damage(&*store, part).await);
+        let said = far.run(arguments);
+        assert_eq!(said.code, Some(9), "{arguments:?}: {}", said.stderr);
+        assert!(damaged.iter().any(|path| said.stderr.contains(path)), "{arguments:?}: {}", said.stderr);
+    }
+    assert!(!far.sandbox.path("damaged").exists(), "what is not right has no name");
+    assert_eq!(before["logs"], far.ok(&["logs", "far"]), "the rest is of use");
+}
+
+/// Turns a bit in every object whose path has `part` in it, and says which they are.
+async fn damage(store: &dyn Store, part: &str) -> Vec<String> {
+    let mut damaged = Vec::new();
+    for meta in store.list("").await.expect("a list").into_iter().filter(|meta| meta.path.contains(part) && meta.size > 0) {
+        let mut bytes = store.get(&meta.path).await.expect("an object").bytes.to_vec();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+        store.put(&meta.path, bytes.into(), Condition::Always).await.expect("written");
+        damaged.push(meta.path);
+    }
+    assert!(!damaged.is_empty(), "nothing has {part} in its path");
+    damaged
+}
+
+/// A service that is busy for longer than anybody waits. No emulator is needed for that.
+#[test]
+fn a_service_that_asks_for_a_long_pause_is_exit_code_7() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("an address").port();
+    thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let mut line = String::new();
+            let mut request = BufReader::new(client.try_clone().expect("another"));
+            while request.read_line(&mut line).is_ok_and(|read| read > 2) {}
+            let _ = client.write_all(b"HTTP/1.1 503 Busy\r\nretry-after: 301\r\ncontent-length: 0\r\n\r\n");
+        }
+    });
+    let far = place(&format!("http://127.0.0.1:{port}/{}/container", azurite::ACCOUNT));
+    far.sandbox.write_rehearsal("busy");
+    let said = far.run(&["upload", "data"]);
+    assert_eq!(said.code, Some(7), "{}", said.stderr);
+    assert!(said.stderr.contains("503"), "{}", said.stderr);
+}
+
 const MIB: u64 = 1 << 20;
 
 /// How often an upload is killed, and the MiB it has: `FT_UPLOAD_KILLS=100` is the full size.
@@ -192,7 +263,7 @@ fn kills() -> (u64, u64) {
 fn azurite_is_sent_little_twice_however_often_an_upload_is_killed() {
     let azurite = azurite::start();
     let line = Proxy::start(azurite.port, u64::MAX);
-    let far = place(&azurite.container().replace(&azurite.port.to_string(), &line.port.to_string()));
+    let far = behind(&line, &azurite);
     let (kills, mebibytes) = kills();
     let size = mebibytes * MIB;
     let mut file = fs::File::create(far.sandbox.path("large")).expect("a file");

@@ -10,8 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Said, Sandbox, azurite};
-use serde_json::Value;
+use common::{Runs, Said, Sandbox, azurite};
 
 struct Place {
     sandbox: Sandbox,
@@ -42,24 +41,6 @@ impl Place {
             command.env("FTCTL_STORE", store).env("AZURE_STORAGE_KEY", azurite::KEY);
         }
         command
-    }
-
-    fn run(&self, arguments: &[&str]) -> Said {
-        let said = Sandbox::said(&mut self.command(arguments));
-        for text in [&said.stdout, &said.stderr] {
-            assert!(!text.contains(azurite::KEY) && !text.contains("sig="), "{arguments:?} shows a secret: {text}");
-        }
-        said
-    }
-
-    fn ok(&self, arguments: &[&str]) -> String {
-        let said = self.run(arguments);
-        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
-        said.stdout
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        serde_json::from_str(&self.ok(&[arguments, &["-o", "json"]].concat())).expect("one JSON value")
     }
 
     /// `verb` with the quickstart in a container, made small.
@@ -140,6 +121,16 @@ fn anonymous() -> [String; 3] {
         &["image", "ls", "-q", "--filter", "dangling=true"],
     ]
     .map(docker)
+}
+
+impl Runs for Place {
+    fn run(&self, arguments: &[&str]) -> Said {
+        let said = Sandbox::said(&mut self.command(arguments));
+        for text in [&said.stdout, &said.stderr] {
+            assert!(!text.contains(azurite::KEY) && !text.contains("sig="), "{arguments:?} shows a secret: {text}");
+        }
+        said
+    }
 }
 
 fn docker(arguments: &[&str]) -> String {

@@ -3,12 +3,22 @@
 
 mod common;
 
-use std::{fs, time::Instant};
+use std::{
+    env, fs,
+    process::Command,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 use common::{
     Said, Sandbox,
     entra::{Entra, HOUR, Kind, Life, MARK, token_mark},
     secrets,
+};
+
+use ftctl::{
+    job::report::{self, Report, Unit},
+    store::{Condition, Limits, Store as _, azure},
 };
 
 fn run(sandbox: &Sandbox, store: &str, kind: &Kind, arguments: &[&str]) -> Said {
@@ -85,4 +95,50 @@ fn azurite_is_sent_files_for_longer_than_a_token_is_good_for() {
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert!(begun.elapsed().as_secs() >= 8, "the token expired meanwhile");
     assert!(entra.take_asked().len() >= 3);
+}
+
+/// In a process of its own, whose environment has the identity.
+#[test]
+#[ignore = "needs Azurite: tests/run installs it"]
+fn azurite_deletes_many_in_one_request_for_an_identity() {
+    const STORE: &str = "FT_STORE_OF_IDENTITY";
+    if let Ok(store) = env::var(STORE) {
+        return delete_many(&store);
+    }
+    let entra = Entra::start(HOUR);
+    let azurite = entra.azurite();
+    let mut child = Command::new(env::current_exe().expect("a program"));
+    child.args(["--exact", "azurite_deletes_many_in_one_request_for_an_identity", "--ignored"]);
+    let said = child.envs(entra.kinds().swap_remove(0).variables).env(STORE, azurite.container()).output().expect("it runs");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
+}
+
+struct Told(Mutex<Vec<String>>);
+
+impl Report for Told {
+    fn stage(&self, _: usize, _: usize, _: &str) {}
+    fn line(&self, text: &str) {
+        self.0.lock().expect("not poisoned").push(text.to_owned());
+    }
+    fn warn(&self, _: &str) {}
+    fn progress(&self, _: &str, _: u64, _: Option<u64>, _: Unit) {}
+}
+
+fn delete_many(url: &str) {
+    let told = Arc::new(Told(Mutex::default()));
+    report::tell_requests(Arc::clone(&told) as _);
+    let store = azure::open(url, &|name| env::var(name).ok(), Limits::default()).expect("a store");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let paths: Vec<String> = (0..20).map(|number| format!("gone/{number}")).collect();
+        for path in &paths {
+            store.put(path, "x".into(), Condition::Always).await.expect("written");
+        }
+        told.0.lock().expect("not poisoned").clear();
+        store.delete_all(&paths).await.expect("deleted");
+        assert_eq!(store.list("").await.expect("a list"), []);
+    });
+    let told = told.0.lock().expect("not poisoned");
+    assert_eq!(told.len(), 3, "{told:#?}");
+    assert!(told[1].contains("comp=batch") && told[1].contains(": 202 "), "{told:#?}");
 }

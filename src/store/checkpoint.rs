@@ -149,13 +149,12 @@ pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usi
     let old_contents = named(files_of(store, job, old).await?);
     let mut kept_contents = named(files_of(store, job, kept).await?);
     kept_contents.extend(named(artifacts::files(store, job).await?));
-    for step in old {
-        store.delete(&manifest_path(job, *step)).await?;
-    }
-    for digest in old_contents.difference(&kept_contents) {
-        store.delete(&path::content(&path::job_contents(job), digest)).await?;
-    }
-    Ok(())
+    // In this order: contents that are named are there.
+    store.delete_all(&old.iter().map(|step| manifest_path(job, *step)).collect::<Vec<_>>()).await?;
+    let contents = path::job_contents(job);
+    store
+        .delete_all(&old_contents.difference(&kept_contents).map(|digest| path::content(&contents, digest)).collect::<Vec<_>>())
+        .await
 }
 
 /// The files of these checkpoints; one that is gone has none.

@@ -89,9 +89,9 @@ async fn lists_what_is_there(store: &dyn Store) {
     assert!(store.children("").await.unwrap().contains(&"list-not".to_owned()));
     let all = store.list("").await.unwrap();
     assert!(expected.iter().all(|(path, _)| all.iter().any(|meta| meta.path == *path)), "{all:?}");
-    for path in ["list/b/1", "list/b/2", "list/b/c/.hidden"] {
-        store.delete(path).await.unwrap();
-    }
+    let several = ["list/b/1", "list/b/2", "list/b/c/.hidden", "list/b/none"].map(str::to_owned);
+    store.delete_all(&several).await.unwrap();
+    store.delete_all(&[]).await.unwrap();
     assert_eq!(store.children("list").await.unwrap(), ["a"], "a folder without objects does not exist");
 }
 
@@ -113,6 +113,8 @@ async fn refuses_wrong_paths(store: &dyn Store) {
         assert!(matches!(put(store, path, "x", Condition::Always).await, Err(StoreError::Invalid(_))), "put {path:?}");
         assert!(matches!(store.append(path, 0, "x".into()).await, Err(StoreError::Invalid(_))), "append {path:?}");
         assert!(matches!(store.delete(path).await, Err(StoreError::Invalid(_))), "delete {path:?}");
+        let among = ["a".to_owned(), path.to_owned()];
+        assert!(matches!(store.delete_all(&among).await, Err(StoreError::Invalid(_))), "delete_all {path:?}");
         if !path.is_empty() {
             assert!(matches!(store.list(path).await, Err(StoreError::Invalid(_))), "list {path:?}");
             assert!(matches!(store.children(path).await, Err(StoreError::Invalid(_))), "children {path:?}");

@@ -135,6 +135,14 @@ pub trait Store: Send + Sync {
 
     /// Deletes one object; none is fine.
     async fn delete(&self, path: &str) -> Result<()>;
+
+    /// Deletes these objects, in any order. Some of them may be gone when it fails.
+    async fn delete_all(&self, paths: &[String]) -> Result<()> {
+        for path in paths {
+            self.delete(path).await?;
+        }
+        Ok(())
+    }
 }
 
 /// How much of the line to a far store may be used.

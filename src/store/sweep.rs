@@ -6,16 +6,12 @@
 //! Therefore the upload looks once more after it has written its manifest, and the sweep after it has removed contents: one of the
 //! two finds out.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{FileEntry, Meta, Result, Store, checkpoint, content::concurrently, dataset};
+use super::{FileEntry, Meta, Result, Store, checkpoint, dataset};
 use crate::job::id::{JobId, path};
 
 /// What records and names stand for.
@@ -95,15 +91,10 @@ fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<M
 /// Removes it. Answers the datasets that were uploaded meanwhile and relied on something that is gone now: they have been withdrawn,
 /// and another upload mends them.
 pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<String>> {
-    for digest in &unneeded.datasets {
-        store.delete(&path::dataset_manifest(digest)).await?;
-    }
-    let gone: BTreeSet<String> = unneeded.contents.iter().chain(&unneeded.remains).map(|meta| meta.path.clone()).collect();
-    concurrently(store.jobs(), gone.iter().cloned().collect(), |path| {
-        let store = Arc::clone(store);
-        async move { store.delete(&path).await }
-    })
-    .await?;
+    store.delete_all(&unneeded.datasets.iter().map(|digest| path::dataset_manifest(digest)).collect::<Vec<_>>()).await?;
+    let gone: Vec<String> = unneeded.contents.iter().chain(&unneeded.remains).map(|meta| meta.path.clone()).collect();
+    store.delete_all(&gone).await?;
+    let gone: HashSet<String> = gone.into_iter().collect();
     let mut withdrawn = Vec::new();
     for digest in store.children(&path::datasets()).await? {
         let files = dataset::files(store.as_ref(), &digest).await?;

@@ -16,6 +16,22 @@ use std::{
 
 use serde_json::Value;
 
+/// A place in which the program runs with an environment of its own.
+pub trait Runs {
+    fn run(&self, arguments: &[&str]) -> Said;
+
+    /// What a run that ends well prints.
+    fn ok(&self, arguments: &[&str]) -> String {
+        let said = self.run(arguments);
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
+        said.stdout
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(&[arguments, &["-o", "json"]].concat())).expect("one JSON value")
+    }
+}
+
 pub struct Sandbox {
     root: tempfile::TempDir,
 }

@@ -27,9 +27,11 @@ enum Fault {
     FlipRequest,
     FlipAnswer,
     Twice,
+    /// One request of a batch is signed for another account.
+    SpoilPart,
 }
 
-const FAULTS: [Fault; 9] = [
+const FAULTS: [Fault; 10] = [
     Fault::CutBefore,
     Fault::CutAfter,
     Fault::Truncate,
@@ -39,6 +41,7 @@ const FAULTS: [Fault; 9] = [
     Fault::FlipRequest,
     Fault::FlipAnswer,
     Fault::Twice,
+    Fault::SpoilPart,
 ];
 
 #[derive(Clone)]
@@ -48,6 +51,7 @@ pub struct Proxy {
     requests: Arc<AtomicU64>,
     /// Bytes of requests' bodies.
     sent: Arc<AtomicU64>,
+    small_pages: bool,
 }
 
 /// One request or one answer, as it was read.
@@ -59,9 +63,18 @@ struct Message {
 impl Proxy {
     /// In front of `upstream`; about one request in `every` fares badly.
     pub fn start(upstream: u16, every: u64) -> Self {
+        Self::new(upstream, every, false)
+    }
+
+    /// Nothing fares badly, but listings come in pages of two entries. Keys sign the size of pages, signatures do not.
+    pub fn with_small_pages(upstream: u16) -> Self {
+        Self::new(upstream, u64::MAX, true)
+    }
+
+    fn new(upstream: u16, every: u64, small_pages: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
-        let proxy = Self { port, faults: Arc::default(), requests: Arc::default(), sent: Arc::default() };
+        let proxy = Self { port, faults: Arc::default(), requests: Arc::default(), sent: Arc::default(), small_pages };
         let own = proxy.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -77,6 +90,10 @@ impl Proxy {
         self.faults.load(Ordering::Relaxed)
     }
 
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -88,7 +105,12 @@ impl Proxy {
         while let Some(mut request) = read(&mut from_client, false)? {
             let number = draw(self.requests.fetch_add(1, Ordering::Relaxed) + 1);
             self.sent.fetch_add(request.body.len() as u64, Ordering::Relaxed);
+            if self.small_pages {
+                replace(&mut request.head, b"maxresults=5000", b"maxresults=0002");
+            }
             let fault = number.is_multiple_of(every).then(|| FAULTS[(number / every) as usize % FAULTS.len()]);
+            let fault =
+                fault.filter(|fault| *fault != Fault::SpoilPart || replace(&mut request.body, b" SharedKey d", b" SharedKey e"));
             let is_head = request.head.starts_with(b"HEAD");
             if fault.is_some() {
                 self.faults.fetch_add(1, Ordering::Relaxed);
@@ -150,6 +172,15 @@ fn guarded(message: &Message) -> bool {
 fn flip(message: &mut Message, number: u64) {
     let at = (number >> 8) as usize % message.body.len();
     message.body[at] ^= 1 << (number % 8);
+}
+
+/// Whether there was one to replace: the first.
+fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) -> bool {
+    let found = bytes.windows(what.len()).position(|window| window == what);
+    found.is_some_and(|at| {
+        bytes[at..at + by.len()].copy_from_slice(by);
+        true
+    })
 }
 
 /// `None` when the other side has ended.

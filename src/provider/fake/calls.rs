@@ -127,4 +127,9 @@ impl Store for CrashingStore {
     async fn delete(&self, path: &str) -> Result<()> {
         self.calls.make("delete", path, self.store.delete(path)).await
     }
+
+    async fn delete_all(&self, paths: &[String]) -> Result<()> {
+        let Some(first) = paths.first() else { return Ok(()) };
+        self.calls.make("delete_all", first, self.store.delete_all(paths)).await
+    }
 }

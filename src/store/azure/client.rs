@@ -24,6 +24,7 @@ use tokio::{
 
 use super::{
     super::{Limits, Result, StoreError, content::compute},
+    batch,
     location::Location,
     retry::{Patience, Trouble, is_passing},
     sign_in::Credential,
@@ -67,13 +68,15 @@ pub(super) struct Request {
     query: Vec<(&'static str, String)>,
     headers: Vec<(&'static str, String)>,
     body: Bytes,
+    /// Requests that are signed one by one and make up the body.
+    parts: Vec<Request>,
     /// Bytes of the answer.
     expected: u64,
 }
 
 impl Request {
     fn to(method: Method, target: Target) -> Self {
-        Self { method, target, query: Vec::new(), headers: Vec::new(), body: Bytes::new(), expected: 0 }
+        Self { method, target, query: Vec::new(), headers: Vec::new(), body: Bytes::new(), parts: Vec::new(), expected: 0 }
     }
     pub fn new(method: Method, path: &str) -> Self {
         Self::to(method, Target::Blob(path.to_owned()))
@@ -83,6 +86,10 @@ impl Request {
     }
     pub fn service(method: Method) -> Self {
         Self::to(method, Target::Service).query("restype", "service")
+    }
+    /// Several in one.
+    pub fn batch(parts: Vec<Self>) -> Self {
+        Self { parts, ..Self::container(Method::POST).query("comp", "batch") }
     }
     /// The same of another object.
     pub fn at(mut self, path: &str) -> Self {
@@ -248,13 +255,42 @@ impl Client {
         url
     }
 
-    async fn signed(&self, request: &Request) -> Result<reqwest::Request, Trouble> {
+    pub async fn signed(&self, request: &Request) -> Result<reqwest::Request, Trouble> {
+        let (kind, body) = if request.parts.is_empty() {
+            (None, request.body.clone())
+        } else {
+            let mut parts = Vec::with_capacity(request.parts.len());
+            for part in &request.parts {
+                let (url, headers) = self.sign(part, [("content-length", "0".to_owned())]).await?;
+                parts.push((part.method.clone(), url, headers));
+            }
+            let (kind, body) = batch::body(&parts);
+            (Some(("content-type", kind)), body)
+        };
+        let own = [("x-ms-version", VERSION.to_owned()), ("content-length", body.len().to_string())];
+        let (url, mut headers) = self.sign(request, own.into_iter().chain(kind)).await?;
+        if request.method == Method::GET || request.method == Method::HEAD || request.method == Method::DELETE {
+            headers.remove(CONTENT_LENGTH);
+        }
+        let mut signed = reqwest::Request::new(request.method.clone(), url);
+        *signed.headers_mut() = headers;
+        if !body.is_empty() || request.method == Method::PUT {
+            *signed.body_mut() = Some(body.into());
+        }
+        Ok(signed)
+    }
+
+    /// The address and the headers of a request, signed at this instant.
+    async fn sign(
+        &self,
+        request: &Request,
+        more: impl IntoIterator<Item = (&'static str, String)>,
+    ) -> Result<(Url, HeaderMap), Trouble> {
         let mut url = self.url(request);
         let mut headers = HeaderMap::new();
-        let date = Timestamp::now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
-        let own = [("x-ms-version", VERSION.to_owned()), ("x-ms-date", date), ("content-length", request.body.len().to_string())];
-        for (name, value) in own.iter().chain(&request.headers) {
-            let value = HeaderValue::from_str(value).map_err(|_| Trouble::NoSignIn(format!("{name} cannot be sent")))?;
+        let date = ("x-ms-date", Timestamp::now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string());
+        for (name, value) in request.headers.iter().cloned().chain(more).chain([date]) {
+            let value = HeaderValue::from_str(&value).map_err(|_| Trouble::NoSignIn(format!("{name} cannot be sent")))?;
             headers.insert(HeaderName::from_static(name), value);
         }
         match &self.credential {
@@ -271,15 +307,7 @@ impl Client {
                 headers.insert(AUTHORIZATION, secret(&format!("Bearer {token}"))?);
             }
         }
-        if request.method == Method::GET || request.method == Method::HEAD || request.method == Method::DELETE {
-            headers.remove(CONTENT_LENGTH);
-        }
-        let mut signed = reqwest::Request::new(request.method.clone(), url);
-        *signed.headers_mut() = headers;
-        if !request.body.is_empty() || request.method == Method::PUT {
-            *signed.body_mut() = Some(request.body.clone().into());
-        }
-        Ok(signed)
+        Ok((url, headers))
     }
 
     /// The error behind an answer that nobody expected.

@@ -21,6 +21,7 @@ use self::{
 };
 use super::{Condition, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
 
+mod batch;
 mod blocks;
 mod client;
 mod entra;
@@ -81,8 +82,8 @@ const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
 /// Read, add, create, write, delete and list, in the order that the service wants.
 const AGENT_MAY: &str = "racwdl";
 
-/// Most entries of one page of a listing.
-const PAGE: &str = "5000";
+/// What the service gives at most, entries of one page of a listing.
+const PAGE: u32 = 5_000;
 
 /// Whether `url` names a container.
 pub fn is_container(url: &str) -> bool {
@@ -96,6 +97,8 @@ pub struct AzureStore {
     limits: Limits,
     /// Appends to one blob of a log.
     full: u64,
+    /// Most entries of one page of a listing.
+    page: u32,
 }
 
 /// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet.
@@ -110,7 +113,7 @@ impl AzureStore {
     fn new(url: &str, location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
         let client = Arc::new(Client::new(location, credential, patience, limits)?);
         let url = url.trim_end_matches('/').to_owned();
-        Ok(Self { client, url, known: Known::default(), limits, full: FULL })
+        Ok(Self { client, url, known: Known::default(), limits, full: FULL, page: PAGE })
     }
 
     fn segments(&self) -> Segments<'_> {
@@ -155,7 +158,7 @@ impl AzureStore {
         let folder = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         let mut request = Request::container(Method::GET)
             .query("comp", "list")
-            .query("maxresults", PAGE)
+            .query("maxresults", self.page.to_string())
             .query("prefix", self.client.location.blob(&folder));
         if delimiter {
             request = request.query("delimiter", "/");
@@ -312,11 +315,16 @@ impl Store for AzureStore {
         check(path)?;
         self.known.forget(path);
         for name in self.segments().names(path).await?.iter().rev() {
-            let reply = self.client.send("delete", &Request::new(Method::DELETE, name)).await?;
-            if !reply.is_success() && reply.status != 404 {
-                return Err(self.client.refused("delete", path, &reply));
-            }
+            self.client.delete(name).await?;
         }
         Ok(())
+    }
+
+    async fn delete_all(&self, paths: &[String]) -> Result<()> {
+        match paths {
+            [] => Ok(()),
+            [only] => self.delete(only).await,
+            _ => self.delete_in_batches(paths).await,
+        }
     }
 }

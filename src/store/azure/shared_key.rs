@@ -4,7 +4,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hmac::{Hmac, KeyInit, Mac};
 use reqwest::{
     Method, Url,
-    header::{CONTENT_LENGTH, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH},
+    header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH},
 };
 use sha2::Sha256;
 
@@ -38,9 +38,9 @@ impl SharedKey {
         let value = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         let length = Some(value(CONTENT_LENGTH)).filter(|length| *length != "0").unwrap_or_default();
         let md5 = value(HeaderName::from_static("content-md5"));
-        let (if_match, if_none_match) = (value(IF_MATCH), value(IF_NONE_MATCH));
+        let (kind, if_match, if_none_match) = (value(CONTENT_TYPE), value(IF_MATCH), value(IF_NONE_MATCH));
         // Verb, encoding, language, length, MD5, type, date, if-modified-since, if-match, if-none-match, if-unmodified-since, range.
-        let fixed = format!("{method}\n\n\n{length}\n{md5}\n\n\n\n{if_match}\n{if_none_match}\n\n\n");
+        let fixed = format!("{method}\n\n\n{length}\n{md5}\n{kind}\n\n\n{if_match}\n{if_none_match}\n\n\n");
         let mut own: Vec<(&str, &str)> =
             headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap_or_default())).collect();
         own.retain(|(name, _)| name.starts_with("x-ms-"));

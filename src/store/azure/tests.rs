@@ -3,12 +3,18 @@
 #[path = "../../../tests/common/proxy.rs"]
 mod proxy;
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use super::{
     super::{
-        azurite, conformance, dataset,
-        lease::{Acquired, Holder, Lease},
+        azurite, conformance, content, dataset,
+        lease::{Acquired, Contender, Holder, Lease},
         log,
     },
     shared_key::SharedKey,
@@ -27,8 +33,10 @@ fn store_at(url: &str, full: u64) -> AzureStore {
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_conforms() {
     let azurite = azurite::start();
-    // With a prefix, and with logs that go on in another blob after three appends.
-    conformance::passes(Arc::new(store_at(&format!("{}/team/a b", azurite.container()), 3))).await;
+    // With a prefix, with logs that go on in another blob after three appends, and with listings of many pages.
+    for page in [PAGE, 2] {
+        conformance::passes(Arc::new(AzureStore { page, ..store_at(&format!("{}/team/a b", azurite.container()), 3) })).await;
+    }
 }
 
 #[tokio::test]
@@ -121,6 +129,12 @@ async fn azurite_behind_a_line_that_misbehaves_loses_nothing_and_doubles_nothing
         }
         let store: Arc<dyn Store> = far(&url);
         let digest = dataset::upload(&store, tree.path(), &Silent).await.unwrap().digest;
+        let needless: Vec<String> = (0..5).map(|number| format!("needless/{number}")).collect();
+        for path in &needless {
+            store.put(path, "x".into(), Condition::Always).await.unwrap();
+        }
+        store.delete_all(&needless).await.unwrap();
+        assert_eq!(direct.list("needless").await.unwrap(), []);
         let to = tempfile::tempdir().unwrap();
         dataset::download(&store, &digest, to.path(), &Silent).await.unwrap();
         for file in std::fs::read_dir(tree.path()).unwrap().flatten() {
@@ -166,6 +180,207 @@ async fn azurite_gives_a_lease_to_one_of_two() {
             both => panic!("round {round}: {both:?}"),
         }
     }
+}
+
+/// One of two who want a lease, as it knows itself.
+#[derive(Clone, Copy)]
+struct Racer {
+    /// When it began what proved last that it is the holder.
+    proof: Instant,
+    /// Since when it does nothing more as the holder.
+    ended: Option<Instant>,
+}
+
+/// The service's clock is nobody's; only what each sees is compared, with bounds made of how long its own requests took.
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time() {
+    const TIME: Duration = Duration::from_millis(400);
+    let azurite = azurite::start();
+    let proxy = proxy::Proxy::start(azurite.port, 25);
+    let url = azurite.container().replace(&azurite.port.to_string(), &proxy.port.to_string());
+    let rounds = std::env::var("FT_LEASES").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(30);
+    let racers = Arc::new(Mutex::new([Racer { proof: Instant::now(), ended: Some(Instant::now()) }; 2]));
+    let taken = Arc::new(AtomicU64::new(0));
+    let mut racing = tokio::task::JoinSet::new();
+    for who in 0..2 {
+        let store: Arc<dyn Store> = Arc::new(store_at(&url, FULL));
+        let (racers, taken) = (Arc::clone(&racers), Arc::clone(&taken));
+        racing.spawn(async move {
+            let mut worst = Duration::ZERO;
+            while taken.load(Ordering::SeqCst) < rounds {
+                let holder = Holder { host: format!("machine {who}"), ..Holder::this_process(0) };
+                let mut contender = Contender::new(Arc::clone(&store), "lease".to_owned(), holder, TIME);
+                let (mut before, mut slowest) = (Instant::now(), Duration::ZERO);
+                let (mut lease, asked) = loop {
+                    let asked = Instant::now();
+                    let found = contender.acquire().await.unwrap();
+                    slowest = slowest.max(before.elapsed());
+                    before = asked;
+                    match found {
+                        Acquired::Held(lease) => break (lease, asked),
+                        Acquired::HeldBy(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                    }
+                };
+                let now = Instant::now();
+                let others = std::mem::replace(&mut racers.lock().unwrap()[who], Racer { proof: asked, ended: None });
+                let other = racers.lock().unwrap()[1 - who];
+                assert!(other.ended.is_some() || now - other.proof >= TIME, "two hold it");
+                if let (Some(since), Some(own)) = (other.ended, others.ended) {
+                    let none = now - since.max(own);
+                    assert!(none <= TIME + 4 * slowest, "nobody held it for {none:?}, asked for every {slowest:?}");
+                    worst = worst.max(none);
+                }
+                let round = taken.fetch_add(1, Ordering::SeqCst);
+                for _ in 0..round % 4 {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    let asked = Instant::now();
+                    match lease.renew().await {
+                        Ok(()) => racers.lock().unwrap()[who].proof = asked,
+                        Err(error) => {
+                            let late = asked - racers.lock().unwrap()[who].proof;
+                            assert!(asked.elapsed() + late >= TIME, "it was lost after {late:?}: {error}");
+                            break;
+                        }
+                    }
+                }
+                racers.lock().unwrap()[who].ended = Some(Instant::now());
+                // Half of them vanish.
+                if round % 2 == 0 {
+                    lease.release().await.unwrap();
+                }
+            }
+            worst
+        });
+    }
+    let worst = racing.join_all().await.into_iter().max().unwrap();
+    println!("{rounds} holders of a lease of {TIME:?}: at most {worst:?} without one, {} faults", proxy.faults());
+}
+
+/// Names that a URL writes otherwise, a log of several blobs, and one that is not there.
+async fn fill(store: &AzureStore, many: usize) -> Vec<String> {
+    let mut paths: Vec<String> = (0..many).map(|number| format!("gone/{}/ü %+&=#'({number})", number % 7)).collect();
+    let here: Arc<dyn Store> = Arc::new(AzureStore { client: Arc::clone(&store.client), ..store_at(&store.url, 2) });
+    content::concurrently(16, paths.clone(), |path| {
+        let store = Arc::clone(&here);
+        async move { store.put(&path, "x".into(), Condition::Always).await }
+    })
+    .await
+    .unwrap();
+    for offset in 0..9 {
+        here.append("gone/log", offset, "x".into()).await.unwrap();
+    }
+    here.put("gone/stays", "x".into(), Condition::Always).await.unwrap();
+    paths.extend(["gone/log".to_owned(), "gone/absent".to_owned()]);
+    paths
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_deletes_many_in_one_request() {
+    let azurite = azurite::start();
+    let proxy = proxy::Proxy::start(azurite.port, u64::MAX);
+    let url = azurite.container().replace(&azurite.port.to_string(), &proxy.port.to_string());
+    let owner = store_at(&url, 2);
+    let given = owner.agent_environment(Timestamp::now() + jiff::SignedDuration::from_mins(5)).await.unwrap();
+    let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
+    let signed = AzureStore { full: 2, ..open(&url, &variable, Limits::default()).unwrap() };
+    for store in [&owner, &signed] {
+        let paths = fill(&owner, 600).await;
+        let before = proxy.requests();
+        store.delete_all(&paths).await.unwrap();
+        // A listing, the further blobs of the log, and three batches of what is left.
+        assert_eq!(proxy.requests() - before, 5);
+        assert_eq!(owner.list("").await.unwrap().iter().map(|meta| meta.path.as_str()).collect::<Vec<_>>(), ["gone/stays"]);
+        assert_eq!(owner.entries("", false).await.unwrap().len(), 1, "no blob of the log is left");
+        store.delete_all(&paths).await.unwrap();
+    }
+    // Who may not delete is told so.
+    let expires = Timestamp::now() + jiff::SignedDuration::from_mins(5);
+    let reads = Credential::Sas(owner.client.signature("rl", expires).await.unwrap().unwrap());
+    let reader =
+        AzureStore::new(&url, Location::parse(&url, None).unwrap(), reads, Patience::default(), Limits::default()).unwrap();
+    owner.put("gone/too", "x".into(), Condition::Always).await.unwrap();
+    let error = reader.delete_all(&["gone/stays".to_owned(), "gone/too".to_owned()]).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Denied { action: "delete", path, .. } if path.starts_with("gone/")), "{error}");
+    assert_eq!(owner.list("").await.unwrap().len(), 2);
+}
+
+const OFFICIAL_BATCH: &str = r#"
+import json
+from azure.core.pipeline.transport import HttpTransport
+from azure.storage.blob import ContainerClient
+class Shown(Exception): pass
+class Show(HttpTransport):
+    def open(self): pass
+    def close(self): pass
+    def __exit__(self, *_): pass
+    def send(self, request, **_):
+        body = request.body.decode()
+        print(json.dumps({"method": request.method, "url": request.url, "type": request.headers["Content-Type"], "body": body}))
+        raise Shown
+key = {"account_name": "acc", "account_key": "a2V5"}
+client = ContainerClient("https://acc.blob.core.windows.net", "box", credential=key, transport=Show())
+try: client.delete_blobs("a b/ü", "c~1")
+except Shown: pass
+"#;
+
+/// The requests of a batch: the line of each with the names of its headers, but for those that are for the service's log.
+fn shape(kind: &str, body: &str) -> Vec<(String, Vec<String>)> {
+    let (_, boundary) = kind.split_once("multipart/mixed; boundary=").unwrap();
+    let (parts, end) = body.split_once(&format!("--{boundary}--")).unwrap();
+    assert_eq!(end, "\r\n");
+    let one = |part: &str| {
+        let (outer, inner) = part.split_once("\r\n\r\n").unwrap();
+        let mut lines = inner.lines().filter(|line| !line.is_empty());
+        // The library leaves a question mark where nothing follows.
+        let first = lines.next().unwrap().replace("? HTTP", " HTTP");
+        let names = outer.lines().chain(lines).filter_map(|line| line.split_once(':'));
+        let mut headers: Vec<String> = names
+            .map(|(name, value)| match name.to_lowercase().as_str() {
+                name @ ("authorization" | "x-ms-date") => name.to_owned(),
+                name => format!("{name}:{value}"),
+            })
+            .filter(|header| !header.starts_with("x-ms-client-request-id"))
+            .collect();
+        headers.sort();
+        (first, headers)
+    };
+    parts.split(&format!("--{boundary}\r\n")).skip(1).map(one).collect()
+}
+
+#[tokio::test]
+#[ignore = "needs azure-storage-blob for Python: tests/run installs it"]
+async fn azurite_apart_the_official_library_sends_the_same_batch() {
+    let library = std::env::var_os("FT_AZURE_SDK").expect("FT_AZURE_SDK names the folder of azure-storage-blob: tests/run sets it");
+    let said = std::process::Command::new("python3").args(["-c", OFFICIAL_BATCH]).env("PYTHONPATH", library).output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let official: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let text = |name: &str| official[name].as_str().unwrap().to_owned();
+    let url = "https://acc.blob.core.windows.net/box";
+    let key = SharedKey::new("acc", "a2V5").unwrap();
+    let location = Location::parse(url, None).unwrap();
+    let store = AzureStore::new(url, location, Credential::Key(key.clone()), Patience::default(), Limits::default()).unwrap();
+    let parts = ["a b/ü", "c~1"].map(|name| Request::new(Method::DELETE, name)).to_vec();
+    let ours = store.client.signed(&Request::batch(parts)).await.unwrap();
+    let body = String::from_utf8(ours.body().unwrap().as_bytes().unwrap().to_vec()).unwrap();
+    assert_eq!((ours.method().as_str(), ours.url().as_str()), (&*text("method"), &*text("url")));
+    assert_eq!(shape(ours.headers()["content-type"].to_str().unwrap(), &body), shape(&text("type"), &text("body")));
+    // The library's own requests have the signature that we would give them.
+    let mut checked = 0;
+    for part in text("body").split("DELETE ").skip(1) {
+        let mut lines = part.lines();
+        let path = lines.next().unwrap().split(' ').next().unwrap();
+        let own = lines.take_while(|line| !line.is_empty());
+        let mut headers: Vec<(&str, &str)> = own.filter_map(|line| line.split_once(": ")).collect();
+        let at = headers.iter().position(|(name, _)| *name == "Authorization").unwrap();
+        let (_, authorization) = headers.swap_remove(at);
+        let headers = headers.into_iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let url = format!("https://acc.blob.core.windows.net{path}").parse().unwrap();
+        assert_eq!(key.authorization(&Method::DELETE, &url, &headers), authorization);
+        checked += 1;
+    }
+    assert_eq!(checked, 2);
 }
 
 #[tokio::test]
