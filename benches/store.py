@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -44,6 +45,7 @@ BAR_MEMORY_MB = 150
 def main():
     arguments = parse()
     install(arguments)
+    programs = tools(arguments)
     md5 = seconds_of_md5()
     print(f"MD5 of 1 GiB by hashlib: {md5:.2f} s", file=sys.stderr, flush=True)
     rows, missed = [], False
@@ -54,9 +56,9 @@ def main():
         for name, files, size, latency, bar in CASES:
             data = directory / "data"
             make(data, files, size)
-            found = {tool: [] for tool in tools(arguments)}
+            found = {tool: [] for tool in programs}
             for _ in range(arguments.rounds):
-                for tool, command in tools(arguments).items():
+                for tool, command in programs.items():
                     found[tool].append(measure(sink, latency, data, command, directory))
             shutil.rmtree(data)
             for tool, rounds in found.items():
@@ -102,18 +104,31 @@ def install(arguments):
     if folder is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    unpack = "for package in *.deb; do dpkg -x $package . && rm $package; done"
     ways = {
-        # npm leaves the program without the right to be run.
-        "azcopy": f"npm install --silent --no-audit --no-fund --prefix . {AZCOPY} && chmod +x node_modules/{AZCOPY}/dist/bin/*",
-        "rclone": "apt-get download rclone && dpkg -x rclone_*.deb . && rm rclone_*.deb",
+        # npm leaves the program without the right to be run, and without libraries that it wants.
+        "azcopy": f"npm install --silent --no-audit --no-fund --prefix . {AZCOPY} && chmod +x node_modules/{AZCOPY}/dist/bin/* && "
+        f"apt-get download libsecret-1-0 libglib2.0-0 && {unpack}",
+        "rclone": f"apt-get download rclone && {unpack}",
     }
     if arguments.az:
         ways["az"] = "python3 -m venv az && az/bin/pip install --quiet azure-cli"
     for name, command in ways.items():
-        if find(name, folder) is None:
+        if not runs(find(name, folder), folder):
             subprocess.run(["sh", "-c", command], cwd=folder, stdout=sys.stderr, check=False)
-            if find(name, folder) is None:
+            if not runs(find(name, folder), folder):
                 print(f"{name} cannot be had ({command}): it is left out", file=sys.stderr, flush=True)
+
+
+def libraries(folder):
+    found = sorted({str(path.parent) for path in folder.rglob("*.so.*")}) if folder else []
+    return {"LD_LIBRARY_PATH": ":".join(found)} if found else {}
+
+
+def runs(program, folder):
+    """Whether there is such a program and it can be started."""
+    environment = os.environ | libraries(folder)
+    return program is not None and subprocess.run([program, "--version"], env=environment, capture_output=True, check=False).returncode == 0
 
 
 def seconds_of_md5():
@@ -137,7 +152,8 @@ def azcopy(program, container, service, data):
 
 
 def rclone(program, container, service, data):
-    remote = f":azureblob,account={ACCOUNT},key='{KEY}',endpoint='{service}':container"
+    # With a key it would make a host of the account's name.
+    remote = f":azureblob,sas_url='{container}?{SIGNATURE}':container"
     # More transfers at once than by default, which are 4; and no look at what is there.
     return [program, "copy", data, remote, "--transfers=48", "--checkers=48", "--no-traverse", "--no-check-dest"], {}
 
@@ -152,9 +168,15 @@ def tools(arguments):
     """Each: from the container's URL, the service's URL and the data to a command and what it needs in the environment."""
     found = {"ftctl": functools.partial(ftctl, arguments.program)}
     for peer in (azcopy, rclone, az):
-        if program := find(peer.__name__, arguments.peers):
-            found[peer.__name__] = functools.partial(peer, program)
+        program = find(peer.__name__, arguments.peers)
+        if runs(program, arguments.peers):
+            found[peer.__name__] = functools.partial(with_libraries, functools.partial(peer, program), libraries(arguments.peers))
     return found
+
+
+def with_libraries(peer, variables, container, service, data):
+    command, environment = peer(container, service, data)
+    return command, environment | variables
 
 
 def find(name, folder):
@@ -189,7 +211,11 @@ def measure(sink, latency, data, command, directory):
         environment |= {"PATH": os.environ["PATH"], "HOME": home, "AZCOPY_LOG_LOCATION": home, "AZCOPY_JOB_PLAN_LOCATION": home}
         begun = time.monotonic()
         child = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        # A peer that hangs shall not hold everything up.
+        guard = threading.Timer(300, child.kill)
+        guard.start()
         talk = child.stdout.read()
+        guard.cancel()
         _, status, used = os.wait4(child.pid, 0)
         wall = time.monotonic() - begun
         child.returncode = os.waitstatus_to_exitcode(status)
