@@ -58,7 +58,7 @@ fn sign_in(app: &App<'_>) -> Option<Finding> {
 }
 
 fn job(app: &App<'_>, path: PathBuf) -> Finding {
-    match app.block_on(JobFile::new(path).open(app)) {
+    match app.block_on(JobFile::new(path).priced(app)) {
         Ok((_, plan)) => Finding::good("job file", format!("{} on {}", plan.name, plan.backend)),
         Err(failure) => bad("job file", failure),
     }

@@ -47,8 +47,15 @@ impl JobFile {
         Ok(JobSpec::read(&document)?)
     }
 
-    /// What the job means here, what its backend charges for it, and the world that it would live in.
+    /// What the job means here, what its backend charges for it, and the world that it is about to live in.
     pub async fn open(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
+        let (world, plan) = self.priced(app).await?;
+        world.provider.answers().await?;
+        Ok((world, plan))
+    }
+
+    /// As [`JobFile::open`], with a backend that may be out of reach.
+    pub async fn priced(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
         let plan = self.plan(app)?;
         let world = app.world_of_plan(&plan)?;
         let price = world.provider.price_per_hour(&plan).await?;

@@ -28,7 +28,13 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let (_, plan) = app.block_on(self.file.open(app))?;
+        let plan = app.block_on(async {
+            let (world, plan) = self.file.priced(app).await?;
+            if let Err(error) = world.provider.answers().await {
+                world.report.warn(&format!("{}; so whether it has room, GPUs or the image is not known", error.message));
+            }
+            Ok(plan)
+        })?;
         if let Some(path) = self.out.as_ref().filter(|_| !app.dry_run) {
             let cannot = |error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display()));
             fs::write(path, format!("{:#}\n", json!(plan))).map_err(cannot)?;

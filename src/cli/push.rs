@@ -7,11 +7,7 @@ use serde_json::{Value, json};
 
 use super::{App, build::Which, intent::Intent};
 use crate::{
-    docker::{
-        self,
-        credentials::{self, Credentials},
-        exchange,
-    },
+    docker::{self, registry},
     exit::Failure,
     image::{
         container::{self, Recipe},
@@ -47,7 +43,8 @@ impl Arguments {
         let pushed = app.block_on(async {
             let report = report.as_ref();
             let recipe = Recipe::new(&spec).await?;
-            let credentials = credentials(repository).await?;
+            let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+            let credentials = registry::credentials(repository, &variable, azure::entra_token(&variable)).await?;
             let engine = docker::connect(report).await?;
             let tag = recipe.digest.clone();
             let target = Target { repository, tag: &tag, credentials };
@@ -66,21 +63,6 @@ impl Arguments {
             Err(_) if dry => app.output.show(&Intent(Vec::new())),
             Err(digest) => app.output.show(&Pushed { repository: self.repository, digest }),
         }
-    }
-}
-
-async fn credentials(repository: &str) -> Result<Credentials, Failure> {
-    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    let directory = docker::config_directory(&variable, env::home_dir().as_deref());
-    let registry = credentials::registry(repository);
-    match credentials::find(directory.as_deref(), registry).await? {
-        // Whoever has logged in to the cloud need not log in to its registry.
-        Credentials::Anonymous if exchange::is_azure(registry) => match azure::entra_token(&variable).await {
-            Some(token) => Ok(exchange::azure(registry, token).await?),
-            None => Ok(Credentials::Anonymous),
-        },
-        Credentials::Anonymous if exchange::is_google(registry) => Ok(exchange::google(&variable, registry).await?),
-        found => Ok(found),
     }
 }
 

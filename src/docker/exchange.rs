@@ -49,7 +49,7 @@ async fn exchanged(base: &str, service: &str, token: &str) -> Result<String, Str
 }
 
 /// An access token, as gcloud would use it: from the environment, or from gcloud itself. Nobody without either.
-pub async fn google(variables: &dyn Fn(&str) -> Option<String>, registry: &str) -> Result<Credentials, CredentialsError> {
+pub async fn google(variables: &(dyn Fn(&str) -> Option<String> + Sync), registry: &str) -> Result<Credentials, CredentialsError> {
     let password = |token: String| Credentials::Password { user: BEARER.to_owned(), password: token };
     if let Some(token) = variables("CLOUDSDK_AUTH_ACCESS_TOKEN") {
         return Ok(password(token));

@@ -5,11 +5,12 @@
 
 pub mod credentials;
 mod endpoint;
-pub mod exchange;
+mod exchange;
+pub mod registry;
 mod stream;
 mod transport;
 
-use std::{env, io, path::PathBuf};
+use std::{env, io};
 
 use bollard::Docker;
 use bollard::errors::Error;
@@ -70,10 +71,15 @@ impl EngineError {
     }
 }
 
+/// Which engine is meant, whether or not it answers.
+pub fn endpoint() -> Result<Endpoint, EngineError> {
+    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    endpoint::find(&variable, env::home_dir().as_deref())
+}
+
 /// Connects to the engine that docker's own command line would use, `FTCTL_ENDPOINT_DOCKER` before all, and asks for its version.
 pub async fn connect(report: &dyn Report) -> Result<Engine, EngineError> {
-    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    let endpoint = endpoint::find(&variable, env::home_dir().as_deref())?;
+    let endpoint = endpoint()?;
     report.detail(&format!("the container engine is {endpoint}, from {}", endpoint.origin));
     connect_to(endpoint).await
 }
@@ -105,12 +111,21 @@ async fn connect_to(endpoint: Endpoint) -> Result<Engine, EngineError> {
 fn failed(endpoint: &Endpoint, error: &Error) -> EngineError {
     let (endpoint, why) = (endpoint.clone(), error.to_string());
     match error {
+        error if shows_the_door(error) => {
+            EngineError::Denied { endpoint, why: "it does not take the certificate shown, or wants one".to_owned() }
+        }
         Error::IOError { err } if err.kind() == io::ErrorKind::PermissionDenied => EngineError::Denied { endpoint, why },
         Error::DockerResponseServerError { status_code: 401 | 403, message } => {
             EngineError::Denied { endpoint, why: message.clone() }
         }
         _ => EngineError::Absent { endpoint, why },
     }
+}
+
+/// Whether TLS was ended by the other side: with an alert about who came.
+fn shows_the_door(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
+    matches!(inner, Some(rustls::Error::AlertReceived(_))) || error.source().is_some_and(shows_the_door)
 }
 
 /// Whether the line failed, not the request: the same call may succeed when the engine is back.
@@ -127,11 +142,13 @@ pub fn words(error: &Error) -> String {
     }
 }
 
-/// A file of docker's own configuration.
-pub fn config_file() -> Option<PathBuf> {
-    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    config_directory(&variable, env::home_dir().as_deref()).map(|directory| directory.join("config.json"))
+/// Whether an engine, or what runs in it, says that its disk is full.
+pub fn is_full_disk(words: &str) -> bool {
+    words.to_lowercase().contains("no space left on device")
 }
+
+/// What to do about [`is_full_disk`].
+pub const FULL_DISK: &str = "free some space where the engine keeps its data (docker system df), then try again";
 
 #[cfg(test)]
 mod tests {

@@ -55,6 +55,16 @@ impl Lines {
         }
     }
 
+    /// Reads the rest. What an answer that began well tells of a failure becomes an error.
+    pub async fn finish(mut self) -> Result<(), Error> {
+        while let Some(said) = self.next().await? {
+            if let Some(why) = said["errorDetail"]["message"].as_str() {
+                return Err(Error::DockerStreamError { error: why.to_owned() });
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for more of the answer; `false` at its end.
     async fn more(&mut self) -> Result<bool, Error> {
         match poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await {

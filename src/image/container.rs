@@ -16,7 +16,7 @@ use tokio::process::Command;
 
 use super::{ImageError, Result, context::Context, io_error, libtorch, sources, steps::Steps};
 use crate::{
-    docker::Engine,
+    docker::{self, Engine, credentials::Credentials, registry},
     job::{image::ImageSpec, report::Report},
 };
 
@@ -119,6 +119,7 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
     let log = cache.join("image").join(format!("{}.log", &recipe.digest[..16]));
     let folder = log.parent().unwrap_or(cache);
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;
+    fetch_private(engine, &recipe, report).await?;
     let mut steps = Steps::new(&log, report)?;
     report.line(&format!("building {} at {}", recipe.reference(), engine.endpoint));
     let failed = |error: &Error| ImageError::of_engine(&engine.endpoint, "build the image", error);
@@ -129,6 +130,24 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
     let mut answer = engine.stream(request).await.map_err(|error| failed(&error))?;
     while let Some(said) = answer.next().await.map_err(|error| failed(&error))? {
         steps.take(&said)?;
+    }
+    Ok(())
+}
+
+/// The builder has no credentials: what it begins with and only somebody with a password may have must be there before. What everybody
+/// may have it fetches itself.
+async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) -> Result<()> {
+    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    for image in ["BASE", "BUILDER"].iter().filter_map(|name| recipe.arguments.get(name)) {
+        let credentials = registry::credentials(image, &variable, std::future::ready(None)).await;
+        let failed = |class, why| ImageError::Source { image: image.clone(), class, why };
+        let credentials = credentials.map_err(|error| failed(registry::Class::Denied, error.to_string()))?;
+        if credentials == Credentials::Anonymous || present(engine, image).await?.is_some() {
+            continue;
+        }
+        report.line(&format!("fetching {image}"));
+        let fetched = engine.fetch(image, &credentials).await;
+        fetched.map_err(|error| failed(registry::class(&error.to_string()), docker::words(&error)))?;
     }
     Ok(())
 }

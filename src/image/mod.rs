@@ -15,7 +15,7 @@ use std::{
 
 use tokio::process::Command;
 
-use crate::docker::{self, Endpoint};
+use crate::docker::{self, Endpoint, registry};
 
 /// Why the trainer or the image could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,10 @@ pub enum ImageError {
     #[error("the container engine at {endpoint} does not {action}: {why}")]
     Refused { endpoint: Endpoint, action: String, why: String },
     #[error("{repository} does not take the image: {why}")]
-    Registry { repository: String, class: push::Class, why: String },
+    Registry { repository: String, class: registry::Class, why: String },
+    /// An image that another begins with.
+    #[error("cannot fetch the image {image}: {why}")]
+    Source { image: String, class: registry::Class, why: String },
     #[error("the connection to the container engine at {endpoint} broke: {why}")]
     Line { endpoint: Endpoint, why: String },
 }
@@ -56,7 +59,7 @@ pub enum ImageError {
 impl ImageError {
     /// Whether another try may end better.
     fn is_network(&self) -> bool {
-        matches!(self, Self::Line { .. } | Self::Registry { class: push::Class::Network, .. })
+        matches!(self, Self::Line { .. } | Self::Registry { class: registry::Class::Network, .. })
     }
 
     /// Sorts an error of the engine by whether it was the line.

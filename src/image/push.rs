@@ -3,25 +3,23 @@
 use std::{collections::HashMap, time::Duration};
 
 use bollard::{
-    body_full,
     errors::Error,
     query_parameters::{RemoveImageOptions, TagImageOptions},
 };
-use bytes::Bytes;
-use hyper::{Request, header::HeaderName};
+use hyper::Request;
 use reqwest::Url;
 use serde_json::Value;
 
 use super::{ImageError, Result, container};
 use crate::{
     docker::{
-        Engine, Lines,
+        Engine,
         credentials::{self, Credentials},
+        registry::{Class, class},
     },
     job::report::{Report, Unit},
 };
 
-const AUTHENTICATION: HeaderName = HeaderName::from_static("x-registry-auth");
 /// Pauses before another try when the registry cannot be reached. The engine itself has then tried each layer six times.
 const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(8)];
 
@@ -33,49 +31,10 @@ pub struct Target<'t> {
     pub credentials: Credentials,
 }
 
-/// Why a registry did not take an image, or did not answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
-    Denied,
-    NotFound,
-    /// It may be there again later.
-    Network,
-    /// It answers that something is wrong with itself; the engine has tried again already.
-    Broken,
-    Other,
-}
-
-/// What a registry answers in prose: engines pass its words on, not its codes.
-const SIGNS: &[(Class, &[&str])] = &[
-    (Class::Broken, &["http status: 5"]),
-    (Class::Denied, &["unauthorized", "denied", "no basic auth credentials", "authentication required", "http status: 403"]),
-    (Class::NotFound, &["name unknown", "name_unknown", "manifest unknown", "not found"]),
-    (
-        Class::Network,
-        &[
-            "connection refused",
-            "connection reset",
-            "broken pipe",
-            "eof",
-            "timeout",
-            "deadline exceeded",
-            "no such host",
-            "no route to host",
-            "use of closed network connection",
-        ],
-    ),
-];
-
-fn class(words: &str) -> Class {
-    let words = words.to_lowercase();
-    let found = SIGNS.iter().find(|(_, signs)| signs.iter().any(|sign| words.contains(sign)));
-    found.map_or(Class::Other, |(class, _)| *class)
-}
-
 /// The digest under which the registry has this tag already; `None` when it has not, or does not say.
 pub async fn present(engine: &Engine, target: &Target<'_>) -> Result<Option<String>> {
     let path = format!("/distribution/{}:{}/json", target.repository, target.tag);
-    match answer(engine, Request::get(url(&path, None)?), target).await {
+    match engine.ask_registry(Request::get(url(&path, None)?), target.repository, &target.credentials).await {
         Ok(mut lines) => {
             let said = lines.next().await.ok().flatten();
             Ok(said.and_then(|said| said["Descriptor"]["digest"].as_str().map(str::to_owned)))
@@ -127,7 +86,8 @@ async fn once(engine: &Engine, target: &Target<'_>, report: &dyn Report) -> Resu
         error => ImageError::of_engine(&engine.endpoint, "push the image", error),
     };
     let request = Request::post(url(&path, Some(target.tag))?);
-    let mut lines = answer(engine, request, target).await.map_err(|error| failed(&error))?;
+    let answer = engine.ask_registry(request, target.repository, &target.credentials).await;
+    let mut lines = answer.map_err(|error| failed(&error))?;
     let mut digest = None;
     let mut layers = HashMap::new();
     while let Some(said) = lines.next().await.map_err(|error| failed(&error))? {
@@ -159,11 +119,6 @@ fn layer(said: &Value, layers: &mut HashMap<String, u64>, report: &dyn Report) {
         (status, _) if status.starts_with("Retrying") => report.detail(&format!("{what}: {status}")),
         _ => {}
     }
-}
-
-async fn answer(engine: &Engine, request: hyper::http::request::Builder, target: &Target<'_>) -> Result<Lines, Error> {
-    let registry = credentials::registry(target.repository);
-    engine.stream(request.header(AUTHENTICATION, target.credentials.header(registry)).body(body_full(Bytes::new()))?).await
 }
 
 fn refused(target: &Target<'_>, why: &str) -> ImageError {
@@ -199,23 +154,6 @@ fn url(path: &str, tag: Option<&str>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_words_of_engines_are_sorted() {
-        // Docker Engine 20.10 and docker-registry 2.8.
-        for (words, expected) in [
-            ("unauthorized: authentication required", Class::Denied),
-            ("no basic auth credentials", Class::Denied),
-            ("denied: requested access to the resource is denied", Class::Denied),
-            ("Head \"http://127.0.0.1:5/v2/x/blobs/y\": dial tcp 127.0.0.1:5: connect: connection refused", Class::Network),
-            ("Put \"http://127.0.0.1:5/v2/x\": EOF", Class::Network),
-            ("received unexpected HTTP status: 500 Internal Server Error", Class::Broken),
-            ("name unknown: repository name not known to registry", Class::NotFound),
-            ("write /var/lib/docker: no space left on device", Class::Other),
-        ] {
-            assert_eq!(class(words), expected, "{words}");
-        }
-    }
 
     #[test]
     fn repositories() {

@@ -35,6 +35,22 @@ struct Step {
     begun: bool,
     over: bool,
     lines: Vec<String>,
+    /// The last of them is not at its end: engines cut what a program prints anywhere.
+    open: bool,
+}
+
+impl Step {
+    fn add(&mut self, text: &str) {
+        for piece in text.split_inclusive('\n') {
+            let line = piece.trim_end_matches(['\n', '\r']);
+            match self.lines.last_mut().filter(|_| self.open) {
+                Some(last) => last.push_str(line),
+                None if line.trim().is_empty() => continue,
+                None => self.lines.push(line.to_owned()),
+            }
+            self.open = !piece.ends_with('\n');
+        }
+    }
 }
 
 impl<'r> Steps<'r> {
@@ -110,7 +126,7 @@ impl<'r> Steps<'r> {
                 self.end_current(true);
                 Ok(())
             }
-            text if text.starts_with("--->") || text.starts_with("Removing intermediate") => Ok(()),
+            said if said.starts_with("--->") || said.starts_with("Removing intermediate") => Ok(()),
             _ => match self.current.clone() {
                 Some(current) => self.print(&current, text),
                 // Its farewell.
@@ -128,7 +144,7 @@ impl<'r> Steps<'r> {
     fn print(&mut self, id: &str, text: &str) -> Result<()> {
         self.log.write_all(text.as_bytes()).map_err(io_error("write", &self.log_path))?;
         let step = self.known.entry(id.to_owned()).or_default();
-        step.lines.extend(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
+        step.add(text);
         if !step.lines.is_empty() && !step.over {
             self.report.progress(&step.name, step.lines.len() as u64, None, Unit::Items);
         }
@@ -233,7 +249,8 @@ mod tests {
             json!({"stream": "noise of another step\n"}),
             json!({"stream": "Step 2/2 : RUN make"}),
             json!({"stream": " ---> Running in 123\n"}),
-            json!({"stream": "no rule\n"}),
+            json!({"stream": "no "}),
+            json!({"stream": "rule\n"}),
             json!({"errorDetail": {"code": 2, "message": "returned a non-zero code: 2"}}),
         ];
         assert_eq!(failed(&said), "building the image failed at [2/2] RUN make: returned a non-zero code: 2\nno rule");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Result, World, cancel, journal, teardown};
-use crate::job::{id::JobId, record::Record};
+use crate::{job::id::JobId, store::Store};
 
 /// Destroys the machines of a job and proves it. A job that is not finished is cancelled first, so that nobody starts it again; one
 /// whose record is lost or unreadable is destroyed by its id alone.
@@ -23,13 +23,18 @@ pub async fn preview(world: &World, id: &JobId) -> Result<Vec<String>> {
     Ok(cancel.into_iter().chain(machines.into_iter().map(|machine| format!("destroy {}", machine.name))).collect())
 }
 
-/// The jobs of this store that are not finished, and those that own something at the provider.
-pub async fn everything(world: &World) -> Result<Vec<JobId>> {
-    let mut jobs: Vec<JobId> = world.provider.list().await?.into_iter().map(|resource| resource.attempt.job).collect();
-    // An unreadable record is no reason to leave a machine behind.
-    let unfinished = |record: &Result<Record>| record.as_ref().map_or(true, |record| !record.state.is_finished());
-    jobs.extend(journal::all(world.store.as_ref()).await?.into_iter().filter(|(_, record)| unfinished(record)).map(|(id, _)| id));
-    jobs.sort();
-    jobs.dedup();
-    Ok(jobs)
+/// The jobs that own something at the provider.
+pub async fn owners(world: &World) -> Result<Vec<JobId>> {
+    Ok(world.provider.list().await?.into_iter().map(|resource| resource.attempt.job).collect())
+}
+
+/// The jobs of this store that are not finished. An unreadable record counts: it is no reason to leave a machine behind.
+pub async fn unfinished(store: &dyn Store) -> Result<Vec<JobId>> {
+    let all = journal::all(store).await?.into_iter();
+    Ok(all.filter(|(_, record)| record.as_ref().map_or(true, |record| !record.state.is_finished())).map(|(id, _)| id).collect())
+}
+
+/// Removes what belongs to no job, unless `only_look`, and names it.
+pub async fn tidy(world: &World, only_look: bool) -> Result<Vec<String>> {
+    Ok(world.provider.tidy(only_look).await?)
 }

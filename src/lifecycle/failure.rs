@@ -6,11 +6,12 @@ use ft_trainer::data::{DataError, error::Class as DataClass};
 
 use crate::{
     docker::{
-        EngineError,
+        self, EngineError,
         credentials::{CredentialsError, registry},
+        registry::Class,
     },
     exit::{Exit, Failure},
-    image::{ImageError, push::Class},
+    image::ImageError,
     provider::{self, LeftBehind, ProviderError},
     store::StoreError,
 };
@@ -78,6 +79,7 @@ impl From<ImageError> for Failure {
         let (exit, fix) = match &error {
             ImageError::Invalid(_) => (Exit::Usage, None),
             ImageError::Line { .. } => (Exit::Network, None),
+            error if docker::is_full_disk(&error.to_string()) => (Exit::Network, Some(docker::FULL_DISK.to_owned())),
             ImageError::Registry { class, repository, .. } => match class {
                 Class::Denied => {
                     (Exit::Denied, Some(format!("docker login {}, as somebody who may push there", registry(repository))))
@@ -91,6 +93,11 @@ impl From<ImageError> for Failure {
                 }
                 Class::Other => (Exit::Failure, None),
             },
+            ImageError::Source { class: Class::Denied, image, .. } => {
+                (Exit::Denied, Some(format!("docker login {}, as somebody who may fetch from there", registry(image))))
+            }
+            ImageError::Source { class: Class::Network, .. } => (Exit::Network, None),
+            ImageError::Source { .. } => (Exit::Usage, Some("correct the name of the image".to_owned())),
             _ => (Exit::Failure, None),
         };
         Failure { fix, ..Failure::new(exit, error.to_string()) }

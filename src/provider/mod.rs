@@ -93,6 +93,11 @@ pub trait Provider: Send + Sync {
         Vec::new()
     }
 
+    /// Fails when the backend cannot be asked now. Called before the first thing is written or sent for a job.
+    async fn answers(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Price of one hour of this plan's machine. Changes nothing. Fails as [`Class::Invalid`] for a plan that can never run here.
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money>;
 
@@ -115,6 +120,11 @@ pub trait Provider: Send + Sync {
 
     /// Everything of ours that exists, from the provider's own truth.
     async fn list(&self) -> Result<Vec<Resource>>;
+
+    /// Removes what of ours belongs to no job, unless `only_look`, and names it.
+    async fn tidy(&self, _only_look: bool) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
 
     /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails as
     /// [`Class::Invalid`] when there is no such machine, or none that runs.

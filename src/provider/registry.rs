@@ -16,7 +16,7 @@ use crate::{
         clock::{Clock, SystemClock},
         wording,
     },
-    store::Store,
+    store::{Store, azure},
 };
 
 /// Every name that [`open`] knows, as `compute.backend` spells it.
@@ -35,6 +35,14 @@ pub struct Environment {
     pub agent_life: Duration,
     /// The job's store.
     pub store: Arc<dyn Store>,
+}
+
+impl Environment {
+    /// Empty ones count as absent.
+    fn variable(&self, wanted: &str) -> Option<String> {
+        let (_, value) = self.variables.iter().find(|(name, value)| name == wanted && !value.is_empty())?;
+        value.clone().into_string().ok()
+    }
 }
 
 /// A provider, with the store and the clock to use beside it: a rehearsal has its own time, and watches the calls to both.
@@ -69,6 +77,7 @@ fn open_docker(environment: &Environment) -> Connected {
     let clock = Arc::new(SystemClock);
     let settings = docker::Settings {
         owner: owner(environment),
+        address: azure::address(store.url(), &|name| environment.variable(name)).unwrap_or_default(),
         store: store.url().to_owned(),
         variables: agent_environment(environment),
         notice: docker::PREEMPTION_NOTICE,
@@ -79,20 +88,15 @@ fn open_docker(environment: &Environment) -> Connected {
 
 /// The user's name, by which what is theirs is told from what others have on the same engine.
 fn owner(environment: &Environment) -> String {
-    let variable =
-        |wanted: &str| environment.variables.iter().find(|(name, _)| name == wanted).and_then(|(_, value)| value.to_str());
-    let name = variable("USER").or_else(|| variable("LOGNAME")).filter(|name| !name.is_empty());
-    name.map_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()), str::to_owned)
+    let name = environment.variable("USER").or_else(|| environment.variable("LOGNAME"));
+    name.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()))
 }
 
 fn open_gce(environment: &Environment) -> Result<Connected> {
-    let Environment { variables, store, .. } = environment.clone();
-    let variable = |name: &str| {
-        let (_, value) = variables.iter().find(|(known, value)| known == name && !value.is_empty())?;
-        value.clone().into_string().ok()
-    };
+    let store = environment.store.clone();
     let clock = Arc::new(SystemClock);
-    Ok(Connected { provider: Arc::new(Gce::open(&variable, store.clone(), clock.clone())?), store, clock })
+    let provider = Gce::open(&|name| environment.variable(name), store.clone(), clock.clone())?;
+    Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 
 /// This process's environment without secrets of the store that an agent can do without.

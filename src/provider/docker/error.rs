@@ -19,7 +19,7 @@ impl From<EngineError> for ProviderError {
 }
 
 /// Words of the engine and what to do about them.
-const KNOWN: [(&str, &str); 5] = [
+const KNOWN: [(&str, &str); 4] = [
     (
         "could not select device driver",
         "install the NVIDIA Container Toolkit where the engine runs, or set compute.docker.gpus = \"none\"",
@@ -30,14 +30,14 @@ const KNOWN: [(&str, &str); 5] = [
         "a mount's source is a directory of the engine's machine; make it there, or correct compute.docker.mounts",
     ),
     ("executable file not found", "the image has no ftctl in its PATH; correct compute.docker.image"),
-    ("no space left on device", "free some space where the engine keeps its data: docker system df"),
 ];
 
 /// `act` is what was to be done, such as "start the container x".
 pub fn failed(act: &str, error: &Error) -> ProviderError {
     let words = docker::words(error);
+    let full = docker::is_full_disk(&words);
     let class = match error {
-        error if docker::is_line(error) => Class::Network,
+        error if full || docker::is_line(error) => Class::Network,
         Error::DockerResponseServerError { status_code: 400 | 404, .. } => Class::Invalid,
         Error::DockerResponseServerError { status_code: 401 | 403, .. } => Class::Denied,
         Error::DockerResponseServerError { status_code: 409, .. } => Class::Conflict,
@@ -45,6 +45,7 @@ pub fn failed(act: &str, error: &Error) -> ProviderError {
     };
     let failed = ProviderError::new(class, format!("cannot {act}: {words}"));
     match KNOWN.iter().find(|(known, _)| words.contains(known)) {
+        _ if full => failed.fix(docker::FULL_DISK),
         Some((_, fix)) => failed.fix(*fix),
         None if class == Class::Network => failed.fix("start the engine again, or wait until it answers"),
         None => failed,

@@ -11,43 +11,40 @@
 //! **Secrets** reach the agent as a file for its user alone, which it removes; `docker inspect` shows none.
 
 mod archive;
+mod containers;
 mod error;
+mod image;
 mod machine;
 mod session;
+mod store;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, fs, os::unix::fs::MetadataExt as _, path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bollard::{
-    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status},
-    query_parameters::{
-        ContainerArchiveInfoOptions, CreateContainerOptions, CreateImageOptions, KillContainerOptions, ListContainersOptions,
-        LogsOptions, RemoveContainerOptions, StopContainerOptions, UploadToContainerOptions,
-    },
+    models::{ContainerInspectResponse, ContainerStateStatusEnum as Status},
+    query_parameters::{CreateContainerOptions, StopContainerOptions},
 };
-use futures_util::{StreamExt as _, TryStreamExt as _};
-use serde_json::{Map, Value};
 use tokio::{
     sync::OnceCell,
     time::{Instant, sleep},
 };
 
 use self::{
-    archive::{Entry, pack},
-    error::{done, failed, found},
+    archive::Entry,
+    containers::{gone, runs, status, user_of},
+    error::{done, failed},
     machine::{BEGUN, ENVIRONMENT, ORDER},
 };
 use super::{
     AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, TrainerFrom,
-    error::last_statement,
 };
 use crate::{
     docker::{self, Engine},
     job::{
         clock::Clock,
-        docker::numbers,
         finding::Finding,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
@@ -55,7 +52,6 @@ use crate::{
         report::Silent,
         units::Money,
     },
-    store::azure,
 };
 
 /// What a preempted container is given between the polite and the final signal; as on GCE.
@@ -77,6 +73,8 @@ pub struct Settings {
     pub owner: String,
     /// As the job's order names it.
     pub store: String,
+    /// Where requests to the store go.
+    pub address: String,
     /// What an agent on this machine would have; a container gets the part of it that is for the store.
     pub variables: AgentEnvironment,
     /// Time between SIGTERM and SIGKILL in [`Provider::preempt`], in whole seconds.
@@ -96,196 +94,6 @@ impl Docker {
 
     async fn engine(&self) -> Result<&Engine> {
         Ok(self.engine.get_or_try_init(|| docker::connect(&Silent)).await?)
-    }
-
-    /// The store's directory on this machine, when it is one.
-    fn directory(&self) -> Option<&Path> {
-        Some(Path::new(&self.settings.store)).filter(|path| path.is_absolute())
-    }
-
-    async fn inspect(&self, name: &str) -> Result<Option<ContainerInspectResponse>> {
-        found(&format!("look at the container {name}"), self.engine().await?.docker.inspect_container(name, None).await)
-    }
-
-    /// Whether its agent has begun, or never may.
-    async fn has_begun(&self, name: &str) -> Result<bool> {
-        let options = ContainerArchiveInfoOptions { path: format!("/{BEGUN}") };
-        let answer = self.engine().await?.docker.get_container_archive_info(name, Some(options)).await;
-        Ok(found(&format!("look into the container {name}"), answer)?.is_some())
-    }
-
-    /// Puts files below `/ftctl` of a container, for its user alone.
-    async fn put(&self, name: &str, user: (u32, u32), files: &[Entry<'_>]) -> Result<()> {
-        let options = UploadToContainerOptions { path: "/".to_owned(), ..UploadToContainerOptions::default() };
-        let mut entries = vec![Entry { path: "ftctl/", bytes: None }];
-        entries.extend(files.iter().map(|file| Entry { path: file.path, bytes: file.bytes }));
-        let body = bollard::body_full(pack(user, &entries));
-        let answer = self.engine().await?.docker.upload_to_container(name, Some(options), body).await;
-        answer.map_err(|error| failed(&format!("write into the container {name}"), &error))
-    }
-
-    async fn start(&self, name: &str) -> Result<()> {
-        match self.engine().await?.docker.start_container(name, None).await {
-            Err(error) if docker::words(&error).contains("No such container") => Err(gone(name)),
-            answer => answer.map_err(|error| failed(&format!("start the container {name}"), &error).leaving(LeftBehind::Removable)),
-        }
-    }
-
-    /// What the agent may show to the store.
-    async fn environment(&self) -> Result<Vec<u8>> {
-        let carried = azure::carried(&(self.settings.variables)().await?);
-        if carried.is_empty() && azure::is_container(&self.settings.store) {
-            let why = format!("nothing that this machine signs in to {} with can be given to a container", self.settings.store);
-            return Err(ProviderError::new(Class::Denied, why)
-                .fix("set AZURE_STORAGE_KEY: agents then get a signature that ends with the job"));
-        }
-        let variables: Map<String, Value> = carried.into_iter().map(|(name, value)| (name, value.into())).collect();
-        Ok(Value::from(variables).to_string().into_bytes())
-    }
-
-    /// The image's id, fetched from its registry when the engine has not got it.
-    async fn image(&self, image: &TrainerImage) -> Result<String> {
-        let TrainerImage::Image { reference } = image else {
-            return Err(ProviderError::new(Class::Invalid, "the job names no container image"));
-        };
-        let docker = &self.engine().await?.docker;
-        let look = format!("look for the image {reference}");
-        let mut present = found(&look, docker.inspect_image(reference).await)?;
-        if present.is_none() {
-            let options = CreateImageOptions { from_image: Some(tagged(reference)), ..CreateImageOptions::default() };
-            let pulled = docker.create_image(Some(options), None, None).try_for_each(|_| std::future::ready(Ok(()))).await;
-            pulled.map_err(|error| {
-                let mut failed = failed(&format!("fetch the image {reference}"), &error);
-                // A registry that says no says it again.
-                failed.class = if docker::is_line(&error) { Class::Network } else { Class::Invalid };
-                failed.fix(format!("docker pull {reference} shows more; correct compute.docker.image, or build that image first"))
-            })?;
-            present = found(&look, docker.inspect_image(reference).await)?;
-        }
-        let id = present.and_then(|image| image.id);
-        id.ok_or_else(|| ProviderError::new(Class::Internal, format!("the engine has fetched {reference} and does not have it")))
-    }
-
-    /// Whose processes they are: as the plan says, or else whoever may write to the store's directory.
-    fn user(&self, plan: &Plan) -> Result<(u32, u32)> {
-        if let Some(user) = plan.docker.user.as_deref().and_then(numbers) {
-            return Ok(user);
-        }
-        let Some(store) = self.directory() else { return Ok(machine::NOBODY) };
-        let found = fs::metadata(store).map_err(|error| {
-            ProviderError::new(Class::Internal, format!("cannot look at the store {}: {error}", store.display()))
-        })?;
-        Ok((found.uid(), found.gid()))
-    }
-
-    /// Refuses what can be known to fail before anything is made.
-    async fn admit(&self, plan: &Plan) -> Result<()> {
-        let engine = self.engine().await?;
-        let store = &self.settings.store;
-        let refused = |why: String, fix: &str| Err(ProviderError::new(Class::Invalid, why).fix(fix));
-        if self.directory().is_some() {
-            if !engine.endpoint.is_local() {
-                let why =
-                    format!("the store {store} is a directory of this machine; containers of {} do not see it", engine.endpoint);
-                return refused(why, "name a blob container with --store");
-            }
-        } else if !azure::is_container(store) {
-            return refused(
-                format!("a container does not see the store {store}"),
-                "name a directory or a blob container with --store",
-            );
-        } else if is_loopback(store) && plan.docker.network != "host" {
-            let why = format!(
-                "the store {store} is on this machine's loopback, which a container on a network of its own does not reach"
-            );
-            return refused(why, "set compute.docker.network = \"host\"");
-        }
-        Ok(())
-    }
-
-    /// Every container of the job, whoever made it, in the order of attempts.
-    async fn containers(&self, label: &str, value: &str) -> Result<Vec<Resource>> {
-        let filters = HashMap::from([("label".to_owned(), vec![format!("{label}={value}")])]);
-        let options = ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
-        let answer = self.engine().await?.docker.list_containers(Some(options)).await;
-        let summaries = answer.map_err(|error| failed("list containers", &error))?;
-        let mut found: Vec<Resource> = summaries
-            .into_iter()
-            .filter_map(|container| machine::resource(container.names?.first()?, &container.labels?))
-            .collect();
-        found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
-        Ok(found)
-    }
-
-    /// Kills what runs; `None` when there is no such container.
-    async fn power_off(&self, name: &str) -> Result<Option<ContainerInspectResponse>> {
-        let options = KillContainerOptions { signal: "SIGKILL".to_owned() };
-        done(&format!("kill the container {name}"), self.engine().await?.docker.kill_container(name, Some(options)).await)?;
-        self.ended(name, KILL_LIMIT).await
-    }
-
-    /// The container once nothing runs in it any more.
-    async fn ended(&self, name: &str, limit: Duration) -> Result<Option<ContainerInspectResponse>> {
-        let begun = Instant::now();
-        loop {
-            let found = self.inspect(name).await?;
-            if !found.as_ref().is_some_and(runs) {
-                return Ok(found);
-            }
-            if begun.elapsed() > limit {
-                let why = format!("the container {name} still runs after {} s", limit.as_secs());
-                return Err(ProviderError::new(Class::Internal, why).leaving(LeftBehind::Removable));
-            }
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
-    /// Lets an agent that did not end by itself send what it left in its container. `found` is not running.
-    async fn drain(&self, name: &str, found: &ContainerInspectResponse) -> Result<()> {
-        if status(found) == Status::CREATED || exit_code(found) == Some(0) {
-            return Ok(());
-        }
-        let environment = self.environment().await?;
-        let files = [Entry { path: BEGUN, bytes: Some(b"") }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
-        self.put(name, user_of(found), &files).await?;
-        self.start(name).await?;
-        let drained = match self.ended(name, DRAIN_LIMIT).await {
-            Err(error) if error.class == Class::Internal => self.power_off(name).await?,
-            ended => ended?,
-        };
-        match drained {
-            Some(drained) if exit_code(&drained) != Some(0) => Err(undrained(name, &self.last_words(name, &drained).await)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Why a container is over, as far as anybody can say.
-    async fn last_words(&self, name: &str, found: &ContainerInspectResponse) -> String {
-        let state = found.state.as_ref();
-        let how = match exit_code(found) {
-            _ if state.and_then(|state| state.oom_killed) == Some(true) => "was out of memory, and killed".to_owned(),
-            Some(code) if code > 128 => format!("was ended by signal {}", code - 128),
-            code => format!("ended with exit code {}", code.unwrap_or_default()),
-        };
-        match self.last_line(name).await {
-            Some(line) => format!("the container {how}; its last line: {line}"),
-            None => format!("the container {how}"),
-        }
-    }
-
-    /// An engine may keep no logs; then there is none.
-    async fn last_line(&self, name: &str) -> Option<String> {
-        let options = LogsOptions { stdout: true, stderr: true, tail: "20".to_owned(), ..LogsOptions::default() };
-        let pieces: Vec<_> = self.engine().await.ok()?.docker.logs(name, Some(options)).collect().await;
-        let text: String = pieces.iter().flatten().map(ToString::to_string).collect();
-        last_statement(&text).map(str::to_owned)
-    }
-
-    /// Whether there is something of the engine's that `destroy` has still to wait for.
-    async fn remove(&self, name: &str) -> Result<()> {
-        let options = RemoveContainerOptions { v: true, force: true, ..RemoveContainerOptions::default() };
-        let answer = self.engine().await?.docker.remove_container(name, Some(options)).await;
-        done(&format!("remove the container {name}"), answer).map_err(|error| error.leaving(LeftBehind::Removable))
     }
 }
 
@@ -318,8 +126,12 @@ impl Provider for Docker {
     }
 
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
-        self.admit(plan).await?;
+        self.admit(plan)?;
         Ok(Money::ZERO)
+    }
+
+    async fn answers(&self) -> Result<()> {
+        self.engine().await.map(drop)
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
@@ -419,27 +231,13 @@ impl Provider for Docker {
         self.containers(machine::OWNER, &self.settings.owner).await
     }
 
+    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
+        self.stages(only_look).await
+    }
+
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
         session::open(&self.engine().await?.docker, &attempt.machine_name(), command, terminal).await
     }
-}
-
-fn status(found: &ContainerInspectResponse) -> Status {
-    found.state.as_ref().and_then(|state| state.status).unwrap_or(Status::EMPTY)
-}
-
-fn runs(found: &ContainerInspectResponse) -> bool {
-    matches!(status(found), Status::RUNNING | Status::PAUSED | Status::RESTARTING | Status::STOPPING)
-}
-
-fn exit_code(found: &ContainerInspectResponse) -> Option<i64> {
-    found.state.as_ref().and_then(|ContainerState { exit_code, .. }| *exit_code)
-}
-
-/// As the container was made with.
-fn user_of(found: &ContainerInspectResponse) -> (u32, u32) {
-    let user = found.config.as_ref().and_then(|config| config.user.as_deref());
-    user.and_then(numbers).unwrap_or(machine::NOBODY)
 }
 
 fn ours(name: &str, attempt: &AttemptId, found: &ContainerInspectResponse) -> Result<()> {
@@ -449,28 +247,4 @@ fn ours(name: &str, attempt: &AttemptId, found: &ContainerInspectResponse) -> Re
     }
     let message = format!("a container that is not ftctl's has the name {name}");
     Err(ProviderError::new(Class::Conflict, message).fix(format!("docker rename {name} another-name")))
-}
-
-/// Somebody destroyed the container meanwhile: looking again tells.
-fn gone(name: &str) -> ProviderError {
-    ProviderError::new(Class::Network, format!("there is no container {name} any more"))
-}
-
-fn undrained(name: &str, why: &str) -> ProviderError {
-    let message = format!("nothing of {name} runs any more, but its last output could not be sent to the store: {why}");
-    let fix = format!("run the same command again; to give the unsent bytes up, `docker rm {name}` first");
-    ProviderError::new(Class::Network, message).fix(fix).leaving(LeftBehind::Removable)
-}
-
-/// A name alone would mean every tag of it.
-fn tagged(reference: &str) -> String {
-    let last = reference.rsplit('/').next().unwrap_or(reference);
-    if last.contains([':', '@']) { reference.to_owned() } else { format!("{reference}:latest") }
-}
-
-/// Whether only this machine itself reaches the host of a URL.
-fn is_loopback(url: &str) -> bool {
-    let host = url.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or_default());
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
-    matches!(host, "localhost" | "[::1]") || host.starts_with("127.")
 }

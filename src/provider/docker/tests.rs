@@ -1,7 +1,9 @@
 //! On a real engine, with a shell script for the agent. `tests/run` starts the engine.
 
-use std::{os::unix::fs::PermissionsExt as _, process::Command};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
+use bollard::query_parameters::KillContainerOptions;
+use futures_util::StreamExt as _;
 use tokio::sync::OnceCell;
 
 use super::*;
@@ -52,6 +54,7 @@ impl Containers {
         Docker::new(Settings {
             owner: self.owner.clone(),
             store: self.store.path().display().to_string(),
+            address: String::new(),
             variables: Arc::new(|| {
                 Box::pin(async {
                     Ok(vec![("AZURE_STORAGE_SAS_TOKEN".into(), "very-secret".into()), ("HOME".into(), "/me".into())])
@@ -209,7 +212,7 @@ async fn docker_refuses_what_cannot_run_and_says_why() {
     let refused = |store: &str, network: &str| {
         let mut plan = plan();
         plan.docker.network = network.to_owned();
-        let docker = Docker::new(Settings { store: store.to_owned(), ..containers.docker().settings });
+        let docker = Docker::new(Settings { store: store.to_owned(), address: store.to_owned(), ..containers.docker().settings });
         async move { docker.price_per_hour(&plan).await.map_err(|error| error.message) }
     };
     assert!(refused("http://127.0.0.1:10000/account/container", "bridge").await.unwrap_err().contains("loopback"));

@@ -101,6 +101,12 @@ pub struct AzureStore {
     page: u32,
 }
 
+/// Where requests to the container that `url` names go; `None` when it names none.
+pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
+    let endpoint = variables(ENDPOINT).or_else(|| sign_in::endpoint(variables));
+    Location::parse(url, endpoint.as_deref()).ok().map(|location| location.service().into())
+}
+
 /// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet.
 pub fn open(url: &str, variables: Variables<'_>, limits: Limits) -> Result<AzureStore> {
     let endpoint = variables(ENDPOINT).or_else(|| sign_in::endpoint(variables));

@@ -95,14 +95,16 @@ pub fn ways(variables: Variables<'_>) -> Vec<Way> {
 
 /// A token of Entra ID for another service of Azure than storage, by the first of the ways through Entra that is ready; `None` without
 /// any. The error is for a person and has nothing secret.
-pub async fn entra_token(variables: Variables<'_>) -> Option<Result<String, String>> {
+pub fn entra_token(variables: Variables<'_>) -> impl Future<Output = Option<Result<String, String>>> + Send + use<> {
     let entra = |(name, needed, ..): &&(&str, &[&str], &str, Open)| name.starts_with("Entra") && is_ready(variables, needed);
-    let (.., open) = WAYS.iter().find(entra)?;
-    Some(match open(variables, "") {
-        Ok(Credential::Token(source)) => source.management().await,
-        Ok(_) => Err("it gives no token".to_owned()),
-        Err(error) => Err(error.to_string()),
-    })
+    let opened = WAYS.iter().find(entra).map(|(.., open)| open(variables, ""));
+    async move {
+        Some(match opened? {
+            Ok(Credential::Token(source)) => source.management().await,
+            Ok(_) => Err("it gives no token".to_owned()),
+            Err(error) => Err(error.to_string()),
+        })
+    }
 }
 
 /// What an agent on another machine can sign in with as well as whoever sits at this one: nothing that needs files or programs here.

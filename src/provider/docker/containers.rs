@@ -1,0 +1,169 @@
+//! What is done to the containers of a job, one engine call after the other.
+
+use std::{collections::HashMap, time::Duration};
+
+use bollard::{
+    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status},
+    query_parameters::{
+        ContainerArchiveInfoOptions, KillContainerOptions, ListContainersOptions, LogsOptions, RemoveContainerOptions,
+        UploadToContainerOptions,
+    },
+};
+use futures_util::StreamExt as _;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    DRAIN_LIMIT, Docker, KILL_LIMIT, LOOK_EVERY,
+    archive::{Entry, pack},
+    error::{done, failed, found},
+    machine::{self, BEGUN, ENVIRONMENT},
+};
+use crate::{
+    docker,
+    job::docker::numbers,
+    provider::{Class, LeftBehind, ProviderError, Resource, Result, error::last_statement},
+};
+
+impl Docker {
+    pub(super) async fn inspect(&self, name: &str) -> Result<Option<ContainerInspectResponse>> {
+        found(&format!("look at the container {name}"), self.engine().await?.docker.inspect_container(name, None).await)
+    }
+
+    /// Whether its agent has begun, or never may.
+    pub(super) async fn has_begun(&self, name: &str) -> Result<bool> {
+        let options = ContainerArchiveInfoOptions { path: format!("/{BEGUN}") };
+        let answer = self.engine().await?.docker.get_container_archive_info(name, Some(options)).await;
+        Ok(found(&format!("look into the container {name}"), answer)?.is_some())
+    }
+
+    /// Puts files below `/ftctl` of a container, for its user alone.
+    pub(super) async fn put(&self, name: &str, user: (u32, u32), files: &[Entry<'_>]) -> Result<()> {
+        let options = UploadToContainerOptions { path: "/".to_owned(), ..UploadToContainerOptions::default() };
+        let mut entries = vec![Entry { path: "ftctl/", bytes: None }];
+        entries.extend(files.iter().map(|file| Entry { path: file.path, bytes: file.bytes }));
+        let body = bollard::body_full(pack(user, &entries));
+        let answer = self.engine().await?.docker.upload_to_container(name, Some(options), body).await;
+        answer.map_err(|error| failed(&format!("write into the container {name}"), &error))
+    }
+
+    pub(super) async fn start(&self, name: &str) -> Result<()> {
+        match self.engine().await?.docker.start_container(name, None).await {
+            Err(error) if docker::words(&error).contains("No such container") => Err(gone(name)),
+            answer => answer.map_err(|error| failed(&format!("start the container {name}"), &error).leaving(LeftBehind::Removable)),
+        }
+    }
+
+    /// Every container of the job, whoever made it, in the order of attempts.
+    pub(super) async fn containers(&self, label: &str, value: &str) -> Result<Vec<Resource>> {
+        let filters = HashMap::from([("label".to_owned(), vec![format!("{label}={value}")])]);
+        let options = ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
+        let answer = self.engine().await?.docker.list_containers(Some(options)).await;
+        let summaries = answer.map_err(|error| failed("list containers", &error))?;
+        let mut found: Vec<Resource> = summaries
+            .into_iter()
+            .filter_map(|container| machine::resource(container.names?.first()?, &container.labels?))
+            .collect();
+        found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
+        Ok(found)
+    }
+
+    /// Kills what runs; `None` when there is no such container.
+    pub(super) async fn power_off(&self, name: &str) -> Result<Option<ContainerInspectResponse>> {
+        let options = KillContainerOptions { signal: "SIGKILL".to_owned() };
+        done(&format!("kill the container {name}"), self.engine().await?.docker.kill_container(name, Some(options)).await)?;
+        self.ended(name, KILL_LIMIT).await
+    }
+
+    /// The container once nothing runs in it any more.
+    pub(super) async fn ended(&self, name: &str, limit: Duration) -> Result<Option<ContainerInspectResponse>> {
+        let begun = Instant::now();
+        loop {
+            let found = self.inspect(name).await?;
+            if !found.as_ref().is_some_and(runs) {
+                return Ok(found);
+            }
+            if begun.elapsed() > limit {
+                let why = format!("the container {name} still runs after {} s", limit.as_secs());
+                return Err(ProviderError::new(Class::Internal, why).leaving(LeftBehind::Removable));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Lets an agent that did not end by itself send what it left in its container. `found` is not running.
+    pub(super) async fn drain(&self, name: &str, found: &ContainerInspectResponse) -> Result<()> {
+        if status(found) == Status::CREATED || exit_code(found) == Some(0) {
+            return Ok(());
+        }
+        let environment = self.environment().await?;
+        let files = [Entry { path: BEGUN, bytes: Some(b"") }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
+        self.put(name, user_of(found), &files).await?;
+        self.start(name).await?;
+        let drained = match self.ended(name, DRAIN_LIMIT).await {
+            Err(error) if error.class == Class::Internal => self.power_off(name).await?,
+            ended => ended?,
+        };
+        match drained {
+            Some(drained) if exit_code(&drained) != Some(0) => Err(undrained(name, &self.last_words(name, &drained).await)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why a container is over, as far as anybody can say.
+    pub(super) async fn last_words(&self, name: &str, found: &ContainerInspectResponse) -> String {
+        let state = found.state.as_ref();
+        let how = match exit_code(found) {
+            _ if state.and_then(|state| state.oom_killed) == Some(true) => "was out of memory, and killed".to_owned(),
+            Some(code) if code > 128 => format!("was ended by signal {}", code - 128),
+            code => format!("ended with exit code {}", code.unwrap_or_default()),
+        };
+        match self.last_line(name).await {
+            Some(line) => format!("the container {how}; its last line: {line}"),
+            None => format!("the container {how}"),
+        }
+    }
+
+    /// An engine may keep no logs; then there is none.
+    pub(super) async fn last_line(&self, name: &str) -> Option<String> {
+        let options = LogsOptions { stdout: true, stderr: true, tail: "20".to_owned(), ..LogsOptions::default() };
+        let pieces: Vec<_> = self.engine().await.ok()?.docker.logs(name, Some(options)).collect().await;
+        let text: String = pieces.iter().flatten().map(ToString::to_string).collect();
+        last_statement(&text).map(str::to_owned)
+    }
+
+    /// Whether there is something of the engine's that `destroy` has still to wait for.
+    pub(super) async fn remove(&self, name: &str) -> Result<()> {
+        let options = RemoveContainerOptions { v: true, force: true, ..RemoveContainerOptions::default() };
+        let answer = self.engine().await?.docker.remove_container(name, Some(options)).await;
+        done(&format!("remove the container {name}"), answer).map_err(|error| error.leaving(LeftBehind::Removable))
+    }
+}
+
+pub(super) fn status(found: &ContainerInspectResponse) -> Status {
+    found.state.as_ref().and_then(|state| state.status).unwrap_or(Status::EMPTY)
+}
+
+pub(super) fn runs(found: &ContainerInspectResponse) -> bool {
+    matches!(status(found), Status::RUNNING | Status::PAUSED | Status::RESTARTING | Status::STOPPING)
+}
+
+pub(super) fn exit_code(found: &ContainerInspectResponse) -> Option<i64> {
+    found.state.as_ref().and_then(|ContainerState { exit_code, .. }| *exit_code)
+}
+
+/// As the container was made with.
+pub(super) fn user_of(found: &ContainerInspectResponse) -> (u32, u32) {
+    let user = found.config.as_ref().and_then(|config| config.user.as_deref());
+    user.and_then(numbers).unwrap_or(machine::NOBODY)
+}
+
+/// Somebody destroyed the container meanwhile: looking again tells.
+pub(super) fn gone(name: &str) -> ProviderError {
+    ProviderError::new(Class::Network, format!("there is no container {name} any more"))
+}
+
+fn undrained(name: &str, why: &str) -> ProviderError {
+    let message = format!("nothing of {name} runs any more, but its last output could not be sent to the store: {why}");
+    let fix = format!("run the same command again; to give the unsent bytes up, `docker rm {name}` first");
+    ProviderError::new(Class::Network, message).fix(fix).leaving(LeftBehind::Removable)
+}

@@ -1,0 +1,76 @@
+//! What a container sees of the store: a directory of the engine's machine, or a blob container and something to sign in with.
+
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+
+use serde_json::{Map, Value};
+
+use super::{Docker, machine};
+use crate::{
+    docker,
+    job::{docker::numbers, plan::Plan},
+    provider::{Class, ProviderError, Result},
+    store::azure,
+};
+
+impl Docker {
+    /// The store's directory on this machine, when it is one.
+    pub(super) fn directory(&self) -> Option<&Path> {
+        Some(Path::new(&self.settings.store)).filter(|path| path.is_absolute())
+    }
+
+    /// What the agent may show to the store.
+    pub(super) async fn environment(&self) -> Result<Vec<u8>> {
+        let carried = azure::carried(&(self.settings.variables)().await?);
+        if carried.is_empty() && azure::is_container(&self.settings.store) {
+            let why = format!("nothing that this machine signs in to {} with can be given to a container", self.settings.store);
+            return Err(ProviderError::new(Class::Denied, why)
+                .fix("set AZURE_STORAGE_KEY: agents then get a signature that ends with the job"));
+        }
+        let variables: Map<String, Value> = carried.into_iter().map(|(name, value)| (name, value.into())).collect();
+        Ok(Value::from(variables).to_string().into_bytes())
+    }
+
+    /// Whose processes they are: as the plan says, or else whoever may write to the store's directory.
+    pub(super) fn user(&self, plan: &Plan) -> Result<(u32, u32)> {
+        if let Some(user) = plan.docker.user.as_deref().and_then(numbers) {
+            return Ok(user);
+        }
+        let Some(store) = self.directory() else { return Ok(machine::NOBODY) };
+        let found = fs::metadata(store).map_err(|error| {
+            ProviderError::new(Class::Internal, format!("cannot look at the store {}: {error}", store.display()))
+        })?;
+        Ok((found.uid(), found.gid()))
+    }
+
+    /// Refuses what can be known to fail before anything is made, and without asking an engine.
+    pub(super) fn admit(&self, plan: &Plan) -> Result<()> {
+        let engine = docker::endpoint()?;
+        let store = &self.settings.store;
+        let refused = |why: String, fix: &str| Err(ProviderError::new(Class::Invalid, why).fix(fix));
+        if self.directory().is_some() {
+            if !engine.is_local() {
+                let why = format!("the store {store} is a directory of this machine; containers of {engine} do not see it");
+                return refused(why, "name a blob container with --store");
+            }
+        } else if !azure::is_container(store) {
+            return refused(
+                format!("a container does not see the store {store}"),
+                "name a directory or a blob container with --store",
+            );
+        } else if is_loopback(&self.settings.address) && plan.docker.network != "host" {
+            let why = format!(
+                "the store {store} is at {}, this machine's loopback, which a container on a network of its own does not reach",
+                self.settings.address
+            );
+            return refused(why, "set compute.docker.network = \"host\"");
+        }
+        Ok(())
+    }
+}
+
+/// Whether only this machine itself reaches the host of a URL.
+fn is_loopback(url: &str) -> bool {
+    let host = url.split_once("://").map_or("", |(_, rest)| rest.split('/').next().unwrap_or_default());
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    matches!(host, "localhost" | "[::1]") || host.starts_with("127.")
+}
