@@ -4,13 +4,19 @@
 mod common;
 
 use std::{
-    process::Command,
+    path::PathBuf,
+    process::{Command, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use common::{Runs, Said, Sandbox, azurite};
+use common::{
+    Runs, Said, Sandbox, azurite,
+    registry::{Auth, Registry},
+};
+
+const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart-docker.toml");
 
 struct Place {
     sandbox: Sandbox,
@@ -43,22 +49,14 @@ impl Place {
         command
     }
 
-    /// `verb` with the quickstart in a container, made small.
+    /// `verb` with the template of the quickstart in a container, made small.
     fn quickstart(&self, verb: &[&str], steps: u32, more: &[&str]) -> Command {
-        let template = include_str!("../templates/jobs/quickstart-docker.toml");
-        // This home has no cargo, so no dependencies of anything.
-        let job = template.replace("source = \"cargo-dependencies\"", "train = [\"text/*.txt\"]");
-        self.sandbox.write("job.toml", job);
-        std::fs::create_dir_all(self.sandbox.path("text")).expect("a directory");
-        for text in 0..20 {
-            let words: Vec<String> = (0..2_000).map(|word| format!("word{}", (word * word + text) % 97)).collect();
-            self.sandbox.write(&format!("text/{text}.txt"), words.join(" "));
-        }
         let image = std::env::var("FT_DOCKER_IMAGE").expect("FT_DOCKER_IMAGE names an image: tests/run makes it");
         let mut sets = vec![
             format!("compute.docker.image={image}"),
             format!("compute.docker.network={}", self.network),
             format!("train.steps={steps}"),
+            "data.limit_bytes=100000".to_owned(),
             "data.tokenizer.vocabulary=300".to_owned(),
         ];
         let small =
@@ -73,7 +71,13 @@ impl Place {
         ];
         sets.extend(small.iter().chain(&often).map(|set| (*set).to_owned()));
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        self.command(&[verb, &["job.toml"], &sets, more].concat())
+        let mut command = self.command(&[verb, &[TEMPLATE], &sets, more].concat());
+        // The text of the quickstart is what the tests were built from, and cargo finds it.
+        for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+            let home = std::env::var_os(variable).map(PathBuf::from);
+            command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
+        }
+        command
     }
 
     fn submitted(&self, steps: u32) -> String {
@@ -106,10 +110,16 @@ impl Place {
 
     /// `down --all`, and nothing is left on the engine.
     fn leaves_nothing(&self) {
-        self.ok(&["down", "--all", "-y", "--backend", "docker"]);
-        let owner = format!("label=ftctl.owner={}", self.owner);
-        assert_eq!(docker(&["ps", "-aq", "--filter", &owner]), "");
-        assert_eq!(anonymous(), self.others);
+        self.ok(&["down", "--all", "-y"]);
+        assert_eq!(self.containers(), "");
+        for (now, before) in anonymous().iter().zip(&self.others) {
+            let new: Vec<&str> = now.lines().filter(|line| !before.contains(line)).collect();
+            assert!(new.is_empty(), "{new:?}");
+        }
+    }
+
+    fn containers(&self) -> String {
+        docker(&["ps", "-aq", "--filter", &format!("label=ftctl.owner={}", self.owner)])
     }
 }
 
@@ -158,32 +168,38 @@ const STEPS: u32 = 400;
 #[test]
 #[ignore = "needs a container engine: tests/run starts one"]
 fn docker_carries_a_job_to_its_end_with_either_store_and_any_death() {
-    let calm = Place::new();
+    let azurite = azurite::start();
+    let calm = Place::in_azurite(azurite.container());
     let said = Sandbox::said(&mut calm.quickstart(&["run"], STEPS, &[]));
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert!(said.stdout.contains("succeeded"), "{}", said.stdout);
     let undisturbed = weights(&calm, "quickstart-docker");
     calm.leaves_nothing();
 
-    // The container's first process, seen from the engine's machine, dies; then the container is killed by the engine.
-    let azurite = azurite::start();
-    let place = Place::in_azurite(azurite.container());
-    let job = place.submitted(STEPS);
+    for place in [Place::in_azurite(azurite.container()), Place::new()] {
+        dies_in_every_way(&place);
+        assert!(weights(&place, "quickstart-docker") == undisturbed, "the weights are those of a run that was never disturbed");
+        place.leaves_nothing();
+    }
+}
+
+fn dies_in_every_way(place: &Place) {
+    let mut run = place.quickstart(&["run"], STEPS, &[]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("ftctl runs");
+    until(|| place.run(&["status", "quickstart-docker"]).code == Some(0));
+    let job = place.json(&["status", "quickstart-docker"])["id"].as_str().expect("an id").to_owned();
     place.trained_to(&job, 60);
+    // The container's first process, seen from the engine's machine; then the container, by its engine.
     let pid = docker(&["inspect", "--format", "{{.State.Pid}}", &format!("{job}-a1")]);
     assert!(Command::new("kill").args(["-9", &pid]).status().expect("kill runs").success());
-    let mut follower = place.command(&["logs", "-f", &job]).stdout(std::process::Stdio::null()).spawn().expect("ftctl runs");
     let second = format!("{job}-a2");
     until(|| !docker(&["ps", "-q", "--filter", &format!("name={second}")]).is_empty());
     place.trained_to(&job, 150);
     docker(&["kill", &second]);
     until(|| !docker(&["ps", "-q", "--filter", &format!("name={job}-a3")]).is_empty());
     // And ftctl itself.
-    follower.kill().expect("killed");
-    follower.wait().expect("waited");
+    run.kill().expect("killed");
+    run.wait().expect("waited");
     place.succeeds(&job, 3);
-    assert!(weights(&place, &job) == undisturbed, "the weights are those of a run that was never disturbed");
-    place.leaves_nothing();
 }
 
 #[test]
@@ -204,6 +220,56 @@ fn docker_runs_commands_beside_a_job_and_ends_it_when_asked() {
     assert_eq!(place.run(&["cancel", &job]).code, Some(0));
     assert_eq!(place.json(&["status", &job])["state"], "cancelled");
     assert_eq!(place.run(&["exec", &job, "--", "true"]).code, Some(3));
+    place.leaves_nothing();
+}
+
+#[test]
+#[ignore = "needs a container engine: tests/run starts one"]
+fn docker_containers_without_a_record_are_found_and_sent_home() {
+    let place = Place::new();
+    let job = place.submitted(1_000_000);
+    place.trained_to(&job, 20);
+    std::fs::create_dir(place.sandbox.path("another")).expect("a directory");
+    let elsewhere = ["down", "--all", "--store", "another"];
+    let acts = place.ok(&[&elsewhere[..], &["--dry-run"]].concat());
+    assert!(acts.contains(&format!("destroy {job}-a1")), "{acts}");
+    assert!(place.ok(&[&elsewhere[..], &["-y"]].concat()).contains(&format!("{job}: gone")));
+    assert_eq!(place.containers(), "");
+    // The job goes on in its own store, where nobody has cancelled it, and ends when it is told to.
+    assert_eq!(place.json(&["status", &job])["state"], "running");
+    place.leaves_nothing();
+    assert_eq!(place.json(&["status", &job])["state"], "cancelled");
+}
+
+#[test]
+#[ignore = "needs a container engine: tests/run starts one"]
+fn docker_fetches_images_from_a_registry_that_asks_who_comes() {
+    let place = Place::new();
+    let registry = Registry::start(Auth::Basic);
+    let name = format!("{}:1", registry.repository("team/trainer"));
+    let home = place.sandbox.home();
+    let config = home.join(".docker").display().to_string();
+    registry.login(&home, "me", "right");
+    docker(&["tag", &std::env::var("FT_DOCKER_IMAGE").expect("tests/run names an image"), &name]);
+    docker(&["--config", &config, "push", "--quiet", &name]);
+    docker(&["image", "rm", &name]);
+    let image = ["--set".to_owned(), format!("compute.docker.image={name}")];
+    let image = image.each_ref().map(String::as_str);
+    for (user, password) in [("me", "wrong"), ("nobody", "right")] {
+        registry.login(&home, user, password);
+        let said = Sandbox::said(&mut place.quickstart(&["run"], 10, &image));
+        assert_eq!(said.code, Some(4), "{}", said.stderr);
+        assert!(
+            said.stderr.contains(&format!("cannot fetch the image {name}")) && said.stderr.contains("docker login"),
+            "{}",
+            said.stderr
+        );
+        assert!(!said.stderr.contains(password), "{}", said.stderr);
+    }
+    registry.login(&home, "me", "right");
+    let said = Sandbox::said(&mut place.quickstart(&["run"], 10, &image));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    docker(&["image", "rm", &name]);
     place.leaves_nothing();
 }
 
@@ -243,6 +309,21 @@ fn docker_that_is_away_or_has_no_image_is_told_and_leaves_nothing() {
         let mut command = if verb == ["run"] { place.quickstart(verb, 10, &[]) } else { place.command(verb) };
         Sandbox::said(command.env("DOCKER_HOST", "unix:///nowhere/docker.sock"))
     };
+    let planned = Sandbox::said(place.quickstart(&["plan"], 10, &[]).env("DOCKER_HOST", "unix:///nowhere/docker.sock"));
+    assert_eq!(planned.code, Some(0), "{}", planned.stderr);
+    assert!(
+        planned.stderr.contains("no container engine answers") && planned.stderr.contains("is not known"),
+        "{}",
+        planned.stderr
+    );
+    // A container reaches no emulator on the loopback, whichever variable leads there; no engine is needed to know that.
+    let bridge = ["--set", "compute.docker.network=bridge", "--store", "azure://devstoreaccount1/box"];
+    let endpoint = [("AZURE_STORAGE_KEY", azurite::KEY), ("FTCTL_ENDPOINT_BLOB", "http://127.0.0.1:1/devstoreaccount1")];
+    let refused = Sandbox::said(place.quickstart(&["plan"], 10, &bridge).envs(endpoint));
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("loopback") && refused.stderr.contains("network = \"host\""), "{}", refused.stderr);
+    let nothing = away(&["down", "--all", "-y"]);
+    assert_eq!((nothing.code, nothing.stdout.trim()), (Some(0), "there is nothing to destroy"), "{}", nothing.stderr);
     for verb in [&["run"][..], &["down", "--all", "-y"], &["sweep"]] {
         let verb = [verb, if verb == ["run"] { &[] } else { &["--backend", "docker"][..] }].concat();
         let said = away(&verb);

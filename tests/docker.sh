@@ -13,7 +13,7 @@ docker_run=""
 start_docker() {
     step "A container engine"
     install_docker || return
-    docker_answers || start_engine || return
+    docker_answers || { start_engine && leftovers; } || return
     base_image && builder_image
 }
 
@@ -38,6 +38,16 @@ start_engine() {
     stop_docker
     unset DOCKER_HOST
     no_docker "dockerd does not come up here: $(grep -v level=info "$log" | tail -n 1)"
+}
+
+# Nothing but base images and some cache of builds outlives a run in the tests' own engine: what one that was broken off left goes.
+leftovers() {
+    docker ps --all --quiet | xargs --no-run-if-empty docker rm --force --volumes >/dev/null
+    docker images --format '{{.Repository}}:{{.Tag}}' | grep -vE '^(ftctl-test/(base|builder):|<none>)' |
+        xargs --no-run-if-empty docker image rm --force >/dev/null
+    docker image prune --force >/dev/null
+    docker volume prune --force >/dev/null
+    docker builder prune --force --keep-storage 8GB >/dev/null
 }
 
 # A minimal system like the one that links the programs: no registry of images may be in reach.
@@ -95,10 +105,11 @@ docker_answers() {
 }
 
 install_docker() {
-    command -v dockerd >/dev/null && command -v docker-registry >/dev/null && command -v debootstrap >/dev/null && return
+    command -v dockerd >/dev/null && command -v docker-registry >/dev/null && command -v debootstrap >/dev/null &&
+        [ -x /usr/sbin/sshd ] && return
     [ "$(id -u)" = 0 ] || { no_docker "no engine answers, and only root could start one"; return 1; }
     command -v apt-get >/dev/null || { no_docker "no engine answers, and there is no apt-get to install one"; return 1; }
-    local packages=(docker.io docker-registry debootstrap)
+    local packages=(docker.io docker-registry debootstrap openssh-server openssh-client)
     apt_install "${packages[@]}" || { apt-get update -qq >&2 && apt_install "${packages[@]}"; } ||
         { no_docker "apt-get cannot install ${packages[*]}"; return 1; }
 }

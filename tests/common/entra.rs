@@ -225,7 +225,7 @@ fn answer(head: &str, body: &str, life: Life) -> (&'static str, &'static str, Va
 }
 
 /// A throw-away authority, and what it vouches for: 127.0.0.1.
-fn make_certificates(directory: &Path) {
+pub fn make_certificates(directory: &Path) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     authority.distinguished_name.push(DnType::CommonName, "test authority");

@@ -4,14 +4,17 @@
 #![allow(dead_code)]
 
 pub mod azurite;
+pub mod engine;
 pub mod entra;
 pub mod proxy;
 pub mod registry;
 pub mod secrets;
 
 use std::{
+    net::{TcpListener, TcpStream},
     path::PathBuf,
     process::{Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -97,6 +100,8 @@ impl Sandbox {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ftctl"));
         command.args(arguments).current_dir(self.path("")).env_clear().stdin(Stdio::null());
         command.env("HOME", self.home()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        // `down --all` asks the engine of whoever runs the tests otherwise.
+        command.env("DOCKER_HOST", format!("unix://{}", self.home().join("no-engine.sock").display()));
         command
     }
 
@@ -108,5 +113,20 @@ impl Sandbox {
         let output = command.output().expect("ftctl runs");
         let text = |bytes| String::from_utf8(bytes).expect("ftctl prints UTF-8");
         Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+/// Longest time that a service may take to listen on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port()
+}
+
+pub fn listening(port: u16) {
+    let began = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(began.elapsed() < LIMIT, "nothing listens on port {port}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -3,14 +3,11 @@
 use std::{
     fs,
     io::Write as _,
-    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
 };
 
-/// Longest time that a service may take to listen on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+use super::{free_port, listening};
 
 /// `me` with the password `right`, as htpasswd -B writes it.
 const PASSWORDS: &str = "me:$2y$05$abcdefghijklmnopqrstuu8xaCxxL82bnl.UY74PMksDxIJShppPC\n";
@@ -134,17 +131,5 @@ impl Drop for Registry {
         while !self.programs.is_empty() {
             self.kill();
         }
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port()
-}
-
-fn listening(port: u16) {
-    let began = Instant::now();
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(began.elapsed() < LIMIT, "nothing listens on port {port}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
