@@ -17,8 +17,39 @@ use crate::job::report::{Report, Unit};
 /// The newest libtorch that still has Volta kernels in one of its builds; `tch` is pinned to it.
 pub const VERSION: &str = "2.11.0";
 
-/// On disk after installation, for the progress bar only (download and unpacked wheel, Linux x86-64).
-const EXPECTED_BYTES: u64 = 1_750_000_000;
+/// What is installed of libtorch. The trainer is built against the same part of it in every variant, and loads the CUDA part where it finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Variant {
+    /// As `FTCTL_LIBTORCH` names it.
+    name: &'static str,
+    /// Directory below `libtorch/` in the cache.
+    directory: &'static str,
+    /// What pip is told besides `torch`.
+    arguments: &'static [&'static str],
+    /// On disk after installation, for the progress bar only (download and unpacked wheel, Linux x86-64); where it is known.
+    expected_bytes: Option<u64>,
+}
+
+/// The wheel is the CUDA build everywhere but on macOS. Its libtorch_cpu links two of CUDA's packages: without them it does not load, even on a
+/// machine without a GPU.
+const CPU: Variant = Variant {
+    name: "cpu",
+    directory: VERSION,
+    arguments: if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        &["--no-deps", "nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*"]
+    } else {
+        &["--no-deps"]
+    },
+    expected_bytes: Some(1_750_000_000),
+};
+
+/// With all packages that the wheel names, which are CUDA's libraries for the most part.
+const CUDA: Variant = Variant { name: "cuda", directory: "2.11.0-cuda", arguments: &[], expected_bytes: None };
+
+/// Chooses the variant; absent, a machine with NVIDIA's driver has CUDA.
+const VARIANT: &str = "FTCTL_LIBTORCH";
+/// There while NVIDIA's kernel module is loaded.
+const DRIVER: &str = "/proc/driver/nvidia/version";
 
 /// A libtorch to link against and to run with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,16 +65,32 @@ pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<Libtorch> {
     if let Some(own) = from_environment() {
         return Ok(own);
     }
-    let home = cache.join("libtorch").join(VERSION);
+    let variant = wanted()?;
+    let home = cache.join("libtorch").join(variant.directory);
     if !home.join("complete").is_file() {
-        install(&home, report).await?;
+        install(&home, variant, report).await?;
     }
     Ok(installed(&home))
 }
 
+fn wanted() -> Result<Variant> {
+    variant(env::var(VARIANT).ok().as_deref(), Path::new(DRIVER).exists())
+}
+
+fn variant(named: Option<&str>, has_driver: bool) -> Result<Variant> {
+    match named {
+        None => Ok(if has_driver { CUDA } else { CPU }),
+        Some(name) => [CPU, CUDA].into_iter().find(|variant| variant.name == name).ok_or_else(|| {
+            ImageError::Unusable(format!(
+                "{VARIANT} is `{name}`; set it to `cpu` or `cuda`, or unset it to let the machine's driver decide"
+            ))
+        }),
+    }
+}
+
 /// The libtorch that is there already, if any: for `doctor`, which installs nothing.
 pub fn present(cache: &Path) -> Option<Libtorch> {
-    let home = cache.join("libtorch").join(VERSION);
+    let home = cache.join("libtorch").join(wanted().ok()?.directory);
     from_environment().or_else(|| home.join("complete").is_file().then(|| installed(&home)))
 }
 
@@ -67,7 +114,7 @@ fn installed(home: &Path) -> Libtorch {
     }
 }
 
-async fn install(home: &Path, report: &dyn Report) -> Result<()> {
+async fn install(home: &Path, variant: Variant, report: &dyn Report) -> Result<()> {
     let parent = home.parent().unwrap_or(home);
     fs::create_dir_all(parent).map_err(io_error("create", parent))?;
     let lock_path = parent.join("lock");
@@ -83,9 +130,9 @@ async fn install(home: &Path, report: &dyn Report) -> Result<()> {
     remove_partial(parent)?;
     remove(home)?;
     // A name of its own: the pip of an ftctl that was killed may still write into the last one.
-    let partial = parent.join(format!("{VERSION}.partial-{}", std::process::id()));
+    let partial = parent.join(format!("{}.partial-{}", variant.directory, std::process::id()));
     let pip = pip(&partial).await?;
-    run_pip(&pip, &partial, report).await?;
+    run_pip(&pip, &partial, variant, report).await?;
     link_view(&partial)?;
     remove(&partial.join("temporary"))?;
     remove(&partial.join("venv"))?;
@@ -127,42 +174,33 @@ async fn pip(partial: &Path) -> Result<Vec<String>> {
     ))
 }
 
-async fn run_pip(pip: &[String], partial: &Path, report: &dyn Report) -> Result<()> {
+async fn run_pip(pip: &[String], partial: &Path, variant: Variant, report: &dyn Report) -> Result<()> {
     let temporary = partial.join("temporary");
     fs::create_dir_all(&temporary).map_err(io_error("create", &temporary))?;
     let log_path = partial.with_extension("log");
     let log = fs::File::create(&log_path).map_err(io_error("create", &log_path))?;
     let mut command = Command::new(&pip[0]);
-    command.args(&pip[1..]).args([
-        "install",
-        "--no-deps",
-        "--no-compile",
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-        "--target",
-    ]);
-    command.arg(partial.join("site")).arg(format!("torch=={VERSION}"));
-    if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        // libtorch_cpu of the CUDA build links these two; without them it does not load, even on a machine without a GPU.
-        command.args(["nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*"]);
-    }
+    command.args(&pip[1..]).args(["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check", "--target"]);
+    command.arg(partial.join("site")).arg(format!("torch=={VERSION}")).args(variant.arguments);
     command.env("TMPDIR", &temporary).stdin(Stdio::null()).kill_on_drop(true);
     command.stdout(log.try_clone().map_err(io_error("open", &log_path))?).stderr(log);
     let mut child =
         command.spawn().map_err(|source| ImageError::Missing { program: "python3", purpose: "install libtorch", source })?;
-    let what = format!("Installing libtorch {VERSION}");
+    let what = format!("Installing libtorch {VERSION} for {}", variant.name);
     let status = loop {
         tokio::select! {
             status = child.wait() => break status.map_err(io_error("wait for", &log_path))?,
             () = tokio::time::sleep(Duration::from_millis(500)) => {
-                report.progress(&what, size_of(partial).min(EXPECTED_BYTES - 1), Some(EXPECTED_BYTES), Unit::Bytes);
+                let most = variant.expected_bytes.map_or(u64::MAX, |expected| expected - 1);
+                report.progress(&what, size_of(partial).min(most), variant.expected_bytes, Unit::Bytes);
             }
         }
     };
     if !status.success() {
         return Err(ImageError::Failed { purpose: "installing libtorch with pip", tail: tail(&log_path), log: log_path });
     }
-    report.progress(&what, EXPECTED_BYTES, Some(EXPECTED_BYTES), Unit::Bytes);
+    let bytes = variant.expected_bytes.unwrap_or_else(|| size_of(partial));
+    report.progress(&what, bytes, Some(bytes), Unit::Bytes);
     Ok(())
 }
 
@@ -179,8 +217,9 @@ fn size_of(directory: &Path) -> u64 {
         .sum()
 }
 
-/// A folder that shows the linker the CPU libraries only: with libtorch_cuda in sight torch-sys would link it, and the trainer would not
-/// start on a machine without the CUDA libraries.
+/// A folder that shows the linker the CPU libraries only: with libtorch_cuda in sight torch-sys would name it to the linker, which drops it again
+/// because no symbol of it is used, or with `--no-as-needed` makes a trainer that does not start without CUDA's libraries. The trainer
+/// loads it when a GPU is asked for.
 fn link_view(partial: &Path) -> Result<()> {
     let link = partial.join("link/lib");
     fs::create_dir_all(&link).map_err(io_error("create", &link))?;
@@ -191,4 +230,18 @@ fn link_view(partial: &Path) -> Result<()> {
         std::os::unix::fs::symlink(target, link.join(&name)).map_err(io_error("link", &link))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_chooses_the_variant_unless_a_user_does() {
+        assert_eq!([variant(None, false).unwrap(), variant(None, true).unwrap()], [CPU, CUDA]);
+        assert_eq!([variant(Some("cpu"), true).unwrap(), variant(Some("cuda"), false).unwrap()], [CPU, CUDA]);
+        let refused = variant(Some("cu130"), true).unwrap_err().to_string();
+        assert!(refused.contains("FTCTL_LIBTORCH is `cu130`; set it to `cpu` or `cuda`"), "{refused}");
+        assert!(CUDA.directory.starts_with(VERSION) && CUDA.directory != CPU.directory);
+    }
 }

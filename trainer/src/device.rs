@@ -36,8 +36,8 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, Failure> {
         DeviceChoice::Cuda => match gpu() {
             Ok(()) => Ok(on_gpu("device = \"cuda\"")),
             Err(reason) => Err(Failure::input(format!(
-                "device = \"cuda\" cannot be had: {reason}; on a machine with an NVIDIA GPU install its driver and build the trainer beside \
-                 libtorch's CUDA build (trainer/README.md says how), or set device = \"cpu\""
+                "device = \"cuda\" cannot be had: {reason}; on a machine with an NVIDIA GPU install its driver and build the trainer with \
+                 FTCTL_LIBTORCH=cuda, or set device = \"cpu\""
             ))),
         },
     }
