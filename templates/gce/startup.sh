@@ -17,6 +17,14 @@ tell() { # tell KEY VALUE: a guest attribute, for whoever looks at the machine
     curl -sf --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data "$2" "$metadata/guest-attributes/ftctl/$1" >/dev/null
 }
 
+beat() { # a sign of life every ten seconds: the cloud's own time, so that nobody's clock matters
+    local head
+    while head="$(curl -s --max-time 10 -o /dev/null -D - -H 'Metadata-Flavor: Google' "$metadata/name" | tr -d '\r')"; do
+        tell beat "$(sed -n 's/^[Dd]ate: //p' <<<"$head")"
+        sleep 10
+    done
+}
+
 give_up() { # the machine must not be paid for what it cannot do
     echo "ftctl: FAILED: $*"
     tell failure "$*"
@@ -47,7 +55,8 @@ pull() {
 }
 
 echo "ftctl: this is $(get name)"
-command -v docker >/dev/null || give_up "there is no docker on this machine: choose a boot image that has it"
+beat &
+docker info >/dev/null || give_up "there is no docker that works on this machine: choose a boot image that has it"
 mkdir -p "$home/work" "$home/cache"
 image="$(get attributes/ftctl-image)"
 tell phase pulling
@@ -55,7 +64,10 @@ pull || give_up "the image $image cannot be pulled by this machine: is it in a r
 cards=()
 if has_cards; then
     tell phase driver
-    wait_for 300 "the driver of the GPU did not come up within five minutes: choose a boot image with one that knows this GPU" nvidia-smi
+    # Images of deep learning install their driver after the first start; where nothing will, waiting costs money.
+    patience=30
+    [ -d /opt/deeplearning ] && patience=300
+    wait_for "$patience" "the driver of the GPU did not come up within $patience s: choose a boot image with one that knows this GPU" nvidia-smi
     nvidia-smi -L
     cards=(--gpus all)
 fi
@@ -74,6 +86,7 @@ docker run --rm --name ftctl --network host --ipc host --stop-timeout 30 "${card
 code=$?
 echo "ftctl: the agent ended with code $code"
 # 125 to 127: no agent ever ran.
+case "$code" in 4 | 7) give_up "the agent cannot use its store from this machine (code $code)" ;; esac
 [ "$code" -lt 125 ] || [ "$code" -gt 127 ] || give_up "the container of $image cannot be started (code $code)"
 tell phase over
 poweroff

@@ -1,0 +1,137 @@
+//! The startup script of machines on Compute Engine, alone: what it does and says in every case, held against `tests/recordings/startup.txt`.
+//! Its tools write down how they are called; the metadata server is the test. `FT_RECORD=1` writes the file anew.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+/// What a machine has and what befalls it: the exit codes of its tools.
+struct Case {
+    name: &'static str,
+    docker_info: u8,
+    docker_pull: u8,
+    docker_run: u8,
+    driver: u8,
+    cards: &'static str,
+}
+
+const WELL: Case = Case { name: "all is well", docker_info: 0, docker_pull: 0, docker_run: 0, driver: 0, cards: "1" };
+
+const CASES: &[Case] = &[
+    WELL,
+    Case { name: "no cards are wanted", cards: "0", driver: 9, ..WELL },
+    Case { name: "docker does not work", docker_info: 1, ..WELL },
+    Case { name: "the image cannot be pulled", docker_pull: 1, ..WELL },
+    Case { name: "there is no driver", driver: 9, ..WELL },
+    Case { name: "the store is out of reach", docker_run: 7, ..WELL },
+    Case { name: "the store does not let it in", docker_run: 4, ..WELL },
+    Case { name: "the container does not start", docker_run: 125, ..WELL },
+    Case { name: "the agent was killed", docker_run: 137, ..WELL },
+];
+
+/// Everything that happened, in order.
+type Transcript = Arc<Mutex<Vec<String>>>;
+
+fn attributes(case: &Case) -> BTreeMap<&'static str, String> {
+    BTreeMap::from([
+        ("name", "job-bcdfgh-a1".to_owned()),
+        ("attributes/ftctl-image", "registry.example/ftctl@sha256:00".to_owned()),
+        ("attributes/ftctl-cards", case.cards.to_owned()),
+        ("attributes/ftctl-order", "{\"schema\":\"ftctl.order/1\"}".to_owned()),
+        ("attributes/ftctl-environment", "AZURE_STORAGE_SAS_TOKEN=se=1".to_owned()),
+    ])
+}
+
+/// One request to a metadata server: values are given, guest attributes written down. A sign of life has its place in no order.
+fn answer(mut stream: TcpStream, attributes: &BTreeMap<&'static str, String>, transcript: &Transcript) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?);
+    let (mut request, mut length, mut flavor) = (String::new(), 0, false);
+    lines.read_line(&mut request)?;
+    loop {
+        let mut header = String::new();
+        lines.read_line(&mut header)?;
+        let header = header.trim().to_ascii_lowercase();
+        if header.is_empty() {
+            break;
+        }
+        length = header.strip_prefix("content-length: ").and_then(|length| length.parse().ok()).unwrap_or(length);
+        flavor |= header == "metadata-flavor: google";
+    }
+    let mut body = vec![0; length];
+    lines.read_exact(&mut body)?;
+    let path = request.split(' ').nth(1).and_then(|path| path.strip_prefix("/computeMetadata/v1/instance/")).unwrap_or_default();
+    let (status, text) = match (path.strip_prefix("guest-attributes/ftctl/"), attributes.get(path)) {
+        _ if !flavor => (403, String::new()),
+        (Some("beat"), _) => {
+            assert_eq!(String::from_utf8_lossy(&body), "Sun, 06 Nov 1994 08:49:37 GMT", "the cloud's own time");
+            (200, String::new())
+        }
+        (Some(key), _) => {
+            transcript.lock().expect("a transcript").push(format!("tells {key}: {}", String::from_utf8_lossy(&body)));
+            (200, String::new())
+        }
+        (None, Some(value)) => (200, value.clone()),
+        (None, None) => (404, String::new()),
+    };
+    let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+    write!(stream, "HTTP/1.1 {status} x\r\nDate: {date}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{text}", text.len())
+}
+
+fn tool(folder: &Path, name: &str, text: &str) {
+    let path = folder.join(name);
+    fs::write(&path, format!("#!/bin/bash\n{text}\n")).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+}
+
+fn play(case: &Case) -> String {
+    let machine = tempfile::tempdir().expect("a machine");
+    let calls = machine.path().join("calls");
+    let tell = format!("echo \"runs $(basename \"$0\") $*\" >>'{}'", calls.display());
+    let docker = format!(
+        "{tell}\ncase \"$1\" in info) exit {};; pull) exit {};; run) exit {};; esac",
+        case.docker_info, case.docker_pull, case.docker_run
+    );
+    tool(machine.path(), "docker", &docker);
+    tool(machine.path(), "nvidia-smi", &format!("[ $# = 0 ] || echo 'GPU 0: of the test'\nexit {}", case.driver));
+    // Power does not wait for anybody.
+    tool(machine.path(), "poweroff", &format!("{tell}\nkill -9 0"));
+    tool(machine.path(), "sleep", "exec /bin/sleep 0.01");
+    tool(machine.path(), "chown", &tell);
+
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let host = listener.local_addr().expect("an address").to_string();
+    let transcript = Transcript::default();
+    let (told, known) = (transcript.clone(), attributes(case));
+    thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(answer(stream, &known, &told))));
+
+    let path = format!("{}:{}", machine.path().display(), std::env::var("PATH").unwrap_or_default());
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("templates/gce/startup.sh");
+    let mut command = Command::new("setsid");
+    command.args(["--wait", "bash"]).arg(script).env_clear().env("PATH", path).env("GCE_METADATA_HOST", &host);
+    command.env("FTCTL_HOME", machine.path().join("home")).stdin(Stdio::null());
+    let output = command.output().expect("it runs");
+    let calls = fs::read_to_string(&calls).unwrap_or_default();
+    let told = transcript.lock().expect("a transcript").join("\n");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let whole = format!("## {}\nsays:\n{said}\ndoes:\n{calls}\n{told}\n\n", case.name);
+    whole.replace(&machine.path().display().to_string(), "/MACHINE").replace(&host, "METADATA")
+}
+
+#[test]
+fn the_startup_script_does_and_says_what_it_did_and_said() {
+    let found: String = CASES.iter().map(play).collect();
+    let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/startup.txt");
+    if std::env::var_os("FT_RECORD").is_some() {
+        fs::write(&file, &found).expect("written");
+    }
+    let expected = fs::read_to_string(&file).expect("the recording");
+    assert!(found == expected, "the startup script changed; FT_RECORD=1 writes {} anew:\n{found}", file.display());
+}
