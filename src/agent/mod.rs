@@ -5,7 +5,7 @@
 //! record. Everything that is not in the store yet lies in the attempt's [`folder`](folder::Folder), so a killed agent loses nothing
 //! that the disk survives: the next attempt or [`drain`] sends it.
 //!
-//! A store that cannot be reached stops nothing: the trainer goes on and the agent tries again. Only a lost lease ends the attempt, and
+//! A store that cannot be reached stops nothing that has begun: the trainer goes on and the agent tries again. Only a lost lease ends the attempt, and
 //! the job's deadline, some time after which the agent itself ends whatever it is doing.
 
 mod folder;
@@ -63,6 +63,8 @@ const LEASE_TTL: Duration = Duration::from_secs(60);
 const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
 /// How long after its deadline, and the grace, an agent may still be sending. Whatever hangs then, the machine is free.
 const FAREWELL: Duration = Duration::from_secs(30 * 60);
+/// A machine on which the store was never reached can do nothing, and may cost money. What was begun waits for ever.
+const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 /// How long a drain keeps trying before it says that it cannot.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -96,6 +98,11 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, metadata: Option<&
         }
         None => agent.run(cache, notice).await,
     }
+}
+
+fn unreachable(order: &RunOrder) -> StoreError {
+    let why = format!("{} could not be used within {} minutes", order.store, FIRST_CONTACT.as_secs() / 60);
+    StoreError::Io { action: "begin", path: order.job.to_string(), source: io::Error::new(io::ErrorKind::TimedOut, why) }
 }
 
 fn overdue(order: &RunOrder) -> StoreError {
@@ -141,7 +148,9 @@ impl<'a> Agent<'a> {
 
     async fn run(&self, cache: &Path, notice: impl Future<Output = ()>) -> Result<ExitRecord> {
         let exit = path::exit(&self.order.job, self.order.attempt);
-        if let Some((record, _)) = self.persist("look at the store", is_io, async || find_json(&*self.store, &exit).await).await? {
+        let look = self.persist("look at the store", is_io, async || find_json(&*self.store, &exit).await);
+        let looked = tokio::time::timeout(FIRST_CONTACT, look).await.unwrap_or_else(|_| Err(unreachable(self.order)))?;
+        if let Some((record, _)) = looked {
             return Ok(record);
         }
         let lease = match self.take_lease().await? {

@@ -28,6 +28,7 @@ mod build;
 mod cancel;
 mod completion;
 mod config;
+mod debts;
 mod devcloud;
 mod doctor;
 mod down;
@@ -244,7 +245,8 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     }
     let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
     let mut app = App { settings, output, yes, dry_run, working_directory, limits: Limits::default(), passed_on: 0 };
-    match cli.verb {
+    let looks = cli.verb.looks_at_jobs();
+    let done = match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),
         Verb::Doctor(verb) => verb.run(&mut app),
         Verb::Plan(verb) => verb.run(&mut app),
@@ -275,7 +277,11 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Schema(_) => schema::run(&mut app),
         Verb::Version(_) => version::run(&mut app),
         Verb::Agent(verb) => verb.run(&mut app),
-    }?;
+    };
+    if looks {
+        app.settle_debts(&done);
+    }
+    done?;
     Ok(app.passed_on.into())
 }
 
@@ -311,6 +317,35 @@ impl Verb {
             Verb::Build(build::Arguments { which, .. }) | Verb::Push(push::Arguments { which, .. }) => (&which.image).into(),
             _ => ImageSpec::default(),
         }
+    }
+
+    /// Whether the verb is about jobs or the store that holds them: then it also says which of them may still cost money.
+    fn looks_at_jobs(&self) -> bool {
+        use Verb::{
+            Bill, Cancel, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Report, Run, Ssh, Status, Submit, Sweep, Up,
+            Upload,
+        };
+        matches!(
+            self,
+            Bill(_)
+                | Cancel(_)
+                | Doctor(_)
+                | Down(_)
+                | Download(_)
+                | Drill(_)
+                | Exec(_)
+                | Explain(_)
+                | Logs(_)
+                | Plan(_)
+                | Report(_)
+                | Run(_)
+                | Ssh(_)
+                | Status(_)
+                | Submit(_)
+                | Sweep(_)
+                | Up(_)
+                | Upload(_)
+        )
     }
 
     /// The flags that are settings.

@@ -129,6 +129,10 @@ pub mod path {
     pub fn log(id: &JobId, attempt: u32) -> String {
         format!("{}/log", self::attempt(id, attempt))
     }
+    /// What the attempt's machine wrote to its console, kept when no agent could write a log.
+    pub fn console(id: &JobId, attempt: u32) -> String {
+        format!("{}/console.json", self::attempt(id, attempt))
+    }
     pub fn progress(id: &JobId, attempt: u32) -> String {
         format!("{}/progress.jsonl", self::attempt(id, attempt))
     }
@@ -137,6 +141,13 @@ pub mod path {
     }
     pub fn exit(id: &JobId, attempt: u32) -> String {
         format!("{}/exit.json", self::attempt(id, attempt))
+    }
+    /// Machines of this job may still cost money.
+    pub fn debt(id: &JobId) -> String {
+        format!("{}/{id}.json", debts())
+    }
+    pub fn debts() -> String {
+        format!("{ROOT}/debts")
     }
     pub fn checkpoints(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/checkpoints")

@@ -1,7 +1,11 @@
 //! Carries a job on from wherever it stands. There is no daemon: whoever holds the job's supervisor lease drives, everyone else
 //! watches, and the next one takes over when the holder is gone.
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::{
+    future::Future,
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use super::{Next, Result, World, journal::Journal, step};
 use crate::{
@@ -44,6 +48,10 @@ const RENEW: Duration = Duration::from_secs(5);
 const WATCH: Duration = Duration::from_millis(500);
 /// Network errors in a row after which a person should look.
 const MAX_FAILURES: u32 = 8;
+/// Tear-downs in a row that failed at once.
+const MAX_TEAR_DOWNS: u32 = 3;
+/// A tear-down that has failed for so long is not tried again by the same command: what it owes is not forgotten.
+const LONG: Duration = Duration::from_secs(5);
 
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
@@ -83,6 +91,7 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Record> {
     let mut job = Journal::load(world, id).await?;
     let mut failures = 0;
     while !until.reached(&job.record) {
+        let begun = Instant::now();
         match step(world, &mut job).await {
             Ok(next) => {
                 failures = 0;
@@ -94,7 +103,12 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Record> {
             }
             Err(failure) => {
                 failures += 1;
-                recover(world, &mut job, failure, failures).await?;
+                let most = match failure.exit {
+                    Exit::MayBill if begun.elapsed() > LONG => 1,
+                    Exit::MayBill => MAX_TEAR_DOWNS,
+                    _ => MAX_FAILURES,
+                };
+                recover(world, &mut job, failure, failures >= most, failures).await?;
             }
         }
     }
@@ -102,8 +116,7 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Record> {
 }
 
 /// What an error in a step means for the job.
-async fn recover(world: &World, job: &mut Journal, failure: Failure, failures: u32) -> Result<()> {
-    let last_try = failures >= MAX_FAILURES;
+async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: bool, failures: u32) -> Result<()> {
     match failure.exit {
         // Somebody else wrote the record (a cancel, a second supervisor): read it and go on from there.
         Exit::Conflict if !last_try => job.reload().await,
@@ -114,6 +127,12 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, failures: u
         }
         Exit::Conflict | Exit::Network | Exit::MayBill => Err(failure),
         _ if job.record.state == State::TearingDown => Err(failure),
+        // Credentials that ended are the user's affair, and no reason to take a machine from a job that trains.
+        Exit::Denied if job.record.state == State::Running => {
+            let id = &job.record.id;
+            Err(Failure { message: format!("{}; the job {id} goes on by itself", failure.message), ..failure }
+                .fix(format!("sign in again, then `ftctl logs -f {id}`")))
+        }
         // The stage can never succeed: end the job, so that nothing is left behind, and keep the reason.
         _ => match job.end(Outcome::Failed, failure.exit, failure_text(&failure)).await {
             Ok(()) => Ok(()),

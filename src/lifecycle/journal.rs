@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Result, World};
+use super::{Result, World, vigil::Vigil};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -21,6 +21,8 @@ pub struct Journal {
     pub record: Record,
     /// The provider did not answer when it was last asked how the machine is; only this invocation knows.
     pub out_of_sight: bool,
+    /// What this invocation has heard of the running attempt.
+    pub vigil: Vigil,
     etag: ETag,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
@@ -43,7 +45,7 @@ impl Journal {
     }
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
-        Self { record, out_of_sight: false, etag, store: world.store.clone(), clock: world.clock.clone() }
+        Self { record, out_of_sight: false, vigil: Vigil::default(), etag, store: world.store.clone(), clock: world.clock.clone() }
     }
 
     /// Reads the record again, whatever this invocation thought.

@@ -1,14 +1,14 @@
 //! What the attempts of a job wrote, read from the store: the same bytes after a lost connection, a preemption and the end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use super::{Result, World, journal};
+use super::{Result, World, console, journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
-        id::{JobId, path},
+        id::{AttemptId, JobId, path},
         record::Record,
         state::State,
     },
@@ -31,6 +31,9 @@ pub struct Options {
 
 /// How often a followed log is looked at.
 const POLL: Duration = Duration::from_millis(300);
+
+/// How often a console is looked at.
+const CONSOLE: Duration = Duration::from_secs(1);
 
 /// Where log bytes go. A failure (a closed pipe) ends the reading.
 pub type Sink<'a> = dyn FnMut(&[u8]) -> std::io::Result<()> + Send + 'a;
@@ -75,6 +78,7 @@ async fn one_attempt(
         None => 0,
     };
     let mut reader = LogReader::new(store.clone(), path, start);
+    let mut console = Consoled::default();
     loop {
         // The record first: bytes that arrive between the two looks belong to a reading that comes after.
         let record = journal::read(store.as_ref(), id).await?.0;
@@ -84,12 +88,46 @@ async fn one_attempt(
             if bytes.is_empty() {
                 break;
             }
+            console.ends = true;
             filter.write(&bytes, sink).map_err(|error| write_failed(&error))?;
         }
+        console.show(world, &record, attempt, over).await?;
         if over || !options.follow {
             return Ok(record);
         }
         world.clock.sleep(POLL).await;
+    }
+}
+
+/// The console of an attempt's machine, until the attempt has a log of its own. It goes to stderr: it is not what the job wrote.
+#[derive(Default)]
+struct Consoled {
+    next: u64,
+    looked: Option<Instant>,
+    /// The attempt has a log.
+    ends: bool,
+}
+
+impl Consoled {
+    async fn show(&mut self, world: &World, record: &Record, attempt: u32, over: bool) -> Result<()> {
+        let fresh = self.looked.is_some_and(|looked| looked.elapsed() < CONSOLE);
+        if self.ends || !world.provider.capabilities().signs || (fresh && !over) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let piece = if over {
+            console::kept(world.store.as_ref(), record, attempt, self.next).await?
+        } else {
+            // What cannot be seen now is seen later.
+            world.provider.console(&AttemptId::new(&record.id, attempt), self.next).await.unwrap_or_default()
+        };
+        let Some(piece) = piece else { return Ok(()) };
+        let (text, whole) = console::in_lines(&piece, self.next, over);
+        for line in text.lines() {
+            world.report.line(line);
+        }
+        self.next = whole;
+        Ok(())
     }
 }
 

@@ -14,7 +14,9 @@ pub mod teardown;
 pub mod upload;
 
 pub mod cancel;
+pub mod console;
 pub mod curves;
+pub mod debt;
 pub mod doctor;
 pub mod down;
 pub mod drill;
@@ -27,6 +29,7 @@ pub mod results;
 pub mod session;
 pub mod status;
 pub mod sweep;
+mod vigil;
 
 pub use crate::provider::Resource;
 

@@ -28,6 +28,14 @@ struct NameEntry {
 /// # Errors
 /// [`Exit::Conflict`] when an unfinished job has the name.
 pub async fn open(world: &World, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
+    match try_to_open(world, plan.clone(), key, submit).await {
+        // Another invocation was faster: what it wrote may be this very job.
+        Err(failure) if failure.exit == Exit::Conflict => try_to_open(world, plan, key, submit).await,
+        opened => opened,
+    }
+}
+
+async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     let store = world.store.as_ref();
     let fresh = JobId::derive(&plan.name, &key.map_or_else(nonce, |key| format!("key {key}")));
     let entry: Option<(NameEntry, _)> = find_json(store, &path::name(&plan.name)).await?;

@@ -56,6 +56,10 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     match world.provider.provision(&attempt, &plan, &image).await {
         Ok(()) => {
             job.record.retry_at = None;
+            for message in world.provider.refused() {
+                world.report.line(&message);
+                job.note(EventKind::Refused { class: "capacity".to_owned(), message, retry_at: None });
+            }
             job.enter(State::Submitting).await?;
             Ok(Next::Now)
         }

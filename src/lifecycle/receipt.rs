@@ -29,6 +29,8 @@ pub struct Receipt {
     /// Of which a machine existed.
     pub machine_seconds: u64,
     pub cost: Money,
+    /// A machine of it may still exist: the cost is that until now.
+    pub may_still_bill: bool,
     /// Steps done more than once because of preemption.
     pub lost_steps: u64,
 }
@@ -68,6 +70,7 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         seconds: seconds(record.created, end),
         machine_seconds: record.attempts.iter().map(|attempt| seconds(attempt.started, attempt.ended.unwrap_or(now))).sum(),
         cost: status::cost(record, now),
+        may_still_bill: record.attempts.iter().any(|attempt| attempt.ended.is_none()) && status::cost(record, now) > Money::ZERO,
         lost_steps: record.attempts.iter().map(|attempt| attempt.lost_steps).sum(),
     }
 }

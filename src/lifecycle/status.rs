@@ -128,10 +128,10 @@ fn apply(status: &mut JobStatus, event: &Event) {
     }
 }
 
-/// What the job's machines have cost until now.
+/// What the job's machines have cost until now. None lives longer than the job may: that is the cloud's own affair.
 pub fn cost(record: &Record, now: Timestamp) -> Money {
     let micros = record.attempts.iter().map(|attempt| {
-        let time = age(attempt.started, attempt.ended.unwrap_or(now));
+        let time = age(attempt.started, attempt.ended.unwrap_or(now)).min(record.plan.lifetime());
         attempt.price_per_hour.for_time(time).micros
     });
     Money { micros: micros.sum() }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Next, Result, World, journal::Journal, provision, status};
+use super::{Next, Result, World, console, journal::Journal, provision, status, vigil};
 use crate::{
     exit::Exit,
     job::{
@@ -39,7 +39,7 @@ struct Observation {
 struct Overdue(bool);
 
 #[derive(Debug, PartialEq, Eq)]
-enum Decision {
+pub(super) enum Decision {
     Wait,
     /// The machine is there, its agent was never started: a crash fell between the two.
     Launch,
@@ -72,7 +72,16 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     if std::mem::take(&mut job.out_of_sight) {
         world.report.line(&format!("{} can be seen again", job.record.id));
     }
-    match decide(&job.record, observation) {
+    let mut decision = decide(&job.record, observation);
+    if decision == Decision::Wait
+        && let Some(given_up) = vigil::keep(world, job).await?
+    {
+        decision = given_up;
+    }
+    if matches!(decision, Decision::TryAgain { .. } | Decision::End { .. }) {
+        console::keep(world, &job.record).await?;
+    }
+    match decision {
         Decision::Wait => return Ok(Next::After(POLL)),
         Decision::Launch => job.enter(State::Submitting).await?,
         Decision::Collect => {
@@ -143,7 +152,7 @@ fn cancelled(reason: &str) -> Decision {
     Decision::End { outcome: Outcome::Cancelled, exit: Exit::JobCancelled, reason: reason.to_owned() }
 }
 
-fn preempted(record: &Record, why: String) -> Decision {
+pub(super) fn preempted(record: &Record, why: String) -> Decision {
     if may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt) {
         return Decision::TryAgain { why };
     }

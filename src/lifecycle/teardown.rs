@@ -1,6 +1,6 @@
 //! Everything of the job is destroyed, and the provider is asked whether that is true.
 
-use super::{Next, Result, STAGES, World, journal::Journal};
+use super::{Next, Result, STAGES, World, debt, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -12,7 +12,16 @@ use crate::{
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     world.report.stage(7, STAGES, "Tearing down");
-    destroy(world, &job.record.id).await?;
+    if let Err(failure) = destroy(world, &job.record.id).await {
+        // What the cloud did not take back costs until it does: the receipt goes on counting.
+        if failure.exit == Exit::MayBill
+            && let Some(attempt) = job.record.attempts.last_mut()
+            && attempt.ended.take().is_some()
+        {
+            job.save().await?;
+        }
+        return Err(failure);
+    }
     if job.record.outcome.is_none() {
         job.record.outcome = Some(Outcome::Cancelled);
         job.record.exit = Some(Exit::JobCancelled as u8);
@@ -25,8 +34,19 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     Ok(Next::Now)
 }
 
-/// Destroys a job's machines and proves it; needs nothing but the id. [`Exit::MayBill`] when something may be left.
+/// Destroys a job's machines and proves it; needs nothing but the id. [`Exit::MayBill`] when something may be left, which is then
+/// written down as a debt.
 pub async fn destroy(world: &World, id: &JobId) -> Result<()> {
+    let done = try_to_destroy(world, id).await;
+    match &done {
+        Ok(()) if world.provider.capabilities().bills => debt::paid(world, id).await?,
+        Err(failure) if failure.exit == Exit::MayBill => debt::note(world, id, &failure.message).await?,
+        _ => {}
+    }
+    done
+}
+
+async fn try_to_destroy(world: &World, id: &JobId) -> Result<()> {
     let bills = world.provider.capabilities().bills;
     if let Err(error) = world.provider.destroy(id).await {
         let failure = Failure::from(error);

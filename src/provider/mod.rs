@@ -4,7 +4,7 @@
 //! it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences between
 //! providers are data ([`Capabilities`]), never a test for a provider's name.
 
-use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc};
+use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub trainer: TrainerFrom,
     /// Its machines cost money.
     pub bills: bool,
+    /// Its machines show signs of life that do not come through the store: [`Provider::signs`].
+    pub signs: bool,
 }
 
 /// How the trainer gets to the machine.
@@ -82,6 +84,29 @@ pub enum Sighting {
     Gone,
 }
 
+/// What a machine lets be seen of itself when its agent is not heard of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Signs {
+    /// It works at that.
+    Busy { at: String },
+    /// It has power, and nothing came from it for so long by the cloud's own clock.
+    Silent { lasting: Duration, ever: bool },
+    /// It has said that it can never run the agent.
+    Unfit { why: String },
+    /// There is no such machine, or none with power.
+    Absent,
+}
+
+/// A piece of what a machine wrote to its console.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Console {
+    pub text: String,
+    /// Position of its first byte. Greater than what was asked for when what lay between is lost.
+    pub start: u64,
+    /// Where the next piece begins.
+    pub next: u64,
+}
+
 /// The contract. Every method may be called again after a crash at any instant and must then find, not repeat, what was done:
 /// names are derived from the attempt, so there is nothing to remember.
 #[async_trait]
@@ -105,11 +130,27 @@ pub trait Provider: Send + Sync {
     /// asked for.
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()>;
 
+    /// What was refused on the way to the machine that [`Provider::provision`] made last, in words: told once.
+    fn refused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Starts the agent on the machine with this order, or finds it started; at most once for an attempt, so a machine that is over
     /// is left as it is, and [`Provider::observe`] tells. Fails as [`Class::Network`] when there is no such machine any more.
     async fn launch(&self, order: &RunOrder) -> Result<()>;
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
+
+    /// What can be seen of a machine besides its power. Only where [`Capabilities::signs`].
+    async fn signs(&self, _attempt: &AttemptId) -> Result<Signs> {
+        Ok(Signs::Absent)
+    }
+
+    /// What the machine wrote to its console from position `start` on, before its agent lived and beside it. `None` where machines
+    /// have no console, or this one is gone.
+    async fn console(&self, _attempt: &AttemptId, _start: u64) -> Result<Option<Console>> {
+        Ok(None)
+    }
 
     /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.
     async fn preempt(&self, attempt: &AttemptId) -> Result<()>;

@@ -8,9 +8,11 @@ mod azurite;
 mod blobs;
 mod clock;
 mod commands;
+mod devcloud;
 #[path = "../common/entra.rs"]
 mod entra;
 mod gce;
+mod gce_trouble;
 mod kills;
 mod sandbox;
 #[path = "../common/secrets.rs"]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
+use jiff::{Timestamp, fmt::rfc2822};
 
 pub struct Clock {
     begun: Timestamp,
@@ -24,6 +24,11 @@ impl Clock {
     pub fn skip(&mut self, duration: Duration) {
         self.skipped += duration;
     }
+}
+
+/// As servers write it.
+pub fn http_date(time: Timestamp) -> String {
+    rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&time).unwrap_or_default()
 }
 
 /// `time` and then `duration`, or the end of all time.

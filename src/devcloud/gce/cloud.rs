@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     clock::after,
     instance::{Instance, Phase, time},
-    script::Script,
+    script::{Script, Trouble, TroubleKind},
 };
 use crate::job::{catalogue, units::Money};
 
@@ -27,6 +27,8 @@ pub enum Act {
     /// The processes may say farewell.
     PowerButton(Place),
     PowerOff(Place),
+    /// Its processes stand still.
+    Freeze(Place),
 }
 
 pub struct Operation {
@@ -134,7 +136,11 @@ impl Cloud {
         };
         let alive = !matches!(instance.phase, Phase::Stopping | Phase::Terminated) && instance.is_spot();
         let taken = self.script.preemptions.iter().filter(|taken| alive && instance.name.ends_with(&taken.instance));
-        taken.map(|taken| (after(instance.created, taken.after.0), Change::Preempt)).chain(own).min_by_key(|(at, _)| *at)
+        let taken = taken.map(|taken| (after(instance.created, taken.after.0), Change::Preempt));
+        let coming = |trouble: &&Trouble| trouble.kind.begins_later() && !instance.troubles.contains(&trouble.kind);
+        let troubles = self.script.troubles_of(&instance.name).filter(|_| instance.phase == Phase::Running).filter(coming);
+        let troubles = troubles.map(|trouble| (after(instance.created, trouble.after.0), Change::Suffer(trouble.kind)));
+        taken.chain(troubles).chain(own).min_by_key(|(at, _)| *at)
     }
 
     fn change(&mut self, place: &Place, change: Change) {
@@ -151,6 +157,10 @@ impl Cloud {
                 self.soft_off(place, deletes);
             }
             Change::Preempt => self.preempt(place),
+            Change::Suffer(kind) => {
+                instance.troubles.insert(kind);
+                self.acts.extend((kind == TroubleKind::Hangs).then(|| Act::Freeze(place.clone())));
+            }
             Change::End => self.end(place),
         }
     }
@@ -294,6 +304,7 @@ enum Change {
     Run,
     Expire,
     Preempt,
+    Suffer(TroubleKind),
     End,
 }
 

@@ -1,12 +1,15 @@
 //! A virtual machine: what was asked for, how far it is, and how the API shows it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use jiff::{Timestamp, tz};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::{clock::after, serial::Serial};
+use super::{clock::after, script::TroubleKind, serial::Serial};
 use crate::job::{
     catalogue::{self, Accelerator, Machine},
     units::Money,
@@ -49,6 +52,8 @@ pub struct Instance {
     pub labels: BTreeMap<String, String>,
     pub guest_attributes: BTreeMap<(String, String), String>,
     pub serial: Serial,
+    /// What has befallen it.
+    pub troubles: BTreeSet<TroubleKind>,
 }
 
 impl Instance {
@@ -69,6 +74,7 @@ impl Instance {
             power_ends: None,
             guest_attributes: BTreeMap::new(),
             serial: Serial::default(),
+            troubles: BTreeSet::new(),
         }
     }
 

@@ -8,17 +8,25 @@ use tokio::{net::TcpListener, time::Instant};
 use super::{
     super::http::{self, Reply, Request},
     Devcloud, TICK,
+    clock::http_date,
     cloud::Place,
     instance::Instance,
+    script::TroubleKind,
 };
 
 const ROOT: &str = "/computeMetadata/v1/";
 
 /// Serves one machine for as long as the task lives.
 pub async fn serve(devcloud: Arc<Devcloud>, place: Place, listener: TcpListener) {
-    let handle = move |request| {
+    let handle = move |request: Request| {
         let (devcloud, place) = (devcloud.clone(), place.clone());
-        async move { Some(answer(&devcloud, &place, &request).await) }
+        async move {
+            let silent = |instance: &Instance| instance.troubles.contains(&TroubleKind::MetadataSilent);
+            if request.path().starts_with(ROOT) && devcloud.at_present().instances.get(&place).is_some_and(silent) {
+                std::future::pending::<()>().await;
+            }
+            Some(answer(&devcloud, &place, &request).await)
+        }
     };
     http::serve(listener, handle).await;
 }
@@ -54,7 +62,8 @@ async fn get(devcloud: &Devcloud, place: &Place, path: &str, request: &Request) 
         let before = known.get_or_insert_with(|| etag.clone());
         if !waits || *before != etag || begun.elapsed() >= limit {
             let mut reply = Reply::new(200, "application/text", value);
-            reply.headers.extend([("etag", etag), ("metadata-flavor", "Google".to_owned())]);
+            let date = http_date(devcloud.at_present().now);
+            reply.headers.extend([("etag", etag), ("metadata-flavor", "Google".to_owned()), ("date", date)]);
             return reply;
         }
         tokio::time::sleep(TICK).await;

@@ -110,6 +110,17 @@ impl Devcloud {
         Ok(devcloud)
     }
 
+    /// Simulated time.
+    pub fn now(&self) -> jiff::Timestamp {
+        self.at_present().now
+    }
+
+    /// Moves it ahead.
+    pub fn skip(&self, by: Duration) {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).skip(by);
+        drop(self.at_present());
+    }
+
     /// Takes every machine's power.
     pub fn shut_down(&self) {
         self.host.power_off_all();
@@ -133,10 +144,14 @@ impl Devcloud {
 
     async fn answer(self: Arc<Self>, heard: http::Request) -> Option<Reply> {
         let path = heard.path().to_owned();
-        let reply = match path.strip_prefix("/devcloud/") {
+        let mut reply = match path.strip_prefix("/devcloud/") {
             Some(lever) => Some(self.pull(lever, &heard)),
             None => self.serve(&path, &heard).await,
         };
+        let now = self.at_present().now;
+        if let Some(reply) = &mut reply {
+            reply.headers.push(("date", clock::http_date(now)));
+        }
         self.act();
         reply
     }
@@ -172,14 +187,15 @@ impl Devcloud {
             Some(FaultKind::Status(status)) => Some(Err(fault_of(status))),
             _ => Some(self.perform(call, handler, &request, &place).await),
         };
-        let status = answered.as_ref().filter(|_| kind != Some(FaultKind::LostAnswer)).map_or(0, |answer| match answer {
+        let lost = matches!(kind, Some(FaultKind::LostAnswer | FaultKind::DoneHang));
+        let status = answered.as_ref().filter(|_| !lost).map_or(0, |answer| match answer {
             Ok(_) => 200,
             Err(refusal) => refusal.status,
         });
         let line = Call { method: call, zone: place.0, name: place.1, query: request.query, body: request.body, status };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         match kind {
-            Some(FaultKind::Hang) => {
+            Some(FaultKind::Hang | FaultKind::DoneHang) => {
                 tokio::time::sleep(HANG).await;
                 None
             }
@@ -222,8 +238,7 @@ impl Devcloud {
             },
             ("POST", "skip") => match heard.query("seconds").and_then(|seconds| seconds.parse().ok()) {
                 Some(seconds) => {
-                    self.clock.lock().unwrap_or_else(PoisonError::into_inner).skip(Duration::from_secs(seconds));
-                    drop(self.at_present());
+                    self.skip(Duration::from_secs(seconds));
                     done(json!({}))
                 }
                 None => wrong("seconds=N is missing".to_owned()),

@@ -25,6 +25,7 @@ pub struct Script {
     /// A quota is refused in the operation, not in the answer to the insert.
     pub quota_in_operation: bool,
     pub preemptions: Vec<Preemption>,
+    pub troubles: Vec<Trouble>,
 }
 
 impl Default for Script {
@@ -39,6 +40,7 @@ impl Default for Script {
             quotas: BTreeMap::new(),
             quota_in_operation: false,
             preemptions: Vec::new(),
+            troubles: Vec::new(),
         }
     }
 }
@@ -54,6 +56,9 @@ pub struct Fault {
     pub kind: FaultKind,
     #[serde(default = "once")]
     pub times: u32,
+    /// So many that fit pass before.
+    #[serde(default)]
+    pub skip: u32,
     /// The pause that the service asks for.
     #[serde(default)]
     pub retry_after: Option<Span>,
@@ -72,6 +77,8 @@ pub enum FaultKind {
     LostAnswer,
     /// Neither done nor answered.
     Hang,
+    /// Done, and not answered.
+    DoneHang,
 }
 
 /// A machine that is taken away.
@@ -84,13 +91,62 @@ pub struct Preemption {
     pub after: Span,
 }
 
+/// A machine that does not work as it should.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Trouble {
+    /// The end of its name.
+    pub instance: String,
+    pub kind: TroubleKind,
+    /// Since its creation, for what begins while it runs.
+    #[serde(default = "at_once")]
+    pub after: Span,
+}
+
+fn at_once() -> Span {
+    Span(std::time::Duration::ZERO)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TroubleKind {
+    /// It boots, and nobody runs the startup script.
+    NoStartup,
+    /// Its boot image has no Docker that works.
+    NoEngine,
+    /// Nor a driver for its cards.
+    NoDriver,
+    /// It reaches nothing but its metadata server.
+    NoNetwork,
+    /// It stands still, and has power.
+    Hangs,
+    /// Its metadata server does not answer.
+    MetadataSilent,
+}
+
+impl TroubleKind {
+    /// Whether it begins at some time instead of with the boot.
+    pub fn begins_later(self) -> bool {
+        matches!(self, Self::Hangs | Self::MetadataSilent)
+    }
+}
+
 impl Script {
-    /// The fault that this call meets; `used` counts how often each has happened.
+    /// What befalls the machine of this name.
+    pub fn troubles_of<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s Trouble> {
+        self.troubles.iter().filter(move |trouble| name.ends_with(&trouble.instance))
+    }
+
+    /// The fault that this call meets; `used` counts how often each was met.
     pub fn meet<'s>(&'s self, used: &mut Vec<u32>, call: &str, zone: &str) -> Option<&'s Fault> {
         used.resize(self.faults.len().max(used.len()), 0);
         let fits = |fault: &Fault| (fault.call == "*" || fault.call == call) && fault.zone.as_ref().is_none_or(|at| at == zone);
-        let (fault, used) = self.faults.iter().zip(used).find(|(fault, used)| fits(fault) && **used < fault.times)?;
-        *used += 1;
-        Some(fault)
+        for (fault, used) in self.faults.iter().zip(used).filter(|(fault, _)| fits(fault)) {
+            *used = used.saturating_add(1);
+            if (fault.skip..fault.skip.saturating_add(fault.times)).contains(&(*used - 1)) {
+                return Some(fault);
+            }
+        }
+        None
     }
 }

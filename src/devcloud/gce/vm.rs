@@ -22,6 +22,7 @@ use super::{
     Devcloud, TICK,
     cloud::{Act, Place},
     metadata,
+    script::TroubleKind,
 };
 
 /// What a machine has beside a system: its name, and the program.
@@ -61,6 +62,7 @@ impl Host {
             }
             Act::PowerButton(place) => self.press(devcloud.clone(), place),
             Act::PowerOff(place) => self.power_off(&place),
+            Act::Freeze(place) => drop(self.group(&place).map(|group| kill_process_group(group, Signal::STOP))),
         }
     }
 
@@ -74,18 +76,28 @@ impl Host {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
         }
         let script = disk.join("startup-script");
-        let (text, cards) = {
+        let (text, cards, troubles) = {
             let cloud = devcloud.at_present();
             let Some(instance) = cloud.instances.get(place) else { return Ok(()) };
-            (
-                instance.metadata.get("startup-script").cloned().unwrap_or_default(),
-                instance.accelerator().map_or(0, |(_, count)| count),
-            )
+            let troubles: Vec<TroubleKind> = cloud.script.troubles_of(&place.1).map(|trouble| trouble.kind).collect();
+            let text = instance.metadata.get("startup-script").cloned().unwrap_or_default();
+            (text, instance.accelerator().map_or(0, |(_, count)| count), troubles)
         };
+        let has = |trouble| troubles.contains(&trouble);
+        // The guest's agent, which runs startup scripts, is what such an image lacks: the machine has power and does nothing.
+        let text = if has(TroubleKind::NoStartup) { "exec sleep infinity".to_owned() } else { text };
+        let cards = if has(TroubleKind::NoDriver) { 0 } else { cards };
         fs::write(&script, text)?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let mut command = self.command(&disk, &tools, &script);
         command.env("GCE_METADATA_HOST", listener.local_addr()?.to_string()).env("DEVCLOUD_CARDS", cards.to_string());
+        if has(TroubleKind::NoEngine) {
+            command.env("DEVCLOUD_NO_ENGINE", "1");
+        }
+        if has(TroubleKind::NoNetwork) {
+            // Nobody listens there; a metadata server is never asked through it.
+            command.envs(["HTTP_PROXY", "HTTPS_PROXY"].map(|name| (name, "http://127.0.0.1:9")));
+        }
         let mut child = command.spawn()?;
         let metadata = tokio::spawn(metadata::serve(devcloud.clone(), place.clone(), listener)).abort_handle();
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);

@@ -100,7 +100,7 @@ impl Docker {
 #[async_trait]
 impl Provider for Docker {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Engine, bills: false }
+        Capabilities { trainer: TrainerFrom::Engine, bills: false, signs: false }
     }
 
     async fn check(&self) -> Vec<Finding> {

@@ -189,7 +189,7 @@ impl Fake {
 #[async_trait]
 impl Provider for Fake {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Nowhere, bills: true }
+        Capabilities { trainer: TrainerFrom::Nowhere, bills: true, signs: false }
     }
 
     async fn price_per_hour(&self, _: &Plan) -> Result<Money> {

@@ -3,10 +3,15 @@
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
-use reqwest::{Method, header::RETRY_AFTER};
+use jiff::{Timestamp, fmt::rfc2822};
+use reqwest::{
+    Method,
+    header::{DATE, RETRY_AFTER},
+};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -25,6 +30,10 @@ const OPERATION: Duration = Duration::from_secs(600);
 pub const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const TRIES: u32 = 5;
+/// After so long no further try is begun.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Everything but a `wait` is answered within seconds.
+const SHORT_ANSWER: Duration = Duration::from_secs(30);
 
 pub struct Client {
     http: reqwest::Client,
@@ -32,6 +41,8 @@ pub struct Client {
     pub endpoint: String,
     pub project: String,
     credentials: Credentials,
+    /// What the service's clock said last.
+    date: Mutex<Option<Timestamp>>,
     /// [`BACKOFF`], but in tests.
     pub pauses: [Duration; 2],
 }
@@ -64,7 +75,7 @@ impl Client {
     pub fn new(endpoint: String, project: String, credentials: Credentials) -> Result<Self> {
         let http = reqwest::Client::builder().connect_timeout(CONNECT).timeout(ANSWER).build();
         let http = http.map_err(|error| Refusal::lost("begin", &error))?;
-        Ok(Self { http, endpoint, project, credentials, pauses: BACKOFF })
+        Ok(Self { http, endpoint, project, credentials, date: Mutex::default(), pauses: BACKOFF })
     }
 
     /// Where a resource of this project is, as the API wants it named.
@@ -72,9 +83,14 @@ impl Client {
         format!("{}/compute/v1/projects/{}/{path}", self.endpoint, self.project)
     }
 
+    /// The time by the service's own clock when it answered last.
+    pub fn cloud_time(&self) -> Option<Timestamp> {
+        *self.date.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Asks until there is an answer that another try would not change.
     pub async fn call(&self, call: Call<'_>) -> Result<Value, Refusal> {
-        let (mut pause, mut renewed) = (self.pauses[0], false);
+        let (begun, mut pause, mut renewed) = (Instant::now(), self.pauses[0], false);
         for tried in 1.. {
             let refusal = match self.ask(&call).await {
                 Ok(answer) => return Ok(answer),
@@ -86,7 +102,7 @@ impl Client {
                 self.credentials.forget().await;
                 continue;
             }
-            if !refusal.is_passing() || tried >= TRIES {
+            if !refusal.is_passing() || tried >= TRIES || begun.elapsed() > PATIENCE {
                 return Err(refusal);
             }
             sleep(refusal.retry_after.map_or(pause, |asked| asked.clamp(pause, LONGEST_PAUSE))).await;
@@ -103,6 +119,9 @@ impl Client {
             url.query_pairs_mut().extend_pairs(&call.query);
         }
         let mut request = self.http.request(call.method.clone(), url).bearer_auth(token);
+        if !call.path.ends_with("/wait") {
+            request = request.timeout(SHORT_ANSWER);
+        }
         if let Some(body) = &call.body {
             request = request.header("content-type", "application/json").body(body.to_string());
         } else if call.method == Method::POST {
@@ -111,6 +130,9 @@ impl Client {
         let what = format!("{} {}", call.method, call.path);
         let lost = |error: reqwest::Error| Refusal::lost(&what, &error.without_url());
         let answer = request.send().await.map_err(lost)?;
+        if let Some(date) = answer.headers().get(DATE).and_then(|date| http_date(date.to_str().ok()?)) {
+            *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
+        }
         let status = answer.status();
         let pause = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
         let bytes = answer.bytes().await.map_err(lost)?;
@@ -163,6 +185,11 @@ impl Client {
     }
 }
 
+/// As servers write the time: `Sun, 06 Nov 1994 08:49:37 GMT`.
+pub fn http_date(text: &str) -> Option<Timestamp> {
+    Some(rfc2822::parse(text).ok()?.timestamp())
+}
+
 /// The name at the end of a link.
 pub fn last(link: &Value) -> &str {
     link.as_str().and_then(|link| link.rsplit('/').next()).unwrap_or_default()
@@ -183,6 +210,12 @@ fn request_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_is_read_as_servers_write_it() {
+        assert_eq!(http_date("Sun, 06 Nov 1994 08:49:37 GMT"), "1994-11-06T08:49:37Z".parse().ok());
+        assert_eq!(http_date("yesterday"), None);
+    }
 
     #[test]
     fn request_ids_are_uuids_and_differ() {

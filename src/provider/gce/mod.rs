@@ -18,7 +18,11 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -27,11 +31,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use self::{
-    client::{Call, Client, last},
+    client::{Call, Client, http_date, last},
     credentials::Credentials,
     refusal::Refusal,
 };
-use super::{Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
+use super::{Capabilities, Class, Console, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, Signs, TrainerFrom};
 use crate::{
     job::{
         clock::Clock,
@@ -49,6 +53,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
 /// What is charged at least.
 const SHORTEST: Duration = Duration::from_secs(60);
+/// The startup script gives a sign of life every ten seconds: one that gives none for so long is worth a word.
+const SILENCE: Duration = Duration::from_secs(45);
 /// Longest run that Compute Engine allows.
 const LONGEST: Duration = Duration::from_secs(120 * 86_400);
 /// An agent may need the store for so long after its deadline.
@@ -58,6 +64,7 @@ pub struct Gce {
     client: Client,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
+    refused: Mutex<Vec<String>>,
 }
 
 impl Gce {
@@ -70,7 +77,7 @@ impl Gce {
         })?;
         let endpoint =
             variables("FTCTL_ENDPOINT_GCE").map_or_else(|| PUBLIC.to_owned(), |url| url.trim_end_matches('/').to_owned());
-        Ok(Self { client: Client::new(endpoint, project, credentials)?, store, clock })
+        Ok(Self { client: Client::new(endpoint, project, credentials)?, store, clock, refused: Mutex::default() })
     }
 
     /// A machine by its name, in whatever zone it is; the oldest, should there be two.
@@ -100,9 +107,18 @@ impl Gce {
             let body = body::instance(&self.client, attempt, &plan.gce, image, zone, life, self.clock.now());
             let insert = Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body));
             match self.client.change(insert).await {
-                Ok(()) => return Ok(self.keep_the_oldest(attempt).await?),
+                Ok(()) => {
+                    *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = told(&refused);
+                    return Ok(self.keep_the_oldest(attempt).await?);
+                }
                 // Another client was faster, or this one before its answer was lost.
-                Err(refusal) if refusal.status == Some(409) => return Ok(self.keep_the_oldest(attempt).await?),
+                Err(refusal) if refusal.status == Some(409) => {
+                    if self.find(attempt).await?.is_some() {
+                        return Ok(self.keep_the_oldest(attempt).await?);
+                    }
+                    let why = format!("{}, and it is not to be seen", refusal.message.trim_end_matches('.'));
+                    return Err(ProviderError::new(Class::Network, why).leaving(LeftBehind::Unknown));
+                }
                 Err(refusal) if refusal.is_global_quota() => return Err(refusal.into()),
                 Err(refusal) if refusal.is_stock_out() || refusal.is_quota() => refused.push((zone.clone(), refusal)),
                 Err(refusal) => return Err(ProviderError::from(refusal).leaving(LeftBehind::Unknown)),
@@ -138,18 +154,43 @@ impl Gce {
         if self.was_preempted(attempt).await? {
             return Ok(Sighting::Dead { why: "preempted".to_owned() });
         }
-        let path = format!("zones/{}/instances/{}/serialPort", last(&machine["zone"]), attempt.machine_name());
-        let serial = match self.client.call(Call::get(path).query("port", "1")).await {
-            Err(refusal) if refusal.is_absent() => Value::Null,
-            serial => serial?,
-        };
-        let contents = serial["contents"].as_str().unwrap_or_default();
-        let said = contents.lines().filter_map(|line| line.split_once("ftctl: ").map(|(_, said)| said.trim())).next_back();
+        let console = self.serial_port(machine, 0).await?.unwrap_or_default();
+        let said = console.text.lines().filter_map(|line| line.split_once("ftctl: ").map(|(_, said)| said.trim())).next_back();
         Ok(match said.map(|said| (said, said.strip_prefix("FAILED: "))) {
             Some((_, Some(why))) => Sighting::Unfit { why: why.to_owned() },
             Some((said, None)) => Sighting::Dead { why: said.to_owned() },
             None => Sighting::Dead { why: "the machine is switched off".to_owned() },
         })
+    }
+
+    /// Whether the startup script has spoken: where guest attributes are forbidden, only its console tells.
+    async fn has_begun(&self, machine: &Value) -> Result<bool, Refusal> {
+        Ok(self.serial_port(machine, 0).await?.is_some_and(|console| console.text.contains("ftctl: ")))
+    }
+
+    /// `None` when the machine has gone meanwhile.
+    async fn serial_port(&self, machine: &Value, start: u64) -> Result<Option<Console>, Refusal> {
+        let path = format!("zones/{}/instances/{}/serialPort", last(&machine["zone"]), last(&machine["name"]));
+        let call = Call::get(path).query("port", "1").query("start", start.to_string());
+        let serial = match self.client.call(call).await {
+            Err(refusal) if refusal.is_absent() => return Ok(None),
+            serial => serial?,
+        };
+        let position = |key: &str| serial[key].as_str().and_then(|text| text.parse().ok()).unwrap_or(start);
+        let text = serial["contents"].as_str().unwrap_or_default().to_owned();
+        Ok(Some(Console { text, start: position("start"), next: position("next") }))
+    }
+
+    /// What the startup script told in its namespace.
+    async fn guest_attributes(&self, machine: &Value) -> Result<BTreeMap<String, String>, Refusal> {
+        let path = format!("zones/{}/instances/{}/getGuestAttributes", last(&machine["zone"]), last(&machine["name"]));
+        let told = match self.client.call(Call::get(path).query("queryPath", "ftctl/")).await {
+            Err(refusal) if refusal.is_absent() => return Ok(BTreeMap::new()),
+            told => told?,
+        };
+        let items = told["queryValue"]["items"].as_array().cloned().unwrap_or_default();
+        let pair = |item: &Value| Some((item["key"].as_str()?.to_owned(), item["value"].as_str()?.trim().to_owned()));
+        Ok(items.iter().filter_map(pair).collect())
     }
 
     /// What the agent is told, on top of what the machine knows.
@@ -171,7 +212,7 @@ impl Gce {
 #[async_trait]
 impl Provider for Gce {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Image, bills: true }
+        Capabilities { trainer: TrainerFrom::Image, bills: true, signs: true }
     }
 
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
@@ -193,6 +234,10 @@ impl Provider for Gce {
             Some(_) => Ok(()),
             None => self.make(attempt, plan, image).await,
         }
+    }
+
+    fn refused(&self) -> Vec<String> {
+        std::mem::take(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {
@@ -221,6 +266,34 @@ impl Provider for Gce {
             None if self.was_preempted(attempt).await? => Sighting::Dead { why: "preempted".to_owned() },
             None => Sighting::Gone,
         })
+    }
+
+    async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
+        let Some(machine) = self.find(attempt).await?.filter(is_on) else { return Ok(Signs::Absent) };
+        let told = self.guest_attributes(&machine).await?;
+        if let Some(why) = told.get("failure") {
+            return Ok(Signs::Unfit { why: why.clone() });
+        }
+        let started = || machine["lastStartTimestamp"].as_str()?.parse().ok();
+        let beat = told.get("beat").and_then(|date| http_date(date));
+        let (Some(heard), Some(now)) = (beat.or_else(started), self.client.cloud_time()) else {
+            return Ok(Signs::Busy { at: "starting".to_owned() });
+        };
+        let lasting = Duration::try_from(now.duration_since(heard)).unwrap_or_default();
+        if lasting > SILENCE && beat.is_none() && self.has_begun(&machine).await? {
+            return Ok(Signs::Busy { at: "running its startup script, which may not set guest attributes".to_owned() });
+        }
+        if lasting > SILENCE {
+            return Ok(Signs::Silent { lasting, ever: beat.is_some() });
+        }
+        Ok(Signs::Busy { at: told.get("phase").cloned().unwrap_or_else(|| "booting".to_owned()) })
+    }
+
+    async fn console(&self, attempt: &AttemptId, start: u64) -> Result<Option<Console>> {
+        match self.find(attempt).await? {
+            Some(machine) => Ok(self.serial_port(&machine, start).await?),
+            None => Ok(None),
+        }
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
@@ -282,12 +355,15 @@ fn owing(refusal: Refusal, names: &[String]) -> ProviderError {
 /// No zone had a machine: each with its reason.
 fn nowhere(refused: &[(String, Refusal)]) -> ProviderError {
     let class = if refused.iter().all(|(_, refusal)| refusal.is_quota()) { Class::Quota } else { Class::Capacity };
-    let reasons: Vec<String> = refused.iter().map(|(zone, refusal)| format!("{zone}: {}", decoded(refusal))).collect();
-    let error = ProviderError::new(class, format!("no zone has such a machine now: {}", reasons.join("; ")));
+    let error = ProviderError::new(class, format!("no zone has such a machine now: {}", told(refused).join("; ")));
     match class {
         Class::Quota => error.fix("ask for more at https://console.cloud.google.com/iam-admin/quotas"),
         _ => error.fix("wait, or name more zones in compute.gce.zones"),
     }
+}
+
+fn told(refused: &[(String, Refusal)]) -> Vec<String> {
+    refused.iter().map(|(zone, refusal)| format!("{zone}: {}", decoded(refusal))).collect()
 }
 
 fn decoded(refusal: &Refusal) -> &str {

@@ -1,5 +1,7 @@
 //! The provider against the simulated Compute Engine, over real connections, with real machines of processes.
 
+mod histories;
+
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use serde_json::json;
@@ -51,6 +53,13 @@ impl Place {
     fn disks(&self, attempt: &AttemptId) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.state.path()).expect("readable").map(|entry| entry.expect("readable").path());
         entries.filter(|path| path.extension().is_some_and(|name| name == attempt.machine_name().as_str())).collect()
+    }
+
+    /// What everything has cost.
+    async fn bill(&self) -> Value {
+        let url = format!("{}/devcloud/bill", self.environment["FTCTL_ENDPOINT_GCE"]);
+        let bill = reqwest::get(url).await.expect("an answer").bytes().await.expect("a body");
+        serde_json::from_slice(&bill).expect("JSON")
     }
 
     /// Every call, as the service heard it.
@@ -422,6 +431,8 @@ async fn discovery_has_nothing_against_any_request() {
         provider.provision(&attempt, &plan, &image()).await.expect("made");
         provider.launch(&RunOrder { attempt: number, ..order(&attempt) }).await.expect("told");
         provider.observe(&attempt).await.expect("seen");
+        provider.signs(&attempt).await.expect("asked");
+        provider.console(&attempt, 7).await.expect("read");
         if plan.gce.spot {
             provider.preempt(&attempt).await.expect("taken");
         } else {
@@ -432,7 +443,7 @@ async fn discovery_has_nothing_against_any_request() {
     provider.list().await.expect("listed");
     provider.destroy(&attempt("job").job).await.expect("destroyed");
     let calls = place.calls().await;
-    for call in ["insert", "setMetadata", "simulateMaintenanceEvent", "delete", "getSerialPortOutput"] {
+    for call in ["insert", "setMetadata", "simulateMaintenanceEvent", "delete", "getSerialPortOutput", "getGuestAttributes"] {
         assert!(calls.iter().any(|made| made["call"] == format!("compute.instances.{call}")), "{call} was not made");
     }
     let against: Vec<String> = calls.iter().flat_map(|call| discovery.check(call)).collect();

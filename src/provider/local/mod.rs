@@ -140,7 +140,7 @@ impl Local {
 #[async_trait]
 impl Provider for Local {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Build, bills: false }
+        Capabilities { trainer: TrainerFrom::Build, bills: false, signs: false }
     }
 
     async fn price_per_hour(&self, _: &Plan) -> Result<Money> {

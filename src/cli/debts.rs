@@ -1,0 +1,49 @@
+//! What every command says, and tries to mend, when machines could not be destroyed.
+
+use super::App;
+use crate::{
+    exit::{Exit, Failure},
+    lifecycle::{
+        debt::{self, Debt},
+        journal,
+    },
+};
+
+impl App<'_> {
+    /// Says what may still cost money, on stderr, and tries once more to end it; `done` is how the command itself ended. Best effort:
+    /// a store that cannot be reached is the command's own affair.
+    pub(super) fn settle_debts(&self, done: &Result<(), Failure>) {
+        let failed_now = matches!(done, Err(failure) if failure.exit == Exit::MayBill);
+        let settled = self.block_on(async {
+            for debt in debt::all(self.store()?.as_ref()).await? {
+                let paid = if failed_now || self.dry_run { Err(None) } else { self.pay(&debt).await.map_err(Some) };
+                self.tell(&debt, paid);
+            }
+            Ok(())
+        });
+        if let Err(failure) = settled {
+            self.output.report().detail(&format!("cannot look for machines that may still bill: {}", failure.message));
+        }
+    }
+
+    async fn pay(&self, debt: &Debt) -> Result<(), Failure> {
+        let backend = match journal::read(self.store()?.as_ref(), &debt.id).await {
+            Ok((record, _)) => record.plan.backend,
+            Err(_) => self.settings.backend.value.clone(),
+        };
+        debt::pay(&self.world(&backend)?, &debt.id).await
+    }
+
+    fn tell(&self, Debt { id, since, why, .. }: &Debt, paid: Result<(), Option<Failure>>) {
+        let report = self.output.report();
+        match paid {
+            Ok(()) => report.line(&format!("the machines of {id}, which could not be destroyed since {since:.0}, are gone")),
+            Err(again) => {
+                let why = again.map_or_else(|| why.clone(), |failure| failure.message);
+                report.warn(&format!(
+                    "MAY STILL BILL since {since:.0}: {why}; every ftctl tries again, and so does `ftctl down {id} -y`"
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What machines wrote to their consoles: the only witness of what happened before an agent lived. Kept in the store when an attempt
+//! ends without a log of its own, so that it can be read when the machine is gone.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Result, World};
+use crate::{
+    job::{
+        id::{AttemptId, path},
+        record::Record,
+    },
+    provider::Console,
+    store::{Condition, Store, StoreError, find_json, write_json},
+};
+
+const CONSOLE_SCHEMA: &str = "ftctl.console/1";
+
+/// What was read of a console before its machine was destroyed, beginning at position `start`.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    schema: String,
+    start: u64,
+    text: String,
+}
+
+/// The last line with something on it.
+pub(super) async fn last_line(world: &World, attempt: &AttemptId) -> Result<Option<String>> {
+    let console = world.provider.console(attempt, 0).await?.unwrap_or_default();
+    Ok(console.text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned))
+}
+
+/// Keeps the console of the current attempt when that has no log. A machine that is gone has taken it along.
+pub(super) async fn keep(world: &World, record: &Record) -> Result<()> {
+    let attempt = AttemptId::new(&record.id, record.attempt);
+    if !world.provider.capabilities().signs || world.store.head(&path::log(&record.id, record.attempt)).await?.is_some() {
+        return Ok(());
+    }
+    // An end is not put off for the sake of its story.
+    let Ok(Some(Console { text, start, .. })) = world.provider.console(&attempt, 0).await else { return Ok(()) };
+    let kept = Kept { schema: CONSOLE_SCHEMA.to_owned(), start, text };
+    match write_json(world.store.as_ref(), &path::console(&record.id, record.attempt), &kept, Condition::IfAbsent).await {
+        Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What was kept of an attempt's console from position `from` on.
+pub(super) async fn kept(store: &dyn Store, record: &Record, attempt: u32, from: u64) -> Result<Option<Console>> {
+    let found: Option<(Kept, _)> = find_json(store, &path::console(&record.id, attempt)).await?;
+    Ok(found.map(|(Kept { start, text, .. }, _)| {
+        let skipped = usize::try_from(from.saturating_sub(start)).unwrap_or(usize::MAX);
+        let text = text.get(skipped..).unwrap_or_default().to_owned();
+        let start = start.max(from);
+        Console { next: start + text.len() as u64, text, start }
+    }))
+}
+
+/// The whole lines of a piece that was asked for from `from` on, all of it when it is the last, and where the next piece begins. A gap
+/// is said. Of a machine that runs its startup script only that is shown: the hundreds of lines before it are the kernel's.
+pub(super) fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64) {
+    let end = if last { console.text.len() } else { console.text.rfind('\n').map_or(0, |end| end + 1) };
+    let text = &console.text[..end];
+    let of_script: Vec<&str> = text.lines().filter(|line| line.contains("startup-script")).collect();
+    let lines = if of_script.is_empty() && last { text.lines().collect() } else { of_script };
+    let missing = console.start.saturating_sub(from);
+    let gap = if missing > 0 { format!("[{missing} bytes of the console are lost]\n") } else { String::new() };
+    (gap + &lines.join("\n"), console.start + end as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_lines_are_shown_and_a_gap_is_said() {
+        let console = Console { text: "startup-script: one\r\nkernel\r\nstartup-script: tw".to_owned(), start: 30, next: 80 };
+        assert_eq!(in_lines(&console, 30, false), ("startup-script: one".to_owned(), 59));
+        let gap = "[20 bytes of the console are lost]\nstartup-script: one\nstartup-script: tw";
+        assert_eq!(in_lines(&console, 10, true), (gap.to_owned(), 77));
+        let kernel = Console { text: "panic\r\n".to_owned(), start: 0, next: 7 };
+        assert_eq!((in_lines(&kernel, 0, false).0.as_str(), in_lines(&kernel, 0, true).0.as_str()), ("", "panic"));
+    }
+}

@@ -1,0 +1,133 @@
+//! Whether a running attempt's agent is heard of. Its heartbeat in the store is the first sign, what its machine lets be seen the
+//! second; only where both fail is an attempt given up, so neither a store nor a metadata service that is down costs a healthy machine.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    Result, World, console,
+    journal::Journal,
+    supervise::{self, Decision},
+};
+use crate::{
+    exit::Exit,
+    job::{
+        event::EventKind,
+        id::{AttemptId, path},
+        order::Heartbeat,
+        state::Outcome,
+    },
+    provider::Signs,
+    store::find_json,
+};
+
+/// How often anything is looked at.
+const EVERY: Duration = Duration::from_secs(2);
+/// An agent beats every two seconds: one whose heart stood still for so long is worth a question.
+const QUIET: Duration = Duration::from_secs(30);
+/// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
+const WORTH_A_WORD: Duration = Duration::from_secs(45);
+/// By the cloud's clock. A machine whose startup script does not run; a machine that once lived.
+const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
+const HANGS: Duration = Duration::from_secs(10 * 60);
+
+/// What one invocation knows of the attempt that runs.
+#[derive(Default)]
+pub struct Vigil {
+    attempt: u32,
+    heartbeat: Option<Heartbeat>,
+    heard: Option<Instant>,
+    looked: Option<Instant>,
+    /// What the machine was at, and since when.
+    at: Option<(String, Instant)>,
+    warned: bool,
+}
+
+fn within(time: Option<Instant>, span: Duration) -> bool {
+    time.is_some_and(|time| time.elapsed() < span)
+}
+
+/// Looks for signs of life, tells the user what there is to tell, and answers what shall be done if there are none. Asked only while the
+/// machine has power and its agent was started.
+pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Decision>> {
+    if !world.provider.capabilities().signs || (job.vigil.attempt == job.record.attempt && within(job.vigil.looked, EVERY)) {
+        return Ok(None);
+    }
+    let attempt = AttemptId::new(&job.record.id, job.record.attempt);
+    if job.vigil.attempt != attempt.attempt {
+        job.vigil = Vigil { attempt: attempt.attempt, ..Vigil::default() };
+    }
+    let beat = find_json(world.store.as_ref(), &path::heartbeat(&attempt.job, attempt.attempt)).await?.map(|(beat, _)| beat);
+    let vigil = &mut job.vigil;
+    vigil.looked = Some(Instant::now());
+    if beat != vigil.heartbeat {
+        (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at) = (beat, vigil.looked, false, None);
+        return Ok(None);
+    }
+    if within(vigil.heard, QUIET) {
+        return Ok(None);
+    }
+    match world.provider.signs(&attempt).await? {
+        Signs::Absent => Ok(None),
+        Signs::Unfit { why } => Ok(Some(failed(why))),
+        Signs::Busy { at } => busy(world, job, &attempt, at).await.map(|()| None),
+        Signs::Silent { lasting, ever } => silent(world, job, &attempt, lasting, ever).await,
+    }
+}
+
+fn failed(reason: String) -> Decision {
+    Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason }
+}
+
+async fn busy(world: &World, job: &mut Journal, attempt: &AttemptId, at: String) -> Result<()> {
+    // One whose agent has lived and whose store is away is left alone, and so is the user.
+    if job.vigil.heard.is_some() {
+        return Ok(());
+    }
+    match &job.vigil.at {
+        Some((before, since)) if *before == at => {
+            if since.elapsed() > WORTH_A_WORD {
+                let what = format!(
+                    "{} has been {at} for {} s, and its agent was not heard of",
+                    attempt.machine_name(),
+                    since.elapsed().as_secs()
+                );
+                warn(world, job, attempt, what).await?;
+            }
+        }
+        _ => {
+            world.report.line(&format!("{}: {at}", attempt.machine_name()));
+            (job.vigil.at, job.vigil.warned) = (Some((at, Instant::now())), false);
+        }
+    }
+    Ok(())
+}
+
+async fn silent(world: &World, job: &mut Journal, attempt: &AttemptId, lasting: Duration, ever: bool) -> Result<Option<Decision>> {
+    let (machine, seconds) = (attempt.machine_name(), lasting.as_secs());
+    let what = if ever {
+        format!("{machine} has power and has given no sign of life for {seconds} s")
+    } else {
+        format!("{machine} has power for {seconds} s, and its startup script has given no sign of life")
+    };
+    if ever && lasting > HANGS {
+        return Ok(Some(supervise::preempted(&job.record, format!("it hangs: {what}"))));
+    }
+    if !ever && lasting > NEVER_BEGUN {
+        return Ok(Some(failed(format!("{what}: does its boot image run startup scripts?"))));
+    }
+    warn(world, job, attempt, what).await.map(|()| None)
+}
+
+/// Once for each thing that is wrong: on stderr and, for `explain`, in the record.
+async fn warn(world: &World, job: &mut Journal, attempt: &AttemptId, what: String) -> Result<()> {
+    if std::mem::replace(&mut job.vigil.warned, true) {
+        return Ok(());
+    }
+    let said = match console::last_line(world, attempt).await? {
+        Some(line) => format!("{what}; the last on its console: {line}"),
+        None => format!("{what}; there is nothing on its console"),
+    };
+    world.report.warn(&said);
+    job.note(EventKind::Note { message: said });
+    job.save().await
+}

@@ -1,0 +1,72 @@
+//! A simulated Compute Engine for everything that a sandbox runs, with machines that have the real trainer.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    os::unix::fs::symlink,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+pub struct Devcloud {
+    child: Child,
+    endpoint: String,
+}
+
+impl Devcloud {
+    /// `speed` simulated seconds pass in one.
+    pub fn start(sandbox: &mut Sandbox, speed: &str) -> Self {
+        let trainer = std::env::var_os("FT_TRAINER").expect("FT_TRAINER names the trainer: tests/run builds it");
+        let image = sandbox.path("image");
+        fs::create_dir(&image).unwrap();
+        symlink(trainer, image.join("ft-trainer")).unwrap();
+        let mut command = sandbox.command(&["devcloud", "gce", "--disks", "disks", "--speed", speed]);
+        let mut child = command.env("DEVCLOUD_IMAGE_PATH", &image).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(5);
+        let pairs = lines.map(|line| line.unwrap().split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap());
+        sandbox.variables.extend(pairs);
+        sandbox.variables.push(("FTCTL_BACKEND".into(), "gce".into()));
+        let (_, endpoint) = sandbox.variables.iter().find(|(name, _)| name == "FTCTL_ENDPOINT_GCE").unwrap();
+        Self { child, endpoint: endpoint.to_str().unwrap().to_owned() }
+    }
+
+    pub fn ask(&self, method: &str, lever: &str, body: &str) -> Value {
+        let url = format!("{}/devcloud/{lever}", self.endpoint);
+        let output = Command::new("curl").args(["-sf", "-X", method, "--data", body, &url]).output().unwrap();
+        assert!(output.status.success(), "{method} {url}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// What shall go wrong from now on.
+    pub fn goes_wrong(&self, script: &str) {
+        self.ask("PUT", "script", script);
+    }
+
+    /// Every machine that there ever was, with its zone and whether it exists.
+    pub fn machines(&self) -> Vec<Value> {
+        self.ask("GET", "bill", "")["machines"].as_array().unwrap().clone()
+    }
+
+    pub fn nothing_bills(&self) -> bool {
+        self.machines().iter().all(|machine| machine["exists"] == false)
+    }
+}
+
+impl Drop for Devcloud {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// The job of the other tests, on Compute Engine, with an image of this name.
+pub fn on_gce(sandbox: &Sandbox, name: &str, steps: u64, image: &str) -> PathBuf {
+    let file = sandbox.job(name, steps);
+    let compute = format!("[compute.gce]\nimage = \"registry.example/{image}@sha256:00\"\n");
+    fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
+    file
+}
