@@ -1,8 +1,15 @@
 //! `ftctl plan`: what a job would do and cost. Changes nothing.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
+use ft_trainer::{
+    micro_batch::MicroBatch,
+    model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
+};
 use serde_json::{Value, json};
 
 use super::{App, JobFile};
@@ -65,6 +72,9 @@ impl Show for Plan {
             table.pair("starts from", weights);
         }
         table.pair("training", training(self));
+        if let Some(memory) = memory(self) {
+            table.pair("memory", memory);
+        }
         table.pair("attempts", format!("at most {}", self.retry.attempts));
         table.pair("time to live", self.ttl.to_string());
         table.pair("price", format!("{} an hour", self.price_per_hour));
@@ -95,8 +105,20 @@ fn training(plan: &Plan) -> String {
         (Some(steps), _) => format!("{steps} steps"),
         (None, epochs) => format!("{} epochs", epochs.unwrap_or(1.0)),
     };
-    let tokens = train.block_size * train.micro_batch * train.gradient_accumulation;
-    format!("{length} of {tokens} tokens")
+    format!("{length} of {} tokens", train.tokens_per_step())
+}
+
+/// What the trainer will need at its peak, where the model and its vocabulary are known before the data is prepared.
+fn memory(plan: &Plan) -> Option<String> {
+    let DataPlan::Text(data) = &plan.data else { return None };
+    let vocabulary = data.tokenizer.vocabulary.unwrap_or(PUBLISHED_VOCABULARY);
+    let shape = match &plan.initial_weights {
+        Some(directory) => Shape::read(Path::new(directory)).ok()?,
+        None => Shape::resolve(&plan.model, vocabulary, plan.train.block_size).ok()?,
+    };
+    let needed = TrainingMemory::estimate(&shape, &plan.train).total() >> 20;
+    let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
+    Some(format!("about {needed} MiB{more}"))
 }
 
 fn worst_case(plan: &Plan) -> String {

@@ -16,7 +16,8 @@ use crate::error::{Failure, STOPPED};
 use crate::eval::{self, Reading};
 use crate::generate::{self, Request};
 use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
-use crate::model::{Gpt2, Parameters, Shape, TrainingMemory};
+use crate::micro_batch::MicroBatch;
+use crate::model::{Gpt2, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
 use crate::oracle;
 use crate::process;
 use crate::sampling::Sampling;
@@ -310,8 +311,8 @@ fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
 fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     let (shape, mut settings) = inspected(arguments)?;
     settings.block_size = arguments.block_size.unwrap_or(settings.block_size);
-    settings.micro_batch = arguments.micro_batch.unwrap_or(settings.micro_batch);
-    let TrainSettings { block_size, micro_batch, .. } = settings;
+    settings.micro_batch = arguments.micro_batch.map_or(settings.micro_batch, MicroBatch::Sequences);
+    let (block_size, micro_batch) = (settings.block_size, settings.micro_batch.sequences());
     shape.agrees_with(&ModelConfig::default(), shape.vocabulary, block_size).map_err(Failure::input)?;
     let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size));
     let parts = TrainingMemory::estimate(&shape, &settings).parts();
@@ -347,7 +348,7 @@ fn inspected(arguments: &InspectArguments) -> Result<(Shape, TrainSettings), Fai
     let plain = |shape: Shape| (shape, TrainSettings { block_size: shape.context, ..TrainSettings::default() });
     let Some(target) = &arguments.target else {
         let config = ModelConfig { preset: arguments.preset, ..ModelConfig::default() };
-        return Ok(plain(Shape::resolve(&config, 50_257, 2).map_err(Failure::input)?));
+        return Ok(plain(Shape::resolve(&config, PUBLISHED_VOCABULARY, 2).map_err(Failure::input)?));
     };
     if target.is_dir() {
         return Ok(plain(Shape::read(target).map_err(Failure::input)?));

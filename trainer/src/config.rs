@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::micro_batch::MicroBatch;
+
 /// Everything `ft-trainer train` needs. Relative paths are relative to the process's working directory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -284,9 +286,9 @@ pub struct TrainSettings {
     /// Attention sees only the document that a token belongs to, and positions are counted from where it begins. An end of text begins the
     /// document after it. Sequences are packed as ever: one stream cut at every `block_size`.
     pub document_mask: bool,
-    /// Sequences per forward pass.
-    pub micro_batch: usize,
-    /// Micro-batches per optimizer step.
+    /// Sequences per forward pass; `auto`: as many of a step as main memory holds.
+    pub micro_batch: MicroBatch,
+    /// Micro-batches per optimizer step; with a micro-batch of `auto` the step's sequences.
     pub gradient_accumulation: usize,
     /// Where it computes. A checkpoint of one device resumes on another.
     pub device: DeviceChoice,
@@ -370,6 +372,16 @@ pub struct TrainSettings {
 }
 
 impl TrainSettings {
+    /// Sequences of one optimizer step.
+    pub fn sequences_per_step(&self) -> u64 {
+        (self.micro_batch.sequences() * self.gradient_accumulation) as u64
+    }
+
+    /// Tokens of one optimizer step.
+    pub fn tokens_per_step(&self) -> u64 {
+        self.sequences_per_step() * self.block_size as u64
+    }
+
     /// Whether the run ends with the weights of its best evaluation.
     pub fn keeps_best(&self) -> bool {
         self.keep_best || self.early_stopping_patience.is_some()
@@ -384,7 +396,7 @@ impl Default for TrainSettings {
             epochs: None,
             block_size: 1024,
             document_mask: false,
-            micro_batch: 1,
+            micro_batch: MicroBatch::Sequences(1),
             gradient_accumulation: 1,
             device: DeviceChoice::Auto,
             engine: Engine::Own,

@@ -11,6 +11,7 @@ use tch::{Cuda, Device, Kind, Tensor};
 use crate::aten;
 use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
 use crate::error::Failure;
+use crate::micro_batch::MicroBatch;
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
@@ -54,6 +55,9 @@ pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
         let scores = "keeps all attention scores in memory on a GPU, which this version does not do";
         if settings.attention_dropout > 0.0 {
             return refuse(&format!("train.attention_dropout {scores}"), "set it to 0, or train.device = \"cpu\"");
+        }
+        if settings.micro_batch == MicroBatch::Auto {
+            return refuse("train.micro_batch = \"auto\" knows main memory only", "give a number, or set train.device = \"cpu\"");
         }
         if settings.document_mask {
             return refuse(&format!("train.document_mask {scores}"), "set it to false, or train.device = \"cpu\"");

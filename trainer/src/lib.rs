@@ -29,6 +29,7 @@ pub mod generate;
 pub mod guard;
 pub mod journal;
 pub mod loss_scale;
+pub mod micro_batch;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod offload;

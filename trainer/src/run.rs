@@ -19,6 +19,7 @@ use crate::files;
 use crate::guard::Guard;
 use crate::journal::{Journal, grouped, say};
 use crate::loss_scale::LossScale;
+use crate::micro_batch::{self, available_memory};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{FileError, TensorFile};
 use crate::model::{Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
@@ -33,8 +34,9 @@ use crate::{device, trace, validate};
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// A run under way.
-pub struct Run<'a> {
-    pub(crate) config: &'a TrainConfig,
+pub struct Run {
+    /// With a number for the micro-batch.
+    pub(crate) config: TrainConfig,
     pub(crate) dataset: Dataset,
     pub(crate) sampler: Sampler,
     pub(crate) model: Gpt2,
@@ -53,9 +55,9 @@ pub struct Run<'a> {
     _lock: File,
 }
 
-impl<'a> Run<'a> {
+impl Run {
     /// Resumes the run in `config.output`, or starts one there.
-    pub fn open(config: &'a TrainConfig) -> Result<Self, Failure> {
+    pub fn open(config: &TrainConfig) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         let chosen = device::prepare(&config.train)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
@@ -70,7 +72,10 @@ impl<'a> Run<'a> {
         let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
         let fresh = fresh_state(config, &dataset, &sampler, &shape)?;
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
-        let state = resumed.unwrap_or(fresh);
+        let mut state = resumed.unwrap_or(fresh);
+        let mut config = config.clone();
+        config.train = micro_batch::resolve(&config.train, &shape, available_memory(), state.micro_batch);
+        state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let weights_place = if device::uses_libtorch(chosen.device, config.train.engine) {
             Place::Memory
@@ -79,7 +84,7 @@ impl<'a> Run<'a> {
         };
         let parameters = match checkpoint.as_ref() {
             Some(checkpoint) => loaded(&weights_place, checkpoint, damaged)?,
-            None => initial_weights(&weights_place, config, &shape)?,
+            None => initial_weights(&weights_place, &config, &shape)?,
         };
         let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
         let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, apart)
@@ -91,7 +96,7 @@ impl<'a> Run<'a> {
             model = model.with_document_mask(dataset.end_of_text());
         }
         drop(parameters);
-        let optimizer = optimizer(&model, config, checkpoint.as_deref(), state.updates())?;
+        let optimizer = optimizer(&model, &config, checkpoint.as_deref(), state.updates())?;
         let mut journal = Journal::open(&config.output, checkpoint.as_deref())?;
         if config.train.compat == Some(Compat::Fairseq) {
             journal = journal.in_bits();
@@ -120,16 +125,6 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
-    /// Sequences of one optimizer step.
-    pub(crate) fn sequences_per_step(&self) -> u64 {
-        sequences_per_step(&self.config.train)
-    }
-
-    /// Tokens of one optimizer step.
-    pub(crate) fn tokens_per_step(&self) -> u64 {
-        self.sequences_per_step() * self.config.train.block_size as u64
-    }
-
     fn announce(&mut self, reason: &str) -> Result<(), Failure> {
         let (threads, peak) = (self.state.threads, self.pace.peak / 1e9);
         let device = self.model.device();
@@ -141,7 +136,7 @@ impl<'a> Run<'a> {
             step: self.state.step,
             steps: self.state.steps,
             parameters: self.model.shape().parameters(),
-            tokens_per_step: self.tokens_per_step(),
+            tokens_per_step: self.config.train.tokens_per_step(),
             flops_per_token: self.pace.flops_per_token,
             device: computes,
         };
@@ -164,6 +159,8 @@ impl<'a> Run<'a> {
         } else {
             say(&format!("memory: about {} MiB at the peak", mib(TrainingMemory::estimate(shape, settings).total())));
         }
+        let (sequences, parts) = (settings.micro_batch.sequences(), settings.gradient_accumulation);
+        say(&format!("a step is {parts} x {sequences} sequences"));
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
     }
@@ -183,10 +180,6 @@ fn lock(output: &Path) -> Result<File, Failure> {
     }
 }
 
-fn sequences_per_step(settings: &TrainSettings) -> u64 {
-    (settings.micro_batch * settings.gradient_accumulation) as u64
-}
-
 /// Refuses data that cannot fill one step: repeating blocks within a step is never what was meant.
 fn sampler(dataset: &Dataset, settings: &TrainSettings) -> Result<Sampler, Failure> {
     let (tokens, block_size) = (dataset.split(Split::Train).len(), settings.block_size as u64);
@@ -196,7 +189,7 @@ fn sampler(dataset: &Dataset, settings: &TrainSettings) -> Result<Sampler, Failu
              add text or lower `train.block_size`"
         )));
     };
-    let (blocks, needed) = (sampler.blocks(), sequences_per_step(settings));
+    let (blocks, needed) = (sampler.blocks(), settings.sequences_per_step());
     if blocks < needed {
         return Err(Failure::input(format!(
             "the training split has {blocks} blocks of {block_size} tokens, but one step reads {needed} (micro_batch × gradient_accumulation); \
@@ -246,6 +239,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         guard: Guard::default(),
         loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
         threads: settings.threads.unwrap_or_else(cores),
+        micro_batch: None,
         log_bytes: 0,
         evaluated: None,
         best_step: None,
@@ -259,7 +253,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
 /// Steps in all: as set, or as many whole steps as the epochs hold, at least one.
 fn steps(settings: &TrainSettings, blocks: u64) -> u64 {
     let sequences = settings.epochs.unwrap_or(1.0) * blocks as f64;
-    settings.steps.unwrap_or_else(|| ((sequences / sequences_per_step(settings) as f64) as u64).max(1))
+    settings.steps.unwrap_or_else(|| ((sequences / settings.sequences_per_step() as f64) as u64).max(1))
 }
 
 /// The saved position, if the configuration still describes the same run.

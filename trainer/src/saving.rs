@@ -23,7 +23,7 @@ use crate::progress::Event;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
 use crate::state::State;
 
-impl Run<'_> {
+impl Run {
     /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;

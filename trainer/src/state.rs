@@ -36,6 +36,9 @@ pub struct State {
     pub loss_scale: Option<LossScale>,
     /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
     pub threads: usize,
+    /// Sequences per forward pass, which decides the order of a sum as well.
+    #[serde(default)]
+    pub micro_batch: Option<usize>,
     /// Length of `steps.jsonl`.
     pub log_bytes: u64,
     /// Step of the last evaluation.

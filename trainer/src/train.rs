@@ -80,7 +80,7 @@ pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure
     outcome
 }
 
-fn go_on(mut run: Run<'_>, stop: &AtomicBool) -> Result<Outcome, Failure> {
+fn go_on(mut run: Run, stop: &AtomicBool) -> Result<Outcome, Failure> {
     loop {
         if run.evaluation_is_due() && !run.evaluate(stop)? {
             return run.pause();
@@ -104,16 +104,15 @@ fn go_on(mut run: Run<'_>, stop: &AtomicBool) -> Result<Outcome, Failure> {
     }
 }
 
-impl Run<'_> {
+impl Run {
     /// One optimizer step: gradients of all micro-batches, each token weighted the same; clip; update.
     fn step(&mut self) -> Result<(), Failure> {
         let (started, _span) = (Instant::now(), span("step"));
-        let settings = &self.config.train;
-        let tokens = self.tokens_per_step();
+        let tokens = self.config.train.tokens_per_step();
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
         self.model.zero_gradients();
         let mut sum = 0.0;
-        for micro_step in 0..settings.gradient_accumulation as u64 {
+        for micro_step in 0..self.config.train.gradient_accumulation as u64 {
             let batch = self.micro_batch(micro_step);
             self.model.begin_at_sequence(self.first_sequence(micro_step));
             sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
@@ -121,10 +120,10 @@ impl Run<'_> {
         let updating = span("optimizer");
         let loss = sum / tokens as f64;
         let gradient_norm = global_norm(self.model.gradients()) / scale;
-        let rate = learning_rate(settings, self.state.step, self.state.steps);
+        let rate = learning_rate(&self.config.train, self.state.step, self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
-                let factor = clip_factor(gradient_norm, settings.clip_norm) / scale;
+                let factor = clip_factor(gradient_norm, self.config.train.clip_norm) / scale;
                 self.let_checkpoint_copy();
                 let optimizer = &mut self.optimizer;
                 self.model.update(|parameters, gradients, changed| {
@@ -177,13 +176,13 @@ impl Run<'_> {
         let _span = span("data");
         let first = self.first_sequence(micro_step);
         let settings = &self.config.train;
-        let blocks = (first..first + settings.micro_batch as u64).map(|sequence| self.sampler.block(sequence));
+        let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
         Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)
     }
 
     /// Number in the run of the first sequence of the current step's `micro_step`-th part.
     fn first_sequence(&self, micro_step: u64) -> u64 {
-        self.state.step * self.sequences_per_step() + micro_step * self.config.train.micro_batch as u64
+        self.state.step * self.config.train.sequences_per_step() + micro_step * self.config.train.micro_batch.sequences() as u64
     }
 
     fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {
@@ -209,7 +208,7 @@ impl Run<'_> {
         }
         let tokens_per_second = self.pace.take_tokens_per_second();
         let mfu = self.pace.utilisation(tokens_per_second);
-        let eta_seconds = ((steps - step) * self.tokens_per_step()) as f64 / tokens_per_second;
+        let eta_seconds = ((steps - step) * self.config.train.tokens_per_step()) as f64 / tokens_per_second;
         let peak_memory_bytes = process::peak_memory();
         self.journal.tell(Event::Step {
             step,
@@ -234,7 +233,7 @@ impl Run<'_> {
 
     fn validation(&self) -> Reading {
         let settings = &self.config.train;
-        Reading { block_size: settings.block_size, batch: settings.micro_batch, limit: settings.eval_sequences }
+        Reading { block_size: settings.block_size, batch: settings.micro_batch.sequences(), limit: settings.eval_sequences }
     }
 
     /// False when `stop` interrupted it: an evaluation has no state, and is made anew when the run resumes.

@@ -102,7 +102,7 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
 pub fn train(train: &TrainSettings) -> Vec<Rule> {
     let counts = [
         at_least("train.block_size", Some(train.block_size), 2),
-        at_least("train.micro_batch", Some(train.micro_batch), 1),
+        at_least("train.micro_batch", Some(train.micro_batch.sequences()), 1),
         at_least("train.gradient_accumulation", Some(train.gradient_accumulation), 1),
         at_least("train.keep_checkpoints", Some(train.keep_checkpoints), 1),
         at_least("train.log_every", Some(train.log_every), 1),

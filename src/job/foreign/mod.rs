@@ -58,6 +58,7 @@ enum Setting {
     Word(&'static str),
     Number(f64),
     Whole(i64),
+    Yes,
 }
 
 impl From<Setting> for Value {
@@ -66,6 +67,7 @@ impl From<Setting> for Value {
             Setting::Word(word) => word.into(),
             Setting::Number(number) => number.into(),
             Setting::Whole(number) => number.into(),
+            Setting::Yes => true.into(),
         }
     }
 }

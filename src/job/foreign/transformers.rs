@@ -118,7 +118,9 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["mlm"], meaning: NoSwitch(GPT2_ONLY) },
     Flag { names: &["mlm_probability"], meaning: Nothing("only masked models have one") },
     Flag { names: &["config_overrides"], meaning: Refused("write the numbers into [model] of the job file") },
-    Flag { names: &["load_best_model_at_end"], meaning: NoSwitch("the last checkpoints are kept here, not the best one") },
+    Flag { names: &["load_best_model_at_end"], meaning: SwitchTo(&[("train.keep_best", Setting::Yes)]) },
+    Flag { names: &["metric_for_best_model"], meaning: Choice(&[("loss", &[]), ("eval_loss", &[])]) },
+    Flag { names: &["greater_is_better"], meaning: NoSwitch("the best weights are those of the lowest loss") },
     Flag { names: &["push_to_hub"], meaning: NoSwitch(NO_HUB) },
     Flag { names: &["low_cpu_mem_usage", "disable_tqdm", "trust_remote_code", "use_fast_tokenizer"], meaning: Switch(OWN_ENGINE) },
 ];

@@ -74,7 +74,7 @@ impl Story<'_> {
     fn begin(&mut self) {
         let (agent, train) = (self.agent, &self.agent.order.train);
         self.say(&format!("training from step {}", agent.first_step));
-        let tokens_per_step = (train.block_size * train.micro_batch * train.gradient_accumulation) as u64;
+        let tokens_per_step = train.tokens_per_step();
         let (step, steps, device) = (agent.first_step, agent.steps(), "fake".to_owned());
         let start =
             Event::Start { step, steps, parameters: 124_439_808, tokens_per_step, flops_per_token: 6.0 * 124_439_808.0, device };
@@ -99,7 +99,7 @@ impl Story<'_> {
     fn step_event(&self, step: u64) -> Event {
         let (steps, train) = (self.agent.steps(), &self.agent.order.train);
         let seconds_per_step = self.work.duration.0.as_secs_f64() / steps as f64;
-        let tokens = (train.block_size * train.micro_batch * train.gradient_accumulation) as f64;
+        let tokens = train.tokens_per_step() as f64;
         Event::Step {
             step,
             steps,

@@ -34,7 +34,7 @@ pub struct TrainingMemory {
 
 impl TrainingMemory {
     pub fn estimate(shape: &Shape, settings: &TrainSettings) -> Self {
-        let rows = (settings.micro_batch * settings.block_size) as u64;
+        let rows = (settings.micro_batch.sequences() * settings.block_size) as u64;
         let block = Block::new(shape, rows, settings.precision);
         let layers = shape.layers as u64;
         // What is let go of leaves gaps that tensors of other sizes do not fill. Measured.
@@ -72,7 +72,7 @@ impl TrainingMemory {
     /// As [`TrainingMemory::estimate`], of the memory of a GPU. Added up from what `gpt2.rs` and `block.rs` make; it has not been compared with a GPU
     /// yet. CUDA itself takes some hundred MiB besides.
     pub fn on_device(shape: &Shape, settings: &TrainSettings) -> Self {
-        let (rows, parameters) = ((settings.micro_batch * settings.block_size) as u64, shape.parameters());
+        let (rows, parameters) = ((settings.micro_batch.sequences() * settings.block_size) as u64, shape.parameters());
         let block = Block::new(shape, rows, settings.precision);
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         let (weights, gradients, remembered) = if settings.offload == Offload::None {
@@ -197,6 +197,7 @@ fn optimizer(shape: &Shape, kind: OptimizerKind) -> u64 {
 mod tests {
     use super::*;
     use crate::config::Variant;
+    use crate::micro_batch::MicroBatch;
 
     fn small() -> Shape {
         Shape {
@@ -211,7 +212,7 @@ mod tests {
     }
 
     fn with(change: impl FnOnce(&mut TrainSettings)) -> TrainingMemory {
-        let mut settings = TrainSettings { block_size: 256, micro_batch: 8, ..TrainSettings::default() };
+        let mut settings = TrainSettings { block_size: 256, micro_batch: MicroBatch::Sequences(8), ..TrainSettings::default() };
         change(&mut settings);
         TrainingMemory::estimate(&small(), &settings)
     }
@@ -239,7 +240,7 @@ mod tests {
     fn a_gpu_holds_rounded_weights_and_one_blocks_gradients() {
         let shape = Shape { layers: 48, heads: 25, width: 1600, ..small() };
         let settings = TrainSettings {
-            micro_batch: 4,
+            micro_batch: MicroBatch::Sequences(4),
             precision: Precision::Fp16,
             recompute: Recompute::Full,
             offload: Offload::Optimizer,

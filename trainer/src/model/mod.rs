@@ -59,7 +59,7 @@ pub use memory::TrainingMemory;
 pub use parameters::{ModelError, Parameter, Parameters};
 #[cfg(feature = "torch")]
 pub(crate) use product::measured_rate;
-pub use shape::{Shape, ShapeError};
+pub use shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
 
 /// Rows (tokens) whose logits exist at once in training and evaluation.
 const HEAD_CHUNK: usize = 512;

@@ -8,6 +8,8 @@ use crate::config::{ModelConfig, Preset, Variant};
 pub(super) const LAYER_NORM_EPSILON: f64 = 1e-5;
 /// Positions of every published GPT-2.
 pub(crate) const PUBLISHED_CONTEXT: usize = 1024;
+/// Tokens of every published GPT-2.
+pub const PUBLISHED_VOCABULARY: usize = 50_257;
 
 /// Sines and cosines need two frequencies each.
 pub(crate) fn least_width(variant: Variant) -> usize {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::fixture::{Fixture, program, succeed};
+use crate::fixture::{Fixture, last_checkpoint, program, succeed};
 
 const VALUES: [&str; 10] = [
     "model.layers=6",
@@ -32,4 +32,16 @@ fn the_estimate_is_within_five_percent_of_the_peak() {
             (inspected["training_memory_bytes"]["total"].as_f64().unwrap(), summary["peak_memory_bytes"].as_f64().unwrap());
         assert!((estimate / peak - 1.0).abs() < 0.05, "{recompute}: {estimate:.3e} bytes estimated, {peak:.3e} measured");
     }
+}
+
+#[test]
+fn auto_takes_the_whole_step_at_once_where_it_fits() {
+    let fixture = Fixture::new();
+    let weights = |name: &str, how: [&str; 2]| {
+        std::fs::read(last_checkpoint(&fixture.trained(name, &how)).join("model.safetensors")).unwrap()
+    };
+    let at_once = weights("at-once", ["train.micro_batch=4", "train.gradient_accumulation=1"]);
+    assert!(weights("auto", ["train.micro_batch=auto", "train.gradient_accumulation=4"]) == at_once);
+    let state = std::fs::read(last_checkpoint(&fixture.path("auto")).join("trainer_state.json")).unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&state).unwrap()["micro_batch"], 4);
 }
