@@ -160,7 +160,11 @@ fn a_switch_may_have_a_value() {
     assert_eq!(precision("--bf16"), precision("--bf16 True"));
     assert_eq!(precision("--bf16=false"), precision(""));
     assert_ne!(precision("--bf16"), precision(""));
-    assert!(job("run_clm.py --train_file a.txt --load_best_model_at_end --metric_for_best_model eval_loss").train.keep_best);
+    assert!(
+        job("run_clm.py --train_file a.txt --eval_steps 100 --load_best_model_at_end --metric_for_best_model eval_loss")
+            .train
+            .keep_best
+    );
 }
 
 #[test]
