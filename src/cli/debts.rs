@@ -1,5 +1,9 @@
 //! What every command says, and tries to mend, when machines could not be destroyed.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use super::App;
 use crate::{
     exit::{Exit, Failure},
@@ -9,13 +13,22 @@ use crate::{
     },
 };
 
+/// A command that is done waits no longer for a store that does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 impl App<'_> {
     /// Says what may still cost money, on stderr, and tries once more to end it; `done` is how the command itself ended. Best effort:
-    /// a store that cannot be reached is the command's own affair.
+    /// a store that cannot be reached is the command's own affair, and who was not let in is not announced a second time.
     pub(super) fn settle_debts(&self, done: &Result<(), Failure>) {
-        let failed_now = matches!(done, Err(failure) if failure.exit == Exit::MayBill);
+        let ended_with = |exit| matches!(done, Err(failure) if failure.exit == exit);
+        if ended_with(Exit::Denied) {
+            return;
+        }
+        let failed_now = ended_with(Exit::MayBill);
         let settled = self.block_on(async {
-            for debt in debt::all(self.store()?.as_ref()).await? {
+            let store = self.store()?;
+            let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", PATIENCE.as_secs()));
+            for debt in timeout(PATIENCE, debt::all(store.as_ref())).await.map_err(silent)?? {
                 let paid = if failed_now || self.dry_run { Err(None) } else { self.pay(&debt).await.map_err(Some) };
                 self.tell(&debt, paid);
             }

@@ -1,6 +1,13 @@
 //! The command line: one small file per verb. A verb parses its arguments, calls one function and hands a value to `output`.
 
-use std::{env, ffi::OsString, future::Future, path::PathBuf, process::ExitCode};
+use std::{
+    env,
+    ffi::OsString,
+    future::Future,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Arc, OnceLock},
+};
 
 use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum,
@@ -19,7 +26,7 @@ use crate::{
     },
     output::Output,
     settings::{Layer, Settings, SettingsError, Surroundings},
-    store::Limits,
+    store::{Limits, Store},
 };
 
 mod agent;
@@ -196,6 +203,7 @@ pub struct App<'o> {
     pub limits: Limits,
     /// The exit code of a command that was run for the user.
     pub passed_on: u8,
+    opened: OnceLock<Arc<dyn Store>>,
 }
 
 impl App<'_> {
@@ -244,7 +252,8 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         tell_requests(output.report());
     }
     let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
-    let mut app = App { settings, output, yes, dry_run, working_directory, limits: Limits::default(), passed_on: 0 };
+    let mut app =
+        App { settings, output, yes, dry_run, working_directory, limits: Limits::default(), passed_on: 0, opened: OnceLock::new() };
     let looks = cli.verb.looks_at_jobs();
     let done = match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),

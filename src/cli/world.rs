@@ -21,9 +21,13 @@ use crate::{
 const FAREWELL: Duration = Duration::from_secs(3_600);
 
 impl App<'_> {
-    /// The store that holds the jobs this invocation is about.
+    /// The store that holds the jobs this invocation is about, opened once: who signs in is asked once.
     pub fn store(&self) -> Result<Arc<dyn Store>, Failure> {
-        Ok(store::open_with(self.settings.store()?, self.limits)?)
+        if let Some(store) = self.opened.get() {
+            return Ok(Arc::clone(store));
+        }
+        let store = store::open_with(self.settings.store()?, self.limits)?;
+        Ok(Arc::clone(self.opened.get_or_init(|| store)))
     }
 
     /// The world of a backend, with the store of the settings.
@@ -38,7 +42,8 @@ impl App<'_> {
 
     /// The world that a plan asks for.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
-        self.connect(&plan.backend, store::open(&plan.store)?, plan.ttl)
+        let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
+        self.connect(&plan.backend, store, plan.ttl)
     }
 
     /// The job that the user means by an id or a name, as it stands, and its world.

@@ -67,7 +67,8 @@ impl<'r> Steps<'r> {
             return self.trace(&bytes);
         }
         if let Some(text) = said["stream"].as_str() {
-            self.classic(text)?;
+            // The classic builder colours each piece of what comes from stderr, in the middle of lines too.
+            self.classic(&text.replace("\x1b[91m", "").replace("\x1b[0m", ""))?;
         }
         match said["errorDetail"]["message"].as_str() {
             Some(why) => Err(self.failure(why)),
@@ -249,8 +250,8 @@ mod tests {
             json!({"stream": "noise of another step\n"}),
             json!({"stream": "Step 2/2 : RUN make"}),
             json!({"stream": " ---> Running in 123\n"}),
-            json!({"stream": "no "}),
-            json!({"stream": "rule\n"}),
+            json!({"stream": "\x1b[91mno \x1b[0m\x1b[91m"}),
+            json!({"stream": "rule\n\x1b[0m"}),
             json!({"errorDetail": {"code": 2, "message": "returned a non-zero code: 2"}}),
         ];
         assert_eq!(failed(&said), "building the image failed at [2/2] RUN make: returned a non-zero code: 2\nno rule");

@@ -180,7 +180,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "the machine hangs",
-        script: r#"{ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "hangs", "after": "180s" }] }"#,
+        script: r#"{ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "hangs", "after": "300s" }] }"#,
         speed: "60",
         set: &["train.steps=20000", "train.checkpoint_every=100"],
         meanwhile: |scene| {
@@ -267,9 +267,11 @@ impl Row {
         let sets = self.set.iter().flat_map(|set| ["--set", set]);
         let arguments: Vec<&str> = ["run", job.to_str().unwrap()].into_iter().chain(sets).collect();
         let running = sandbox.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Read all the time: who follows a job and is not read stands still, and supervises nothing.
+        let running = thread::spawn(|| running.wait_with_output().unwrap());
         let scene = Scene { sandbox, devcloud };
         (self.meanwhile)(&scene);
-        let output = running.wait_with_output().unwrap();
+        let output = running.join().unwrap();
         let seen = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(self.exit), "{}: {seen}", self.name);
         for part in self.sees {
