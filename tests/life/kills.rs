@@ -102,7 +102,12 @@ fn a_job_survives_the_death_of_ftctl() {
         kill(ftctl.id());
         ftctl.wait().expect("ftctl");
         let id = sandbox.ok(&arguments).trim().to_owned();
-        assert_eq!(sandbox.json(&["status", &id])["attempt"], 1, "round {round}: the death of ftctl must cost no attempt: {}", sandbox.ok(&["explain", &id]));
+        assert_eq!(
+            sandbox.json(&["status", &id])["attempt"],
+            1,
+            "round {round}: the death of ftctl must cost no attempt: {}",
+            sandbox.ok(&["explain", &id])
+        );
         same(&expected, &sandbox.results(&id), round);
         continuous(&sandbox, &id, STEPS);
     }

@@ -131,7 +131,7 @@ impl Docker {
         last_statement(&text).map(str::to_owned)
     }
 
-    /// Whether there is something of the engine's that `destroy` has still to wait for.
+    /// Removes the container and its nameless volumes, whether it runs or not. One that is gone already is no error.
     pub(super) async fn remove(&self, name: &str) -> Result<()> {
         let options = RemoveContainerOptions { v: true, force: true, ..RemoveContainerOptions::default() };
         let answer = self.engine().await?.docker.remove_container(name, Some(options)).await;
