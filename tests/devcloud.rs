@@ -4,13 +4,17 @@ mod common;
 
 use std::{
     io::{BufRead, BufReader},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 
-use common::Sandbox;
+use common::{
+    Runs, Said, Sandbox, azurite,
+    registry::{Auth, Registry},
+};
 
 /// A devcloud that runs, and what it told its clients.
 struct Running {
@@ -21,10 +25,14 @@ struct Running {
 
 impl Running {
     fn start(script: &Value) -> Self {
+        Self::start_with(script, |command| command)
+    }
+
+    fn start_with(script: &Value, change: impl Fn(&mut Command) -> &mut Command) -> Self {
         let sandbox = Sandbox::new();
         sandbox.write("script.json", script.to_string());
         let mut command = sandbox.command(&["devcloud", "gce", "--script", "script.json", "--speed", "10"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("ftctl runs");
+        let mut child = change(&mut command).stdout(Stdio::piped()).spawn().expect("ftctl runs");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines().take(5);
         let environment = lines
             .map(|line| {
@@ -162,63 +170,184 @@ fn calls_fail_as_the_script_says_and_are_written_down() {
 /// Needs gcloud, which no package registry has.
 #[test]
 #[ignore = "needs gcloud"]
-fn gcloud_lists_describes_and_deletes() {
+fn gcloud_and_ftctl_see_and_delete_each_others_machines() {
     let devcloud = Running::start(&json!({ "boot": "1s" }));
-    devcloud.insert("vm-a1", "sleep 600");
-    wait_until("the start", || devcloud.instance("vm-a1").is_some_and(|vm| vm["status"] == "RUNNING"));
     let token = devcloud.sandbox.path("token");
     std::fs::write(&token, "devcloud").expect("written");
-    let gcloud = |arguments: &[&str]| {
+    let gcloud = |arguments: &str| {
         let mut command = Command::new("gcloud");
-        command.args(arguments).env("CLOUDSDK_CONFIG", devcloud.sandbox.home()).env("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", &token);
-        command.envs(devcloud.environment.iter().map(|(name, value)| (name, value)));
+        command.args(arguments.split_whitespace()).env("CLOUDSDK_CONFIG", devcloud.sandbox.home());
+        command.envs(devcloud.environment.iter().cloned()).env("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", &token);
         let output = command.env("CLOUDSDK_CORE_DISABLE_PROMPTS", "1").output().expect("gcloud runs");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
     };
-    let listed = gcloud(&["compute", "instances", "list", "--format", "value(name,status)"]);
-    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), ["vm-a1", "RUNNING"]);
-    let labelled =
-        gcloud(&["compute", "instances", "list", "--filter", "labels.ftctl-job=quick-bcdfgh", "--format", "value(name)"]);
-    assert_eq!(labelled.trim(), "vm-a1");
-    let described: Value = serde_json::from_str(&gcloud(&[
-        "compute",
-        "instances",
-        "describe",
-        "vm-a1",
-        "--zone",
-        "us-central1-a",
-        "--format",
-        "json",
-    ]))
-    .expect("JSON");
+    let ftctl = |arguments: &[&str]| {
+        let mut command = devcloud.sandbox.command(arguments);
+        let said = Sandbox::said(command.envs(devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce"));
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
+        said.stdout
+    };
+
+    devcloud.sandbox.write_rehearsal("quick");
+    let image = ["--set", "compute.gce.image=registry.example/ftctl@sha256:00"];
+    let job = ftctl(&[&["up", "job.toml"][..], &image].concat()).trim().to_owned();
+    let machine = format!("{job}-a1");
+    wait_until("the start", || devcloud.instance(&machine).is_some_and(|vm| vm["status"] == "RUNNING"));
+    let listed = gcloud("compute instances list --format value(name,status)");
+    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), [&machine, "RUNNING"]);
+    let labelled = gcloud(&format!("compute instances list --filter labels.ftctl-job={job} --format value(name)"));
+    assert_eq!(labelled.trim(), machine);
+    let described = gcloud(&format!("compute instances describe {machine} --zone us-central1-a --format json"));
+    let described: Value = serde_json::from_str(&described).expect("JSON");
     assert_eq!(described["scheduling"]["provisioningModel"], "SPOT");
-    gcloud(&["compute", "instances", "delete", "vm-a1", "--zone", "us-central1-a", "--quiet"]);
-    assert_eq!(devcloud.instance("vm-a1"), None);
-    gcloud(&[
-        "compute",
-        "instances",
-        "create",
-        "by-hand",
-        "--zone",
-        "us-central1-a",
-        "--custom-cpu",
-        "12",
-        "--custom-memory",
-        "78",
-        "--maintenance-policy",
-        "TERMINATE",
-        "--image-family",
-        "pytorch-latest-gpu",
-        "--image-project",
-        "deeplearning-platform-release",
-        "--boot-disk-size",
-        "200GB",
-        "--metadata",
-        "install-nvidia-driver=True",
-        "--accelerator",
-        "type=nvidia-tesla-v100,count=1",
-        "--preemptible",
-    ]);
-    assert!(devcloud.instance("by-hand").is_some(), "the seed's command works");
+    gcloud(&format!("compute instances delete {machine} --zone us-central1-a --quiet"));
+    assert_eq!(devcloud.instance(&machine), None);
+    ftctl(&["down", &job, "-y"]);
+
+    // The seed's command, with our label.
+    gcloud(
+        "compute instances create by-hand --zone us-central1-a --custom-cpu 12 --custom-memory 78 --maintenance-policy TERMINATE \
+         --image-family pytorch-latest-gpu --image-project deeplearning-platform-release --boot-disk-size 200GB \
+         --metadata install-nvidia-driver=True --accelerator type=nvidia-tesla-v100,count=1 --preemptible --labels ftctl-job=other-bcdfgh",
+    );
+    assert!(ftctl(&["bill"]).contains("by-hand"), "ftctl sees it");
+    assert!(ftctl(&["sweep", "-y"]).contains("by-hand"), "ftctl knows no job of it");
+    assert_eq!(devcloud.instance("by-hand"), None);
+}
+
+/// A devcloud whose machines start containers on the tests' engine; commands have their store in a container of Azurite.
+struct WithEngine {
+    devcloud: Running,
+    store: String,
+    reference: String,
+}
+
+fn docker(arguments: &[&str]) -> String {
+    let output = Command::new("docker").args(arguments).output().expect("docker runs");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn images() -> Vec<String> {
+    docker(&["images", "--format", "{{.Repository}}:{{.Tag}}"]).lines().map(str::to_owned).collect()
+}
+
+impl WithEngine {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.devcloud.sandbox.command(arguments);
+        command.envs(self.devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce");
+        command.env("FTCTL_STORE", &self.store).env("AZURE_STORAGE_KEY", azurite::KEY);
+        command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
+        // The text of the quickstart is what the tests were built from, and cargo finds it.
+        for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+            let home = std::env::var_os(variable).map(PathBuf::from);
+            command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
+        }
+        command
+    }
+
+    /// `ftctl run` of the quickstart's template, made small.
+    fn run_quickstart(&self) -> Command {
+        let template = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart.toml");
+        let image = format!("compute.gce.image={}", self.reference);
+        let sets = [
+            image.as_str(),
+            "data.limit_bytes=100000",
+            "data.tokenizer.vocabulary=300",
+            "model.layers=1",
+            "model.heads=1",
+            "model.width=32",
+            "model.context=32",
+            "train.steps=600",
+            "train.block_size=32",
+            "train.micro_batch=2",
+            "train.warmup_steps=5",
+            "train.checkpoint_every=20",
+            "train.log_every=10",
+            "train.eval_sequences=2",
+            "sample.tokens=4",
+            "sample.prompt=one",
+            "retry.backoff=0s",
+        ];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        self.command(&[&["run", template], &sets[..]].concat())
+    }
+
+    fn weights(&self) -> Vec<u8> {
+        self.ok(&["download", "quickstart", "--to", "model"]);
+        std::fs::read(self.devcloud.sandbox.path("model/model.safetensors")).expect("weights")
+    }
+
+    fn nothing_is_left(&self) {
+        assert_eq!(self.json(&["bill"])["resources"], json!([]));
+        let bill = self.devcloud.ask("GET", "/devcloud/bill", &Value::Null).1;
+        assert!(bill["machines"].as_array().expect("machines").iter().all(|machine| machine["exists"] == false), "{bill}");
+        assert_eq!(docker(&["ps", "--all", "--quiet", "--filter", "name=devcloud-quickstart"]), "");
+    }
+}
+
+impl Runs for WithEngine {
+    fn run(&self, arguments: &[&str]) -> Said {
+        Sandbox::said(&mut self.command(arguments))
+    }
+}
+
+/// The whole way with real counterparts: the image is built by the engine and sent to a registry, machines pull it from there and start
+/// it, data, log and checkpoints go through the emulator of the blob store.
+#[test]
+#[ignore = "needs a container engine, Azurite and the trainer: tests/run starts and builds them"]
+fn on_devcloud_a_job_that_is_preempted_twice_ends_with_the_same_weights() {
+    let begun = Instant::now();
+    let azurite = azurite::start();
+    let registry = Registry::start(Auth::Open);
+    let engine = std::env::var_os("DOCKER_HOST").unwrap_or_default();
+    let script = json!({ "boot": "1s", "stock_outs": ["us-central1-a"] });
+    let devcloud = Running::start_with(&script, |command| command.arg("--engine").env("DOCKER_HOST", &engine));
+    let mut world = WithEngine { devcloud, store: azurite.container(), reference: String::new() };
+
+    let programs = world.devcloud.sandbox.path("programs");
+    std::fs::create_dir(&programs).expect("a directory");
+    std::fs::copy(env!("CARGO_BIN_EXE_ftctl"), programs.join("ftctl")).expect("copied");
+    std::fs::copy(std::env::var("FT_TRAINER").expect("tests/run builds it"), programs.join("ft-trainer")).expect("copied");
+    let base = std::env::var("FT_BASE").expect("tests/run names an image of a minimal system");
+    world
+        .devcloud
+        .sandbox
+        .write("ftctl.toml", format!("[image]\nbase = {base:?}\nprebuilt = {:?}\n", programs.display().to_string()));
+    let (repository, before) = (registry.repository("team/ftctl"), images());
+    world.reference = world.ok(&["push", &repository]).trim().to_owned();
+    assert!(world.reference.starts_with(&format!("{repository}@sha256:")), "{}", world.reference);
+    // What machines start comes from the registry.
+    for name in images().iter().filter(|name| !before.contains(name)) {
+        docker(&["image", "rm", "--force", name]);
+    }
+
+    let said = Sandbox::said(&mut world.run_quickstart());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("us-central1-a: out of stock"), "{}", said.stderr);
+    let undisturbed = world.weights();
+    world.nothing_is_left();
+
+    world.store = azurite.container();
+    let run = world.run_quickstart().stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    let run = std::thread::spawn(|| run.wait_with_output().expect("it ends"));
+    for attempt in [1, 2] {
+        wait_until("a checkpoint of the attempt", || {
+            let said = world.run(&["status", "quickstart", "-o", "json"]);
+            let status: Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+            status["attempt"] == attempt && status["step"].as_u64().is_some_and(|step| step > 100 * attempt)
+        });
+        world.ok(&["drill", "preempt", "quickstart"]);
+    }
+    let output = run.join().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("attempt 1 ended: preempted") && said.contains("attempt 2 ended: preempted"), "{said}");
+    assert!(said.contains("step 600/600"), "the log is followed: {said}");
+    assert!(world.weights() == undisturbed, "other weights than the undisturbed job's");
+    world.nothing_is_left();
+    let pulled = docker(&["images", "--quiet", "--no-trunc", &repository]);
+    docker(&["image", "rm", "--force", pulled.lines().next().expect("machines pulled it")]);
+    println!("in all {:.0} s", begun.elapsed().as_secs_f64());
 }

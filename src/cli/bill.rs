@@ -193,7 +193,8 @@ impl Show for Settled {
         table.pair("attempts", format!("{}, {} steps done again", receipt.attempts.len(), receipt.lost_steps));
         table.pair("time", format!("{} in all, {} on a machine", time(receipt.seconds), time(receipt.machine_seconds)));
         let still = if receipt.may_still_bill { "; a machine may still exist and cost more" } else { "" };
-        table.pair("cost", format!("{} on {}{still}", receipt.cost, receipt.backend));
+        let wasted = if receipt.wasted > Money::ZERO { format!(", {} of it for nothing", receipt.wasted) } else { String::new() };
+        table.pair("cost", format!("{} on {}{wasted}{still}", receipt.cost, receipt.backend));
         let sample = results.sample.as_ref().map(|text| format!("\n\nThe model wrote:\n{}", indent(text))).unwrap_or_default();
         table.render() + &sample
     }

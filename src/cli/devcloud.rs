@@ -51,6 +51,9 @@ struct Gce {
     /// Where machines have their disks [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     disks: Option<PathBuf>,
+    /// Machines start real containers, from images that they pull, on this computer's Docker Engine
+    #[arg(long)]
+    engine: bool,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -82,6 +85,7 @@ impl Gce {
             script,
             executable: executable()?,
             variables: std::env::vars_os().filter(|(name, _)| name != "FTCTL_OUTPUT").collect(),
+            engine: self.engine,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| failed("start the asynchronous runtime", &error))?;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     catalogue::{self, Accelerator, Machine},
-    units::Money,
+    units::{Money, Span},
 };
 
 /// The machine on Compute Engine; what is absent is as the machine with one V100 that has the most vCPUs and memory.
@@ -37,6 +37,10 @@ pub struct GceSpec {
     /// The older kind of machine that may be taken away: ends after 24 hours by itself, and Google's own limit for its time is not to be had.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub legacy_preemptible: Option<bool>,
+    /// How long before the 30 s that a preemption leaves its notice comes: `0s` or `2m`, for checkpoints that take their time; absent: as the cloud
+    /// likes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preemption_notice: Option<Span>,
     /// Boot image with a driver and Docker: its family; absent: `pytorch-latest-gpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_family: Option<String>,
@@ -62,6 +66,8 @@ pub struct GcePlan {
     pub zones: Vec<String>,
     pub spot: bool,
     pub legacy_preemptible: bool,
+    #[serde(default)]
+    pub preemption_notice: Option<Span>,
     pub image_family: String,
     pub image_project: String,
     pub network: String,
@@ -88,6 +94,7 @@ impl From<GceSpec> for GcePlan {
             zones: if spec.zones.is_empty() { everywhere() } else { spec.zones },
             spot: spec.spot.unwrap_or(true),
             legacy_preemptible: spec.legacy_preemptible.unwrap_or(false),
+            preemption_notice: spec.preemption_notice,
             image_family: or(spec.image_family, "pytorch-latest-gpu"),
             image_project: or(spec.image_project, "deeplearning-platform-release"),
             network: or(spec.network, "default"),
@@ -137,6 +144,8 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
         )];
     };
     let pinned = spec.image.as_deref().is_none_or(|image| image.contains("@sha256:"));
+    let notice =
+        plan.preemption_notice.is_none_or(|notice| plan.spot && !plan.legacy_preemptible && [0, 120].contains(&notice.0.as_secs()));
     let elsewhere = plan.zones.iter().find(|zone| !card.zones.contains(zone));
     vec![
         rule("compute.gce.image", pinned, "image is given by its digest, name@sha256:..., so that every attempt runs the same"),
@@ -166,6 +175,11 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
             format!("the boot disk has between 50 and 65536 GB, not {}", plan.disk_gb),
         ),
         rule(
+            "compute.gce.preemption_notice",
+            notice,
+            "preemption_notice is 0s or 2m, and only of machines that are `spot`, not `legacy_preemptible`",
+        ),
+        rule(
             "compute.gce.zones",
             elsewhere.is_none(),
             format!("there is no {name} in {}: {}", elsewhere.map_or("", String::as_str), card.zones.join(", ")),
@@ -191,7 +205,7 @@ mod tests {
         let refused = |spec: GceSpec| -> Vec<String> {
             rules(&spec).into_iter().filter(|rule| !rule.holds).map(|rule| rule.message).collect()
         };
-        let base = GceSpec::default;
+        let (base, minute) = (GceSpec::default, Span(std::time::Duration::from_secs(60)));
         for (spec, part) in [
             (GceSpec { accelerator: Some("v99".into()), ..base() }, "no accelerator of this cloud: p100, t4, v100"),
             (GceSpec { accelerators: Some(3), ..base() }, "1 or 2 or 4 or 8 v100, not 3"),
@@ -200,6 +214,11 @@ mod tests {
             (GceSpec { memory_gb: Some(79), ..base() }, "between 10.8 and 78.0 GB of memory, not 79"),
             (GceSpec { memory_gb: Some(10), ..base() }, "between 10.8"),
             (GceSpec { disk_gb: Some(10), ..base() }, "between 50 and 65536"),
+            (GceSpec { preemption_notice: Some(minute), ..base() }, "is 0s or 2m"),
+            (
+                GceSpec { preemption_notice: Some(Span(2 * minute.0)), spot: Some(false), ..base() },
+                "only of machines that are `spot`",
+            ),
             (GceSpec { zones: vec!["us-east1-b".into()], ..base() }, "there is no v100 in us-east1-b"),
         ] {
             assert!(refused(spec.clone()).iter().any(|message| message.contains(part)), "{part}: {:?}", refused(spec));

@@ -141,13 +141,20 @@ impl Plan {
         named.as_deref()
     }
 
+    /// How long the programs of a machine have when it is taken away.
+    pub fn farewell(&self) -> Duration {
+        let notice = self.gce.preemption_notice.filter(|_| self.backend == "gce");
+        FAREWELL + notice.map_or(Duration::ZERO, |notice| notice.0)
+    }
+
     /// This plan for one more machine: the same, with the time that `earlier` ones, each from and until when, have left of it. `None`
     /// when that is not worth starting one.
     pub fn left(&self, earlier: &[(Timestamp, Timestamp)], now: Timestamp) -> Option<Self> {
         let Some((first, _)) = earlier.first() else { return Some(self.clone()) };
         let length = |from: Timestamp, until: Timestamp| Duration::try_from(until.duration_since(from)).unwrap_or_default();
         // A machine is charged until its power ends, which is after its agent's end, and for a minute at least.
-        let charged = earlier.iter().map(|(from, until)| (length(*from, *until) + FAREWELL).max(SHORTEST_LIFE)).sum::<Duration>();
+        let charged =
+            earlier.iter().map(|(from, until)| (length(*from, *until) + self.farewell()).max(SHORTEST_LIFE)).sum::<Duration>();
         let left = self.lifetime().saturating_sub(charged.max(length(*first, now)));
         (left >= SHORTEST_LIFE).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
     }
@@ -268,6 +275,14 @@ mod tests {
         assert_eq!(left(&[(0, 1), (1, 2), (2, 3)], 3), Some(7_020), "a minute is charged for each");
         assert_eq!(left(&[(0, 7_110)], 7_110), Some(60));
         assert_eq!(left(&[(0, 7_111)], 7_111), None);
+    }
+
+    #[test]
+    fn a_machine_with_an_early_notice_has_that_long_to_say_farewell() {
+        let mut plan = resolve("name = \"a\"\ndataset = \"d\"\n[compute.gce]\npreemption_notice = \"2m\"");
+        assert_eq!(plan.farewell(), FAREWELL, "elsewhere nobody knows of it");
+        plan.backend = "gce".to_owned();
+        assert_eq!(plan.farewell(), Duration::from_secs(150));
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct Receipt {
     /// Of which a machine existed.
     pub machine_seconds: u64,
     pub cost: Money,
+    /// Of that, for steps that were done again, and for attempts that made none.
+    pub wasted: Money,
     /// A machine of it may still exist: the cost is that until now.
     pub may_still_bill: bool,
     /// Steps done more than once because of preemption.
@@ -70,7 +72,43 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         seconds: seconds(record.created, end),
         machine_seconds: record.attempts.iter().map(|attempt| seconds(attempt.started, attempt.ended.unwrap_or(now))).sum(),
         cost: status::cost(record, now),
+        wasted: wasted(record, now),
         may_still_bill: record.attempts.iter().any(|attempt| attempt.ended.is_none()) && status::cost(record, now) > Money::ZERO,
         lost_steps: record.attempts.iter().map(|attempt| attempt.lost_steps).sum(),
+    }
+}
+
+/// Of each attempt's cost the part that its lost steps are of all its steps; all of it where there were none and another attempt followed.
+fn wasted(record: &Record, now: Timestamp) -> Money {
+    let of = |attempt: &Attempt| {
+        let cost = status::cost_of(record, attempt, now).micros;
+        match attempt.last_step.saturating_sub(attempt.first_step) {
+            0 => cost * u64::from(attempt.attempt < record.attempt),
+            steps => cost.saturating_mul(attempt.lost_steps.min(steps)) / steps,
+        }
+    };
+    Money { micros: record.attempts.iter().map(of).sum() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::conformance::{attempt, plan};
+
+    #[test]
+    fn waste_is_what_was_done_again_and_what_came_to_nothing() {
+        let mut record = Record::new(attempt("job").job, plan(), Timestamp::UNIX_EPOCH);
+        let hour = |number: i64| Timestamp::from_second(3_600 * number).expect("a time");
+        let steps = [(0, 0, 0), (0, 100, 25), (75, 175, 0), (175, 175, 0)];
+        for (number, (first_step, last_step, lost_steps)) in (1..).zip(steps) {
+            let (started, ended) = (hour(number), Some(hour(number + 1)));
+            let price_per_hour = Money { micros: 1_000_000 };
+            let reason = None;
+            let attempt = number as u32;
+            record.attempts.push(Attempt { attempt, started, ended, reason, first_step, last_step, lost_steps, price_per_hour });
+        }
+        record.attempt = 4;
+        let receipt = receipt(&record, hour(9));
+        assert_eq!((receipt.cost.micros, receipt.wasted.micros), (4_000_000, 1_250_000));
     }
 }

@@ -10,7 +10,7 @@ use super::{Result, World, journal, supervise};
 use crate::{
     job::{
         id::{AttemptId, JobId, path},
-        record::Record,
+        record::{Attempt, Record},
         state::State,
         units::Money,
     },
@@ -130,11 +130,13 @@ fn apply(status: &mut JobStatus, event: &Event) {
 
 /// What the job's machines have cost until now. None lives longer than the job may: that is the cloud's own affair.
 pub fn cost(record: &Record, now: Timestamp) -> Money {
-    let micros = record.attempts.iter().map(|attempt| {
-        let time = age(attempt.started, attempt.ended.unwrap_or(now)).min(record.plan.lifetime());
-        attempt.price_per_hour.for_time(time).micros
-    });
-    Money { micros: micros.sum() }
+    Money { micros: record.attempts.iter().map(|attempt| cost_of(record, attempt, now).micros).sum() }
+}
+
+/// What the machine of one of its attempts has cost.
+pub(super) fn cost_of(record: &Record, attempt: &Attempt, now: Timestamp) -> Money {
+    let time = age(attempt.started, attempt.ended.unwrap_or(now)).min(record.plan.lifetime());
+    attempt.price_per_hour.for_time(time)
 }
 
 /// What the provider says of the machine of the job's current attempt.

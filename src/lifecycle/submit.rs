@@ -1,7 +1,5 @@
 //! The order is written and the agent started.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 
 use super::{Next, Result, STAGES, World, journal::Journal};
@@ -16,9 +14,6 @@ use crate::{
     provider::{Class, Sighting},
     store::Condition,
 };
-
-/// Time between a polite stop and a kill that nobody asked for explicitly; what a SPOT machine gets from its cloud.
-const GRACE: Duration = Duration::from_secs(30);
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     if job.record.attempt == 1 {
@@ -61,6 +56,6 @@ fn order(world: &World, record: &Record) -> Result<RunOrder> {
         train: record.plan.train.clone(),
         sample: record.plan.sample.clone(),
         deadline,
-        grace_seconds: GRACE.as_secs(),
+        grace_seconds: record.plan.farewell().as_secs(),
     })
 }

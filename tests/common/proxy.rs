@@ -55,9 +55,9 @@ pub struct Proxy {
 }
 
 /// One request or one answer, as it was read.
-struct Message {
-    head: Vec<u8>,
-    body: Vec<u8>,
+pub struct Message {
+    pub head: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 impl Proxy {
@@ -184,7 +184,7 @@ fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) -> bool {
 }
 
 /// `None` when the other side has ended.
-fn read(from: &mut BufReader<TcpStream>, without_body: bool) -> io::Result<Option<Message>> {
+pub fn read(from: &mut BufReader<TcpStream>, without_body: bool) -> io::Result<Option<Message>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if from.read_until(b'\n', &mut head)? == 0 {

@@ -14,7 +14,7 @@ use crate::sandbox::Sandbox;
 
 pub struct Devcloud {
     child: Child,
-    endpoint: String,
+    pub endpoint: String,
 }
 
 impl Devcloud {
@@ -35,10 +35,48 @@ impl Devcloud {
     }
 
     pub fn ask(&self, method: &str, lever: &str, body: &str) -> Value {
-        let url = format!("{}/devcloud/{lever}", self.endpoint);
-        let output = Command::new("curl").args(["-sf", "-X", method, "--data", body, &url]).output().unwrap();
-        assert!(output.status.success(), "{method} {url}");
+        self.curl(&["-X", method, "--data", body], &format!("devcloud/{lever}"))
+    }
+
+    fn curl(&self, arguments: &[&str], path: &str) -> Value {
+        let url = format!("{}/{path}", self.endpoint);
+        let output = Command::new("curl").arg("-sf").args(arguments).arg(&url).output().unwrap();
+        assert!(output.status.success(), "{arguments:?} {url}");
         serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Everything of this kind in every zone, as the cloud's own interface lists it.
+    fn everywhere(&self, kind: &str) -> Vec<Value> {
+        let answer =
+            self.curl(&["-H", "Authorization: Bearer devcloud"], &format!("compute/v1/projects/devcloud/aggregated/{kind}"));
+        let zones = answer["items"].as_object().unwrap().values();
+        zones.flat_map(|zone| zone[kind].as_array().unwrap().clone()).collect()
+    }
+
+    /// Name and status of each machine that there is, with power or without.
+    pub fn instances(&self) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        self.everywhere("instances").iter().map(|machine| (text(&machine["name"]), text(&machine["status"]))).collect()
+    }
+
+    /// Preempts every machine of this zone.
+    pub fn take_away(&self, zone: &str) {
+        let machines = self.everywhere("instances");
+        for machine in machines.iter().filter(|machine| machine["zone"].as_str().unwrap().ends_with(zone)) {
+            let url = format!("{}/devcloud/preempt?instance={}", self.endpoint, machine["name"].as_str().unwrap());
+            // One that has gone meanwhile is refused.
+            Command::new("curl").args(["-s", "-X", "POST", &url]).output().unwrap();
+        }
+    }
+
+    /// The name of each machine that was ever made, as often as it was.
+    pub fn made(&self) -> Vec<String> {
+        let operations = self.everywhere("operations");
+        let made = operations.iter().filter(|operation| operation["operationType"] == "insert" && operation["error"].is_null());
+        let mut names: Vec<String> =
+            made.map(|operation| operation["targetLink"].as_str().unwrap().rsplit('/').next().unwrap().to_owned()).collect();
+        names.sort();
+        names
     }
 
     /// What shall go wrong from now on.

@@ -12,6 +12,7 @@ use std::{
 };
 
 use crate::{
+    azurite,
     devcloud::{Devcloud, on_gce},
     sandbox::Sandbox,
 };
@@ -29,6 +30,8 @@ struct Row {
     image: &'static str,
     /// Changes to the job, as for `--set`.
     set: &'static [&'static str],
+    /// Whether the store is a container, which machines reach over the network.
+    in_azurite: bool,
     /// What the test does meanwhile.
     meanwhile: fn(&Scene),
     exit: i32,
@@ -38,8 +41,18 @@ struct Row {
     machines: std::ops::RangeInclusive<usize>,
 }
 
-const QUIET: Row =
-    Row { name: "", script: "{}", speed: "10", image: "ftctl", set: &[], meanwhile: |_| {}, exit: 0, sees: &[], machines: 1..=1 };
+const QUIET: Row = Row {
+    name: "",
+    script: "{}",
+    speed: "10",
+    image: "ftctl",
+    set: &[],
+    in_azurite: false,
+    meanwhile: |_| {},
+    exit: 0,
+    sees: &[],
+    machines: 1..=1,
+};
 
 /// What a row is played in.
 struct Scene {
@@ -112,8 +125,9 @@ const ROWS: &[Row] = &[
         ..QUIET
     },
     Row {
-        name: "429 and 503 to every call",
-        script: r#"{ "faults": [
+        // Each call of the provider alone: src/provider/gce/tests.rs.
+        name: "429 and 503 to every call, and it passes",
+        script: r#"{ "boot": "1s", "faults": [
             { "call": "compute.instances.insert", "kind": { "status": 429 }, "retry_after": "1s" },
             { "call": "compute.instances.insert", "kind": { "status": 503 } },
             { "call": "compute.zoneOperations.wait", "kind": { "status": 429 } },
@@ -122,11 +136,39 @@ const ROWS: &[Row] = &[
             { "call": "compute.instances.aggregatedList", "kind": { "status": 503 } },
             { "call": "compute.instances.setMetadata", "kind": { "status": 429 } },
             { "call": "compute.instances.setMetadata", "kind": { "status": 503 } },
+            { "call": "compute.instances.getGuestAttributes", "kind": { "status": 429 } },
             { "call": "compute.instances.getGuestAttributes", "kind": { "status": 503 } },
-            { "call": "compute.instances.getSerialPortOutput", "kind": { "status": 503 } },
+            { "call": "compute.instances.simulateMaintenanceEvent", "kind": { "status": 429 } },
+            { "call": "compute.instances.simulateMaintenanceEvent", "kind": { "status": 503 } },
+            { "call": "compute.globalOperations.aggregatedList", "kind": { "status": 429 } },
+            { "call": "compute.globalOperations.aggregatedList", "kind": { "status": 503 } },
             { "call": "compute.instances.delete", "kind": { "status": 429 } },
             { "call": "compute.instances.delete", "kind": { "status": 503 } }
         ] }"#,
+        set: &["train.steps=2000"],
+        meanwhile: |scene| {
+            scene.steps(10);
+            scene.sandbox.ok(&["drill", "preempt", "job"]);
+        },
+        sees: &["attempt 1 ended: ", "; attempt 2 resumes from step "],
+        machines: 2..=2,
+        ..QUIET
+    },
+    Row {
+        name: "503 to insert, for longer than one try lasts",
+        script: r#"{ "faults": [{ "call": "compute.instances.insert", "kind": { "status": 503 }, "times": 6 }] }"#,
+        sees: &["Backend Error (network); next try at "],
+        ..QUIET
+    },
+    Row {
+        name: "429 to every call while it trains, for longer than one try lasts",
+        script: r#"{ "boot": "1s" }"#,
+        set: &["train.steps=2000"],
+        meanwhile: |scene| {
+            scene.steps(10);
+            scene.devcloud.goes_wrong(r#"{ "faults": [{ "call": "*", "kind": { "status": 429 }, "times": 8 }] }"#);
+        },
+        sees: &["cannot see job-", ": Rate Limit Exceeded; looking again until it can be seen", "can be seen again"],
         ..QUIET
     },
     Row {
@@ -221,6 +263,26 @@ const ROWS: &[Row] = &[
         ..QUIET
     },
     Row {
+        name: "the store cannot be reached from the machine",
+        script: r#"{ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "no_store" }] }"#,
+        // Signs of life come on the wall's clock.
+        speed: "1",
+        in_azurite: true,
+        meanwhile: |scene| {
+            scene.until_explained("its agent was not heard of");
+            // The agent gives up after five minutes by itself.
+            scene.sandbox.ok(&["cancel", "job", "--now"]);
+        },
+        exit: 21,
+        sees: &[
+            "-a1: running",
+            "cannot be reached: Connection refused",
+            "-a1 has been running for ",
+            "and its agent was not heard of",
+        ],
+        ..QUIET
+    },
+    Row {
         name: "there is no driver, and nobody installs one",
         script: r#"{ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "no_driver" }] }"#,
         exit: 20,
@@ -263,6 +325,12 @@ impl Row {
         let mut sandbox = Sandbox::new();
         let devcloud = Devcloud::start(&mut sandbox, self.speed);
         devcloud.goes_wrong(self.script);
+        let _azurite = self.in_azurite.then(|| {
+            let azurite = azurite::start();
+            let store = [("FTCTL_STORE".into(), azurite.container().into()), ("AZURE_STORAGE_KEY".into(), azurite::KEY.into())];
+            sandbox.variables.extend(store);
+            azurite
+        });
         let job = on_gce(&sandbox, "job", STEPS, self.image);
         let sets = self.set.iter().flat_map(|set| ["--set", set]);
         let arguments: Vec<&str> = ["run", job.to_str().unwrap()].into_iter().chain(sets).collect();

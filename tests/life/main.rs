@@ -12,8 +12,12 @@ mod devcloud;
 #[path = "../common/entra.rs"]
 mod entra;
 mod gce;
+mod gce_kills;
+mod gce_trace;
 mod gce_trouble;
 mod kills;
+#[path = "../common/proxy.rs"]
+mod proxy;
 mod sandbox;
 #[path = "../common/secrets.rs"]
 mod secrets;

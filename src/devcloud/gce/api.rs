@@ -304,6 +304,7 @@ fn check(body: &Map<String, Value>, zone: &str) -> Result<(), Refusal> {
     let scheduling = body.get("scheduling").unwrap_or(&none);
     let (spot, preemptible) = (scheduling["provisioningModel"] == "SPOT", scheduling["preemptible"] == true);
     let limit = seconds(&scheduling["maxRunDuration"]["seconds"]);
+    let notice = seconds(&scheduling["preemptionNoticeDuration"]["seconds"]);
     let name = body.get("name").and_then(Value::as_str).unwrap_or_default();
     let machine = custom_machine(body);
     let cards = accelerator(body);
@@ -343,6 +344,11 @@ fn check(body: &Map<String, Value>, zone: &str) -> Result<(), Refusal> {
             limit.is_none_or(|limit| (30..=120 * 86_400).contains(&limit)),
             "scheduling.maxRunDuration",
             "Must be between 30 seconds and 120 days",
+        ),
+        (
+            scheduling["preemptionNoticeDuration"].is_null() || (spot && [Some(0), Some(120)].contains(&notice)),
+            "scheduling.preemptionNoticeDuration",
+            "Must be 0 or 120 seconds, and needs provisioningModel SPOT",
         ),
         (
             scheduling["instanceTerminationAction"].is_null() || spot || limit.is_some(),

@@ -130,11 +130,11 @@ impl Cloud {
         let own = match instance.phase {
             Phase::Provisioning => Some((after(instance.created, boot / 2), Change::Stage)),
             Phase::Staging => Some((after(instance.created, boot), Change::Run)),
-            Phase::Running => instance.deadline().map(|deadline| (deadline, Change::Expire)),
+            Phase::Running => instance.deadline().into_iter().chain(instance.taken).min().map(|end| (end, Change::Expire)),
             Phase::Stopping => instance.power_ends.map(|(at, _)| (at, Change::End)),
             Phase::Terminated => None,
         };
-        let alive = !matches!(instance.phase, Phase::Stopping | Phase::Terminated) && instance.is_spot();
+        let alive = !matches!(instance.phase, Phase::Stopping | Phase::Terminated) && instance.is_spot() && !instance.preempted;
         let taken = self.script.preemptions.iter().filter(|taken| alive && instance.name.ends_with(&taken.instance));
         let taken = taken.map(|taken| (after(instance.created, taken.after.0), Change::Preempt));
         let coming = |trouble: &&Trouble| trouble.kind.begins_later() && !instance.troubles.contains(&trouble.kind);
@@ -167,11 +167,15 @@ impl Cloud {
 
     /// The cloud takes a machine back: the notice, and the record that outlives the machine.
     pub fn preempt(&mut self, place: &Place) {
-        let Some(instance) = self.instances.get_mut(place) else { return };
+        let Some(instance) = self.instances.get_mut(place).filter(|instance| !instance.preempted) else { return };
         instance.preempted = true;
-        let (deletes, id) = (instance.goes_with_its_power(), instance.id);
+        let (deletes, id, notice) = (instance.goes_with_its_power(), instance.id, instance.notice());
+        let noticed = instance.phase == Phase::Running && !notice.is_zero();
+        instance.taken = noticed.then(|| after(self.now, notice));
         self.record("compute.instances.preempted", place, id, None, true);
-        self.soft_off(place, deletes);
+        if !noticed {
+            self.soft_off(place, deletes);
+        }
     }
 
     /// The power button: processes have the notice's time, when there are any.
@@ -195,7 +199,8 @@ impl Cloud {
     pub fn halted(&mut self, place: &Place) {
         let Some(instance) = self.instances.get_mut(place) else { return };
         if matches!(instance.phase, Phase::Running | Phase::Stopping) {
-            let (_, deletes) = instance.power_ends.unwrap_or((self.now, false));
+            let taken = instance.preempted && instance.goes_with_its_power();
+            let (_, deletes) = instance.power_ends.unwrap_or((self.now, taken));
             instance.power_ends = Some((self.now, deletes));
             self.end(place);
         }

@@ -46,6 +46,8 @@ pub struct Instance {
     pub phase: Phase,
     pub started: Option<Timestamp>,
     pub preempted: bool,
+    /// When the power button is pressed, where the notice of that came before.
+    pub taken: Option<Timestamp>,
     /// When the power goes, and whether the machine goes with it.
     pub power_ends: Option<(Timestamp, bool)>,
     pub metadata: BTreeMap<String, String>,
@@ -71,6 +73,7 @@ impl Instance {
             phase: Phase::Provisioning,
             started: None,
             preempted: false,
+            taken: None,
             power_ends: None,
             guest_attributes: BTreeMap::new(),
             serial: Serial::default(),
@@ -97,6 +100,11 @@ impl Instance {
         let limit = seconds(&self.scheduling("maxRunDuration")["seconds"]).map(Duration::from_secs);
         let day = (self.scheduling("preemptible") == true && self.scheduling("provisioningModel") != "SPOT").then_some(DAY);
         Some(after(self.started?, limit.or(day)?))
+    }
+
+    /// How long before the power button it hears that it is taken away.
+    pub fn notice(&self) -> Duration {
+        Duration::from_secs(seconds(&self.scheduling("preemptionNoticeDuration")["seconds"]).unwrap_or_default())
     }
 
     /// Of the regional quota that its cards count against, how many they are.

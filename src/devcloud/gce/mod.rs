@@ -61,6 +61,8 @@ pub struct Options {
     pub executable: PathBuf,
     /// What a machine's processes find in their environment.
     pub variables: Vec<(OsString, OsString)>,
+    /// Whether machines start containers on this computer's engine, through its command line, instead of the agent as a process.
+    pub engine: bool,
 }
 
 /// One line of `/devcloud/calls`.
@@ -92,7 +94,7 @@ impl Devcloud {
         let address = listener.local_addr()?;
         let clock = Clock::new(options.speed);
         let cloud = Cloud::new(&options.project, &format!("http://{address}"), options.script, clock.now(), options.speed);
-        let host = Host::new(options.state, options.executable, options.variables);
+        let host = Host::new(options.state, options.executable, options.variables, options.engine);
         let (cloud, clock) = (Mutex::new(cloud), Mutex::new(clock));
         let devcloud = Arc::new(Self { cloud, clock, calls: Mutex::default(), host, address });
         let (server, ticker) = (devcloud.clone(), devcloud.clone());
@@ -121,7 +123,7 @@ impl Devcloud {
         drop(self.at_present());
     }
 
-    /// Takes every machine's power.
+    /// Takes every machine's power, for good.
     pub fn shut_down(&self) {
         self.host.power_off_all();
     }

@@ -116,8 +116,8 @@ pub enum TroubleKind {
     NoEngine,
     /// Nor a driver for its cards.
     NoDriver,
-    /// It reaches nothing but its metadata server.
-    NoNetwork,
+    /// What its containers ask for is not reached, be it the store.
+    NoStore,
     /// It stands still, and has power.
     Hangs,
     /// Its metadata server does not answer.

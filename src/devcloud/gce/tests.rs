@@ -198,6 +198,25 @@ fn a_machines_life_follows_its_scheduling() {
 }
 
 #[test]
+fn the_notice_of_a_preemption_may_come_two_minutes_before_the_power_button() {
+    let mut cloud = cloud(Script::default());
+    let mut changes = spot("3600");
+    changes["scheduling"]["preemptionNoticeDuration"] = json!({ "seconds": "120" });
+    assert_eq!(insert(&mut cloud, &changes).0, 200);
+    pass(&mut cloud, 60_000);
+    cloud.acts.clear();
+    cloud.preempt(&place());
+    pass(&mut cloud, 119_000);
+    let machine = &cloud.instances[&place()];
+    assert!(machine.preempted && machine.phase.status() == "RUNNING" && cloud.acts.is_empty());
+    pass(&mut cloud, 1_000);
+    assert_eq!(std::mem::take(&mut cloud.acts), [Act::PowerButton(place())]);
+    pass(&mut cloud, 30_000);
+    assert!(cloud.instances.is_empty(), "DELETE leaves nothing");
+    assert_eq!(cloud.operations.iter().filter(|operation| operation.system).count(), 1);
+}
+
+#[test]
 fn a_preemption_leaves_a_record_even_before_the_machine_has_booted() {
     let preemptions = vec![Preemption { instance: "gpuserver".to_owned(), after: seconds(3) }];
     let mut cloud = cloud(Script { preemptions, ..Script::default() });
@@ -219,6 +238,7 @@ fn what_the_service_refuses_is_refused() {
         (json!({ "scheduling": { "onHostMaintenance": "MIGRATE" } }), "live migration"),
         (json!({ "scheduling": { "automaticRestart": true } }), "automaticRestart"),
         (json!({ "scheduling": { "maxRunDuration": { "seconds": "600" } } }), "Not supported with preemptible"),
+        (json!({ "scheduling": { "preemptionNoticeDuration": { "seconds": "120" } } }), "needs provisioningModel SPOT"),
         (spot("29"), "between 30 seconds"),
         (spot("10368001"), "120 days"),
         (json!({ "scheduling": { "instanceTerminationAction": "DELETE" } }), "Needs provisioningModel SPOT"),

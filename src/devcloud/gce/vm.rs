@@ -7,7 +7,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
@@ -26,28 +26,35 @@ use super::{
 };
 
 /// What a machine has beside a system: its name, and the program.
-const TOOLS: [(&str, &str); 3] = [
+const TOOLS: [(&str, &str); 2] = [
     ("poweroff", include_str!("../../../templates/gce/devcloud/poweroff")),
     ("nvidia-smi", include_str!("../../../templates/gce/devcloud/nvidia-smi")),
-    ("docker", include_str!("../../../templates/gce/devcloud/docker")),
 ];
+const DOCKER: &str = include_str!("../../../templates/gce/devcloud/docker");
+/// That of this computer.
+const REAL_DOCKER: &str = include_str!("../../../templates/gce/devcloud/docker-of-this-computer");
 
 pub struct Host {
     state: PathBuf,
     executable: PathBuf,
     variables: Vec<(OsString, OsString)>,
-    powered: Mutex<BTreeMap<Place, Powered>>,
+    /// Whether containers are those of this computer's engine.
+    engine: bool,
+    /// The machines with power; `None` when there is none to be had any more.
+    powered: Mutex<Option<BTreeMap<Place, Powered>>>,
 }
 
 /// A machine with power.
 struct Powered {
     group: Pid,
     metadata: AbortHandle,
+    /// Its container on this computer's engine.
+    container: Option<String>,
 }
 
 impl Host {
-    pub fn new(state: PathBuf, executable: PathBuf, variables: Vec<(OsString, OsString)>) -> Self {
-        Self { state, executable, variables, powered: Mutex::default() }
+    pub fn new(state: PathBuf, executable: PathBuf, variables: Vec<(OsString, OsString)>, engine: bool) -> Self {
+        Self { state, executable, variables, engine, powered: Mutex::new(Some(BTreeMap::new())) }
     }
 
     pub fn perform(&self, devcloud: &Arc<Devcloud>, act: Act) {
@@ -70,7 +77,8 @@ impl Host {
         let disk = self.state.join(format!("{}.{}", place.0, place.1));
         let tools = disk.join("bin");
         fs::create_dir_all(&tools)?;
-        for (name, text) in TOOLS {
+        let docker = if self.engine { REAL_DOCKER } else { DOCKER };
+        for (name, text) in TOOLS.into_iter().chain([("docker", docker)]) {
             let path = tools.join(name);
             fs::write(&path, text)?;
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
@@ -91,10 +99,12 @@ impl Host {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let mut command = self.command(&disk, &tools, &script);
         command.env("GCE_METADATA_HOST", listener.local_addr()?.to_string()).env("DEVCLOUD_CARDS", cards.to_string());
+        let container = format!("devcloud-{}", place.1);
+        command.env("DEVCLOUD_CONTAINER", &container);
         if has(TroubleKind::NoEngine) {
             command.env("DEVCLOUD_NO_ENGINE", "1");
         }
-        if has(TroubleKind::NoNetwork) {
+        if has(TroubleKind::NoStore) {
             // Nobody listens there; a metadata server is never asked through it.
             command.envs(["HTTP_PROXY", "HTTPS_PROXY"].map(|name| (name, "http://127.0.0.1:9")));
         }
@@ -102,7 +112,12 @@ impl Host {
         let metadata = tokio::spawn(metadata::serve(devcloud.clone(), place.clone(), listener)).abort_handle();
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let Some(group) = group else { return Ok(()) };
-        self.powered.lock().unwrap_or_else(PoisonError::into_inner).insert(place.clone(), Powered { group, metadata });
+        let machine = Powered { group, metadata, container: self.engine.then_some(container) };
+        match &mut *self.powered() {
+            Some(powered) => drop(powered.insert(place.clone(), machine)),
+            // Everything was shut down while it booted.
+            None => machine.cut(),
+        }
         // It may have lost its power while it booted.
         if devcloud.at_present().instances.get(place).is_none_or(|instance| instance.started.is_none()) {
             self.power_off(place);
@@ -127,8 +142,12 @@ impl Host {
         command
     }
 
+    fn powered(&self) -> MutexGuard<'_, Option<BTreeMap<Place, Powered>>> {
+        self.powered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn group(&self, place: &Place) -> Option<Pid> {
-        self.powered.lock().unwrap_or_else(PoisonError::into_inner).get(place).map(|powered| powered.group)
+        Some(self.powered().as_ref()?.get(place)?.group)
     }
 
     /// Everybody hears it; when the last has gone, the machine is off before its time.
@@ -144,14 +163,15 @@ impl Host {
     }
 
     fn power_off(&self, place: &Place) {
-        if let Some(powered) = self.powered.lock().unwrap_or_else(PoisonError::into_inner).remove(place) {
-            powered.cut();
+        if let Some(machine) = self.powered().as_mut().and_then(|powered| powered.remove(place)) {
+            machine.cut();
         }
     }
 
+    /// For good: a machine that boots meanwhile gets none either.
     pub fn power_off_all(&self) {
-        let powered = std::mem::take(&mut *self.powered.lock().unwrap_or_else(PoisonError::into_inner));
-        powered.into_values().for_each(Powered::cut);
+        let powered = self.powered().take();
+        powered.into_iter().flat_map(BTreeMap::into_values).for_each(Powered::cut);
     }
 }
 
@@ -159,6 +179,10 @@ impl Powered {
     fn cut(self) {
         let _ = kill_process_group(self.group, Signal::KILL);
         self.metadata.abort();
+        if let Some(container) = self.container {
+            // An engine's containers are no processes of the machine's. There may be none of that name.
+            let _ = std::process::Command::new("docker").args(["rm", "--force", &container]).output();
+        }
     }
 }
 

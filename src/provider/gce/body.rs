@@ -97,6 +97,9 @@ fn scheduling(plan: &GcePlan, life: Duration) -> Value {
         return scheduling;
     }
     scheduling["provisioningModel"] = json!(if plan.spot { "SPOT" } else { "STANDARD" });
+    if let Some(notice) = plan.preemption_notice {
+        scheduling["preemptionNoticeDuration"] = json!({ "seconds": notice.0.as_secs().to_string() });
+    }
     scheduling["instanceTerminationAction"] = json!("DELETE");
     scheduling["maxRunDuration"] = json!({ "seconds": life.saturating_sub(SLACK).max(SLACK).as_secs().to_string() });
     scheduling

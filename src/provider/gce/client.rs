@@ -78,9 +78,10 @@ impl Client {
         Ok(Self { http, endpoint, project, credentials, date: Mutex::default(), pauses: BACKOFF })
     }
 
-    /// Where a resource of this project is, as the API wants it named.
+    /// Where a resource of this project is, as the API wants it named; with an empty path the project itself.
     pub fn url(&self, path: &str) -> String {
-        format!("{}/compute/v1/projects/{}/{path}", self.endpoint, self.project)
+        let url = format!("{}/compute/v1/projects/{}/{path}", self.endpoint, self.project);
+        url.trim_end_matches('/').to_owned()
     }
 
     /// The time by the service's own clock when it answered last.

@@ -14,6 +14,7 @@
 mod body;
 mod client;
 mod credentials;
+mod quota;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ use super::{Capabilities, Class, Console, LeftBehind, Provider, ProviderError, R
 use crate::{
     job::{
         clock::Clock,
+        finding::Finding,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
         plan::Plan,
@@ -213,6 +215,10 @@ impl Gce {
 impl Provider for Gce {
     fn capabilities(&self) -> Capabilities {
         Capabilities { trainer: TrainerFrom::Image, bills: true, signs: true }
+    }
+
+    async fn check(&self) -> Vec<Finding> {
+        quota::check(&self.client).await
     }
 
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {

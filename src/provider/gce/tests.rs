@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     devcloud::gce::{Devcloud, Options, client_environment},
-    job::clock::SystemClock,
+    job::{clock::SystemClock, finding::Health},
     provider::conformance::{World, attempt, order, plan, suite},
     store::memory::MemoryStore,
 };
@@ -37,6 +37,7 @@ impl Place {
             script: serde_json::from_value(script).expect("a script"),
             executable,
             variables: std::env::vars_os().filter(|(name, _)| name == "PATH").collect(),
+            engine: false,
         };
         let devcloud = Devcloud::start(options).await.expect("it listens");
         let environment = client_environment(devcloud.address, "my-project");
@@ -176,6 +177,8 @@ fn the_insert_is_the_seeds_but_for_what_is_listed() {
             "instanceTerminationAction": "DELETE", "maxRunDuration": { "seconds": "3570" },
         })
     );
+    let early = seed_body(|plan| plan.preemption_notice = Some(crate::job::units::Span(Duration::from_secs(120))));
+    assert_eq!(early["scheduling"]["preemptionNoticeDuration"], json!({ "seconds": "120" }));
 }
 
 /// Provisions one attempt in a cloud that goes wrong; what came of it, and the zones of the machines.
@@ -245,6 +248,75 @@ async fn trouble_on_the_line_makes_no_second_machine() {
 
     let (done, zones, _) = provision(json!({ "faults": [{ "call": insert, "kind": { "status": 403 }, "times": 9 }] })).await;
     assert_eq!((done.expect_err("not allowed").class, zones.len()), (Class::Denied, 0));
+}
+
+#[tokio::test]
+async fn quotas_are_told_before_a_job_meets_them() {
+    let quotas = json!({ "quotas": { "GPUS_ALL_REGIONS": 1, "NVIDIA_P100_GPUS": 0, "PREEMPTIBLE_NVIDIA_P100_GPUS": 0 } });
+    let (done, _, place) = provision(quotas).await;
+    done.expect("made");
+    let findings = place.provider().check().await;
+    let told = |part: &str| findings.iter().find(|finding| finding.message.contains(part)).expect(part);
+    assert_eq!(told("1 of 1 GPUs are used in all regions").health, Health::Bad);
+    assert_eq!(told("p100: none in any region").health, Health::Notice);
+    let v100 = told("v100: ");
+    assert!(
+        v100.health == Health::Good && v100.message.contains("us-central1 1 of 64 spot, us-central1 0 of 64 ordinary"),
+        "{v100:?}"
+    );
+
+    let denied = json!({ "faults": [{ "call": "compute.projects.get", "kind": { "status": 403 } }] });
+    let findings = Place::new(denied).await.provider().check().await;
+    assert_eq!((findings.len(), findings[0].health), (1, Health::Bad), "{findings:?}");
+}
+
+/// The calls that a job's life makes.
+const CALLS: [&str; 9] = [
+    "instances.insert",
+    "zoneOperations.wait",
+    "instances.aggregatedList",
+    "instances.setMetadata",
+    "instances.getGuestAttributes",
+    "instances.getSerialPortOutput",
+    "instances.simulateMaintenanceEvent",
+    "globalOperations.aggregatedList",
+    "instances.delete",
+];
+
+#[tokio::test]
+async fn every_call_bears_429_and_503() {
+    let refused = |call: &&str| [429, 503].map(|status| json!({ "call": format!("compute.{call}"), "kind": { "status": status } }));
+    let faults: Vec<Value> = CALLS.iter().flat_map(refused).collect();
+    let place = Place::new(json!({ "boot": "1s", "notice": "0s", "faults": faults })).await;
+    every_call(&place, &[plan(), plan()]).await;
+    let calls = place.calls().await;
+    for call in CALLS {
+        let answers = calls.iter().filter(|made| made["call"] == format!("compute.{call}")).map(|made| made["status"].as_u64());
+        let mut answers: Vec<u64> = answers.map(|status| status.expect("a status")).collect();
+        answers.dedup();
+        assert!(answers.starts_with(&[429, 503]) && answers.len() > 2, "{call} was answered with {answers:?}");
+    }
+}
+
+/// What a life asks: an attempt with each of these plans, of which the last ends by itself and the others are taken away.
+async fn every_call(place: &Place, plans: &[Plan]) {
+    let provider = place.provider();
+    for (number, plan) in (1..).zip(plans) {
+        let attempt = AttemptId::new(&attempt("job").job, number);
+        provider.provision(&attempt, plan, &image()).await.expect("made");
+        provider.launch(&RunOrder { attempt: number, ..order(&attempt) }).await.expect("told");
+        provider.observe(&attempt).await.expect("seen");
+        provider.signs(&attempt).await.expect("asked");
+        provider.console(&attempt, 7).await.expect("read");
+        if number as usize == plans.len() {
+            place.finish(&attempt).await;
+        } else {
+            provider.preempt(&attempt).await.expect("taken");
+        }
+        provider.observe(&attempt).await.expect("seen");
+    }
+    provider.list().await.expect("listed");
+    provider.destroy(&attempt("job").job).await.expect("destroyed");
 }
 
 #[tokio::test]
@@ -423,28 +495,16 @@ impl Discovery {
 async fn discovery_has_nothing_against_any_request() {
     let discovery = Discovery::read();
     let place = Place::new(json!({ "boot": "1s" })).await;
-    let provider = place.provider();
-    for (number, change) in [(1, (true, false)), (2, (false, false)), (3, (true, true))] {
-        let attempt = AttemptId::new(&attempt("job").job, number);
+    let plans = [(true, false), (true, true), (false, false)].map(|(spot, legacy)| {
         let mut plan = plan();
-        (plan.gce.spot, plan.gce.legacy_preemptible) = change;
-        provider.provision(&attempt, &plan, &image()).await.expect("made");
-        provider.launch(&RunOrder { attempt: number, ..order(&attempt) }).await.expect("told");
-        provider.observe(&attempt).await.expect("seen");
-        provider.signs(&attempt).await.expect("asked");
-        provider.console(&attempt, 7).await.expect("read");
-        if plan.gce.spot {
-            provider.preempt(&attempt).await.expect("taken");
-        } else {
-            place.finish(&attempt).await;
-        }
-        provider.observe(&attempt).await.expect("seen");
-    }
-    provider.list().await.expect("listed");
-    provider.destroy(&attempt("job").job).await.expect("destroyed");
+        (plan.gce.spot, plan.gce.legacy_preemptible) = (spot, legacy);
+        plan.gce.preemption_notice = (spot && !legacy).then_some(crate::job::units::Span(Duration::ZERO));
+        plan
+    });
+    every_call(&place, &plans).await;
     let calls = place.calls().await;
-    for call in ["insert", "setMetadata", "simulateMaintenanceEvent", "delete", "getSerialPortOutput", "getGuestAttributes"] {
-        assert!(calls.iter().any(|made| made["call"] == format!("compute.instances.{call}")), "{call} was not made");
+    for call in CALLS {
+        assert!(calls.iter().any(|made| made["call"] == format!("compute.{call}")), "{call} was not made");
     }
     let against: Vec<String> = calls.iter().flat_map(|call| discovery.check(call)).collect();
     assert!(against.is_empty(), "{}", against.join("\n"));

@@ -1,0 +1,308 @@
+//! `kill -9` of ftctl before and after every request that it makes to the cloud and to the store, in the middle of a life with a stock-out
+//! and a preemption. The requests are counted in a life that nobody disturbs; none is written down here. Played are those that change
+//! something in the cloud and a few of the others; with `FT_GCE_KILLS=all` every one, and each in all three ways in which it may go on.
+
+use std::{
+    fs,
+    io::{self, BufReader, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::unix::process::ExitStatusExt as _,
+    process::{ExitStatus, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use crate::{
+    azurite::{self, Azurite},
+    devcloud::{Devcloud, on_gce},
+    proxy::{self, Message},
+    sandbox::{Sandbox, kill},
+};
+
+const STEPS: u64 = 60;
+const WORKERS: usize = 8;
+/// One in so many of the requests that change nothing in the cloud.
+const SAMPLE: usize = 41;
+
+/// The first zone has no machine; the first that is made is taken away before its agent can have finished.
+const SCRIPT: &str =
+    r#"{ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a"], "preemptions": [{ "instance": "-a1", "after": "12s" }] }"#;
+const SPEED: &str = "10";
+const TTL: u64 = 3_600;
+const MAX_COST: f64 = 0.85;
+
+const SUBMIT: &[&str] = &["submit", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
+
+/// A command, and what came before it.
+struct Stage {
+    before: &'static [&'static [&'static str]],
+    command: &'static [&'static str],
+    /// Whether the job succeeds with it.
+    succeeds: bool,
+}
+
+/// The first uploads, makes machines, hands over, supervises, recovers, collects and takes down.
+const STAGES: [Stage; 2] = [
+    Stage {
+        before: &[],
+        command: &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"],
+        succeeds: true,
+    },
+    Stage { before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false },
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum When {
+    Before,
+    After,
+}
+
+/// What happens after the death.
+#[derive(Debug, Clone, Copy)]
+enum Then {
+    /// The same command once more.
+    Again,
+    /// Somebody who has another store sweeps what the cloud shows.
+    Sweep,
+    /// Nobody ever looks again.
+    Nothing,
+}
+
+static THEN: [Then; 3] = [Then::Again, Then::Sweep, Then::Nothing];
+
+#[derive(Default)]
+struct Watched {
+    /// Method and path of each request of ftctl.
+    requests: Vec<String>,
+    victim: Option<u32>,
+    death: Option<(usize, When)>,
+}
+
+/// What all of ftctl's requests pass on their way to the cloud and to the store.
+#[derive(Clone)]
+struct Line {
+    port: u16,
+    cloud: u16,
+    store: u16,
+    watched: Arc<Mutex<Watched>>,
+}
+
+impl Line {
+    fn start(cloud: u16, store: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let line = Self { port: listener.local_addr().unwrap().port(), cloud, store, watched: Arc::default() };
+        let own = line.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let own = own.clone();
+                // A connection that ends in an error has ended.
+                thread::spawn(move || drop(own.serve(client)));
+            }
+        });
+        line
+    }
+
+    fn serve(&self, mut client: TcpStream) -> io::Result<()> {
+        let mut from_client = BufReader::new(client.try_clone()?);
+        while let Some(request) = proxy::read(&mut from_client, false)? {
+            let name = name(&request);
+            let number = self.number(&request, &name);
+            if self.kills(number, When::Before) {
+                return client.shutdown(Shutdown::Both);
+            }
+            let port = if name.contains(" /compute/") { self.cloud } else { self.store };
+            let mut service = TcpStream::connect(("127.0.0.1", port))?;
+            service.write_all(&request.head)?;
+            service.write_all(&request.body)?;
+            let Some(answer) = proxy::read(&mut BufReader::new(service), name.starts_with("HEAD"))? else { return Ok(()) };
+            if self.kills(number, When::After) {
+                return client.shutdown(Shutdown::Both);
+            }
+            client.write_all(&answer.head)?;
+            client.write_all(&answer.body)?;
+        }
+        Ok(())
+    }
+
+    /// `None` for one of an agent: those have no key, and a signature in their URL.
+    fn number(&self, request: &Message, name: &str) -> Option<usize> {
+        if !String::from_utf8_lossy(&request.head).to_lowercase().contains("\r\nauthorization:") {
+            return None;
+        }
+        let mut watched = self.watched.lock().unwrap();
+        watched.requests.push(name.to_owned());
+        Some(watched.requests.len() - 1)
+    }
+
+    fn kills(&self, number: Option<usize>, when: When) -> bool {
+        let watched = self.watched.lock().unwrap();
+        let now = number.is_some() && watched.death == number.map(|number| (number, when));
+        if now {
+            kill(watched.victim.unwrap());
+        }
+        now
+    }
+}
+
+/// `POST /compute/v1/...`, without what follows the path.
+fn name(request: &Message) -> String {
+    let head = String::from_utf8_lossy(&request.head);
+    let line = head.lines().next().unwrap_or_default();
+    line.split(['?', '\r']).next().unwrap_or_default().trim_end_matches(" HTTP/1.1").to_owned()
+}
+
+fn changes_the_cloud(name: &str) -> bool {
+    name.contains(" /compute/") && !name.starts_with("GET")
+}
+
+/// A cloud, a container and a home, all new.
+struct Place {
+    sandbox: Sandbox,
+    devcloud: Devcloud,
+    line: Line,
+    _azurite: Arc<Azurite>,
+}
+
+impl Place {
+    fn new() -> Self {
+        let mut sandbox = Sandbox::new();
+        let devcloud = Devcloud::start(&mut sandbox, SPEED);
+        devcloud.goes_wrong(SCRIPT);
+        let azurite = azurite::start();
+        let cloud = devcloud.endpoint.rsplit(':').next().unwrap().parse().unwrap();
+        let line = Line::start(cloud, azurite.port);
+        let here = format!("127.0.0.1:{}", line.port);
+        let store = azurite.container().replace(&format!("127.0.0.1:{}", azurite.port), &here);
+        sandbox.variables.push(("FTCTL_ENDPOINT_GCE".into(), format!("http://{here}").into()));
+        sandbox.variables.push(("FTCTL_STORE".into(), store.into()));
+        sandbox.variables.push(("AZURE_STORAGE_KEY".into(), azurite::KEY.into()));
+        on_gce(&sandbox, "job", STEPS, "ftctl");
+        Self { sandbox, devcloud, line, _azurite: azurite }
+    }
+
+    /// Runs the stage, to its end or to this death.
+    fn play(&self, stage: &Stage, death: Option<(usize, When)>) -> ExitStatus {
+        for command in stage.before {
+            self.sandbox.ok(command);
+        }
+        let mut child = {
+            // No request is numbered before it is known whose it is.
+            let mut watched = self.line.watched.lock().unwrap();
+            let mut command = self.sandbox.command(stage.command);
+            let said = fs::File::create(self.sandbox.path("said")).unwrap();
+            let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
+            *watched = Watched { victim: Some(child.id()), death, requests: Vec::new() };
+            child
+        };
+        let status = child.wait().unwrap();
+        self.line.watched.lock().unwrap().death = None;
+        status
+    }
+
+    /// Whatever happened, no machine was made twice, and all together cost what was allowed.
+    fn once_and_within_the_ceiling(&self, what: &str) {
+        let made = self.devcloud.made();
+        assert!(made.windows(2).all(|pair| pair[0] != pair[1]), "{what}: made twice: {made:?}");
+        let bill = self.devcloud.ask("GET", "bill", "")["total"].as_str().unwrap().trim_end_matches("USD").parse::<f64>().unwrap();
+        assert!(bill <= MAX_COST, "{what}: cost {bill}");
+    }
+
+    fn go_on(&self, stage: &Stage, then: Then, what: &str, expected: &Files) {
+        match then {
+            Then::Again => {
+                self.sandbox.ok(stage.command);
+                assert!(
+                    !stage.succeeds || self.sandbox.results("job") == *expected,
+                    "{what}: other bytes than the undisturbed job's"
+                );
+            }
+            Then::Sweep => self.sweep_elsewhere(),
+            Then::Nothing => {
+                self.devcloud.ask("POST", &format!("skip?seconds={}", TTL + 30), "");
+                // One that switched itself off when its work was done has kept its disk.
+                assert!(self.devcloud.instances().iter().all(|(_, status)| status == "TERMINATED"), "{what}");
+                assert!(self.devcloud.nothing_bills(), "{what}: {:?}", self.devcloud.machines());
+                self.sweep_elsewhere();
+            }
+        }
+        assert_eq!(self.devcloud.instances(), [], "{what}");
+        self.once_and_within_the_ceiling(what);
+    }
+
+    fn sweep_elsewhere(&self) {
+        let mut other = Sandbox::new();
+        other.variables.clone_from(&self.sandbox.variables);
+        other.variables.retain(|(name, _)| name != "FTCTL_STORE");
+        other.ok(&["sweep", "-y"]);
+    }
+}
+
+type Files = Vec<(String, Vec<u8>)>;
+
+impl Stage {
+    /// The requests of an undisturbed life, and what came of it.
+    fn undisturbed(&self) -> (Vec<String>, Files) {
+        let place = Place::new();
+        let ended = place.play(self, None);
+        assert!(ended.success(), "{:?}: {}", self.command, fs::read_to_string(place.sandbox.path("said")).unwrap());
+        let requests = place.line.watched.lock().unwrap().requests.clone();
+        assert_eq!(place.devcloud.instances(), []);
+        place.once_and_within_the_ceiling("the undisturbed life");
+        let attempts = place.devcloud.made().len();
+        assert_eq!(attempts, if self.succeeds { 2 } else { 1 }, "{:?}", self.command);
+        (requests, if self.succeeds { place.sandbox.results("job") } else { Files::new() })
+    }
+
+    /// The deaths that are played of those that there are, each with what follows.
+    fn deaths(requests: &[String]) -> Vec<(usize, When, Then)> {
+        let all = std::env::var_os("FT_GCE_KILLS").is_some_and(|value| value == "all");
+        let worth = |index: usize| all || changes_the_cloud(&requests[index]) || index.is_multiple_of(SAMPLE);
+        let deaths =
+            (0..requests.len()).filter(|index| worth(*index)).flat_map(|index| [(index, When::Before), (index, When::After)]);
+        let turn = |(number, (index, when))| {
+            let ways = if all { &THEN[..] } else { std::slice::from_ref(&THEN[number % THEN.len()]) };
+            ways.iter().map(move |then| (index, when, *then))
+        };
+        deaths.enumerate().flat_map(turn).collect()
+    }
+
+    fn kill_everywhere(&self) {
+        let (requests, expected) = self.undisturbed();
+        let (deaths, next, late) = (Self::deaths(&requests), AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = || {
+            while let Some((index, when, then)) = deaths.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let place = Place::new();
+                let ended = place.play(self, Some((*index, *when)));
+                let met = place.line.watched.lock().unwrap().requests.get(*index).cloned();
+                let what = format!("{:?} killed {when:?} request {index}, {met:?}, then {then:?}", self.command);
+                // Polls are as many as the time allows: the last of them are not always reached.
+                if ended.success() {
+                    late.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    assert_eq!(ended.signal(), Some(9), "{what}");
+                }
+                place.go_on(self, *then, &what, &expected);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..WORKERS {
+                scope.spawn(work);
+            }
+        });
+        let (deaths, late) = (deaths.len(), late.into_inner());
+        assert!(late * 10 <= deaths, "{late} of {deaths} deaths came too late");
+        let changing = requests.iter().filter(|name| changes_the_cloud(name)).count();
+        println!("{:?}: {} requests, of which {changing} change the cloud; {} deaths", self.command, requests.len(), deaths - late);
+    }
+}
+
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn ftctl_on_gce_can_be_killed_around_every_request() {
+    for stage in STAGES {
+        stage.kill_everywhere();
+    }
+}
