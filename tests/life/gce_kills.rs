@@ -28,8 +28,9 @@ const WORKERS: usize = 8;
 const SAMPLE: usize = 41;
 
 /// The first zone has no machine; the first that is made is taken away before its agent can have finished.
-const SCRIPT: &str =
+const EVENTFUL: &str =
     r#"{ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a"], "preemptions": [{ "instance": "-a1", "after": "12s" }] }"#;
+const CALM: &str = r#"{ "boot": "1s", "notice": "0s" }"#;
 const SPEED: &str = "10";
 const TTL: u64 = 3_600;
 const MAX_COST: f64 = 0.85;
@@ -38,6 +39,7 @@ const SUBMIT: &[&str] = &["submit", "job.toml", "--idempotency-key", "one", "--t
 
 /// A command, and what came before it.
 struct Stage {
+    script: &'static str,
     before: &'static [&'static [&'static str]],
     command: &'static [&'static str],
     /// Whether the job succeeds with it.
@@ -47,11 +49,12 @@ struct Stage {
 /// The first uploads, makes machines, hands over, supervises, recovers, collects and takes down.
 const STAGES: [Stage; 2] = [
     Stage {
+        script: EVENTFUL,
         before: &[],
         command: &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"],
         succeeds: true,
     },
-    Stage { before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false },
+    Stage { script: CALM, before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false },
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,10 +170,10 @@ struct Place {
 }
 
 impl Place {
-    fn new() -> Self {
+    fn new(script: &str) -> Self {
         let mut sandbox = Sandbox::new();
         let devcloud = Devcloud::start(&mut sandbox, SPEED);
-        devcloud.goes_wrong(SCRIPT);
+        devcloud.goes_wrong(script);
         let azurite = azurite::start();
         let cloud = devcloud.endpoint.rsplit(':').next().unwrap().parse().unwrap();
         let line = Line::start(cloud, azurite.port);
@@ -245,7 +248,7 @@ type Files = Vec<(String, Vec<u8>)>;
 impl Stage {
     /// The requests of an undisturbed life, and what came of it.
     fn undisturbed(&self) -> (Vec<String>, Files) {
-        let place = Place::new();
+        let place = Place::new(self.script);
         let ended = place.play(self, None);
         assert!(ended.success(), "{:?}: {}", self.command, fs::read_to_string(place.sandbox.path("said")).unwrap());
         let requests = place.line.watched.lock().unwrap().requests.clone();
@@ -274,7 +277,7 @@ impl Stage {
         let (deaths, next, late) = (Self::deaths(&requests), AtomicUsize::new(0), AtomicUsize::new(0));
         let work = || {
             while let Some((index, when, then)) = deaths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let place = Place::new();
+                let place = Place::new(self.script);
                 let ended = place.play(self, Some((*index, *when)));
                 let met = place.line.watched.lock().unwrap().requests.get(*index).cloned();
                 let what = format!("{:?} killed {when:?} request {index}, {met:?}, then {then:?}", self.command);
@@ -295,6 +298,7 @@ impl Stage {
         let (deaths, late) = (deaths.len(), late.into_inner());
         assert!(late * 10 <= deaths, "{late} of {deaths} deaths came too late");
         let changing = requests.iter().filter(|name| changes_the_cloud(name)).count();
+        assert!(changing > 0, "{:?} changes nothing in the cloud", self.command);
         println!("{:?}: {} requests, of which {changing} change the cloud; {} deaths", self.command, requests.len(), deaths - late);
     }
 }
