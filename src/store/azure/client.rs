@@ -12,7 +12,6 @@ use std::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use jiff::Timestamp;
-use md5::{Digest, Md5};
 use reqwest::{
     Method, Url,
     header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue},
@@ -23,11 +22,12 @@ use tokio::{
 };
 
 use super::{
-    super::{Limits, Result, StoreError, content::compute},
+    super::{Limits, Result, StoreError},
     batch,
     location::Location,
     retry::{Patience, Trouble, is_passing},
     sign_in::Credential,
+    sums::md5,
     wire,
 };
 use crate::job::report;
@@ -116,17 +116,6 @@ impl Request {
         self.body = bytes;
         self.header("content-md5", BASE64_STANDARD.encode(md5))
     }
-}
-
-/// Fewer bytes are hashed sooner than another thread would begin.
-const AT_ONCE: usize = 64 << 10;
-
-pub(super) async fn md5(bytes: &Bytes) -> [u8; 16] {
-    if bytes.len() <= AT_ONCE {
-        return Md5::digest(bytes).into();
-    }
-    let bytes = bytes.clone();
-    compute(move || Md5::digest(&bytes).into()).await
 }
 
 /// An answer that another try would not change.

@@ -12,11 +12,12 @@ use jiff::Timestamp;
 use reqwest::Method;
 
 use self::{
-    client::{Client, Reply, Request, md5, nonsense},
+    client::{Client, Reply, Request, nonsense},
     location::Location,
     retry::Patience,
     segments::{FULL, Known, Segments, part},
     sign_in::{Credential, Variables},
+    sums::md5,
     wire::{Entry, Page},
 };
 use super::{Condition, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
@@ -25,12 +26,15 @@ mod batch;
 mod blocks;
 mod client;
 mod entra;
+#[cfg(target_arch = "x86_64")]
+mod lanes;
 mod location;
 mod retry;
 mod sas;
 mod segments;
 mod shared_key;
 mod sign_in;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod wire;

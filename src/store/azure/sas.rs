@@ -8,9 +8,10 @@ use reqwest::{Method, Url};
 
 use super::{
     super::Result,
-    client::{Client, Request, md5, nonsense},
+    client::{Client, Request, nonsense},
     shared_key::SharedKey,
     sign_in::Credential,
+    sums::md5,
     wire::{self, DelegationKey},
 };
 

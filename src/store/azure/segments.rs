@@ -17,7 +17,8 @@ use reqwest::Method;
 use super::{
     super::{Object, Result, StoreError},
     Marked,
-    client::{Client, Reply, Request, md5, nonsense},
+    client::{Client, Reply, Request, nonsense},
+    sums::md5,
     wire,
 };
 
