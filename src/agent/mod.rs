@@ -57,7 +57,8 @@ const SHIP_EVERY: Duration = Duration::from_millis(250);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
-/// A lease of the *same* attempt is dead when its holder has not renewed it for this long; other attempts are fenced by number.
+/// A lease of the *same* attempt is somebody else's at the latest when its holder has not renewed it for this long; other attempts are
+/// fenced by number.
 const LEASE_TTL: Duration = Duration::from_secs(60);
 /// Wait before something is tried again: doubled from the first to the second.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
@@ -186,7 +187,7 @@ impl<'a> Agent<'a> {
     }
 
     /// An agent that comes back on its machine is the holder that it was. Any other holder of the same attempt is outlasted when it has
-    /// vanished, which is when neither its lease nor its heartbeat changes for [`LEASE_TTL`]; one that lives keeps the lease.
+    /// vanished, which is when neither its lease nor its heartbeat changes until the lease lapses; one that lives keeps the lease.
     async fn take_lease(&self) -> Result<Acquired> {
         let mut holder = Holder::this_process(self.order.attempt);
         if let Some(identity) = &self.identity {
@@ -203,7 +204,7 @@ impl<'a> Agent<'a> {
                         && self.heartbeat().await? == heartbeat => {}
                 acquired => return Ok(acquired),
             }
-            sleep(LOOK_EVERY).await;
+            sleep(LOOK_EVERY.min(contender.lapses_in())).await;
         }
     }
 

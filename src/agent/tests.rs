@@ -294,7 +294,7 @@ async fn a_vanished_holder_of_the_same_attempt_is_outlasted_and_a_living_one_is_
     }
     let begun = Instant::now();
     assert!(matches!(agent.take_lease().await.unwrap(), Acquired::Held(_)));
-    assert!(begun.elapsed() >= LEASE_TTL);
+    assert!((LEASE_TTL * 3 / 4..=LEASE_TTL).contains(&begun.elapsed()));
 }
 
 #[tokio::test]

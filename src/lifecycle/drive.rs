@@ -40,10 +40,10 @@ impl Until {
     }
 }
 
-/// A lease that has not changed for this long belongs to nobody.
+/// Nobody drives a job for this long at most, when whoever did has vanished.
 const LEASE: Duration = Duration::from_secs(15);
 /// Leaves two more tries before it lapses.
-const RENEW: Duration = Duration::from_secs(5);
+const RENEW: Duration = Duration::from_secs(3);
 /// How often a watcher looks.
 const WATCH: Duration = Duration::from_millis(500);
 /// Network errors in a row after which a person should look.
@@ -63,7 +63,7 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
         }
         match contender.acquire().await? {
             Acquired::Held(lease) => return drive_with(world, id, until, lease).await,
-            Acquired::HeldBy(_) => world.clock.sleep(WATCH).await,
+            Acquired::HeldBy(_) => world.clock.sleep(WATCH.min(contender.lapses_in())).await,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -24,6 +25,8 @@ pub struct FaultyStore {
     pub loses_answers: AtomicBool,
     /// Once, after the first write below the former path, somebody else deletes the latter.
     pub takes_away: Mutex<Option<(String, String)>>,
+    /// Every request for an object takes so long, a write as long again until it is answered.
+    pub delay: Mutex<Duration>,
     /// The paths written, in order.
     pub written: Mutex<Vec<String>>,
     /// Done once, after so many more writes.
@@ -40,6 +43,7 @@ impl FaultyStore {
             unreachable: Mutex::default(),
             loses_answers: AtomicBool::new(false),
             takes_away: Mutex::default(),
+            delay: Mutex::default(),
             written: Mutex::default(),
             then: Mutex::default(),
         })
@@ -55,13 +59,22 @@ impl FaultyStore {
         std::mem::take(&mut self.written.lock().unwrap())
     }
 
-    fn before(&self, path: &str) -> Result<()> {
+    async fn travel(&self) {
+        let delay = *self.delay.lock().unwrap();
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    async fn before(&self, path: &str) -> Result<()> {
+        self.travel().await;
         let unreachable = self.unreachable.lock().unwrap();
         let fails = self.down.load(Ordering::SeqCst) || (!unreachable.is_empty() && path.starts_with(unreachable.as_str()));
         if fails { Err(failed("reach", path)) } else { Ok(()) }
     }
 
     async fn after<T>(&self, path: &str, result: Result<T>) -> Result<T> {
+        self.travel().await;
         let taken = self.takes_away.lock().unwrap().take_if(|(below, _)| path.starts_with(below.as_str()));
         if let Some((_, victim)) = taken {
             self.inner.delete(&victim).await?;
@@ -87,35 +100,35 @@ impl Store for FaultyStore {
         self.inner.url()
     }
     async fn get(&self, path: &str) -> Result<Object> {
-        self.before(path)?;
+        self.before(path).await?;
         self.inner.get(path).await
     }
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
-        self.before(path)?;
+        self.before(path).await?;
         self.inner.get_range(path, range).await
     }
     async fn head(&self, path: &str) -> Result<Option<Meta>> {
-        self.before(path)?;
+        self.before(path).await?;
         self.inner.head(path).await
     }
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
-        self.before(path)?;
+        self.before(path).await?;
         self.after(path, self.inner.put(path, bytes, condition).await).await
     }
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
-        self.before(path)?;
+        self.before(path).await?;
         self.after(path, self.inner.append(path, offset, bytes).await).await
     }
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
-        self.before(prefix)?;
+        self.before(prefix).await?;
         self.inner.list(prefix).await
     }
     async fn children(&self, prefix: &str) -> Result<Vec<String>> {
-        self.before(prefix)?;
+        self.before(prefix).await?;
         self.inner.children(prefix).await
     }
     async fn delete(&self, path: &str) -> Result<()> {
-        self.before(path)?;
+        self.before(path).await?;
         self.inner.delete(path).await
     }
 }

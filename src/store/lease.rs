@@ -1,8 +1,9 @@
 //! Leases: who may act, decided by conditional writes alone.
 //!
 //! No clock is compared with another. A contender takes a lease that is free, that a lower attempt holds (fencing: attempts only
-//! rise), whose holder was a process of this machine and is gone, or that has not *changed* for its time to live by the
-//! contender's own monotonic clock. The loser finds out at its next renewal.
+//! rise), whose holder was a process of this machine and is gone, or that has lapsed: that has not *changed* for three quarters of its
+//! time to live by the contender's own monotonic clock. The last quarter is for the contender's looks and requests, so that nobody
+//! holds a lease for its time to live at most. The loser finds out at its next renewal.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -106,7 +107,8 @@ impl Contender {
         Self { store, path, holder, ttl, seen: None }
     }
 
-    /// Takes the lease if it may. Call it again, about every second, to outlast a holder that has vanished.
+    /// Takes the lease if it may. Call it again to outlast a holder that has vanished: several times in a quarter of the time to live,
+    /// and at the latest after [`Contender::lapses_in`].
     pub async fn acquire(&mut self) -> Result<Acquired> {
         loop {
             let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
@@ -133,18 +135,17 @@ impl Contender {
         if other.attempt != self.holder.attempt {
             return other.attempt < self.holder.attempt;
         }
-        other.is_gone(&self.holder) || self.unchanged(etag) >= self.ttl
+        // Counted from the end of the first look that showed this version: the holder wrote it before.
+        if self.seen.as_ref().is_none_or(|(seen, _)| seen != etag) {
+            self.seen = Some((etag.clone(), Instant::now()));
+        }
+        other.is_gone(&self.holder) || self.lapses_in().is_zero()
     }
 
-    /// How long this contender has seen this very version.
-    fn unchanged(&mut self, etag: &ETag) -> Duration {
-        match &self.seen {
-            Some((seen, since)) if seen == etag => since.elapsed(),
-            _ => {
-                self.seen = Some((etag.clone(), Instant::now()));
-                Duration::ZERO
-            }
-        }
+    /// When the version that was seen last lapses, unless it changes.
+    pub fn lapses_in(&self) -> Duration {
+        let unchanged = self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed());
+        (self.ttl * 3 / 4).saturating_sub(unchanged)
     }
 }
 
@@ -299,6 +300,31 @@ mod tests {
         assert!(!lease.witness().still_held().await.unwrap());
         lease.release().await.unwrap();
         assert!(taken.witness().still_held().await.unwrap(), "a late release takes nothing from the new holder");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vanished_holder_is_replaced_within_the_time_to_live_and_not_before_it_lapses() {
+        let (look, request) = (TTL / 30, TTL / 60);
+        for phase in 0..40 {
+            let far = FaultyStore::new(memory());
+            *far.delay.lock().unwrap() = request;
+            let store: Arc<dyn Store> = far;
+            let mut lease = held(contender(&store, elsewhere(0)).acquire().await.unwrap());
+            let mut waiting = contender(&store, Holder::this_process(0));
+            let taking = tokio::spawn(async move {
+                while is_refused(&mut waiting).await {
+                    tokio::time::sleep(look.min(waiting.lapses_in())).await;
+                }
+                Instant::now()
+            });
+            for _ in 0..3 {
+                tokio::time::sleep(TTL / 3 + phase * look / 20).await;
+                lease.renew().await.unwrap();
+            }
+            let written = Instant::now() - request;
+            let none = taking.await.unwrap() - written;
+            assert!((TTL * 3 / 4..=TTL).contains(&none), "nobody held it for {none:?}");
+        }
     }
 
     #[tokio::test]
