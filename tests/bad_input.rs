@@ -82,10 +82,19 @@ fn files_that_cannot_be_read() {
     // A link to itself cannot be read by anyone, root included.
     std::os::unix::fs::symlink("loop.toml", sandbox.path("loop.toml")).expect("a link");
     let cases = [
-        ("missing.toml", 3, "error: there is no file missing.toml\n"),
+        (
+            "missing.toml",
+            3,
+            "error: there is no file missing.toml\n  fix: `ftctl init --out missing.toml` writes one to start from\n",
+        ),
         ("folder", 2, "error: folder is a directory, not a file\n"),
         ("loop.toml", 2, "error: cannot read loop.toml: Too many levels of symbolic links (os error 40)\n"),
-        ("folder/../folder/x/y.toml", 3, "error: there is no file folder/../folder/x/y.toml\n"),
+        (
+            "folder/../folder/x/y.toml",
+            3,
+            "error: there is no file folder/../folder/x/y.toml\n  fix: `ftctl init --out folder/../folder/x/y.toml` writes one to start \
+             from\n",
+        ),
     ];
     for (file, code, message) in cases {
         let said = sandbox.run(&["plan", file]);

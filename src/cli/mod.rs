@@ -424,7 +424,10 @@ impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Self {
         match error {
             OpenError::Invalid(error) => error.into(),
-            OpenError::Missing(_) => Failure::new(Exit::NotFound, error.to_string()),
+            OpenError::Missing(ref path) => {
+                let fix = format!("`ftctl init --out {}` writes one to start from", path.display());
+                Failure::new(Exit::NotFound, error.to_string()).fix(fix)
+            }
             _ => Failure::new(Exit::Usage, error.to_string()),
         }
     }

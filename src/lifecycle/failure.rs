@@ -22,7 +22,7 @@ impl From<StoreError> for Failure {
             StoreError::NotFound { .. } => Exit::NotFound,
             StoreError::Conflict { .. } | StoreError::WrongOffset { .. } => Exit::Conflict,
             StoreError::Damaged { .. } => Exit::Integrity,
-            StoreError::Denied { .. } => Exit::Denied,
+            StoreError::Denied { .. } | StoreError::SignIn(_) => Exit::Denied,
             StoreError::Io { source, .. } if is_network(source.kind()) => Exit::Network,
             StoreError::Io { .. } => Exit::Failure,
             StoreError::Invalid(_) => Exit::Usage,

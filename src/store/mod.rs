@@ -29,6 +29,9 @@ mod fetch;
 pub mod lease;
 pub mod log;
 pub mod memory;
+#[cfg(test)]
+#[path = "../../tests/common/secrets.rs"]
+pub(crate) mod secrets;
 pub mod sweep;
 
 pub use content::FileEntry;
@@ -83,6 +86,9 @@ pub enum StoreError {
     /// The store does not know who asks, or does not let them.
     #[error("cannot {action} {path} in the store: {why}")]
     Denied { action: &'static str, path: String, why: String },
+    /// There is nothing to sign in with, or it cannot be used.
+    #[error("{0}")]
+    SignIn(String),
     /// The request itself is wrong: a malformed path, an unreadable manifest.
     #[error("{0}")]
     Invalid(String),

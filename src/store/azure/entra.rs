@@ -65,7 +65,7 @@ impl TokenSource {
 fn credential<C: TokenCredential + 'static>(what: &str, opened: azure_core::Result<Arc<C>>) -> Result<Credential> {
     match opened {
         Ok(credential) => Ok(Credential::Token(TokenSource::new(credential))),
-        Err(error) => Err(StoreError::Invalid(format!("{what} cannot be used to sign in: {error}"))),
+        Err(error) => Err(StoreError::SignIn(format!("{what} cannot be used: {error}"))),
     }
 }
 

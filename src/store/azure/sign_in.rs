@@ -123,7 +123,7 @@ pub fn carried(variables: &[(OsString, OsString)]) -> Vec<(String, String)> {
 pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credential> {
     match WAYS.iter().find(|(_, needed, ..)| is_ready(variables, needed)) {
         Some((.., open)) => open(variables, account),
-        None => Err(StoreError::Invalid(format!(
+        None => Err(StoreError::SignIn(format!(
             "there is no way to sign in to the account {account}; set AZURE_STORAGE_KEY or {SAS}, or log in with `az login`; `ftctl \
              doctor` shows all the ways"
         ))),
@@ -136,7 +136,7 @@ pub(super) fn endpoint(variables: Variables<'_>) -> Option<String> {
 }
 
 fn unusable(what: &str, why: &str) -> StoreError {
-    StoreError::Invalid(format!("{what} cannot be used: {why}"))
+    StoreError::SignIn(format!("{what} cannot be used: {why}"))
 }
 
 fn from_connection_string(variables: Variables<'_>, account: &str) -> Result<Credential> {
