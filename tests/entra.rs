@@ -12,8 +12,8 @@ use std::{
 
 use common::{
     Said, Sandbox,
-    entra::{Entra, HOUR, Kind, Life, MARK, token_mark},
-    secrets,
+    entra::{Entra, HOUR, Kind, Life, token_mark},
+    secrets::{self, MARK},
 };
 
 use ftctl::{

@@ -14,13 +14,15 @@ use std::{
     },
 };
 
+use super::secrets;
+
 /// The emulator's only account, with the key that its documentation prints.
 pub const ACCOUNT: &str = "devstoreaccount1";
 pub const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 pub struct Azurite {
     process: Child,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
     scheme: &'static str,
     pub port: u16,
     containers: AtomicU32,
@@ -59,7 +61,7 @@ impl Azurite {
         };
         // It writes a line for every request, and stops when nobody reads them.
         std::thread::spawn(move || lines.for_each(drop));
-        Self { process, _directory: directory, scheme, port, containers: AtomicU32::default() }
+        Self { process, directory, scheme, port, containers: AtomicU32::default() }
     }
 
     /// The URL of a container that nobody else uses; it does not exist yet.
@@ -70,8 +72,12 @@ impl Azurite {
 }
 
 impl Drop for Azurite {
+    /// Nothing that any test had it store holds a secret.
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+        if !std::thread::panicking() {
+            secrets::assert_none_below(self.directory.path(), &[KEY, "sig=", secrets::MARK]);
+        }
     }
 }

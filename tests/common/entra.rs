@@ -24,13 +24,10 @@ use rustls::{
 };
 use serde_json::{Value, json};
 
-use super::azurite::Azurite;
+use super::{azurite::Azurite, secrets::MARK};
 
 const TENANT: &str = "ab1f708d-50f6-404c-a006-d71b2ac7a606";
 const CLIENT: &str = "11059fcc-5514-4800-b5f8-49808b9cfab6";
-/// What identities prove themselves with. Every secret of these tests has this word in it.
-pub const MARK: &str = "KEEPMESECRET";
-
 /// How long tokens are good for, in seconds: as the client is told, and really.
 #[derive(Debug, Clone, Copy)]
 pub struct Life {

@@ -49,8 +49,9 @@ pub struct Proxy {
     pub port: u16,
     faults: Arc<AtomicU64>,
     requests: Arc<AtomicU64>,
-    /// Bytes of requests' bodies.
+    /// Bytes of requests' bodies, also of those that broke off.
     sent: Arc<AtomicU64>,
+    connections: Arc<AtomicU64>,
     small_pages: bool,
 }
 
@@ -74,13 +75,18 @@ impl Proxy {
     fn new(upstream: u16, every: u64, small_pages: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let port = listener.local_addr().expect("an address").port();
-        let proxy = Self { port, faults: Arc::default(), requests: Arc::default(), sent: Arc::default(), small_pages };
+        let (faults, requests, sent, connections) = Default::default();
+        let proxy = Self { port, faults, requests, sent, connections, small_pages };
         let own = proxy.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 let own = own.clone();
-                // A connection that ends in an error has ended.
-                thread::spawn(move || drop(own.serve(client, upstream, every)));
+                own.connections.fetch_add(1, Ordering::SeqCst);
+                thread::spawn(move || {
+                    // A connection that ends in an error has ended.
+                    let _ = own.serve(client, upstream, every);
+                    own.connections.fetch_sub(1, Ordering::SeqCst);
+                });
             }
         });
         proxy
@@ -98,13 +104,23 @@ impl Proxy {
         self.sent.load(Ordering::Relaxed)
     }
 
+    /// Waits until every client has gone and what they asked for has been answered.
+    pub fn wait_for_quiet(&self) {
+        // Connections are taken in turn: when this one has been, all earlier ones are counted.
+        let mut last = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
+        last.shutdown(Shutdown::Write).expect("it was open");
+        last.read_to_end(&mut Vec::new()).expect("nothing");
+        while self.connections.load(Ordering::SeqCst) > 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn serve(&self, client: TcpStream, upstream: u16, every: u64) -> io::Result<()> {
         let service = TcpStream::connect(("127.0.0.1", upstream))?;
         let (mut from_client, mut from_service) = (BufReader::new(client.try_clone()?), BufReader::new(service.try_clone()?));
         let (mut client, mut service) = (client, service);
-        while let Some(mut request) = read(&mut from_client, false)? {
+        while let Some(mut request) = read_counted(&mut from_client, false, &self.sent)? {
             let number = draw(self.requests.fetch_add(1, Ordering::Relaxed) + 1);
-            self.sent.fetch_add(request.body.len() as u64, Ordering::Relaxed);
             if self.small_pages {
                 replace(&mut request.head, b"maxresults=5000", b"maxresults=0002");
             }
@@ -185,6 +201,11 @@ fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) -> bool {
 
 /// `None` when the other side has ended.
 pub fn read(from: &mut BufReader<TcpStream>, without_body: bool) -> io::Result<Option<Message>> {
+    read_counted(from, without_body, &AtomicU64::default())
+}
+
+/// `bytes` counts those of the body, however it ends.
+fn read_counted(from: &mut BufReader<TcpStream>, without_body: bool, bytes: &AtomicU64) -> io::Result<Option<Message>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if from.read_until(b'\n', &mut head)? == 0 {
@@ -196,8 +217,12 @@ pub fn read(from: &mut BufReader<TcpStream>, without_body: bool) -> io::Result<O
     let mut body = Vec::new();
     match header("content-length:").filter(|_| !without_body) {
         Some(length) => {
-            body.resize(length.parse().unwrap_or_default(), 0);
-            from.read_exact(&mut body)?;
+            let length = length.parse().unwrap_or_default();
+            let read = from.by_ref().take(length).read_to_end(&mut body);
+            bytes.fetch_add(body.len() as u64, Ordering::Relaxed);
+            if (read? as u64) < length {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
         }
         None if header("transfer-encoding:").is_some() && !without_body => read_chunks(from, &mut body)?,
         None => {}

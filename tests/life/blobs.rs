@@ -4,10 +4,11 @@ use std::{env, fs};
 
 use crate::{
     azurite::{self, Azurite},
-    entra::{Entra, HOUR, MARK},
+    clock::with_moved_clock,
+    entra::{Entra, HOUR},
     kills::continuous,
     sandbox::{Sandbox, kill},
-    secrets,
+    secrets::{self, MARK},
 };
 
 const STEPS: u64 = 60;
@@ -83,9 +84,22 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     assert_eq!((swept["leftovers"].as_array().map(Vec::len), swept["data"]["objects"].as_u64()), (Some(0), Some(0)), "{swept}");
     secrets::assert_none_below(&far.path(""), &[azurite::KEY, "sig="]);
 
-    // Another machine needs nothing but the store.
-    let mut other = Sandbox::new();
-    other.variables.clone_from(&far.variables);
+    // Another machine needs nothing but the store. Two days later what nothing names goes, and nothing else.
+    let (mut other, hours) = with_moved_clock();
+    other.variables.extend(far.variables.iter().cloned());
+    fs::write(other.path("mistake"), "not what was meant").unwrap();
+    other.ok(&["upload", "mistake"]);
+    let sweep = |further: &str| {
+        let data = &other.json(&["sweep", "--data", further])["data"];
+        (data["datasets"].as_array().map(Vec::len), data["bytes"].as_u64())
+    };
+    assert_eq!(sweep("-y"), (Some(0), Some(0)));
+    fs::write(hours, "48").unwrap();
+    // What the killed agent had sent of a checkpoint is named by nothing either.
+    let (datasets, bytes) = sweep("--dry-run");
+    assert!(datasets == Some(1) && bytes >= Some(18), "{datasets:?}, {bytes:?}");
+    assert_eq!(sweep("-y"), (datasets, bytes));
+    assert_eq!(sweep("-y"), (Some(0), Some(0)));
     let to = other.path("elsewhere");
     other.ok(&["download", "quickstart", "--to", to.to_str().unwrap()]);
     assert!(to.join("model.safetensors").is_file());

@@ -30,7 +30,7 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
 "#;
 
 /// A sandbox whose clock can be moved; gives the file that holds the hours.
-fn with_moved_clock() -> (Sandbox, PathBuf) {
+pub fn with_moved_clock() -> (Sandbox, PathBuf) {
     let mut sandbox = Sandbox::new();
     let (source, library, hours) = (sandbox.path("clock.c"), sandbox.path("clock.so"), sandbox.path("hours"));
     fs::write(&source, MOVED_CLOCK).unwrap();

@@ -191,11 +191,13 @@ struct Racer {
     ended: Option<Instant>,
 }
 
-/// The service's clock is nobody's; only what each sees is compared, with bounds made of how long its own requests took.
+/// The service's clock is nobody's; only what each sees is compared, with bounds made of how long its own requests took: a contender
+/// may see the last renewal so late, and may come so late after the lease has lapsed.
 #[tokio::test]
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time() {
-    const TIME: Duration = Duration::from_millis(400);
+    const TIME: Duration = Duration::from_secs(1);
+    let lapse = TIME * 3 / 4;
     let azurite = azurite::start();
     let proxy = proxy::Proxy::start(azurite.port, 25);
     let url = azurite.container().replace(&azurite.port.to_string(), &proxy.port.to_string());
@@ -207,7 +209,8 @@ async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time()
         let store: Arc<dyn Store> = Arc::new(store_at(&url, FULL));
         let (racers, taken) = (Arc::clone(&racers), Arc::clone(&taken));
         racing.spawn(async move {
-            let mut worst = Duration::ZERO;
+            // How long nobody held it, and how slow that racer was.
+            let mut gaps = Vec::new();
             while taken.load(Ordering::SeqCst) < rounds {
                 let holder = Holder { host: format!("machine {who}"), ..Holder::this_process(0) };
                 let mut contender = Contender::new(Arc::clone(&store), "lease".to_owned(), holder, TIME);
@@ -219,27 +222,27 @@ async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time()
                     before = asked;
                     match found {
                         Acquired::Held(lease) => break (lease, asked),
-                        Acquired::HeldBy(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                        Acquired::HeldBy(_) => tokio::time::sleep(contender.lapses_in().min(TIME / 40)).await,
                     }
                 };
                 let now = Instant::now();
                 let others = std::mem::replace(&mut racers.lock().unwrap()[who], Racer { proof: asked, ended: None });
                 let other = racers.lock().unwrap()[1 - who];
-                assert!(other.ended.is_some() || now - other.proof >= TIME, "two hold it");
+                assert!(other.ended.is_some() || now - other.proof >= lapse, "two hold it");
                 if let (Some(since), Some(own)) = (other.ended, others.ended) {
                     let none = now - since.max(own);
-                    assert!(none <= TIME + 4 * slowest, "nobody held it for {none:?}, asked for every {slowest:?}");
-                    worst = worst.max(none);
+                    assert!(none <= lapse + 2 * slowest, "nobody held it for {none:?}, asked for every {slowest:?}");
+                    gaps.push((none, slowest));
                 }
                 let round = taken.fetch_add(1, Ordering::SeqCst);
                 for _ in 0..round % 4 {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    tokio::time::sleep(TIME / 20).await;
                     let asked = Instant::now();
                     match lease.renew().await {
                         Ok(()) => racers.lock().unwrap()[who].proof = asked,
                         Err(error) => {
                             let late = asked - racers.lock().unwrap()[who].proof;
-                            assert!(asked.elapsed() + late >= TIME, "it was lost after {late:?}: {error}");
+                            assert!(asked.elapsed() + late >= lapse, "it was lost after {late:?}: {error}");
                             break;
                         }
                     }
@@ -250,11 +253,18 @@ async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time()
                     lease.release().await.unwrap();
                 }
             }
-            worst
+            gaps
         });
     }
-    let worst = racing.join_all().await.into_iter().max().unwrap();
-    println!("{rounds} holders of a lease of {TIME:?}: at most {worst:?} without one, {} faults", proxy.faults());
+    let gaps = racing.join_all().await.concat();
+    // Whoever needs no more than an eighth of the time for a look can do no worse than the time.
+    let in_time = gaps.iter().filter(|(_, slowest)| *slowest <= TIME / 8).map(|(none, _)| *none);
+    let (many, most) = (in_time.clone().count(), in_time.max().unwrap_or_default());
+    println!(
+        "{rounds} holders of a lease of {TIME:?}, {} faults: {many} replaced at an even pace, after {most:?} at most",
+        proxy.faults()
+    );
+    println!("{} in all, after {:?} at most", gaps.len(), gaps.iter().map(|(none, _)| *none).max().unwrap_or_default());
 }
 
 /// Names that a URL writes otherwise, a log of several blobs, and one that is not there.
