@@ -1,6 +1,7 @@
 //! `kill -9` of ftctl before and after every request that it makes to the cloud and to the store, in the middle of a life with a stock-out
 //! and a preemption. The requests are counted in a life that nobody disturbs; none is written down here. Played are those that change
-//! something in the cloud and a few of the others; with `FT_GCE_KILLS=all` every one, and each in all three ways in which it may go on.
+//! something in the cloud and a few of the others, and what follows in turn; with `FT_GCE_KILLS=1` every one, with `FT_GCE_KILLS=all` every
+//! one with all three that may follow.
 
 use std::{
     fs,
@@ -261,8 +262,10 @@ impl Stage {
 
     /// The deaths that are played of those that there are, each with what follows.
     fn deaths(requests: &[String]) -> Vec<(usize, When, Then)> {
-        let all = std::env::var_os("FT_GCE_KILLS").is_some_and(|value| value == "all");
-        let worth = |index: usize| all || changes_the_cloud(&requests[index]) || index.is_multiple_of(SAMPLE);
+        let wish = std::env::var("FT_GCE_KILLS").unwrap_or_default();
+        let all = wish == "all";
+        let sample = if all { 1 } else { wish.parse().unwrap_or(SAMPLE) };
+        let worth = |index: usize| changes_the_cloud(&requests[index]) || index.is_multiple_of(sample);
         let deaths =
             (0..requests.len()).filter(|index| worth(*index)).flat_map(|index| [(index, When::Before), (index, When::After)]);
         let turn = |(number, (index, when))| {
