@@ -414,6 +414,23 @@ async fn a_machine_that_cannot_work_says_why_and_switches_itself_off() {
 }
 
 #[tokio::test]
+async fn a_machine_that_boots_after_everything_was_shut_down_gets_no_power() {
+    let (done, _, place) = provision(json!({ "boot": "20s" })).await;
+    done.expect("made");
+    place.devcloud.shut_down();
+    let begun = Instant::now();
+    while place.devcloud.now() < Timestamp::now() + Duration::from_secs(40) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "its time passes");
+        sleep(Duration::from_millis(50)).await;
+    }
+    let disks = place.disks(&attempt("job"));
+    assert_eq!(disks.len(), 1, "it booted");
+    let here = |process: &fs::DirEntry| fs::read_link(process.path().join("cwd")).is_ok_and(|folder| disks.contains(&folder));
+    let left: Vec<_> = fs::read_dir("/proc").expect("processes").flatten().filter(here).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
 async fn what_can_never_run_is_refused_before() {
     let variables = |name: &str| ["CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_CLOUD_PROJECT"].contains(&name).then(|| "x".to_owned());
     let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
