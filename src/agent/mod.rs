@@ -9,6 +9,7 @@
 //! the job's deadline, some time after which the agent itself ends whatever it is doing.
 
 mod folder;
+mod memory;
 mod metadata;
 mod ship;
 mod stop;
@@ -259,26 +260,34 @@ impl<'a> Agent<'a> {
     }
 
     async fn train(&self, lease: &mut Lease, inputs: Inputs, staged: u64) -> End {
-        let child = match trainer::start(self.order, &self.folder, inputs) {
-            Ok(child) => child,
-            Err(error) => return End::new(ExitReason::Failed, format!("cannot start the trainer: {error}")),
-        };
         self.phase.send_replace(Phase::Training);
         let over = watch::Sender::new(false);
         let training = async {
-            let status = supervise(child, self.stop.subscribe()).await;
+            let end = self.train_with_what_fits(&inputs).await.unwrap_or_else(|end| end);
             self.phase.send_replace(Phase::Shipping);
             over.send_replace(true);
-            status
+            end
         };
-        let (status, (), ()) = tokio::join!(
+        let (end, (), ()) = tokio::join!(
             training,
             self.keep_shipping_lines(over.subscribe()),
             self.keep_shipping_checkpoints(lease, staged, over.subscribe())
         );
-        match status {
-            Ok(status) => understand(status, self.stop.get(), &self.folder.log()),
-            Err(error) => End::new(ExitReason::Failed, format!("lost sight of the trainer: {error}")),
+        end
+    }
+
+    /// One trainer, or as long as they run out of memory, one after another with fewer sequences at a time.
+    async fn train_with_what_fits(&self, inputs: &Inputs) -> Result<End, End> {
+        let failed = |what, error| End::new(ExitReason::Failed, format!("{what} the trainer: {error}"));
+        let mut limit = None;
+        loop {
+            let before = memory::Before::of(&self.folder);
+            let child = trainer::start(self.order, &self.folder, inputs, limit).map_err(|error| failed("cannot start", error))?;
+            let status = supervise(child, self.stop.subscribe()).await.map_err(|error| failed("lost sight of", error))?;
+            if self.stop.get().is_some() || !before.ran_out_of_memory(status) {
+                return Ok(understand(status, self.stop.get(), &self.folder.log()));
+            }
+            limit = Some(before.fewer(status)?);
         }
     }
 

@@ -185,6 +185,39 @@ async fn the_next_attempt_continues_from_the_newest_checkpoint() {
     assert_eq!(bench.steps().await, [10, 15]);
 }
 
+/// A trainer of six sequences a step, of which two at a time fit; a checkpoint before memory runs out is not lost.
+const NEEDS_MEMORY: &str = r#"most=$(sed -n 's/.*"micro_batch_limit": \([0-9]*\).*/\1/p' "$2")
+take=6
+while [ "$take" -gt "${most:-6}" ] || [ $((6 % take)) -ne 0 ]; do take=$((take - 1)); done
+echo "from $(newest) with $take"
+begin() {
+    printf '{"v":1,"time":0,"event":"start","step":0,"steps":9,"parameters":1,"tokens_per_step":6,"flops_per_token":1,"device":"CPU",' >> output/progress.jsonl
+    printf '"micro_batch":%s}\n' "$take" >> output/progress.jsonl
+}
+"#;
+
+#[tokio::test]
+async fn a_trainer_without_memory_begins_again_with_fewer_sequences_at_a_time() {
+    let ends = r#"begin; checkpoint $((10 - take))
+[ "$take" -gt 3 ] && exit 71
+[ "$take" -gt 2 ] && { echo "memory allocation of 64 bytes failed" >&2; kill -ABRT $$; }
+exit 0"#;
+    let bench = bench(&format!("{NEEDS_MEMORY}{ends}")).await;
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.code), (ExitReason::Succeeded, Some(0)), "{}", record.message);
+    let expected = "from  with 6\nfrom 4 with 3\nmemory allocation of 64 bytes failed\nfrom 7 with 2\n";
+    assert_eq!((bench.log().await.as_str(), bench.steps().await), (expected, vec![7, 8]));
+}
+
+#[tokio::test]
+async fn without_memory_for_one_sequence_the_attempt_fails_and_says_so() {
+    for (ends, message) in [("begin; exit 71", "one sequence at a time"), ("exit 71", "before the training began")] {
+        let record = bench(&format!("{NEEDS_MEMORY}{ends}")).await.run().await;
+        assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(71)), "{}", record.message);
+        assert!(record.message.starts_with("out of memory") && record.message.contains(message), "{}", record.message);
+    }
+}
+
 const STOPS_POLITELY: &str = "trap 'checkpoint 7; exit 75' TERM; echo ready; wait_for_ever";
 
 #[tokio::test]

@@ -50,17 +50,19 @@ pub(super) struct Inputs {
 }
 
 /// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
-/// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt.
-pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: Inputs) -> io::Result<Child> {
+/// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more sequences at once
+/// than `micro_batch_limit`.
+pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Child> {
     let path = match &order.trainer {
         TrainerImage::Program { path, .. } => path,
         TrainerImage::Image { .. } => IN_IMAGE,
         TrainerImage::None => return Err(io::Error::other("the order names no trainer; submit the job again")),
     };
     let config = TrainConfig {
-        data: inputs.data,
+        data: inputs.data.clone(),
         output: folder.output(),
-        initial_weights: inputs.initial_weights,
+        initial_weights: inputs.initial_weights.clone(),
+        micro_batch_limit,
         model: order.model.clone(),
         train: order.train.clone(),
         sample: order.sample.clone(),
@@ -174,7 +176,7 @@ pub(super) fn why(reason: ExitReason) -> &'static str {
 /// A disk with less than this left is full: that the trainer could not even say so is the likeliest reason for its silence.
 const FULL: u64 = 1 << 20;
 
-/// The last line of the log that speaks of an error, or the last line at all; and whether there was room for it.
+/// What [`last_line`] says; and whether there was room for it.
 fn last_words(log: &Path) -> String {
     let words = last_line(log);
     let free =
@@ -182,7 +184,8 @@ fn last_words(log: &Path) -> String {
     if free < FULL { format!("{words}; the disk of {} is full ({free} bytes are free)", log.display()) } else { words }
 }
 
-fn last_line(log: &Path) -> String {
+/// The last line of the log that speaks of an error, or the last line at all.
+pub(super) fn last_line(log: &Path) -> String {
     const MOST: usize = 500;
     let text = tail(log).unwrap_or_default();
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());

@@ -83,8 +83,9 @@ mod tests {
     #[test]
     fn a_resumed_attempt_replaces_what_was_lost() {
         let mut history = History::default();
+        let (device, micro_batch) = (String::new(), None);
         let start =
-            Event::Start { step: 2, steps: 9, parameters: 1, tokens_per_step: 1, flops_per_token: 1.0, device: String::new() };
+            Event::Start { step: 2, steps: 9, parameters: 1, tokens_per_step: 1, flops_per_token: 1.0, device, micro_batch };
         for event in [step(1, 5.0), step(2, 4.0), step(3, 3.0), step(4, 2.0), start, step(3, 3.5)] {
             history.add(&event);
         }

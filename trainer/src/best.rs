@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 use crate::error::Failure;
 use crate::model::Parameters;
 use crate::model::parameters::ModelError;
-use crate::model::tensor_file::{self, TensorFile};
-use crate::offload::release;
 
 /// Name in a checkpoint; the tensors have GPT-2's names in every variant.
 pub const FILE: &str = "best.safetensors";
@@ -33,8 +31,7 @@ impl Best {
     /// These weights are better than all before. Checkpoints keep the file that they have linked, and must have linked it by now.
     pub fn replace(&self, parameters: &Parameters) -> Result<(), Failure> {
         let unfinished = self.path.with_extension("unfinished");
-        let written = tensor_file::write(&unfinished, parameters.iter().map(|entry| (entry.name.clone(), &entry.tensor)));
-        written.map_err(|error| crate::run::unwritten(error.into()))?;
+        parameters.write_entries(&unfinished).map_err(|error| crate::run::unwritten(error.into()))?;
         fs::rename(&unfinished, &self.path).map_err(|error| Failure::io("write", &self.path, &error))
     }
 
@@ -45,20 +42,7 @@ impl Best {
 
     /// Writes them over `parameters`, one tensor at a time in memory.
     pub fn restore(&self, parameters: &mut Parameters) -> Result<(), ModelError> {
-        let file = TensorFile::open(&self.path)?;
-        for entry in parameters.iter_mut() {
-            let (path, name) = (self.path.clone(), entry.name.clone());
-            if !file.has(&name) {
-                return Err(ModelError::Missing { path, name });
-            }
-            let (best, expected) = (file.tensor(&name)?, entry.tensor.size());
-            if best.size() != expected {
-                return Err(ModelError::Dimensions { path, name, expected, found: best.size() });
-            }
-            tch::no_grad(|| entry.tensor.copy_(&best));
-            release([&entry.tensor]);
-        }
-        Ok(())
+        parameters.restore(&self.path)
     }
 }
 

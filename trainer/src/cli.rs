@@ -12,7 +12,7 @@ use tch::Kind;
 use crate::config::{DeviceChoice, Engine, ModelConfig, Precision, Preset, TrainSettings};
 use crate::data::shard::{Dataset, Split};
 use crate::data::tokenizer::Tokenizer;
-use crate::error::{Failure, STOPPED};
+use crate::error::{Failure, STOPPED, tells_of_no_memory};
 use crate::eval::{self, Reading};
 use crate::generate::{self, Request};
 use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
@@ -155,6 +155,9 @@ struct GradsArguments {
     /// A Hugging Face directory of a GPT-2.
     #[arg(long)]
     model: PathBuf,
+    /// A directory of peft's with low-rank adapters for it; the gradients are theirs.
+    #[arg(long)]
+    adapter: Option<PathBuf>,
     /// JSON array of arrays of token ids, all of one length.
     #[arg(long)]
     tokens: PathBuf,
@@ -220,9 +223,10 @@ pub fn run(cli: &Cli) -> Result<u8, Failure> {
                 (_, true) => Precision::Fp16,
                 _ => Precision::Fp32,
             };
-            let GradsArguments { model, tokens, out, document_mask, device, engine, .. } = arguments;
+            let GradsArguments { model, adapter, tokens, out, document_mask, device, engine, .. } = arguments;
             let computer = (device::choose(*device)?.device, *engine);
-            oracle::grads(model, tokens, out, (kind, precision), *document_mask, computer).map_err(Failure::input)?;
+            oracle::grads((model, adapter.as_deref()), tokens, out, (kind, precision), *document_mask, computer)
+                .map_err(Failure::input)?;
         }
         Command::Updates(arguments) => {
             let settings = config_file::read(&arguments.config, &[])?.train;
@@ -314,7 +318,7 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     settings.micro_batch = arguments.micro_batch.map_or(settings.micro_batch, MicroBatch::Sequences);
     let (block_size, micro_batch) = (settings.block_size, settings.micro_batch.sequences());
     shape.agrees_with(&ModelConfig::default(), shape.vocabulary, block_size).map_err(Failure::input)?;
-    let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size));
+    let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size, settings.lora.as_deref()));
     let parts = TrainingMemory::estimate(&shape, &settings).parts();
     if arguments.json {
         let memory: serde_json::Map<String, serde_json::Value> =
@@ -381,9 +385,12 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// libtorch's messages go on with a C++ stack trace.
-pub fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or_default().to_owned()
+/// What a panic is about: libtorch's messages go on with a C++ stack trace, and tell of memory in words for those who wrote it.
+pub fn sentence(message: &str) -> &str {
+    if tells_of_no_memory(message) {
+        return "out of memory; lower train.micro_batch, set train.recompute = \"full\" or train.offload, or take a machine with more memory";
+    }
+    message.lines().next().unwrap_or_default()
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

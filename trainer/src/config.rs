@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::lora::Lora;
 use crate::micro_batch::MicroBatch;
 
 /// Everything `ft-trainer train` needs. Relative paths are relative to the process's working directory.
@@ -21,6 +22,9 @@ pub struct TrainConfig {
     /// A Hugging Face directory to start from; absent: random initial weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_weights: Option<PathBuf>,
+    /// No more sequences at once than this, whatever `train.micro_batch` says; a step stays what it is. For a run that ran out of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_limit: Option<usize>,
     #[serde(default)]
     pub model: ModelConfig,
     #[serde(default)]
@@ -306,6 +310,9 @@ pub struct TrainSettings {
     pub recompute: Recompute,
     /// What lies in files instead of main memory.
     pub offload: Offload,
+    /// Trains adapters of a low rank instead of the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Box<Lora>>,
     /// Peak learning rate.
     pub learning_rate: f64,
     /// Where the schedule ends.
@@ -406,6 +413,7 @@ impl Default for TrainSettings {
             loss_scaling: LossScaling::default(),
             recompute: Recompute::None,
             offload: Offload::None,
+            lora: None,
             learning_rate: 5e-5,
             min_learning_rate: 0.0,
             schedule: Schedule::Cosine,

@@ -51,6 +51,9 @@ pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
     if uses_libtorch(chosen.device, settings.engine) && settings.offload == Offload::Model {
         return refuse("train.offload = \"model\" needs the CPU's own kernels", "set \"optimizer\", or train.device = \"cpu\"");
     }
+    if optimizer_stays_in_main_memory(chosen.device, settings) && settings.lora.is_some() {
+        return refuse("train.offload = \"optimizer\" moves what adapters hardly have", "remove it, or train.lora");
+    }
     if chosen.device.is_cuda() {
         let scores = "keeps all attention scores in memory on a GPU, which this version does not do";
         if settings.attention_dropout > 0.0 {

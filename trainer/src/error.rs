@@ -6,6 +6,16 @@ use std::path::Path;
 /// Exit code of a run that stopped on request after writing a checkpoint (BSD's `EX_TEMPFAIL`: run the same command again).
 pub const STOPPED: u8 = 75;
 
+/// Exit code of a run that ran out of memory (BSD's `EX_OSERR`): with fewer sequences at a time it may go on.
+pub const OUT_OF_MEMORY: u8 = 71;
+
+/// Whether a message is about memory that could not be had: of libtorch, on the CPU and on a GPU, of the operating system, or of Rust, which
+/// ends the process with SIGABRT after it.
+pub fn tells_of_no_memory(message: &str) -> bool {
+    const WORDS: [&str; 4] = ["out of memory", "can't allocate memory", "Cannot allocate memory", "memory allocation of"];
+    WORDS.iter().any(|words| message.contains(words))
+}
+
 /// Why a command ended without doing its work. The text says what happened, to what, why, and what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -15,7 +25,7 @@ pub enum Failure {
     /// Stored bytes are not what was written. Exit code 9.
     #[error("{0}")]
     Integrity(String),
-    /// Anything else: the disk is full, the loss is not a number. Exit code 1.
+    /// Anything else: the disk is full, the loss is not a number. Exit code 1, or [`OUT_OF_MEMORY`].
     #[error("{0}")]
     Other(String),
 }
@@ -46,6 +56,7 @@ impl Failure {
         match self {
             Self::Input(_) => 2,
             Self::Integrity(_) => 9,
+            Self::Other(message) if tells_of_no_memory(message) => OUT_OF_MEMORY,
             Self::Other(_) => 1,
         }
     }

@@ -163,7 +163,7 @@ impl Appended {
 /// An event as people read it.
 fn sentence(event: &Event, (unit, nats): (&str, f64)) -> String {
     match event {
-        Event::Start { step, steps, parameters, tokens_per_step, flops_per_token, device } => {
+        Event::Start { step, steps, parameters, tokens_per_step, flops_per_token, device, .. } => {
             let verb = if *step == 0 { "training".to_owned() } else { format!("resuming after step {step}:") };
             let (tokens, millions) = (grouped(*tokens_per_step), *parameters as f64 / 1e6);
             let flops = flops_per_token / 1e6;
@@ -269,6 +269,7 @@ mod tests {
             tokens_per_step: 2048,
             flops_per_token: 26.5e6,
             device: "CPU".to_owned(),
+            micro_batch: None,
         };
         let expected = "training 800 steps of 2,048 tokens  4.2 M parameters  26.5 MFLOP per token, F = 6(12Ld² + Vd) + 6LTd  CPU";
         assert_eq!(sentence(&event, NATS), expected);

@@ -20,6 +20,8 @@ pub mod config_file;
 pub mod data;
 #[cfg(feature = "torch")]
 pub mod device;
+#[cfg(feature = "torch")]
+pub mod ending;
 pub mod error;
 #[cfg(feature = "torch")]
 pub mod eval;
@@ -28,6 +30,7 @@ pub mod files;
 pub mod generate;
 pub mod guard;
 pub mod journal;
+pub mod lora;
 pub mod loss_scale;
 pub mod micro_batch;
 pub mod model;
@@ -60,4 +63,7 @@ pub mod trace;
 pub mod train;
 pub mod validate;
 #[cfg(feature = "torch")]
+mod validation;
+#[cfg(feature = "torch")]
 mod vectorise;
+pub mod writing;

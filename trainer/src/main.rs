@@ -1,13 +1,15 @@
+use std::any::Any;
 use std::process::ExitCode;
 
 use clap::Parser;
 use ft_trainer::cli::{self, Cli};
+use ft_trainer::error::{OUT_OF_MEMORY, tells_of_no_memory};
 use ft_trainer::process;
 
 fn main() -> ExitCode {
     process::keep_memory();
     std::panic::set_hook(Box::new(|panic| {
-        eprintln!("error: {}", cli::first_line(panic.payload_as_str().unwrap_or("unknown cause")));
+        eprintln!("error: {}", cli::sentence(panic.payload_as_str().unwrap_or("unknown cause")));
     }));
     let command = Cli::parse();
     process::wait_asleep();
@@ -17,6 +19,11 @@ fn main() -> ExitCode {
             eprintln!("error: {failure}");
             ExitCode::from(failure.code())
         }
+        Err(panic) if panic_message(&*panic).is_some_and(tells_of_no_memory) => ExitCode::from(OUT_OF_MEMORY),
         Err(_) => ExitCode::FAILURE,
     }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }

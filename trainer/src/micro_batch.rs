@@ -32,22 +32,25 @@ impl MicroBatch {
     }
 }
 
-/// `settings` with a number of sequences in the place of `auto`: the largest that divides the step and needs no more than a share of
-/// `memory` bytes. A run that goes on stays with the number it `began` with, so that its sums keep their order, unless that does not fit
-/// where it goes on. The same sequences make a step, each token with the same weight, whatever the number.
-pub fn resolve(settings: &TrainSettings, shape: &Shape, memory: u64, began: Option<usize>) -> TrainSettings {
-    if settings.micro_batch != MicroBatch::Auto {
-        return settings.clone();
-    }
-    let step = settings.gradient_accumulation;
+/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as need no more than
+/// a share of `memory` bytes; always a divisor of the step and at most `limit`. A run that goes on stays with the number it `began` with, so
+/// that its sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with the same weight,
+/// whatever the number.
+pub fn resolve(settings: &TrainSettings, shape: &Shape, memory: u64, began: Option<usize>, limit: Option<usize>) -> TrainSettings {
+    let step = settings.micro_batch.sequences() * settings.gradient_accumulation;
     let of = |sequences: usize| TrainSettings {
         micro_batch: MicroBatch::Sequences(sequences),
         gradient_accumulation: step / sequences,
         ..settings.clone()
     };
-    let fits = |sequences: &usize| TrainingMemory::estimate(shape, &of(*sequences)).total() as f64 <= SHARE * memory as f64;
-    let divisors = (1..=step).rev().filter(|sequences| step.is_multiple_of(*sequences));
-    of(began.into_iter().chain(divisors).find(fits).unwrap_or(1))
+    let asked = if let MicroBatch::Sequences(asked) = settings.micro_batch { asked } else { step };
+    let fits = |sequences: &usize| {
+        settings.micro_batch != MicroBatch::Auto
+            || TrainingMemory::estimate(shape, &of(*sequences)).total() as f64 <= SHARE * memory as f64
+    };
+    let most = asked.min(limit.unwrap_or(asked)).max(1);
+    let divisors = (1..=most).rev().filter(|sequences| step.is_multiple_of(*sequences));
+    of(began.into_iter().filter(|began| *began <= most).chain(divisors).find(fits).unwrap_or(1))
 }
 
 /// Bytes that a new process can have: what the system says is available, or less where a control group allows less.
@@ -116,12 +119,31 @@ mod tests {
     use crate::config::{ModelConfig, Preset};
 
     fn resolved(memory: u64, began: Option<usize>) -> (usize, usize) {
-        let settings =
-            TrainSettings { micro_batch: MicroBatch::Auto, gradient_accumulation: 24, block_size: 256, ..TrainSettings::default() };
+        resolved_of((MicroBatch::Auto, 24), memory, began, None)
+    }
+
+    fn resolved_of(
+        (micro_batch, gradient_accumulation): (MicroBatch, usize),
+        memory: u64,
+        began: Option<usize>,
+        limit: Option<usize>,
+    ) -> (usize, usize) {
+        let settings = TrainSettings { micro_batch, gradient_accumulation, block_size: 256, ..TrainSettings::default() };
         let model = ModelConfig { preset: Some(Preset::Gpt2), ..ModelConfig::default() };
         let shape = Shape::resolve(&model, 50_257, 256).unwrap();
-        let found = resolve(&settings, &shape, memory, began);
+        let found = resolve(&settings, &shape, memory, began, limit);
         (found.micro_batch.sequences(), found.gradient_accumulation)
+    }
+
+    /// Six sequences at a time, four times a step.
+    #[test]
+    fn a_limit_changes_how_a_step_is_divided_and_not_the_step() {
+        let of = |began, limit| resolved_of((MicroBatch::Sequences(6), 4), 0, began, limit);
+        assert_eq!(of(None, None), (6, 4));
+        assert_eq!([of(None, Some(5)), of(None, Some(3)), of(None, Some(1))], [(4, 6), (3, 8), (1, 24)]);
+        assert_eq!((of(None, Some(100)), of(Some(6), Some(5))), ((6, 4), (4, 6)));
+        assert_eq!(of(Some(3), None), (3, 8), "what it once had to take it keeps");
+        assert_eq!(resolved_of((MicroBatch::Auto, 24), 64 << 30, Some(24), Some(23)), (12, 2));
     }
 
     #[test]

@@ -9,9 +9,10 @@ use thiserror::Error;
 
 use crate::config::{Engine, LossScaling, Precision, TrainSettings};
 use crate::error::Failure;
+use crate::lora::Lora;
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{self, FileError};
-use crate::model::{Gpt2, Parameters};
+use crate::model::{Adapters, Gpt2, Parameters};
 use crate::offload::Place;
 use crate::optimizer::{Optimizer, clip_factor, global_norm};
 use crate::schedule::learning_rate;
@@ -25,6 +26,8 @@ pub enum OracleError {
     Gradient { path: PathBuf, name: String },
     #[error("{} must hold one JSON array of arrays of token ids: {reason}", path.display())]
     Tokens { path: PathBuf, reason: String },
+    #[error("{0}")]
+    Adapter(String),
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
@@ -37,9 +40,9 @@ pub enum OracleError {
 /// `[batch, seq, vocabulary]`, `loss` (mean over the predicted tokens), and `grad.<parameter>` for every parameter.
 /// `tokens` is JSON `[[id, …], …]`, sequences of one length; each token but the first is predicted from those before it, as
 /// transformers does when `labels = input_ids`. `kind` is the dtype of weights and gradients; attention stays inside documents that
-/// `begins_document` begins; computed on `device`, on the CPU with the kernels of `engine`.
+/// `begins_document` begins; computed on `device`, on the CPU with the kernels of `engine`. With `adapter`, peft's directory, gradients are of that.
 pub fn grads(
-    model: &Path,
+    (model, adapter): (&Path, Option<&Path>),
     tokens: &Path,
     out: &Path,
     (kind, precision): (Kind, Precision),
@@ -48,7 +51,11 @@ pub fn grads(
 ) -> Result<(), OracleError> {
     let (shape, weights) = Parameters::load(model)?;
     let batch = read_tokens(tokens, shape.vocabulary, shape.context)?;
-    let model = Gpt2::new(shape, &weights.to(device, kind), device).with_engine(engine);
+    let mut model = Gpt2::new(shape, &weights.to(device, kind), device).with_engine(engine);
+    if let Some(directory) = adapter {
+        let lora = Lora::read(directory).map_err(OracleError::Adapter)?;
+        model = model.with_adapters(&Adapters::load(&lora, &shape, directory)?);
+    }
     let mut model = model.with_offload(precision, &Place::Memory)?;
     if let Some(token) = begins_document {
         model = model.with_document_mask(token);

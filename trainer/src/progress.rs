@@ -30,6 +30,9 @@ pub enum Event {
         tokens_per_step: u64,
         flops_per_token: f64,
         device: String,
+        /// Sequences that go through the model at once.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        micro_batch: Option<usize>,
     },
     /// One optimizer step, every `log_every` steps.
     Step {

@@ -10,24 +10,26 @@ use sha2::{Digest, Sha256};
 use tch::Device;
 
 use crate::best::Best;
-use crate::checkpoint::{Checkpoints, Writing};
-use crate::config::{Compat, Precision, TrainConfig, TrainSettings};
+use crate::checkpoint::Checkpoints;
+use crate::config::{Compat, Precision, TrainConfig, TrainSettings, Variant};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
 use crate::files;
 use crate::guard::Guard;
 use crate::journal::{Journal, grouped, say};
+use crate::lora::{LinearMap, Lora};
 use crate::loss_scale::LossScale;
 use crate::micro_batch::{self, available_memory};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{FileError, TensorFile};
-use crate::model::{Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
+use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
 use crate::offload::Place;
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
 use crate::sampler::Sampler;
 use crate::state::{self, Identity, State};
+use crate::writing::Writing;
 use crate::{device, trace, validate};
 
 /// What the optimizer remembers, in a checkpoint.
@@ -74,7 +76,7 @@ impl Run {
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let mut state = resumed.unwrap_or(fresh);
         let mut config = config.clone();
-        config.train = micro_batch::resolve(&config.train, &shape, available_memory(), state.micro_batch);
+        config.train = micro_batch::resolve(&config.train, &shape, available_memory(), state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let weights_place = if device::uses_libtorch(chosen.device, config.train.engine) {
@@ -83,12 +85,16 @@ impl Run {
             Place::of_model(config.train.offload, &config.output)
         };
         let parameters = match checkpoint.as_ref() {
-            Some(checkpoint) => loaded(&weights_place, checkpoint, damaged)?,
-            None => initial_weights(&weights_place, &config, &shape)?,
+            // A checkpoint has the weights with the adapters in them.
+            Some(checkpoint) if config.train.lora.is_none() => loaded(&weights_place, checkpoint, damaged)?,
+            _ => initial_weights(&weights_place, &config, &shape)?,
         };
         let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
-        let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, apart)
-            .with_engine(config.train.engine)
+        let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, apart).with_engine(config.train.engine);
+        if let Some(lora) = &config.train.lora {
+            model = model.with_adapters(&adapters(lora, &shape, config.train.seed, checkpoint.as_deref())?);
+        }
+        let mut model = model
             .with_offload(config.train.precision, &weights_place)?
             .with_recompute(config.train.recompute)
             .with_dropout(dropout(&config.train));
@@ -139,6 +145,7 @@ impl Run {
             tokens_per_step: self.config.train.tokens_per_step(),
             flops_per_token: self.pace.flops_per_token,
             device: computes,
+            micro_batch: Some(self.config.train.micro_batch.sequences()),
         };
         self.journal.tell(event)?;
         say(&format!("device: {}, because {reason}", if device.is_cuda() { "the GPU" } else { "the CPU" }));
@@ -160,7 +167,17 @@ impl Run {
             say(&format!("memory: about {} MiB at the peak", mib(TrainingMemory::estimate(shape, settings).total())));
         }
         let (sequences, parts) = (settings.micro_batch.sequences(), settings.gradient_accumulation);
-        say(&format!("a step is {parts} x {sequences} sequences"));
+        let less =
+            self.config.micro_batch_limit.map_or(String::new(), |limit| format!(", because memory ran out with {}", limit + 1));
+        say(&format!("a step is {parts} x {sequences} sequences{less}"));
+        if let Some(lora) = &settings.lora {
+            let (rank, alpha, trained) = (lora.rank, lora.alpha, grouped(lora.parameters(shape)));
+            let maps: Vec<&str> = lora.maps().map(LinearMap::name).collect();
+            let maps = maps.join(", ");
+            say(&format!(
+                "trains adapters of rank {rank}, alpha {alpha}, beside {maps}: {trained} numbers; F has 4 for its first 6"
+            ));
+        }
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
     }
@@ -213,6 +230,17 @@ fn shape(config: &TrainConfig, vocabulary: usize) -> Result<Shape, Failure> {
 fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
     let Some(directory) = &config.initial_weights else { return Parameters::random_in(place, shape, config.train.seed) };
     loaded(place, directory, Failure::input)
+}
+
+/// Those of the checkpoint, or the first.
+fn adapters(lora: &Lora, shape: &Shape, seed: u64, checkpoint: Option<&Path>) -> Result<Adapters, Failure> {
+    if shape.variant != Variant::Gpt2 {
+        return Err(Failure::input(format!("train.lora: {}", validate::LORA_VARIANT)));
+    }
+    match checkpoint {
+        Some(checkpoint) => Adapters::load(lora, shape, checkpoint).map_err(damaged),
+        None => Ok(Adapters::random(lora, shape, seed)),
+    }
 }
 
 fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Failure) -> Result<Parameters, Failure> {
@@ -298,7 +326,7 @@ fn optimizer(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, upda
     } else {
         Place::of_optimizer(config.train.offload, &config.output)
     };
-    let mut optimizer = Optimizer::new_in(&place, model.parameters(), &config.train)?;
+    let mut optimizer = Optimizer::new_in(&place, model.trained(), &config.train)?;
     if let Some(checkpoint) = checkpoint {
         let state = TensorFile::open(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
         let saved = |name: &str| if state.has(name) { state.tensor(name).map(Some) } else { Ok(None) };
@@ -309,7 +337,8 @@ fn optimizer(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, upda
 
 /// Masks have the run's seed and no generator: what is dropped follows from the number of the sequence.
 fn dropout(settings: &TrainSettings) -> Dropout {
-    Dropout { seed: settings.seed, residual: settings.dropout, attention: settings.attention_dropout }
+    let adapter = settings.lora.as_ref().map_or(0.0, |lora| lora.dropout);
+    Dropout { seed: settings.seed, residual: settings.dropout, attention: settings.attention_dropout, adapter }
 }
 
 /// A checkpoint whose digests are right and which still does not fit: written by another program.
@@ -351,7 +380,7 @@ pub struct Pace {
 
 impl Pace {
     fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
-        let flops_per_token = shape.flops_per_token(settings.block_size);
+        let flops_per_token = shape.flops_per_token(settings.block_size, settings.lora.as_deref());
         let started = Instant::now();
         let peak = match device {
             Device::Cuda(index) => device::measured_rate(index, settings.precision.kind()),

@@ -10,15 +10,17 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::best::Best;
 use crate::checkpoint;
 use crate::error::Failure;
 use crate::files;
+use crate::lora::ADAPTER_FILE;
+use crate::model::Adapters;
 use crate::model::hugging_face::CONFIG_FILE;
 use crate::model::parameters::WEIGHTS_FILE;
-use crate::model::tensor_file;
+use crate::model::tensor_file::{self, FileError};
 use crate::progress::Event;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
 use crate::state::State;
@@ -61,6 +63,7 @@ impl Run {
         let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
         Contents {
             weights: self.model.parameters().stored(),
+            adapters: self.model.adapters().map(|adapters| adapters.to(self.model.device(), Kind::Float)),
             optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
             model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
             tokenizer: tokenizer.collect(),
@@ -74,6 +77,8 @@ impl Run {
 /// What a checkpoint is made of. The tensors share memory with those of the run.
 struct Contents {
     weights: Vec<(String, Tensor)>,
+    /// To be merged into the weights, and kept beside them.
+    adapters: Option<Adapters>,
     optimizer: Vec<(String, Tensor)>,
     /// `config.json`.
     model: serde_json::Value,
@@ -88,15 +93,19 @@ struct Contents {
 impl Contents {
     /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when neither tensors nor the best weights are read any more.
     fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
-        let tensors = |name: &str, tensors: &[(String, Tensor)]| {
-            let tensors = tensors.iter().map(|(name, tensor)| (name.clone(), tensor));
-            tensor_file::write(&directory.join(name), tensors).map_err(|error| unwritten(error.into()))
-        };
+        let failed = |error: FileError| unwritten(error.into());
         if let Some(best) = &self.best {
             best.keep(directory)?;
         }
-        tensors(WEIGHTS_FILE, &self.weights)?;
-        tensors(OPTIMIZER_FILE, &self.optimizer)?;
+        let weights = directory.join(WEIGHTS_FILE);
+        if let Some(adapters) = &self.adapters {
+            adapters.parameters().write_entries(&directory.join(ADAPTER_FILE)).map_err(failed)?;
+            let merged = |name: &str, weight: &Tensor| adapters.merged(name, weight);
+            tensor_file::write_changed(&weights, named(&self.weights), merged).map_err(failed)?;
+        } else {
+            tensor_file::write(&weights, named(&self.weights)).map_err(failed)?;
+        }
+        tensor_file::write(&directory.join(OPTIMIZER_FILE), named(&self.optimizer)).map_err(failed)?;
         drop(copying);
         files::write_json(&directory.join(CONFIG_FILE), &self.model)?;
         for file in &self.tokenizer {
@@ -105,6 +114,10 @@ impl Contents {
         copy(&self.steps.0, directory, self.steps.1)?;
         self.state.write(directory)
     }
+}
+
+fn named(tensors: &[(String, Tensor)]) -> impl Iterator<Item = (String, &Tensor)> {
+    tensors.iter().map(|(name, tensor)| (name.clone(), tensor))
 }
 
 /// The first `bytes` of a file, under its name in `directory`.

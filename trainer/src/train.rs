@@ -7,19 +7,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use serde::Serialize;
-
 use crate::blocks::Batch;
-use crate::checkpoint::{self, Writing};
-use crate::config::{SampleConfig, TrainConfig};
+use crate::checkpoint;
+use crate::config::TrainConfig;
 use crate::data::shard::Split;
-use crate::device;
+use crate::ending::Summary;
 use crate::error::Failure;
-use crate::eval::{self, Evaluation, Reading};
-use crate::files;
-use crate::generate::{self, Request};
 use crate::guard::Verdict;
-use crate::journal::{Record, grouped, say};
+use crate::journal::Record;
 use crate::loss_scale::Overflow;
 use crate::optimizer::{clip_factor, global_norm};
 use crate::process;
@@ -27,9 +22,7 @@ use crate::progress::Event;
 use crate::run::Run;
 use crate::schedule::learning_rate;
 use crate::trace::{self, span};
-
-/// Version of `summary.json`.
-pub const SUMMARY_SCHEMA: &str = "ft.summary/1";
+use crate::writing::Writing;
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,38 +31,6 @@ pub enum Outcome {
     Complete(Summary),
     /// Stopped on request; the checkpoint of this step is on disk.
     Stopped { step: u64 },
-}
-
-/// `summary.json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
-    pub schema: &'static str,
-    /// Steps made.
-    pub steps: u64,
-    /// Those among them that changed no weight.
-    pub skipped: u64,
-    /// The validation loss no longer improved.
-    pub stopped_early: bool,
-    /// Tokens trained on.
-    pub tokens: u64,
-    pub parameters: u64,
-    /// Time spent training, in all processes.
-    pub seconds: f64,
-    /// On the validation split before the first step; absent without a validation split.
-    pub perplexity_before: Option<f64>,
-    /// On the validation split after the last step, or where the best weights are kept, of those.
-    pub perplexity_after: Option<f64>,
-    /// Of this process's time, what training waited for checkpoints.
-    pub checkpoint_seconds: f64,
-    /// Whose weights the run ended with, where the best are kept.
-    pub best_step: Option<u64>,
-    /// Most main memory that this process has held at once, in bytes; absent where the system does not tell.
-    pub peak_memory_bytes: Option<u64>,
-    /// Most memory of a GPU that this process's tensors took at once, in bytes; absent on the CPU.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub peak_device_memory_bytes: Option<u64>,
-    /// Name of the last checkpoint in `checkpoints/`.
-    pub checkpoint: String,
 }
 
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
@@ -165,7 +126,7 @@ impl Run {
 
     /// Not between the last step and the choice of the best weights: the last checkpoint is written once, and holds them. An evaluation can
     /// show that the step before it was the last.
-    fn may_pause(&self) -> bool {
+    pub(crate) fn may_pause(&self) -> bool {
         let settings = &self.config.train;
         let may_end = self.evaluation_is_due() && self.state.guard.is_losing_patience(settings);
         !(settings.keeps_best() && (self.is_over() || may_end))
@@ -223,71 +184,11 @@ impl Run {
         })
     }
 
-    /// Before the first step, every `eval_every` steps, and after the last.
-    fn evaluation_is_due(&self) -> bool {
-        let (step, every) = (self.state.step, self.config.train.eval_every);
-        let scheduled = step == 0 || step == self.state.steps || (every > 0 && step.is_multiple_of(every));
-        let possible = eval::sequences(self.dataset.split(Split::Validation), self.validation()) > 0;
-        scheduled && possible && self.state.evaluated != Some(step)
-    }
-
-    fn validation(&self) -> Reading {
-        let settings = &self.config.train;
-        Reading { block_size: settings.block_size, batch: settings.micro_batch.sequences(), limit: settings.eval_sequences }
-    }
-
-    /// False when `stop` interrupted it: an evaluation has no state, and is made anew when the run resumes.
-    fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
-        let (mut heard, _span) = (Instant::now(), span("validation"));
-        let stream = self.dataset.split(Split::Validation);
-        let evaluation = eval::evaluate(&self.model, stream, self.validation(), |done, all| {
-            if heard.elapsed().as_secs() >= 10 {
-                heard = Instant::now();
-                say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));
-            }
-            !(stop.load(Ordering::Relaxed) && self.may_pause())
-        });
-        let Some(evaluation) = evaluation else { return Ok(false) };
-        self.note(evaluation)?;
-        Ok(true)
-    }
-
-    fn note(&mut self, Evaluation { loss, perplexity, .. }: Evaluation) -> Result<(), Failure> {
-        let step = self.state.step;
-        if !loss.is_finite() {
-            return Err(Failure::other(format!(
-                "the validation loss after step {step} is {loss}: the weights have diverged or are not a model's"
-            )));
-        }
-        self.state.evaluated = Some(step);
-        self.state.first_validation_loss.get_or_insert(loss);
-        self.state.last_validation_loss = Some(loss);
-        if self.state.guard.note_evaluation(loss) && self.config.train.keeps_best() {
-            self.let_checkpoint_copy();
-            self.best.replace(self.model.parameters())?;
-            self.state.best_step = Some(step);
-        }
-        self.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
-        self.journal.tell(Event::Eval { step, loss, perplexity })
-    }
-
     /// Every `checkpoint_every` steps and at the end.
     fn checkpoint_is_due(&self) -> bool {
         let (step, every) = (self.state.step, self.config.train.checkpoint_every);
         let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
         scheduled && self.saved != Some(step)
-    }
-
-    /// Ends a run that keeps its best weights with them: what it leaves is what was measured to be best.
-    fn take_best(&mut self) -> Result<(), Failure> {
-        let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
-        self.let_checkpoint_copy();
-        let mut restored = Ok(());
-        self.model.replace(|parameters| restored = self.best.restore(parameters));
-        restored.map_err(|error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}")))?;
-        self.state.last_validation_loss = self.state.guard.best_validation_loss();
-        say(&format!("the weights are those of step {best}, whose validation loss is the lowest"));
-        Ok(())
     }
 
     /// Leaves the run so that it can be taken up again.
@@ -297,54 +198,5 @@ impl Run {
         }
         self.finish_checkpoint()?;
         Ok(Outcome::Stopped { step: self.state.step })
-    }
-
-    fn finish(mut self) -> Result<Outcome, Failure> {
-        // Before the sample: nothing may come between the last step and its weights on the disk.
-        self.finish_checkpoint()?;
-        let step = self.state.step;
-        if let Some(sample) = &self.config.sample {
-            let text = self.sample(sample)?;
-            files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
-            self.journal.tell(Event::Sample { step, text })?;
-        }
-        let summary = self.summary();
-        files::write_json(&self.config.output.join("summary.json"), &summary)?;
-        self.journal.tell(Event::Done { step, seconds: summary.seconds })?;
-        Ok(Outcome::Complete(summary))
-    }
-
-    /// The prompt and what the model makes of it.
-    fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
-        let tokenizer = self.dataset.tokenizer()?;
-        let prompt = generate::encode(&tokenizer, &sample.prompt);
-        let request = Request {
-            tokens: sample.tokens,
-            sampling: sample.into(),
-            seed: self.config.train.seed,
-            end_of_text: tokenizer.end_of_text(),
-        };
-        let continuation = generate::generate(&self.model, &[prompt], &request)?.swap_remove(0);
-        Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))
-    }
-
-    fn summary(&self) -> Summary {
-        let state = &self.state;
-        Summary {
-            schema: SUMMARY_SCHEMA,
-            steps: state.step,
-            skipped: state.skipped,
-            stopped_early: state.step < state.steps,
-            tokens: state.tokens,
-            parameters: self.model.shape().parameters(),
-            seconds: state.seconds,
-            perplexity_before: state.first_validation_loss.map(f64::exp),
-            perplexity_after: state.last_validation_loss.map(f64::exp),
-            checkpoint_seconds: self.blocked.as_secs_f64(),
-            best_step: state.best_step,
-            peak_memory_bytes: process::peak_memory(),
-            peak_device_memory_bytes: device::peak_memory(self.model.device()),
-            checkpoint: checkpoint::name(state.step),
-        }
     }
 }

@@ -2,10 +2,15 @@
 //! flags of `ftctl prepare`, so that a value is refused for the same reason wherever it is written.
 
 use crate::config::{
-    DataConfig, DataFormat, ModelConfig, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig, TrainSettings,
+    DataConfig, DataFormat, ModelConfig, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig,
+    TrainSettings, Variant,
 };
 use crate::data::tokenizer::SMALLEST;
+use crate::lora::Lora;
 use crate::model::shape::{PUBLISHED_CONTEXT, least_width};
+
+/// fairseq's files have queries, keys and values apart, and so would peft's adapters of them.
+pub const LORA_VARIANT: &str = "adapters are for GPT-2's own variant, not for fairseq's";
 
 /// One thing that must hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,6 +83,7 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
     let width_in_force = width.or(published.map(|preset| preset.dimensions().2));
     let context_in_force = context.or(published.map(|_| PUBLISHED_CONTEXT));
     let divides = heads_in_force.zip(width_in_force).is_none_or(|(heads, width)| heads == 0 || width.is_multiple_of(heads));
+    let can_adapt = train.lora.is_none() || variant.unwrap_or_default() == Variant::Gpt2;
     let block = train.block_size;
     let block_is_written = block != TrainSettings::default().block_size;
     vec![
@@ -85,6 +91,7 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
         at_least("model.heads", heads, 1),
         at_least("model.width", width, least_width(variant.unwrap_or_default()) as u64),
         at_least("model.context", context, 1),
+        rule("train.lora", can_adapt, LORA_VARIANT),
         rule(
             if heads.is_some() { "model.heads" } else { "model.width" },
             divides,
@@ -161,8 +168,21 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         rule("train.schedule", !wsd || train.decay_steps.is_some(), "the schedule wsd needs train.decay_steps"),
         rule("train.decay_steps", wsd || train.decay_steps.is_none(), "decay_steps goes with schedule = \"wsd\""),
     ];
+    let adapters = train.lora.as_deref().into_iter().flat_map(lora);
     let length = train.steps.into_iter().flat_map(|steps| fits(train, steps));
-    counts.into_iter().chain(numbers).chain(schedule).chain(length).collect()
+    counts.into_iter().chain(numbers).chain(schedule).chain(adapters).chain(length).collect()
+}
+
+fn lora(lora: &Lora) -> [Rule; 5] {
+    let maps = &lora.target_modules;
+    let repeated = maps.iter().enumerate().any(|(place, map)| maps[..place].contains(map));
+    [
+        at_least("train.lora.rank", Some(lora.rank), 1),
+        above_zero("train.lora.alpha", lora.alpha),
+        rule("train.lora.dropout", below_one(lora.dropout), format!("dropout is at least 0 and below 1, not {}", lora.dropout)),
+        rule("train.lora.target_modules", !maps.is_empty(), "adapters need a map to adapt: attn.c_attn is peft's choice"),
+        rule("train.lora.target_modules", !repeated, "a map is named twice; each has one adapter"),
+    ]
 }
 
 /// Warm-up and decay fit into a run of `steps` steps: known only with the data when the length is given in epochs.

@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 
 use ft_trainer::config::{Engine, Precision, Recompute, Variant};
-use ft_trainer::model::{Dropout, Gpt2, IGNORED, Parameters, Shape};
+use ft_trainer::lora::{LinearMap, Lora};
+use ft_trainer::model::{Adapters, Dropout, Gpt2, IGNORED, Parameters, Shape};
 use ft_trainer::random::{bits, mix};
 use tch::{Device, Kind, Tensor};
 
@@ -46,6 +47,7 @@ struct Twin<'a> {
     weights: HashMap<String, Tensor>,
     /// And the number in the run of the first sequence.
     dropout: Option<(Dropout, u64)>,
+    lora: Option<Lora>,
 }
 
 /// Where dropout falls, by number.
@@ -53,11 +55,19 @@ const EMBEDDING: u64 = 0;
 const ATTENTION_WEIGHTS: u64 = 1;
 const ATTENTION_OUTPUT: u64 = 2;
 const NETWORK: u64 = 3;
+/// And from what adapters read: here begin those of the maps in the order of the forward pass.
+const ADAPTERS: u64 = 4;
 
 impl<'a> Twin<'a> {
     fn new(shape: &'a Shape, parameters: &Parameters) -> Self {
-        let leaf = |tensor: &Tensor| tensor.copy().set_requires_grad(true);
-        Self { shape, weights: parameters.iter().map(|entry| (entry.name.clone(), leaf(&entry.tensor))).collect(), dropout: None }
+        let mut twin = Self { shape, weights: HashMap::new(), dropout: None, lora: None };
+        twin.add(parameters);
+        twin
+    }
+
+    fn add(&mut self, parameters: &Parameters) {
+        let leaf = |tensor: &Tensor| tensor.to_kind(Kind::Double).detach().copy().set_requires_grad(true);
+        self.weights.extend(parameters.iter().map(|entry| (entry.name.clone(), leaf(&entry.tensor))));
     }
 
     fn get(&self, name: &str) -> &Tensor {
@@ -65,7 +75,12 @@ impl<'a> Twin<'a> {
     }
 
     fn linear(&self, x: &Tensor, name: &str) -> Tensor {
-        x.matmul(self.get(&format!("{name}.weight"))) + self.get(&format!("{name}.bias"))
+        let y = x.matmul(self.get(&format!("{name}.weight"))) + self.get(&format!("{name}.bias"));
+        let adapter = |which: &str| self.weights.get(&format!("base_model.model.transformer.{name}.{which}.weight"));
+        let (Some(lora), Some(a), Some(b)) = (&self.lora, adapter("lora_A"), adapter("lora_B")) else { return y };
+        let layer: usize = name.split('.').nth(1).unwrap().parse().unwrap();
+        let site = LinearMap::ALL.iter().position(|map| name.ends_with(map.name())).unwrap() as u64;
+        y + self.drop(x.shallow_clone(), layer, ADAPTERS + site).matmul(&a.tr()).matmul(&b.tr()) * lora.scale()
     }
 
     fn norm(&self, x: &Tensor, name: &str) -> Tensor {
@@ -76,7 +91,11 @@ impl<'a> Twin<'a> {
     /// `x [B, …, T, columns]` times a mask: one number after another, as the generator is described.
     fn drop(&self, x: Tensor, layer: usize, site: u64) -> Tensor {
         let Some((dropout, first)) = self.dropout else { return x };
-        let rate = if site == ATTENTION_WEIGHTS { dropout.attention } else { dropout.residual };
+        let rate = match site {
+            ATTENTION_WEIGHTS => dropout.attention,
+            ..ADAPTERS => dropout.residual,
+            _ => dropout.adapter,
+        };
         let dimensions = x.size();
         let (columns, length) = (dimensions[dimensions.len() - 1] as u64, dimensions[dimensions.len() - 2] as u64);
         let heads = if dimensions.len() == 4 { dimensions[1] as u64 } else { 1 };
@@ -155,7 +174,7 @@ fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
 
 /// Both models over two micro-batches, so that accumulation is covered too; the worst relative error of any gradient.
 fn worst_gradient(shape: &Shape, kind: Kind, rows: i64, length: i64) -> (String, f64) {
-    worst_gradient_with(shape, kind, rows, length, Dropout { seed: 0, residual: 0.0, attention: 0.0 })
+    worst_gradient_with(shape, kind, rows, length, Dropout { seed: 0, residual: 0.0, attention: 0.0, adapter: 0.0 })
 }
 
 fn worst_gradient_with(shape: &Shape, kind: Kind, rows: i64, length: i64, dropout: Dropout) -> (String, f64) {
@@ -219,7 +238,7 @@ fn fairseqs_variant_equals_autograd() {
 #[test]
 fn dropout_equals_autograd_under_the_same_masks() {
     for (residual, attention) in [(0.1, 0.0), (0.0, 0.25), (0.2, 0.1)] {
-        let dropout = Dropout { seed: 9, residual, attention };
+        let dropout = Dropout { seed: 9, residual, attention, adapter: 0.0 };
         for variant in [Variant::Gpt2, Variant::Fairseq] {
             let shape = Shape { layers: 2, heads: 3, width: 48, context: 80, vocabulary: 97, layer_norm_epsilon: 1e-5, variant };
             let (name, error) = worst_gradient_with(&shape, Kind::Float, 3, 77, dropout);
@@ -233,7 +252,7 @@ fn dropout_equals_autograd_under_the_same_masks() {
 /// What is dropped is a function of the sequence's number in the run: two micro-batches of one sequence are one of two.
 #[test]
 fn dropout_does_not_depend_on_the_micro_batch() {
-    let (shape, dropout) = (tiny(), Dropout { seed: 9, residual: 0.2, attention: 0.2 });
+    let (shape, dropout) = (tiny(), Dropout { seed: 9, residual: 0.2, attention: 0.2, adapter: 0.0 });
     let parameters = weights(&shape, Kind::Double);
     let (inputs, targets) = batch(&shape, 2, 12);
     let gradients = |parts: i64| {
@@ -246,6 +265,41 @@ fn dropout_does_not_depend_on_the_micro_batch() {
     };
     for (whole, parts) in gradients(1).gradients().iter().zip(gradients(2).gradients()) {
         assert!(relative_error(&parts.tensor, &whole.tensor) < 1e-12, "{} differs", whole.name);
+    }
+}
+
+/// Adapters whose B is no longer zero, on some maps and on all, without and with dropout; the weights get no gradients.
+#[test]
+fn adapters_equal_autograd() {
+    let shape =
+        Shape { layers: 2, heads: 3, width: 48, context: 80, vocabulary: 97, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
+    let (inputs, targets) = batch(&shape, 3, 77);
+    let maps = [vec![LinearMap::Attention], vec![LinearMap::NetworkOutput, LinearMap::AttentionOutput], LinearMap::ALL.to_vec()];
+    for (target_modules, rate) in maps.into_iter().flat_map(|maps| [(maps.clone(), 0.0), (maps, 0.2)]) {
+        let lora = Lora { rank: 3, alpha: 7.0, dropout: rate, target_modules };
+        let mut adapters = Adapters::random(&lora, &shape, 4);
+        for parameter in adapters.parameters_mut() {
+            parameter.tensor += parameter.tensor.randn_like() * 0.1;
+        }
+        let dropout = Dropout { seed: 9, residual: 0.0, attention: 0.0, adapter: rate };
+        for (engine, kind, bar) in
+            [(Engine::Own, Kind::Double, 1e-12), (Engine::Own, Kind::Float, 2e-6), (Engine::Libtorch, Kind::Float, 2e-6)]
+        {
+            let parameters = weights(&shape, kind);
+            let mut twin = Twin::new(&shape, &parameters);
+            twin.add(adapters.parameters());
+            (twin.lora, twin.dropout) = (Some(lora.clone()), Some((dropout, 40)));
+            let model = Gpt2::new(shape, &parameters, Device::Cpu).with_adapters(&adapters).with_engine(engine);
+            let mut model = model.with_dropout(dropout);
+            model.begin_at_sequence(40);
+            model.accumulate(&inputs, &targets, 0.25);
+            (twin.loss(&inputs, &targets) * 0.25).backward();
+            assert_eq!(model.gradients().iter().count(), lora.tensors(&shape).len());
+            for entry in model.gradients() {
+                let error = relative_error(&entry.tensor, &twin.weights[&entry.name].grad());
+                assert!(error < bar, "{} in {kind:?}, {lora:?}: relative error {error:.1e}", entry.name);
+            }
+        }
     }
 }
 

@@ -76,8 +76,9 @@ impl Story<'_> {
         self.say(&format!("training from step {}", agent.first_step));
         let tokens_per_step = train.tokens_per_step();
         let (step, steps, device) = (agent.first_step, agent.steps(), "fake".to_owned());
-        let start =
-            Event::Start { step, steps, parameters: 124_439_808, tokens_per_step, flops_per_token: 6.0 * 124_439_808.0, device };
+        let micro_batch = Some(train.micro_batch.sequences());
+        let (parameters, flops_per_token) = (124_439_808, 6.0 * 124_439_808.0);
+        let start = Event::Start { step, steps, parameters, tokens_per_step, flops_per_token, device, micro_batch };
         self.report(agent.trains_from(self.work), start);
         self.evaluate(agent.first_step);
     }

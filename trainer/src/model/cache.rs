@@ -64,7 +64,7 @@ impl Gpt2 {
         let positions = self.positions().index_select(0, &window.positions.reshape([-1]));
         let mut x = self.embed_tokens(&tokens.reshape([-1])) + positions; // [batch · new, D]
         for (layer, kept) in cache.layers.iter_mut().enumerate() {
-            let block = weights.block(layer);
+            let block = self.block(layer, None);
             x = block_with_cache(&x, &block, layout, kept, &window);
             block.release();
         }

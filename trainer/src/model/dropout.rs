@@ -23,6 +23,15 @@ pub struct Dropout {
     pub residual: f64,
     /// Of the attention weights.
     pub attention: f64,
+    /// Of what adapters read.
+    pub adapter: f64,
+}
+
+impl Dropout {
+    /// Whether anything is dropped from the model itself.
+    pub(super) fn reaches_stream(self) -> bool {
+        self.residual > 0.0 || self.attention > 0.0
+    }
 }
 
 /// What is dropped from.
@@ -32,6 +41,10 @@ pub(super) enum Site {
     AttentionWeights,
     AttentionOutput,
     Network,
+    AdapterOfAttention,
+    AdapterOfAttentionOutput,
+    AdapterOfNetwork,
+    AdapterOfNetworkOutput,
 }
 
 /// The masks of one layer in one micro-batch.
@@ -93,7 +106,11 @@ impl Masks {
 
     /// Of row `position` of the micro-batch's `sequence`-th sequence, in a head where the site has heads.
     pub fn row(self, site: Site, sequence: usize, head: usize, position: usize) -> RowMask {
-        let rate = if site == Site::AttentionWeights { self.dropout.attention } else { self.dropout.residual };
+        let rate = match site {
+            Site::AttentionWeights => self.dropout.attention,
+            Site::Embedding | Site::AttentionOutput | Site::Network => self.dropout.residual,
+            _ => self.dropout.adapter,
+        };
         let sequence = self.first_sequence + sequence as u64;
         let key = bits(&[self.dropout.seed, sequence, self.layer, site as u64, head as u64, position as u64]);
         RowMask { key, threshold: (rate * 2.0_f64.powi(32)) as u32, scale: (1.0 / (1.0 - rate)) as f32 }
@@ -124,7 +141,7 @@ mod tests {
     use super::*;
 
     fn masks(rate: f64, first_sequence: u64, layer: u64) -> Masks {
-        Masks { dropout: Dropout { seed: 5, residual: rate, attention: 0.5 }, first_sequence, layer }
+        Masks { dropout: Dropout { seed: 5, residual: rate, attention: 0.5, adapter: 0.0 }, first_sequence, layer }
     }
 
     fn of(masks: Masks, site: Site, rows: i64, length: i64) -> Tensor {

@@ -2,12 +2,13 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::adapters::Adapters;
 use super::block::{self, Layout};
 use super::documents::Documents;
 use super::dropout::{Dropout, Masks, Site};
 use super::fused::Fused;
 use super::gelu::Gelu;
-use super::parameters::{Parameter, Parameters};
+use super::parameters::{Affine, BlockTensors, Parameter, Parameters};
 use super::shape::Shape;
 use super::{head, kernels, linear, norm, sinusoids};
 use crate::aten;
@@ -23,7 +24,9 @@ pub struct Gpt2 {
     parameters: Parameters,
     /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
     working: Parameters,
-    /// Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
+    /// When they are trained instead of `parameters`.
+    adapters: Option<Adapters>,
+    /// Of what is trained. Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
     gradients: Option<Parameters>,
     /// `[context, D]`, where positions are not learnt.
     sinusoids: Option<Tensor>,
@@ -72,6 +75,7 @@ impl Gpt2 {
             shape,
             parameters,
             working,
+            adapters: None,
             gradients: None,
             sinusoids,
             recompute,
@@ -85,6 +89,17 @@ impl Gpt2 {
             fresh: false,
             kind,
         }
+    }
+
+    /// Trains `adapters` beside the weights, which stay as they are.
+    ///
+    /// # Panics
+    /// After the gradients are made, and where the model is [`Gpt2::with_masters`] apart.
+    #[must_use]
+    pub fn with_adapters(self, adapters: &Adapters) -> Self {
+        assert!(self.gradients.is_none() && !self.apart, "adapters come first, and lie where the weights are");
+        let kind = self.parameters.token_embedding().kind();
+        Self { adapters: Some(adapters.to(self.device, kind)), ..self }
     }
 
     /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
@@ -103,7 +118,7 @@ impl Gpt2 {
                 if self.apart { self.parameters.copied(kind, self.device) } else { self.parameters.rounded(kind, place)? };
         }
         self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
-        self.gradients = Some(self.parameters.zeros_in(place)?.pinned(self.device_apart()));
+        self.gradients = Some(self.trained().zeros_in(place)?.pinned(self.device_apart()));
         Ok(self)
     }
 
@@ -122,7 +137,7 @@ impl Gpt2 {
     /// Drops some of the activations of [`Gpt2::accumulate`]. Losses, logits and generation know no dropout.
     #[must_use]
     pub fn with_dropout(self, dropout: Dropout) -> Self {
-        let some = dropout.residual > 0.0 || dropout.attention > 0.0;
+        let some = dropout.reaches_stream() || dropout.adapter > 0.0;
         Self { dropout: some.then_some(dropout), ..self }
     }
 
@@ -161,8 +176,18 @@ impl Gpt2 {
         tch::no_grad(|| kernels::of(self.engine, work))
     }
 
+    /// The weights, without adapters.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    pub fn adapters(&self) -> Option<&Adapters> {
+        self.adapters.as_ref()
+    }
+
+    /// What an optimizer changes: the adapters where there are any, else the weights. Gradients are of these.
+    pub fn trained(&self) -> &Parameters {
+        self.adapters.as_ref().map_or(&self.parameters, Adapters::parameters)
     }
 
     /// # Panics
@@ -171,19 +196,25 @@ impl Gpt2 {
         self.gradients.as_ref().expect("gradients of a model that has computed some")
     }
 
-    /// Lets an optimizer change the weights as the gradients say. It tells each weight that is done, by number: that one is on its way to the
+    /// Lets an optimizer change what is trained as the gradients say. It tells each weight that is done, by number: that one is on its way to the
     /// device while the next is computed.
     ///
     /// # Panics
     /// As [`Gpt2::gradients`].
     pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters, &mut dyn FnMut(usize, &Tensor))) {
-        let Self { parameters, working, gradients, apart, .. } = self;
+        let Self { parameters, working, adapters, gradients, apart, .. } = self;
         let gradients = gradients.as_ref().expect("gradients of a model that has computed some");
-        tch::no_grad(|| change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, *apart)));
+        tch::no_grad(|| match adapters {
+            Some(adapters) => change(adapters.parameters_mut(), gradients, &mut |_, _| ()),
+            None => change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, *apart)),
+        });
     }
 
-    /// Puts other weights in their place.
+    /// Puts others in the place of what is trained.
     pub fn replace(&mut self, change: impl FnOnce(&mut Parameters)) {
+        if let Some(adapters) = &mut self.adapters {
+            return change(adapters.parameters_mut());
+        }
         change(&mut self.parameters);
         let rounded = |(index, entry): (usize, &Parameter)| self.working.round_again(index, &entry.tensor, self.apart);
         tch::no_grad(|| self.parameters.iter().enumerate().for_each(rounded));
@@ -204,7 +235,7 @@ impl Gpt2 {
     /// When `seq` exceeds the context, a token is outside the vocabulary, or libtorch is out of memory.
     pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
         if self.gradients.is_none() {
-            self.gradients = Some(self.parameters.zeros_like());
+            self.gradients = Some(self.trained().zeros_like());
         }
         let loss = self.run(|| self.forward_backward(inputs, targets, scale));
         self.fresh = false;
@@ -216,7 +247,7 @@ impl Gpt2 {
 
     /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home. What was added
     /// before is in the copy, so that the sum has the same order and bits.
-    fn borrowed(&self, gradient: &Tensor) -> Tensor {
+    pub(super) fn borrowed(&self, gradient: &Tensor) -> Tensor {
         match (self.apart, self.fresh) {
             (false, _) => gradient.shallow_clone(),
             (true, true) => Tensor::zeros(gradient.size(), (gradient.kind(), self.device)),
@@ -224,15 +255,15 @@ impl Gpt2 {
         }
     }
 
-    fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
+    pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
         if self.apart {
             home.into_iter().zip(borrowed).for_each(|(home, borrowed)| aten::copy(home, borrowed));
         }
     }
 
     fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
-        let gradients = self.gradients();
-        let masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
+        let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
+        let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
         let running = span("forward");
         let documents = self.documents(inputs);
         let layout = Layout { masks, documents: documents.as_ref(), ..self.layout(inputs) };
@@ -241,10 +272,10 @@ impl Gpt2 {
         if let Some(masks) = masks {
             x = masks.apply(Site::Embedding, &x, layout.length);
         }
+        let drawn = all_masks.map(|masks| (masks, layout.length));
         let mut kept = Vec::with_capacity(self.shape.layers);
         for layer in 0..self.shape.layers {
-            let weights = self.working.block(layer);
-            let layout = layout.of_layer(layer);
+            let (weights, layout) = (self.block(layer, drawn), layout.of_layer(layer));
             let activations = block::forward(x, &weights, layout);
             x = activations.output(&weights, layout);
             kept.push(activations.keep(self.recompute));
@@ -256,27 +287,51 @@ impl Gpt2 {
         let _running = span("backward"); // With the loss: rows of logits turn into their gradients in place.
         let embedding = self.working.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
-        let mut dembedding = self.borrowed(&gradients.token_embedding());
-        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, &mut dembedding);
-        release([&embedding, &dembedding]);
+        let mut dembedding = self.adapters.is_none().then(|| self.borrowed(&self.gradients().token_embedding()));
+        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, dembedding.as_mut());
+        release([&embedding].into_iter().chain(&dembedding));
         let mut dx = x.zeros_like();
-        let mut dnorm = gradients.final_norm().map(&|gradient| self.borrowed(gradient));
+        let home = if self.adapters.is_some() { Affine::frozen() } else { self.gradients().final_norm() };
+        let mut dnorm = home.map(&|gradient| self.borrowed(gradient));
         norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut dnorm);
-        self.give_back(dnorm.tensors(), gradients.final_norm().tensors());
+        self.give_back(dnorm.tensors(), home.tensors());
         for layer in (0..self.shape.layers).rev() {
-            let (weights, kept) = (self.working.block(layer), kept.pop().expect("every block has kept something"));
-            let (layout, home) = (layout.of_layer(layer), gradients.block(layer));
-            let mut gradients = home.map(&|gradient| self.borrowed(gradient));
+            let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
+            let layout = layout.of_layer(layer);
+            let (home, mut gradients) = self.gradients_of(layer);
             block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients);
             self.give_back(gradients.tensors(), home.tensors());
             weights.release();
             home.release();
         }
-        if let Some(masks) = masks {
-            dx = masks.apply(Site::Embedding, &dx, layout.length);
+        if let Some(dembedding) = dembedding {
+            if let Some(masks) = masks {
+                dx = masks.apply(Site::Embedding, &dx, layout.length);
+            }
+            self.embed_backward(&inputs, documents.as_ref(), &dx, dembedding);
         }
-        self.embed_backward(&inputs, documents.as_ref(), &dx, dembedding);
         loss
+    }
+
+    /// The weights of a block with their adapters; `masks` in training, of sequences of this length.
+    pub(super) fn block(&self, layer: usize, masks: Option<(Masks, i64)>) -> BlockTensors {
+        let mut block = self.working.block(layer);
+        if let Some(adapters) = &self.adapters {
+            adapters.attach(&mut block, adapters.parameters(), layer, masks);
+        }
+        block
+    }
+
+    /// The gradients of a block where they lie, and to add to: see [`Gpt2::borrowed`].
+    fn gradients_of(&self, layer: usize) -> (BlockTensors, BlockTensors) {
+        let Some(adapters) = &self.adapters else {
+            let home = self.gradients().block(layer);
+            let borrowed = home.map(&|gradient| self.borrowed(gradient));
+            return (home, borrowed);
+        };
+        let mut gradients = BlockTensors::frozen();
+        adapters.attach(&mut gradients, self.gradients(), layer, None);
+        (BlockTensors::frozen(), gradients)
     }
 
     /// Summed negative log-likelihood in nats and the number of counted targets, without gradients.
@@ -302,63 +357,16 @@ impl Gpt2 {
         let layout = Layout { documents: documents.as_ref(), ..self.layout(inputs) };
         let mut x = self.embed(&inputs.to_device(self.device), documents.as_ref());
         for layer in 0..self.shape.layers {
-            let weights = self.working.block(layer);
+            let weights = self.block(layer, None);
             x = block::forward(x, &weights, layout).output(&weights, layout);
             weights.release();
         }
         norm::forward(&x, &self.working.final_norm(), layout.epsilon, layout.kind).0
     }
 
-    /// Token and position embedding: `[B, T]` → `[N, D]`.
-    fn embed(&self, inputs: &Tensor, documents: Option<&Documents>) -> Tensor {
-        let tokens = self.embed_tokens(&inputs.reshape([-1])); // [N, D]
-        if let Some(documents) = documents {
-            return tokens + self.positions().index_select(0, &documents.positions().to_device(self.device));
-        }
-        let positions = self.positions().narrow(0, 0, inputs.size()[1]); // [T, D]
-        (tokens.view([inputs.size()[0], inputs.size()[1], -1]) + positions).view_as(&tokens)
-    }
-
-    /// `tokens [N]` → `[N, D]`, in fairseq's variant times √D.
-    pub(super) fn embed_tokens(&self, tokens: &Tensor) -> Tensor {
-        // Where the weights are, which is where all their digits are.
-        let table = self.parameters.token_embedding();
-        let rows = table.index_select(0, &tokens.to_device(table.device())).to_device(self.device);
-        match self.shape.variant {
-            Variant::Gpt2 => rows,
-            Variant::Fairseq => rows * (self.shape.width as f64).sqrt(),
-        }
-    }
-
     /// What is added at each position, `[context, D]`.
     pub(super) fn positions(&self) -> Tensor {
         self.sinusoids.as_ref().map_or_else(|| self.working.position_embedding(), Tensor::shallow_clone)
-    }
-
-    /// `dx [N, D]`; `dtokens [V, D]` is the embedding's gradient as the head has left it. On the CPU `index_add_` adds row after row, so equal
-    /// tokens are summed in the order of the batch.
-    fn embed_backward(&self, inputs: &Tensor, documents: Option<&Documents>, dx: &Tensor, mut dtokens: Tensor) {
-        let gradients = self.gradients();
-        let [batch, length] = [inputs.size()[0], inputs.size()[1]];
-        let tokens = inputs.reshape([-1]);
-        if self.shape.learns_positions() {
-            let _ = dtokens.index_add_(0, &tokens, dx);
-            let home = gradients.position_embedding();
-            let mut dpositions = self.borrowed(&home);
-            if let Some(documents) = documents {
-                let _ = dpositions.index_add_(0, &documents.positions().to_device(self.device), dx);
-            } else {
-                let sum = dx.view([batch, length, -1]).sum_dim_intlist(0_i64, false, None); // [T, D]
-                let mut used = dpositions.narrow(0, 0, length);
-                used += sum;
-            }
-            self.give_back([&dpositions], [&home]);
-        } else {
-            let _ = dtokens.index_add_(0, &tokens, &(dx * (self.shape.width as f64).sqrt()));
-        }
-        let home = gradients.token_embedding();
-        self.give_back([&dtokens], [&home]);
-        release([&home]);
     }
 
     pub(super) fn working(&self) -> &Parameters {

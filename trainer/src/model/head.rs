@@ -27,13 +27,13 @@ pub(super) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f6
     (total(&sums), targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
 }
 
-/// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]`; returns the summed NLL and the gradient of `hidden`, `[N, D]`.
+/// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]` where that is wanted; returns the summed NLL and the gradient of `hidden`, `[N, D]`.
 pub(super) fn loss_and_gradient(
     hidden: &Tensor,
     embedding: &Tensor,
     targets: &Tensor,
     scale: f64,
-    dembedding: &mut Tensor,
+    mut dembedding: Option<&mut Tensor>,
 ) -> (f64, Tensor) {
     if is_plain(hidden) {
         return loss_and_gradient_plain(hidden, embedding, targets, scale, dembedding);
@@ -42,7 +42,9 @@ pub(super) fn loss_and_gradient(
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
         let (part, dlogits) = cross_entropy(product_transposed(hidden, embedding), &targets, scale); // [C, V]
         sums.push(part);
-        add_outer_product(dembedding, &dlogits, hidden);
+        if let Some(dembedding) = dembedding.as_deref_mut() {
+            add_outer_product(dembedding, &dlogits, hidden);
+        }
         gradients.push(product(&dlogits, embedding));
     }
     (total(&sums), Tensor::cat(&gradients, 0))
@@ -59,7 +61,7 @@ fn loss_and_gradient_plain(
     embedding: &Tensor,
     targets: &Tensor,
     scale: f64,
-    dembedding: &mut Tensor,
+    mut dembedding: Option<&mut Tensor>,
 ) -> (f64, Tensor) {
     let [rows, width, vocabulary] = [hidden.size()[0], hidden.size()[1], embedding.size()[0]].map(|size| size as usize);
     let pitch = vocabulary.next_multiple_of(ALIGNMENT);
@@ -74,7 +76,9 @@ fn loss_and_gradient_plain(
         sum += cross_entropy_plain(&mut logits[..targets.len() * pitch], pitch, vocabulary, targets, scale);
         let dlogits = Matrix::new(logits, [targets.len(), vocabulary], pitch);
         multiply(dlogits, table, dhidden, width, Write::Over, Workers::All);
-        multiply(dlogits.t(), hidden, floats_mut(dembedding), width, Write::Onto, Workers::All);
+        if let Some(dembedding) = dembedding.as_deref_mut() {
+            multiply(dlogits.t(), hidden, floats_mut(dembedding), width, Write::Onto, Workers::All);
+        }
     }
     (sum, dhidden)
 }

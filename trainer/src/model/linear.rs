@@ -19,30 +19,44 @@ const PART: i64 = 8192;
 
 /// `x [N, in]` → `[N, out]`.
 pub(super) fn forward(x: &Tensor, map: &Affine) -> Tensor {
-    if !is_plain(x) {
-        return map.bias.addmm(x, &map.weight);
+    let mut y = if is_plain(x) {
+        let mut y = map.bias.repeat([x.size()[0], 1]);
+        add_product(&mut y, x, &map.weight);
+        y
+    } else {
+        map.bias.addmm(x, &map.weight)
+    };
+    if let Some(adapter) = &map.adapter {
+        adapter.add_forward(&mut y, x);
     }
-    let mut y = map.bias.repeat([x.size()[0], 1]);
-    add_product(&mut y, x, &map.weight);
     y
 }
 
 /// `stream [N, out]` and `x [N, in]` → the stream plus the mapped `x`, `[N, out]` in the dtype of the stream.
 pub(super) fn forward_onto(stream: &Tensor, x: &Tensor, map: &Affine) -> Tensor {
     if !is_plain(x) {
-        return stream + map.bias.addmm(x, &map.weight);
+        return stream + forward(x, map);
     }
     let mut y = stream + &map.bias;
     add_product(&mut y, x, &map.weight);
+    if let Some(adapter) = &map.adapter {
+        adapter.add_forward(&mut y, x);
+    }
     y
 }
 
-/// Adds the gradients of weight and bias to `gradient`; returns the gradient of the input.
+/// Adds the gradients of weight and bias to `gradient`, unless those are frozen, and of the adapter; returns the gradient of the input.
 /// `x [N, in]`, `dy [N, out]` → `[N, in]`.
 pub(super) fn backward(x: &Tensor, map: &Affine, dy: &Tensor, gradient: &mut Affine) -> Tensor {
-    add_column_sums(&mut gradient.bias, dy);
-    add_outer_product(&mut gradient.weight, x, dy);
-    product_transposed(dy, &map.weight)
+    if !gradient.is_frozen() {
+        add_column_sums(&mut gradient.bias, dy);
+        add_outer_product(&mut gradient.weight, x, dy);
+    }
+    let mut dx = product_transposed(dy, &map.weight);
+    if let Some((adapter, gradient)) = map.adapter.as_ref().zip(gradient.adapter.as_mut()) {
+        adapter.add_backward(x, dy, &mut dx, gradient);
+    }
+    dx
 }
 
 /// `x [N, K]` · `w [K, M]` → `[N, M]`.
@@ -70,6 +84,15 @@ pub(super) fn product_transposed(x: &Tensor, w: &Tensor) -> Tensor {
     let mut y = Tensor::empty(size, (x.kind(), x.device()));
     write(matrix(x), matrix(w).t(), &mut y, Write::Over);
     y
+}
+
+/// Adds `x [N, M]` · `wᵀ` for `w [K, M]` to `sum [N, K]`.
+pub(super) fn add_product_transposed(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
+    if is_matrix(x) {
+        write(matrix(x), matrix(w).t(), sum, Write::Onto);
+    } else {
+        *sum += x.matmul(&w.tr());
+    }
 }
 
 /// Adds `xᵀ · y` to `sum [K, M]` for `x [N, K]`, `y [N, M]`.

@@ -10,7 +10,7 @@ use super::shape::Shape;
 use super::tensor_file::{FileError, TensorFile};
 use super::xglm;
 use crate::config::Variant;
-use crate::offload::Place;
+use crate::offload::{Place, release};
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const PICKLE_FILES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
@@ -41,6 +41,24 @@ impl Parameters {
         refuse_leftovers(&found)?;
         refuse_untied(head, &entries[0].tensor)?;
         Ok((shape, Self::from_entries(entries)))
+    }
+
+    /// Writes what a safetensors file has under the same names over these, one tensor at a time in memory.
+    pub fn restore(&mut self, path: &Path) -> Result<(), ModelError> {
+        let file = TensorFile::open(path)?;
+        for entry in self.iter_mut() {
+            let (path, name) = (path.to_owned(), entry.name.clone());
+            if !file.has(&name) {
+                return Err(ModelError::Missing { path, name });
+            }
+            let (found, expected) = (file.tensor(&name)?, entry.tensor.size());
+            if found.size() != expected {
+                return Err(ModelError::Dimensions { path, name, expected, found: found.size() });
+            }
+            tch::no_grad(|| entry.tensor.copy_(&found));
+            release([&entry.tensor]);
+        }
+        Ok(())
     }
 }
 

@@ -48,11 +48,12 @@ impl TrainingMemory {
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
-        let (in_files, remembered) = (settings.offload != Offload::None, optimizer(shape, settings.optimizer));
+        let trained = Trained::new(shape, settings);
+        let (in_files, remembered) = (settings.offload != Offload::None, trained.remembered(settings.optimizer));
         let model_in_files = settings.offload == Offload::Model;
         let mut memory = Self {
-            weights: resident(model_in_files, F32, (F32 + copy) * shape.parameters()),
-            gradients: resident(model_in_files, F32, F32 * shape.parameters()),
+            weights: resident(model_in_files, F32, (F32 + copy) * shape.parameters()) + trained.beside_weights(),
+            gradients: resident(model_in_files, F32, F32 * trained.numbers()).min(F32 * trained.numbers()),
             optimizer: resident(in_files, 2 * F32, remembered).min(remembered),
             activations: layers * kept,
             working: gaps + again + block.backward().max(block.passing() + head(shape, rows, settings.precision)),
@@ -73,10 +74,12 @@ impl TrainingMemory {
     /// yet. CUDA itself takes some hundred MiB besides.
     pub fn on_device(shape: &Shape, settings: &TrainSettings) -> Self {
         let (rows, parameters) = ((settings.micro_batch.sequences() * settings.block_size) as u64, shape.parameters());
+        let trained = Trained::new(shape, settings);
         let block = Block::new(shape, rows, settings.precision);
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         let (weights, gradients, remembered) = if settings.offload == Offload::None {
-            ((F32 + copy) * parameters, F32 * parameters, optimizer(shape, settings.optimizer))
+            let weights = (F32 + copy) * parameters + trained.beside_weights();
+            (weights, F32 * trained.numbers(), trained.remembered(settings.optimizer))
         } else {
             let of_a_block = F32 * 12 * (shape.width * shape.width) as u64;
             (bytes(settings.precision) * parameters, F32 * largest(shape) + of_a_block, 0)
@@ -94,7 +97,7 @@ impl TrainingMemory {
         if settings.offload == Offload::None {
             return 0;
         }
-        2 * F32 * shape.parameters() + optimizer(shape, settings.optimizer)
+        2 * F32 * shape.parameters() + Trained::new(shape, settings).remembered(settings.optimizer)
     }
 
     /// Each part with its name, and the total.
@@ -178,19 +181,42 @@ fn head(shape: &Shape, rows: u64, precision: Precision) -> u64 {
 
 /// Numbers in the largest tensor.
 fn largest(shape: &Shape) -> u64 {
-    shape.tensors().iter().map(|(_, dimensions)| dimensions.iter().product::<usize>() as u64).max().unwrap_or(0)
+    shape.tensors().iter().map(|(_, dimensions)| numbers(dimensions)).max().unwrap_or(0)
 }
 
-fn optimizer(shape: &Shape, kind: OptimizerKind) -> u64 {
-    let hidden = 12 * (shape.layers * shape.width * shape.width) as u64;
-    match kind {
-        OptimizerKind::Adamw => 2 * F32 * shape.parameters(),
-        OptimizerKind::Muon => 2 * F32 * shape.parameters() - F32 * hidden,
-        OptimizerKind::Adafactor => {
-            let remembered = |dimensions: &[usize]| dimensions.iter().sum::<usize>() as u64;
-            shape.tensors().iter().map(|(_, dimensions)| F32 * remembered(dimensions)).sum()
-        }
+/// What the optimizer changes: name and dimensions of each tensor.
+struct Trained {
+    tensors: Vec<(String, Vec<usize>)>,
+    are_adapters: bool,
+}
+
+impl Trained {
+    fn new(shape: &Shape, settings: &TrainSettings) -> Self {
+        Self { tensors: shape.trained(settings.lora.as_deref()), are_adapters: settings.lora.is_some() }
     }
+
+    fn numbers(&self) -> u64 {
+        self.tensors.iter().map(|(_, dimensions)| numbers(dimensions)).sum()
+    }
+
+    /// Bytes of those that are not weights of the model.
+    fn beside_weights(&self) -> u64 {
+        if self.are_adapters { F32 * self.numbers() } else { 0 }
+    }
+
+    /// Bytes that the optimizer remembers.
+    fn remembered(&self, kind: OptimizerKind) -> u64 {
+        let of = |(name, dimensions): &(String, Vec<usize>)| match kind {
+            OptimizerKind::Muon if dimensions.len() == 2 && name.contains(".h.") => numbers(dimensions),
+            OptimizerKind::Muon | OptimizerKind::Adamw => 2 * numbers(dimensions),
+            OptimizerKind::Adafactor => dimensions.iter().sum::<usize>() as u64,
+        };
+        F32 * self.tensors.iter().map(of).sum::<u64>()
+    }
+}
+
+fn numbers(dimensions: &[usize]) -> u64 {
+    dimensions.iter().product::<usize>() as u64
 }
 
 #[cfg(test)]
@@ -223,6 +249,14 @@ mod tests {
         assert_eq!(memory.weights + memory.gradients + memory.optimizer, 16 * small().parameters());
         assert_eq!(memory.activations, 12 * 2048 * 4 * (16 * 768 + 12));
         assert_eq!(memory.parts()[6].1, memory.parts()[..6].iter().map(|(_, bytes)| bytes).sum::<u64>());
+    }
+
+    #[test]
+    fn adapters_alone_have_gradients_and_moments() {
+        let memory = with(|settings| settings.lora = Some(Box::default()));
+        let adapters = 12 * 8 * (768 + 3 * 768);
+        assert_eq!((memory.weights, memory.gradients), (4 * (small().parameters() + adapters), 4 * adapters));
+        assert_eq!(memory.optimizer, 8 * adapters);
     }
 
     #[test]

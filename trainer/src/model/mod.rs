@@ -6,6 +6,8 @@ pub mod shape;
 mod xglm;
 
 #[cfg(feature = "torch")]
+mod adapters;
+#[cfg(feature = "torch")]
 mod attention;
 #[cfg(feature = "torch")]
 mod block;
@@ -15,6 +17,8 @@ mod cache;
 mod documents;
 #[cfg(feature = "torch")]
 mod dropout;
+#[cfg(feature = "torch")]
+mod embed;
 #[cfg(feature = "torch")]
 mod few;
 #[cfg(feature = "torch")]
@@ -44,6 +48,8 @@ mod sinusoids;
 #[cfg(feature = "torch")]
 pub mod tensor_file;
 
+#[cfg(feature = "torch")]
+pub use adapters::Adapters;
 #[cfg(feature = "torch")]
 pub use cache::KvCache;
 #[cfg(feature = "torch")]

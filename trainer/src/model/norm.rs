@@ -28,7 +28,7 @@ pub(super) fn forward(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (T
     }
 }
 
-/// Adds the gradients of gain and shift to `gradient`, and the gradient of the input to `dx`, which holds the gradient that reaches
+/// Adds the gradients of gain and shift to `gradient`, unless those are frozen, and the gradient of the input to `dx`, which holds the gradient that reaches
 /// the same input around the norm. All `[N, D]`; `dx` has the dtype of `x`.
 pub(super) fn backward(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, dx: &mut Tensor, gradient: &mut Affine) {
     match dy.kind() {
@@ -49,8 +49,10 @@ fn forward_anywhere(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (Ten
 fn backward_anywhere(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, gradient: &mut Affine) -> Tensor {
     let Statistics { mean, reciprocal_deviation } = statistics;
     let [dx, dgain, dshift] = aten::layer_norm_backward(dy, x, [mean, reciprocal_deviation], norm.tensors());
-    gradient.weight += dgain;
-    gradient.bias += dshift;
+    if !gradient.is_frozen() {
+        gradient.weight += dgain;
+        gradient.bias += dshift;
+    }
     dx
 }
 
@@ -108,6 +110,9 @@ fn backward_plain<E: Element>(
             backward_rows(dy, x, gain, means, deviations, dx, sums);
         },
     );
+    if gradient.is_frozen() {
+        return;
+    }
     for sums in sums.chunks(2 * width) {
         add(floats_mut(&mut gradient.weight), &sums[..width]);
         add(floats_mut(&mut gradient.bias), &sums[width..]);

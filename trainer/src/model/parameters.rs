@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
+use super::adapters::LowRank;
 use super::hugging_face::ConfigError;
 use super::initial;
 use super::kernels;
@@ -85,10 +86,12 @@ pub struct Parameters {
     entries: Vec<Parameter>,
 }
 
-/// Weight and bias of one layer norm or linear map; the tensors share memory with the [`Parameters`] they came from.
+/// Weight and bias of one layer norm or linear map; the tensors share memory with the [`Parameters`] they came from. As a gradient of weights that
+/// stay as they are it has neither: the tensors are libtorch's undefined ones.
 pub(super) struct Affine {
     pub weight: Tensor,
     pub bias: Tensor,
+    pub adapter: Option<LowRank>,
 }
 
 /// The tensors of one block, sharing memory with the [`Parameters`] they came from.
@@ -102,9 +105,23 @@ pub(super) struct BlockTensors {
 }
 
 impl Affine {
-    /// Each tensor as `change` makes it.
+    fn new(weight: &Tensor, bias: &Tensor) -> Self {
+        Self { weight: weight.shallow_clone(), bias: bias.shallow_clone(), adapter: None }
+    }
+
+    /// The gradient of what is not trained.
+    pub fn frozen() -> Self {
+        Self { weight: Tensor::new(), bias: Tensor::new(), adapter: None }
+    }
+
+    /// Of a gradient.
+    pub fn is_frozen(&self) -> bool {
+        !self.weight.defined()
+    }
+
+    /// Weight and bias as `change` makes them.
     pub fn map(&self, change: &impl Fn(&Tensor) -> Tensor) -> Self {
-        Self { weight: change(&self.weight), bias: change(&self.bias) }
+        Self { weight: change(&self.weight), bias: change(&self.bias), adapter: None }
     }
 
     pub fn tensors(&self) -> [&Tensor; 2] {
@@ -113,14 +130,21 @@ impl Affine {
 }
 
 impl BlockTensors {
+    /// As [`Affine::frozen`].
+    pub fn frozen() -> Self {
+        let [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] = std::array::from_fn(|_| Affine::frozen());
+        Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj }
+    }
+
     /// As [`Affine::map`].
     pub fn map(&self, change: &impl Fn(&Tensor) -> Tensor) -> Self {
         let [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] = self.affines().map(|affine| affine.map(change));
         Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj }
     }
 
+    /// None of what is frozen.
     pub fn tensors(&self) -> Vec<&Tensor> {
-        self.affines().into_iter().flat_map(Affine::tensors).collect()
+        self.affines().into_iter().filter(|affine| !affine.is_frozen()).flat_map(Affine::tensors).collect()
     }
 
     fn affines(&self) -> [&Affine; 6] {
@@ -237,6 +261,11 @@ impl Parameters {
         }
     }
 
+    /// Writes a safetensors file of these names.
+    pub fn write_entries(&self, path: &Path) -> Result<(), FileError> {
+        tensor_file::write(path, self.entries.iter().map(|entry| (entry.name.clone(), &entry.tensor)))
+    }
+
     /// Writes `model.safetensors` as `transformers` does, one tensor in memory at a time; the bytes depend on the values only.
     pub fn write_safetensors(&self, path: &Path) -> Result<(), ModelError> {
         let tensors = self.stored();
@@ -266,6 +295,10 @@ impl Parameters {
         (self.entries.len() - FINAL_NORM) % BLOCK_TENSORS
     }
 
+    pub(super) fn tensor(&self, index: usize) -> Tensor {
+        self.entries[index].tensor.shallow_clone()
+    }
+
     /// Token embedding `[V, D]`, also the output head.
     pub(super) fn token_embedding(&self) -> Tensor {
         self.entries[0].tensor.shallow_clone()
@@ -293,7 +326,7 @@ impl Parameters {
     }
 
     fn affine(&self, index: usize) -> Affine {
-        Affine { weight: self.entries[index].tensor.shallow_clone(), bias: self.entries[index + 1].tensor.shallow_clone() }
+        Affine::new(&self.entries[index].tensor, &self.entries[index + 1].tensor)
     }
 }
 

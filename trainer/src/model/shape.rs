@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use crate::config::{ModelConfig, Preset, Variant};
+use crate::lora::Lora;
 
 /// GPT-2's layer-norm epsilon in every published size.
 pub(super) const LAYER_NORM_EPSILON: f64 = 1e-5;
@@ -196,10 +197,17 @@ impl Shape {
     }
 
     /// Floating-point operations per trained token, forward and backward, at sequences of `block` tokens:
-    /// `F = 6(12Ld² + Vd) + 6LTd`, causal attention counted once (a token attends to half the block on average).
-    pub fn flops_per_token(&self, block: usize) -> f64 {
+    /// `F = 6(12Ld² + Vd) + 6LTd`, causal attention counted once (a token attends to half the block on average). With adapters weights have no
+    /// gradients, and a 4 is in the place of the first 6; the adapters' own products are not counted.
+    pub fn flops_per_token(&self, block: usize, lora: Option<&Lora>) -> f64 {
         let [layers, width, vocabulary, block] = [self.layers, self.width, self.vocabulary, block].map(|number| number as f64);
-        6.0 * (12.0 * layers * width * width + vocabulary * width) + 6.0 * layers * block * width
+        let passes = if lora.is_some() { 4.0 } else { 6.0 };
+        passes * (12.0 * layers * width * width + vocabulary * width) + 6.0 * layers * block * width
+    }
+
+    /// What an optimizer changes: all tensors, or the adapters.
+    pub fn trained(&self, lora: Option<&Lora>) -> Vec<(String, Vec<usize>)> {
+        lora.map_or_else(|| self.tensors(), |lora| lora.tensors(self))
     }
 }
 
@@ -227,7 +235,8 @@ mod tests {
         for (size, parameters, flops) in expected {
             let shape = preset(size);
             assert_eq!(shape.parameters(), parameters);
-            assert!((shape.flops_per_token(1024) / flops - 1.0).abs() < 1e-3, "{size:?}: {}", shape.flops_per_token(1024));
+            let counted = shape.flops_per_token(1024, None);
+            assert!((counted / flops - 1.0).abs() < 1e-3, "{size:?}: {counted}");
             let listed: usize = shape.tensors().iter().map(|(_, dimensions)| dimensions.iter().product::<usize>()).sum();
             assert_eq!(listed as u64, parameters);
         }

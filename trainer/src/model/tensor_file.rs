@@ -32,12 +32,25 @@ pub enum FileError {
 
 /// Writes named tensors, sorted by dtype and name as `transformers` does, without a copy of those that lie in main memory as they are stored.
 pub fn write<'a>(path: &Path, tensors: impl IntoIterator<Item = (String, &'a Tensor)>) -> Result<(), FileError> {
-    let mut stored: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, dtype(tensor), tensor)).collect();
-    stored.sort_by(|(left_name, left, _), (right_name, right, _)| right.cmp(left).then_with(|| left_name.cmp(right_name)));
-    write_sorted(path, &stored).map_err(|source| FileError::Write { path: path.to_owned(), source })
+    write_changed(path, tensors, |_, tensor| tensor.shallow_clone())
 }
 
-fn write_sorted(path: &Path, tensors: &[(String, Dtype, &Tensor)]) -> Result<(), SafeTensorError> {
+/// As [`write`], each tensor as `change` makes it of its name and itself, with the same dimensions.
+pub fn write_changed<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
+    change: impl Fn(&str, &Tensor) -> Tensor,
+) -> Result<(), FileError> {
+    let mut stored: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, dtype(tensor), tensor)).collect();
+    stored.sort_by(|(left_name, left, _), (right_name, right, _)| right.cmp(left).then_with(|| left_name.cmp(right_name)));
+    write_sorted(path, &stored, change).map_err(|source| FileError::Write { path: path.to_owned(), source })
+}
+
+fn write_sorted(
+    path: &Path,
+    tensors: &[(String, Dtype, &Tensor)],
+    change: impl Fn(&str, &Tensor) -> Tensor,
+) -> Result<(), SafeTensorError> {
     let mut end = 0;
     let info = |(name, dtype, tensor): &(String, Dtype, &Tensor)| {
         let first = end;
@@ -52,8 +65,9 @@ fn write_sorted(path: &Path, tensors: &[(String, Dtype, &Tensor)]) -> Result<(),
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    for (_, dtype, tensor) in tensors {
-        write_tensor(&mut file, tensor, kind(*dtype))?;
+    for (name, dtype, tensor) in tensors {
+        write_tensor(&mut file, &change(name, tensor), kind(*dtype))?;
+        release([*tensor]);
     }
     Ok(())
 }
@@ -62,9 +76,7 @@ fn write_tensor(file: &mut File, tensor: &Tensor, kind: Kind) -> std::io::Result
     let plain = tensor.to_device(Device::Cpu).to_kind(kind).contiguous();
     let bytes = plain.numel() * kind.elt_size_in_bytes();
     // SAFETY: the tensor is contiguous, in main memory, and lives until the end of the function; whoever saves it does not change it meanwhile.
-    file.write_all(unsafe { std::slice::from_raw_parts(plain.data_ptr().cast_const().cast(), bytes) })?;
-    release([tensor]);
-    Ok(())
+    file.write_all(unsafe { std::slice::from_raw_parts(plain.data_ptr().cast_const().cast(), bytes) })
 }
 
 /// Of a tensor in a file; half precision is stored as `f32`.

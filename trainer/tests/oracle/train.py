@@ -129,9 +129,14 @@ def ours(binary, workspace, name):
     file = workspace / f"{name}.json"
     file.write_text(json.dumps(config))
     subprocess.run([binary, "train", str(file)], check=True, stdout=subprocess.DEVNULL)
-    records = [json.loads(line) for line in (output / "steps.jsonl").read_text().splitlines()]
     summary = json.loads((output / "summary.json").read_text())
-    return [record for record in records if "loss" in record], output / "checkpoints" / summary["checkpoint"]
+    return records_of(output), output / "checkpoints" / summary["checkpoint"]
+
+
+def records_of(output):
+    """The steps of a run's log."""
+    records = [json.loads(line) for line in (output / "steps.jsonl").read_text().splitlines()]
+    return [record for record in records if "loss" in record]
 
 
 def reference(workspace, tokens, schedule):
@@ -140,9 +145,13 @@ def reference(workspace, tokens, schedule):
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK, betas=BETAS, eps=1e-8)
-    scheduler = schedule(optimizer)
+    return list(steps_of(model, tokens, optimizer, schedule(optimizer))), model
+
+
+def steps_of(model, tokens, optimizer, scheduler=None):
+    """What the log of the same run would say, step by step."""
     blocks = (len(tokens) - 1) // BLOCK
-    records, batch = [], MICRO_BATCH * ACCUMULATION
+    batch = MICRO_BATCH * ACCUMULATION
     for step in range(STEPS):
         starts = [BLOCK * block(step * batch + row, blocks) for row in range(batch)]
         window = torch.tensor(numpy.stack([tokens[start : start + BLOCK + 1] for start in starts]))
@@ -151,10 +160,10 @@ def reference(workspace, tokens, schedule):
         optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        records.append({"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": scheduler.get_last_lr()[0]})
+        yield {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": optimizer.param_groups[0]["lr"]}
         optimizer.step()
-        scheduler.step()
-    return records, model
+        if scheduler:
+            scheduler.step()
 
 
 def settled(tensor, name):

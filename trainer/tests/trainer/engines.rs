@@ -47,20 +47,20 @@ fn both_engines_train_alike_for_a_hundred_steps() {
 #[test]
 fn saving_memory_and_resuming_change_no_byte() {
     let fixture = Fixture::new();
-    for precision in ["fp32", "bf16", "fp16"] {
-        let precision = format!("train.precision={precision}");
-        let values = [LIBTORCH, &precision, "train.steps=12", "train.checkpoint_every=6"];
-        let name = |how: &str| format!("{precision}-{how}");
+    for way in ["precision=fp32", "precision=bf16", "precision=fp16", "optimizer=muon", "optimizer=adafactor"] {
+        let way = format!("train.{way}");
+        let values = [LIBTORCH, &way, "train.steps=12", "train.checkpoint_every=6"];
+        let name = |how: &str| format!("{way}-{how}");
         let expected = bytes(&fixture.trained(&name("plain"), &values));
         for (recompute, offload) in [("selective", "none"), ("none", "optimizer"), ("full", "optimizer")] {
             let how = [format!("train.recompute={recompute}"), format!("train.offload={offload}")];
             let output = fixture.trained(&name(&format!("{recompute}-{offload}")), &[&values[..], &[&how[0], &how[1]]].concat());
-            assert!(bytes(&output) == expected, "{precision} {recompute} {offload} differs");
+            assert!(bytes(&output) == expected, "{way} {recompute} {offload} differs");
         }
         let output = fixture.path(&name("full-optimizer"));
         fs::remove_dir_all(output.join("checkpoints/step-0000000012")).unwrap();
         fixture.trained(&name("full-optimizer"), &values);
-        assert!(bytes(&output) == expected, "{precision} differs when it resumes otherwise");
+        assert!(bytes(&output) == expected, "{way} differs when it resumes otherwise");
     }
 }
 

@@ -1,8 +1,12 @@
 //! The estimate that is printed before a run, against what the run needed.
 
+use std::path::Path;
+use std::process::Command;
+
+use ft_trainer::error::tells_of_no_memory;
 use serde_json::Value;
 
-use crate::fixture::{Fixture, last_checkpoint, program, succeed};
+use crate::fixture::{Fixture, last_checkpoint, program, stderr, succeed};
 
 const VALUES: [&str; 10] = [
     "model.layers=6",
@@ -20,17 +24,16 @@ const VALUES: [&str; 10] = [
 #[test]
 fn the_estimate_is_within_five_percent_of_the_peak() {
     let fixture = Fixture::new();
-    for recompute in ["none", "selective", "full"] {
-        let how = format!("train.recompute={recompute}");
-        let values: Vec<&str> = VALUES.into_iter().chain([how.as_str()]).collect();
+    for how in ["train.recompute=none", "train.recompute=selective", "train.recompute=full", "train.lora.rank=8"] {
+        let values: Vec<&str> = VALUES.into_iter().chain([how]).collect();
         let summary: Value =
-            serde_json::from_slice(&std::fs::read(fixture.trained(recompute, &values).join("summary.json")).unwrap()).unwrap();
+            serde_json::from_slice(&std::fs::read(fixture.trained(how, &values).join("summary.json")).unwrap()).unwrap();
         let set = values.iter().flat_map(|value| ["--set", value]);
-        let inspected = succeed(program().args(["inspect", "--json"]).arg(fixture.path(&format!("{recompute}.toml"))).args(set));
+        let inspected = succeed(program().args(["inspect", "--json"]).arg(fixture.path(&format!("{how}.toml"))).args(set));
         let inspected: Value = serde_json::from_str(&inspected).unwrap();
         let (estimate, peak) =
             (inspected["training_memory_bytes"]["total"].as_f64().unwrap(), summary["peak_memory_bytes"].as_f64().unwrap());
-        assert!((estimate / peak - 1.0).abs() < 0.05, "{recompute}: {estimate:.3e} bytes estimated, {peak:.3e} measured");
+        assert!((estimate / peak - 1.0).abs() < 0.05, "{how}: {estimate:.3e} bytes estimated, {peak:.3e} measured");
     }
 }
 
@@ -44,4 +47,43 @@ fn auto_takes_the_whole_step_at_once_where_it_fits() {
     assert!(weights("auto", ["train.micro_batch=auto", "train.gradient_accumulation=4"]) == at_once);
     let state = std::fs::read(last_checkpoint(&fixture.path("auto")).join("trainer_state.json")).unwrap();
     assert_eq!(serde_json::from_slice::<Value>(&state).unwrap()["micro_batch"], 4);
+}
+
+/// KiB of address space: libtorch, some threads and two sequences of [`VALUES`] at a time take 1,240,000, eight take 1,660,000.
+const ENOUGH_FOR_TWO: &str = "1450000";
+
+/// The command with no more than [`ENOUGH_FOR_TWO`] KiB of address space: what the system refuses then, libtorch and Rust are refused.
+fn within_limits(command: &Command) -> Command {
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("ulimit -v {ENOUGH_FOR_TWO} && exec \"$0\" \"$@\"")]);
+    limited.arg(command.get_program()).args(command.get_args()).current_dir(command.get_current_dir().unwrap());
+    limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited
+}
+
+#[test]
+fn a_run_out_of_memory_says_so_and_goes_on_with_fewer_sequences_at_a_time() {
+    let fixture = Fixture::new();
+    let values = [&VALUES[..], &["train.steps=8", "train.learning_rate=1e-3", "train.threads=2", "train.dropout=0.1"]].concat();
+    let losses = |output: &Path| -> Vec<f64> {
+        let log = std::fs::read_to_string(output.join("steps.jsonl")).unwrap();
+        log.lines().filter_map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64()).collect()
+    };
+    let expected = losses(&fixture.trained("roomy", &values));
+    let config = fixture.config("narrow");
+    let refused = within_limits(&fixture.train(&config, &values)).output().unwrap();
+    assert_eq!(refused.status.code(), Some(71), "{} {}", refused.status, stderr(&refused));
+    assert!(stderr(&refused).starts_with("error: ") && tells_of_no_memory(&stderr(&refused)), "{}", stderr(&refused));
+    let said = succeed(&mut within_limits(&fixture.train(&config, &[&values[..], &["micro_batch_limit=3"]].concat())));
+    assert!(said.contains("a step is 4 x 2 sequences, because memory ran out with 4"), "{said}");
+    let found = losses(&fixture.path("narrow"));
+    assert_eq!((found.len(), expected.len()), (8, 8));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found / expected - 1.0).abs() < 1e-5, "{found} instead of {expected}");
+    }
+    assert!(expected[7] < expected[0] - 0.5, "a run that learns nothing compares nothing");
+    // On its own it stays with what it once had to take.
+    std::fs::remove_file(fixture.path("narrow/summary.json")).unwrap();
+    let said = succeed(&mut fixture.train(&config, &values));
+    assert!(said.contains("a step is 4 x 2 sequences"), "{said}");
 }

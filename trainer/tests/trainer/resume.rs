@@ -11,6 +11,7 @@ use ft_trainer::random::uniform;
 use crate::fixture::{Fixture, last_checkpoint, program, stderr, succeed};
 
 const TWO_THREADS: [&str; 1] = ["train.threads=2"];
+const EVERY_MAP: &str = r#"train.lora.target_modules=["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]"#;
 const LAST_ONLY: [&str; 1] = ["train.checkpoint_every=0"];
 
 /// Number of kills; `FT_KILLS` asks for more.
@@ -111,6 +112,10 @@ fn saving_memory_changes_no_byte() {
         ("bf16", &["train.precision=bf16"]),
         ("fp16", &["train.precision=fp16", "train.loss_scaling.growth_interval=3"]),
         ("dropout", &["train.dropout=0.1", "train.attention_dropout=0.1"]),
+        ("muon", &["train.optimizer=muon", "train.dropout=0.1"]),
+        ("adafactor", &["train.optimizer=adafactor", "train.dropout=0.1"]),
+        ("lora", &["train.lora.rank=4", "train.lora.dropout=0.1", EVERY_MAP]),
+        ("lora-bf16", &["train.lora.rank=4", "train.precision=bf16", "train.optimizer=muon", EVERY_MAP]),
         ("best", &["train.keep_best=true", "train.eval_every=5", "train.learning_rate=0.3", "train.precision=fp16"]),
         ("fairseq", &["model.variant=fairseq", "train.dropout=0.1", "train.attention_dropout=0.1", "train.compat=fairseq"]),
     ];
