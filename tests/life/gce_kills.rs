@@ -23,14 +23,14 @@ use crate::{
     sandbox::{Sandbox, kill},
 };
 
-const STEPS: u64 = 60;
+const STEPS: u64 = 200;
 const WORKERS: usize = 8;
 /// One in so many of the requests that change nothing in the cloud.
 const SAMPLE: usize = 41;
 
 /// The first zone has no machine; the first that is made is taken away before its agent can have finished.
 const EVENTFUL: &str =
-    r#"{ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a"], "preemptions": [{ "instance": "-a1", "after": "12s" }] }"#;
+    r#"{ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a"], "preemptions": [{ "instance": "-a1", "after": "8s" }] }"#;
 const CALM: &str = r#"{ "boot": "1s", "notice": "0s" }"#;
 const SPEED: &str = "10";
 const TTL: u64 = 3_600;
