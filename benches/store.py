@@ -114,7 +114,7 @@ def install(arguments):
         "azcopy": f"npm install --silent --no-audit --no-fund --prefix . {AZCOPY} && chmod +x node_modules/{AZCOPY}/dist/bin/* && "
         f"apt-get download libsecret-1-0 libglib2.0-0 && {unpack}",
         "rclone": f"apt-get download rclone && {unpack}",
-        "az": "python3 -m venv az && az/bin/pip install --quiet --disable-pip-version-check azure-cli",
+        "az": "python3 -m venv az && az/bin/pip install --quiet --disable-pip-version-check --no-compile azure-cli",
     }
     for name, command in ways.items():
         if not runs(find(name, folder), folder):
