@@ -1,4 +1,10 @@
 //! Continues prompts with a model, several at once, with the keys and values of earlier positions kept.
+//!
+//! One prompt alone would read every weight of the model once for each token, and nothing but memory would be busy. So what followed
+//! the newest tokens when they stood in the text before is guessed to follow again ("prompt lookup", a speculative decoding after
+//! Leviathan et al. 2023 without a second model): one pass over the weights then tells the logits after each guess, and the guesses up
+//! to the first wrong one are kept. The text is the one that would be written without guessing: to the bit where a product's result does
+//! not depend on how many rows it has (`f32` with AVX-512), and otherwise as equal as that of a prompt in a batch.
 
 use serde::Serialize;
 use tch::{Kind, Tensor};
@@ -8,6 +14,11 @@ use crate::error::Failure;
 use crate::model::Gpt2;
 use crate::random::uniform;
 use crate::sampling::Sampling;
+
+/// Guesses in one pass at most: with the newest token, the rows that [`crate::model`]'s products for few rows compute at once.
+const GUESSES: usize = 11;
+/// How many of the newest tokens are looked for in the text, one after the other.
+const MATCHED: [usize; 3] = [3, 2, 1];
 
 /// What to generate.
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +65,17 @@ pub fn generate(model: &Gpt2, prompts: &[Vec<u32>], request: &Request) -> Result
     check(model, prompts, longest)?;
     let room = model.shape().context - longest;
     let steps = request.tokens.min(room);
+    let rows = match prompts {
+        [prompt] => vec![alone(model, prompt, steps, request)?],
+        _ => together(model, prompts, longest, steps, request)?,
+    };
+    let limit = if room < request.tokens { Finish::Context } else { Finish::Length };
+    Ok(rows.into_iter().map(|row| row.finish(limit)).collect())
+}
+
+fn together(model: &Gpt2, prompts: &[Vec<u32>], longest: usize, steps: usize, request: &Request) -> Result<Vec<Row>, Failure> {
     let padding: Vec<usize> = prompts.iter().map(|prompt| longest - prompt.len()).collect();
-    let mut rows: Vec<Row> = (0..prompts.len() as u64).map(|number| Row { number, tokens: Vec::new(), ended: false }).collect();
+    let mut rows: Vec<Row> = (0..prompts.len() as u64).map(Row::new).collect();
     let mut cache = model.cache(prompts.len(), longest + steps).map_err(Failure::other)?;
     let mut input = padded(prompts, longest, request.end_of_text);
     for _ in 0..steps {
@@ -67,8 +87,45 @@ pub fn generate(model: &Gpt2, prompts: &[Vec<u32>], request: &Request) -> Result
         }
         input = Tensor::from_slice(&next).view([-1, 1]);
     }
-    let limit = if room < request.tokens { Finish::Context } else { Finish::Length };
-    Ok(rows.into_iter().map(|row| row.finish(limit)).collect())
+    Ok(rows)
+}
+
+fn alone(model: &Gpt2, prompt: &[u32], steps: usize, request: &Request) -> Result<Row, Failure> {
+    let mut row = Row::new(0);
+    let mut cache = model.cache(1, prompt.len() + steps).map_err(Failure::other)?;
+    let mut text = prompt.to_vec();
+    let (mut unread, mut guesses) = (prompt.len(), Vec::new());
+    while row.tokens.len() < steps && !row.ended {
+        let input = [&text[text.len() - unread..], &guesses[..]].concat();
+        let input = Tensor::from_slice(&input.into_iter().map(i64::from).collect::<Vec<_>>()).view([1, -1]);
+        let logits = model.last_logits(&input, guesses.len() + 1, &mut cache, &[0]).map_err(Failure::other)?;
+        let mut right = 0;
+        for logits in to_rows(&logits.squeeze_dim(0)) {
+            let token = row.extend(&logits, request);
+            text.push(token);
+            if row.ended || guesses.get(right) != Some(&token) {
+                break;
+            }
+            right += 1;
+        }
+        cache.forget(guesses.len() - right);
+        // Where guesses go wrong, fewer of them are worth their computation.
+        let reach = if right == guesses.len() { GUESSES } else { right + 1 };
+        guesses = guess(&text, reach.min((steps - row.tokens.len()).saturating_sub(1)));
+        unread = 1;
+    }
+    Ok(row)
+}
+
+/// What followed the newest tokens when they stood in the text before, and that again from its beginning, `most` tokens in all: the
+/// last place where most of them stood.
+fn guess(text: &[u32], most: usize) -> Vec<u32> {
+    let followed = |length: usize| {
+        let newest = text.get(text.len().checked_sub(length)?..)?;
+        let place = text[..text.len() - 1].windows(length).rposition(|tokens| tokens == newest)?;
+        Some(text[place + length..].iter().copied().cycle().take(most).collect())
+    };
+    MATCHED.into_iter().find_map(followed).unwrap_or_default()
 }
 
 fn check(model: &Gpt2, prompts: &[Vec<u32>], longest: usize) -> Result<(), Failure> {
@@ -99,6 +156,10 @@ struct Row {
 }
 
 impl Row {
+    fn new(number: u64) -> Self {
+        Self { number, tokens: Vec::new(), ended: false }
+    }
+
     /// Adds the next token and returns what the model reads next; a row that has ended reads padding, which nobody looks at.
     fn extend(&mut self, logits: &[f32], request: &Request) -> u32 {
         if self.ended {
@@ -134,4 +195,18 @@ fn to_rows(logits: &Tensor) -> Vec<Vec<f32>> {
     let mut values = vec![0.0; rows * width];
     flat.copy_data(&mut values, rows * width);
     values.chunks(width).map(<[f32]>::to_vec).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guesses_what_followed_the_longest_match() {
+        assert_eq!(guess(&[1, 2, 3, 9, 8, 7, 2, 3, 5, 1, 2, 3], 2), [9, 8]);
+        assert_eq!(guess(&[1, 2, 3, 4, 3], 4), [4, 3, 4, 3]);
+        assert_eq!(guess(&[5, 5], 3), [5, 5, 5]);
+        assert_eq!(guess(&[1, 2, 3], 4), [0_u32; 0]);
+        assert_eq!(guess(&[1], 4), [0_u32; 0]);
+    }
 }

@@ -1,14 +1,15 @@
 //! One machine: a directory, made and removed in one step each, and the lock that tells whether its agent was started and lives.
 //!
 //! **The lock.** A launcher makes a file under a name of its own, locks it, and only then gives it the name `agent.lock`, which fails
-//! when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner hands its open
-//! file to the agent as standard input and forgets it. A file lock belongs to the open file, so the kernel releases it when the last
-//! of launcher and agent is gone, whatever kills them. Hence, under SIGKILL at any instant of the launcher:
+//! when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner makes
+//! `agent.log` as the last thing before the agent starts, hands its open lock to the agent as standard input and forgets it. A file
+//! lock belongs to the open file, so the kernel releases it when the last of launcher and agent is gone, whatever kills them. Hence,
+//! under SIGKILL at any instant of the launcher:
 //!
 //! | killed | is found later as |
 //! |---|---|
-//! | before `agent.lock` exists | never started: the next launch starts it |
-//! | after that, before the agent runs | free lock, so dead: the next *attempt* starts. One attempt lost, never two agents |
+//! | before `agent.log` exists | no lock, or a free one without a log, so never started: the next launch takes the lock over |
+//! | after that, before the agent runs: microseconds | free lock, so dead: the next *attempt* starts. One attempt lost, never two agents |
 //! | once the agent runs | held lock: started |
 
 use std::{
@@ -123,14 +124,24 @@ impl Machine {
         }
     }
 
-    /// Takes the right to start the agent, for ever: `None` when it was taken before.
+    /// Takes the right to start the agent: `None` when somebody has it, or an agent was started before.
     pub fn claim(&self) -> io::Result<Option<File>> {
         let own = tempfile::Builder::new().prefix(".claim.").tempfile_in(&self.directory)?;
         own.as_file().lock()?;
         match own.persist_noclobber(self.lock()) {
             Ok(file) => sync(&self.directory).map(|()| Some(file)),
-            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => self.take_over(),
             Err(error) => Err(error.error),
+        }
+    }
+
+    /// The lock of a launcher that was killed before it started the agent.
+    fn take_over(&self) -> io::Result<Option<File>> {
+        let lock = File::open(self.lock())?;
+        match lock.try_lock() {
+            Ok(()) => Ok((!self.log_file().try_exists()?).then_some(lock)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(error),
         }
     }
 
@@ -138,7 +149,7 @@ impl Machine {
     pub fn agent(&self) -> io::Result<Option<Agent>> {
         match File::open(self.lock()) {
             Ok(lock) => match lock.try_lock_shared() {
-                Ok(()) => Ok(Some(Agent::Ended)),
+                Ok(()) => Ok(Some(if self.log_file().try_exists()? { Agent::Ended } else { Agent::NotStarted })),
                 Err(fs::TryLockError::WouldBlock) => Ok(Some(Agent::Running)),
                 Err(fs::TryLockError::Error(error)) => Err(error),
             },
@@ -155,16 +166,16 @@ impl Machine {
         }
     }
 
-    /// Claiming the lock means that no launcher can start an agent afterwards; one that has claimed it before and is about to start
-    /// its agent still holds it, so both the processes and the lock are waited for.
+    /// A lock that was claimed and a log mean that no launcher can start an agent afterwards; one that has claimed it before and is
+    /// about to start its agent still holds it, so both the processes and the lock are waited for.
     fn kill_all(&self) -> io::Result<()> {
-        if self.agent()? == Some(Agent::NotStarted) {
-            self.claim()?;
-        }
         let (mark, deadline) = (self.mark()?, Instant::now() + KILL_LIMIT);
         loop {
+            if self.agent()? == Some(Agent::NotStarted) && self.claim()?.is_some() {
+                self.log()?;
+            }
             process::kill(&mark, deadline)?;
-            if self.agent()? != Some(Agent::Running) {
+            if matches!(self.agent()?, None | Some(Agent::Ended)) {
                 return Ok(());
             }
             if Instant::now() > deadline {
@@ -178,14 +189,18 @@ impl Machine {
         write_json(&self.order(), order)
     }
 
-    /// Where the agent's own words go, appended.
+    fn log_file(&self) -> PathBuf {
+        self.directory.join("agent.log")
+    }
+
+    /// Where the agent's own words go, appended. From now on the agent counts as started.
     pub fn log(&self) -> io::Result<File> {
-        fs::OpenOptions::new().create(true).append(true).open(self.directory.join("agent.log"))
+        fs::OpenOptions::new().create(true).append(true).open(self.log_file())
     }
 
     /// Why the machine is dead, as far as its agent could say.
     pub fn last_words(&self) -> String {
-        let tail = tail(&self.directory.join("agent.log")).unwrap_or_default();
+        let tail = tail(&self.log_file()).unwrap_or_default();
         match last_statement(&tail) {
             Some(line) => format!("the agent's process is gone; its last line: {line}"),
             None => "the agent's process is gone".to_owned(),

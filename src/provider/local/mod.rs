@@ -8,8 +8,8 @@
 //! |---|---|
 //! | `machine.json` | which attempt, since when, until when |
 //! | `order.json` | what the agent was told |
-//! | `agent.lock` | exists: an agent was started; held: it is alive (see [`machine`]) |
-//! | `agent.log` | what the agent itself said |
+//! | `agent.lock` | held: the agent is alive, or about to be started (see [`machine`]) |
+//! | `agent.log` | what the agent itself said; exists: it was started |
 //!
 //! The job's working directory, `work/<job>/` below the state directory, outlives attempts: the next one ships what the last could not.
 
@@ -102,11 +102,11 @@ impl Local {
     /// Starts the agent detached. Its standard input is the lock: empty to read, and held for as long as the agent lives.
     fn spawn(&self, machine: &Machine, mut command: Command, lock: fs::File) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
-        let log = machine.log()?;
-        command.stdin(lock).stdout(log.try_clone()?).stderr(log);
-        command.env(process::MARK, machine.mark()?);
+        command.stdin(lock).env(process::MARK, machine.mark()?);
         // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
         unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+        let log = machine.log()?;
+        command.stdout(log.try_clone()?).stderr(log);
         // Dropping the handle leaves the agent running; the runtime reaps it if it ends while ftctl is still here.
         command.spawn().map(drop)
     }

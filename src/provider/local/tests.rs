@@ -194,6 +194,32 @@ async fn death_comes_with_the_agents_last_line() {
 }
 
 #[tokio::test]
+async fn a_launcher_killed_before_its_agent_started_costs_no_attempt() {
+    let machines = Machines::new();
+    let (local, attempt) = (machines.local(), attempt("claimed"));
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
+    drop(local.machine(&attempt).claim().expect("claim").expect("the first to claim"));
+    until(|| local.machine(&attempt).agent().expect("agent") == Some(Agent::NotStarted)).await;
+    assert_eq!(local.observe(&attempt).await, Ok(Sighting::Alive { agent: false }));
+    local.launch(&order(&attempt)).await.expect("launch");
+    until(|| machines.starts(&attempt) == 1).await;
+    local.destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
+async fn what_was_powered_off_before_its_agent_started_stays_off() {
+    let machines = Machines::new();
+    let (local, attempt) = (machines.local(), attempt("off"));
+    local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
+    drop(local.machine(&attempt).claim().expect("claim").expect("the first to claim"));
+    power_off(&local.machine(&attempt)).await.expect("power off");
+    local.launch(&order(&attempt)).await.expect("launch");
+    assert!(matches!(local.observe(&attempt).await, Ok(Sighting::Dead { .. })));
+    assert_eq!(machines.starts(&attempt), 0);
+    local.destroy(&attempt.job).await.expect("destroy");
+}
+
+#[tokio::test]
 async fn an_agent_that_cannot_start_is_an_error_and_the_attempt_is_over() {
     let machines = Machines::new();
     let local = Local::new(Settings { executable: "no/such/program".into(), ..machines.settings() });

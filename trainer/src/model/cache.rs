@@ -11,6 +11,9 @@ use crate::parallel;
 use crate::simd::{dot, exp, largest, sum_of};
 use crate::vectorise::vectorised;
 
+/// New tokens whose attention is computed one by one.
+const FEW: i64 = 16;
+
 /// Keys and values of every position so far.
 pub struct KvCache {
     /// Per layer, `[batch, heads, capacity, D / heads]` each.
@@ -31,6 +34,13 @@ struct Window {
     length: i64,
 }
 
+impl KvCache {
+    /// Drops the newest `count` positions.
+    pub fn forget(&mut self, count: usize) {
+        self.length -= count as i64;
+    }
+}
+
 impl Gpt2 {
     /// An empty cache for `batch` sequences of at most `capacity` tokens, prompt, padding and continuation together.
     pub fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache, ModelError> {
@@ -48,14 +58,25 @@ impl Gpt2 {
     /// `left_padding[b]` is the number of padding tokens row `b` of the first call began with; they are never attended to, and
     /// positions are counted after them, as transformers does.
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut KvCache, left_padding: &[usize]) -> Result<Tensor, ModelError> {
+        Ok(self.last_logits(tokens, 1, cache, left_padding)?.squeeze_dim(1))
+    }
+
+    /// As [`Gpt2::next_logits`], after each of the `last` tokens: `[batch, last, vocabulary]`.
+    pub fn last_logits(
+        &self,
+        tokens: &Tensor,
+        last: usize,
+        cache: &mut KvCache,
+        left_padding: &[usize],
+    ) -> Result<Tensor, ModelError> {
         let asked = cache.length + tokens.size()[1];
         if asked > cache.capacity {
             return Err(ModelError::Context { asked: asked as usize, context: cache.capacity as usize });
         }
-        Ok(self.run(|| self.extend(tokens, cache, left_padding)))
+        Ok(self.run(|| self.extend(tokens, last as i64, cache, left_padding)))
     }
 
-    fn extend(&self, tokens: &Tensor, cache: &mut KvCache, left_padding: &[usize]) -> Tensor {
+    fn extend(&self, tokens: &Tensor, last: i64, cache: &mut KvCache, left_padding: &[usize]) -> Tensor {
         let tokens = tokens.to_device(self.device());
         let [batch, new] = [tokens.size()[0], tokens.size()[1]];
         let window = Window::new(cache.length, new, left_padding, &tokens);
@@ -69,9 +90,9 @@ impl Gpt2 {
             block.release();
         }
         cache.length = window.length;
-        let last = x.view([batch, new, -1]).select(1, new - 1); // [batch, D]
-        let (hidden, _) = norm::forward(&last.contiguous(), &weights.final_norm(), layout.epsilon, layout.kind);
-        linear::product_transposed(&hidden, &weights.token_embedding())
+        let x = x.view([batch, new, -1]).narrow(1, new - last, last).reshape([batch * last, -1]);
+        let (hidden, _) = norm::forward(&x, &weights.final_norm(), layout.epsilon, layout.kind);
+        linear::product_transposed(&hidden, &weights.token_embedding()).view([batch, last, -1])
     }
 }
 
@@ -104,7 +125,7 @@ fn block_with_cache(
     let [q, k, v] = split_heads(&linear::forward(&normal, &weights.c_attn), layout); // [batch, H, new, D / H]
     kept.0.narrow(2, window.first, layout.length).copy_(&k);
     kept.1.narrow(2, window.first, layout.length).copy_(&v);
-    let heads = if layout.length == 1 && is_plain(&kept.0) { newest(&q, kept, window) } else { all_new(&q, kept, window) };
+    let heads = if layout.length <= FEW && is_plain(&kept.0) { few_new(&q, kept, window) } else { all_new(&q, kept, window) };
     let middle = linear::forward_onto(x, &join_heads(&heads), &weights.attn_proj);
     let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
     let activated = gelu::forward(&linear::forward(&normal, &weights.c_fc), layout.gelu);
@@ -117,17 +138,23 @@ fn all_new(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Te
     Tensor::scaled_dot_product_attention(q, &keys, &values, Some(&window.mask), 0.0, false, None, false)
 }
 
-/// The same for one new token, `[batch, H, 1, D / H]`: each key and each value is read once, in place.
-fn newest(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Tensor {
-    let [heads, capacity, channels] = [1, 2, 3].map(|dimension| keys.size()[dimension] as usize);
+/// The same for few new tokens: each key and each value is read in place, and a token's result does not depend on how many others are
+/// new with it.
+fn few_new(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Tensor {
+    let [heads, new] = [1, 2].map(|dimension| q.size()[dimension] as usize);
+    let [capacity, channels] = [2, 3].map(|dimension| keys.size()[dimension] as usize);
     let q = q.contiguous();
     let mut output = q.empty_like();
     let kept = floats(keys).chunks(capacity * channels).zip(floats(values).chunks(capacity * channels));
-    let (padding, length) = (&window.padding, window.length as usize);
-    let work = floats(&q).chunks(channels).zip(kept).zip(floats_mut(&mut output).chunks_mut(channels)).enumerate();
-    parallel::run(work.collect(), |(number, ((query, (keys, values)), output))| {
-        let seen = padding[number / heads] as usize * channels..length * channels;
-        attend(query, &keys[seen.clone()], &values[seen], output);
+    let work = floats(&q).chunks(new * channels).zip(kept).zip(floats_mut(&mut output).chunks_mut(new * channels)).enumerate();
+    let (padding, first) = (&window.padding, window.first as usize);
+    parallel::run(work.collect(), |(number, ((queries, (keys, values)), output))| {
+        let padding = padding[number / heads] as usize;
+        for (slot, (query, output)) in (first..).zip(queries.chunks(channels).zip(output.chunks_mut(channels))) {
+            // A padding token sees itself, as in the mask.
+            let seen = padding.min(slot) * channels..(slot + 1) * channels;
+            attend(query, &keys[seen.clone()], &values[seen], output);
+        }
     });
     output
 }

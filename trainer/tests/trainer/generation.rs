@@ -44,6 +44,17 @@ fn a_batch_continues_as_each_prompt_alone() {
     }
 }
 
+/// Alone, a prompt's continuation is guessed ahead; drawn tokens seldom are what was guessed.
+#[test]
+fn guessing_changes_no_drawn_token() {
+    let (model, prompts) = (model(), prompts());
+    let sampling = Sampling { temperature: 0.7, top_k: 5, top_p: 1.0 };
+    for prompt in &prompts {
+        let together = continued(&model, &[prompt.clone(), prompts[0].clone()], sampling);
+        assert_eq!(continued(&model, std::slice::from_ref(prompt), sampling)[0], together[0]);
+    }
+}
+
 #[test]
 fn the_cache_changes_nothing() {
     let model = model();
