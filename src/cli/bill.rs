@@ -195,6 +195,9 @@ impl Show for Settled {
         let still = if receipt.may_still_bill { "; a machine may still exist and cost more" } else { "" };
         let wasted = if receipt.wasted > Money::ZERO { format!(", {} of it for nothing", receipt.wasted) } else { String::new() };
         table.pair("cost", format!("{} on {}{wasted}{still}", receipt.cost, receipt.backend));
+        if let Some(lasting) = receipt.lasting_cost {
+            table.pair("on demand", format!("{lasting} for as much time of machines that nobody takes away"));
+        }
         let sample = results.sample.as_ref().map(|text| format!("\n\nThe model wrote:\n{}", indent(text))).unwrap_or_default();
         table.render() + &sample
     }

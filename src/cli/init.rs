@@ -76,7 +76,7 @@ const TEMPLATES: &[Template] = &[
     },
     Template {
         name: "gpt2-xl-v100",
-        about: "the published GPT-2 XL (1.5B) fine-tuned on your text in fp16, with the optimizer's memory in files",
+        about: "the published GPT-2 XL (1.5B) fine-tuned on your text in fp16, on a spot V100 of Compute Engine",
         text: include_str!("../../templates/jobs/gpt2-xl-v100.toml"),
     },
 ];

@@ -16,6 +16,8 @@ use super::{App, JobFile};
 use crate::{
     exit::{Exit, Failure},
     job::{
+        finding::{Finding, Health},
+        gce::GcePlan,
         plan::{DataPlan, Plan},
         units::Money,
     },
@@ -35,55 +37,100 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let plan = app.block_on(async {
-            let (world, plan) = self.file.priced(app).await?;
-            if let Err(error) = world.provider.answers().await {
-                world.report.warn(&format!("{}; so whether it has room, GPUs or the image is not known", error.message));
-            }
-            Ok(plan)
-        })?;
+        let planned = app.block_on(self.planned(app))?;
         if let Some(path) = self.out.as_ref().filter(|_| !app.dry_run) {
             let cannot = |error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display()));
-            fs::write(path, format!("{:#}\n", json!(plan))).map_err(cannot)?;
+            fs::write(path, format!("{:#}\n", json!(planned.plan))).map_err(cannot)?;
         }
-        app.output.show(&plan)
+        let verdict = planned.verdict();
+        app.output.conclude(&planned, verdict)
+    }
+
+    /// Prices and limits are known to everybody; whether there is room, to who is signed in.
+    async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
+        let plan = self.file.plan(app)?;
+        let world = app.world_to_look(&plan)?;
+        let price = world.provider.price_per_hour(&plan).await?;
+        let plan = plan.priced(price)?;
+        let room = match world.provider.answers().await {
+            Ok(()) => world.provider.room(&plan).await,
+            Err(error) => {
+                world.report.warn(&format!("{}; so whether it has room, GPUs or the image is not known", error.message));
+                Vec::new()
+            }
+        };
+        Ok(Planned { plan, room })
     }
 }
 
-impl Show for Plan {
+/// A plan, and whether its backend has room for it, where that was asked.
+pub struct Planned {
+    plan: Plan,
+    room: Vec<Finding>,
+}
+
+impl From<Plan> for Planned {
+    fn from(plan: Plan) -> Self {
+        Self { plan, room: Vec::new() }
+    }
+}
+
+impl Planned {
+    fn verdict(&self) -> Result<(), Failure> {
+        let bad: Vec<&Finding> = self.room.iter().filter(|finding| finding.health == Health::Bad).collect();
+        let Some(first) = bad.first() else { return Ok(()) };
+        let messages: Vec<&str> = bad.iter().map(|finding| finding.message.as_str()).collect();
+        let failure = Failure::new(Exit::Capacity, format!("there is no room for this machine: {}", messages.join("; ")));
+        Err(Failure { fix: first.fix.clone(), ..failure })
+    }
+}
+
+impl Show for Planned {
     fn schema(&self) -> &'static str {
         crate::job::plan::PLAN_SCHEMA
     }
 
     fn json(&self) -> Value {
-        json!(self)
+        let mut value = json!(self.plan);
+        if !self.room.is_empty() {
+            value["room"] = json!(self.room);
+        }
+        value
     }
 
     fn text(&self) -> String {
+        let Self { plan, room } = self;
         let mut table = Table::default();
-        table.pair("job", &self.name);
-        table.pair("backend", &self.backend);
-        if let Some(image) = &self.docker.image {
+        table.pair("job", &plan.name);
+        table.pair("backend", &plan.backend);
+        if plan.backend == "gce" {
+            table.pair("machine", machine(&plan.gce));
+            table.pair("zones", plan.gce.zones.join(", "));
+        }
+        if let Some(image) = plan.image() {
             table.pair("image", image);
         }
-        table.pair("store", &self.store);
-        table.pair("data", data(&self.data));
-        if let Some(weights) = &self.initial_weights {
+        table.pair("store", &plan.store);
+        table.pair("data", data(&plan.data));
+        if let Some(weights) = &plan.initial_weights {
             table.pair("starts from", weights);
         }
-        table.pair("training", training(self));
-        if let Some(memory) = memory(self) {
+        table.pair("training", training(plan));
+        if let Some(memory) = memory(plan) {
             table.pair("memory", memory);
         }
-        table.pair("attempts", format!("at most {}", self.retry.attempts));
-        table.pair("time to live", self.ttl.to_string());
-        table.pair("price", format!("{} an hour", self.price_per_hour));
-        table.pair("worst case", worst_case(self));
+        table.pair("attempts", format!("at most {}", plan.retry.attempts));
+        table.pair("time to live", plan.ttl.to_string());
+        table.pair("price", price(plan));
+        table.pair("worst case", worst_case(plan));
+        for finding in room {
+            table.pair(finding.what, &finding.message);
+        }
         table.render()
     }
 
     fn names(&self) -> Vec<String> {
-        vec![self.name.clone()]
+        vec![self.plan.name.clone()]
     }
 }
 
@@ -119,6 +166,26 @@ fn memory(plan: &Plan) -> Option<String> {
     let needed = TrainingMemory::estimate(&shape, &plan.train).total() >> 20;
     let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
     Some(format!("about {needed} MiB{more}"))
+}
+
+fn machine(gce: &GcePlan) -> String {
+    let kind = match (gce.spot, gce.legacy_preemptible) {
+        (_, true) => "preemptible",
+        (true, _) => "spot",
+        _ => "on demand",
+    };
+    let GcePlan { accelerators, accelerator, cpus, memory_gb, disk_gb, .. } = gce;
+    format!(
+        "{}, {kind}: {accelerators} {accelerator}, {cpus} vCPUs, {memory_gb} GB of memory, {disk_gb} GB of disk",
+        gce.machine_type()
+    )
+}
+
+fn price(plan: &Plan) -> String {
+    let lasting = plan.lasting_price().map(|price| format!("; {price} if it could not be taken away")).unwrap_or_default();
+    let card = plan.gce.card().filter(|_| plan.backend == "gce");
+    let date = card.map(|card| format!(", by the list of {} for us-central1", card.date)).unwrap_or_default();
+    format!("{} an hour{lasting}{date}", plan.price_per_hour)
 }
 
 fn worst_case(plan: &Plan) -> String {

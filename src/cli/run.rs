@@ -3,7 +3,7 @@
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{App, JobFile, bill::Settled, follow};
+use super::{App, JobFile, bill::Settled, follow, plan::Planned};
 use crate::{
     exit::Failure,
     job::units::Span,
@@ -33,7 +33,7 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let (world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&plan);
+            return app.output.show(&Planned::from(plan));
         }
         let (record, settled) = app.block_on(async {
             let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;

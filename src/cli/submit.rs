@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, JobFile, follow};
+use super::{App, JobFile, follow, plan::Planned};
 use crate::{
     exit::{Exit, Failure},
     job::{record::Record, units::Span},
@@ -50,7 +50,7 @@ impl Arguments {
         }
         let (world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&plan);
+            return app.output.show(&Planned::from(plan));
         }
         let record = app.block_on(async {
             let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;

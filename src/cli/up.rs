@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{App, JobFile, follow, submit::Submitted};
+use super::{App, JobFile, follow, plan::Planned, submit::Submitted};
 use crate::{
     exit::Failure,
     lifecycle::{
@@ -25,7 +25,7 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let (world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&plan);
+            return app.output.show(&Planned::from(plan));
         }
         let submitted = app.block_on(async {
             let id = plan::open(&world, plan, None, false).await?.record.id;

@@ -14,7 +14,7 @@ use crate::{
     },
     lifecycle::{World, journal, plan},
     provider::registry::{self, Connected, Environment},
-    store::{self, Store, lease::Holder},
+    store::{self, Store, lease::Holder, memory::MemoryStore},
 };
 
 /// An agent may need the store for so long after the job's last moment.
@@ -44,6 +44,18 @@ impl App<'_> {
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
         let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
         self.connect(&plan.backend, store, plan.ttl)
+    }
+
+    /// As [`App::world_of_plan`], for who only looks: a store that nobody here is signed in to is told, and left alone.
+    pub fn world_to_look(&self, plan: &Plan) -> Result<World, Failure> {
+        self.world_of_plan(plan).or_else(|failure| {
+            if failure.exit != Exit::Denied {
+                return Err(failure);
+            }
+            let world = self.connect(&plan.backend, Arc::new(MemoryStore::new()), plan.ttl)?;
+            world.report.warn(&failure.message);
+            Ok(world)
+        })
     }
 
     /// The job that the user means by an id or a name, as it stands, and its world.

@@ -14,12 +14,22 @@ const HOURS_PER_MONTH: f64 = 730.0;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
-    /// When the prices were read.
-    pub date: String,
+    /// By the name of its variant, the oldest compute capability that a build of libtorch has kernels for.
+    pub libtorch: BTreeMap<String, f64>,
+    pub drivers: Drivers,
     n1: N1,
-    disk: Disk,
+    /// By the name that the API has for the type.
+    disks: BTreeMap<String, Disk>,
     /// By the name that a job file uses.
     pub accelerators: BTreeMap<String, Accelerator>,
+}
+
+/// Branches of NVIDIA's driver after this one do not know GPUs below this compute capability.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Drivers {
+    pub branch: u32,
+    pub compute_capability: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -33,6 +43,8 @@ struct N1 {
 #[serde(deny_unknown_fields)]
 struct Disk {
     gigabyte_month: f64,
+    /// The regional metric that its gigabytes count against.
+    quota: String,
 }
 
 /// USD per hour.
@@ -43,6 +55,7 @@ struct Price {
     spot: f64,
 }
 
+/// Either added to a custom N1 machine, with `price` and `limits`, or a part of its `machines`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Accelerator {
@@ -51,13 +64,39 @@ pub struct Accelerator {
     pub kind: String,
     /// The regional metric; that of preemptible machines has `PREEMPTIBLE_` before it.
     pub quota: String,
+    /// The regional metric of its machines' vCPUs, where the service has one.
+    #[serde(default)]
+    pub cpu_quota: Option<String>,
     /// What the libraries on the machine must have kernels for.
-    pub compute_capability: String,
-    price: Price,
+    pub compute_capability: f64,
+    /// When its prices were read.
+    pub date: String,
+    price: Option<Price>,
     /// How many cards allow how many vCPUs and GB of memory at most.
+    #[serde(default)]
     pub limits: BTreeMap<String, (u32, u32)>,
+    /// By the name that the API has for the machine type.
+    #[serde(default)]
+    pub machines: BTreeMap<String, MachineType>,
+    /// The kind of network card that its machines need; absent: whatever the service gives.
+    #[serde(default)]
+    pub network_card: Option<String>,
     /// Where it is, in the order of preference.
     pub zones: Vec<String>,
+}
+
+/// A machine that comes with its accelerators.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineType {
+    pub accelerators: u32,
+    pub cpus: u32,
+    pub memory_gb: u32,
+    /// Of all of it, its local disks included.
+    price: Price,
+    /// Not to be had for as long as one likes.
+    #[serde(default)]
+    pub spot_only: bool,
 }
 
 /// What is charged for.
@@ -66,22 +105,81 @@ pub struct Machine<'a> {
     pub cpus: u32,
     pub memory_mib: u64,
     pub accelerator: Option<(&'a Accelerator, u32)>,
+    /// Where the accelerators are a part of it.
+    pub fixed: Option<&'a MachineType>,
     pub disk_gb: u32,
     pub spot: bool,
 }
 
-impl Catalogue {
-    pub fn accelerator_of_type(&self, kind: &str) -> Option<&Accelerator> {
-        self.accelerators.values().find(|accelerator| accelerator.kind == kind)
+impl Accelerator {
+    /// The cheapest machine with so many of it and at least so many vCPUs and GB of memory, and its name.
+    pub fn machine(&self, accelerators: u32, cpus: u32, memory_gb: u32) -> Option<(&str, &MachineType)> {
+        let enough = self
+            .machines
+            .iter()
+            .filter(|(_, machine)| machine.accelerators == accelerators && machine.cpus >= cpus && machine.memory_gb >= memory_gb);
+        enough
+            .min_by(|(_, one), (_, other)| one.price.standard.total_cmp(&other.price.standard))
+            .map(|(name, machine)| (name.as_str(), machine))
+    }
+}
+
+impl Machine<'static> {
+    /// As the API describes one: by the name of its machine type, the type and the number of cards that were added to it, and its boot
+    /// disk. One of a type that is not in the table has no vCPUs.
+    pub fn described(kind: &str, cards: Option<(&str, u32)>, disk_gb: u32, spot: bool) -> Self {
+        let everything = || gce().accelerators.values();
+        let nothing = Self { cpus: 0, memory_mib: 0, accelerator: None, fixed: None, disk_gb, spot };
+        if let Some((accelerator, machine)) = everything().find_map(|one| Some((one, one.machines.get(kind)?))) {
+            let (cpus, memory_mib) = (machine.cpus, u64::from(machine.memory_gb) << 10);
+            return Self {
+                cpus,
+                memory_mib,
+                accelerator: Some((accelerator, machine.accelerators)),
+                fixed: Some(machine),
+                ..nothing
+            };
+        }
+        let size = kind.strip_prefix("custom-").and_then(|size| size.split_once('-'));
+        let (cpus, memory_mib) =
+            size.and_then(|(cpus, memory)| Some((cpus.parse().ok()?, memory.parse().ok()?))).unwrap_or_default();
+        let added = |accelerator: &&Accelerator, name: &str| accelerator.kind == name && accelerator.machines.is_empty();
+        let accelerator = cards.and_then(|(name, count)| Some((everything().find(|one| added(one, name))?, count)));
+        Self { cpus, memory_mib, accelerator, ..nothing }
+    }
+}
+
+impl Machine<'_> {
+    /// The API's name for the type of its boot disk. The machines that come with their accelerators cannot have the other.
+    pub fn disk_type(&self) -> &'static str {
+        if self.fixed.is_some() { "pd-balanced" } else { "pd-standard" }
     }
 
+    /// The regional quotas that it counts against, by metric, and what it takes of each.
+    pub fn quotas(&self) -> Vec<(String, u32)> {
+        let prefix = if self.spot { "PREEMPTIBLE_" } else { "" };
+        let cards = self.accelerator.map(|(accelerator, count)| (format!("{prefix}{}", accelerator.quota), count));
+        let cpu_quota = self.accelerator.map_or(Some("CPUS"), |(accelerator, _)| accelerator.cpu_quota.as_deref());
+        let cpus = cpu_quota.map(|quota| (quota.to_owned(), self.cpus));
+        let disk = gce().disks.get(self.disk_type()).map(|disk| (disk.quota.clone(), self.disk_gb));
+        cards.into_iter().chain(cpus).chain(disk).collect()
+    }
+}
+
+impl Catalogue {
     /// Price of an hour, disk included, rounded up to a millionth of a dollar.
     pub fn price_per_hour(&self, machine: &Machine<'_>) -> Money {
         let of = |price: Price| if machine.spot { price.spot } else { price.standard };
-        let cards = machine.accelerator.map_or(0.0, |(accelerator, count)| of(accelerator.price) * f64::from(count));
-        let memory = machine.memory_mib as f64 / 1_024.0 * of(self.n1.gigabyte);
-        let disk = f64::from(machine.disk_gb) * self.disk.gigabyte_month / HOURS_PER_MONTH;
-        let dollars = f64::from(machine.cpus) * of(self.n1.cpu) + memory + cards + disk;
+        let body = machine.fixed.map_or_else(
+            || {
+                let card = |(accelerator, count): (&Accelerator, u32)| accelerator.price.map_or(0.0, of) * f64::from(count);
+                let memory = machine.memory_mib as f64 / 1_024.0 * of(self.n1.gigabyte);
+                f64::from(machine.cpus) * of(self.n1.cpu) + memory + machine.accelerator.map_or(0.0, card)
+            },
+            |fixed| of(fixed.price),
+        );
+        let gigabyte_month = self.disks.get(machine.disk_type()).map_or(0.0, |disk| disk.gigabyte_month);
+        let dollars = body + f64::from(machine.disk_gb) * gigabyte_month / HOURS_PER_MONTH;
         Money { micros: (dollars * 1e6).ceil() as u64 }
     }
 }
@@ -98,19 +196,56 @@ mod tests {
 
     #[test]
     fn the_table_is_whole() {
+        assert!(gce().disks.contains_key("pd-standard") && gce().disks.contains_key("pd-balanced"));
         for (name, accelerator) in &gce().accelerators {
-            assert!(!accelerator.zones.is_empty() && accelerator.limits.contains_key("1"), "{name}");
-            assert!(accelerator.price.spot < accelerator.price.standard, "{name}");
+            let added = accelerator.limits.contains_key("1") && accelerator.price.is_some();
+            assert!(!accelerator.zones.is_empty() && added == accelerator.machines.is_empty(), "{name}");
+            assert!(accelerator.date.parse::<jiff::civil::Date>().is_ok(), "{name}");
+            let machines = accelerator.machines.values().map(|machine| machine.price);
+            for price in accelerator.price.into_iter().chain(machines) {
+                assert!(price.spot > 0.0 && price.spot < price.standard, "{name}");
+            }
         }
-        assert!(gce().date.parse::<jiff::civil::Date>().is_ok());
     }
 
     #[test]
     fn the_seeds_machine_has_its_price() {
-        let v100 = &gce().accelerators["v100"];
-        let machine = Machine { cpus: 12, memory_mib: 79_872, accelerator: Some((v100, 1)), disk_gb: 200, spot: true };
+        let machine = Machine::described("custom-12-79872", Some(("nvidia-tesla-v100", 1)), 200, true);
         // 12 × 0.00698 + 78 × 0.00094 + 0.74 + 200 × 0.04 / 730
         assert_eq!(gce().price_per_hour(&machine).micros, 908_039);
         assert!(gce().price_per_hour(&Machine { spot: false, ..machine }).micros > 3_000_000);
+        let quotas = [("PREEMPTIBLE_NVIDIA_V100_GPUS", 1), ("CPUS", 12), ("DISKS_TOTAL_GB", 200)];
+        assert_eq!(machine.quotas(), quotas.map(|(metric, amount)| (metric.to_owned(), amount)));
+    }
+
+    #[test]
+    fn a_machine_that_comes_with_its_accelerators_has_one_price() {
+        let machine = Machine::described("a2-highgpu-2g", None, 200, false);
+        assert_eq!((machine.cpus, machine.memory_mib), (24, 170 << 10));
+        // 7.34677 + 200 × 0.1 / 730
+        assert_eq!(gce().price_per_hour(&machine).micros, 7_374_168);
+        let quotas = [("NVIDIA_A100_GPUS", 2), ("A2_CPUS", 24), ("SSD_TOTAL_GB", 200)];
+        assert_eq!(machine.quotas(), quotas.map(|(metric, amount)| (metric.to_owned(), amount)));
+        assert_eq!(Machine::described("e2-micro", None, 10, false).cpus, 0);
+    }
+
+    #[test]
+    fn the_cheapest_machine_that_has_enough_is_found() {
+        let machine = |name: &str, count, cpus, memory| gce().accelerators[name].machine(count, cpus, memory).map(|(name, _)| name);
+        for (wanted, found) in [
+            (("l4", 1, 0, 0), Some("g2-standard-4")),
+            (("l4", 1, 13, 0), Some("g2-standard-16")),
+            (("l4", 1, 0, 100), Some("g2-standard-32")),
+            (("l4", 2, 0, 0), Some("g2-standard-24")),
+            (("a100", 8, 96, 680), Some("a2-highgpu-8g")),
+            (("a100-80gb", 1, 0, 0), Some("a2-ultragpu-1g")),
+            (("h100", 4, 0, 0), Some("a3-highgpu-4g")),
+            (("h100", 3, 0, 0), None),
+            (("a100", 1, 13, 0), None),
+            (("v100", 1, 0, 0), None),
+        ] {
+            let (name, count, cpus, memory) = wanted;
+            assert_eq!(machine(name, count, cpus, memory), found, "{wanted:?}");
+        }
     }
 }

@@ -13,16 +13,18 @@ use super::{
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GceSpec {
-    /// `v100`, `t4` or `p100`; absent: `v100`.
+    /// `v100`, `t4` or `p100`, added to a custom machine; `a100`, `a100-80gb`, `l4` or `h100`, which machine types come with; absent: `v100`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<String>,
     /// How many of them; absent: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerators: Option<u32>,
-    /// vCPUs: 1 or an even number; absent: 12.
+    /// vCPUs of a custom machine: 1 or an even number; absent: 12. Of a machine type that comes with its accelerators: so many at least; the
+    /// cheapest that has enough is taken.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Memory in GB of 1,024 MiB, 0.9 to 6.5 for each vCPU; absent: 6.5 for each vCPU.
+    /// Memory of a custom machine in GB of 1,024 MiB, 0.9 to 6.5 for each vCPU; absent: 6.5 for each vCPU. Of other machine types: so much
+    /// at least.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_gb: Option<u32>,
     /// Boot disk; absent: 200.
@@ -60,6 +62,9 @@ pub struct GceSpec {
 pub struct GcePlan {
     pub accelerator: String,
     pub accelerators: u32,
+    /// Its name where it comes with its accelerators; absent: a custom machine, to which they are added.
+    #[serde(default)]
+    pub machine_type: Option<String>,
     pub cpus: u32,
     pub memory_gb: u32,
     pub disk_gb: u32,
@@ -84,12 +89,17 @@ impl From<GceSpec> for GcePlan {
     fn from(spec: GceSpec) -> Self {
         let or = |text: Option<String>, default: &str| text.unwrap_or_else(|| default.to_owned());
         let accelerator = or(spec.accelerator, "v100");
-        let cpus = spec.cpus.unwrap_or(12);
-        let everywhere = || catalogue::gce().accelerators.get(&accelerator).map(|known| known.zones.clone()).unwrap_or_default();
+        let accelerators = spec.accelerators.unwrap_or(1);
+        let card = catalogue::gce().accelerators.get(&accelerator);
+        let fixed = card.and_then(|card| card.machine(accelerators, spec.cpus.unwrap_or(0), spec.memory_gb.unwrap_or(0)));
+        let cpus = fixed.map_or_else(|| spec.cpus.unwrap_or(12), |(_, machine)| machine.cpus);
+        let memory_gb = spec.memory_gb.unwrap_or_else(|| cpus.saturating_mul(13) / 2);
+        let everywhere = || card.map(|known| known.zones.clone()).unwrap_or_default();
         Self {
-            accelerators: spec.accelerators.unwrap_or(1),
+            accelerators,
+            machine_type: fixed.map(|(name, _)| name.to_owned()),
             cpus,
-            memory_gb: spec.memory_gb.unwrap_or(cpus * 13 / 2),
+            memory_gb: fixed.map_or(memory_gb, |(_, machine)| machine.memory_gb),
             disk_gb: spec.disk_gb.unwrap_or(200),
             zones: if spec.zones.is_empty() { everywhere() } else { spec.zones },
             spot: spec.spot.unwrap_or(true),
@@ -110,16 +120,21 @@ impl GcePlan {
         catalogue::gce().accelerators.get(&self.accelerator)
     }
 
-    pub fn memory_mib(&self) -> u64 {
-        u64::from(self.memory_gb) << 10
+    /// As the API names it.
+    pub fn machine_type(&self) -> String {
+        let custom = || format!("custom-{}-{}", self.cpus, u64::from(self.memory_gb) << 10);
+        self.machine_type.clone().unwrap_or_else(custom)
+    }
+
+    /// What is charged for.
+    pub fn machine(&self) -> Machine<'static> {
+        let cards = self.card().map(|card| (card.kind.as_str(), self.accelerators));
+        Machine::described(&self.machine_type(), cards, self.disk_gb, self.spot || self.legacy_preemptible)
     }
 
     /// List price of an hour.
     pub fn price_per_hour(&self) -> Money {
-        let accelerator = self.card().map(|card| (card, self.accelerators));
-        let spot = self.spot || self.legacy_preemptible;
-        let (cpus, disk_gb) = (self.cpus, self.disk_gb);
-        catalogue::gce().price_per_hour(&Machine { cpus, memory_mib: self.memory_mib(), accelerator, disk_gb, spot })
+        catalogue::gce().price_per_hour(&self.machine())
     }
 }
 
@@ -134,41 +149,14 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
             format!("`{}` is no accelerator of this cloud: {}", plan.accelerator, known.join(", ")),
         )];
     };
-    let (cpus, memory, count, name) = (plan.cpus, plan.memory_gb, plan.accelerators, &plan.accelerator);
-    let numbers: Vec<&str> = card.limits.keys().map(String::as_str).collect();
-    let Some((most_cpus, most_memory)) = card.limits.get(&count.to_string()) else {
-        return vec![rule(
-            "compute.gce.accelerators",
-            false,
-            format!("a machine has {} {name}, not {count}", numbers.join(" or ")),
-        )];
-    };
+    let name = &plan.accelerator;
+    let mut rules = if card.machines.is_empty() { custom(&plan, card) } else { fixed(spec, &plan, card) };
     let pinned = spec.image.as_deref().is_none_or(|image| image.contains("@sha256:"));
     let notice =
         plan.preemption_notice.is_none_or(|notice| plan.spot && !plan.legacy_preemptible && [0, 120].contains(&notice.0.as_secs()));
     let elsewhere = plan.zones.iter().find(|zone| !card.zones.contains(zone));
-    vec![
+    rules.extend([
         rule("compute.gce.image", pinned, "image is given by its digest, name@sha256:..., so that every attempt runs the same"),
-        rule(
-            "compute.gce.cpus",
-            cpus == 1 || (cpus > 0 && cpus.is_multiple_of(2)),
-            format!("a machine has 1 vCPU or an even number, not {cpus}"),
-        ),
-        rule("compute.gce.cpus", cpus <= *most_cpus, format!("{count} {name} allow at most {most_cpus} vCPUs, not {cpus}")),
-        rule(
-            "compute.gce.memory_gb",
-            10 * memory >= 9 * cpus && 10 * memory <= 65 * cpus,
-            format!(
-                "{cpus} vCPUs have between {:.1} and {:.1} GB of memory, not {memory}",
-                0.9 * f64::from(cpus),
-                6.5 * f64::from(cpus)
-            ),
-        ),
-        rule(
-            "compute.gce.memory_gb",
-            memory <= *most_memory,
-            format!("{count} {name} allow at most {most_memory} GB of memory, not {memory}"),
-        ),
         rule(
             "compute.gce.disk_gb",
             (50..=65_536).contains(&plan.disk_gb),
@@ -184,7 +172,57 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
             elsewhere.is_none(),
             format!("there is no {name} in {}: {}", elsewhere.map_or("", String::as_str), card.zones.join(", ")),
         ),
+    ]);
+    rules
+}
+
+/// Of a custom machine, to which accelerators are added.
+fn custom(plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
+    let (cpus, memory, count, name) = (plan.cpus, plan.memory_gb, plan.accelerators, &plan.accelerator);
+    let Some((most_cpus, most_memory)) = card.limits.get(&count.to_string()) else {
+        let numbers: Vec<&str> = card.limits.keys().map(String::as_str).collect();
+        let message = format!("a machine has {} {name}, not {count}", numbers.join(" or "));
+        return vec![rule("compute.gce.accelerators", false, message)];
+    };
+    vec![
+        rule(
+            "compute.gce.cpus",
+            cpus == 1 || (cpus > 0 && cpus.is_multiple_of(2)),
+            format!("a machine has 1 vCPU or an even number, not {cpus}"),
+        ),
+        rule("compute.gce.cpus", cpus <= *most_cpus, format!("{count} {name} allow at most {most_cpus} vCPUs, not {cpus}")),
+        rule(
+            "compute.gce.memory_gb",
+            10 * u64::from(memory) >= 9 * u64::from(cpus) && 10 * u64::from(memory) <= 65 * u64::from(cpus),
+            format!(
+                "{cpus} vCPUs have between {:.1} and {:.1} GB of memory, not {memory}",
+                0.9 * f64::from(cpus),
+                6.5 * f64::from(cpus)
+            ),
+        ),
+        rule(
+            "compute.gce.memory_gb",
+            memory <= *most_memory,
+            format!("{count} {name} allow at most {most_memory} GB of memory, not {memory}"),
+        ),
     ]
+}
+
+/// Of a machine that comes with its accelerators.
+fn fixed(spec: &GceSpec, plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
+    let name = &plan.accelerator;
+    let Some((kind, machine)) = plan.machine_type.as_ref().and_then(|kind| Some((kind, card.machines.get(kind)?))) else {
+        let has = |(name, machine): (&String, &catalogue::MachineType)| {
+            format!("{name} ({} × {}, {} vCPUs, {} GB)", machine.accelerators, plan.accelerator, machine.cpus, machine.memory_gb)
+        };
+        let known: Vec<String> = card.machines.iter().map(has).collect();
+        let least = |wanted: Option<u32>, what: &str| wanted.map(|number| format!(", {number} {what}")).unwrap_or_default();
+        let (cpus, memory) = (least(spec.cpus, "vCPUs"), least(spec.memory_gb, "GB of memory"));
+        let message = format!("no machine has {} {name}{cpus}{memory}: there are {}", plan.accelerators, known.join(", "));
+        return vec![rule("compute.gce.accelerators", false, message)];
+    };
+    let lasting = format!("{kind} is to be had as a spot machine only; set spot = true, or take 8 of them");
+    vec![rule("compute.gce.spot", plan.spot || !machine.spot_only, lasting)]
 }
 
 #[cfg(test)]
@@ -194,10 +232,31 @@ mod tests {
     #[test]
     fn the_default_is_the_seeds_machine() {
         let plan = GcePlan::default();
-        assert_eq!((plan.cpus, plan.memory_mib(), plan.disk_gb, plan.accelerators), (12, 79_872, 200, 1));
+        assert_eq!((plan.machine_type().as_str(), plan.disk_gb, plan.accelerators), ("custom-12-79872", 200, 1));
         assert_eq!((plan.zones[0].as_str(), plan.spot), ("us-central1-a", true));
         assert_eq!(plan.price_per_hour().micros, 908_039);
         assert!(rules(&GceSpec::default()).iter().all(|rule| rule.holds));
+    }
+
+    #[test]
+    fn machines_that_come_with_their_accelerators_are_chosen_by_what_they_have() {
+        let of = |accelerator: &str, accelerators, cpus| {
+            let spec = GceSpec { accelerator: Some(accelerator.into()), accelerators, cpus, ..GceSpec::default() };
+            assert!(rules(&spec).iter().all(|rule| rule.holds), "{spec:?}");
+            GcePlan::from(spec)
+        };
+        let plan = of("a100", Some(4), None);
+        assert_eq!((plan.machine_type().as_str(), plan.cpus, plan.memory_gb), ("a2-highgpu-4g", 48, 340));
+        // 7.71208 + 200 × 0.1 / 730
+        assert_eq!(plan.price_per_hour().micros, 7_739_478);
+        assert_eq!(of("l4", None, Some(9)).machine_type(), "g2-standard-12");
+        assert_eq!(of("h100", None, None).machine_type(), "a3-highgpu-1g");
+        let older = serde_json::json!(GcePlan::default()).as_object().cloned().map(|mut plan| {
+            plan.remove("machine_type");
+            plan
+        });
+        let older: GcePlan = serde_json::from_value(older.into()).expect("a plan of before");
+        assert_eq!(older, GcePlan::default());
     }
 
     #[test]
@@ -206,8 +265,12 @@ mod tests {
             rules(&spec).into_iter().filter(|rule| !rule.holds).map(|rule| rule.message).collect()
         };
         let (base, minute) = (GceSpec::default, Span(std::time::Duration::from_secs(60)));
+        let of = |accelerator: &str| GceSpec { accelerator: Some(accelerator.into()), ..base() };
         for (spec, part) in [
-            (GceSpec { accelerator: Some("v99".into()), ..base() }, "no accelerator of this cloud: p100, t4, v100"),
+            (
+                GceSpec { accelerator: Some("v99".into()), ..base() },
+                "no accelerator of this cloud: a100, a100-80gb, h100, l4, p100, t4, v100",
+            ),
             (GceSpec { accelerators: Some(3), ..base() }, "1 or 2 or 4 or 8 v100, not 3"),
             (GceSpec { cpus: Some(14), ..base() }, "at most 12 vCPUs, not 14"),
             (GceSpec { cpus: Some(7), memory_gb: Some(40), ..base() }, "an even number, not 7"),
@@ -220,6 +283,13 @@ mod tests {
                 "only of machines that are `spot`",
             ),
             (GceSpec { zones: vec!["us-east1-b".into()], ..base() }, "there is no v100 in us-east1-b"),
+            (
+                GceSpec { accelerators: Some(3), ..of("a100") },
+                "no machine has 3 a100: there are a2-highgpu-1g (1 × a100, 12 vCPUs, 85 GB), ",
+            ),
+            (GceSpec { cpus: Some(13), ..of("a100") }, "no machine has 1 a100, 13 vCPUs: "),
+            (GceSpec { spot: Some(false), ..of("h100") }, "a3-highgpu-1g is to be had as a spot machine only"),
+            (GceSpec { zones: vec!["us-west1-a".into()], ..of("a100") }, "there is no a100 in us-west1-a"),
         ] {
             assert!(refused(spec.clone()).iter().any(|message| message.contains(part)), "{part}: {:?}", refused(spec));
         }

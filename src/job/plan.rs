@@ -29,7 +29,7 @@ pub struct Plan {
     pub docker: DockerPlan,
     /// Likewise.
     #[serde(default)]
-    pub gce: GcePlan,
+    pub gce: Box<GcePlan>,
     /// How the container image is made, where the backend starts one.
     #[serde(default)]
     pub image: ImageSpec,
@@ -107,7 +107,7 @@ impl Plan {
             name: spec.name.clone(),
             backend: choices.backend,
             docker: spec.compute.docker.clone().into(),
-            gce: spec.compute.gce.clone().into(),
+            gce: Box::new(spec.compute.gce.clone().into()),
             image: choices.image,
             store: choices.store,
             data: data(spec, base)?,
@@ -139,6 +139,13 @@ impl Plan {
     pub fn image(&self) -> Option<&str> {
         let named = if self.backend == "gce" { &self.gce.image } else { &self.docker.image };
         named.as_deref()
+    }
+
+    /// Price of an hour of the same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
+    pub fn lasting_price(&self) -> Option<Money> {
+        let lasting = GcePlan { spot: false, legacy_preemptible: false, ..(*self.gce).clone() };
+        let is_offered = lasting.machine().fixed.is_none_or(|machine| !machine.spot_only);
+        (self.backend == "gce" && lasting != *self.gce && is_offered).then(|| lasting.price_per_hour())
     }
 
     /// How long the programs of a machine have when it is taken away.

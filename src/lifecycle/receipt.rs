@@ -31,6 +31,9 @@ pub struct Receipt {
     pub cost: Money,
     /// Of that, for steps that were done again, and for attempts that made none.
     pub wasted: Money,
+    /// What as much time of the same machines would have cost if nobody could have taken them away; `None` where nobody could.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lasting_cost: Option<Money>,
     /// A machine of it may still exist: the cost is that until now.
     pub may_still_bill: bool,
     /// Steps done more than once because of preemption.
@@ -73,6 +76,10 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         machine_seconds: record.attempts.iter().map(|attempt| seconds(attempt.started, attempt.ended.unwrap_or(now))).sum(),
         cost: status::cost(record, now),
         wasted: wasted(record, now),
+        lasting_cost: record.plan.lasting_price().map(|price| {
+            let of = |attempt: &Attempt| status::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now).micros;
+            Money { micros: record.attempts.iter().map(of).sum() }
+        }),
         may_still_bill: record.attempts.iter().any(|attempt| attempt.ended.is_none()) && status::cost(record, now) > Money::ZERO,
         lost_steps: record.attempts.iter().map(|attempt| attempt.lost_steps).sum(),
     }
@@ -110,5 +117,13 @@ mod tests {
         record.attempt = 4;
         let receipt = receipt(&record, hour(9));
         assert_eq!((receipt.cost.micros, receipt.wasted.micros), (4_000_000, 1_250_000));
+        assert_eq!(receipt.lasting_cost, None, "nobody takes such machines away");
+        record.plan.backend = "gce".to_owned();
+        let lasting = record.plan.lasting_price().expect("a spot machine");
+        // 12 × 0.033174 + 78 × 0.004446 + 2.48 + 200 × 0.04 / 730
+        assert_eq!(lasting.micros, 3_235_835);
+        assert_eq!(super::receipt(&record, hour(9)).lasting_cost, Some(Money { micros: 4 * lasting.micros }));
+        record.plan.gce.spot = false;
+        assert_eq!(super::receipt(&record, hour(9)).lasting_cost, None);
     }
 }

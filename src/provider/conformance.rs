@@ -8,7 +8,6 @@ use ft_trainer::config::{ModelConfig, TrainSettings};
 use super::{Class, Provider, Sighting};
 use crate::job::{
     docker::DockerPlan,
-    gce::GcePlan,
     id::{AttemptId, JobId},
     image::ImageSpec,
     order::{ORDER_SCHEMA, RunOrder, TrainerImage},
@@ -46,7 +45,7 @@ pub fn plan() -> Plan {
         name: "tiny".to_owned(),
         backend: "any".to_owned(),
         docker: DockerPlan::default(),
-        gce: GcePlan::default(),
+        gce: Box::default(),
         image: ImageSpec::default(),
         store: "memory".to_owned(),
         data: DataPlan::Digest("0".repeat(64)),

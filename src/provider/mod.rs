@@ -123,6 +123,11 @@ pub trait Provider: Send + Sync {
         Ok(())
     }
 
+    /// Whether the backend has room for this plan's machine, found out by asking it. Changes nothing, and fails for nothing.
+    async fn room(&self, _plan: &Plan) -> Vec<Finding> {
+        Vec::new()
+    }
+
     /// Price of one hour of this plan's machine. Changes nothing. Fails as [`Class::Invalid`] for a plan that can never run here.
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money>;
 

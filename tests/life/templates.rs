@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use serde_json::{Value, json};
+
 use crate::sandbox::Sandbox;
 
 /// Small enough for a second, with GPT-2's own vocabulary.
@@ -22,9 +24,10 @@ fn every_fine_tuning_template_runs_at_toy_scale() {
         let file = format!("{template}.toml");
         sandbox.ok(&["init", template, "--out", &file]);
         let sizes = ["train.block_size=64", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];
-        let inputs = ["initial_weights=weights", "data.train=[\"a.txt\"]", "data.validation=[\"a.txt\"]"];
+        let inputs = ["initial_weights=weights", "data.train=[\"a.txt\"]", "data.validation=[\"a.txt\"]", "train.device=cpu"];
         let sets = sizes.iter().chain(&inputs).flat_map(|set| ["--set", set]);
-        sandbox.ok(&["run", &file].into_iter().chain(sets).chain(["--quiet"]).collect::<Vec<_>>());
+        let here = ["run", &file, "--backend", "local", "--quiet"];
+        sandbox.ok(&here.into_iter().chain(sets).collect::<Vec<_>>());
         assert_eq!(sandbox.json(&["status", template])["state"], "succeeded");
     }
 }
@@ -52,4 +55,58 @@ fn the_template_of_fairseqs_recipe_runs_at_toy_scale() {
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["learning_rate"].as_f64())
         .collect();
     assert!(rates[..3].is_sorted() && rates[2..].iter().rev().is_sorted(), "up, then down the cosine: {rates:?}");
+}
+
+#[test]
+fn the_machine_of_the_template_for_a_v100_is_the_seeds_and_who_is_not_signed_in_may_plan_it() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(&["init", "gpt2-xl-v100", "--out", "a.toml"]);
+    let plan = |more: &[&str]| {
+        let planned = ["plan", "a.toml", "--store", "azure://account/container", "-o", "json"];
+        let mut command = sandbox.command(&[&planned[..], more].concat());
+        // What anybody here is signed in with, to whatever.
+        for (name, _) in std::env::vars() {
+            if ["GOOGLE_", "CLOUDSDK_", "GCE_", "AZURE_", "IDENTITY_", "MSI_"].iter().any(|prefix| name.starts_with(prefix)) {
+                command.env_remove(name);
+            }
+        }
+        let output = command.env("HOME", sandbox.path("home")).env("PATH", "").output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, told, warned) = plan(&[]);
+    assert_eq!(code, Some(0), "{warned}");
+    for part in ["nobody is signed in to Google Cloud", "no way to sign in to the account account"] {
+        assert!(warned.contains(part), "{part}: {warned}");
+    }
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let recording = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/gce/instances-create-seed.json"));
+    let recording: Value = serde_json::from_str(&recording.unwrap()).unwrap();
+    let calls = recording["calls"].as_array().unwrap();
+    let seed = &calls.iter().find(|call| call["method"] == "POST").unwrap()["body"];
+    let (gce, disk) = (&told["gce"], &seed["disks"][0]["initializeParams"]);
+    let machine = format!("custom-{}-{}", gce["cpus"], gce["memory_gb"].as_u64().unwrap() * 1_024);
+    assert!(seed["machineType"].as_str().unwrap().ends_with(&format!("us-central1-a/machineTypes/{machine}")), "{machine}");
+    assert_eq!((&gce["accelerator"], &gce["accelerators"]), (&json!("v100"), &seed["guestAccelerators"][0]["acceleratorCount"]));
+    assert_eq!(gce["disk_gb"].to_string(), disk["diskSizeGb"].as_str().unwrap());
+    let family =
+        format!("{}/global/images/family/{}", gce["image_project"].as_str().unwrap(), gce["image_family"].as_str().unwrap());
+    assert!(disk["sourceImage"].as_str().unwrap().ends_with(&family), "{family}");
+    assert_eq!(gce["zones"][0], "us-central1-a");
+    assert_eq!(
+        (&told["data"]["text"]["train"], &told["price_per_hour"]),
+        (&json!([sandbox.path("train.txt")]), &json!("0.908039USD"))
+    );
+
+    // What cannot work there, or is not to be had, is refused before anything is asked.
+    for (more, part) in [
+        ("compute.gce.cpus=14", "1 v100 allow at most 12 vCPUs, not 14"),
+        ("compute.gce.memory_gb=79", "12 vCPUs have between 10.8 and 78.0 GB of memory, not 79"),
+        ("compute.gce.memory_gb=10", "12 vCPUs have between 10.8 and 78.0 GB of memory, not 10"),
+        ("limits.ttl=121d", "120 days at most, not 121d"),
+        ("image.variant=cpu", "the build `cpu` of libtorch has no kernels for a v100"),
+        ("compute.gce.image_family=common-nvidia-590", "does not know a v100"),
+    ] {
+        let (code, said, _) = plan(&["--set", more]);
+        assert!(code == Some(2) && said.contains(part), "{more}: {code:?} {said}");
+    }
 }

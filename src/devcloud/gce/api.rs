@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use super::{
     cloud::{Cloud, OperationError, Place},
     filter,
-    instance::{Instance, Phase, accelerator, custom_machine, items, seconds},
+    instance::{Instance, Phase, items, last, machine, seconds},
 };
-use crate::job::catalogue;
+use crate::job::catalogue::{self, Accelerator, Machine};
 
 /// A request, taken apart.
 #[derive(Debug, Clone, Default)]
@@ -134,8 +134,8 @@ fn region_get(cloud: &mut Cloud, _: &Request, (_, region): &Place) -> Answer {
     if zones.is_empty() {
         return Err(not_found(cloud, &format!("regions/{region}")));
     }
-    let metrics = catalogue::gce().accelerators.values().flat_map(|a| [a.quota.clone(), format!("PREEMPTIBLE_{}", a.quota)]);
-    let quotas: Vec<Value> = metrics
+    let quotas: Vec<Value> = Cloud::metrics()
+        .into_iter()
         .map(|metric| {
             let (used, limit) = cloud.usage(&metric, region);
             json!({ "metric": metric, "limit": f64::from(limit), "usage": f64::from(used) })
@@ -150,11 +150,18 @@ fn region_get(cloud: &mut Cloud, _: &Request, (_, region): &Place) -> Answer {
 fn machine_type(cloud: &mut Cloud, _: &Request, (zone, name): &Place) -> Answer {
     known_zone(cloud, zone)?;
     let link = format!("{}/zones/{zone}/machineTypes/{name}", cloud.base());
-    let body = Map::from_iter([("machineType".to_owned(), json!(link))]);
-    let (cpus, memory) = custom_machine(&body).ok_or_else(|| not_found(cloud, &format!("zones/{zone}/machineTypes/{name}")))?;
-    Ok(
-        json!({ "kind": "compute#machineType", "id": "1", "name": name, "guestCpus": cpus, "memoryMb": memory, "zone": zone, "selfLink": link }),
-    )
+    let machine = Machine::described(name, None, 0, false);
+    if machine.cpus == 0 {
+        return Err(not_found(cloud, &format!("zones/{zone}/machineTypes/{name}")));
+    }
+    let mut shown = json!({
+        "kind": "compute#machineType", "id": "1", "name": name, "guestCpus": machine.cpus, "memoryMb": machine.memory_mib, "zone": zone,
+        "selfLink": link,
+    });
+    if let Some((accelerator, count)) = machine.accelerator {
+        shown["accelerators"] = json!([{ "guestAcceleratorType": accelerator.kind, "guestAcceleratorCount": count }]);
+    }
+    Ok(shown)
 }
 
 fn accelerator_types(cloud: &mut Cloud, request: &Request, _: &Place) -> Answer {
@@ -277,14 +284,13 @@ fn insert(cloud: &mut Cloud, request: &Request, (zone, _): &Place) -> Answer {
 }
 
 fn over_quota(cloud: &Cloud, asked: &Instance) -> Option<String> {
-    let (accelerator, count) = asked.accelerator()?;
-    let prefix = if asked.is_spot() { "PREEMPTIBLE_" } else { "" };
-    let (metric, region) = (format!("{prefix}{}", accelerator.quota), region_of(&asked.zone));
-    let over = |(used, limit): (u32, u32)| (used + count > limit).then_some(f64::from(limit));
-    if let Some(limit) = over(cloud.usage("GPUS_ALL_REGIONS", "")) {
-        return Some(format!("Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {limit:.1} globally."));
-    }
-    over(cloud.usage(&metric, region)).map(|limit| format!("Quota '{metric}' exceeded.  Limit: {limit:.1} in region {region}."))
+    cloud.counts(&asked.machine()).into_iter().find_map(|(metric, amount)| {
+        let everywhere = metric == "GPUS_ALL_REGIONS";
+        let region = if everywhere { "" } else { region_of(&asked.zone) };
+        let (used, limit) = cloud.usage(&metric, region);
+        let of = if everywhere { "globally".to_owned() } else { format!("in region {region}") };
+        (used + amount > limit).then(|| format!("Quota '{metric}' exceeded.  Limit: {:.1} {of}.", f64::from(limit)))
+    })
 }
 
 fn out_of_stock(cloud: &Cloud, zone: &str) -> Option<OperationError> {
@@ -306,31 +312,47 @@ fn check(body: &Map<String, Value>, zone: &str) -> Result<(), Refusal> {
     let limit = seconds(&scheduling["maxRunDuration"]["seconds"]);
     let notice = seconds(&scheduling["preemptionNoticeDuration"]["seconds"]);
     let name = body.get("name").and_then(Value::as_str).unwrap_or_default();
-    let machine = custom_machine(body);
-    let cards = accelerator(body);
-    let wants_cards = body.get("guestAccelerators").is_some_and(|cards| cards[0].is_object());
-    let allowed = cards.and_then(|(accelerator, count)| accelerator.limits.get(&count.to_string()));
+    let machine = machine(body);
+    let added = body.get("guestAccelerators").is_some_and(|cards| cards[0].is_object());
+    let (cpus, memory) = (u64::from(machine.cpus), machine.memory_mib);
+    let allowed = machine.accelerator.and_then(|(accelerator, count)| accelerator.limits.get(&count.to_string()));
+    let disk = last(&body.get("disks").unwrap_or(&none)[0]["initializeParams"]["diskType"]);
+    let network_card = &body.get("networkInterfaces").unwrap_or(&none)[0]["nicType"];
+    let here = |accelerator: &Accelerator| accelerator.zones.iter().any(|at| at == zone);
     let rules = [
         (valid_name(name), "name", "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'"),
-        (machine.is_some(), "machineType", "The machine type is not known here"),
+        (machine.cpus > 0, "machineType", "The machine type is not known here"),
         (
-            machine.is_none_or(|(cpus, memory)| memory * 10 <= u64::from(cpus) * 66_560 && memory * 10 >= u64::from(cpus) * 9_216),
+            machine.fixed.is_some() || memory * 10 <= cpus * 66_560 && memory * 10 >= cpus * 9_216,
             "machineType",
             "Memory must be between 0.9 and 6.5 GB per vCPU",
         ),
+        (!added || machine.fixed.is_none(), "guestAccelerators", "This machine type comes with its accelerators"),
+        (!added || machine.accelerator.is_some_and(|(kind, _)| here(kind)), "guestAccelerators", "Not in this zone"),
+        (machine.fixed.is_none() || machine.accelerator.is_some_and(|(kind, _)| here(kind)), "machineType", "Not in this zone"),
         (
-            !wants_cards || cards.is_some_and(|(kind, _)| kind.zones.iter().any(|at| at == zone)),
-            "guestAccelerators",
-            "Not in this zone",
-        ),
-        (
-            !wants_cards
-                || machine.zip(allowed).is_some_and(|((cpus, memory), most)| cpus <= most.0 && memory <= u64::from(most.1) << 10),
+            !added || allowed.is_some_and(|most| machine.cpus <= most.0 && memory <= u64::from(most.1) << 10),
             "guestAccelerators",
             "So many cards do not go with so many vCPUs and so much memory",
         ),
         (
-            !wants_cards || scheduling["onHostMaintenance"] == "TERMINATE",
+            machine.fixed.is_none_or(|fixed| spot || preemptible || !fixed.spot_only),
+            "scheduling.provisioningModel",
+            "This machine type is not to be had with this provisioning model",
+        ),
+        // The A2 types take pd-standard too, which nobody here asks for.
+        (
+            machine.fixed.is_none() || ["pd-balanced", "pd-ssd"].contains(&disk),
+            "disks[0].initializeParams.diskType",
+            "Not supported by this machine type",
+        ),
+        (
+            machine.accelerator.is_none_or(|(kind, _)| kind.network_card.as_ref().is_none_or(|needed| network_card == needed)),
+            "networkInterfaces[0].nicType",
+            "This machine type needs gVNIC",
+        ),
+        (
+            machine.accelerator.is_none() || scheduling["onHostMaintenance"] == "TERMINATE",
             "scheduling.onHostMaintenance",
             "Instances with guest accelerators do not support live migration",
         ),

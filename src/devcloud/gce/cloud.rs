@@ -1,7 +1,7 @@
 //! Everything that is true in the simulated cloud, and the rules by which time changes it. No input, no output: what has to happen to
 //! real processes is left in [`Cloud::acts`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -12,13 +12,20 @@ use super::{
     instance::{Instance, Phase, time},
     script::{Script, Trouble, TroubleKind},
 };
-use crate::job::{catalogue, units::Money};
+use crate::job::{
+    catalogue::{self, Accelerator, Machine},
+    units::Money,
+};
 
 /// An instance is known by its zone and its name.
 pub type Place = (String, String);
 
-/// Every limit that the script does not name.
-const GENEROUS: u32 = 64;
+/// Every limit on GPUs, and on anything else, that the script does not name.
+const GENEROUS: (u32, u32) = (64, 1_000_000);
+/// Where nobody asked for this quota of their own, it is none, and such machines count against the ordinary one.
+const SPOT_CPUS: &str = "PREEMPTIBLE_CPUS";
+/// The service has this limit, and does not show it with its regions.
+const UNTOLD: &str = "NVIDIA_H100_GPUS";
 
 /// What has to happen to a machine's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -290,16 +297,42 @@ impl Cloud {
         self.closed.iter().cloned().chain(open).collect()
     }
 
-    /// How much of a quota is free in a region (an empty name is the whole world).
+    /// How much of a quota is used in a region (an empty name is the whole world), and its limit.
     pub fn usage(&self, metric: &str, region: &str) -> (u32, u32) {
-        let counts = |instance: &Instance| {
-            let (accelerator, count) = instance.accelerator()?;
-            let prefix = if instance.is_spot() { "PREEMPTIBLE_" } else { "" };
-            let counted = metric == "GPUS_ALL_REGIONS" || metric == format!("{prefix}{}", accelerator.quota);
-            (counted && instance.zone.starts_with(region) && instance.phase != Phase::Terminated).then_some(count)
+        let here =
+            self.instances.values().filter(|instance| instance.zone.starts_with(region) && instance.phase != Phase::Terminated);
+        let counts = here.flat_map(|instance| self.counts(&instance.machine()));
+        (counts.filter(|(counted, _)| counted == metric).map(|(_, amount)| amount).sum(), self.limit(metric))
+    }
+
+    fn limit(&self, metric: &str) -> u32 {
+        let generous = match metric {
+            SPOT_CPUS => 0,
+            _ if metric.contains("GPU") => GENEROUS.0,
+            _ => GENEROUS.1,
         };
-        let used = self.instances.values().filter_map(counts).sum();
-        (used, self.script.quotas.get(metric).copied().unwrap_or(GENEROUS))
+        self.script.quotas.get(metric).copied().unwrap_or(generous)
+    }
+
+    /// The quotas that a machine counts against, the one of all regions first.
+    pub fn counts(&self, machine: &Machine<'_>) -> Vec<(String, u32)> {
+        let mut counts = vec![("GPUS_ALL_REGIONS".to_owned(), machine.accelerator.map_or(0, |(_, count)| count))];
+        counts.extend(machine.quotas());
+        if machine.spot && self.limit(SPOT_CPUS) > 0 {
+            counts.iter_mut().filter(|(metric, _)| metric == "CPUS").for_each(|(metric, _)| SPOT_CPUS.clone_into(metric));
+        }
+        counts
+    }
+
+    /// The quotas that a region shows.
+    pub fn metrics() -> BTreeSet<String> {
+        let of = |accelerator: &Accelerator| {
+            let gpus = [accelerator.quota.clone(), format!("PREEMPTIBLE_{}", accelerator.quota)];
+            gpus.into_iter().chain(accelerator.cpu_quota.clone())
+        };
+        let others = [SPOT_CPUS, "DISKS_TOTAL_GB", "SSD_TOTAL_GB"].map(str::to_owned);
+        let shown = catalogue::gce().accelerators.values().flat_map(of).chain(others);
+        shown.filter(|metric| metric != UNTOLD).collect()
     }
 }
 

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::{clock::after, script::TroubleKind, serial::Serial};
 use crate::job::{
-    catalogue::{self, Accelerator, Machine},
+    catalogue::{self, Machine},
     units::Money,
 };
 
@@ -86,7 +86,7 @@ impl Instance {
     }
 
     pub fn is_spot(&self) -> bool {
-        self.scheduling("provisioningModel") == "SPOT" || self.scheduling("preemptible") == true
+        is_spot(self.body.get("scheduling").unwrap_or(&Value::Null))
     }
 
     /// Whether a preemption, or the end of its time, takes the machine away altogether.
@@ -107,18 +107,14 @@ impl Instance {
         Duration::from_secs(seconds(&self.scheduling("preemptionNoticeDuration")["seconds"]).unwrap_or_default())
     }
 
-    /// Of the regional quota that its cards count against, how many they are.
-    pub fn accelerator(&self) -> Option<(&'static Accelerator, u32)> {
-        accelerator(&self.body)
+    /// What it is, and what is charged for.
+    pub fn machine(&self) -> Machine<'static> {
+        machine(&self.body)
     }
 
     /// List price of an hour of running.
     pub fn price_per_hour(&self) -> Money {
-        let (cpus, memory_mib) = custom_machine(&self.body).unwrap_or_default();
-        let size = &self.body.get("disks").unwrap_or(&Value::Null)[0]["initializeParams"]["diskSizeGb"];
-        let disk_gb = seconds(size).unwrap_or_default() as u32;
-        let machine = Machine { cpus, memory_mib, accelerator: self.accelerator(), disk_gb, spot: self.is_spot() };
-        catalogue::gce().price_per_hour(&machine)
+        catalogue::gce().price_per_hour(&self.machine())
     }
 
     pub fn fingerprint(&self) -> String {
@@ -204,17 +200,24 @@ pub fn seconds(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
 
-/// vCPUs and MiB of a custom N1 machine.
-pub fn custom_machine(body: &Map<String, Value>) -> Option<(u32, u64)> {
-    let (_, kind) = body.get("machineType")?.as_str()?.rsplit_once('/')?;
-    let (cpus, memory) = kind.strip_prefix("custom-")?.split_once('-')?;
-    Some((cpus.parse().ok()?, memory.parse().ok()?))
+fn is_spot(scheduling: &Value) -> bool {
+    scheduling["provisioningModel"] == "SPOT" || scheduling["preemptible"] == true
 }
 
-pub fn accelerator(body: &Map<String, Value>) -> Option<(&'static Accelerator, u32)> {
-    let asked = &body.get("guestAccelerators")?[0];
-    let (_, kind) = asked["acceleratorType"].as_str()?.rsplit_once('/')?;
-    Some((catalogue::gce().accelerator_of_type(kind)?, asked["acceleratorCount"].as_u64()? as u32))
+/// What the body of an insert asks for.
+pub fn machine(body: &Map<String, Value>) -> Machine<'static> {
+    let field = |name: &str| body.get(name).unwrap_or(&Value::Null);
+    let card = &field("guestAccelerators")[0];
+    let count = card["acceleratorCount"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+    let size = &field("disks")[0]["initializeParams"]["diskSizeGb"];
+    let disk_gb = seconds(size).and_then(|size| u32::try_from(size).ok()).unwrap_or(0);
+    let cards = Some((last(&card["acceleratorType"]), count));
+    Machine::described(last(field("machineType")), cards, disk_gb, is_spot(field("scheduling")))
+}
+
+/// The name at the end of a link.
+pub fn last(link: &Value) -> &str {
+    link.as_str().and_then(|link| link.rsplit('/').next()).unwrap_or_default()
 }
 
 /// Google's clock shows Mountain View without its summers.

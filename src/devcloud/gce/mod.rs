@@ -286,6 +286,12 @@ fn reply(answer: &api::Answer) -> Reply {
     }
 }
 
+/// The quotas that a region shows.
+#[cfg(test)]
+pub fn metrics() -> std::collections::BTreeSet<String> {
+    Cloud::metrics()
+}
+
 /// Variables by name, for tests and for what prints them.
 pub fn client_environment(address: SocketAddr, project: &str) -> BTreeMap<&'static str, String> {
     let endpoint = format!("http://{address}/compute/v1/");

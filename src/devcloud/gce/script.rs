@@ -20,7 +20,7 @@ pub struct Script {
     pub faults: Vec<Fault>,
     /// Zones without a machine to be had.
     pub stock_outs: Vec<String>,
-    /// Limits other than the generous ones, by metric: `GPUS_ALL_REGIONS`, `PREEMPTIBLE_NVIDIA_V100_GPUS`, …
+    /// Limits other than the generous ones, by metric: `GPUS_ALL_REGIONS`, `PREEMPTIBLE_NVIDIA_V100_GPUS`, `CPUS`, `DISKS_TOTAL_GB`, …
     pub quotas: BTreeMap<String, u32>,
     /// A quota is refused in the operation, not in the answer to the insert.
     pub quota_in_operation: bool,

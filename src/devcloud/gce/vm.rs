@@ -89,7 +89,7 @@ impl Host {
             let Some(instance) = cloud.instances.get(place) else { return Ok(()) };
             let troubles: Vec<TroubleKind> = cloud.script.troubles_of(&place.1).map(|trouble| trouble.kind).collect();
             let text = instance.metadata.get("startup-script").cloned().unwrap_or_default();
-            (text, instance.accelerator().map_or(0, |(_, count)| count), troubles)
+            (text, instance.machine().accelerator.map_or(0, |(_, count)| count), troubles)
         };
         let has = |trouble| troubles.contains(&trouble);
         // The guest's agent, which runs startup scripts, is what such an image lacks: the machine has power and does nothing.

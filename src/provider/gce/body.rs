@@ -47,20 +47,14 @@ pub fn instance(
     now: Timestamp,
 ) -> Value {
     let image = if let TrainerImage::Image { reference } = image { reference } else { "" };
-    let accelerator = plan.card().map_or("", |card| card.kind.as_str());
-    let machine = format!("custom-{}-{}", plan.cpus, plan.memory_mib());
     let expires = now.checked_add(life).unwrap_or(Timestamp::MAX).as_second();
     let family =
         format!("{}/compute/v1/projects/{}/global/images/family/{}", client.endpoint, plan.image_project, plan.image_family);
-    json!({
+    let mut body = json!({
         "name": attempt.machine_name(),
         "canIpForward": false,
         "deletionProtection": false,
-        "machineType": client.url(&format!("zones/{zone}/machineTypes/{machine}")),
-        "guestAccelerators": [{
-            "acceleratorCount": plan.accelerators,
-            "acceleratorType": client.url(&format!("zones/{zone}/acceleratorTypes/{accelerator}")),
-        }],
+        "machineType": client.url(&format!("zones/{zone}/machineTypes/{}", plan.machine_type())),
         "disks": [{
             "autoDelete": true,
             "boot": true,
@@ -87,7 +81,26 @@ pub fn instance(
             { "key": "ftctl-image", "value": image },
             { "key": "startup-script", "value": STARTUP },
         ] },
-    })
+    });
+    add_accelerators(&mut body, client, plan, zone);
+    body
+}
+
+/// Adds them to a custom machine. One that comes with them is content with neither the disk nor, some, the network card that others get.
+fn add_accelerators(body: &mut Value, client: &Client, plan: &GcePlan, zone: &str) {
+    let Some(card) = plan.card() else { return };
+    if plan.machine_type.is_none() {
+        body["guestAccelerators"] = json!([{
+            "acceleratorCount": plan.accelerators,
+            "acceleratorType": client.url(&format!("zones/{zone}/acceleratorTypes/{}", card.kind)),
+        }]);
+        return;
+    }
+    let disk = client.url(&format!("zones/{zone}/diskTypes/{}", plan.machine().disk_type()));
+    body["disks"][0]["initializeParams"]["diskType"] = json!(disk);
+    if let Some(network_card) = &card.network_card {
+        body["networkInterfaces"][0]["nicType"] = json!(network_card);
+    }
 }
 
 fn scheduling(plan: &GcePlan, life: Duration) -> Value {

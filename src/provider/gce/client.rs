@@ -84,6 +84,11 @@ impl Client {
         url.trim_end_matches('/').to_owned()
     }
 
+    /// Whether there is a token to ask with. Only the sign-in is asked, if anybody.
+    pub async fn signed_in(&self) -> Result<()> {
+        self.credentials.token(&self.http).await.map(drop)
+    }
+
     /// The time by the service's own clock when it answered last.
     pub fn cloud_time(&self) -> Option<Timestamp> {
         *self.date.lock().unwrap_or_else(PoisonError::into_inner)

@@ -47,6 +47,8 @@ enum Source {
     TokenFile(PathBuf),
     File(PathBuf),
     Metadata(String),
+    /// There is none, or none that helps; why.
+    Absent(ProviderError),
 }
 
 /// A credentials file, as gcloud and the console write them.
@@ -125,6 +127,11 @@ impl Credentials {
         Ok(Self { source, token: Mutex::new(None) })
     }
 
+    /// Nobody's: whatever needs a token fails with this error.
+    pub fn absent(why: ProviderError) -> Self {
+        Self { source: Source::Absent(why), token: Mutex::new(None) }
+    }
+
     /// The project that a key file belongs to.
     pub fn project(&self) -> Option<String> {
         let Source::File(path) = &self.source else { return None };
@@ -154,6 +161,7 @@ impl Credentials {
     async fn fetch(&self, http: &reqwest::Client) -> Result<TokenAnswer> {
         let fixed = |token: &str| TokenAnswer { access_token: token.trim().to_owned(), expires_in: 300 };
         match &self.source {
+            Source::Absent(why) => Err(why.clone()),
             Source::Token(token) => Ok(fixed(token)),
             Source::TokenFile(path) => Ok(fixed(&read(path)?)),
             Source::Metadata(host) => {

@@ -14,6 +14,7 @@
 mod body;
 mod client;
 mod credentials;
+mod possible;
 mod quota;
 mod refusal;
 #[cfg(test)]
@@ -53,12 +54,8 @@ const PUBLIC: &str = "https://compute.googleapis.com";
 /// How often a machine is looked at whose end is waited for, and how long.
 const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
-/// What is charged at least.
-const SHORTEST: Duration = Duration::from_secs(60);
 /// The startup script gives a sign of life every ten seconds: one that gives none for so long is worth a word.
 const SILENCE: Duration = Duration::from_secs(45);
-/// Longest run that Compute Engine allows.
-const LONGEST: Duration = Duration::from_secs(120 * 86_400);
 /// An agent may need the store for so long after its deadline.
 const FAREWELL: Duration = Duration::from_secs(3_600);
 
@@ -70,13 +67,16 @@ pub struct Gce {
 }
 
 impl Gce {
-    /// `variables` is the environment of whoever asks. Nothing is asked of the cloud.
+    /// `variables` is the environment of whoever asks. Nothing is asked of the cloud, so prices are known to those who are not signed in.
     pub fn open(variables: credentials::Variables<'_>, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Self> {
-        let credentials = Credentials::find(variables)?;
-        let project = ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"].iter().find_map(|name| variables(name));
-        let project = project.or_else(|| credentials.project()).ok_or_else(|| {
-            ProviderError::new(Class::Invalid, "no project of Google Cloud is named").fix("export GOOGLE_CLOUD_PROJECT=...")
-        })?;
+        let named = ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"].iter().find_map(|name| variables(name));
+        let found = Credentials::find(variables).and_then(|credentials| {
+            let project = named.clone().or_else(|| credentials.project()).ok_or_else(|| {
+                ProviderError::new(Class::Invalid, "no project of Google Cloud is named").fix("export GOOGLE_CLOUD_PROJECT=...")
+            })?;
+            Ok((credentials, project))
+        });
+        let (credentials, project) = found.unwrap_or_else(|error| (Credentials::absent(error), named.unwrap_or_default()));
         let endpoint =
             variables("FTCTL_ENDPOINT_GCE").map_or_else(|| PUBLIC.to_owned(), |url| url.trim_end_matches('/').to_owned());
         Ok(Self { client: Client::new(endpoint, project, credentials)?, store, clock, refused: Mutex::default() })
@@ -221,17 +221,16 @@ impl Provider for Gce {
         quota::check(&self.client).await
     }
 
+    async fn answers(&self) -> Result<()> {
+        self.client.signed_in().await
+    }
+
+    async fn room(&self, plan: &Plan) -> Vec<Finding> {
+        quota::room(&self.client, &plan.gce).await
+    }
+
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
-        if !(SHORTEST..=LONGEST).contains(&plan.ttl.0) {
-            let message = format!("a machine may run for a minute at least and 120 days at most, not {}", plan.ttl);
-            return Err(ProviderError::new(Class::Invalid, message).fix("give --ttl, or limits.ttl, another time"));
-        }
-        let near =
-            ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|host| self.client.endpoint.starts_with(host));
-        if !near && (plan.store.starts_with("file:") || !plan.store.contains("://")) {
-            let message = format!("a machine of Compute Engine cannot reach the store {}: it is a directory here", plan.store);
-            return Err(ProviderError::new(Class::Invalid, message).fix("name a blob container: --store azure://ACCOUNT/CONTAINER"));
-        }
+        possible::check(plan, &self.client.endpoint)?;
         Ok(plan.gce.price_per_hour())
     }
 
@@ -411,13 +410,10 @@ fn resource(machine: &Value) -> Option<Resource> {
 /// By what the cloud says the machine is, not by what a plan once wanted.
 fn price(machine: &Value) -> Money {
     use crate::job::catalogue::{self, Machine};
-    let size = last(&machine["machineType"]).strip_prefix("custom-").and_then(|size| size.split_once('-'));
-    let (cpus, memory_mib) = size.and_then(|(cpus, memory)| Some((cpus.parse().ok()?, memory.parse().ok()?))).unwrap_or_default();
     let card = &machine["guestAccelerators"][0];
-    let accelerator = catalogue::gce()
-        .accelerator_of_type(last(&card["acceleratorType"]))
-        .map(|kind| (kind, card["acceleratorCount"].as_u64().unwrap_or(1) as u32));
+    let count = card["acceleratorCount"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
     let disk_gb = machine["disks"][0]["diskSizeGb"].as_str().and_then(|size| size.parse().ok()).unwrap_or(0);
     let spot = machine["scheduling"]["provisioningModel"] == "SPOT" || machine["scheduling"]["preemptible"] == true;
-    catalogue::gce().price_per_hour(&Machine { cpus, memory_mib, accelerator, disk_gb, spot })
+    let kind = last(&machine["machineType"]);
+    catalogue::gce().price_per_hour(&Machine::described(kind, Some((last(&card["acceleratorType"]), count)), disk_gb, spot))
 }

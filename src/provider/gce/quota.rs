@@ -1,4 +1,4 @@
-//! How many accelerators the project may have, and where.
+//! How much of what the project may have, and where.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,13 @@ use super::{
     refusal::Refusal,
     region,
 };
-use crate::job::{
-    catalogue::{self, Accelerator},
-    finding::Finding,
+use crate::{
+    job::{
+        catalogue::{self, Accelerator, Machine},
+        finding::Finding,
+        gce::GcePlan,
+    },
+    provider::ProviderError,
 };
 
 const MORE: &str = "ask for more at https://console.cloud.google.com/iam-admin/quotas";
@@ -21,9 +25,10 @@ pub async fn check(client: &Client) -> Vec<Finding> {
     match ask(client).await {
         Ok(findings) => findings,
         Err(refusal) => {
-            let error = super::super::ProviderError::from(refusal);
+            let error = ProviderError::from(refusal);
             let fix = error.fix.unwrap_or_else(|| "check the network, and GOOGLE_CLOUD_PROJECT".to_owned());
-            vec![Finding::bad("project", format!("{}: {}", client.project, error.message), fix)]
+            let name = if client.project.is_empty() { "none named" } else { &client.project };
+            vec![Finding::bad("project", format!("{name}: {}", error.message), fix)]
         }
     }
 }
@@ -37,18 +42,73 @@ async fn ask(client: &Client) -> Result<Vec<Finding>, Refusal> {
     } else {
         Finding::bad("quota", format!("{used} of {limit} GPUs are used in all regions together: there can be no other"), MORE)
     });
-    let mut regions = Vec::new();
     let everywhere = catalogue::gce().accelerators.values().flat_map(|accelerator| &accelerator.zones);
-    for name in everywhere.map(|zone| region(zone)).collect::<BTreeSet<_>>() {
+    let regions = regions(client, everywhere.map(|zone| region(zone)).collect::<BTreeSet<_>>()).await?;
+    let accelerators = catalogue::gce().accelerators.iter();
+    findings.extend(accelerators.map(|(name, accelerator)| of(name, accelerator, &regions)));
+    Ok(findings)
+}
+
+/// Those of them that this project sees.
+async fn regions<'r>(client: &Client, names: impl IntoIterator<Item = &'r str>) -> Result<Vec<(&'r str, Value)>, Refusal> {
+    let mut regions = Vec::new();
+    for name in names {
         match client.call(Call::get(format!("regions/{name}"))).await {
-            // One that this project does not see.
             Err(refusal) if refusal.is_absent() => {}
             region => regions.push((name, region?)),
         }
     }
-    let accelerators = catalogue::gce().accelerators.iter();
-    findings.extend(accelerators.map(|(name, accelerator)| of(name, accelerator, &regions)));
+    Ok(regions)
+}
+
+/// Whether this machine is within the project's quotas, in the regions of its zones. Changes nothing.
+pub async fn room(client: &Client, plan: &GcePlan) -> Vec<Finding> {
+    fits(client, plan).await.unwrap_or_else(|refusal| {
+        let error = ProviderError::from(refusal);
+        vec![Finding::notice("quota", format!("not known: {}", error.message), error.fix.unwrap_or_default())]
+    })
+}
+
+async fn fits(client: &Client, plan: &GcePlan) -> Result<Vec<Finding>, Refusal> {
+    let finding = |(fits, message): (bool, String)| {
+        if fits { Finding::good("quota", message) } else { Finding::bad("quota", message, MORE) }
+    };
+    let project = client.call(Call::get("")).await?;
+    let mut findings = vec![finding(held("all regions", &project, &[("GPUS_ALL_REGIONS".to_owned(), plan.accelerators)]))];
+    let mut names: Vec<&str> = plan.zones.iter().map(|zone| region(zone)).collect();
+    let mut seen = BTreeSet::new();
+    names.retain(|name| seen.insert(*name));
+    let machine = plan.machine();
+    let told = regions(client, names).await?;
+    let regions: Vec<(bool, String)> = told.iter().map(|(name, quotas)| held(name, quotas, &counted(&machine, quotas))).collect();
+    let somewhere = regions.iter().any(|(fits, _)| *fits);
+    findings.extend(regions.into_iter().map(|(fits, message)| match (fits, somewhere) {
+        (false, true) => Finding::notice("quota", message, MORE),
+        region => finding((region.0, message)),
+    }));
+    if told.is_empty() {
+        findings.push(Finding::bad("quota", "the project sees none of the regions", "name other zones in compute.gce.zones"));
+    }
     Ok(findings)
+}
+
+/// Spot machines have a quota of their own for vCPUs where the project was given one, and else count against the ordinary one.
+fn counted(machine: &Machine<'_>, quotas: &Value) -> Vec<(String, u32)> {
+    const SPOT_CPUS: &str = "PREEMPTIBLE_CPUS";
+    let own = machine.spot && quota(quotas, SPOT_CPUS).is_some_and(|(_, limit)| limit > 0);
+    let metric = |metric: String| if own && metric == "CPUS" { SPOT_CPUS.to_owned() } else { metric };
+    machine.quotas().into_iter().map(|(name, amount)| (metric(name), amount)).collect()
+}
+
+/// Whether all of these amounts are within the quotas of a place, and how each stands. One that the service does not tell is no hindrance.
+fn held(place: &str, quotas: &Value, amounts: &[(String, u32)]) -> (bool, String) {
+    let stand = |(metric, amount): &(String, u32)| match quota(quotas, metric) {
+        Some((used, limit)) => (used + u64::from(*amount) <= limit, format!("{metric} {used} of {limit} used, {amount} needed")),
+        None => (true, format!("{metric} not told, {amount} needed")),
+    };
+    let (fits, texts): (Vec<bool>, Vec<String>) = amounts.iter().map(stand).unzip();
+    let fits = fits.into_iter().all(|fits| fits);
+    (fits, format!("{place}: {}{}", if fits { "" } else { "no room: " }, texts.join("; ")))
 }
 
 /// Spot and ordinary machines have quotas of their own.

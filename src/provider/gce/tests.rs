@@ -431,21 +431,79 @@ async fn a_machine_that_boots_after_everything_was_shut_down_gets_no_power() {
 }
 
 #[tokio::test]
-async fn what_can_never_run_is_refused_before() {
-    let variables = |name: &str| ["CLOUDSDK_AUTH_ACCESS_TOKEN", "GOOGLE_CLOUD_PROJECT"].contains(&name).then(|| "x".to_owned());
-    let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
-    let mut plan = plan();
-    for (ttl, store, part) in [
-        (LONGEST + Duration::from_secs(1), "azure://account/container", "120 days at most"),
-        (LONGEST, "/home/me/store", "cannot reach the store /home/me/store"),
-        (LONGEST, "file:///home/me/store", "cannot reach the store file:///home/me/store"),
+async fn who_is_not_signed_in_is_told_prices_and_nothing_else() {
+    for (set, class, part) in [
+        (&["GOOGLE_CLOUD_PROJECT"][..], Class::Denied, "nobody is signed in"),
+        (&["CLOUDSDK_AUTH_ACCESS_TOKEN"], Class::Invalid, "no project"),
     ] {
-        (plan.ttl, plan.store) = (crate::job::units::Span(ttl), store.to_owned());
-        let error = gce.price_per_hour(&plan).await.expect_err(part);
-        assert!(error.class == Class::Invalid && error.message.contains(part), "{error}");
+        let variables = |name: &str| set.contains(&name).then(|| "x".to_owned());
+        let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("nothing is asked");
+        let plan = Plan { store: "azure://account/container".to_owned(), ..plan() };
+        assert_eq!(gce.price_per_hour(&plan).await, Ok(plan.gce.price_per_hour()));
+        for error in [gce.answers().await.expect_err("no token"), gce.list().await.expect_err("no token")] {
+            assert!(error.class == class && error.message.contains(part), "{error}");
+        }
+        let never = Plan { ttl: crate::job::units::Span(Duration::from_secs(1)), ..plan };
+        assert_eq!(gce.price_per_hour(&never).await.expect_err("too short").class, Class::Invalid);
     }
-    plan.store = "azure://account/container".to_owned();
-    assert_eq!(gce.price_per_hour(&plan).await.expect("a price"), plan.gce.price_per_hour());
+}
+
+fn of(accelerator: &str) -> Box<crate::job::gce::GcePlan> {
+    Box::new(crate::job::gce::GceSpec { accelerator: Some(accelerator.into()), ..Default::default() }.into())
+}
+
+#[tokio::test]
+async fn a_machine_that_comes_with_its_accelerators_is_asked_for_by_its_type() {
+    for (accelerator, kind, network_card) in
+        [("a100", "a2-highgpu-1g", None), ("l4", "g2-standard-4", None), ("h100", "a3-highgpu-1g", Some("GVNIC"))]
+    {
+        let place = Place::new(json!({})).await;
+        let (provider, plan) = (place.provider(), Plan { gce: of(accelerator), ..plan() });
+        provider.provision(&attempt("job"), &plan, &image()).await.expect("made");
+        let listed = provider.list().await.expect("listed");
+        assert_eq!(listed[0].price_per_hour, plan.gce.price_per_hour(), "{kind}");
+        let calls = place.calls().await;
+        let body = &calls.iter().find(|call| call["call"] == "compute.instances.insert").expect("an insert")["body"];
+        assert_eq!(last(&body["machineType"]), kind);
+        assert!(body["guestAccelerators"].is_null(), "{kind} comes with them");
+        assert_eq!(last(&body["disks"][0]["initializeParams"]["diskType"]), "pd-balanced");
+        assert_eq!(body["networkInterfaces"][0]["nicType"].as_str(), network_card);
+    }
+}
+
+#[tokio::test]
+async fn a_plan_is_told_whether_the_quotas_hold_it() {
+    let gpus = "PREEMPTIBLE_NVIDIA_V100_GPUS";
+    for (quotas, all, us_central1, text) in [
+        (
+            json!({}),
+            Health::Good,
+            Health::Good,
+            "us-central1: PREEMPTIBLE_NVIDIA_V100_GPUS 1 of 64 used, 1 needed; CPUS 12 of 1000000 used, 12 needed",
+        ),
+        (
+            json!({ "GPUS_ALL_REGIONS": 1 }),
+            Health::Bad,
+            Health::Good,
+            "all regions: no room: GPUS_ALL_REGIONS 1 of 1 used, 1 needed",
+        ),
+        // The machine that is there takes the only one of this region; the others have theirs.
+        (json!({ gpus: 1 }), Health::Good, Health::Notice, "us-central1: no room: PREEMPTIBLE_NVIDIA_V100_GPUS 1 of 1 used"),
+        (json!({ "CPUS": 11, "PREEMPTIBLE_CPUS": 24 }), Health::Good, Health::Good, "PREEMPTIBLE_CPUS 12 of 24 used, 12 needed"),
+        (json!({ "DISKS_TOTAL_GB": 399 }), Health::Good, Health::Notice, "DISKS_TOTAL_GB 200 of 399 used, 200 needed"),
+    ] {
+        let (done, _, place) = provision(json!({ "quotas": quotas })).await;
+        done.expect("made");
+        let findings = place.provider().room(&plan()).await;
+        let of = |place: &str| findings.iter().find(|finding| finding.message.starts_with(place)).expect(place).health;
+        assert_eq!((of("all regions"), of("us-central1")), (all, us_central1), "{findings:?}");
+        assert!(findings.iter().any(|finding| finding.message.contains(text)), "{text}: {findings:?}");
+    }
+    let nowhere = Place::new(json!({ "quotas": { "CPUS": 0 } })).await.provider().room(&plan()).await;
+    assert!(nowhere.iter().skip(1).all(|finding| finding.health == Health::Bad), "{nowhere:?}");
+    let denied = json!({ "faults": [{ "call": "compute.projects.get", "kind": { "status": 403 } }] });
+    let findings = Place::new(denied).await.provider().room(&plan()).await;
+    assert!(findings.len() == 1 && findings[0].message.starts_with("not known: "), "{findings:?}");
 }
 
 /// Google's own description of the service, and what it says against requests.
@@ -518,7 +576,13 @@ async fn discovery_has_nothing_against_any_request() {
         plan.gce.preemption_notice = (spot && !legacy).then_some(crate::job::units::Span(Duration::ZERO));
         plan
     });
-    every_call(&place, &plans).await;
+    let others = ["a100", "l4", "h100"].map(|accelerator| Plan { gce: of(accelerator), ..plan() });
+    every_call(&place, &[others, plans].concat()).await;
+    place.provider().room(&plan()).await;
+    let metrics = &discovery.0["schemas"]["Quota"]["properties"]["metric"]["enum"];
+    let known = |metric: &String| metrics.as_array().is_some_and(|metrics| metrics.iter().any(|known| known == metric));
+    let unknown: Vec<String> = crate::devcloud::gce::metrics().into_iter().filter(|metric| !known(metric)).collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
     let calls = place.calls().await;
     for call in CALLS {
         assert!(calls.iter().any(|made| made["call"] == format!("compute.{call}")), "{call} was not made");

@@ -1,0 +1,129 @@
+//! What can never run there, known before anybody is asked or paid.
+
+use std::time::Duration;
+
+use super::super::{Class, ProviderError, Result};
+use crate::job::{
+    catalogue::{self, Accelerator},
+    image::LibtorchVariant,
+    plan::Plan,
+};
+
+/// What is charged at least.
+const SHORTEST: Duration = Duration::from_secs(60);
+/// Longest run that Compute Engine allows.
+pub const LONGEST: Duration = Duration::from_secs(120 * 86_400);
+
+/// `endpoint` is where Compute Engine is asked.
+pub fn check(plan: &Plan, endpoint: &str) -> Result<()> {
+    let refuse = |message: String, fix: String| Err(ProviderError::new(Class::Invalid, message).fix(fix));
+    if !(SHORTEST..=LONGEST).contains(&plan.ttl.0) {
+        let message = format!("a machine may run for a minute at least and 120 days at most, not {}", plan.ttl);
+        return refuse(message, "give --ttl, or limits.ttl, another time".to_owned());
+    }
+    if !is_near(endpoint) && (plan.store.starts_with("file:") || !plan.store.contains("://")) {
+        let message = format!("a machine of Compute Engine cannot reach the store {}: it is a directory here", plan.store);
+        return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
+    }
+    let Some(card) = plan.gce.card() else { return Ok(()) };
+    let name = &plan.gce.accelerator;
+    if let Some(variant) = plan.image.variant.filter(|variant| !has_kernels(variant.name(), card)) {
+        let message = format!("the build `{}` of libtorch has no kernels for a {name}", variant.name());
+        return refuse(message, better(card).map_or_else(String::new, |better| format!("set image.variant = \"{better}\"")));
+    }
+    if let Some(branch) = driver(&plan.gce.image_family).filter(|branch| !is_known_to(card, *branch)) {
+        let message = format!(
+            "the boot image {} has a driver of branch {branch}, which does not know a {name}: {} was the last",
+            plan.gce.image_family,
+            catalogue::gce().drivers.branch
+        );
+        return refuse(message, "name an older family in compute.gce.image_family".to_owned());
+    }
+    Ok(())
+}
+
+fn is_near(endpoint: &str) -> bool {
+    ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|host| endpoint.starts_with(host))
+}
+
+/// Whether a build of libtorch can compute on it. The one for CPUs cannot on any.
+fn has_kernels(variant: &str, card: &Accelerator) -> bool {
+    catalogue::gce().libtorch.get(variant).is_some_and(|oldest| *oldest <= card.compute_capability)
+}
+
+/// A build that can, if this version makes one.
+fn better(card: &Accelerator) -> Option<&'static str> {
+    LibtorchVariant::ALL.into_iter().map(LibtorchVariant::name).find(|name| has_kernels(name, card))
+}
+
+fn is_known_to(card: &Accelerator, branch: u32) -> bool {
+    let drivers = &catalogue::gce().drivers;
+    card.compute_capability >= drivers.compute_capability || branch <= drivers.branch
+}
+
+/// The driver's branch, where the name of a family tells it: `common-cu128-ubuntu-2204-nvidia-570`.
+fn driver(family: &str) -> Option<u32> {
+    family.split("nvidia-").nth(1)?.split('-').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        job::{
+            gce::{GcePlan, GceSpec},
+            units::Span,
+        },
+        provider::conformance,
+    };
+
+    fn refused(change: impl Fn(&mut Plan)) -> String {
+        let mut plan = Plan { store: "azure://account/container".to_owned(), ..conformance::plan() };
+        change(&mut plan);
+        check(&plan, "https://compute.googleapis.com").map_or_else(|error| error.message, |()| String::new())
+    }
+
+    fn on(accelerator: &str) -> Box<GcePlan> {
+        Box::new(GceSpec { accelerator: Some(accelerator.into()), ..GceSpec::default() }.into())
+    }
+
+    #[test]
+    fn times_and_stores_that_cannot_be_are_refused() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(refused(|plan| plan.ttl = Span(120 * day)), "");
+        assert!(refused(|plan| plan.ttl = Span(121 * day)).contains("120 days at most"));
+        for store in ["/home/me/store", "file:///home/me/store"] {
+            assert!(refused(|plan| plan.store = store.to_owned()).contains(&format!("cannot reach the store {store}")));
+        }
+    }
+
+    #[test]
+    fn a_driver_that_does_not_know_the_gpu_is_refused() {
+        let family = |accelerator: &str, family: &str| {
+            refused(|plan| {
+                plan.gce = on(accelerator);
+                plan.gce.image_family = family.to_owned();
+            })
+        };
+        assert_eq!(family("v100", "pytorch-latest-gpu"), "", "its name tells nothing");
+        assert_eq!(family("v100", "common-cu129-ubuntu-2204-nvidia-580"), "");
+        assert_eq!(family("t4", "common-cu130-ubuntu-2404-nvidia-590"), "");
+        let message = family("v100", "common-cu130-ubuntu-2404-nvidia-590");
+        assert!(message.contains("driver of branch 590, which does not know a v100: 580 was the last"), "{message}");
+        assert!(family("p100", "common-cu130-ubuntu-2404-nvidia-590").contains("does not know a p100"));
+    }
+
+    #[test]
+    fn a_libtorch_without_kernels_for_the_gpu_is_refused() {
+        for (accelerator, variants) in [("p100", vec!["cu126"]), ("v100", vec!["cu126"]), ("t4", vec!["cu126", "cu130"])] {
+            let card = on(accelerator).card().expect("known");
+            let can: Vec<&str> = ["cpu", "cu126", "cu130"].into_iter().filter(|variant| has_kernels(variant, card)).collect();
+            assert_eq!(can, variants, "{accelerator}");
+        }
+        for variant in LibtorchVariant::ALL {
+            let message = refused(|plan| plan.image.variant = Some(variant));
+            let says = format!("the build `{}` of libtorch has no kernels for a v100", variant.name());
+            assert_eq!(message, if variant.name() == "cu126" { String::new() } else { says });
+        }
+    }
+}
