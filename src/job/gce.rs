@@ -33,6 +33,9 @@ pub struct GceSpec {
     /// Zones in the order in which they are tried; absent: every one that has the accelerator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
+    /// Whether the zones are tried in another order: first those where the cloud itself expects a machine to be had and to last. Absent: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank_zones: Option<bool>,
     /// Whether the machine may be taken away, at a fourth of the price; absent: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<bool>,
@@ -69,6 +72,8 @@ pub struct GcePlan {
     pub memory_gb: u32,
     pub disk_gb: u32,
     pub zones: Vec<String>,
+    #[serde(default)]
+    pub rank_zones: bool,
     pub spot: bool,
     pub legacy_preemptible: bool,
     #[serde(default)]
@@ -102,6 +107,7 @@ impl From<GceSpec> for GcePlan {
             memory_gb: fixed.map_or(memory_gb, |(_, machine)| machine.memory_gb),
             disk_gb: spec.disk_gb.unwrap_or(200),
             zones: if spec.zones.is_empty() { everywhere() } else { spec.zones },
+            rank_zones: spec.rank_zones.unwrap_or(false),
             spot: spec.spot.unwrap_or(true),
             legacy_preemptible: spec.legacy_preemptible.unwrap_or(false),
             preemption_notice: spec.preemption_notice,

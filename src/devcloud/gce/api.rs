@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::{
+    advice,
     cloud::{Cloud, OperationError, Place},
     filter,
     instance::{Instance, Phase, items, last, machine, seconds},
@@ -51,6 +52,7 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
         ("GET", ["zones"]) => ("compute.zones.list", zones, ["", ""]),
         ("GET", ["zones", zone]) => ("compute.zones.get", zone_get, [zone, ""]),
         ("GET", ["regions", region]) => ("compute.regions.get", region_get, ["", region]),
+        ("POST", ["regions", region, "advice", "capacity"]) => ("compute.advice.capacity", advice::capacity, ["", region]),
         ("GET", ["zones", zone, "machineTypes", name]) => ("compute.machineTypes.get", machine_type, [zone, name]),
         ("GET", ["aggregated", "acceleratorTypes"]) => ("compute.acceleratorTypes.aggregatedList", accelerator_types, ["", ""]),
         ("GET", ["global", "images", "family", name]) => ("compute.images.getFromFamily", image, ["", name]),
@@ -80,7 +82,7 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
     })
 }
 
-fn region_of(zone: &str) -> &str {
+pub fn region_of(zone: &str) -> &str {
     zone.rsplit_once('-').map_or(zone, |(region, _)| region)
 }
 
@@ -91,7 +93,7 @@ fn known_zone(cloud: &Cloud, zone: &str) -> Result<(), Refusal> {
     Err(not_found(cloud, &format!("zones/{zone}")))
 }
 
-fn not_found(cloud: &Cloud, what: &str) -> Refusal {
+pub fn not_found(cloud: &Cloud, what: &str) -> Refusal {
     Refusal::new(404, "notFound", format!("The resource 'projects/{}/{what}' was not found", cloud.project))
 }
 

@@ -11,6 +11,7 @@
 //! | `POST /devcloud/skip?seconds=N` | moves simulated time ahead |
 //! | `POST /devcloud/preempt?instance=NAME` | takes a machine away |
 
+mod advice;
 mod api;
 mod clock;
 mod cloud;

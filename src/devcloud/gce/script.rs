@@ -20,6 +20,8 @@ pub struct Script {
     pub faults: Vec<Fault>,
     /// Zones without a machine to be had.
     pub stock_outs: Vec<String>,
+    /// What is expected of zones, by their names. Of one that is not named: a machine for a day, or none where there is none to be had.
+    pub outlooks: BTreeMap<String, Outlook>,
     /// Limits other than the generous ones, by metric: `GPUS_ALL_REGIONS`, `PREEMPTIBLE_NVIDIA_V100_GPUS`, `CPUS`, `DISKS_TOTAL_GB`, …
     pub quotas: BTreeMap<String, u32>,
     /// A quota is refused in the operation, not in the answer to the insert.
@@ -37,6 +39,7 @@ impl Default for Script {
             notice: seconds(30),
             faults: Vec::new(),
             stock_outs: Vec::new(),
+            outlooks: BTreeMap::new(),
             quotas: BTreeMap::new(),
             quota_in_operation: false,
             preemptions: Vec::new(),
@@ -79,6 +82,16 @@ pub enum FaultKind {
     Hang,
     /// Done, and not answered.
     DoneHang,
+}
+
+/// What the cloud expects of a zone.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outlook {
+    /// How likely a machine is to be had there, 0 to 1.
+    pub obtainability: f64,
+    /// How long most run before they are taken away.
+    pub uptime: Span,
 }
 
 /// A machine that is taken away.

@@ -11,6 +11,7 @@
 //! | after that | a machine of that name: taken as it is. Two clients at once may meet different stock-outs and make one each: both keep the older |
 //! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off |
 
+mod advice;
 mod body;
 mod client;
 mod credentials;
@@ -100,7 +101,8 @@ impl Gce {
     /// Tries the zones in order, each once. Every refusal is kept for the user.
     async fn make(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
         let mut refused: Vec<(String, Refusal)> = Vec::new();
-        for zone in &plan.gce.zones {
+        let ranked = if plan.gce.rank_zones { Some(advice::ranked(&self.client, &plan.gce).await.0) } else { None };
+        for zone in ranked.as_ref().unwrap_or(&plan.gce.zones) {
             let exhausted = |(before, refusal): &(String, Refusal)| refusal.is_quota() && region(before) == region(zone);
             if refused.iter().any(exhausted) {
                 continue;
@@ -226,7 +228,11 @@ impl Provider for Gce {
     }
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
-        quota::room(&self.client, &plan.gce).await
+        let mut findings = quota::room(&self.client, &plan.gce).await;
+        if plan.gce.rank_zones {
+            findings.push(advice::ranked(&self.client, &plan.gce).await.1);
+        }
+        findings
     }
 
     async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {

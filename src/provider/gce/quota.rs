@@ -61,6 +61,14 @@ async fn regions<'r>(client: &Client, names: impl IntoIterator<Item = &'r str>) 
     Ok(regions)
 }
 
+/// The regions of a plan's zones, each once, in their order.
+pub fn regions_of(plan: &GcePlan) -> Vec<&str> {
+    let mut names: Vec<&str> = plan.zones.iter().map(|zone| region(zone)).collect();
+    let mut seen = BTreeSet::new();
+    names.retain(|name| seen.insert(*name));
+    names
+}
+
 /// Whether this machine is within the project's quotas, in the regions of its zones. Changes nothing.
 pub async fn room(client: &Client, plan: &GcePlan) -> Vec<Finding> {
     fits(client, plan).await.unwrap_or_else(|refusal| {
@@ -75,11 +83,8 @@ async fn fits(client: &Client, plan: &GcePlan) -> Result<Vec<Finding>, Refusal> 
     };
     let project = client.call(Call::get("")).await?;
     let mut findings = vec![finding(held("all regions", &project, &[("GPUS_ALL_REGIONS".to_owned(), plan.accelerators)]))];
-    let mut names: Vec<&str> = plan.zones.iter().map(|zone| region(zone)).collect();
-    let mut seen = BTreeSet::new();
-    names.retain(|name| seen.insert(*name));
     let machine = plan.machine();
-    let told = regions(client, names).await?;
+    let told = regions(client, regions_of(plan)).await?;
     let regions: Vec<(bool, String)> = told.iter().map(|(name, quotas)| held(name, quotas, &counted(&machine, quotas))).collect();
     let somewhere = regions.iter().any(|(fits, _)| *fits);
     findings.extend(regions.into_iter().map(|(fits, message)| match (fits, somewhere) {

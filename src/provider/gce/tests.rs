@@ -72,7 +72,7 @@ impl Place {
 
     /// The calls that changed something, by name and status.
     async fn changes(&self) -> Vec<(String, u64)> {
-        let reads = ["get", "list", "aggregatedList", "wait", "getSerialPortOutput"];
+        let reads = ["get", "list", "aggregatedList", "wait", "getSerialPortOutput", "capacity"];
         let call = |call: &Value| {
             let name = call["call"].as_str()?.rsplit('.').next()?.to_owned();
             (!reads.contains(&name.as_str())).then_some((name, call["status"].as_u64()?))
@@ -448,6 +448,47 @@ async fn who_is_not_signed_in_is_told_prices_and_nothing_else() {
     }
 }
 
+#[tokio::test]
+async fn zones_are_ranked_by_what_is_expected_of_them() {
+    let good = |obtainability: f64, uptime: &str| json!({ "obtainability": obtainability, "uptime": uptime });
+    let outlooks = json!({
+        "us-central1-a": good(0.3, "10h"), "us-central1-b": good(0.9, "2h"), "us-central1-c": good(0.5, "10h"),
+        "us-west1-a": good(0.2, "20h"), "us-west1-b": good(0.9, "10h"), "europe-west4-b": good(0.0, "1h"),
+    });
+    let mut wanted = plan();
+    wanted.gce.rank_zones = true;
+    wanted.gce.zones = ["us-central1-a", "us-central1-b", "us-central1-c", "us-west1-a", "us-west1-b", "europe-west4-b"]
+        .map(str::to_owned)
+        .to_vec();
+    let refused = [403, 404].map(|status| json!({ "call": "compute.advice.capacity", "kind": { "status": status }, "times": 3 }));
+    for (script, order, said) in [
+        // 0.9 × 10 h before 0.5 × 10 h; the last is recommended by its region, and nobody expects a machine there.
+        (
+            json!({ "outlooks": outlooks }),
+            vec!["us-west1-b", "us-central1-c", "europe-west4-b", "us-central1-a", "us-central1-b", "us-west1-a"],
+            "expected of them: us-west1-b 0.90 for 10h, us-central1-c 0.50 for 10h, europe-west4-b 0.00 for 1h",
+        ),
+        (
+            json!({ "faults": [refused[0]] }),
+            wanted.gce.zones.iter().map(String::as_str).collect(),
+            "in the order of the plan: Required",
+        ),
+        (json!({ "faults": [refused[1]] }), wanted.gce.zones.iter().map(String::as_str).collect(), "in the order of the plan: "),
+    ] {
+        let place = Place::new(script).await;
+        let (zones, finding) = advice::ranked(&place.provider().client, &wanted.gce).await;
+        assert_eq!(zones, order);
+        assert!(finding.message.contains(said), "{}", finding.message);
+    }
+    // The machine is made where it is expected to be had, and the plan says so.
+    let place = Place::new(json!({ "outlooks": outlooks, "stock_outs": ["us-west1-b"] })).await;
+    place.provider().provision(&attempt("job"), &wanted, &image()).await.expect("made");
+    let machines = place.provider().of_job(&attempt("job").job).await.expect("listed");
+    assert_eq!(last(&machines[0]["zone"]), "us-central1-c");
+    let findings = place.provider().room(&wanted).await;
+    assert!(findings.iter().any(|finding| finding.what == "zones" && finding.health == Health::Good), "{findings:?}");
+}
+
 fn of(accelerator: &str) -> Box<crate::job::gce::GcePlan> {
     Box::new(crate::job::gce::GceSpec { accelerator: Some(accelerator.into()), ..Default::default() }.into())
 }
@@ -578,7 +619,12 @@ async fn discovery_has_nothing_against_any_request() {
     });
     let others = ["a100", "l4", "h100"].map(|accelerator| Plan { gce: of(accelerator), ..plan() });
     every_call(&place, &[others, plans].concat()).await;
-    place.provider().room(&plan()).await;
+    for gce in [of("v100"), of("a100")] {
+        let plan = Plan { gce: Box::new(crate::job::gce::GcePlan { rank_zones: true, ..*gce }), ..plan() };
+        assert!(place.provider().room(&plan).await.iter().all(|finding| finding.health == Health::Good));
+    }
+    let calls = place.calls().await;
+    assert!(calls.iter().any(|made| made["call"] == "compute.advice.capacity"));
     let metrics = &discovery.0["schemas"]["Quota"]["properties"]["metric"]["enum"];
     let known = |metric: &String| metrics.as_array().is_some_and(|metrics| metrics.iter().any(|known| known == metric));
     let unknown: Vec<String> = crate::devcloud::gce::metrics().into_iter().filter(|metric| !known(metric)).collect();
