@@ -167,6 +167,37 @@ fn calls_fail_as_the_script_says_and_are_written_down() {
     assert_eq!(seen, [(Some("compute.zones.list"), Some(429)), (Some("compute.zones.list"), Some(200))]);
 }
 
+#[test]
+fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
+    let gpus = "PREEMPTIBLE_NVIDIA_V100_GPUS";
+    let outlook =
+        json!({ "us-west1-b": { "obtainability": 0.9, "uptime": "8h" }, "us-west1-a": { "obtainability": 0.8, "uptime": "8h" } });
+    for (script, code, part) in [
+        (json!({}), 0, "us-central1: PREEMPTIBLE_NVIDIA_V100_GPUS 0 of 64 used, 1 needed"),
+        (json!({ "quotas": { gpus: 0 } }), 5, "us-central1: no room: PREEMPTIBLE_NVIDIA_V100_GPUS 0 of 0 used, 1 needed"),
+        (json!({ "quotas": { "GPUS_ALL_REGIONS": 0 } }), 5, "all regions: no room: GPUS_ALL_REGIONS 0 of 0 used, 1 needed"),
+        (json!({ "outlooks": outlook }), 0, "us-west1-b 0.90 for 8h"),
+        (
+            json!({ "faults": [{ "call": "*", "kind": { "status": 403 }, "times": 20 }] }),
+            0,
+            "not known: Required permission is missing.",
+        ),
+    ] {
+        let devcloud = Running::start(&script);
+        let job = "name = \"a\"\ndataset = \"d\"\n[compute]\nbackend = \"gce\"\n[compute.gce]\nrank_zones = true\n";
+        devcloud.sandbox.write("job.toml", job);
+        let plan = |format| {
+            let mut command = devcloud.sandbox.command(&["plan", "job.toml", "-o", format]);
+            Sandbox::said(command.envs(devcloud.environment.iter().cloned()))
+        };
+        let said = plan("table");
+        assert!(said.code == Some(code) && said.stdout.contains(part), "{script}: {:?} {} {}", said.code, said.stdout, said.stderr);
+        let told: Value = serde_json::from_str(&plan("json").stdout).expect("JSON");
+        assert!(told["room"].as_array().expect("findings").iter().any(|finding| finding["what"] == "quota"), "{told}");
+        assert_eq!(told["error"].is_object(), code != 0);
+    }
+}
+
 /// Needs gcloud, which no package registry has.
 #[test]
 #[ignore = "needs gcloud"]

@@ -43,5 +43,9 @@ fn a_job_that_loses_its_machines_ends_with_the_bytes_of_one_that_lost_none() {
     let explained = sandbox.ok(&["explain", &id]);
     assert!(explained.contains("preempted"), "{explained}");
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
+    let receipt = sandbox.json(&["bill", &id]);
+    let dollars = |key: &str| receipt[key].as_str().unwrap().trim_end_matches("USD").parse::<f64>().unwrap();
+    let ratio = dollars("lasting_cost") / dollars("cost");
+    assert!((ratio / (3.235_835 / 0.908_039) - 1.0).abs() < 1e-3, "as much time on demand: {receipt}");
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::sandbox::Sandbox;
+use crate::{devcloud::Devcloud, sandbox::Sandbox};
 
 /// Small enough for a second, with GPT-2's own vocabulary.
 const TOY: &str = "[data]\ntrain = [\"a.txt\"]\nvalidation = [\"a.txt\"]\n[model]\nlayers = 1\nheads = 1\nwidth = 8\ncontext = 64\n\
@@ -13,23 +13,32 @@ const TOY: &str = "[data]\ntrain = [\"a.txt\"]\nvalidation = [\"a.txt\"]\n[model
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn every_fine_tuning_template_runs_at_toy_scale() {
-    let sandbox = Sandbox::new();
+    let mut sandbox = Sandbox::new();
     let text: Vec<String> =
         (0..400).map(|number| format!("Once {number} people lived in the city of {number} towers.\n")).collect();
     fs::write(sandbox.path("a.txt"), text.concat()).unwrap();
     fs::write(sandbox.path("start.toml"), format!("name = \"start\"\n{TOY}")).unwrap();
     sandbox.ok(&["run", "start.toml", "--quiet"]);
     sandbox.ok(&["download", "start", "--to", sandbox.path("weights").to_str().unwrap()]);
-    for template in ["gpt2-wikitext", "gpt2-medium-fp32", "gpt2-xl-v100"] {
+    let run = |sandbox: &Sandbox, template: &str, more: &[&str]| {
         let file = format!("{template}.toml");
-        sandbox.ok(&["init", template, "--out", &file]);
+        sandbox.ok(&["init", template, "--force", "--out", &file]);
         let sizes = ["train.block_size=64", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];
         let inputs = ["initial_weights=weights", "data.train=[\"a.txt\"]", "data.validation=[\"a.txt\"]", "train.device=cpu"];
         let sets = sizes.iter().chain(&inputs).flat_map(|set| ["--set", set]);
-        let here = ["run", &file, "--backend", "local", "--quiet"];
-        sandbox.ok(&here.into_iter().chain(sets).collect::<Vec<_>>());
+        sandbox.ok(&["run", &file, "--quiet"].into_iter().chain(sets).chain(more.iter().copied()).collect::<Vec<_>>());
+    };
+    for template in ["gpt2-wikitext", "gpt2-medium-fp32", "gpt2-xl-v100"] {
+        run(&sandbox, template, &["--backend", "local"]);
         assert_eq!(sandbox.json(&["status", template])["state"], "succeeded");
     }
+    // And on the machine that it asks for.
+    let devcloud = Devcloud::start(&mut sandbox, "10");
+    run(&sandbox, "gpt2-xl-v100", &["--set", "name=rented", "--set", "compute.gce.image=registry.example/ftctl@sha256:00"]);
+    assert_eq!(sandbox.json(&["status", "rented"])["state"], "succeeded");
+    let machines = devcloud.machines();
+    assert!(machines.len() == 1 && machines[0]["zone"] == "us-central1-a" && machines[0]["exists"] == false, "{machines:?}");
+    assert_eq!(machines[0]["price_per_hour"], "0.908039USD");
 }
 
 #[test]

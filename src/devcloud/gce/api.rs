@@ -2,7 +2,7 @@
 
 #![allow(clippy::unnecessary_wraps)] // Some answers are never errors, and all are asked for alike.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
@@ -51,6 +51,7 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
         ("GET", []) => ("compute.projects.get", project, ["", ""]),
         ("GET", ["zones"]) => ("compute.zones.list", zones, ["", ""]),
         ("GET", ["zones", zone]) => ("compute.zones.get", zone_get, [zone, ""]),
+        ("GET", ["regions"]) => ("compute.regions.list", regions, ["", ""]),
         ("GET", ["regions", region]) => ("compute.regions.get", region_get, ["", region]),
         ("POST", ["regions", region, "advice", "capacity"]) => ("compute.advice.capacity", advice::capacity, ["", region]),
         ("GET", ["zones", zone, "machineTypes", name]) => ("compute.machineTypes.get", machine_type, [zone, name]),
@@ -126,27 +127,32 @@ fn zone_get(cloud: &mut Cloud, _: &Request, (zone, _): &Place) -> Answer {
     Ok(show_zone(cloud, zone))
 }
 
-fn region_get(cloud: &mut Cloud, _: &Request, (_, region): &Place) -> Answer {
+fn show_region(cloud: &Cloud, region: &str) -> Value {
     let base = cloud.base();
-    let zones: Vec<String> = Cloud::zones()
-        .iter()
-        .filter(|zone| region_of(zone) == region.as_str())
-        .map(|zone| format!("{base}/zones/{zone}"))
-        .collect();
-    if zones.is_empty() {
+    let here = Cloud::zones().into_iter().filter(|zone| region_of(zone) == region);
+    let zones: Vec<String> = here.map(|zone| format!("{base}/zones/{zone}")).collect();
+    let quota = |metric: String| {
+        let (used, limit) = cloud.usage(&metric, region);
+        json!({ "metric": metric, "limit": f64::from(limit), "usage": f64::from(used) })
+    };
+    let quotas: Vec<Value> = Cloud::metrics().into_iter().map(quota).collect();
+    json!({
+        "kind": "compute#region", "id": "1000", "name": region, "status": "UP", "selfLink": format!("{base}/regions/{region}"), "zones": zones,
+        "quotas": quotas,
+    })
+}
+
+fn regions(cloud: &mut Cloud, request: &Request, _: &Place) -> Answer {
+    let names: BTreeSet<&str> = Cloud::zones().into_iter().map(region_of).collect();
+    let items = filtered(request, names.into_iter().map(|name| show_region(cloud, name)))?;
+    Ok(json!({ "kind": "compute#regionList", "id": "x", "items": items, "selfLink": format!("{}/regions", cloud.base()) }))
+}
+
+fn region_get(cloud: &mut Cloud, _: &Request, (_, region): &Place) -> Answer {
+    if !Cloud::zones().into_iter().any(|zone| region_of(zone) == region) {
         return Err(not_found(cloud, &format!("regions/{region}")));
     }
-    let quotas: Vec<Value> = Cloud::metrics()
-        .into_iter()
-        .map(|metric| {
-            let (used, limit) = cloud.usage(&metric, region);
-            json!({ "metric": metric, "limit": f64::from(limit), "usage": f64::from(used) })
-        })
-        .collect();
-    let link = format!("{base}/regions/{region}");
-    Ok(
-        json!({ "kind": "compute#region", "id": "1000", "name": region, "status": "UP", "selfLink": link, "zones": zones, "quotas": quotas }),
-    )
+    Ok(show_region(cloud, region))
 }
 
 fn machine_type(cloud: &mut Cloud, _: &Request, (zone, name): &Place) -> Answer {

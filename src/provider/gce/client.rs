@@ -178,7 +178,22 @@ impl Client {
             for zone in answer["items"].as_object_mut().into_iter().flat_map(|zones| zones.iter_mut().map(|(_, zone)| zone)) {
                 found.extend(zone[kind].as_array_mut().map(std::mem::take).unwrap_or_default());
             }
-            page = answer["nextPageToken"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
+            page = next_page(&answer);
+            if page.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Every region that the project sees, with its quotas, all pages of it.
+    pub async fn regions(&self) -> Result<Vec<Value>, Refusal> {
+        let (mut found, mut page) = (Vec::new(), None::<String>);
+        loop {
+            let mut call = Call::get("regions");
+            call.query.extend(page.take().map(|token| ("pageToken", token)));
+            let mut answer = self.call(call).await?;
+            found.extend(answer["items"].as_array_mut().map(std::mem::take).unwrap_or_default());
+            page = next_page(&answer);
             if page.is_none() {
                 return Ok(found);
             }
@@ -189,6 +204,10 @@ impl Client {
         let body = json!({ "fingerprint": fingerprint, "items": items });
         self.change(Call::change(Method::POST, format!("zones/{zone}/instances/{name}/setMetadata"), Some(body))).await
     }
+}
+
+fn next_page(answer: &Value) -> Option<String> {
+    answer["nextPageToken"].as_str().filter(|token| !token.is_empty()).map(str::to_owned)
 }
 
 /// As servers write the time: `Sun, 06 Nov 1994 08:49:37 GMT`.

@@ -43,22 +43,17 @@ async fn ask(client: &Client) -> Result<Vec<Finding>, Refusal> {
         Finding::bad("quota", format!("{used} of {limit} GPUs are used in all regions together: there can be no other"), MORE)
     });
     let everywhere = catalogue::gce().accelerators.values().flat_map(|accelerator| &accelerator.zones);
-    let regions = regions(client, everywhere.map(|zone| region(zone)).collect::<BTreeSet<_>>()).await?;
+    let everywhere: BTreeSet<&str> = everywhere.map(|zone| region(zone)).collect();
+    let seen = client.regions().await?;
+    let regions: Vec<(&str, &Value)> = everywhere.into_iter().filter_map(|name| named(name, &seen)).collect();
     let accelerators = catalogue::gce().accelerators.iter();
     findings.extend(accelerators.map(|(name, accelerator)| of(name, accelerator, &regions)));
     Ok(findings)
 }
 
-/// Those of them that this project sees.
-async fn regions<'r>(client: &Client, names: impl IntoIterator<Item = &'r str>) -> Result<Vec<(&'r str, Value)>, Refusal> {
-    let mut regions = Vec::new();
-    for name in names {
-        match client.call(Call::get(format!("regions/{name}"))).await {
-            Err(refusal) if refusal.is_absent() => {}
-            region => regions.push((name, region?)),
-        }
-    }
-    Ok(regions)
+/// A region, if this project sees it.
+fn named<'n, 's>(name: &'n str, seen: &'s [Value]) -> Option<(&'n str, &'s Value)> {
+    Some((name, seen.iter().find(|region| region["name"] == name)?))
 }
 
 /// The regions of a plan's zones, each once, in their order.
@@ -84,16 +79,17 @@ async fn fits(client: &Client, plan: &GcePlan) -> Result<Vec<Finding>, Refusal> 
     let project = client.call(Call::get("")).await?;
     let mut findings = vec![finding(held("all regions", &project, &[("GPUS_ALL_REGIONS".to_owned(), plan.accelerators)]))];
     let machine = plan.machine();
-    let told = regions(client, regions_of(plan)).await?;
-    let regions: Vec<(bool, String)> = told.iter().map(|(name, quotas)| held(name, quotas, &counted(&machine, quotas))).collect();
+    let seen = client.regions().await?;
+    let told = regions_of(plan).into_iter().filter_map(|name| named(name, &seen));
+    let regions: Vec<(bool, String)> = told.map(|(name, quotas)| held(name, quotas, &counted(&machine, quotas))).collect();
+    if regions.is_empty() {
+        findings.push(Finding::bad("quota", "the project sees none of the regions", "name other zones in compute.gce.zones"));
+    }
     let somewhere = regions.iter().any(|(fits, _)| *fits);
     findings.extend(regions.into_iter().map(|(fits, message)| match (fits, somewhere) {
         (false, true) => Finding::notice("quota", message, MORE),
         region => finding((region.0, message)),
     }));
-    if told.is_empty() {
-        findings.push(Finding::bad("quota", "the project sees none of the regions", "name other zones in compute.gce.zones"));
-    }
     Ok(findings)
 }
 
@@ -117,7 +113,7 @@ fn held(place: &str, quotas: &Value, amounts: &[(String, u32)]) -> (bool, String
 }
 
 /// Spot and ordinary machines have quotas of their own.
-fn of(name: &str, accelerator: &Accelerator, regions: &[(&str, Value)]) -> Finding {
+fn of(name: &str, accelerator: &Accelerator, regions: &[(&str, &Value)]) -> Finding {
     let metrics = [("spot", format!("PREEMPTIBLE_{}", accelerator.quota)), ("ordinary", accelerator.quota.clone())];
     let allowed = regions.iter().flat_map(|(region, quotas)| {
         metrics.iter().filter_map(move |(kind, metric)| {
