@@ -3,7 +3,7 @@
 mod common;
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 
 use common::{
-    Runs, Said, Sandbox, azurite,
+    Runs, Said, Sandbox, azurite, proxy,
     registry::{Auth, Registry},
 };
 
@@ -196,6 +196,102 @@ fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
         assert!(told["room"].as_array().expect("findings").iter().any(|finding| finding["what"] == "quota"), "{told}");
         assert_eq!(told["error"].is_object(), code != 0);
     }
+}
+
+/// A job whose machine has power and does nothing, and commands for it with what this directory has before the system's programs.
+struct Submitted {
+    devcloud: Running,
+    job: String,
+}
+
+impl Submitted {
+    fn start() -> Self {
+        let devcloud = Running::start(&json!({ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "no_startup" }] }));
+        devcloud.sandbox.write_rehearsal("quick");
+        let submitted = Self { devcloud, job: String::new() };
+        let said = submitted.ftctl("", &["submit", "job.toml", "--set", "compute.gce.image=registry.example/ftctl@sha256:00"]);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        let job = said.stdout.trim().to_owned();
+        wait_until("the start", || submitted.devcloud.instance(&format!("{job}-a1")).is_some_and(|vm| vm["status"] == "RUNNING"));
+        Self { job, ..submitted }
+    }
+
+    fn ftctl(&self, path: &str, arguments: &[&str]) -> Said {
+        let mut command = self.devcloud.sandbox.command(arguments);
+        command.envs(self.devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce").env("PATH", path);
+        Sandbox::said(&mut command)
+    }
+
+    /// With a program of this text that is called gcloud.
+    fn exec(&self, gcloud: &str, command: &[&str]) -> Said {
+        let programs = self.devcloud.sandbox.path("programs");
+        std::fs::create_dir_all(&programs).expect("a directory");
+        self.devcloud.sandbox.write("programs/gcloud", format!("#!/bin/sh\n{gcloud}\n"));
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(programs.join("gcloud"), executable).expect("executable");
+        let path = format!("{}:{}", programs.display(), std::env::var("PATH").expect("a path"));
+        self.ftctl(&path, &[&["exec", "quick", "--"], command].concat())
+    }
+}
+
+#[test]
+fn a_command_on_a_machine_goes_through_gcloud_with_its_words_and_its_code() {
+    let job = Submitted::start();
+    let none = job.ftctl("/nonexistent", &["exec", "quick", "--", "true"]);
+    assert_eq!((none.code, none.stderr.contains("https://cloud.google.com/sdk/docs/install")), (Some(2), true), "{}", none.stderr);
+    // What ssh does over there: one text for the shell of whoever logs in.
+    let stand_in = r#"for argument; do case "$argument" in --command=*) sh -c "${argument#--command=}"; exit;; *) echo "$argument" >&2;; esac; done"#;
+    let said = job.exec(stand_in, &["sh", "-c", "echo \"it's $1\"; exit 7", "sh", "a  b"]);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(7), "it's a  b\n"), "{}", said.stderr);
+    let machine = format!("{}-a1", job.job);
+    let expected = ["compute", "ssh", &machine, "--project", "devcloud", "--zone", "us-central1-a"];
+    assert_eq!(said.stderr.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(job.ftctl("", &["down", "quick", "-y"]).code, Some(0));
+    assert_eq!(job.exec(stand_in, &["true"]).code, Some(3), "it runs nowhere");
+}
+
+/// Google's OS Login, to which everybody is `somebody_example_com`; its address.
+fn os_login() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = format!("http://{}/", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        let profile = json!({ "name": "1", "posixAccounts": [{ "primary": true, "username": "somebody_example_com" }] });
+        let mut both = profile.clone();
+        both["loginProfile"] = profile;
+        let body = both.to_string();
+        for client in listener.incoming().flatten() {
+            let mut reader = BufReader::new(client.try_clone().expect("a connection"));
+            while let Ok(Some(_)) = proxy::read(&mut reader, false) {
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+                // A client that has gone asks no more.
+                let _ = (&client).write_all((head + &body).as_bytes());
+            }
+        }
+    });
+    address
+}
+
+/// gcloud makes ssh's command of it, for a user of OS Login, at the machine's external address.
+#[test]
+#[ignore = "needs gcloud"]
+fn gcloud_takes_what_ftctl_asks_of_it() {
+    let job = Submitted::start();
+    let token = job.devcloud.sandbox.path("token");
+    std::fs::write(&token, "devcloud").expect("written");
+    let path = std::env::var_os("PATH").expect("a path");
+    let gcloud = std::env::split_paths(&path).map(|directory| directory.join("gcloud")).find(|program| program.is_file());
+    let gcloud = gcloud.expect("gcloud");
+    let variables = [
+        ("CLOUDSDK_CONFIG", job.devcloud.sandbox.home().display().to_string()),
+        ("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", token.display().to_string()),
+        ("CLOUDSDK_CORE_ACCOUNT", "somebody@example.com".to_owned()),
+        ("CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN", os_login()),
+    ];
+    let variables = variables.map(|(name, value)| format!("{name}='{value}'")).join(" ");
+    let said = job.exec(&format!("exec env {variables} {} \"$@\" --dry-run", gcloud.display()), &["echo", "it's  a word"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let asked = said.stdout.trim();
+    assert!(asked.contains(" somebody_example_com@203.0.113.10 -- 'echo' 'it'\\''s  a word'"), "{asked}");
 }
 
 /// Needs gcloud, which no package registry has.

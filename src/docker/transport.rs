@@ -27,6 +27,7 @@ use super::{
     Endpoint, EngineError,
     endpoint::{Address, Tls},
 };
+use crate::job::wording::shell_word;
 
 /// How much of what ssh says is shown.
 const SSH_WORDS: u64 = 2_000;
@@ -131,7 +132,7 @@ fn ssh(destination: &str, port: Option<u16>, socket: Option<&str>) -> io::Result
     }
     command.args(["--", destination, "docker"]);
     if let Some(socket) = socket {
-        command.arg(format!("--host=unix://{}", quoted(socket)));
+        command.arg(format!("--host=unix://{}", shell_word(socket)));
     }
     command.args(["system", "dial-stdio"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -141,11 +142,6 @@ fn ssh(destination: &str, port: Option<u16>, socket: Option<&str>) -> io::Result
     };
     let words = child.stderr.take();
     Ok(Line { stream: Box::new(Piped { output, input: Some(input), _program: child }), words })
-}
-
-/// The shell at the other end splits words.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Why ssh brought no answer, in its own words.

@@ -50,6 +50,11 @@ pub fn nearest<'k>(typed: &str, known: &[&'k str]) -> Option<&'k str> {
     (near.0 <= (typed.chars().count() / 3).max(1)).then_some(near.1)
 }
 
+/// One word for a shell, whatever is in it.
+pub fn shell_word(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 fn quoted(message: &str) -> Vec<&str> {
     message.split('`').skip(1).step_by(2).collect()
 }

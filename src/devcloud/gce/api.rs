@@ -464,7 +464,8 @@ fn guest_attributes(cloud: &mut Cloud, request: &Request, place: &Place) -> Answ
         .map(|((namespace, key), value)| json!({ "namespace": namespace, "key": key, "value": value }))
         .collect();
     if items.is_empty() {
-        return Err(not_found(cloud, &format!("zones/{}/instances/{}/guestAttributes/{path}", place.0, place.1)));
+        // gcloud goes by these words.
+        return Err(Refusal::new(404, "notFound", format!("The resource '{path}' of type 'Guest Attribute' was not found.")));
     }
     Ok(json!({
         "kind": "compute#guestAttributes", "queryPath": path, "queryValue": { "items": items },

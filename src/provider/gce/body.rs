@@ -77,6 +77,7 @@ pub fn instance(
         "metadata": { "items": [
             { "key": "install-nvidia-driver", "value": "True" },
             { "key": "enable-guest-attributes", "value": "TRUE" },
+            { "key": "enable-oslogin", "value": "TRUE" },
             { "key": "ftctl-cards", "value": plan.accelerators.to_string() },
             { "key": "ftctl-image", "value": image },
             { "key": "startup-script", "value": STARTUP },

@@ -18,6 +18,7 @@ mod credentials;
 mod possible;
 mod quota;
 mod refusal;
+mod ssh;
 #[cfg(test)]
 mod tests;
 
@@ -38,7 +39,9 @@ use self::{
     credentials::Credentials,
     refusal::Refusal,
 };
-use super::{Capabilities, Class, Console, LeftBehind, Provider, ProviderError, Resource, Result, Sighting, Signs, TrainerFrom};
+use super::{
+    Capabilities, Class, Console, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, Signs, TrainerFrom,
+};
 use crate::{
     job::{
         clock::Clock,
@@ -65,6 +68,8 @@ pub struct Gce {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     refused: Mutex<Vec<String>>,
+    /// Where programs are.
+    path: String,
 }
 
 impl Gce {
@@ -80,7 +85,8 @@ impl Gce {
         let (credentials, project) = found.unwrap_or_else(|error| (Credentials::absent(error), named.unwrap_or_default()));
         let endpoint =
             variables("FTCTL_ENDPOINT_GCE").map_or_else(|| PUBLIC.to_owned(), |url| url.trim_end_matches('/').to_owned());
-        Ok(Self { client: Client::new(endpoint, project, credentials)?, store, clock, refused: Mutex::default() })
+        let (client, path) = (Client::new(endpoint, project, credentials)?, variables("PATH").unwrap_or_default());
+        Ok(Self { client, store, clock, refused: Mutex::default(), path })
     }
 
     /// A machine by its name, in whatever zone it is; the oldest, should there be two.
@@ -349,6 +355,16 @@ impl Provider for Gce {
         let mut found: Vec<Resource> = machines.iter().filter_map(resource).collect();
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
+    }
+
+    async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
+        let gcloud = ssh::gcloud(&self.path).ok_or_else(|| {
+            ProviderError::new(Class::Invalid, "machines of Compute Engine are reached with gcloud, and there is none in PATH")
+                .fix("install it: https://cloud.google.com/sdk/docs/install; then `gcloud auth login`")
+        })?;
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {} that runs", attempt.machine_name()));
+        let machine = self.find(attempt).await?.filter(|machine| machine["status"] == "RUNNING").ok_or_else(absent)?;
+        Ok(Session::Program(ssh::session(gcloud, &self.client.project, &machine, command, terminal)))
     }
 }
 

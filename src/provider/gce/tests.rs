@@ -162,10 +162,10 @@ fn the_insert_is_the_seeds_but_for_what_is_listed() {
     // What finds it, and what it may cost, without a record.
     let labels = ours.as_object_mut().and_then(|body| body.remove("labels")).expect("labels");
     assert_eq!(labels["ftctl-lifetime"], "3600");
-    // The seed logs in and types; ours starts by itself.
+    // The seed logs in and types; ours starts by itself, and whoever logs in leaves no key in the project's metadata.
     let items = ours["metadata"]["items"].as_array_mut().expect("items");
     let added: Vec<Value> = items.drain(1..).map(|item| item["key"].clone()).collect();
-    assert_eq!(added, ["enable-guest-attributes", "ftctl-cards", "ftctl-image", "startup-script"]);
+    assert_eq!(added, ["enable-guest-attributes", "enable-oslogin", "ftctl-cards", "ftctl-image", "startup-script"]);
     assert_eq!(ours, seeds);
 
     // Without --legacy-preemptible: the kind of machine whose life the cloud itself limits.
