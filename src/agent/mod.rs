@@ -323,7 +323,7 @@ impl<'a> Agent<'a> {
     }
 
     fn checkpoints_of<'f>(&'f self, folder: &'f Folder, after: u64) -> CheckpointShipper<'f> {
-        CheckpointShipper { store: &self.store, job: &self.order.job, folder, after, keep: self.order.train.keep_checkpoints }
+        CheckpointShipper::new(&self.store, &self.order.job, folder, after, self.order.train.keep_checkpoints)
     }
 
     /// Whether the attempt may go on writing. A conflict means that another attempt has taken the job over: the trainer must end.

@@ -31,31 +31,49 @@ impl GrowingFile {
     }
 }
 
-/// The checkpoints of one attempt's folder on their way to the store.
+/// The checkpoints of one attempt's folder on their way to the store, the newest first: what a preemption costs is the way from there. Where the store
+/// is slower than the trainer an older one goes only while no newer one waits, and never when as many newer ones as are kept are there.
 pub(super) struct CheckpointShipper<'a> {
-    pub store: &'a Arc<dyn Store>,
-    pub job: &'a JobId,
-    pub folder: &'a Folder,
+    store: &'a Arc<dyn Store>,
+    job: &'a JobId,
+    folder: &'a Folder,
+    keep: usize,
     /// Checkpoints up to this step are in the store, or came from there.
-    pub after: u64,
-    pub keep: usize,
+    after: u64,
+    /// Those up to this step are out of the trainer's reach, or were.
+    secured: u64,
+    sent: Vec<u64>,
 }
 
-impl CheckpointShipper<'_> {
-    /// Commits what is complete, in the order of steps; [`StoreError::Conflict`]: another attempt holds the job.
+impl<'a> CheckpointShipper<'a> {
+    /// For what is newer than step `after`; `keep` of them at most are to be in the store.
+    pub fn new(store: &'a Arc<dyn Store>, job: &'a JobId, folder: &'a Folder, after: u64, keep: usize) -> Self {
+        Self { store, job, folder, keep, after, secured: after, sent: Vec::new() }
+    }
+
+    /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job.
     pub async fn ship(&mut self, lease: &mut Lease) -> Result<()> {
         let failed = |source: io::Error| local_failure(self.folder, source);
-        self.folder.secure_checkpoints(self.after).map_err(failed)?;
-        for step in self.folder.unshipped().map_err(failed)? {
-            if step > self.after {
-                let local = self.folder.shipping(step);
-                checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local).await?;
-                self.after = step;
-                checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;
-            }
-            self.folder.forget_shipped(step).map_err(|source| local_failure(self.folder, source))?;
+        while let Some(step) = self.next().map_err(failed)? {
+            let local = self.folder.shipping(step);
+            checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local).await?;
+            checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;
+            self.folder.forget_shipped(step).map_err(failed)?;
+            self.sent.push(step);
         }
         Ok(())
+    }
+
+    /// The one to send now. Those that nobody would keep are forgotten.
+    fn next(&mut self) -> io::Result<Option<u64>> {
+        self.folder.secure_checkpoints(self.secured)?;
+        let waiting = self.folder.unshipped()?;
+        self.secured = waiting.last().map_or(self.secured, |newest| self.secured.max(*newest));
+        let newer = |step: u64| self.sent.iter().chain(&waiting).filter(|other| **other > step).count();
+        let (kept, others): (Vec<u64>, Vec<u64>) =
+            waiting.iter().partition(|step| **step > self.after && newer(**step) < self.keep.max(1));
+        others.into_iter().try_for_each(|step| self.folder.forget_shipped(step))?;
+        Ok(kept.last().copied())
     }
 }
 
@@ -73,3 +91,35 @@ pub(super) fn local_failure(folder: &Folder, source: io::Error) -> StoreError {
 
 /// Whether the trainer is over, for those who ship beside it: their next round is the last.
 pub(super) type Over = watch::Receiver<bool>;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    #[test]
+    fn the_newest_checkpoint_goes_first_and_none_that_nobody_keeps() {
+        let (work, store) = (tempfile::tempdir().unwrap(), Arc::new(MemoryStore::new()) as Arc<dyn Store>);
+        let (folder, job) = (Folder::new(work.path(), 1), JobId::derive("test", "1"));
+        let make = |steps: &[u64]| steps.iter().for_each(|step| fs::create_dir_all(folder.checkpoint(*step)).unwrap());
+        let mut shipper = CheckpointShipper::new(&store, &job, &folder, 10, 3);
+        let mut send = |made: &[u64]| {
+            make(made);
+            let step = shipper.next().unwrap();
+            if let Some(step) = step {
+                folder.forget_shipped(step).unwrap();
+                shipper.sent.push(step);
+            }
+            (step, folder.unshipped().unwrap())
+        };
+        assert_eq!(send(&[10]), (None, vec![]), "it came from the store");
+        assert_eq!(send(&[20, 30, 40, 50]), (Some(50), vec![30, 40]), "20 would not be kept");
+        assert_eq!(send(&[60]), (Some(60), vec![40]));
+        assert_eq!(send(&[]), (Some(40), vec![]), "the third that is kept");
+        assert_eq!(send(&[70, 80]), (Some(80), vec![70]));
+        assert_eq!(send(&[]), (Some(70), vec![]));
+        assert_eq!(send(&[]), (None, vec![]));
+    }
+}

@@ -59,14 +59,17 @@ impl Devcloud {
         self.everywhere("instances").iter().map(|machine| (text(&machine["name"]), text(&machine["status"]))).collect()
     }
 
-    /// Preempts every machine of this zone.
-    pub fn take_away(&self, zone: &str) {
-        let machines = self.everywhere("instances");
-        for machine in machines.iter().filter(|machine| machine["zone"].as_str().unwrap().ends_with(zone)) {
-            let url = format!("{}/devcloud/preempt?instance={}", self.endpoint, machine["name"].as_str().unwrap());
+    /// Preempts every machine of this zone, and names them.
+    pub fn take_away(&self, zone: &str) -> Vec<String> {
+        let machines = self.everywhere("instances").into_iter().filter(|machine| machine["zone"].as_str().unwrap().ends_with(zone));
+        let taken = machines.map(|machine| {
+            let name = machine["name"].as_str().unwrap().to_owned();
+            let url = format!("{}/devcloud/preempt?instance={name}", self.endpoint);
             // One that has gone meanwhile is refused.
             Command::new("curl").args(["-s", "-X", "POST", &url]).output().unwrap();
-        }
+            name
+        });
+        taken.collect()
     }
 
     /// The name of each machine that was ever made, as often as it was.
