@@ -172,11 +172,14 @@ fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
     let gpus = "PREEMPTIBLE_NVIDIA_V100_GPUS";
     let outlook =
         json!({ "us-west1-b": { "obtainability": 0.9, "uptime": "8h" }, "us-west1-a": { "obtainability": 0.8, "uptime": "8h" } });
+    let gone = json!({ "call": "compute.images.getFromFamily", "kind": { "status": 404 }, "times": 2 });
     for (script, code, part) in [
         (json!({}), 0, "us-central1: PREEMPTIBLE_NVIDIA_V100_GPUS 0 of 64 used, 1 needed"),
         (json!({ "quotas": { gpus: 0 } }), 5, "us-central1: no room: PREEMPTIBLE_NVIDIA_V100_GPUS 0 of 0 used, 1 needed"),
         (json!({ "quotas": { "GPUS_ALL_REGIONS": 0 } }), 5, "all regions: no room: GPUS_ALL_REGIONS 0 of 0 used, 1 needed"),
         (json!({ "outlooks": outlook }), 0, "us-west1-b 0.90 for 8h"),
+        (json!({}), 0, "pytorch-latest-gpu-v20250601, the newest pytorch-latest-gpu of deeplearning-platform-release"),
+        (json!({ "faults": [gone] }), 2, "there is no pytorch-latest-gpu of deeplearning-platform-release"),
         (
             json!({ "faults": [{ "call": "*", "kind": { "status": 403 }, "times": 20 }] }),
             0,

@@ -80,7 +80,11 @@ impl Planned {
         let bad: Vec<&Finding> = self.room.iter().filter(|finding| finding.health == Health::Bad).collect();
         let Some(first) = bad.first() else { return Ok(()) };
         let messages: Vec<&str> = bad.iter().map(|finding| finding.message.as_str()).collect();
-        let failure = Failure::new(Exit::Capacity, format!("there is no room for this machine: {}", messages.join("; ")));
+        let (exit, what) = match bad.iter().find(|finding| finding.what != "quota") {
+            Some(_) => (Exit::Usage, "this machine cannot be"),
+            None => (Exit::Capacity, "there is no room for this machine"),
+        };
+        let failure = Failure::new(exit, format!("{what}: {}", messages.join("; ")));
         Err(Failure { fix: first.fix.clone(), ..failure })
     }
 }

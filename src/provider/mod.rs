@@ -123,7 +123,8 @@ pub trait Provider: Send + Sync {
         Ok(())
     }
 
-    /// Whether the backend has room for this plan's machine, found out by asking it. Changes nothing, and fails for nothing.
+    /// Whether the backend has room for this plan's machine, and what that begins with, found out by asking it. Changes nothing, and fails
+    /// for nothing.
     async fn room(&self, _plan: &Plan) -> Vec<Finding> {
         Vec::new()
     }

@@ -13,6 +13,7 @@
 
 mod advice;
 mod body;
+mod boot;
 mod client;
 mod credentials;
 mod possible;
@@ -235,6 +236,7 @@ impl Provider for Gce {
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
         let mut findings = quota::room(&self.client, &plan.gce).await;
+        findings.push(boot::check(&self.client, &plan.gce).await);
         if plan.gce.rank_zones {
             findings.push(advice::ranked(&self.client, &plan.gce).await.1);
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::super::{Class, ProviderError, Result};
 use crate::job::{
     catalogue::{self, Accelerator},
+    gce::GcePlan,
     image::LibtorchVariant,
     plan::Plan,
 };
@@ -31,13 +32,8 @@ pub fn check(plan: &Plan, endpoint: &str) -> Result<()> {
         let message = format!("the build `{}` of libtorch has no kernels for a {name}", variant.name());
         return refuse(message, better(card).map_or_else(String::new, |better| format!("set image.variant = \"{better}\"")));
     }
-    if let Some(branch) = driver(&plan.gce.image_family).filter(|branch| !is_known_to(card, *branch)) {
-        let message = format!(
-            "the boot image {} has a driver of branch {branch}, which does not know a {name}: {} was the last",
-            plan.gce.image_family,
-            catalogue::gce().drivers.branch
-        );
-        return refuse(message, "name an older family in compute.gce.image_family".to_owned());
+    if let Some(why) = unknown_to_driver(&plan.gce, &plan.gce.image_family) {
+        return refuse(why, "name an older family in compute.gce.image_family".to_owned());
     }
     Ok(())
 }
@@ -56,9 +52,16 @@ fn better(card: &Accelerator) -> Option<&'static str> {
     LibtorchVariant::ALL.into_iter().map(LibtorchVariant::name).find(|name| has_kernels(name, card))
 }
 
-fn is_known_to(card: &Accelerator, branch: u32) -> bool {
-    let drivers = &catalogue::gce().drivers;
-    card.compute_capability >= drivers.compute_capability || branch <= drivers.branch
+/// Why the driver of a boot image does not know the plan's GPU, as far as the image's name tells.
+pub fn unknown_to_driver(plan: &GcePlan, image: &str) -> Option<String> {
+    let (card, branch, drivers) = (plan.card()?, driver(image)?, &catalogue::gce().drivers);
+    let known = card.compute_capability >= drivers.compute_capability || branch <= drivers.branch;
+    let name = &plan.accelerator;
+    let why = format!(
+        "the boot image {image} has a driver of branch {branch}, which does not know a {name}: {} was the last",
+        drivers.branch
+    );
+    (!known).then_some(why)
 }
 
 /// The driver's branch, where the name of a family tells it: `common-cu128-ubuntu-2204-nvidia-570`.
@@ -70,10 +73,7 @@ fn driver(family: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::{
-        job::{
-            gce::{GcePlan, GceSpec},
-            units::Span,
-        },
+        job::{gce::GceSpec, units::Span},
         provider::conformance,
     };
 

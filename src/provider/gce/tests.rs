@@ -541,10 +541,27 @@ async fn a_plan_is_told_whether_the_quotas_hold_it() {
         assert!(findings.iter().any(|finding| finding.message.contains(text)), "{text}: {findings:?}");
     }
     let nowhere = Place::new(json!({ "quotas": { "CPUS": 0 } })).await.provider().room(&plan()).await;
-    assert!(nowhere.iter().skip(1).all(|finding| finding.health == Health::Bad), "{nowhere:?}");
+    let regions = nowhere.iter().skip(1).filter(|finding| finding.what == "quota");
+    assert!(regions.clone().count() > 3 && regions.clone().all(|finding| finding.health == Health::Bad), "{nowhere:?}");
     let denied = json!({ "faults": [{ "call": "compute.projects.get", "kind": { "status": 403 } }] });
     let findings = Place::new(denied).await.provider().room(&plan()).await;
-    assert!(findings.len() == 1 && findings[0].message.starts_with("not known: "), "{findings:?}");
+    assert!(findings.len() == 2 && findings[0].message.starts_with("not known: "), "{findings:?}");
+}
+
+#[tokio::test]
+async fn a_plan_is_told_what_its_family_means_today() {
+    let place = Place::new(json!({})).await;
+    let told = async |change: &dyn Fn(&mut crate::job::gce::GcePlan)| {
+        let mut plan = plan();
+        change(&mut plan.gce);
+        let finding = boot::check(&place.provider().client, &plan.gce).await;
+        (finding.health, finding.message)
+    };
+    assert_eq!(told(&|_| {}).await.0, Health::Good);
+    let small = told(&|plan| plan.disk_gb = 49).await;
+    assert_eq!(small, (Health::Bad, "pytorch-latest-gpu-v20250601 needs a disk of 50 GB, and the machine has 49".to_owned()));
+    let new = told(&|plan| plan.image_family = "x-nvidia-590".to_owned()).await;
+    assert!(new.0 == Health::Bad && new.1.contains("x-nvidia-590-v20250601 has a driver of branch 590"), "{}", new.1);
 }
 
 /// Google's own description of the service, and what it says against requests.
