@@ -49,8 +49,6 @@ pub enum LibtorchVariant {
 }
 
 impl LibtorchVariant {
-    pub const ALL: [Self; 1] = [Self::Cpu];
-
     pub fn name(self) -> &'static str {
         match self {
             LibtorchVariant::Cpu => "cpu",
