@@ -1,9 +1,10 @@
 #!/bin/sh
-# libtorch.sh VARIANT PIP_INDEX TORCH_INDEX
+# libtorch.sh CUDA PIP_INDEX TORCH_INDEX
 #
-# Installs libtorch below /build/libtorch: site/ as pip leaves it, link/ what the linker may see. Empty indexes are pip's own.
+# Installs libtorch below /build/libtorch: site/ as pip leaves it, link/ what the linker may see; and in /image/lib what the trainer loads.
+# CUDA is a version, or none: the build for CPUs, or of the one for CUDA what a CPU needs. Empty indexes are pip's own.
 set -eu
-variant="$1" version=2.11.0 home=/build/libtorch
+cuda="$1" version=2.11.0 home=/build/libtorch
 [ -z "$2" ] || export PIP_INDEX_URL="$2"
 
 python3 -m pip --version >/dev/null 2>&1 ||
@@ -13,18 +14,31 @@ install() {
         --target "$home/site" "$@"
 }
 install --no-deps ${3:+--index-url "$3"} "torch==$version"
-mkdir -p "$home/link/lib"
-case "$variant" in
-cpu)
+if [ "$cuda" = none ]; then
     # The build for CUDA links these two even on a CPU; the one for CPUs does not.
     if readelf -d "$home/site/torch/lib/libtorch_cpu.so" | grep -q libcudart; then
         install --no-deps "nvidia-cuda-runtime==13.*" "nvidia-cuda-cupti==13.*"
     fi
-    # With libtorch_cuda in sight it would be linked, and is not there at run time.
-    for library in c10 torch_cpu torch; do ln -s "$home/site/torch/lib/lib$library.so" "$home/link/lib/"; done
-    ;;
-*)
-    echo "there is no variant $variant: cpu" >&2
-    exit 2
-    ;;
-esac
+else
+    grep -q "^cuda.*'$cuda'" "$home/site/torch/version.py" ||
+        { echo "the index has torch $version for another CUDA than $cuda: $(grep '^cuda' "$home/site/torch/version.py")" >&2; exit 1; }
+    # What it names of NVIDIA's, and nothing for Python.
+    sed -nE 's/^Requires-Dist: ((nvidia-|cuda-toolkit)[^; ]*).*/\1/p' "$home/site/torch-$version"*.dist-info/METADATA >"$home/cuda"
+    install ${3:+--extra-index-url "$3"} --requirement "$home/cuda"
+fi
+mkdir -p "$home/link/lib"
+# With libtorch_cuda in sight it would be linked; the trainer loads it itself where there is a GPU.
+for library in c10 torch_cpu torch; do ln -s "$home/site/torch/lib/lib$library.so" "$home/link/lib/"; done
+
+mkdir -p /image/lib
+libraries="$(sh /build/libraries.sh "$home/site/torch/lib/libtorch_cpu.so" "$cuda")"
+for library in $libraries; do
+    name="/image/lib/${library##*/}"
+    case "$library" in
+    # Gigabytes: one copy will do.
+    "$home"/*) mv "$library" "$name" && ln -s "$name" "$library" ;;
+    *) cp -L "$library" "$name" ;;
+    esac
+done
+# Times are a part of a layer, and these files are the same whenever they were made.
+find /image -exec touch -h -d @0 {} +

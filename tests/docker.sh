@@ -1,7 +1,7 @@
 # Sourced by tests/run: a real container engine, for tests only.
 #
 #   start_docker     leaves DOCKER_HOST and FT_BASE (an image of a minimal system) in the environment, or says in one line why the tests
-#                    that need an engine are skipped, and fails; with FT_DOCKER_FULL=1 also FT_BUILDER, which compiles
+#                    that need an engine are skipped, and fails; with FT_DOCKER_FULL also FT_BUILDER, which compiles
 #   stop_docker      at the end, whatever happened
 #
 # An engine that answers already is used as it is. Otherwise, as root on a Debian, its packages are installed and an engine of the tests'
@@ -64,7 +64,7 @@ base_image() {
     rm -rf "$root" "$root.log"
 }
 
-# With FT_DOCKER_FULL=1 also what compiles in containers: that system with a C++ compiler, and this machine's Rust.
+# With FT_DOCKER_FULL also what compiles in containers: that system with a C++ compiler, and this machine's Rust.
 builder_image() {
     [ -n "${FT_DOCKER_FULL:-}" ] || return 0
     export FT_BUILDER=ftctl-test/builder

@@ -99,13 +99,27 @@ pub struct ImageFlags {
 enum VariantArg {
     /// For machines without a GPU
     Cpu,
+    /// CUDA 12.6: GPUs from Maxwell to Hopper, the V100 among them
+    Cu126,
+    /// CUDA 13.0: GPUs from Turing on
+    Cu130,
+}
+
+impl From<VariantArg> for LibtorchVariant {
+    fn from(variant: VariantArg) -> Self {
+        match variant {
+            VariantArg::Cpu => Self::Cpu,
+            VariantArg::Cu126 => Self::Cu126,
+            VariantArg::Cu130 => Self::Cu130,
+        }
+    }
 }
 
 impl From<&ImageFlags> for ImageSpec {
     fn from(flags: &ImageFlags) -> Self {
         let flags = flags.clone();
         Self {
-            variant: flags.variant.map(|VariantArg::Cpu| LibtorchVariant::Cpu),
+            variant: flags.variant.map(LibtorchVariant::from),
             base: flags.base,
             builder: flags.builder,
             prebuilt: flags.prebuilt,

@@ -17,7 +17,10 @@ use tokio::process::Command;
 use super::{ImageError, Result, context::Context, io_error, libtorch, sources, steps::Steps};
 use crate::{
     docker::{self, Engine, credentials::Credentials, registry},
-    job::{image::ImageSpec, report::Report},
+    job::{
+        image::{ImageSpec, LibtorchVariant},
+        report::Report,
+    },
 };
 
 /// Where the image has the agent; its entrypoint is `ftctl agent`.
@@ -56,7 +59,7 @@ impl Recipe {
         let mut context = Context::default();
         let certificates = certificates(spec.ca_bundle.as_deref().map(Path::new))?;
         if let Some(folder) = &spec.prebuilt {
-            add_programs(&mut context, Path::new(folder), &certificates).await?;
+            add_programs(&mut context, Path::new(folder), spec.variant.unwrap_or_default(), &certificates).await?;
         } else {
             add_sources(&mut context)?;
             // The classic builder runs the stages that nobody asks for, too.
@@ -66,7 +69,7 @@ impl Recipe {
         for name in [DOCKERFILE, "docker/libtorch.sh", "docker/libraries.sh"] {
             context.add(name, embedded(name)?);
         }
-        let arguments = arguments(spec);
+        let arguments = arguments(spec)?;
         let mut hash = Sha256::new();
         for (name, value) in &arguments {
             hash.update(format!("{name}={value}\0"));
@@ -172,10 +175,16 @@ fn query(recipe: &Recipe, classic: bool) -> String {
     query.to_string()
 }
 
-fn arguments(spec: &ImageSpec) -> BTreeMap<&'static str, String> {
+fn arguments(spec: &ImageSpec) -> Result<BTreeMap<&'static str, String>> {
     let variant = spec.variant.unwrap_or_default();
     let text = |typed: &Option<String>, default: &str| typed.clone().unwrap_or_else(|| default.to_owned());
     let torch_index = match spec.torch_index.as_deref() {
+        Some("pypi") if variant == LibtorchVariant::Cu126 => {
+            return Err(ImageError::Invalid(
+                "the Python package index has no torch for cu126; remove torch_index = \"pypi\", or name an index that has it"
+                    .to_owned(),
+            ));
+        }
         Some("pypi") => String::new(),
         Some(index) => index.to_owned(),
         None => format!("https://download.pytorch.org/whl/{}", variant.name()),
@@ -186,7 +195,7 @@ fn arguments(spec: &ImageSpec) -> BTreeMap<&'static str, String> {
         ("VARIANT", variant.name().to_owned()),
         ("REVISION", sources::digest()),
         ("LIBTORCH_VERSION", libtorch::VERSION.to_owned()),
-        ("CUDA", "none".to_owned()),
+        ("CUDA", variant.cuda().unwrap_or("none").to_owned()),
     ]);
     if spec.prebuilt.is_none() {
         arguments.extend([
@@ -196,7 +205,7 @@ fn arguments(spec: &ImageSpec) -> BTreeMap<&'static str, String> {
             ("CARGO_INDEX", text(&spec.cargo_index, "")),
         ]);
     }
-    arguments
+    Ok(arguments)
 }
 
 /// The user's certificates, or nothing.
@@ -240,7 +249,7 @@ fn add_sources(context: &mut Context) -> Result<()> {
 }
 
 /// The programs of `folder`, and what the trainer loads.
-async fn add_programs(context: &mut Context, folder: &Path, more: &[u8]) -> Result<()> {
+async fn add_programs(context: &mut Context, folder: &Path, variant: LibtorchVariant, more: &[u8]) -> Result<()> {
     for name in ["ftctl", "ft-trainer"] {
         let program = folder.join(name);
         if !program.is_file() {
@@ -248,7 +257,7 @@ async fn add_programs(context: &mut Context, folder: &Path, more: &[u8]) -> Resu
         }
         context.add_file(format!("prebuilt/bin/{name}"), program);
     }
-    for library in libraries(&folder.join("ft-trainer")).await? {
+    for library in libraries(&folder.join("ft-trainer"), variant).await? {
         let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
         context.add_file(format!("prebuilt/lib/{name}"), library);
     }
@@ -257,10 +266,15 @@ async fn add_programs(context: &mut Context, folder: &Path, more: &[u8]) -> Resu
     Ok(())
 }
 
-async fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+async fn libraries(program: &Path, variant: LibtorchVariant) -> Result<Vec<PathBuf>> {
     let script = String::from_utf8_lossy(embedded("docker/libraries.sh")?);
     let mut command = Command::new("sh");
-    command.args(["-c", &script, "libraries.sh"]).arg(program).stdin(Stdio::null()).kill_on_drop(true);
+    command
+        .args(["-c", &script, "libraries.sh"])
+        .arg(program)
+        .arg(variant.cuda().unwrap_or("none"))
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
     let purpose = "see which libraries the trainer loads";
     let answer = command.output().await.map_err(|source| ImageError::Missing { program: "sh", purpose, source })?;
     if !answer.status.success() {

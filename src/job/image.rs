@@ -28,7 +28,7 @@ pub struct ImageSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pip_index: Option<String>,
     /// Index that has `torch` for the variant; absent: `https://download.pytorch.org/whl/VARIANT`. `pypi` takes it from the Python package
-    /// index, whose `torch` is the build for CUDA: larger.
+    /// index, whose `torch` is the build for CUDA 13.0: what `cu130` wants, and larger than what `cpu` needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch_index: Option<String>,
     /// Index of crates, like `sparse+https://host/index/`; absent: crates.io.
@@ -46,12 +46,27 @@ pub enum LibtorchVariant {
     /// For machines without a GPU.
     #[default]
     Cpu,
+    /// CUDA 12.6: GPUs from Maxwell to Hopper, the V100 among them. The Python package index does not have it.
+    Cu126,
+    /// CUDA 13.0: GPUs from Turing on, Blackwell among them.
+    Cu130,
 }
 
 impl LibtorchVariant {
     pub fn name(self) -> &'static str {
         match self {
             LibtorchVariant::Cpu => "cpu",
+            LibtorchVariant::Cu126 => "cu126",
+            LibtorchVariant::Cu130 => "cu130",
+        }
+    }
+
+    /// Version of the CUDA libraries that come with it.
+    pub fn cuda(self) -> Option<&'static str> {
+        match self {
+            LibtorchVariant::Cpu => None,
+            LibtorchVariant::Cu126 => Some("12.6"),
+            LibtorchVariant::Cu130 => Some("13.0"),
         }
     }
 }

@@ -7,6 +7,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use serde_json::Value;
+
 use super::{free_port, listening};
 
 /// `me` with the password `right`, as htpasswd -B writes it.
@@ -109,9 +111,13 @@ impl Registry {
         found
     }
 
-    /// A blob's bytes.
-    pub fn blob(&self, digest: &str) -> Vec<u8> {
-        fs::read(self.storage().join("blobs/sha256").join(&digest[..2]).join(digest).join("data")).expect("a blob")
+    /// Compressed sizes in bytes of the layers of an image, named by the digest at the end of `reference`.
+    pub fn image(&self, reference: &str) -> Vec<u64> {
+        let digest = reference.trim().rsplit_once("sha256:").expect("a digest").1;
+        let manifest = fs::read(self.storage().join("blobs/sha256").join(&digest[..2]).join(digest).join("data")).expect("a blob");
+        let manifest: Value = serde_json::from_slice(&manifest).expect("JSON");
+        let layers = manifest["layers"].as_array().expect("layers");
+        layers.iter().map(|layer| layer["size"].as_u64().expect("a size")).collect()
     }
 
     /// Bytes of layers that are on their way.

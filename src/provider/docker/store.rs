@@ -7,7 +7,10 @@ use serde_json::{Map, Value};
 use super::{Docker, machine};
 use crate::{
     docker,
-    job::{docker::numbers, plan::Plan},
+    job::{
+        docker::{Gpus, numbers},
+        plan::Plan,
+    },
     provider::{Class, ProviderError, Result},
     store::azure,
 };
@@ -63,6 +66,11 @@ impl Docker {
                 self.settings.address
             );
             return refused(why, "set compute.docker.network = \"host\"");
+        }
+        let variant = plan.image.variant.unwrap_or_default();
+        if plan.docker.gpus != Gpus::None && plan.docker.image.is_none() && variant.cuda().is_none() {
+            let why = format!("the job wants GPUs, and its image would have none of CUDA's libraries (variant {})", variant.name());
+            return refused(why, "set image.variant = \"cu130\", or \"cu126\" for GPUs older than Turing, such as a V100");
         }
         Ok(())
     }

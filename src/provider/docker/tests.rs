@@ -221,6 +221,14 @@ async fn docker_refuses_what_cannot_run_and_says_why() {
 
     let mut plan = plan();
     plan.docker.gpus = crate::job::docker::Gpus::All;
+    let error = docker.price_per_hour(&plan).await.unwrap_err();
+    assert!(
+        error.message.contains("none of CUDA's libraries (variant cpu)") && error.fix.unwrap().contains("cu130"),
+        "{}",
+        error.message
+    );
+    plan.image.variant = Some(crate::job::image::LibtorchVariant::Cu130);
+    assert_eq!(docker.price_per_hour(&plan).await, Ok(Money::ZERO));
     docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
     let error = docker.launch(&order(&attempt)).await.unwrap_err();
     assert!(error.fix.unwrap().contains("NVIDIA Container Toolkit"), "{}", error.message);
