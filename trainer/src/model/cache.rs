@@ -164,7 +164,10 @@ vectorised! {
     fn attend(query: &[f32], keys: &[f32], values: &[f32], output: &mut [f32]) {
         let channels = query.len();
         let scale = 1.0 / (channels as f32).sqrt();
-        let mut weights: Vec<f32> = keys.chunks_exact(channels).map(|key| dot(query, key) * scale).collect();
+        let mut weights = vec![0.0; keys.len() / channels];
+        for (weight, key) in weights.iter_mut().zip(keys.chunks_exact(channels)) {
+            *weight = dot(query, key) * scale;
+        }
         let peak = largest(&weights);
         for weight in &mut weights {
             *weight = exp(*weight - peak);

@@ -14,13 +14,12 @@ pub(super) fn add_product(x: &[f32], w: &[f32], y: &mut [f32], [rows, depth, col
     #[cfg(target_arch = "x86_64")]
     if avx512::serves(rows) {
         assert!(x.len() == rows * depth && w.len() == depth * columns && y.len() == rows * columns);
+        if rows <= avx512::GROUP {
+            return avx512::stream(x, w, y, [rows, depth, columns]);
+        }
         return avx512::in_panels([rows, columns], y, |panel, sums| {
             let w = avx512::Strip { w: &w[panel.start..], pitch: columns, width: panel.len() };
-            if rows <= avx512::GROUP {
-                avx512::stream(x, depth, w, sums);
-            } else {
-                avx512::pack_and_multiply(x, depth, w, sums);
-            }
+            avx512::pack_and_multiply(x, depth, w, sums);
         });
     }
     let _ = (x, w, y, rows, depth, columns);
@@ -44,7 +43,8 @@ pub(super) fn add_product_transposed(x: &[f32], w: &[f32], y: &mut [f32], [rows,
 mod avx512 {
     use std::{
         arch::x86_64::{
-            __m512, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+            __m512, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps, _mm512_set1_ps,
+            _mm512_setzero_ps, _mm512_storeu_ps,
         },
         ops::Range,
     };
@@ -84,9 +84,11 @@ mod avx512 {
     const TILE: usize = 2 * LANES;
     /// Columns that one thread computes before it asks for more, at most: 4 KiB of each of the matrix's rows.
     const PANEL: usize = 1024;
-    /// Rows of the matrix that are used at once: as they lie, and as a copy of which a tile fills most of the nearest cache.
-    const FOUR: usize = 4;
-    const BLOCK: usize = 256;
+    /// Parts of a matrix whose products are added up at the end, so that the sum's order does not depend on the number of threads.
+    const PARTS: usize = 16;
+    /// Rows of the matrix that are used at once: as they lie, and as a copy that fits into the second cache with what comes next.
+    const EIGHT: usize = 8;
+    const BLOCK: usize = 128;
     /// Rows of a transposed matrix that stay in the second cache while one group of rows after the other meets them.
     const SHARE: usize = 64;
 
@@ -123,37 +125,61 @@ mod avx512 {
         true
     }
 
-    /// The product of up to [`GROUP`] rows `x [M, K]` with the strip, added to `sums [M, width]`.
-    pub fn stream(x: &[f32], depth: usize, strip: Strip<'_>, sums: &mut [f32]) {
-        const FOURS: [Pass; GROUP] = each_number_of_rows!(stream_rows, FOUR);
+    /// `x [M, K]` · `w [K, N]` added to `y [M, N]` for up to [`GROUP`] rows, by threads that each read a part of the matrix from its
+    /// beginning to its end. False: rows of the matrix do not fill registers.
+    pub fn stream(x: &[f32], w: &[f32], y: &mut [f32], [rows, depth, columns]: [usize; 3]) -> bool {
+        const EIGHTS: [Pass; GROUP] = each_number_of_rows!(stream_rows, EIGHT);
         const SINGLES: [Pass; GROUP] = each_number_of_rows!(stream_rows, 1);
-        let rows = x.len() / depth;
-        check(rows, depth, strip, sums);
-        let whole = depth - depth % FOUR;
-        for k in (0..whole).step_by(FOUR) {
-            // SAFETY: the processor has AVX-512, or nothing would have come here; `check` saw to the sizes.
-            unsafe { FOURS[rows - 1](&x[k..], depth, Strip { w: &strip.w[k * strip.pitch..], ..strip }, sums) }
+        if !columns.is_multiple_of(LANES) {
+            return false;
         }
-        for k in whole..depth {
-            // SAFETY: as above.
-            unsafe { SINGLES[rows - 1](&x[k..], depth, Strip { w: &strip.w[k * strip.pitch..], ..strip }, sums) }
-        }
+        let part = depth.div_ceil(PARTS).next_multiple_of(EIGHT);
+        let mut sums = vec![0.0; depth.div_ceil(part) * rows * columns];
+        parallel::run(
+            sums.chunks_mut(rows * columns).zip(w.chunks(part * columns)).enumerate().collect(),
+            |(number, (sums, w))| {
+                let x = &x[number * part..];
+                let (eights, rest) = w.split_at(w.len() - w.len() % (EIGHT * columns));
+                for (k, w) in eights.chunks(EIGHT * columns).enumerate() {
+                    // SAFETY: the processor has AVX-512, or nothing would have come here; the caller saw to the sizes.
+                    unsafe { EIGHTS[rows - 1](&x[k * EIGHT..], depth, w, sums) }
+                }
+                for (k, w) in rest.chunks(columns).enumerate() {
+                    // SAFETY: as above.
+                    unsafe { SINGLES[rows - 1](&x[eights.len() / columns + k..], depth, w, sums) }
+                }
+            },
+        );
+        parallel::run(y.chunks_mut(PANEL).enumerate().collect(), |(piece, y)| {
+            for sums in sums.chunks(rows * columns) {
+                add(y, &sums[piece * PANEL..][..y.len()]);
+            }
+        });
+        true
     }
 
-    /// The same for any number of rows.
+    /// The product of any number of rows `x [M, K]` with the strip, added to `sums [M, width]`.
     pub fn pack_and_multiply(x: &[f32], depth: usize, strip: Strip<'_>, sums: &mut [f32]) {
         const TILES: [Tile; GROUP] = each_number_of_rows!(tile_rows);
         let (rows, width) = (x.len() / depth, strip.width);
         check(rows, depth, strip, sums);
-        let mut packed = vec![0.0; BLOCK.min(depth) * width];
+        let mut packed = vec![0.0; (BLOCK.min(depth) * TILE + TILE) * width / TILE];
         for k in (0..depth).step_by(BLOCK) {
             let block = BLOCK.min(depth - k);
-            pack(&strip.w[k * strip.pitch..], strip.pitch, block, &mut packed[..block * width]);
-            for (tile, packed) in packed[..block * width].chunks(block * TILE).enumerate() {
+            pack(&strip.w[k * strip.pitch..], strip.pitch, [block, width], &mut packed);
+            let next = BLOCK.min(depth - k - block);
+            let mut ahead = Ahead::new(
+                strip.w.as_ptr().wrapping_add((k + block) * strip.pitch),
+                strip.pitch,
+                [next, width],
+                groups(rows).count(),
+            );
+            for (tile, packed) in packed.chunks(block * TILE + TILE).take(width / TILE).enumerate() {
+                let packed = &packed[..block * TILE];
                 for group in groups(rows) {
                     let (x, sums) = (&x[group.start * depth + k..], &mut sums[group.start * width + tile * TILE..]);
                     // SAFETY: as in `stream`; `groups` covers `rows`, and a tile has `TILE` columns of the width.
-                    unsafe { TILES[group.len() - 1](x, depth, packed, sums, width) }
+                    unsafe { TILES[group.len() - 1](x, depth, packed, sums, width, &mut ahead) }
                 }
             }
         }
@@ -164,12 +190,14 @@ mod avx512 {
         let (rows, width) = (x.len() / depth, w.len() / depth);
         assert!(depth.is_multiple_of(LANES) && width.is_multiple_of(TILE) && sums.len() == rows * width);
         for share in (0..width).step_by(SHARE) {
+            let next = &w[(share + SHARE).min(width) * depth..(share + 2 * SHARE).min(width) * depth];
+            let mut ahead = Ahead::new(next.as_ptr(), depth, [next.len() / depth, depth], groups(rows).count());
             for group in groups(rows) {
                 let (at_once, dots) = DOTS[group.len() - 1];
                 let x = &x[group.start * depth..group.end * depth];
                 for column in (share..width.min(share + SHARE)).step_by(at_once) {
                     // SAFETY: as in `stream`; `at_once` divides a tile, so that many rows of `w` and columns of `sums` are left.
-                    unsafe { dots(x, &w[column * depth..], depth, &mut sums[group.start * width + column..], width) }
+                    unsafe { dots(x, &w[column * depth..], depth, &mut sums[group.start * width + column..], width, &mut ahead) }
                 }
             }
         }
@@ -186,22 +214,69 @@ mod avx512 {
         (0..count).map(move |group| group * rows / count..(group + 1) * rows / count)
     }
 
-    /// `w [block, width]`, rows `pitch` apart, as `[width / TILE, block, TILE]` without gaps. The matrix is read row by row.
-    fn pack(w: &[f32], pitch: usize, block: usize, packed: &mut [f32]) {
-        let width = packed.len() / block;
-        for k in 0..block {
-            for (tile, from) in w[k * pitch..k * pitch + width].chunks_exact(TILE).enumerate() {
-                packed[(tile * block + k) * TILE..][..TILE].copy_from_slice(from);
+    /// What is read next, `[rows, width]`: a line of it is brought nearer with each step of the computation before. All at once would
+    /// have to wait for memory.
+    struct Ahead {
+        line: *const f32,
+        left_in_row: usize,
+        lines_of_row: usize,
+        rows: usize,
+        /// From the last line of a row to the first of the next.
+        gap: usize,
+        /// Since the last line, and for a line.
+        steps: usize,
+        pace: usize,
+    }
+
+    impl Ahead {
+        /// All of it is there when `groups` of rows have met as much of the matrix: a step is one group's work with two lines of that.
+        fn new(first: *const f32, pitch: usize, [rows, width]: [usize; 2], groups: usize) -> Self {
+            let lines = width.div_ceil(LANES);
+            Self {
+                line: first,
+                left_in_row: lines,
+                lines_of_row: lines,
+                rows,
+                gap: pitch - lines * LANES,
+                steps: 0,
+                pace: groups.div_ceil(2),
+            }
+        }
+
+        #[expect(clippy::inline_always, reason = "called in the innermost loop, with registers of the caller's")]
+        #[inline(always)]
+        fn step(&mut self) {
+            self.steps += 1;
+            if self.steps < self.pace || self.rows == 0 {
+                return;
+            }
+            self.steps = 0;
+            // SAFETY: nothing is read from the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.line.cast()) }
+            self.line = self.line.wrapping_add(LANES);
+            self.left_in_row -= 1;
+            if self.left_in_row == 0 {
+                (self.left_in_row, self.rows) = (self.lines_of_row, self.rows - 1);
+                self.line = self.line.wrapping_add(self.gap);
             }
         }
     }
 
-    /// `x`, its pitch, some rows of a strip and the sums.
-    type Pass = unsafe fn(&[f32], usize, Strip<'_>, &mut [f32]);
+    /// `w [block, width]`, rows `pitch` apart, as `[width / TILE, block, TILE]` without gaps. The matrix is read row by row.
+    fn pack(w: &[f32], pitch: usize, [block, width]: [usize; 2], packed: &mut [f32]) {
+        for k in 0..block {
+            for (tile, from) in w[k * pitch..k * pitch + width].chunks_exact(TILE).enumerate() {
+                packed[(tile * (block + 1) + k) * TILE..][..TILE].copy_from_slice(from);
+            }
+        }
+    }
+
+    /// `x`, its pitch, some rows of the matrix and the sums.
+    type Pass = unsafe fn(&[f32], usize, &[f32], &mut [f32]);
     /// `x`, its pitch, a packed tile, the sums from the tile's first on, and their pitch.
-    type Tile = unsafe fn(&[f32], usize, &[f32], &mut [f32], usize);
+    type Tile = unsafe fn(&[f32], usize, &[f32], &mut [f32], usize, &mut Ahead);
     /// `x`, the rows of the transposed matrix, the depth of both, the sums and their pitch.
-    type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize);
+    type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize, &mut Ahead);
 
     /// By the number of rows: as many columns at once as 24 of the 32 registers hold sums of.
     const DOTS: [(usize, Dots); GROUP] = [
@@ -220,21 +295,21 @@ mod avx512 {
     ];
 
     /// # Safety
-    /// The processor has AVX-512; `x` has `ROWS` rows `pitch` apart with `DEPTH` elements in each, the strip `DEPTH` rows, `sums`
-    /// `ROWS · strip.width` elements, and the width is a multiple of `LANES`.
+    /// The processor has AVX-512; `x` has `ROWS` rows `pitch` apart with `DEPTH` elements in each, `w` is `[DEPTH, N]` and `sums`
+    /// `[ROWS, N]`, and `N` is a multiple of `LANES`.
     #[target_feature(enable = "avx512f")]
-    unsafe fn stream_rows<const ROWS: usize, const DEPTH: usize>(x: &[f32], pitch: usize, strip: Strip<'_>, sums: &mut [f32]) {
+    unsafe fn stream_rows<const ROWS: usize, const DEPTH: usize>(x: &[f32], pitch: usize, w: &[f32], sums: &mut [f32]) {
+        let columns = w.len() / DEPTH;
         // SAFETY: these are the elements that the caller promised.
         let factors: [[__m512; DEPTH]; ROWS] =
             std::array::from_fn(|row| std::array::from_fn(|k| _mm512_set1_ps(unsafe { *x.get_unchecked(row * pitch + k) })));
-        for column in (0..strip.width).step_by(LANES) {
-            let weights: [__m512; DEPTH] = std::array::from_fn(|k| {
-                // SAFETY: `LANES` elements from here on are inside row `k` of the strip.
-                unsafe { _mm512_loadu_ps(strip.w.as_ptr().add(k * strip.pitch + column)) }
-            });
+        for column in (0..columns).step_by(LANES) {
+            // SAFETY: `LANES` elements from here on are inside row `k` of the matrix.
+            let weights: [__m512; DEPTH] =
+                std::array::from_fn(|k| unsafe { _mm512_loadu_ps(w.as_ptr().add(k * columns + column)) });
             for (row, factors) in factors.iter().enumerate() {
                 // SAFETY: `LANES` elements from here on are inside row `row` of the sums.
-                let place = unsafe { sums.as_mut_ptr().add(row * strip.width + column) };
+                let place = unsafe { sums.as_mut_ptr().add(row * columns + column) };
                 let mut sum = unsafe { _mm512_loadu_ps(place) };
                 for (factor, weight) in factors.iter().zip(weights) {
                     sum = _mm512_fmadd_ps(*factor, weight, sum);
@@ -248,13 +323,21 @@ mod avx512 {
     /// The processor has AVX-512; `packed` is `[block, TILE]`, `x` has `ROWS` rows `pitch` apart with `block` elements in each, and
     /// `sums` as many rows `width` apart with `TILE` elements in each.
     #[target_feature(enable = "avx512f")]
-    unsafe fn tile_rows<const ROWS: usize>(x: &[f32], pitch: usize, packed: &[f32], sums: &mut [f32], width: usize) {
+    unsafe fn tile_rows<const ROWS: usize>(
+        x: &[f32],
+        pitch: usize,
+        packed: &[f32],
+        sums: &mut [f32],
+        width: usize,
+        ahead: &mut Ahead,
+    ) {
         let place = sums.as_mut_ptr();
         let mut held: [[__m512; 2]; ROWS] = std::array::from_fn(|row| {
             // SAFETY: the caller promised two registers' elements in each row.
             std::array::from_fn(|half| unsafe { _mm512_loadu_ps(place.add(row * width + half * LANES)) })
         });
         for (k, weights) in packed.chunks_exact(TILE).enumerate() {
+            ahead.step();
             // SAFETY: a chunk is two registers' elements.
             let weights: [__m512; 2] = std::array::from_fn(|half| unsafe { _mm512_loadu_ps(weights.as_ptr().add(half * LANES)) });
             for (row, held) in held.iter_mut().enumerate() {
@@ -283,9 +366,11 @@ mod avx512 {
         depth: usize,
         sums: &mut [f32],
         width: usize,
+        ahead: &mut Ahead,
     ) {
         let mut held = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
         for k in (0..depth).step_by(LANES) {
+            ahead.step();
             // SAFETY: `LANES` elements from `k` on are inside each row of both factors.
             let load = |matrix: &[f32], row: usize| unsafe { _mm512_loadu_ps(matrix.as_ptr().add(row * depth + k)) };
             let weights: [__m512; COLUMNS] = std::array::from_fn(|column| load(w, column));
