@@ -123,6 +123,8 @@ fn wrong_usage_and_unknown_things() {
         (&["plan"], 2, "<FILE>"),
         (&["plan", "job.toml", "--backend", "locl"], 2, "there is no backend `locl`\n  fix: did you mean `local`?"),
         (&["plan", "job.toml", "--ttl", "5w"], 2, "`5w` is no duration"),
+        (&["plan", "job.toml", "--ttl", "1000001d"], 2, "`1000001d` is longer than 1000000d"),
+        (&["plan", "job.toml", "--store", ""], 2, "the store `` is of a kind"),
         (&["plan", "job.toml", "--max-cost", "5"], 2, "`5` is no amount of money"),
         (&["plan", "job.toml", "--profile", "p"], 2, "there is no profile `p` (from flag --profile)"),
         (&["plan", "job.toml", "--store", "ftp://x"], 2, "of a kind that this version does not know"),
@@ -160,4 +162,21 @@ fn what_destroys_asks_first_and_without_a_terminal_refuses() {
         "destroying nothing is fine: {}",
         said.stderr
     );
+}
+
+#[test]
+fn a_machine_without_an_image_is_refused_before_data_is_sent() {
+    let sandbox = Sandbox::new();
+    sandbox.write("job.toml", JOB);
+    let said = |verb: &str| {
+        let arguments = [verb, "job.toml", "--backend", "gce", "--store", "azure://account/container"];
+        Sandbox::said(sandbox.command(&arguments).env("AZURE_STORAGE_KEY", "a2V5"))
+    };
+    for verb in ["run", "up", "submit"] {
+        let said = said(verb);
+        let message = "error: the job names no container image\n  fix: add image = ";
+        assert!(said.code == Some(2) && said.stderr.starts_with(message), "{verb}: {}", said.stderr);
+    }
+    let said = said("plan");
+    assert!(said.code == Some(0) && said.stderr.starts_with("warning: the job names no container image"), "{}", said.stderr);
 }

@@ -2,7 +2,11 @@
 
 mod common;
 
-use std::{io::Read as _, process::Stdio};
+use std::{
+    io::{Read as _, Write as _},
+    process::Stdio,
+    time::Duration,
+};
 
 use common::Sandbox;
 use serde_json::Value;
@@ -44,6 +48,16 @@ fn init_writes_a_valid_job_once() {
     assert_eq!(std::fs::read_to_string(sandbox.path("job.toml")).expect("read"), "mine");
     assert_eq!(sandbox.run(&["init", "--force", "--out", "a/b.toml"]).code, Some(0));
     assert!(sandbox.path("a/job.schema.json").is_file());
+
+    let said = sandbox.run(&["init", "--backend", "dokcer", "--out", "c.toml"]);
+    assert!(said.code == Some(2) && said.stderr.ends_with("did you mean `docker`?\n"), "{}", said.stderr);
+    for translate in [&[][..], &["--from-command", "run_clm.py --model_name_or_path gpt2 --train_file a.txt --do_train"]] {
+        let arguments = ["init", "--backend", "docker", "--out", "c.toml", "--force"];
+        assert_eq!(sandbox.run(&[&arguments, translate].concat()).code, Some(0));
+        let text = std::fs::read_to_string(sandbox.path("c.toml")).expect("written");
+        let spec = ftctl::job::spec::JobSpec::parse(&text, "c.toml").expect("a job");
+        assert_eq!(spec.compute.backend.as_deref(), Some("docker"), "{text}");
+    }
 }
 
 #[test]
@@ -81,6 +95,22 @@ fn the_environment_chooses_the_format_before_anything_is_parsed() {
 }
 
 #[test]
+fn every_verb_has_help_with_an_example() {
+    let sandbox = Sandbox::new();
+    let help = sandbox.run(&["--help"]).stdout;
+    let verbs = help.lines().skip_while(|line| *line != "Verbs:").skip(1).take_while(|line| !line.is_empty());
+    let verbs: Vec<&str> = verbs
+        .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert!(verbs.contains(&"run") && verbs.len() > 25, "{verbs:?}");
+    for verb in verbs {
+        let said = sandbox.run(&[verb, "--help"]);
+        assert!(said.code == Some(0) && said.stdout.contains("Example"), "{verb}: {}", said.stdout);
+    }
+}
+
+#[test]
 fn help_and_version_need_no_readable_settings() {
     let sandbox = Sandbox::new();
     sandbox.write("ftctl.toml", "broken");
@@ -99,6 +129,9 @@ fn a_rehearsed_job_is_as_old_as_its_own_clock_says() {
     assert_eq!(sandbox.run(&["submit", "job.toml", "--wait"]).code, Some(0));
     let shown: Value = serde_json::from_str(&sandbox.run(&["status", "-o", "json"]).stdout).expect("JSON");
     assert_eq!(shown["jobs"][0]["state"], "succeeded", "{shown}");
+    // It took minutes, and began in another year.
+    let table = sandbox.run(&["status"]).stdout;
+    assert!(table.lines().nth(1).is_some_and(|job| job.ends_with('s')), "{table}");
 }
 
 #[test]
@@ -109,6 +142,43 @@ fn a_reader_that_goes_away_ends_the_program_quietly() {
     let mut stderr = String::new();
     child.stderr.take().expect("piped").read_to_string(&mut stderr).expect("read");
     assert_eq!((child.wait().expect("waited").code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_job_that_fails_fails_whether_or_not_anybody_reads() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("unread");
+    for arguments in [&["run", "job.toml", "--ttl", "1m"][..], &["submit", "job.toml", "--wait", "--ttl", "1m"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let status = sandbox.command(arguments).stdout(writer).stderr(Stdio::null()).status().expect("ftctl runs");
+        assert_eq!(status.code(), Some(10), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_job_is_supervised_to_its_end_whoever_listens() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("unheard");
+    let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
+    rustix::io::ioctl_fionbio(&writer, true).expect("a pipe that does not wait");
+    while writer.write(&[b'\n'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).expect("a pipe that is full");
+    let mut run = sandbox.command(&["run", "job.toml"]).stdout(Stdio::null()).stderr(writer).spawn().expect("ftctl runs");
+    let over = || sandbox.run(&["status", "-o", "json"]).stdout.contains("succeeded");
+    let began = std::time::Instant::now();
+    while !over() {
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody reads, and nothing happens");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut heard = String::new();
+    reader.read_to_string(&mut heard).expect("read");
+    assert!(run.wait().expect("waited").success() && heard.trim_end().ends_with("Tearing down"), "{heard}");
+
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let status = sandbox.command(&["run", "job.toml"]).stdout(Stdio::null()).stderr(writer).status().expect("ftctl runs");
+    assert_eq!(status.code(), Some(0), "nobody is there at all");
 }
 
 #[test]

@@ -238,7 +238,7 @@ fn parts_of_a_log_can_be_chosen() {
     assert_eq!(said.stdout, format!("{} second\n  more of it\n", at(8)));
     let said = job.logs(&["--attempt", "3"]);
     assert_eq!(said.code, Some(3));
-    assert!(said.stderr.contains("has 2 attempts, so there is no attempt 3"), "{}", said.stderr);
+    assert!(said.stderr.contains("has no attempt 3; its last is 2"), "{}", said.stderr);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod common;
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
     process::{Command, Stdio},
@@ -148,6 +149,58 @@ fn two_jobs_with_one_name() {
     assert_eq!(second.code, Some(0), "{}", second.stderr);
     assert_ne!(second.stdout.trim(), first, "a finished job gives its name back, and stays");
     assert_eq!(sandbox.run(&["status", &first, "-o", "name"]).stdout.trim(), first);
+}
+
+#[test]
+fn a_sweep_leaves_machines_alone_whose_job_is_in_another_store() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("elsewhere");
+    let id = sandbox.run(&["submit", "job.toml", "--store", "other"]).stdout.trim().to_owned();
+    let said = sandbox.run(&["sweep", "-y"]);
+    let other = sandbox.path("other");
+    assert!(said.code == Some(0) && said.stdout.ends_with("0 destroyed\n"), "{}", said.stdout);
+    assert!(
+        said.stderr.contains(&format!("{id}-a1 is left alone until its time is over: its job is in the store {}", other.display()))
+    );
+    // Lost is not elsewhere.
+    std::fs::remove_dir_all(&other).expect("removed");
+    let said = sandbox.run(&["sweep", "-y", "--store", "other"]);
+    assert!(
+        said.stdout.contains("no record of its job in this store") && said.stdout.ends_with("1 destroyed\n"),
+        "{}",
+        said.stdout
+    );
+}
+
+#[test]
+fn following_what_up_made_ready_does_not_start_it() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("ready");
+    let id = sandbox.run(&["up", "job.toml"]).stdout.trim().to_owned();
+    let said = sandbox.run(&["logs", "-f", &id]);
+    let message = format!(
+        "error: the job {id} is ready, and nobody has submitted it\n  fix: `ftctl submit` with its file starts it, `ftctl down {id}` undoes it\n"
+    );
+    assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(12), "", message.as_str()));
+    assert!(sandbox.run(&["explain", &id]).stdout.contains("`ftctl submit` starts it"));
+    let said = sandbox.run(&["submit", "job.toml", "--wait"]);
+    assert_eq!((said.code, said.stdout.trim()), (Some(0), id.as_str()), "{}", said.stderr);
+}
+
+#[test]
+fn what_a_job_reads_and_is_not_there() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("reads");
+    sandbox.write("text.toml", "name = \"text\"\ninitial_weights = \"gpt2\"\n[data]\ntrain = [\"none.txt\"]\n");
+    let said = sandbox.run(&["submit", "job.toml", "--set", "dataset=nowhere"]);
+    let message = format!("failed: there is no {}\n", sandbox.path("nowhere").display());
+    assert!(said.code == Some(3) && said.stderr.contains(&message), "{}", said.stderr);
+    let found = |arguments: &[&str]| {
+        let said = sandbox.run(&[&["doctor", "-o", "name", "--job"], arguments].concat());
+        (said.code, said.stdout)
+    };
+    assert_eq!(found(&["job.toml"]), (Some(0), String::new()));
+    assert_eq!(found(&["text.toml"]), (Some(1), "data\ninitial weights\n".to_owned()));
 }
 
 /// Everything that the program keeps, by path; not what the fake cloud was asked.
@@ -351,6 +404,35 @@ touch "$2/torch/lib/libc10.so"
     fn installations(&self) -> usize {
         fs::read_to_string(self.sandbox.home().join("installations")).expect("some").lines().count()
     }
+}
+
+#[test]
+fn who_waits_for_another_set_up_can_be_interrupted() {
+    let set_up = SetUp::new();
+    let sandbox = &set_up.sandbox;
+    sandbox.write_rehearsal("waits");
+    fs::create_dir_all(set_up.libtorch()).expect("a directory");
+    let lock = fs::File::create(set_up.libtorch().join("lock")).expect("a lock");
+    lock.lock().expect("locked");
+    let mut run = sandbox.command(&["run", "job.toml", "--backend", "local"]);
+    let mut run = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
+    let mut said = BufReader::new(run.stderr.take().expect("piped")).lines().map(|line| line.expect("a line"));
+    assert!(said.any(|line| line == "waiting for another ftctl that is installing libtorch"));
+    let pid = rustix::process::Pid::from_child(&run);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("interrupted");
+    let start = Instant::now();
+    let status = loop {
+        match run.try_wait().expect("waited") {
+            Some(status) => break status,
+            None if start.elapsed() < Duration::from_secs(60) => thread::sleep(Duration::from_millis(5)),
+            None => {
+                run.kill().expect("killed");
+                panic!("Ctrl-C was not heard");
+            }
+        }
+    };
+    let last = said.last().expect("a last word");
+    assert!(status.code() == Some(130) && last.starts_with("error: interrupted; nothing of waits-"), "{status}: {last}");
 }
 
 #[test]

@@ -77,7 +77,7 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is
     // bound to the thread that forks: the one that runs the agent to its end.
     unsafe { command.pre_exec(move || die_with(agent)) };
-    command.spawn()
+    command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
 }
 
 fn die_with(agent: Pid) -> io::Result<()> {

@@ -29,6 +29,9 @@ impl Arguments {
             let acts = if finished { Vec::new() } else { app.block_on(lifecycle::down::preview(&world, &record.id))? };
             return app.output.show(&Intent(acts));
         }
+        if record.state.is_finished() {
+            world.report.line(&format!("the job {} was over before: {}", record.id, record.state.label(record.outcome)));
+        }
         let grace = if self.now { Duration::ZERO } else { self.grace.0 };
         let ended = app.block_on(lifecycle::cancel::cancel(&world, &record.id, grace))?;
         app.output.show(&Submitted::of(&ended))

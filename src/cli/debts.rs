@@ -13,8 +13,9 @@ use crate::{
     },
 };
 
-/// A command that is done waits no longer for a store that does not answer.
+/// A command that is done waits no longer for a store that does not answer; one that has just waited for the network in vain, not long.
 const PATIENCE: Duration = Duration::from_secs(10);
+const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl App<'_> {
     /// Says what may still cost money, on stderr, and tries once more to end it; `done` is how the command itself ended. Best effort:
@@ -25,10 +26,11 @@ impl App<'_> {
             return;
         }
         let failed_now = ended_with(Exit::MayBill);
+        let patience = if ended_with(Exit::Network) { LITTLE_PATIENCE } else { PATIENCE };
         let settled = self.block_on(async {
             let store = self.store()?;
-            let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", PATIENCE.as_secs()));
-            for debt in timeout(PATIENCE, debt::all(store.as_ref())).await.map_err(silent)?? {
+            let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", patience.as_secs()));
+            for debt in timeout(patience, debt::all(store.as_ref())).await.map_err(silent)?? {
                 let paid = if failed_now || self.dry_run { Err(None) } else { self.pay(&debt).await.map_err(Some) };
                 self.tell(&debt, paid);
             }

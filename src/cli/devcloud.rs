@@ -20,6 +20,7 @@ use crate::{
 
 /// Run a simulated cloud on this machine, to rehearse what costs money at no cost
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  ftctl devcloud gce --speed 60 --script faults.json")]
 pub struct Arguments {
     #[command(subcommand)]
     cloud: Cloud,
@@ -31,9 +32,11 @@ enum Cloud {
 }
 
 /// Simulate Google's Compute Engine until interrupted; each machine is a process that runs its startup script
+///
+/// Without --engine no image is fetched: the agent is this ftctl, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  ftctl devcloud gce >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud gce --speed 60 --script faults.json"
+    after_help = "Examples:\n  export DEVCLOUD_IMAGE_PATH=$(dirname $(ftctl build --print path))\n  ftctl devcloud gce >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud gce --speed 60 --script faults.json"
 )]
 struct Gce {
     /// Port on 127.0.0.1; 0 takes a free one

@@ -31,7 +31,7 @@ impl Arguments {
         let mut findings = doctor::examine(directories.state()?, directories.cache()?);
         findings.extend(backend(app)?);
         findings.extend(sign_in(app));
-        findings.extend(self.job.map(|path| job(app, path)));
+        findings.extend(self.job.map(|path| job(app, path)).transpose()?.unwrap_or_default());
         let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
         let verdict =
             if bad == 0 { Ok(()) } else { Err(Failure::new(Exit::Failure, format!("{bad} of these would make a job fail"))) };
@@ -44,7 +44,7 @@ fn backend(app: &App<'_>) -> Result<Vec<Finding>, Failure> {
     let name = &app.settings.backend.value;
     let world = match app.world(name) {
         Ok(world) => world,
-        Err(failure) => return Ok(vec![bad("backend and store", failure)]),
+        Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
     let mut findings = vec![Finding::good("backend and store", format!("{name}, {}", world.store.url()))];
     findings.extend(app.block_on(async { Ok(doctor::examine_backend(&world).await) })?);
@@ -57,15 +57,15 @@ fn sign_in(app: &App<'_>) -> Option<Finding> {
     azure::is_container(app.settings.store().ok()?).then(|| doctor::sign_in(&azure::ways(&variable)))
 }
 
-fn job(app: &App<'_>, path: PathBuf) -> Finding {
-    match app.block_on(JobFile::new(path).priced(app)) {
-        Ok((_, plan)) => Finding::good("job file", format!("{} on {}", plan.name, plan.backend)),
-        Err(failure) => bad("job file", failure),
-    }
-}
-
-fn bad(what: &'static str, failure: Failure) -> Finding {
-    Finding { health: Health::Bad, what, message: failure.message, fix: failure.fix }
+fn job(app: &App<'_>, path: PathBuf) -> Result<Vec<Finding>, Failure> {
+    Ok(match app.block_on(JobFile::new(path).priced(app)) {
+        Ok((_, plan)) => {
+            let mut findings = vec![Finding::good("job file", format!("{} on {}", plan.name, plan.backend))];
+            findings.extend(doctor::examine_material(&plan, app.settings.directories.cache()?));
+            findings
+        }
+        Err(failure) => vec![doctor::refused("job file", failure)],
+    })
 }
 
 struct Findings(Vec<Finding>);
@@ -84,15 +84,17 @@ impl Show for Findings {
     }
 
     fn text(&self) -> String {
-        let mut table = Table::new(&["", "WHAT", "FINDING", "FIX"]);
+        let mut table = Table::new(&["", "WHAT", "FINDING"]);
         for finding in &self.0 {
             let mark = match finding.health {
                 Health::Good => "ok",
                 Health::Notice => "note",
                 Health::Bad => "BAD",
             };
-            let fix = finding.fix.as_deref().unwrap_or_default();
-            table.row([Cell::text(mark), Cell::text(finding.what), Cell::text(&finding.message), Cell::text(fix)]);
+            table.row([mark, finding.what, &finding.message].map(Cell::text));
+            if let Some(fix) = &finding.fix {
+                table.row(["", "", &format!("fix: {fix}")].map(Cell::text));
+            }
         }
         table.render()
     }

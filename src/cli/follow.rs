@@ -44,7 +44,9 @@ pub async fn to_the_end(
     log: impl Future<Output = Result<(), Failure>>,
 ) -> Result<Record, Failure> {
     tokio::select! {
-        both = async { tokio::try_join!(Box::pin(drive(world, id, Until::Finished)), log) } => Ok(both?.0),
+        both = async { tokio::try_join!(Box::pin(drive(world, id, Until::Finished)), log) } => {
+            both.map(|(record, ())| record).map_err(|failure| goes_on(id, failure))
+        }
         () = interrupt() => Err(detached(id)),
         waited = over(timeout) => {
             let message = format!("waited {waited} for the job {id}; it goes on");
@@ -58,6 +60,14 @@ async fn over(timeout: Option<Span>) -> Span {
     let Some(span) = timeout else { return std::future::pending().await };
     tokio::time::sleep(span.0).await;
     span
+}
+
+/// A line that broke is the end of the looking, and not of the job.
+fn goes_on(id: &JobId, failure: Failure) -> Failure {
+    if failure.exit != Exit::Network {
+        return failure;
+    }
+    Failure { message: format!("{}; the job {id} goes on", failure.message), exit: failure.exit, ..detached(id) }
 }
 
 /// What a user who stopped looking can do next.
@@ -111,8 +121,8 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     let exit = record.exit.and_then(Exit::from_code).unwrap_or(Exit::JobFailed);
     let why = record.reason.as_deref().unwrap_or("no reason is known");
     let message = format!("the job {} {}: {why}", record.id, record.state.label(record.outcome));
-    Err(Failure::new(exit, message)
-        .fix(format!("`ftctl logs {0}` shows what it wrote, `ftctl explain {0}` what was tried", record.id)))
+    let log = if record.attempt > 0 { format!("`ftctl logs {}` shows what it wrote, ", record.id) } else { String::new() };
+    Err(Failure::new(exit, message).fix(format!("{log}`ftctl explain {}` what was tried", record.id)))
 }
 
 /// Returns when the user presses Ctrl-C.
@@ -120,5 +130,20 @@ pub async fn interrupt() {
     if tokio::signal::ctrl_c().await.is_err() {
         // Without a handler the signal ends the program by itself.
         std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_loses_the_line_is_told_how_to_find_the_job_again() {
+        let id = JobId::derive("far", "1");
+        let told = |exit| goes_on(&id, Failure::new(exit, "away"));
+        let lost = told(Exit::Network);
+        assert_eq!((lost.exit, lost.message), (Exit::Network, format!("away; the job {id} goes on")));
+        assert!(lost.fix.is_some_and(|fix| fix.contains(&format!("ftctl logs -f {id}"))));
+        assert_eq!(told(Exit::MayBill).message, "away");
     }
 }

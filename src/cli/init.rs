@@ -14,6 +14,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{foreign, spec::JobSpec, wording::suggest},
     output::{Cell, Show, Table},
+    provider::registry,
 };
 
 /// Write a commented job file
@@ -89,6 +90,9 @@ impl Init {
         if self.list {
             return app.output.show(&List);
         }
+        if let Some(backend) = &self.backend {
+            registry::known(backend)?;
+        }
         let (name, text) = if let Some(command) = &self.from_command {
             ("translated", translated(app, command)?)
         } else {
@@ -133,14 +137,19 @@ fn unknown(name: &str) -> Failure {
     Failure::new(Exit::Usage, format!("there is no template `{name}`")).fix(suggest(name, &known, "templates"))
 }
 
-/// Points the schema line at the file beside the new one, and sets the backend.
+/// Points the schema line at the file beside the new one, and sets the backend; a translated file names none.
 fn adapt(text: &str, backend: Option<&str>) -> String {
-    let line = |line: &str| match backend {
+    let chosen = backend.map(|backend| format!("backend = {}\n", toml::Value::from(backend)));
+    let line = |line: &str| match &chosen {
         _ if line.starts_with("#:schema ") => format!("#:schema ./{SCHEMA_FILE}\n"),
-        Some(backend) if line.starts_with("backend = ") => format!("backend = {}\n", toml::Value::from(backend)),
+        Some(chosen) if line.starts_with("backend = ") => chosen.clone(),
         _ => format!("{line}\n"),
     };
-    text.lines().map(line).collect()
+    let adapted: String = text.lines().map(line).collect();
+    match chosen {
+        Some(chosen) if !adapted.contains(&chosen) => format!("{adapted}\n[compute]\n{chosen}"),
+        _ => adapted,
+    }
 }
 
 fn write(path: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {

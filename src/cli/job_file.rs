@@ -8,7 +8,7 @@ use super::{App, Budget, Place};
 use crate::{
     exit::Failure,
     job::{document::Document, plan::Plan, spec::JobSpec},
-    lifecycle::World,
+    lifecycle::{World, image},
 };
 
 #[derive(Debug, Args)]
@@ -50,6 +50,7 @@ impl JobFile {
     /// What the job means here, what its backend charges for it, and the world that it is about to live in.
     pub async fn open(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
         let (world, plan) = self.priced(app).await?;
+        image::check(&world, &plan)?;
         world.provider.answers().await?;
         Ok((world, plan))
     }

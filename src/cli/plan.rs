@@ -21,6 +21,7 @@ use crate::{
         plan::{DataPlan, Plan},
         units::Money,
     },
+    lifecycle::image,
     output::{Show, Table},
 };
 
@@ -52,6 +53,9 @@ impl Arguments {
         let world = app.world_to_look(&plan)?;
         let price = world.provider.price_per_hour(&plan).await?;
         let plan = plan.priced(price)?;
+        if let Err(Failure { message, .. }) = image::check(&world, &plan) {
+            world.report.warn(&format!("{message}: it cannot run before there is one; `ftctl push` sends one to a registry"));
+        }
         let room = match world.provider.answers().await {
             Ok(()) => world.provider.room(&plan).await,
             Err(error) => {

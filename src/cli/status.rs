@@ -79,16 +79,25 @@ impl Arguments {
         let mut jobs = Vec::new();
         for status in statuses {
             let machine = if self.refresh { Some(status::machine(&app.world(&status.backend)?, &status.id).await?) } else { None };
-            jobs.push(Row { status, machine });
+            let now = now(&status.backend);
+            jobs.push(Row { status, machine, now });
         }
         Ok(Found { jobs, one: self.job.is_some() })
     }
 }
 
-#[derive(PartialEq)]
 struct Row {
     status: JobStatus,
     machine: Option<String>,
+    /// By the clock that the job lives by.
+    now: Timestamp,
+}
+
+impl PartialEq for Row {
+    /// That time has passed is no news.
+    fn eq(&self, other: &Self) -> bool {
+        (&self.status, &self.machine) == (&other.status, &other.machine)
+    }
 }
 
 impl Row {
@@ -145,7 +154,7 @@ fn table(jobs: &[Row]) -> String {
     let header = ["JOB", "BACKEND", "STATE", "ATTEMPT", "STEP", "LOSS", "TOKENS/S", "ETA", "COST", "AGE", "MACHINE"];
     let refreshed = jobs.iter().any(|job| job.machine.is_some());
     let mut table = Table::new(if refreshed { &header } else { &header[..header.len() - 1] });
-    for Row { status, machine } in jobs {
+    for Row { status, machine, now } in jobs {
         let cells = [
             Cell::text(status.id.to_string()),
             Cell::text(&status.backend),
@@ -156,14 +165,14 @@ fn table(jobs: &[Row]) -> String {
             Cell::number(optional(status.tokens_per_second, |rate| format::number(rate.round() as u64))),
             Cell::number(optional(status.eta_seconds, seconds)),
             Cell::number(status.cost.to_string()),
-            Cell::number(format::age(status.created, Timestamp::now())),
+            Cell::number(format::age(status.created, *now)),
         ];
         table.row(cells.into_iter().chain(machine.as_ref().map(Cell::text)));
     }
     table.render()
 }
 
-fn details(Row { status, machine }: &Row) -> String {
+fn details(Row { status, machine, .. }: &Row) -> String {
     let mut table = Table::default();
     table.pair("job", status.id.to_string());
     table.pair("backend", &status.backend);

@@ -13,6 +13,9 @@ use crate::{
 };
 
 /// Destroy machines that nobody needs any more, found from the backend's own truth
+///
+/// Those past their time to live, and those whose job is finished or unknown to this store. A machine whose job is in another store is left
+/// alone until its time is over.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl sweep --dry-run\n  ftctl sweep --expired -y\n  ftctl sweep --data --dry-run")]
 pub struct Arguments {
@@ -32,7 +35,8 @@ impl Arguments {
         let leftovers = app.block_on(sweep::find(&world, self.expired))?;
         let data = if self.data { Some(app.block_on(sweep::find_data(&world, Timestamp::now()))?) } else { None };
         if !app.dry_run && !leftovers.is_empty() {
-            app.output.confirm(&format!("Destroy {}?", format::of(leftovers.len() as u64, "machine")), app.yes)?;
+            let names: Vec<&str> = leftovers.iter().map(|leftover| leftover.resource.name.as_str()).collect();
+            app.output.confirm(&format!("Destroy {}?", names.join(", ")), app.yes)?;
             app.block_on(sweep::reap(&world, &leftovers))?;
         }
         if let Some(data) = data.as_ref().filter(|data| !app.dry_run && !data.is_empty()) {

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::process::Command;
 
-use super::{ImageError, Result, io_error, output, tail};
+use super::{ImageError, Result, io_error, lock, output, tail};
 use crate::job::report::{Report, Unit};
 
 /// The newest libtorch that still has Volta kernels in one of its builds; `tch` is pinned to it.
@@ -117,13 +117,7 @@ fn installed(home: &Path) -> Libtorch {
 async fn install(home: &Path, variant: Variant, report: &dyn Report) -> Result<()> {
     let parent = home.parent().unwrap_or(home);
     fs::create_dir_all(parent).map_err(io_error("create", parent))?;
-    let lock_path = parent.join("lock");
-    let lock = fs::File::create(&lock_path).map_err(io_error("create", &lock_path))?;
-    // Another ftctl may be installing: it takes minutes, so say why nothing moves.
-    if lock.try_lock().is_err() {
-        report.line("waiting for another ftctl that is installing libtorch");
-        lock.lock().map_err(io_error("lock", &lock_path))?;
-    }
+    let _lock = lock(&parent.join("lock"), "installing libtorch", report).await?;
     if home.join("complete").is_file() {
         return Ok(());
     }

@@ -9,13 +9,17 @@ mod steps;
 pub mod trainer;
 
 use std::{
+    fs::File,
     path::{Path, PathBuf},
     process::{Output, Stdio},
 };
 
 use tokio::process::Command;
 
-use crate::docker::{self, Endpoint, registry};
+use crate::{
+    docker::{self, Endpoint, registry},
+    job::report::Report,
+};
 
 /// Why the trainer or the image could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +80,18 @@ pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ImageError {
     move |source| ImageError::Io { action, path: path.to_owned(), source }
+}
+
+/// Keeps every other ftctl out until the file is dropped. Another may take minutes: the user hears what is `awaited`, and the wait is another
+/// thread's, so that a lease is renewed and Ctrl-C heard meanwhile.
+async fn lock(path: &Path, awaited: &str, report: &dyn Report) -> Result<File> {
+    let file = File::create(path).map_err(io_error("create", path))?;
+    if file.try_lock().is_ok() {
+        return Ok(file);
+    }
+    report.line(&format!("waiting for another ftctl that is {awaited}"));
+    let waiting = tokio::task::spawn_blocking(move || file.lock().map(|()| file));
+    waiting.await.unwrap_or_else(|panic| Err(panic.into())).map_err(io_error("lock", path))
 }
 
 /// Runs a short program to its end and takes what it said.

@@ -14,7 +14,7 @@ use tokio::{
     process::Command,
 };
 
-use super::{ImageError, Result, io_error, libtorch, sources, tail};
+use super::{ImageError, Result, io_error, libtorch, lock, sources, tail};
 use crate::job::{
     order::TrainerImage,
     report::{Report, Unit},
@@ -45,13 +45,8 @@ pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<TrainerImage> {
     let path = program(cache, &digest);
     let home = cache.join("trainer");
     fs::create_dir_all(&home).map_err(io_error("create", &home))?;
-    let lock_path = home.join("lock");
-    let lock = fs::File::create(&lock_path).map_err(io_error("create", &lock_path))?;
     if !path.is_file() {
-        if lock.try_lock().is_err() {
-            report.line("waiting for another ftctl that is building the trainer");
-            lock.lock().map_err(io_error("lock", &lock_path))?;
-        }
+        let _lock = lock(&home.join("lock"), "building the trainer", report).await?;
         build(&home, &libtorch, &path, report).await?;
     }
     Ok(TrainerImage::Program { path: path.to_string_lossy().into_owned(), digest })

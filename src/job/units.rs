@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 #[schemars(with = "String")]
 pub struct Span(pub Duration);
 
+/// In days: from today on as many days are still a date.
+const LONGEST: u64 = 1_000_000;
+
 impl FromStr for Span {
     type Err = String;
 
@@ -33,6 +36,9 @@ impl FromStr for Span {
             };
             seconds = number.checked_mul(unit).and_then(|part| seconds.checked_add(part)).ok_or_else(wrong)?;
             rest = &rest[digits + 1..];
+        }
+        if seconds > LONGEST * 86_400 {
+            return Err(format!("`{text}` is longer than {LONGEST}d"));
         }
         Ok(Self(Duration::from_secs(seconds)))
     }
@@ -161,7 +167,7 @@ mod tests {
             assert_eq!(text.parse::<Span>().expect(text).0.as_secs(), seconds);
         }
         assert_eq!(Span(Duration::from_secs(90)).to_string(), "1m30s");
-        for text in ["", "5", "h", "5w", "-1s", "99999999999999999999d", "1.5h"] {
+        for text in ["", "5", "h", "5w", "-1s", "99999999999999999999d", "1.5h", "1000001d"] {
             assert!(text.parse::<Span>().is_err(), "{text} must be refused");
         }
     }

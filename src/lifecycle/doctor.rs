@@ -6,10 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::World;
+use super::{Result, World, upload};
 use crate::{
+    exit::Failure,
     image::{libtorch, trainer},
-    job::finding::Finding,
+    job::{
+        finding::{Finding, Health},
+        plan::{DataPlan, Plan},
+    },
     provider::TrainerFrom,
     store::azure::Way,
 };
@@ -51,6 +55,25 @@ fn examine_build(cache: &Path) -> Vec<Finding> {
         findings.extend(room(cache));
     }
     findings
+}
+
+/// Looks at what the job reads on this machine: its text or dataset, and the weights it starts from. What is in a store is not looked at.
+pub fn examine_material(plan: &Plan, cache: &Path) -> Vec<Finding> {
+    let data = match &plan.data {
+        DataPlan::Directory(directory) => Some(upload::there(Path::new(directory))),
+        DataPlan::Text(config) if config.source.is_none() => Some(upload::inputs(config, cache).map(drop)),
+        DataPlan::Text(_) | DataPlan::Digest(_) | DataPlan::Named(_) => None,
+    };
+    let weights = plan.initial_weights.as_ref().map(|directory| upload::there(Path::new(directory)));
+    let finding = |(what, found): (_, Option<Result<()>>)| {
+        Some(found?.map_or_else(|failure| refused(what, failure), |()| Finding::good(what, "there")))
+    };
+    [("data", data), ("initial weights", weights)].into_iter().filter_map(finding).collect()
+}
+
+/// A failure as what it would be for a job.
+pub fn refused(what: &'static str, failure: Failure) -> Finding {
+    Finding { health: Health::Bad, what, message: failure.message, fix: failure.fix }
 }
 
 /// Which way of signing in to a blob container is used, and the order in which they are tried.
@@ -122,7 +145,6 @@ fn room(cache: &Path) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::finding::Health;
 
     #[test]
     fn an_empty_machine_lacks_every_tool_and_says_how_to_get_it() {

@@ -15,7 +15,10 @@ use crate::{
         record::Record,
         state::{Outcome, State},
     },
-    store::lease::{Acquired, Contender, Lease},
+    store::{
+        StoreError,
+        lease::{Acquired, Contender, Lease},
+    },
 };
 
 /// How far to carry it.
@@ -62,13 +65,19 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
             return Ok(record);
         }
         match contender.acquire().await? {
-            Acquired::Held(lease) => return drive_with(world, id, until, lease).await,
+            // Whoever was held up for longer than the lease lives (a laptop that slept) goes on as a watcher.
+            Acquired::Held(lease) => {
+                if let Some(record) = drive_with(world, id, until, lease).await? {
+                    return Ok(record);
+                }
+            }
             Acquired::HeldBy(_) => world.clock.sleep(WATCH.min(contender.lapses_in())).await,
         }
     }
 }
 
-async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease) -> Result<Record> {
+/// `None` when somebody else has taken the lease meanwhile.
+async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease) -> Result<Option<Record>> {
     let result = held(&mut lease, carry(world, id, until)).await;
     // Best effort: a lease that stays lapses by itself, and at once when this process ends.
     let _ = lease.release().await;
@@ -76,13 +85,16 @@ async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease) -
 }
 
 /// Runs `work` while renewing the lease. A stage may take minutes (a build, an upload); the lease lives seconds, so that a crash is
-/// noticed soon.
-async fn held<T>(lease: &mut Lease, work: impl Future<Output = Result<T>>) -> Result<T> {
+/// noticed soon. `None` when it was lost.
+async fn held<T>(lease: &mut Lease, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
     let mut work = pin!(work);
     loop {
         tokio::select! {
-            result = &mut work => return result,
-            () = tokio::time::sleep(RENEW) => lease.renew().await?,
+            result = &mut work => return result.map(Some),
+            () = tokio::time::sleep(RENEW) => match lease.renew().await {
+                Err(StoreError::Conflict { .. }) => return Ok(None),
+                renewed => renewed?,
+            },
         }
     }
 }
@@ -145,5 +157,27 @@ fn failure_text(failure: &Failure) -> String {
     match &failure.fix {
         Some(fix) => format!("{}\n{fix}", failure.message),
         None => failure.message.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{future::pending, sync::Arc};
+
+    use super::*;
+    use crate::store::{Store, lease::Holder, memory::MemoryStore};
+
+    #[tokio::test(start_paused = true)]
+    async fn work_ends_with_its_lease_and_without_a_failure() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let take = async |attempt| match Lease::acquire(&store, "lease".to_owned(), Holder::this_process(attempt), LEASE).await {
+            Ok(Acquired::Held(lease)) => lease,
+            other => panic!("{other:?}"),
+        };
+        let mut lease = take(0).await;
+        assert!(matches!(held(&mut lease, async { Ok(7) }).await, Ok(Some(7))));
+        // A higher attempt stands for the supervisor who found it lapsed.
+        take(1).await;
+        assert!(matches!(held(&mut lease, pending::<Result<()>>()).await, Ok(None)));
     }
 }

@@ -34,6 +34,14 @@ async fn on_engine(world: &World, plan: &Plan) -> Result<String> {
     Ok(container::ensure(&engine, &plan.image, &world.cache, world.report.as_ref()).await?.id)
 }
 
+/// Refuses a job whose machines start an image and that names none: before its data is sent.
+pub fn check(world: &World, plan: &Plan) -> Result<()> {
+    match (world.provider.capabilities().trainer, plan.image()) {
+        (TrainerFrom::Image, None) => Err(no_image()),
+        _ => Ok(()),
+    }
+}
+
 fn no_image() -> Failure {
     Failure::new(Exit::Usage, "the job names no container image")
         .fix("add image = \"...\" to the table of its backend below [compute]")

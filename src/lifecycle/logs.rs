@@ -43,7 +43,7 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut Sink<
     let record = journal::read(world.store.as_ref(), id).await?.0;
     let mut attempt = match options.attempt {
         Some(attempt) if attempt > record.attempt || attempt == 0 => {
-            let message = format!("job {id} has {} attempts, so there is no attempt {attempt}", record.attempt);
+            let message = format!("the job {id} has no attempt {attempt}; its last is {}", record.attempt);
             return Err(Failure::new(Exit::NotFound, message));
         }
         Some(attempt) => attempt,

@@ -16,6 +16,12 @@ use crate::{
 };
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+    // Following what `up` made ready does not start it. Somebody may have submitted it since the record was read: a conflict is looked at again.
+    if !job.record.submitted {
+        let id = &job.record.id;
+        return Err(Failure::new(Exit::Conflict, format!("the job {id} is ready, and nobody has submitted it"))
+            .fix(format!("`ftctl submit` with its file starts it, `ftctl down {id}` undoes it")));
+    }
     if job.record.attempt == 1 {
         world.report.stage(4, STAGES, "Submitting");
     }

@@ -49,7 +49,16 @@ async fn unneeded(world: &World, resource: &Resource) -> Result<Option<String>> 
     match journal::read(world.store.as_ref(), &resource.attempt.job).await {
         Ok((record, _)) if record.state == State::Finished => Ok(Some("its job is finished".to_owned())),
         Ok(_) => Ok(None),
-        Err(failure) if failure.exit == Exit::NotFound => Ok(Some("no record of its job in this store".to_owned())),
+        Err(failure) if failure.exit == Exit::NotFound => Ok(match &resource.store {
+            // It may be training: who looks into that store knows.
+            Some(store) if store != world.store.url() => {
+                world
+                    .report
+                    .line(&format!("{} is left alone until its time is over: its job is in the store {store}", resource.name));
+                None
+            }
+            _ => Some("no record of its job in this store".to_owned()),
+        }),
         Err(failure) => Err(failure),
     }
 }

@@ -61,7 +61,17 @@ async fn named(world: &World, name: &str) -> Result<String> {
     }
 }
 
+/// Refuses a path of the job file at which nothing is.
+pub(super) fn there(path: &Path) -> Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::NotFound, format!("there is no {}", path.display()))
+        .fix("correct the path in the job file; a relative one begins where the file is"))
+}
+
 async fn send(world: &World, directory: &Path) -> Result<String> {
+    there(directory)?;
     let uploaded = dataset::upload(&world.store, directory, world.report.as_ref()).await?;
     world.report.line(&format!(
         "dataset {}: {} files, {} of {} bytes sent",

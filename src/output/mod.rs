@@ -17,6 +17,7 @@ use crate::{
 
 pub mod format;
 pub mod page;
+mod stderr;
 mod table;
 mod talk;
 
@@ -84,16 +85,17 @@ impl Output {
     }
 
     /// Prints the last value of a verb, whose verdict may still be a failure. JSON stays one value: it has both.
+    /// The verdict counts even if nobody reads the value.
     pub fn conclude(&mut self, value: &dyn Show, verdict: Result<(), Failure>) -> Result<(), Failure> {
-        match (&verdict, self.format) {
+        let shown = match (&verdict, self.format) {
             (Err(failure), Format::Json) => {
                 let mut both = stamped(value.schema(), value.json());
                 both["error"] = error_json(failure)["error"].take();
-                self.data(pretty(&both).as_bytes())?;
+                self.data(pretty(&both).as_bytes())
             }
-            _ => self.show(value)?,
-        }
-        verdict
+            _ => self.show(value),
+        };
+        verdict.and(shown)
     }
 
     /// Prints bytes as they are: log lines, generated text, a schema, a completion script.
@@ -117,6 +119,11 @@ impl Output {
         let _ = self.talk.suspend(|| io::stderr().write_all(bytes));
     }
 
+    /// Returns when stderr has everything that was said.
+    pub fn settle(&self) {
+        self.talk.suspend(|| ());
+    }
+
     pub fn is_terminal(&self) -> bool {
         io::stdout().is_terminal()
     }
@@ -129,7 +136,7 @@ impl Output {
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
             return Err(Failure::new(Exit::Usage, format!("{question} There is no terminal to ask on")).fix("add -y to say yes"));
         }
-        self.talk.suspend(|| eprint!("{question} [y/N] "));
+        self.errors(format!("{question} [y/N] ").as_bytes());
         let mut answer = String::new();
         let read = io::stdin().read_line(&mut answer);
         match read {

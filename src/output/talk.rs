@@ -8,7 +8,10 @@ use std::{
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Style, format};
+use super::{
+    Style, format,
+    stderr::{self, Stderr},
+};
 use crate::job::report::{Report, Unit, Verbosity};
 
 /// How often a long piece of work says that it goes on when there is no terminal.
@@ -20,6 +23,7 @@ pub(super) struct Talk {
     verbosity: Verbosity,
     style: Style,
     bars: MultiProgress,
+    stderr: Stderr,
     works: Mutex<HashMap<String, Work>>,
 }
 
@@ -31,11 +35,12 @@ struct Work {
 
 impl Talk {
     pub fn new(verbosity: Verbosity, style: Style) -> Self {
-        Self { verbosity, style, bars: MultiProgress::new(), works: Mutex::default() }
+        Self { verbosity, style, bars: MultiProgress::new(), stderr: Stderr::default(), works: Mutex::default() }
     }
 
-    /// Runs `print` while no bar is on the screen.
+    /// Runs `print` after everything that was said, and while no bar is on the screen.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.stderr.settle();
         if self.style.live { self.bars.suspend(print) } else { print() }
     }
 
@@ -48,7 +53,7 @@ impl Talk {
     }
 
     fn say(&self, text: &str) {
-        self.suspend(|| eprintln!("{text}"));
+        if self.style.live { self.bars.suspend(|| stderr::write(text)) } else { self.stderr.line(text.to_owned()) }
     }
 
     fn paint(&self, text: &str, code: &str) -> String {

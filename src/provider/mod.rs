@@ -69,6 +69,9 @@ pub struct Resource {
     /// When the provider destroys it by itself.
     pub expires: Option<Timestamp>,
     pub price_per_hour: Money,
+    /// Which store has its job, where the machine can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
 
 /// What can be seen of an attempt.

@@ -123,6 +123,11 @@ fn open_fake(environment: &Environment) -> Result<Connected> {
     Ok(Connected { store: fake.client_store(), clock: fake.clock(), provider: fake })
 }
 
+/// Refuses a name that [`open`] would refuse.
+pub fn known(name: &str) -> Result<()> {
+    if NAMES.contains(&name) { Ok(()) } else { Err(unknown(name)) }
+}
+
 fn unknown(name: &str) -> ProviderError {
     ProviderError::new(Class::Invalid, format!("there is no backend `{name}`")).fix(wording::suggest(name, &NAMES, "backends"))
 }

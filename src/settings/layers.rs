@@ -81,9 +81,14 @@ impl Layer {
     }
 }
 
-/// `store` as it is when it is a URL or an absolute path, else below `base`.
+/// `store` as it is when it is a URL or an absolute path, else below `base`. An empty one stays what it is: a variable that is not set
+/// means no directory.
 pub(super) fn anchor(store: &str, base: &Path) -> String {
-    if store.contains("://") || store == "memory:" { store.to_owned() } else { base.join(store).to_string_lossy().into_owned() }
+    if store.is_empty() || store.contains("://") || store == "memory:" {
+        store.to_owned()
+    } else {
+        base.join(store).to_string_lossy().into_owned()
+    }
 }
 
 /// The user's `config.toml`: a layer, and named layers to choose from.

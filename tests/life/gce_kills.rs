@@ -69,13 +69,13 @@ enum When {
 enum Then {
     /// The same command once more.
     Again,
-    /// Somebody who has another store sweeps what the cloud shows.
-    Sweep,
+    /// Somebody who has another store destroys what the cloud shows.
+    Down,
     /// Nobody ever looks again.
     Nothing,
 }
 
-static THEN: [Then; 3] = [Then::Again, Then::Sweep, Then::Nothing];
+static THEN: [Then; 3] = [Then::Again, Then::Down, Then::Nothing];
 
 #[derive(Default)]
 struct Watched {
@@ -223,24 +223,24 @@ impl Place {
                     "{what}: other bytes than the undisturbed job's"
                 );
             }
-            Then::Sweep => self.sweep_elsewhere(),
+            Then::Down => self.destroy_elsewhere(),
             Then::Nothing => {
                 self.devcloud.ask("POST", &format!("skip?seconds={}", TTL + 30), "");
                 // One that switched itself off when its work was done has kept its disk.
                 assert!(self.devcloud.instances().iter().all(|(_, status)| status == "TERMINATED"), "{what}");
                 assert!(self.devcloud.nothing_bills(), "{what}: {:?}", self.devcloud.machines());
-                self.sweep_elsewhere();
+                self.destroy_elsewhere();
             }
         }
         assert_eq!(self.devcloud.instances(), [], "{what}");
         self.once_and_within_the_ceiling(what);
     }
 
-    fn sweep_elsewhere(&self) {
+    fn destroy_elsewhere(&self) {
         let mut other = Sandbox::new();
         other.variables.clone_from(&self.sandbox.variables);
         other.variables.retain(|(name, _)| name != "FTCTL_STORE");
-        other.ok(&["sweep", "-y"]);
+        other.ok(&["down", "--all", "-y"]);
     }
 }
 

@@ -33,6 +33,7 @@ pub const BEGUN: &str = "ftctl/begun";
 pub const OWNER: &str = "ftctl.owner";
 pub const JOB: &str = "ftctl.job";
 const ATTEMPT: &str = "ftctl.attempt";
+const STORE: &str = "ftctl.store";
 const SINCE: &str = "ftctl.since";
 const EXPIRES: &str = "ftctl.expires";
 
@@ -44,7 +45,9 @@ pub struct Order<'a> {
     pub attempt: &'a AttemptId,
     pub image: String,
     pub user: (u32, u32),
-    /// A store that is a directory.
+    /// The job's store.
+    pub url: &'a str,
+    /// Where it is a directory.
     pub store: Option<&'a Path>,
     pub owner: &'a str,
     pub now: Timestamp,
@@ -74,6 +77,7 @@ fn labels(order: &Order<'_>, plan: &Plan) -> HashMap<String, String> {
         (OWNER, order.owner.to_owned()),
         (JOB, order.attempt.job.to_string()),
         (ATTEMPT, order.attempt.attempt.to_string()),
+        (STORE, order.url.to_owned()),
         (SINCE, order.now.to_string()),
         (EXPIRES, expires.to_string()),
     ];
@@ -130,5 +134,6 @@ pub fn resource(name: &str, labels: &HashMap<String, String>) -> Option<Resource
     let time = |label| labels.get(label).and_then(|text| text.parse().ok());
     let since = time(SINCE).unwrap_or(Timestamp::UNIX_EPOCH);
     let expires = time(EXPIRES).or(Some(since));
-    Some(Resource { name: name.trim_start_matches('/').to_owned(), attempt, since, expires, price_per_hour: Money::ZERO })
+    let (name, store) = (name.trim_start_matches('/').to_owned(), labels.get(STORE).cloned());
+    Some(Resource { name, attempt, since, expires, price_per_hour: Money::ZERO, store })
 }

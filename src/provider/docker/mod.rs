@@ -143,6 +143,7 @@ impl Provider for Docker {
             attempt,
             image: self.image(image).await?,
             user: self.user(plan)?,
+            url: &self.settings.store,
             store: self.directory(),
             owner: &self.settings.owner,
             now: self.settings.clock.now(),

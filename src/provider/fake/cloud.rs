@@ -279,6 +279,7 @@ impl Cloud {
                 since: machine.created,
                 expires: Some(machine.expires),
                 price_per_hour: machine.price_per_hour,
+                store: machine.agent.as_ref().map(|agent| agent.order.store.clone()),
             })
             .collect()
     }

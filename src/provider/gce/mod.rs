@@ -421,6 +421,7 @@ fn resource(machine: &Value) -> Option<Resource> {
     let label = |key: &str| machine["labels"][key].as_str();
     let job = JobId::parse(label(body::JOB)?)?;
     let since = created(machine);
+    let order = metadata(machine, body::ORDER).and_then(|item| serde_json::from_str::<RunOrder>(item["value"].as_str()?).ok());
     let life = label(body::LIFETIME).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
     Some(Resource {
         name: machine["name"].as_str()?.to_owned(),
@@ -428,6 +429,7 @@ fn resource(machine: &Value) -> Option<Resource> {
         since,
         expires: life.and_then(|life| since.checked_add(life).ok()),
         price_per_hour: price(machine),
+        store: order.map(|order| order.store),
     })
 }
 

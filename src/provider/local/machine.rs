@@ -217,8 +217,9 @@ impl Machine {
         let card = fs::read(self.directory.join("machine.json")).ok().and_then(|bytes| serde_json::from_slice::<Card>(&bytes).ok());
         let modified = Timestamp::try_from(found.modified()?).map_err(io::Error::other)?;
         let (since, expires) = card.map_or((modified, Some(modified)), |card| (card.created, card.expires));
-        let name = self.attempt.machine_name();
-        Ok(Some(Resource { name, attempt: self.attempt.clone(), since, expires, price_per_hour: Money::ZERO }))
+        let order = fs::read(self.order()).ok().and_then(|bytes| serde_json::from_slice::<RunOrder>(&bytes).ok());
+        let (name, attempt, price_per_hour) = (self.attempt.machine_name(), self.attempt.clone(), Money::ZERO);
+        Ok(Some(Resource { name, attempt, since, expires, price_per_hour, store: order.map(|order| order.store) }))
     }
 }
 
