@@ -195,6 +195,7 @@ fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
         };
         let said = plan("table");
         assert!(said.code == Some(code) && said.stdout.contains(part), "{script}: {:?} {} {}", said.code, said.stdout, said.stderr);
+        assert!(said.stderr.contains("warning: the job names no container image"), "{}", said.stderr);
         let told: Value = serde_json::from_str(&plan("json").stdout).expect("JSON");
         assert!(told["room"].as_array().expect("findings").iter().any(|finding| finding["what"] == "quota"), "{told}");
         assert_eq!(told["error"].is_object(), code != 0);

@@ -67,6 +67,7 @@ fn stdout_is_one_json_value_whatever_happens() {
     let broken = sandbox.run(&["version", "-o", "json"]);
     for (said, code, class) in [
         (&broken, 2, "usage"),
+        (&sandbox.run(&["-o", "json"]), 2, "usage"),
         (&sandbox.run(&["-o", "json", "frobnicate"]), 2, "usage"),
         (&sandbox.run(&["config", "show", "--output=json", "--nonsense"]), 2, "usage"),
     ] {
@@ -78,6 +79,7 @@ fn stdout_is_one_json_value_whatever_happens() {
         assert_eq!((error["code"].as_i64(), error["class"].as_str()), (Some(i64::from(code)), Some(class)));
     }
     assert!(broken.stdout.contains("ftctl.toml:1:7"), "{}", broken.stdout);
+    assert!(sandbox.run(&["-o", "json"]).stdout.contains("\"a verb is missing\""), "and not what users do not see");
 }
 
 #[test]

@@ -315,6 +315,16 @@ fn what_jobs_cost_lately() {
 }
 
 #[test]
+fn a_bill_has_the_machines_of_every_backend_that_costs_money() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("billed");
+    sandbox.write("ftctl.toml", "backend = \"local\"\n");
+    let machine = format!("{}-a1\n", sandbox.run(&["submit", "job.toml", "--backend", "fake"]).stdout.trim());
+    let bill = |arguments: &[&str]| sandbox.run(&[&["bill", "-o", "name"], arguments].concat()).stdout;
+    assert_eq!((bill(&[]), bill(&["--backend", "local"])), (machine.clone(), String::new()));
+}
+
+#[test]
 fn a_key_means_one_job_and_one_version_of_its_file() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("keyed");

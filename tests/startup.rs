@@ -21,9 +21,11 @@ struct Case {
     docker_run: u8,
     driver: u8,
     cards: &'static str,
+    /// Whether anybody hands the job over.
+    order: bool,
 }
 
-const WELL: Case = Case { name: "all is well", docker_info: 0, docker_pull: 0, docker_run: 0, driver: 0, cards: "1" };
+const WELL: Case = Case { name: "all is well", docker_info: 0, docker_pull: 0, docker_run: 0, driver: 0, cards: "1", order: true };
 
 const CASES: &[Case] = &[
     WELL,
@@ -31,6 +33,7 @@ const CASES: &[Case] = &[
     Case { name: "docker does not work", docker_info: 1, ..WELL },
     Case { name: "the image cannot be pulled", docker_pull: 1, ..WELL },
     Case { name: "there is no driver", driver: 9, ..WELL },
+    Case { name: "nobody hands the job over", cards: "0", order: false, ..WELL },
     Case { name: "the store is out of reach", docker_run: 7, ..WELL },
     Case { name: "the store does not let it in", docker_run: 4, ..WELL },
     Case { name: "the container does not start", docker_run: 125, ..WELL },
@@ -41,13 +44,16 @@ const CASES: &[Case] = &[
 type Transcript = Arc<Mutex<Vec<String>>>;
 
 fn attributes(case: &Case) -> BTreeMap<&'static str, String> {
-    BTreeMap::from([
+    let order = [
+        ("attributes/ftctl-order", "{\"schema\":\"ftctl.order/1\"}".to_owned()),
+        ("attributes/ftctl-environment", "AZURE_STORAGE_SAS_TOKEN=se=1".to_owned()),
+    ];
+    let machine = [
         ("name", "job-bcdfgh-a1".to_owned()),
         ("attributes/ftctl-image", "registry.example/ftctl@sha256:00".to_owned()),
         ("attributes/ftctl-cards", case.cards.to_owned()),
-        ("attributes/ftctl-order", "{\"schema\":\"ftctl.order/1\"}".to_owned()),
-        ("attributes/ftctl-environment", "AZURE_STORAGE_SAS_TOKEN=se=1".to_owned()),
-    ])
+    ];
+    machine.into_iter().chain(order.into_iter().filter(|_| case.order)).collect()
 }
 
 /// One request to a metadata server: values are given, guest attributes written down. A sign of life has its place in no order.

@@ -19,6 +19,8 @@ use crate::{
 };
 
 /// Show what is billing now, or the receipt of a job
+///
+/// Without --backend also on every backend that costs money and has unfinished jobs of this store.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl bill\n  ftctl bill --since 7d\n  ftctl bill quickstart -o json")]
 pub struct Arguments {
@@ -41,9 +43,15 @@ impl Arguments {
             let spent = app.block_on(spent(app, span))?;
             return app.output.show(&spent);
         }
-        let world = app.world(&app.settings.backend.value)?;
-        let resources = app.block_on(async { Ok(world.provider.list().await?) })?;
-        app.output.show(&Billing { resources, now: world.clock.now() })
+        let resources = app.block_on(async {
+            let mut resources = Vec::new();
+            for world in app.worlds(&self.place).await? {
+                let now = world.clock.now();
+                resources.extend(world.provider.list().await?.into_iter().map(|resource| (resource, now)));
+            }
+            Ok(resources)
+        })?;
+        app.output.show(&Billing { resources })
     }
 }
 
@@ -110,19 +118,18 @@ impl Show for Spent {
     }
 }
 
-/// What exists at the backend, and its price.
+/// What exists at the backends, each with the time that it is there.
 struct Billing {
-    resources: Vec<Resource>,
-    now: Timestamp,
+    resources: Vec<(Resource, Timestamp)>,
+}
+
+fn so_far(resource: &Resource, now: Timestamp) -> Money {
+    resource.price_per_hour.for_time(Duration::try_from(now.duration_since(resource.since)).unwrap_or_default())
 }
 
 impl Billing {
-    fn so_far(&self, resource: &Resource) -> Money {
-        resource.price_per_hour.for_time(Duration::try_from(self.now.duration_since(resource.since)).unwrap_or_default())
-    }
-
     fn per_hour(&self) -> Money {
-        Money { micros: self.resources.iter().map(|resource| resource.price_per_hour.micros).sum() }
+        Money { micros: self.resources.iter().map(|(resource, _)| resource.price_per_hour.micros).sum() }
     }
 }
 
@@ -136,9 +143,9 @@ impl Show for Billing {
     }
 
     fn lines(&self) -> Vec<Value> {
-        let line = |resource: &Resource| {
+        let line = |(resource, now): &(Resource, Timestamp)| {
             let mut value = json!(resource);
-            value["so_far"] = json!(self.so_far(resource));
+            value["so_far"] = json!(so_far(resource, *now));
             value
         };
         self.resources.iter().map(line).collect()
@@ -146,20 +153,20 @@ impl Show for Billing {
 
     fn text(&self) -> String {
         let mut table = Table::new(&["MACHINE", "JOB", "SINCE", "PER HOUR", "SO FAR"]);
-        for resource in &self.resources {
+        for (resource, now) in &self.resources {
             table.row([
                 Cell::text(&resource.name),
                 Cell::text(resource.attempt.job.to_string()),
-                Cell::number(format::age(resource.since, self.now)),
+                Cell::number(format::age(resource.since, *now)),
                 Cell::number(resource.price_per_hour.to_string()),
-                Cell::number(self.so_far(resource).to_string()),
+                Cell::number(so_far(resource, *now).to_string()),
             ]);
         }
         format!("{}\n{}, {} an hour", table.render(), format::of(self.resources.len() as u64, "machine"), self.per_hour())
     }
 
     fn names(&self) -> Vec<String> {
-        self.resources.iter().map(|resource| resource.name.clone()).collect()
+        self.resources.iter().map(|(resource, _)| resource.name.clone()).collect()
     }
 }
 

@@ -13,8 +13,9 @@ use crate::{
     },
 };
 
-/// A command that is done waits no longer for a store that does not answer; one that has just waited for the network in vain, not long.
+/// A command that is done waits no longer for a store that does not answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Nor does one that has just waited for the network in vain, or that its user corrects and repeats.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl App<'_> {
@@ -26,7 +27,7 @@ impl App<'_> {
             return;
         }
         let failed_now = ended_with(Exit::MayBill);
-        let patience = if ended_with(Exit::Network) { LITTLE_PATIENCE } else { PATIENCE };
+        let patience = if ended_with(Exit::Network) || ended_with(Exit::Usage) { LITTLE_PATIENCE } else { PATIENCE };
         let settled = self.block_on(async {
             let store = self.store()?;
             let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", patience.as_secs()));

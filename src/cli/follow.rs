@@ -120,7 +120,10 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     }
     let exit = record.exit.and_then(Exit::from_code).unwrap_or(Exit::JobFailed);
     let why = record.reason.as_deref().unwrap_or("no reason is known");
-    let message = format!("the job {} {}: {why}", record.id, record.state.label(record.outcome));
+    let message = match record.outcome {
+        Some(Outcome::Cancelled) => format!("the job {} was {}", record.id, record.reason.as_deref().unwrap_or("cancelled")),
+        _ => format!("the job {} {}: {why}", record.id, record.state.label(record.outcome)),
+    };
     let log = if record.attempt > 0 { format!("`ftctl logs {}` shows what it wrote, ", record.id) } else { String::new() };
     Err(Failure::new(exit, message).fix(format!("{log}`ftctl explain {}` what was tried", record.id)))
 }

@@ -381,6 +381,7 @@ fn not_parsed(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> 
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Err(Failure::new(Exit::Usage, format!("a verb is missing\n\n{text}")))
         }
+        ErrorKind::MissingSubcommand => Err(Failure::new(Exit::Usage, "a verb is missing").fix("`ftctl --help` shows them")),
         ErrorKind::InvalidSubcommand => Err(Failure { fix: nearest_verb(answer), ..usage_failure(&text.to_string()) }),
         _ => Err(usage_failure(&text.to_string())),
     }

@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
-use super::App;
+use super::{App, Place};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -12,7 +12,7 @@ use crate::{
         record::Record,
         units::Span,
     },
-    lifecycle::{World, journal, plan},
+    lifecycle::{World, down, journal, plan},
     provider::registry::{self, Connected, Environment},
     store::{self, Store, lease::Holder, memory::MemoryStore},
 };
@@ -33,6 +33,17 @@ impl App<'_> {
     /// The world of a backend, with the store of the settings.
     pub fn world(&self, backend: &str) -> Result<World, Failure> {
         self.connect(backend, self.store()?, self.settings.ttl.value)
+    }
+
+    /// The backend of the settings; and, where the command line names none, those that cost money and have unfinished jobs of this store.
+    pub async fn worlds(&self, place: &Place) -> Result<Vec<World>, Failure> {
+        let mut worlds = vec![self.world(&self.settings.backend.value)?];
+        if place.backend.is_none() {
+            for name in down::backends(self.store()?.as_ref()).await?.iter().filter(|name| **name != self.settings.backend.value) {
+                worlds.extend(Some(self.world(name)?).filter(|world| world.provider.capabilities().bills));
+            }
+        }
+        Ok(worlds)
     }
 
     /// The clock that jobs of a backend live by; that of the wall where this machine cannot open the backend.

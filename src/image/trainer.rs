@@ -135,10 +135,12 @@ pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> R
         while let Some(line) = lines.next_line().await? {
             match line.strip_prefix("error: ") {
                 Some(words) => words.clone_into(&mut error),
-                None => report.line(&line),
+                None if error.is_empty() => report.line(&line),
+                None => error.extend(["\n", &line]),
             }
         }
-        Ok(error)
+        // What follows an empty line is about the trainer's own command line.
+        Ok(error.split("\n\n").next().unwrap_or_default().to_owned())
     };
     let data = async {
         let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 //! The end of everything a job has outside the store, whatever its state.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{Result, World, cancel, journal, teardown};
 use crate::{job::id::JobId, store::Store};
@@ -32,6 +32,12 @@ pub async fn owners(world: &World) -> Result<Vec<JobId>> {
 pub async fn unfinished(store: &dyn Store) -> Result<Vec<JobId>> {
     let all = journal::all(store).await?.into_iter();
     Ok(all.filter(|(_, record)| record.as_ref().map_or(true, |record| !record.state.is_finished())).map(|(id, _)| id).collect())
+}
+
+/// The backends of the jobs of this store that are not finished.
+pub async fn backends(store: &dyn Store) -> Result<BTreeSet<String>> {
+    let records = journal::all(store).await?.into_iter().filter_map(|(_, record)| record.ok());
+    Ok(records.filter(|record| !record.state.is_finished()).map(|record| record.plan.backend).collect())
 }
 
 /// Removes what belongs to no job, unless `only_look`, and names it.

@@ -15,7 +15,7 @@ pub struct Results {
     pub step: u64,
     /// On the validation split, before the first step.
     pub first_perplexity: Option<f64>,
-    /// On the validation split, as measured last.
+    /// On the validation split, as measured last; `None` until it was measured after a step.
     pub last_perplexity: Option<f64>,
     /// Text that the trained model wrote.
     pub sample: Option<String>,
@@ -24,12 +24,8 @@ pub struct Results {
 impl Results {
     fn add(&mut self, event: Event) {
         match event {
-            Event::Eval { step, perplexity, .. } => {
-                if step == 0 {
-                    self.first_perplexity = Some(perplexity);
-                }
-                self.last_perplexity = Some(perplexity);
-            }
+            Event::Eval { step: 0, perplexity, .. } => self.first_perplexity = Some(perplexity),
+            Event::Eval { perplexity, .. } => self.last_perplexity = Some(perplexity),
             Event::Sample { text, .. } => self.sample = Some(text),
             Event::Step { step, .. } | Event::Done { step, .. } => self.step = self.step.max(step),
             Event::Start { .. } | Event::Skipped { .. } | Event::Checkpoint { .. } | Event::Unknown => {}
@@ -58,4 +54,19 @@ pub async fn events(store: &dyn Store, record: &Record) -> Result<Vec<Event>> {
         events.extend(lines.map(|line| line.event));
     }
     Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_measured_after_a_step_is_an_end() {
+        let mut results = Results::default();
+        let measured = |step, perplexity| Event::Eval { step, loss: 1.0, perplexity };
+        results.add(measured(0, 300.0));
+        assert_eq!((results.first_perplexity, results.last_perplexity), (Some(300.0), None));
+        results.add(measured(5, 30.0));
+        assert_eq!((results.first_perplexity, results.last_perplexity), (Some(300.0), Some(30.0)));
+    }
 }

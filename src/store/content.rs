@@ -292,8 +292,10 @@ impl LocalFile {
         if metadata.is_file() {
             let root = source.parent().unwrap_or(Path::new(""));
             found.push(Self { path: source.to_owned(), name: relative_name(root, source)?, stamp: Stamp::of(&metadata) });
-        } else {
+        } else if metadata.is_dir() {
             walk(source, source, &mut found)?;
+        } else {
+            return Err(special(source, &metadata));
         }
         if found.is_empty() {
             return Err(StoreError::Invalid(format!("{} holds no files", source.display())));
@@ -349,11 +351,15 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
         } else if linked.is_dir() && !path.is_symlink() {
             walk(root, &path, found)?;
         } else {
-            let kind = if linked.is_dir() { "a link to a directory" } else { "neither a file nor a directory" };
-            return Err(StoreError::Invalid(format!("{} is {kind}; take it out, or put a copy in its place", path.display())));
+            return Err(special(&path, &linked));
         }
     }
     Ok(())
+}
+
+fn special(path: &Path, linked: &fs::Metadata) -> StoreError {
+    let kind = if linked.is_dir() { "a link to a directory" } else { "neither a file nor a directory" };
+    StoreError::Invalid(format!("{} is {kind}; take it out, or put a copy in its place", path.display()))
 }
 
 fn relative_name(root: &Path, path: &Path) -> Result<String> {

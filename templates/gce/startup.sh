@@ -36,10 +36,10 @@ give_up() { # the machine must not be paid for what it cannot do
 has_cards() { [ "$(get attributes/ftctl-cards)" != 0 ]; }
 
 # As long as the driver may take to install itself, or whoever made the machine to say what it is for.
-wait_for() { # wait_for SECONDS WHAT COMMAND...
-    local left="$1" what="$2"; shift 2
+wait_for() { # wait_for SECONDS COMMAND...
+    local left="$1"; shift
     until "$@" >/dev/null 2>&1; do
-        [ "$left" -gt 0 ] || give_up "$what"
+        [ "$left" -gt 0 ] || return 1
         left=$((left - 1))
         sleep 1
     done
@@ -67,12 +67,18 @@ if has_cards; then
     # Images of deep learning install their driver after the first start; where nothing will, waiting costs money.
     patience=30
     [ -d /opt/deeplearning ] && patience=300
-    wait_for "$patience" "the driver of the GPU did not come up within $patience s: choose a boot image with one that knows this GPU" nvidia-smi
+    wait_for "$patience" nvidia-smi ||
+        give_up "the driver of the GPU did not come up within $patience s: choose a boot image with one that knows this GPU"
     nvidia-smi -L
     cards=(--gpus all)
 fi
 tell phase waiting
-wait_for 600 "no order came within ten minutes" get attributes/ftctl-order
+if ! wait_for 600 get attributes/ftctl-order; then
+    # No failure of the machine: who hands the job over later gets another one.
+    echo "ftctl: no order came within ten minutes"
+    poweroff
+    exit
+fi
 get attributes/ftctl-order >"$home/order.json"
 (umask 077; get attributes/ftctl-environment >"$home/environment")
 

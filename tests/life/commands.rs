@@ -34,6 +34,9 @@ fn run_carries_a_job_through_its_whole_life() {
     assert_eq!(fs::read_to_string(page).unwrap().matches("<polyline").count(), 6, "all curves are known");
     let text = sandbox.ok(&["generate", to.to_str().unwrap(), "--prompt", "pub fn ", "--tokens", "10"]);
     assert!(text.starts_with("pub fn "), "{text}");
+    let refused = sandbox.run(&["generate", to.to_str().unwrap(), "--prompt", "pub fn ", "--top-p", "2"]);
+    let said = "error: invalid value '2' for '--top-p <TOP_P>': expected a number above 0 and at most 1\n";
+    assert_eq!((refused.status.code(), String::from_utf8_lossy(&refused.stderr).as_ref()), (Some(2), said));
 }
 
 #[test]
