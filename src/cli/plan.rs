@@ -51,7 +51,7 @@ impl Arguments {
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
         let plan = self.file.plan(app)?;
         let world = app.world_to_look(&plan)?;
-        let price = world.provider.price_per_hour(&plan).await?;
+        let price = world.provider.price(&plan).await?;
         let plan = plan.priced(price)?;
         if let Err(Failure { message, .. }) = image::check(&world, &plan) {
             world.report.warn(&format!("{message}: it cannot run before there is one; `ftctl push` sends one to a registry"));
@@ -191,9 +191,8 @@ fn machine(gce: &GcePlan) -> String {
 
 fn price(plan: &Plan) -> String {
     let lasting = plan.lasting_price().map(|price| format!("; {price} if it could not be taken away")).unwrap_or_default();
-    let card = plan.gce.card().filter(|_| plan.backend == "gce");
-    let date = card.map(|card| format!(", by the list of {} for us-central1", card.date)).unwrap_or_default();
-    format!("{} an hour{lasting}{date}", plan.price_per_hour)
+    let source = plan.price_source.as_ref().map(|source| format!(", {source}")).unwrap_or_default();
+    format!("{} an hour{lasting}{source}", plan.price_per_hour)
 }
 
 fn worst_case(plan: &Plan) -> String {

@@ -43,16 +43,46 @@ struct N1 {
 #[serde(deny_unknown_fields)]
 struct Disk {
     gigabyte_month: f64,
+    #[serde(default)]
+    sku: Option<String>,
     /// The regional metric that its gigabytes count against.
     quota: String,
 }
 
 /// USD per hour.
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Price {
     standard: f64,
     spot: f64,
+    #[serde(default)]
+    sku: Option<String>,
+}
+
+/// Units, as the billing catalogue spells them.
+const HOUR: &str = "h";
+const GIGABYTE_HOUR: &str = "GiBy.h";
+const GIGABYTE_MONTH: &str = "GiBy.mo";
+
+/// USD for a unit of a part; what is the same in a spot machine has no price of its own for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Rates {
+    pub unit: &'static str,
+    pub standard: f64,
+    pub spot: Option<f64>,
+}
+
+/// Something that is charged for as long as a machine is there.
+#[derive(Debug, Clone, Copy)]
+pub struct Part<'a> {
+    /// What the billing catalogue calls it, without its region; `None` when it is not sold alone.
+    pub sku: Option<&'a str>,
+    /// Units of it in an hour.
+    pub amount: f64,
+    /// Whether it costs less in a spot machine, and is in one.
+    pub spot: bool,
+    /// USD for an hour of it, by the table.
+    pub list_price: f64,
 }
 
 /// Either added to a custom N1 machine, with `price` and `limits`, or a part of its `machines`.
@@ -167,21 +197,48 @@ impl Machine<'_> {
 }
 
 impl Catalogue {
-    /// Price of an hour, disk included, rounded up to a millionth of a dollar.
-    pub fn price_per_hour(&self, machine: &Machine<'_>) -> Money {
-        let of = |price: Price| if machine.spot { price.spot } else { price.standard };
-        let body = machine.fixed.map_or_else(
-            || {
-                let card = |(accelerator, count): (&Accelerator, u32)| accelerator.price.map_or(0.0, of) * f64::from(count);
-                let memory = machine.memory_mib as f64 / 1_024.0 * of(self.n1.gigabyte);
-                f64::from(machine.cpus) * of(self.n1.cpu) + memory + machine.accelerator.map_or(0.0, card)
-            },
-            |fixed| of(fixed.price),
-        );
-        let gigabyte_month = self.disks.get(machine.disk_type()).map_or(0.0, |disk| disk.gigabyte_month);
-        let dollars = body + f64::from(machine.disk_gb) * gigabyte_month / HOURS_PER_MONTH;
-        Money { micros: (dollars * 1e6).ceil() as u64 }
+    /// What a machine is charged for, disk included.
+    pub fn parts<'a>(&'a self, machine: &Machine<'a>) -> Vec<Part<'a>> {
+        let part = |price: &'a Price, amount: f64| {
+            let list_price = amount * if machine.spot { price.spot } else { price.standard };
+            Part { sku: price.sku.as_deref(), amount, spot: machine.spot, list_price }
+        };
+        let body = match (machine.fixed, machine.accelerator) {
+            (Some(fixed), _) => vec![part(&fixed.price, 1.0)],
+            (None, accelerator) => {
+                let cards = accelerator.and_then(|(card, count)| Some(part(card.price.as_ref()?, f64::from(count))));
+                let cpus = part(&self.n1.cpu, f64::from(machine.cpus));
+                let memory = part(&self.n1.gigabyte, machine.memory_mib as f64 / 1_024.0);
+                [cpus, memory].into_iter().chain(cards).collect()
+            }
+        };
+        let disk = self.disks.get(machine.disk_type()).map(|disk| {
+            let amount = f64::from(machine.disk_gb) / HOURS_PER_MONTH;
+            let (sku, list_price) = (disk.sku.as_deref(), amount * disk.gigabyte_month);
+            Part { sku, amount, spot: false, list_price }
+        });
+        body.into_iter().chain(disk).collect()
     }
+
+    /// List price of an hour, disk included.
+    pub fn price_per_hour(&self, machine: &Machine<'_>) -> Money {
+        dollars(self.parts(machine).iter().map(|part| part.list_price).sum())
+    }
+
+    /// Everything that the billing catalogue sells alone, by what it calls it.
+    pub fn rates(&self) -> BTreeMap<&str, Rates> {
+        let rates = |price: &Price, unit| Rates { unit, standard: price.standard, spot: Some(price.spot) };
+        let prices = self.accelerators.values().filter_map(|card| card.price.as_ref()).map(|price| (price, HOUR));
+        let prices = prices.chain([(&self.n1.cpu, HOUR), (&self.n1.gigabyte, GIGABYTE_HOUR)]);
+        let prices = prices.filter_map(|(price, unit)| Some((price.sku.as_deref()?, rates(price, unit))));
+        let of_disk = |disk: &Disk| Rates { unit: GIGABYTE_MONTH, standard: disk.gigabyte_month, spot: None };
+        prices.chain(self.disks.values().filter_map(|disk| Some((disk.sku.as_deref()?, of_disk(disk))))).collect()
+    }
+}
+
+/// Rounded up to a millionth.
+pub fn dollars(dollars: f64) -> Money {
+    Money { micros: (dollars * 1e6).ceil() as u64 }
 }
 
 /// The table in this program.
@@ -201,8 +258,8 @@ mod tests {
             let added = accelerator.limits.contains_key("1") && accelerator.price.is_some();
             assert!(!accelerator.zones.is_empty() && added == accelerator.machines.is_empty(), "{name}");
             assert!(accelerator.date.parse::<jiff::civil::Date>().is_ok(), "{name}");
-            let machines = accelerator.machines.values().map(|machine| machine.price);
-            for price in accelerator.price.into_iter().chain(machines) {
+            let machines = accelerator.machines.values().map(|machine| &machine.price);
+            for price in accelerator.price.iter().chain(machines) {
                 assert!(price.spot > 0.0 && price.spot < price.standard, "{name}");
             }
         }

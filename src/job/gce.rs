@@ -138,6 +138,13 @@ impl GcePlan {
         Machine::described(&self.machine_type(), cards, self.disk_gb, self.spot || self.legacy_preemptible)
     }
 
+    /// The same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
+    pub fn lasting_machine(&self) -> Option<Machine<'static>> {
+        let machine = self.machine();
+        let is_offered = machine.fixed.is_none_or(|kind| !kind.spot_only);
+        (machine.spot && is_offered).then_some(Machine { spot: false, ..machine })
+    }
+
     /// List price of an hour.
     pub fn price_per_hour(&self) -> Money {
         catalogue::gce().price_per_hour(&self.machine())

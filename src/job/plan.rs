@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    catalogue,
     docker::DockerPlan,
     gce::GcePlan,
     image::ImageSpec,
@@ -46,8 +47,30 @@ pub struct Plan {
     pub ttl: Span,
     pub max_cost: Option<Money>,
     pub price_per_hour: Money,
+    /// Price of an hour of the same machine if nobody could take it away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lasting_price_per_hour: Option<Money>,
+    /// Whose prices these are, and of which day.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_source: Option<String>,
     /// What the job costs when its machines live as long as they may: `price_per_hour` × [`Plan::lifetime`].
     pub worst_case: Money,
+}
+
+/// What an hour of a plan's machine costs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Price {
+    pub per_hour: Money,
+    /// If nobody could take it away; absent where nobody can, and where there is no such machine.
+    pub lasting: Option<Money>,
+    /// Whose price it is, and of which day: "by the list of …".
+    pub source: Option<String>,
+}
+
+impl From<Money> for Price {
+    fn from(per_hour: Money) -> Self {
+        Self { per_hour, lasting: None, source: None }
+    }
 }
 
 /// Where the tokens come from.
@@ -119,13 +142,16 @@ impl Plan {
             ttl: choices.ttl,
             max_cost: choices.max_cost,
             price_per_hour: Money::ZERO,
+            lasting_price_per_hour: None,
+            price_source: None,
             worst_case: Money::ZERO,
         })
     }
 
     /// Adds the price, and refuses a ceiling that cannot pay for anything.
-    pub fn priced(self, price_per_hour: Money) -> Result<Self, PlanError> {
-        let plan = Self { price_per_hour, ..self };
+    pub fn priced(self, price: impl Into<Price>) -> Result<Self, PlanError> {
+        let Price { per_hour: price_per_hour, lasting, source } = price.into();
+        let plan = Self { price_per_hour, lasting_price_per_hour: lasting, price_source: source, ..self };
         let lifetime = plan.lifetime();
         match plan.max_cost {
             Some(max_cost) if lifetime < SHORTEST_LIFE && lifetime < plan.ttl.0 => {
@@ -143,9 +169,11 @@ impl Plan {
 
     /// Price of an hour of the same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
     pub fn lasting_price(&self) -> Option<Money> {
-        let lasting = GcePlan { spot: false, legacy_preemptible: false, ..(*self.gce).clone() };
-        let is_offered = lasting.machine().fixed.is_none_or(|machine| !machine.spot_only);
-        (self.backend == "gce" && lasting != *self.gce && is_offered).then(|| lasting.price_per_hour())
+        // Plans of older versions do not have it.
+        let listed = || {
+            self.gce.lasting_machine().filter(|_| self.backend == "gce").map(|machine| catalogue::gce().price_per_hour(&machine))
+        };
+        self.lasting_price_per_hour.or_else(listed)
     }
 
     /// How long the programs of a machine have when it is taken away.

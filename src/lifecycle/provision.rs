@@ -20,7 +20,6 @@ use crate::{
 /// Writes the intent down before anything is created: the attempt's number names the machine, so whoever continues after a crash finds
 /// the same one.
 pub(super) async fn begin_attempt(world: &World, job: &mut Journal) -> Result<()> {
-    let price_per_hour = world.provider.price_per_hour(&job.record.plan).await?;
     let first_step = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
     let started = world.clock.now();
     job.record.attempt += 1;
@@ -32,7 +31,7 @@ pub(super) async fn begin_attempt(world: &World, job: &mut Journal) -> Result<()
         first_step,
         last_step: first_step,
         lost_steps: 0,
-        price_per_hour,
+        price_per_hour: job.record.plan.price_per_hour,
     });
     job.enter(State::Provisioning).await
 }

@@ -57,6 +57,8 @@ pub fn plan() -> Plan {
         ttl: span(24 * 3_600),
         max_cost: None,
         price_per_hour: Money::ZERO,
+        lasting_price_per_hour: None,
+        price_source: None,
         worst_case: Money::ZERO,
     }
 }
@@ -144,7 +146,7 @@ async fn provision_makes_one_machine(world: &dyn World) {
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].name.clone(), &first[0].attempt), (attempt.machine_name(), &attempt), "names derive from ids");
     assert_eq!(first[0].expires, first[0].since.checked_add(plan().ttl.0).ok(), "the kill switch is set from the start");
-    assert_eq!(client.price_per_hour(&plan()).await.expect("price"), first[0].price_per_hour);
+    assert_eq!(client.price(&plan()).await.expect("price").per_hour, first[0].price_per_hour);
     destroyed(world, &attempt).await;
     destroyed(world, &attempt).await;
 }

@@ -14,7 +14,7 @@ use crate::job::{
     finding::Finding,
     id::{AttemptId, JobId},
     order::{RunOrder, TrainerImage},
-    plan::Plan,
+    plan::{Plan, Price},
     units::Money,
 };
 
@@ -132,8 +132,9 @@ pub trait Provider: Send + Sync {
         Vec::new()
     }
 
-    /// Price of one hour of this plan's machine. Changes nothing. Fails as [`Class::Invalid`] for a plan that can never run here.
-    async fn price_per_hour(&self, plan: &Plan) -> Result<Money>;
+    /// What one hour of this plan's machine costs: asked once for a job, which keeps the answer. Changes nothing. Fails as
+    /// [`Class::Invalid`] for a plan that can never run here.
+    async fn price(&self, plan: &Plan) -> Result<Price>;
 
     /// Creates the machine of this attempt, or finds it. An existing one is not changed. `image` is what [`Capabilities::trainer`]
     /// asked for.

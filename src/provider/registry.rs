@@ -95,7 +95,8 @@ fn owner(environment: &Environment) -> String {
 fn open_gce(environment: &Environment) -> Result<Connected> {
     let store = environment.store.clone();
     let clock = Arc::new(SystemClock);
-    let provider = Gce::open(&|name| environment.variable(name), store.clone(), clock.clone())?;
+    let prices = Some(environment.state.join("prices.json"));
+    let provider = Gce::open(&|name| environment.variable(name), store.clone(), clock.clone(), prices)?;
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 

@@ -11,6 +11,7 @@ use super::{
     cloud::{Cloud, OperationError, Place},
     filter,
     instance::{Instance, Phase, items, last, machine, seconds},
+    prices,
 };
 use crate::job::catalogue::{self, Accelerator, Machine};
 
@@ -48,6 +49,7 @@ pub type Handler = fn(&mut Cloud, &Request, &Place) -> Answer;
 /// Which call a path means, who answers it, and the zone and the name in it.
 pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handler, [&'p str; 2])> {
     Some(match (method, path) {
+        ("GET", ["v1", "services", service, "skus"]) => ("cloudbilling.services.skus.list", prices::list, ["", service]),
         ("GET", []) => ("compute.projects.get", project, ["", ""]),
         ("GET", ["zones"]) => ("compute.zones.list", zones, ["", ""]),
         ("GET", ["zones", zone]) => ("compute.zones.get", zone_get, [zone, ""]),

@@ -216,7 +216,7 @@ impl Cloud {
     fn end(&mut self, place: &Place) {
         self.acts.push(Act::PowerOff(place.clone()));
         let Some(instance) = self.instances.get_mut(place) else { return };
-        let receipt = receipt(instance, self.now, false);
+        let receipt = receipt(instance, self.script.price_factor, self.now, false);
         self.closed.extend(receipt);
         // What ran is paid; what is left of it is a disk.
         instance.started = None;
@@ -293,7 +293,7 @@ impl Cloud {
 
     /// What everything has cost until now.
     pub fn bill(&self) -> Vec<Receipt> {
-        let open = self.instances.values().filter_map(|instance| receipt(instance, self.now, true));
+        let open = self.instances.values().filter_map(|instance| receipt(instance, self.script.price_factor, self.now, true));
         self.closed.iter().cloned().chain(open).collect()
     }
 
@@ -347,10 +347,10 @@ enum Change {
 }
 
 /// From the start to the end of power, at least a minute, as Google counts.
-fn receipt(instance: &Instance, until: Timestamp, exists: bool) -> Option<Receipt> {
+fn receipt(instance: &Instance, factor: f64, until: Timestamp, exists: bool) -> Option<Receipt> {
     let ran = std::time::Duration::try_from(until.duration_since(instance.started?)).unwrap_or_default();
     let running_seconds = ran.as_secs_f64().ceil() as u64;
-    let price_per_hour = instance.price_per_hour();
+    let price_per_hour = Money { micros: (instance.price_per_hour().micros as f64 * factor).ceil() as u64 };
     let cost = price_per_hour.for_time(std::time::Duration::from_secs(running_seconds.max(60)));
     Some(Receipt { instance: instance.name.clone(), zone: instance.zone.clone(), running_seconds, price_per_hour, cost, exists })
 }

@@ -18,6 +18,7 @@ mod cloud;
 mod filter;
 mod instance;
 mod metadata;
+mod prices;
 mod script;
 mod serial;
 #[cfg(test)]
@@ -164,7 +165,10 @@ impl Devcloud {
         if heard.header("authorization").and_then(|value| value.strip_prefix("Bearer ")).is_none_or(str::is_empty) {
             return refuse(401, "required", "Login Required.");
         }
-        let Some(below) = path.strip_prefix("/compute/v1/projects/") else {
+        // The billing catalogue has a host of its own in the real cloud.
+        let below = path.strip_prefix("/compute/v1/projects/").map(|below| below.split('/').skip(1).collect());
+        let products = || path.starts_with("/v1/services/").then(|| path.split('/').skip(1).collect());
+        let Some(segments): Option<Vec<&str>> = below.or_else(products) else {
             return refuse(404, "notFound", &format!("There is no {path} here."));
         };
         let request = api::Request {
@@ -172,7 +176,6 @@ impl Devcloud {
             query: heard.url.iter().flat_map(reqwest::Url::query_pairs).map(|(k, v)| (k.into_owned(), v.into_owned())).collect(),
             body: serde_json::from_slice(&heard.body).unwrap_or_default(),
         };
-        let segments: Vec<&str> = below.split('/').skip(1).collect();
         let Some((call, handler, [zone, name])) = api::route(&request.method, &segments) else {
             return refuse(404, "notFound", &format!("There is no {} {path} here.", request.method));
         };

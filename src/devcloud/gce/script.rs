@@ -28,6 +28,8 @@ pub struct Script {
     pub quota_in_operation: bool,
     pub preemptions: Vec<Preemption>,
     pub troubles: Vec<Trouble>,
+    /// What machines cost, and the billing catalogue says, beside the table in this program.
+    pub price_factor: f64,
 }
 
 impl Default for Script {
@@ -44,6 +46,7 @@ impl Default for Script {
             quota_in_operation: false,
             preemptions: Vec::new(),
             troubles: Vec::new(),
+            price_factor: 1.0,
         }
     }
 }

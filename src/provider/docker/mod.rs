@@ -48,7 +48,7 @@ use crate::{
         finding::Finding,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
-        plan::Plan,
+        plan::{Plan, Price},
         report::Silent,
         units::Money,
     },
@@ -125,9 +125,9 @@ impl Provider for Docker {
         findings
     }
 
-    async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
+    async fn price(&self, plan: &Plan) -> Result<Price> {
         self.admit(plan)?;
-        Ok(Money::ZERO)
+        Ok(Money::ZERO.into())
     }
 
     async fn answers(&self) -> Result<()> {

@@ -213,22 +213,22 @@ async fn docker_refuses_what_cannot_run_and_says_why() {
         let mut plan = plan();
         plan.docker.network = network.to_owned();
         let docker = Docker::new(Settings { store: store.to_owned(), address: store.to_owned(), ..containers.docker().settings });
-        async move { docker.price_per_hour(&plan).await.map_err(|error| error.message) }
+        async move { docker.price(&plan).await.map_err(|error| error.message) }
     };
     assert!(refused("http://127.0.0.1:10000/account/container", "bridge").await.unwrap_err().contains("loopback"));
-    assert_eq!(refused("http://127.0.0.1:10000/account/container", "host").await, Ok(Money::ZERO));
+    assert_eq!(refused("http://127.0.0.1:10000/account/container", "host").await, Ok(Money::ZERO.into()));
     assert!(refused("memory:", "host").await.unwrap_err().contains("does not see the store memory:"));
 
     let mut plan = plan();
     plan.docker.gpus = crate::job::docker::Gpus::All;
-    let error = docker.price_per_hour(&plan).await.unwrap_err();
+    let error = docker.price(&plan).await.unwrap_err();
     assert!(
         error.message.contains("none of CUDA's libraries (variant cpu)") && error.fix.unwrap().contains("cu130"),
         "{}",
         error.message
     );
     plan.image.variant = Some(crate::job::image::LibtorchVariant::Cu130);
-    assert_eq!(docker.price_per_hour(&plan).await, Ok(Money::ZERO));
+    assert_eq!(docker.price(&plan).await, Ok(Money::ZERO.into()));
     docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
     let error = docker.launch(&order(&attempt)).await.unwrap_err();
     assert!(error.fix.unwrap().contains("NVIDIA Container Toolkit"), "{}", error.message);

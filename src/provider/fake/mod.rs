@@ -41,8 +41,7 @@ use crate::{
         clock::Clock,
         id::{AttemptId, JobId, path},
         order::{CancelRequest, RunOrder, TrainerImage},
-        plan::Plan,
-        units::Money,
+        plan::{Plan, Price},
     },
     store::{Store, StoreError, checkpoint, find_json},
 };
@@ -192,8 +191,8 @@ impl Provider for Fake {
         Capabilities { trainer: TrainerFrom::Nowhere, bills: true, signs: false }
     }
 
-    async fn price_per_hour(&self, _: &Plan) -> Result<Money> {
-        self.call(Call::Price, "", None, |_| Ok(self.script.price_per_hour)).await
+    async fn price(&self, _: &Plan) -> Result<Price> {
+        self.call(Call::Price, "", None, |_| Ok(self.script.price_per_hour.into())).await
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {

@@ -37,8 +37,10 @@ const SHORT_ANSWER: Duration = Duration::from_secs(30);
 
 pub struct Client {
     http: reqwest::Client,
-    /// Scheme and authority.
+    /// Scheme and authority of Compute Engine.
     pub endpoint: String,
+    /// Likewise of the billing catalogue.
+    pub billing: String,
     pub project: String,
     credentials: Credentials,
     /// What the service's clock said last.
@@ -47,9 +49,10 @@ pub struct Client {
     pub pauses: [Duration; 2],
 }
 
-/// One request, below the project.
+/// One request.
 pub struct Call<'a> {
     pub method: Method,
+    /// Below the project; one that begins with a slash is the billing catalogue's.
     pub path: String,
     pub query: Vec<(&'a str, String)>,
     pub body: Option<Value>,
@@ -72,10 +75,10 @@ impl<'a> Call<'a> {
 }
 
 impl Client {
-    pub fn new(endpoint: String, project: String, credentials: Credentials) -> Result<Self> {
+    pub fn new(endpoint: String, billing: String, project: String, credentials: Credentials) -> Result<Self> {
         let http = reqwest::Client::builder().connect_timeout(CONNECT).timeout(ANSWER).build();
         let http = http.map_err(|error| Refusal::lost("begin", &error))?;
-        Ok(Self { http, endpoint, project, credentials, date: Mutex::default(), pauses: BACKOFF })
+        Ok(Self { http, endpoint, billing, project, credentials, date: Mutex::default(), pauses: BACKOFF })
     }
 
     /// Where a resource of this project is, as the API wants it named; with an empty path the project itself.
@@ -119,14 +122,19 @@ impl Client {
 
     async fn ask(&self, call: &Call<'_>) -> Result<Value, Refusal> {
         let token = self.credentials.token(&self.http).await?;
-        let mut url =
-            reqwest::Url::parse(&self.url(&call.path)).map_err(|error| Refusal::lost("understand the endpoint", &error))?;
+        let of_project = !call.path.starts_with('/');
+        let url = if of_project { self.url(&call.path) } else { format!("{}{}", self.billing, call.path) };
+        let mut url = reqwest::Url::parse(&url).map_err(|error| Refusal::lost("understand the endpoint", &error))?;
         if !call.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&call.query);
         }
         let mut request = self.http.request(call.method.clone(), url).bearer_auth(token);
         if !call.path.ends_with("/wait") {
             request = request.timeout(SHORT_ANSWER);
+        }
+        if !of_project {
+            // A user's login has no project of its own, and this service wants one to count the request against.
+            request = request.header("x-goog-user-project", &self.project);
         }
         if let Some(body) = &call.body {
             request = request.header("content-type", "application/json").body(body.to_string());
@@ -206,7 +214,7 @@ impl Client {
     }
 }
 
-fn next_page(answer: &Value) -> Option<String> {
+pub fn next_page(answer: &Value) -> Option<String> {
     answer["nextPageToken"].as_str().filter(|token| !token.is_empty()).map(str::to_owned)
 }
 

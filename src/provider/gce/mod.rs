@@ -17,6 +17,7 @@ mod boot;
 mod client;
 mod credentials;
 mod possible;
+mod prices;
 mod quota;
 mod refusal;
 mod ssh;
@@ -25,6 +26,7 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -38,6 +40,7 @@ use tokio::time::{Instant, sleep};
 use self::{
     client::{Call, Client, http_date, last},
     credentials::Credentials,
+    prices::{Kept, PriceList},
     refusal::Refusal,
 };
 use super::{
@@ -49,13 +52,14 @@ use crate::{
         finding::Finding,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
-        plan::Plan,
+        plan::{Plan, Price},
         units::Money,
     },
     store::Store,
 };
 
 const PUBLIC: &str = "https://compute.googleapis.com";
+const PUBLIC_BILLING: &str = "https://cloudbilling.googleapis.com";
 /// How often a machine is looked at whose end is waited for, and how long.
 const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
@@ -69,13 +73,20 @@ pub struct Gce {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     refused: Mutex<Vec<String>>,
+    prices: Kept,
     /// Where programs are.
     path: String,
 }
 
 impl Gce {
-    /// `variables` is the environment of whoever asks. Nothing is asked of the cloud, so prices are known to those who are not signed in.
-    pub fn open(variables: credentials::Variables<'_>, store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Result<Self> {
+    /// `variables` is the environment of whoever asks, `prices` the file that keeps what machines cost today. Nothing is asked of the
+    /// cloud, so list prices are known to those who are not signed in.
+    pub fn open(
+        variables: credentials::Variables<'_>,
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        prices: Option<PathBuf>,
+    ) -> Result<Self> {
         let named = ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"].iter().find_map(|name| variables(name));
         let found = Credentials::find(variables).and_then(|credentials| {
             let project = named.clone().or_else(|| credentials.project()).ok_or_else(|| {
@@ -84,10 +95,14 @@ impl Gce {
             Ok((credentials, project))
         });
         let (credentials, project) = found.unwrap_or_else(|error| (Credentials::absent(error), named.unwrap_or_default()));
-        let endpoint =
-            variables("FTCTL_ENDPOINT_GCE").map_or_else(|| PUBLIC.to_owned(), |url| url.trim_end_matches('/').to_owned());
-        let (client, path) = (Client::new(endpoint, project, credentials)?, variables("PATH").unwrap_or_default());
-        Ok(Self { client, store, clock, refused: Mutex::default(), path })
+        let endpoint = |name| variables(name).map(|url| url.trim_end_matches('/').to_owned());
+        let compute = endpoint("FTCTL_ENDPOINT_GCE");
+        // Whoever takes another Compute Engine must not ask the public catalogue with its token.
+        let billing = endpoint("FTCTL_ENDPOINT_BILLING").or_else(|| compute.clone()).unwrap_or_else(|| PUBLIC_BILLING.to_owned());
+        let compute = compute.unwrap_or_else(|| PUBLIC.to_owned());
+        let client = Client::new(compute, billing, project, credentials)?;
+        let path = variables("PATH").unwrap_or_default();
+        Ok(Self { client, store, clock, refused: Mutex::default(), prices: Kept(prices), path })
     }
 
     /// A machine by its name, in whatever zone it is; the oldest, should there be two.
@@ -243,9 +258,9 @@ impl Provider for Gce {
         findings
     }
 
-    async fn price_per_hour(&self, plan: &Plan) -> Result<Money> {
+    async fn price(&self, plan: &Plan) -> Result<Price> {
         possible::check(plan, &self.client.endpoint)?;
-        Ok(plan.gce.price_per_hour())
+        Ok(self.prices.price(&self.client, &plan.gce, self.clock.now()).await)
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
@@ -354,7 +369,8 @@ impl Provider for Gce {
 
     async fn list(&self) -> Result<Vec<Resource>> {
         let machines = self.client.everywhere("instances", &format!("labels.{}:*", body::JOB)).await?;
-        let mut found: Vec<Resource> = machines.iter().filter_map(resource).collect();
+        let prices = self.prices.list(&self.client);
+        let mut found: Vec<Resource> = machines.iter().filter_map(|machine| resource(machine, prices.as_ref())).collect();
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
     }
@@ -417,7 +433,7 @@ fn created(machine: &Value) -> Timestamp {
 }
 
 /// A machine of ours, whoever made it; `None` for one whose label names no job.
-fn resource(machine: &Value) -> Option<Resource> {
+fn resource(machine: &Value, prices: Option<&PriceList>) -> Option<Resource> {
     let label = |key: &str| machine["labels"][key].as_str();
     let job = JobId::parse(label(body::JOB)?)?;
     let since = created(machine);
@@ -428,18 +444,20 @@ fn resource(machine: &Value) -> Option<Resource> {
         attempt: AttemptId::new(&job, label(body::ATTEMPT).and_then(|number| number.parse().ok()).unwrap_or(0)),
         since,
         expires: life.and_then(|life| since.checked_add(life).ok()),
-        price_per_hour: price(machine),
+        price_per_hour: price(machine, prices),
         store: order.map(|order| order.store),
     })
 }
 
-/// By what the cloud says the machine is, not by what a plan once wanted.
-fn price(machine: &Value) -> Money {
+/// By what the cloud says the machine is, not by what a plan once wanted; by the table where nobody has read today's prices.
+fn price(machine: &Value, prices: Option<&PriceList>) -> Money {
     use crate::job::catalogue::{self, Machine};
     let card = &machine["guestAccelerators"][0];
     let count = card["acceleratorCount"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
     let disk_gb = machine["disks"][0]["diskSizeGb"].as_str().and_then(|size| size.parse().ok()).unwrap_or(0);
     let spot = machine["scheduling"]["provisioningModel"] == "SPOT" || machine["scheduling"]["preemptible"] == true;
     let kind = last(&machine["machineType"]);
-    catalogue::gce().price_per_hour(&Machine::described(kind, Some((last(&card["acceleratorType"]), count)), disk_gb, spot))
+    let described = Machine::described(kind, Some((last(&card["acceleratorType"]), count)), disk_gb, spot);
+    let today = prices.and_then(|prices| prices.price_per_hour(&described, region(last(&machine["zone"]))));
+    today.unwrap_or_else(|| catalogue::gce().price_per_hour(&described))
 }

@@ -46,7 +46,7 @@ impl Place {
 
     fn provider(&self) -> Gce {
         let variables = |name: &str| self.environment.get(name).cloned();
-        let mut gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
+        let mut gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock), None).expect("signed in");
         gce.client.pauses = [Duration::from_millis(1), Duration::from_millis(2)];
         gce
     }
@@ -146,7 +146,7 @@ fn seed_body(change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
         let known = BTreeMap::from([("GOOGLE_CLOUD_PROJECT", "my-project"), ("CLOUDSDK_AUTH_ACCESS_TOKEN", "x")]);
         known.get(name).map(|value| (*value).to_owned())
     };
-    let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("signed in");
+    let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock), None).expect("signed in");
     let mut plan = crate::job::gce::GcePlan::default();
     change(&mut plan);
     let hour = Duration::from_secs(3_600);
@@ -437,14 +437,14 @@ async fn who_is_not_signed_in_is_told_prices_and_nothing_else() {
         (&["CLOUDSDK_AUTH_ACCESS_TOKEN"], Class::Invalid, "no project"),
     ] {
         let variables = |name: &str| set.contains(&name).then(|| "x".to_owned());
-        let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock)).expect("nothing is asked");
+        let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock), None).expect("nothing is asked");
         let plan = Plan { store: "azure://account/container".to_owned(), ..plan() };
-        assert_eq!(gce.price_per_hour(&plan).await, Ok(plan.gce.price_per_hour()));
+        assert_eq!(gce.price(&plan).await.expect("a price").per_hour, plan.gce.price_per_hour());
         for error in [gce.answers().await.expect_err("no token"), gce.list().await.expect_err("no token")] {
             assert!(error.class == class && error.message.contains(part), "{error}");
         }
         let never = Plan { ttl: crate::job::units::Span(Duration::from_secs(1)), ..plan };
-        assert_eq!(gce.price_per_hour(&never).await.expect_err("too short").class, Class::Invalid);
+        assert_eq!(gce.price(&never).await.expect_err("too short").class, Class::Invalid);
     }
 }
 
@@ -564,22 +564,84 @@ async fn a_plan_is_told_what_its_family_means_today() {
     assert!(new.0 == Health::Bad && new.1.contains("x-nvidia-590-v20250601 has a driver of branch 590"), "{}", new.1);
 }
 
-/// Google's own description of the service, and what it says against requests.
+#[tokio::test]
+async fn todays_prices_are_those_of_the_billing_catalogue_and_read_once_a_day() {
+    let place = Place::new(json!({ "price_factor": 2.0 })).await;
+    let file = place.state.path().join("prices.json");
+    let open = || Gce { prices: Kept(Some(file.clone())), ..place.provider() };
+    let reads = async || place.calls().await.iter().filter(|call| call["call"] == "cloudbilling.services.skus.list").count();
+    let (plan, today) = (plan(), open().price(&plan()).await.expect("a price"));
+    let list = plan.gce.price_per_hour().micros;
+    // Prices are in billionths there.
+    assert!(today.per_hour.micros.abs_diff(2 * list) <= 2, "{} is twice {list}", today.per_hour);
+    let lasting = plan.gce.lasting_machine().expect("it is a spot machine");
+    let lasting = crate::job::catalogue::gce().price_per_hour(&lasting).micros;
+    assert!(today.lasting.expect("likewise").micros.abs_diff(2 * lasting) <= 2, "{today:?} is twice {lasting}");
+    assert!(today.source.as_ref().is_some_and(|source| source.starts_with("by the billing catalogue of 20")), "{today:?}");
+    let pages = reads().await;
+    assert!(pages > 1, "the catalogue has several pages");
+    assert_eq!(open().price(&plan).await.as_ref(), Ok(&today));
+    assert_eq!(reads().await, pages, "what was read is kept");
+
+    open().provision(&attempt("job"), &plan, &image()).await.expect("made");
+    assert_eq!(open().list().await.expect("seen")[0].price_per_hour, today.per_hour);
+    open().destroy(&attempt("job").job).await.expect("gone");
+
+    let kept = fs::read_to_string(&file).expect("kept");
+    let aged = |by: i64| Timestamp::now() - jiff::SignedDuration::from_hours(by);
+    let mut old: Value = serde_json::from_str(&kept).expect("JSON");
+    for (hours, more) in [(23, 0), (25, pages), (-1, 2 * pages)] {
+        old["read"] = json!(aged(hours));
+        fs::write(&file, old.to_string()).expect("written");
+        assert_eq!(open().price(&plan).await.as_ref().map(|price| price.per_hour), Ok(today.per_hour));
+        assert_eq!(reads().await, pages + more, "{hours} hours old");
+    }
+    for damaged in ["", "{}", &kept.replace("ftctl.prices/1", "ftctl.prices/9"), &kept.replace("http://", "http://other.")] {
+        fs::write(&file, damaged).expect("written");
+        assert_eq!(open().price(&plan).await.as_ref(), Ok(&today), "{damaged}");
+    }
+    let a100 = Plan { gce: of("a100"), ..plan };
+    let price = open().price(&a100).await.expect("a price");
+    assert_eq!(
+        (price.per_hour, price.source.as_deref()),
+        (a100.gce.price_per_hour(), Some("by the list of 2026-07-30 for us-central1"))
+    );
+}
+
+#[tokio::test]
+async fn the_list_counts_where_the_billing_catalogue_is_not_to_be_had() {
+    for (status, why) in [(403, "Required permission is missing"), (404, "Internal Error")] {
+        let faults = json!([{ "call": "cloudbilling.services.skus.list", "kind": { "status": status } }]);
+        let place = Place::new(json!({ "price_factor": 2.0, "faults": faults })).await;
+        let price = place.provider().price(&plan()).await.expect("a price");
+        assert_eq!(price.per_hour, plan().gce.price_per_hour());
+        let source = price.source.expect("a list");
+        assert!(
+            source.starts_with("by the list of 2025-11-01 for us-central1 (the billing catalogue") && source.contains(why),
+            "{source}"
+        );
+    }
+}
+
+/// Google's own description of a service, and what it says against requests.
 struct Discovery(Value);
 
 impl Discovery {
-    fn read() -> Self {
-        let path =
-            std::env::var("FT_COMPUTE_DISCOVERY").expect("FT_COMPUTE_DISCOVERY names compute.v1.json: tests/run installs it");
+    /// By its file's name: `compute.v1.json`.
+    fn read(service: &str) -> Self {
+        let folder =
+            std::env::var("FT_DISCOVERY").expect("FT_DISCOVERY names a folder of Google's descriptions: tests/run installs it");
+        let path = std::path::Path::new(&folder).join(service);
         Self(serde_json::from_slice(&fs::read(path).expect("readable")).expect("JSON"))
     }
 
-    /// `compute.instances.insert` is `resources.instances.methods.insert`.
+    /// `compute.instances.insert` is `resources.instances.methods.insert`, and a resource may have resources of its own.
     fn check(&self, call: &Value) -> Vec<String> {
         let name = call["call"].as_str().expect("a name");
         let (_, name) = name.split_once('.').expect("a service");
-        let (resource, verb) = name.split_once('.').expect("a resource");
-        let method = &self.0["resources"][resource]["methods"][verb];
+        let (resources, verb) = name.rsplit_once('.').expect("a resource");
+        let owner = resources.split('.').fold(&self.0, |owner, resource| &owner["resources"][resource]);
+        let method = &owner["methods"][verb];
         assert!(method.is_object(), "there is no {name}");
         let query = call["query"].as_object().into_iter().flatten();
         let unknown = query.filter(|(key, _)| !method["parameters"][key].is_object() && !self.0["parameters"][key].is_object());
@@ -626,7 +688,7 @@ impl Discovery {
 #[tokio::test]
 #[ignore = "needs Google's discovery document: tests/run installs it"]
 async fn discovery_has_nothing_against_any_request() {
-    let discovery = Discovery::read();
+    let (discovery, billing) = (Discovery::read("compute.v1.json"), Discovery::read("cloudbilling.v1.json"));
     let place = Place::new(json!({ "boot": "1s" })).await;
     let plans = [(true, false), (true, true), (false, false)].map(|(spot, legacy)| {
         let mut plan = plan();
@@ -638,6 +700,7 @@ async fn discovery_has_nothing_against_any_request() {
     every_call(&place, &[others, plans].concat()).await;
     for gce in [of("v100"), of("a100")] {
         let plan = Plan { gce: Box::new(crate::job::gce::GcePlan { rank_zones: true, ..*gce }), ..plan() };
+        place.provider().price(&plan).await.expect("a price");
         assert!(place.provider().room(&plan).await.iter().all(|finding| finding.health == Health::Good));
     }
     let calls = place.calls().await;
@@ -650,6 +713,10 @@ async fn discovery_has_nothing_against_any_request() {
     for call in CALLS {
         assert!(calls.iter().any(|made| made["call"] == format!("compute.{call}")), "{call} was not made");
     }
-    let against: Vec<String> = calls.iter().flat_map(|call| discovery.check(call)).collect();
+    let (products, calls): (Vec<&Value>, Vec<&Value>) =
+        calls.iter().partition(|call| call["call"].as_str().is_some_and(|name| name.starts_with("cloudbilling.")));
+    assert!(!products.is_empty());
+    let against = calls.iter().flat_map(|call| discovery.check(call));
+    let against: Vec<String> = against.chain(products.iter().flat_map(|call| billing.check(call))).collect();
     assert!(against.is_empty(), "{}", against.join("\n"));
 }

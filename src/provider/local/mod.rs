@@ -38,7 +38,7 @@ use crate::job::{
     clock::Clock,
     id::{AttemptId, JobId},
     order::{RunOrder, TrainerImage},
-    plan::Plan,
+    plan::{Plan, Price},
     units::Money,
 };
 
@@ -143,8 +143,8 @@ impl Provider for Local {
         Capabilities { trainer: TrainerFrom::Build, bills: false, signs: false }
     }
 
-    async fn price_per_hour(&self, _: &Plan) -> Result<Money> {
-        Ok(Money::ZERO)
+    async fn price(&self, _: &Plan) -> Result<Price> {
+        Ok(Money::ZERO.into())
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {

@@ -52,7 +52,8 @@ fn script(dice: &mut Dice) -> Value {
         .iter()
         .map(|number| json!({ "instance": format!("-a{number}"), "after": format!("{}s", dice.below(3_000)) }))
         .collect();
-    json!({ "notice": "0s", "boot": format!("{}s", dice.below(120)), "faults": faults, "stock_outs": out, "preemptions": preemptions })
+    let price_factor = [0.7, 1.0, 1.6][dice.below(3) as usize];
+    json!({ "price_factor": price_factor, "notice": "0s", "boot": format!("{}s", dice.below(120)), "faults": faults, "stock_outs": out, "preemptions": preemptions })
 }
 
 /// Plays one as `lifecycle` does, whatever comes; answers the ceiling and the bill.
@@ -66,7 +67,7 @@ async fn play(seed: u64) -> (Money, Money, usize) {
     wanted.gce.zones = vec!["us-central1-a".into(), "us-central1-b".into()];
     wanted.ttl = Span(dice.seconds(300, 20_000));
     wanted.max_cost = Some(Money { micros: 50_000 + dice.below(4_000_000) });
-    let price = gce.price_per_hour(&wanted).await.expect("a price");
+    let price = gce.price(&wanted).await.expect("a price");
     let wanted = wanted.priced(price).expect("it pays for a minute");
     let mut earlier: Vec<(Timestamp, Timestamp)> = Vec::new();
     'job: for number in 1..=12 {
