@@ -3,7 +3,7 @@
 mod common;
 
 use std::{
-    io::{Read as _, Write as _},
+    io::{PipeReader, PipeWriter, Read as _, Write as _},
     process::Stdio,
     time::Duration,
 };
@@ -158,24 +158,41 @@ fn a_job_that_fails_fails_whether_or_not_anybody_reads() {
     }
 }
 
+/// A pipe whose reader stands still.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    rustix::io::ioctl_fionbio(&writer, true).expect("a pipe that does not wait");
+    while writer.write(&[b'\n'; 4096]).is_ok() {}
+    rustix::io::ioctl_fionbio(&writer, false).expect("a pipe that is full");
+    (reader, writer)
+}
+
 #[test]
 fn a_job_is_supervised_to_its_end_whoever_listens() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("unheard");
-    let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
-    rustix::io::ioctl_fionbio(&writer, true).expect("a pipe that does not wait");
-    while writer.write(&[b'\n'; 4096]).is_ok() {}
-    rustix::io::ioctl_fionbio(&writer, false).expect("a pipe that is full");
+    let until_over = |job: &str| {
+        let began = std::time::Instant::now();
+        while !sandbox.run(&["status", job]).stdout.contains("succeeded") {
+            assert!(began.elapsed() < Duration::from_secs(60), "nobody reads, and nothing happens");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let (mut reader, writer) = full_pipe();
     let mut run = sandbox.command(&["run", "job.toml"]).stdout(Stdio::null()).stderr(writer).spawn().expect("ftctl runs");
-    let over = || sandbox.run(&["status", "-o", "json"]).stdout.contains("succeeded");
-    let began = std::time::Instant::now();
-    while !over() {
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody reads, and nothing happens");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until_over("unheard");
     let mut heard = String::new();
     reader.read_to_string(&mut heard).expect("read");
     assert!(run.wait().expect("waited").success() && heard.trim_end().ends_with("Tearing down"), "{heard}");
+
+    let id = sandbox.run(&["submit", "job.toml"]).stdout;
+    let (mut reader, writer) = full_pipe();
+    let follow = ["logs", "-f", id.trim()];
+    let mut logs = sandbox.command(&follow).stdout(writer).stderr(Stdio::null()).spawn().expect("ftctl runs");
+    until_over(id.trim());
+    let mut heard = String::new();
+    reader.read_to_string(&mut heard).expect("read");
+    assert!(logs.wait().expect("waited").success() && heard.ends_with("its work is done\n"), "{heard}");
 
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);

@@ -1,6 +1,8 @@
 //! Waiting for a job with a person at the keyboard: Ctrl-C never loses the job, and never leaves half of one behind.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, io, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
 
 use crate::{
     exit::{Exit, Failure},
@@ -80,11 +82,7 @@ pub fn detached(id: &JobId) -> Failure {
 pub async fn log_to_stderr(world: &World, id: &JobId) -> Result<(), Failure> {
     let options = logs::Options { follow: true, ..logs::Options::default() };
     let mut lines = Lines { report: world.report.clone(), pending: Vec::new() };
-    logs::show(world, id, &options, &mut |bytes| {
-        lines.write(bytes);
-        Ok(())
-    })
-    .await?;
+    logs::show(world, id, &options, &mut lines).await?;
     lines.flush();
     Ok(())
 }
@@ -94,17 +92,21 @@ struct Lines {
     pending: Vec<u8>,
 }
 
-impl Lines {
-    fn write(&mut self, bytes: &[u8]) {
-        self.pending.extend_from_slice(bytes);
+#[async_trait]
+impl logs::Sink for Lines {
+    async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        self.pending.extend_from_slice(&bytes);
         if let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') {
             let rest = self.pending.split_off(end + 1);
             self.pending.truncate(end);
             self.flush();
             self.pending = rest;
         }
+        Ok(())
     }
+}
 
+impl Lines {
     fn flush(&mut self) {
         if !self.pending.is_empty() {
             self.report.line(&String::from_utf8_lossy(&self.pending));

@@ -1,5 +1,8 @@
 //! `ftctl logs`: what a job wrote.
 
+use std::io;
+
+use async_trait::async_trait;
 use clap::Args;
 use jiff::Timestamp;
 
@@ -8,6 +11,7 @@ use crate::{
     exit::{Exit, Failure},
     job::units::Span,
     lifecycle::logs::{self, Options},
+    output::Output,
 };
 
 /// Show what a job wrote, all attempts, oldest first
@@ -46,12 +50,20 @@ impl Arguments {
             since: self.since.map(|span| before_now(world.clock.now(), span)).transpose()?,
             timestamps: self.timestamps,
         };
-        let output = &mut *app.output;
-        let mut sink = |bytes: &[u8]| output.write(bytes);
+        let mut sink = Stdout(app.output);
         let log = Box::pin(logs::show(&world, &record.id, &options, &mut sink));
         super::block_on(async {
             if self.follow { follow::to_the_end(&world, &record.id, None, log).await.map(drop) } else { log.await }
         })
+    }
+}
+
+struct Stdout<'o>(&'o mut Output);
+
+#[async_trait]
+impl logs::Sink for Stdout<'_> {
+    async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        self.0.write_apart(bytes).await
     }
 }
 

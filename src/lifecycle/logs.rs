@@ -1,7 +1,11 @@
 //! What the attempts of a job wrote, read from the store: the same bytes after a lost connection, a preemption and the end.
 
-use std::time::{Duration, Instant};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 
 use super::{Result, World, console, journal};
@@ -35,11 +39,16 @@ const POLL: Duration = Duration::from_millis(300);
 /// How often a console is looked at.
 const CONSOLE: Duration = Duration::from_secs(1);
 
-/// Where log bytes go. A failure (a closed pipe) ends the reading.
-pub type Sink<'a> = dyn FnMut(&[u8]) -> std::io::Result<()> + Send + 'a;
+/// Where log bytes go.
+#[async_trait]
+pub trait Sink: Send {
+    /// Returns when there is room for more: a reader may stand still, and the job is looked after meanwhile. A failure (a closed pipe) ends
+    /// the reading.
+    async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()>;
+}
 
 /// Writes the logs of the job's attempts, oldest first, to `sink`.
-pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut Sink<'_>) -> Result<()> {
+pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
     let mut attempt = match options.attempt {
         Some(attempt) if attempt > record.attempt || attempt == 0 => {
@@ -53,11 +62,11 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut Sink<
     let mut filter = Filter::new(options);
     loop {
         let record = one_attempt(world, id, attempt, options, &mut filter, sink).await?;
+        give(filter.finish(), sink).await?;
         if options.attempt.is_some() || attempt >= record.attempt {
-            return filter.finish(sink).map_err(|error| write_failed(&error));
+            return Ok(());
         }
         attempt += 1;
-        filter.finish(sink).map_err(|error| write_failed(&error))?;
         world.report.line(&format!("-- attempt {attempt} of {id} --"));
     }
 }
@@ -69,7 +78,7 @@ async fn one_attempt(
     attempt: u32,
     options: &Options,
     filter: &mut Filter,
-    sink: &mut Sink<'_>,
+    sink: &mut dyn Sink,
 ) -> Result<Record> {
     let store = &world.store;
     let path = path::log(id, attempt);
@@ -89,7 +98,7 @@ async fn one_attempt(
                 break;
             }
             console.ends = true;
-            filter.write(&bytes, sink).map_err(|error| write_failed(&error))?;
+            give(filter.write(&bytes), sink).await?;
         }
         console.show(world, &record, attempt, over).await?;
         if over || !options.follow {
@@ -159,12 +168,15 @@ async fn tail_offset(store: &dyn Store, path: &str, lines: usize) -> Result<u64>
     Ok(0)
 }
 
-fn write_failed(error: &std::io::Error) -> Failure {
-    match error.kind() {
-        // `ftctl logs | head`: the reader has seen enough.
-        std::io::ErrorKind::BrokenPipe => Failure::new(Exit::Done, ""),
-        _ => Failure::new(Exit::Failure, format!("cannot write the log: {error}")),
+async fn give(bytes: Vec<u8>, sink: &mut dyn Sink) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
     }
+    sink.take(bytes).await.map_err(|error| match error.kind() {
+        // `ftctl logs | head`: the reader has seen enough.
+        io::ErrorKind::BrokenPipe => Failure::new(Exit::Done, ""),
+        _ => Failure::new(Exit::Failure, format!("cannot write the log: {error}")),
+    })
 }
 
 /// Takes the time off each line, and lines before `since` out. Bytes of a line that began without a time pass as they are.
@@ -192,7 +204,7 @@ impl Filter {
         }
     }
 
-    fn write(&mut self, bytes: &[u8], sink: &mut Sink<'_>) -> std::io::Result<()> {
+    fn write(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let ends = piece.ends_with(b"\n");
@@ -208,15 +220,15 @@ impl Filter {
                 self.in_line = false;
             }
         }
-        if out.is_empty() { Ok(()) } else { sink(&out) }
+        out
     }
 
     /// What is left of a log that ends in the middle of a line.
-    fn finish(&mut self, sink: &mut Sink<'_>) -> std::io::Result<()> {
+    fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.begin_line(&mut out);
         self.in_line = false;
-        if out.is_empty() { Ok(()) } else { sink(&out) }
+        out
     }
 
     fn begin_line(&mut self, out: &mut Vec<u8>) {
@@ -248,15 +260,8 @@ mod tests {
 
     fn filtered(options: &Options, chunks: &[&str]) -> String {
         let mut filter = Filter::new(options);
-        let mut out = Vec::new();
-        let mut sink = |bytes: &[u8]| {
-            out.extend_from_slice(bytes);
-            Ok(())
-        };
-        for chunk in chunks {
-            filter.write(chunk.as_bytes(), &mut sink).unwrap();
-        }
-        filter.finish(&mut sink).unwrap();
+        let mut out: Vec<u8> = chunks.iter().flat_map(|chunk| filter.write(chunk.as_bytes())).collect();
+        out.extend(filter.finish());
         String::from_utf8(out).unwrap()
     }
 

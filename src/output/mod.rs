@@ -100,17 +100,16 @@ impl Output {
 
     /// Prints bytes as they are: log lines, generated text, a schema, a completion script.
     pub fn data(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.write(bytes).map_err(|error| stdout_failed(&error))
+        self.printed = true;
+        write(&self.talk, bytes).map_err(|error| stdout_failed(&error))
     }
 
-    /// As [`Output::data`], for those who handle a closed pipe themselves.
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Prints bytes while this thread does other things: their reader may stand still (`ftctl logs -f JOB | less`).
+    pub async fn write_apart(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         self.printed = true;
-        self.talk.suspend(|| {
-            let mut stdout = io::stdout().lock();
-            stdout.write_all(bytes)?;
-            stdout.flush()
-        })
+        let talk = Arc::clone(&self.talk);
+        let written = tokio::task::spawn_blocking(move || write(&talk, &bytes));
+        written.await.unwrap_or_else(|panic| Err(panic.into()))
     }
 
     /// Bytes for stderr as they are: what a command said that the user had ftctl run.
@@ -162,6 +161,16 @@ impl Output {
         }
         failure.exit
     }
+}
+
+fn write(talk: &talk::Talk, bytes: &[u8]) -> io::Result<()> {
+    let print = || {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes)?;
+        stdout.flush()
+    };
+    // Bars make room on a terminal alone, and wait for nobody else.
+    if io::stdout().is_terminal() { talk.suspend(print) } else { talk.after_all(print) }
 }
 
 /// A closed pipe ends the program quietly; anything else is told.

@@ -38,10 +38,15 @@ impl Talk {
         Self { verbosity, style, bars: MultiProgress::new(), stderr: Stderr::default(), works: Mutex::default() }
     }
 
-    /// Runs `print` after everything that was said, and while no bar is on the screen.
-    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+    /// Runs `print` after everything that was said.
+    pub fn after_all<T>(&self, print: impl FnOnce() -> T) -> T {
         self.stderr.settle();
-        if self.style.live { self.bars.suspend(print) } else { print() }
+        print()
+    }
+
+    /// As [`Talk::after_all`], while no bar is on the screen.
+    pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.after_all(|| if self.style.live { self.bars.suspend(print) } else { print() })
     }
 
     /// The last words of a failed program, whatever the verbosity.
