@@ -209,6 +209,8 @@ async fn preemption_comes_before_the_agent(world: &dyn World) {
     world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
     world.client().preempt(&attempt).await.expect("preempt");
     assert_dead(&see(world, &attempt).await);
+    world.client().provision(&attempt, &plan(), &world.image()).await.expect("nothing to do");
+    assert_dead(&see(world, &attempt).await);
     let launched = world.client().launch(&order(&attempt)).await.map_err(|error| error.class);
     assert_eq!(launched, if world.remembers() { Err(Class::Network) } else { Ok(()) }, "left as it is");
     assert_dead(&see(world, &attempt).await);

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | before the insert was heard | no machine of that name: made |
 //! | after that | a machine of that name: taken as it is. Two clients at once may meet different stock-outs and make one each: both keep the older |
-//! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off |
+//! | before the order was in the metadata | a machine that waits, ten minutes at most, and then switches itself off; or one that was taken away meanwhile, which the operations tell |
 
 mod advice;
 mod body;
@@ -264,10 +264,11 @@ impl Provider for Gce {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
-        match self.find(attempt).await? {
-            Some(_) => Ok(()),
-            None => self.make(attempt, plan, image).await,
+        // Taken away again while nobody looked: it has cost its time, so the attempt is over, and another has what is left.
+        if self.find(attempt).await?.is_some() || self.was_preempted(attempt).await? {
+            return Ok(());
         }
+        self.make(attempt, plan, image).await
     }
 
     fn refused(&self) -> Vec<String> {
