@@ -20,6 +20,7 @@ use ftctl::{
     job::report::{self, Report, Unit},
     store::{Condition, Limits, Store as _, azure},
 };
+use jiff::{SignedDuration, Timestamp};
 
 fn run(sandbox: &Sandbox, store: &str, kind: &Kind, arguments: &[&str]) -> Said {
     let mut command = sandbox.command(arguments);
@@ -100,15 +101,16 @@ fn azurite_is_sent_files_for_longer_than_a_token_is_good_for() {
 /// In a process of its own, whose environment has the identity.
 #[test]
 #[ignore = "needs Azurite: tests/run installs it"]
-fn azurite_deletes_many_in_one_request_for_an_identity() {
+fn azurite_deletes_many_in_one_request_for_an_identity_and_takes_its_signature() {
     const STORE: &str = "FT_STORE_OF_IDENTITY";
     if let Ok(store) = env::var(STORE) {
+        sign(&store);
         return delete_many(&store);
     }
     let entra = Entra::start(HOUR);
     let azurite = entra.azurite();
     let mut child = Command::new(env::current_exe().expect("a program"));
-    child.args(["--exact", "azurite_deletes_many_in_one_request_for_an_identity", "--ignored"]);
+    child.args(["--exact", "azurite_deletes_many_in_one_request_for_an_identity_and_takes_its_signature", "--ignored"]);
     let said = child.envs(entra.kinds().swap_remove(0).variables).env(STORE, azurite.container()).output().expect("it runs");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
 }
@@ -124,12 +126,28 @@ impl Report for Told {
     fn progress(&self, _: &str, _: u64, _: Option<u64>, _: Unit) {}
 }
 
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// What an agent gets in the place of the identity.
+fn sign(url: &str) {
+    let store = azure::open(url, &|name| env::var(name).ok(), Limits::default()).expect("a store");
+    runtime().block_on(async {
+        store.put("signed", "x".into(), Condition::Always).await.expect("written");
+        let given = store.agent_environment(Timestamp::now() + SignedDuration::from_mins(5)).await.expect("a signature");
+        let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
+        let signed = azure::open(url, &variable, Limits::default()).expect("a store");
+        assert_eq!(signed.get("signed").await.expect("read").bytes, "x");
+        signed.delete("signed").await.expect("deleted");
+    });
+}
+
 fn delete_many(url: &str) {
     let told = Arc::new(Told(Mutex::default()));
     report::tell_requests(Arc::clone(&told) as _);
     let store = azure::open(url, &|name| env::var(name).ok(), Limits::default()).expect("a store");
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(async {
+    runtime().block_on(async {
         let paths: Vec<String> = (0..20).map(|number| format!("gone/{number}")).collect();
         for path in &paths {
             store.put(path, "x".into(), Condition::Always).await.expect("written");

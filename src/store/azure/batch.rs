@@ -3,12 +3,13 @@
 
 use std::{collections::HashSet, fmt::Write as _, sync::Arc};
 
-use bytes::Bytes;
-use reqwest::{Method, Url, header::HeaderMap};
+use azure_core::http::{Method, RawResponse, Request};
 
 use super::{
     super::{Result, content::concurrently},
-    AzureStore, Client, Entry, Reply, Request, check, part,
+    AzureStore, Client, check, part,
+    retry::Trouble,
+    transport::header,
 };
 
 /// The service takes so many in one.
@@ -22,11 +23,8 @@ impl AzureStore {
             self.known.forget(path);
         }
         let wanted: HashSet<&str> = paths.iter().map(String::as_str).collect();
-        let blobs = self.entries(common_folder(paths), false).await?;
-        let blobs = blobs.iter().filter_map(|entry| match entry {
-            Entry::Blob { name, .. } => self.client.location.path(name),
-            Entry::BlobPrefix { .. } => None,
-        });
+        let blobs = self.blobs(common_folder(paths)).await?;
+        let blobs = blobs.iter().filter_map(|blob| self.client.location.path(blob.name.as_deref()?));
         let (first, further): (Vec<&str>, Vec<&str>) =
             blobs.filter(|name| wanted.contains(part(name).0)).partition(|name| part(name).1 == 0);
         for names in [further, first] {
@@ -44,18 +42,47 @@ impl AzureStore {
 impl Client {
     /// Deletes one blob; none is fine.
     pub async fn delete(&self, name: &str) -> Result<()> {
-        let reply = self.send("delete", &Request::new(Method::DELETE, name)).await?;
-        if reply.is_success() || reply.status == 404 { Ok(()) } else { Err(self.refused("delete", name, &reply)) }
+        let blob = self.blob(name);
+        match self.ask("delete", name, blob.delete(None)).await? {
+            Err(refusal) if refusal.status != 404 => Err(self.refused("delete", name, &refusal)),
+            _ => Ok(()),
+        }
     }
 
     /// At most [`MOST`]. What the service does not say is gone is deleted by itself: there it is tried again, and a refusal has its reason.
     async fn delete_batch(&self, names: &[String]) -> Result<()> {
-        let parts = names.iter().map(|name| Request::new(Method::DELETE, name)).collect();
-        let gone = gone(&self.send("delete", &Request::batch(parts)).await?);
+        let container = &self.location.container;
+        let batch = self.batch(names).await.map_err(|trouble| self.gave_up("delete", container, trouble, 1))?;
+        let gone = self.own("delete", container, batch).await?.map(|reply| gone(&reply)).unwrap_or_default();
         for (_, name) in names.iter().enumerate().filter(|(number, _)| !gone.contains(number)) {
             self.delete(name).await?;
         }
         Ok(())
+    }
+
+    /// The request that deletes these, each signed; good for as long as an operation may take.
+    pub async fn batch(&self, names: &[String]) -> Result<Request, Trouble> {
+        let boundary = format!("batch_{}", azure_core::Uuid::new_v4());
+        let mut text = String::new();
+        for (number, name) in names.iter().enumerate() {
+            let mut part = Request::new(self.location.url(Some(&self.location.blob(name))), Method::Delete);
+            part.insert_header("content-length", "0");
+            self.transport.sign(&mut part).await?;
+            let head = "Content-Type: application/http\r\nContent-Transfer-Encoding: binary";
+            let _ =
+                write!(text, "--{boundary}\r\n{head}\r\nContent-ID: {number}\r\n\r\nDELETE {} HTTP/1.1\r\n", part.path_and_query());
+            for (name, value) in part.headers().iter() {
+                let _ = write!(text, "{}: {}\r\n", name.as_str(), value.as_str());
+            }
+            text += "\r\n";
+        }
+        let _ = write!(text, "--{boundary}--\r\n");
+        let mut url = self.location.url(None);
+        url.set_query(Some("restype=container&comp=batch"));
+        let mut request = Request::new(url, Method::Post);
+        request.insert_header("content-type", format!("multipart/mixed; boundary={boundary}"));
+        request.set_body(text);
+        Ok(request)
     }
 }
 
@@ -66,27 +93,10 @@ fn common_folder(paths: &[String]) -> &str {
     first.rmatch_indices('/').map(|(end, _)| &first[..end]).find(holds).unwrap_or_default()
 }
 
-/// The body that these requests make up, after its type.
-pub(super) fn body(parts: &[(Method, Url, HeaderMap)]) -> (String, Bytes) {
-    let boundary = format!("batch_{}", azure_core::Uuid::new_v4());
-    let mut text = String::new();
-    for (number, (method, url, headers)) in parts.iter().enumerate() {
-        let head = "Content-Type: application/http\r\nContent-Transfer-Encoding: binary";
-        let query = url.query().map(|query| format!("?{query}")).unwrap_or_default();
-        let _ = write!(text, "--{boundary}\r\n{head}\r\nContent-ID: {number}\r\n\r\n{method} {}{query} HTTP/1.1\r\n", url.path());
-        for (name, value) in headers {
-            let _ = write!(text, "{name}: {}\r\n", value.to_str().unwrap_or_default());
-        }
-        text += "\r\n";
-    }
-    let _ = write!(text, "--{boundary}--\r\n");
-    (format!("multipart/mixed; boundary={boundary}"), text.into())
-}
-
 /// The numbers of the requests after which there is no such blob.
-fn gone(reply: &Reply) -> HashSet<usize> {
-    let boundary = reply.header("content-type").and_then(|kind| kind.split_once("boundary="));
-    match (boundary, reply.text()) {
+fn gone(reply: &RawResponse) -> HashSet<usize> {
+    let boundary = header(reply.headers(), "content-type").and_then(|kind| kind.split_once("boundary="));
+    match (boundary, std::str::from_utf8(reply.body())) {
         (Some((_, boundary)), Ok(text)) => text.split(&format!("--{}", boundary.trim_matches('"'))).filter_map(gone_one).collect(),
         _ => HashSet::new(),
     }

@@ -6,13 +6,18 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use azure_core::http::{RequestContent, XmlFormat};
+use azure_storage_blob::models::{
+    BlockBlobClientCommitBlockListOptions, BlockBlobClientCommitBlockListResultHeaders as _, BlockBlobClientStageBlockOptions,
+    BlockListType, BlockLookupList,
+};
 use bytes::Bytes;
-use reqwest::Method;
 
 use super::{
     super::{Condition, ETag, Result, content::concurrently},
-    AzureStore, Client, Request, md5, nonsense, wire,
+    AzureStore,
+    client::{Client, nonsense},
+    md5,
 };
 
 /// Bytes of a block, and of the largest object that is written in one request.
@@ -29,23 +34,34 @@ impl AzureStore {
             let (client, path, staged) = (Arc::clone(&self.client), path.to_owned(), Arc::clone(&staged));
             async move { send_block(&client, &path, number, block, &staged).await }
         });
-        let list = Bytes::from(wire::block_list(&ids.await?));
-        let sum = md5(&list).await;
-        self.commit(path, Request::new(Method::PUT, path).query("comp", "blocklist").body(list, sum), condition).await
+        let list = BlockLookupList { latest: Some(ids.await?), ..BlockLookupList::default() };
+        let list = RequestContent::<BlockLookupList, XmlFormat>::try_from(list)
+            .map_err(|error| nonsense("write", path, error.to_string()))?;
+        let sum = md5(&list.body().into()).await;
+        let blob = self.client.blob(path).block_blob_client();
+        self.commit(path, condition, |terms| {
+            let options = BlockBlobClientCommitBlockListOptions {
+                if_match: terms.if_match,
+                if_none_match: terms.if_none_match,
+                metadata: terms.metadata,
+                transactional_content_md5: Some(sum.to_vec()),
+                ..BlockBlobClientCommitBlockListOptions::default()
+            };
+            let (blob, list) = (&blob, list.clone());
+            async move { blob.commit_block_list(list, Some(options)).await?.etag() }
+        })
+        .await
     }
 
     /// The blocks that an earlier write left.
-    pub(super) async fn staged(&self, path: &str) -> Result<HashSet<String>> {
-        let request = Request::new(Method::GET, path).query("comp", "blocklist").query("blocklisttype", "uncommitted");
-        let reply = self.client.send("read", &request).await?;
-        if reply.status == 404 {
-            return Ok(HashSet::new());
+    pub(super) async fn staged(&self, path: &str) -> Result<HashSet<Vec<u8>>> {
+        let blob = self.client.blob(path).block_blob_client();
+        let asked = async { blob.get_block_list(BlockListType::Uncommitted, None).await?.into_model() };
+        match self.client.ask("read", path, asked).await? {
+            Ok(list) => Ok(list.uncommitted_blocks.into_iter().flatten().filter_map(|block| block.name).collect()),
+            Err(refusal) if refusal.status == 404 => Ok(HashSet::new()),
+            Err(refusal) => Err(self.client.refused("read", path, &refusal)),
         }
-        if !reply.is_success() {
-            return Err(self.client.refused("read", path, &reply));
-        }
-        let blocks = reply.text().and_then(wire::uncommitted).map_err(|why| nonsense("read", path, why))?;
-        Ok(blocks.into_iter().map(|block| block.id).collect())
     }
 }
 
@@ -55,14 +71,21 @@ pub(super) async fn send_block(
     path: &str,
     number: usize,
     bytes: Bytes,
-    staged: &HashSet<String>,
-) -> Result<String> {
+    staged: &HashSet<Vec<u8>>,
+) -> Result<Vec<u8>> {
     let sum = md5(&bytes).await;
-    let id = BASE64_STANDARD.encode([&(number as u32).to_be_bytes()[..], &sum].concat());
+    let id = [&(number as u32).to_be_bytes()[..], &sum].concat();
     if staged.contains(&id) {
         return Ok(id);
     }
-    let request = Request::new(Method::PUT, path).query("comp", "block").query("blockid", &id).body(bytes, sum);
-    let reply = super::write(client, "write", request).await?;
-    if reply.is_success() { Ok(id) } else { Err(client.refused("write", path, &reply)) }
+    let blob = client.blob(path).block_blob_client();
+    let options = BlockBlobClientStageBlockOptions {
+        transactional_content_md5: Some(sum.to_vec()),
+        ..BlockBlobClientStageBlockOptions::default()
+    };
+    let asked = || blob.stage_block(&id, bytes.len() as u64, bytes.clone().into(), Some(options.clone()));
+    match client.write("write", path, asked).await? {
+        Ok(_) => Ok(id),
+        Err(refusal) => Err(client.refused("write", path, &refusal)),
+    }
 }

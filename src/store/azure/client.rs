@@ -1,312 +1,141 @@
-//! Requests to one container: signed, checked on their way, and sent again when that may help.
+//! One container: the official crate's clients for it on our transport, and the few requests that the crate lacks.
 
-use std::{
-    collections::hash_map::RandomState,
-    fmt::Write as _,
-    hash::{BuildHasher, Hasher},
-    io,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io, sync::Arc};
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
-use bytes::Bytes;
-use jiff::Timestamp;
-use reqwest::{
-    Method, Url,
-    header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue},
+use azure_core::{
+    error::ErrorKind,
+    http::{ClientOptions, Context, Pipeline, RawResponse, Request, RetryOptions, Transport as Below, UserAgentOptions},
 };
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, sleep, sleep_until},
+use azure_storage_blob::{
+    BlobClient, BlobContainerClient, BlobContainerClientOptions, BlobServiceClient, BlobServiceClientOptions,
 };
 
 use super::{
     super::{Limits, Result, StoreError},
-    batch,
     location::Location,
-    retry::{Patience, Trouble, is_passing},
+    retry::{Patience, Trouble},
     sign_in::Credential,
-    sums::md5,
+    transport::{GaveUp, Transport, code},
     wire,
 };
-use crate::job::report;
 
 /// Of the protocol; the newest that emulators know is later.
 const VERSION: &str = "2023-11-03";
 
-/// Longest wait for a connection.
-const CONNECT: Duration = Duration::from_secs(10);
-/// A try may take so long, and the time of its bytes on a slow line beside.
-const ANSWER: Duration = Duration::from_secs(60);
-const SLOW_LINE: u64 = 64 << 10;
-
 pub(super) struct Client {
-    http: reqwest::Client,
     pub location: Location,
-    pub credential: Credential,
-    patience: Patience,
-    /// As many requests may be under way.
-    requests: Semaphore,
-    pace: Pace,
+    pub transport: Arc<Transport>,
+    pub container: BlobContainerClient,
+    pub service: BlobServiceClient,
+    /// Of our own requests.
+    pipeline: Pipeline,
 }
 
-/// Whom a request is about.
-#[derive(Debug, Clone)]
-enum Target {
-    /// The object of this path in the store.
-    Blob(String),
-    Container,
-    Service,
-}
-
-/// What is asked of a blob, of the container, or of the service.
-#[derive(Debug, Clone)]
-pub(super) struct Request {
-    method: Method,
-    target: Target,
-    query: Vec<(&'static str, String)>,
-    headers: Vec<(&'static str, String)>,
-    body: Bytes,
-    /// Requests that are signed one by one and make up the body.
-    parts: Vec<Request>,
-    /// Bytes of the answer.
-    expected: u64,
-}
-
-impl Request {
-    fn to(method: Method, target: Target) -> Self {
-        Self { method, target, query: Vec::new(), headers: Vec::new(), body: Bytes::new(), parts: Vec::new(), expected: 0 }
-    }
-    pub fn new(method: Method, path: &str) -> Self {
-        Self::to(method, Target::Blob(path.to_owned()))
-    }
-    pub fn container(method: Method) -> Self {
-        Self::to(method, Target::Container).query("restype", "container")
-    }
-    pub fn service(method: Method) -> Self {
-        Self::to(method, Target::Service).query("restype", "service")
-    }
-    /// Several in one.
-    pub fn batch(parts: Vec<Self>) -> Self {
-        Self { parts, ..Self::container(Method::POST).query("comp", "batch") }
-    }
-    /// The same of another object.
-    pub fn at(mut self, path: &str) -> Self {
-        self.target = Target::Blob(path.to_owned());
-        self
-    }
-    pub fn query(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.query.push((name, value.into()));
-        self
-    }
-    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.headers.push((name, value.into()));
-        self
-    }
-    pub fn expect(mut self, bytes: u64) -> Self {
-        self.expected = bytes;
-        self
-    }
-    fn bytes(&self) -> u64 {
-        self.body.len() as u64 + self.expected
-    }
-    /// The service compares the bytes with their MD5 and refuses what was damaged on its way.
-    pub fn body(mut self, bytes: Bytes, md5: [u8; 16]) -> Self {
-        self.body = bytes;
-        self.header("content-md5", BASE64_STANDARD.encode(md5))
-    }
-}
-
-/// An answer that another try would not change.
+/// What the service answered to a request that it did not carry out.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct Refusal {
     pub status: u16,
-    headers: HeaderMap,
-    pub body: Bytes,
+    /// The service's name for the error.
+    pub code: String,
+    message: String,
 }
 
-impl Reply {
-    pub fn header(&self, name: &'static str) -> Option<&str> {
-        self.headers.get(name)?.to_str().ok()
-    }
-    pub fn number(&self, name: &'static str) -> Option<u64> {
-        self.header(name)?.parse().ok()
-    }
-    pub fn etag(&self) -> &str {
-        self.header("etag").unwrap_or_default()
-    }
-    pub fn is_success(&self) -> bool {
-        (200..300).contains(&self.status)
-    }
-    /// The service's name for the error.
-    pub fn code(&self) -> &str {
-        self.header("x-ms-error-code").unwrap_or_default()
-    }
-    pub fn text(&self) -> Result<&str, String> {
-        std::str::from_utf8(&self.body).map_err(|_| "it sent something that is no text".to_owned())
+impl Refusal {
+    fn of(error: &azure_core::Error) -> Option<Self> {
+        let ErrorKind::HttpResponse { raw_response: Some(reply), .. } = error.kind() else { return None };
+        let code = code(reply.headers()).to_owned();
+        Some(Self { status: reply.status().into(), code, message: wire::message(reply.body()) })
     }
     pub fn is_conflict(&self) -> bool {
-        self.status == 412 || (self.status == 409 && self.code() == "BlobAlreadyExists")
+        self.status == 412 || (self.status == 409 && self.code == "BlobAlreadyExists")
+    }
+    pub fn is_no_container(&self) -> bool {
+        self.status == 404 && self.code == "ContainerNotFound"
     }
 }
 
 impl Client {
     pub fn new(location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
-        let http = reqwest::Client::builder()
-            .user_agent(concat!("ftctl/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT)
-            .pool_max_idle_per_host(limits.jobs)
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .map_err(|error| StoreError::Invalid(format!("cannot prepare connections: {error}")))?;
-        let requests = Semaphore::new(limits.jobs.max(1));
-        Ok(Self { http, location, credential, patience, requests, pace: Pace::new(limits.bytes_per_second) })
+        let transport = Arc::new(Transport::new(credential, patience, limits)?);
+        let client_options = ClientOptions {
+            // The transport has its own rules.
+            retry: RetryOptions::none(),
+            transport: Some(Below::with_policy(Arc::clone(&transport) as _)),
+            user_agent: UserAgentOptions { application_id: Some(concat!("ftctl-", env!("CARGO_PKG_VERSION")).to_owned()) },
+            ..ClientOptions::default()
+        };
+        let unusable = |error: azure_core::Error| StoreError::Invalid(format!("cannot prepare connections: {error}"));
+        let version = VERSION.to_owned();
+        let options = BlobServiceClientOptions { client_options: client_options.clone(), version: version.clone() };
+        let service = BlobServiceClient::new(location.service(), None, Some(options)).map_err(unusable)?;
+        let options = BlobContainerClientOptions { client_options: client_options.clone(), version };
+        let container = BlobContainerClient::new(location.url(None), None, Some(options)).map_err(unusable)?;
+        let pipeline = Pipeline::new(None, None, client_options, Vec::new(), Vec::new(), None);
+        Ok(Self { location, transport, container, service, pipeline })
     }
 
     pub fn is_encrypted(&self) -> bool {
         self.location.endpoint.scheme() == "https"
     }
 
-    /// Sends a request until there is an answer that counts or patience ends. `action` is for the message: "read", "write".
-    pub async fn send(&self, action: &'static str, request: &Request) -> Result<Reply> {
-        let path = match &request.target {
-            Target::Blob(path) => path,
-            Target::Container => &self.location.container,
-            Target::Service => &self.location.account,
-        };
-        let begun = Instant::now();
-        let mut tries = 0;
-        loop {
-            let left = self.patience.total.saturating_sub(begun.elapsed());
-            let trouble = match self.attempt(request, left).await {
-                Ok(reply) if is_passing(reply.status, reply.code()) => Trouble::Busy(reply.status, wish(&reply)),
-                Ok(reply) => return Ok(reply),
-                Err(trouble) => trouble,
-            };
-            tries += 1;
-            match self.patience.pause(&trouble, tries, begun.elapsed(), chance()) {
-                Some(pause) => sleep(pause).await,
-                None => return Err(gave_up(action, path, &self.location, trouble, tries)),
-            }
-        }
+    /// For what is asked of the object `path`.
+    pub fn blob(&self, path: &str) -> BlobClient {
+        self.container.blob_client(&self.location.blob(path))
     }
 
-    /// One try, which may take the time that is `left`.
-    async fn attempt(&self, request: &Request, left: Duration) -> Result<Reply, Trouble> {
-        // Never closed.
-        let _permit = self.requests.acquire().await;
-        self.pace.wait(request.bytes()).await;
-        let mut signed = self.signed(request).await?;
-        *signed.timeout_mut() = Some(left.min(ANSWER + Duration::from_secs(request.bytes() / SLOW_LINE)));
-        let begun = Instant::now();
-        let reply = self.exchange(signed).await;
-        report::request(|| self.told(request, &reply, begun.elapsed()));
-        let reply = reply?;
-        if let Some(sum) = reply.header("content-md5").filter(|_| request.method == Method::GET && reply.is_success())
-            && sum != BASE64_STANDARD.encode(md5(&reply.body).await)
-        {
-            return Err(Trouble::Lost("the answer was damaged on its way".to_owned()));
-        }
-        Ok(reply)
-    }
-
-    /// For `--debug-http`. What signs a request is not a part of [`Request`].
-    fn told(&self, request: &Request, reply: &Result<Reply, Trouble>, time: Duration) -> String {
-        let mut text = format!("{} {}", request.method, self.url(request));
-        for (name, value) in &request.headers {
-            let _ = write!(text, " {name}: {value}");
-        }
-        let outcome = match reply {
-            Ok(reply) => format!("{} {}", reply.status, reply.header("x-ms-request-id").unwrap_or_default()),
-            Err(trouble) => format!("{trouble:?}"),
-        };
-        text + &format!(" ({} bytes): {outcome} ({} ms)", request.body.len(), time.as_millis())
-    }
-
-    async fn exchange(&self, request: reqwest::Request) -> Result<Reply, Trouble> {
-        let answer = self.http.execute(request).await.map_err(|error| broken(&error))?;
-        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        let body = answer.bytes().await.map_err(|error| broken(&error))?;
-        Ok(Reply { status, headers, body })
-    }
-
-    /// Without a signature.
-    fn url(&self, request: &Request) -> Url {
-        let mut url = match &request.target {
-            Target::Blob(path) => self.location.url(Some(&self.location.blob(path))),
-            Target::Container => self.location.url(None),
-            Target::Service => self.location.service(),
-        };
-        if !request.query.is_empty() {
-            url.query_pairs_mut().extend_pairs(&request.query);
-        }
-        url
-    }
-
-    pub async fn signed(&self, request: &Request) -> Result<reqwest::Request, Trouble> {
-        let (kind, body) = if request.parts.is_empty() {
-            (None, request.body.clone())
-        } else {
-            let mut parts = Vec::with_capacity(request.parts.len());
-            for part in &request.parts {
-                let (url, headers) = self.sign(part, [("content-length", "0".to_owned())]).await?;
-                parts.push((part.method.clone(), url, headers));
-            }
-            let (kind, body) = batch::body(&parts);
-            (Some(("content-type", kind)), body)
-        };
-        let own = [("x-ms-version", VERSION.to_owned()), ("content-length", body.len().to_string())];
-        let (url, mut headers) = self.sign(request, own.into_iter().chain(kind)).await?;
-        if request.method == Method::GET || request.method == Method::HEAD || request.method == Method::DELETE {
-            headers.remove(CONTENT_LENGTH);
-        }
-        let mut signed = reqwest::Request::new(request.method.clone(), url);
-        *signed.headers_mut() = headers;
-        if !body.is_empty() || request.method == Method::PUT {
-            *signed.body_mut() = Some(body.into());
-        }
-        Ok(signed)
-    }
-
-    /// The address and the headers of a request, signed at this instant.
-    async fn sign(
+    /// What came of a request: done, or refused. `action` is for the message when there is neither: "read", "write".
+    pub async fn ask<T>(
         &self,
-        request: &Request,
-        more: impl IntoIterator<Item = (&'static str, String)>,
-    ) -> Result<(Url, HeaderMap), Trouble> {
-        let mut url = self.url(request);
-        let mut headers = HeaderMap::new();
-        let date = ("x-ms-date", Timestamp::now().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string());
-        for (name, value) in request.headers.iter().cloned().chain(more).chain([date]) {
-            let value = HeaderValue::from_str(&value).map_err(|_| Trouble::NoSignIn(format!("{name} cannot be sent")))?;
-            headers.insert(HeaderName::from_static(name), value);
+        action: &'static str,
+        path: &str,
+        asked: impl Future<Output = azure_core::Result<T>>,
+    ) -> Result<Result<T, Refusal>> {
+        let error = match asked.await {
+            Ok(done) => return Ok(Ok(done)),
+            Err(error) => error,
+        };
+        if let Some(refusal) = Refusal::of(&error) {
+            return Ok(Err(refusal));
         }
-        match &self.credential {
-            Credential::Key(key) => {
-                let value = key.authorization(&request.method, &url, &headers);
-                headers.insert(AUTHORIZATION, secret(&value)?);
-            }
-            Credential::Sas(signature) => {
-                let query = url.query().map(|query| format!("{query}&")).unwrap_or_default();
-                url.set_query(Some(&format!("{query}{signature}")));
-            }
-            Credential::Token(source) => {
-                let token = source.token().await.map_err(Trouble::NoSignIn)?;
-                headers.insert(AUTHORIZATION, secret(&format!("Bearer {token}"))?);
-            }
+        // The crate's own text may quote the answer.
+        Err(error.into_downcast::<GaveUp>().map_or_else(
+            |_| nonsense(action, path, "its answer cannot be read".to_owned()),
+            |GaveUp { trouble, tries }| self.gave_up(action, path, trouble, tries),
+        ))
+    }
+
+    /// As [`Client::ask`], for a write into a container that may not exist yet.
+    pub async fn write<T, F: Future<Output = azure_core::Result<T>>>(
+        &self,
+        action: &'static str,
+        path: &str,
+        asked: impl Fn() -> F,
+    ) -> Result<Result<T, Refusal>> {
+        let done = self.ask(action, path, asked()).await?;
+        if !done.as_ref().is_err_and(Refusal::is_no_container) {
+            return Ok(done);
         }
-        Ok((url, headers))
+        let container = &self.location.container;
+        match self.ask("create", container, self.container.create(None)).await? {
+            Err(refusal) if refusal.code != "ContainerAlreadyExists" => Err(self.refused("create", container, &refusal)),
+            _ => self.ask(action, path, asked()).await,
+        }
+    }
+
+    /// A request that the crate lacks.
+    pub async fn own(&self, action: &'static str, path: &str, mut request: Request) -> Result<Result<RawResponse, Refusal>> {
+        request.insert_header("x-ms-version", VERSION);
+        self.ask(action, path, self.pipeline.send(&Context::new(), &mut request, None)).await
     }
 
     /// The error behind an answer that nobody expected.
-    pub fn refused(&self, action: &'static str, path: &str, reply: &Reply) -> StoreError {
-        let (code, message) = (reply.code(), wire::message(&String::from_utf8_lossy(&reply.body)));
+    pub fn refused(&self, action: &'static str, path: &str, refusal: &Refusal) -> StoreError {
+        let Refusal { status, code, message } = refusal;
         let Location { account, container, .. } = &self.location;
-        let said = [code, &message].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(": ");
-        let why = format!("the account {account} answered {} {said}", reply.status);
+        let said = [code, message].into_iter().filter(|text| !text.is_empty()).map(String::as_str).collect::<Vec<_>>().join(": ");
+        let why = format!("the account {account} answered {status} {said}");
         let path = path.to_owned();
-        match reply.status {
+        match status {
             401 | 403 => StoreError::Denied { action, path, why: format!("{why}; `ftctl doctor` shows which sign-in is used") },
             404 if code == "ContainerNotFound" => {
                 StoreError::NotFound { store: account.clone(), path: format!("container {container}") }
@@ -314,103 +143,25 @@ impl Client {
             _ => StoreError::Io { action, path, source: io::Error::other(why) },
         }
     }
+
+    pub fn gave_up(&self, action: &'static str, path: &str, trouble: Trouble, tries: u32) -> StoreError {
+        use io::ErrorKind::{ConnectionReset, HostUnreachable, TimedOut};
+        let path = path.to_owned();
+        let host = self.location.endpoint.host_str().unwrap_or_default();
+        let (kind, why) = match trouble {
+            Trouble::Unreachable(why) => (HostUnreachable, format!("{host} cannot be reached: {why}")),
+            Trouble::Lost(why) => (ConnectionReset, format!("the connection to {host} broke: {why}")),
+            Trouble::Busy(status, _) => (TimedOut, format!("{host} answered {status}")),
+            Trouble::NoSignIn(why) => {
+                return StoreError::Denied { action, path, why: format!("no sign-in: {why}; `ftctl doctor` shows the ways") };
+            }
+        };
+        let times = if tries > 1 { format!(" ({tries} tries)") } else { String::new() };
+        StoreError::Io { action, path, source: io::Error::new(kind, format!("{why}{times}")) }
+    }
 }
 
 /// The error behind an answer that makes no sense.
 pub(super) fn nonsense(action: &'static str, path: &str, why: String) -> StoreError {
     StoreError::Io { action, path: path.to_owned(), source: io::Error::new(io::ErrorKind::InvalidData, why) }
-}
-
-fn secret(value: &str) -> Result<HeaderValue, Trouble> {
-    let mut value = HeaderValue::from_str(value).map_err(|_| Trouble::NoSignIn("the credential cannot be sent".to_owned()))?;
-    value.set_sensitive(true);
-    Ok(value)
-}
-
-/// The text never has the URL, which may carry a signature.
-fn broken(error: &reqwest::Error) -> Trouble {
-    let mut text = String::new();
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(error);
-    while let Some(inner) = cause {
-        text = inner.to_string();
-        cause = inner.source();
-    }
-    let text = if error.is_timeout() { "no answer in time".to_owned() } else { text };
-    if error.is_connect() { Trouble::Unreachable(text) } else { Trouble::Lost(text) }
-}
-
-/// `Retry-After` in seconds.
-fn wish(reply: &Reply) -> Option<Duration> {
-    reply.number("retry-after").map(Duration::from_secs)
-}
-
-/// Anything in 0..1; what spreads the tries of many clients need not be unpredictable.
-fn chance() -> f64 {
-    (RandomState::new().build_hasher().finish() >> 11) as f64 / (1_u64 << 53) as f64
-}
-
-fn gave_up(action: &'static str, path: &str, location: &Location, trouble: Trouble, tries: u32) -> StoreError {
-    use io::ErrorKind::{ConnectionReset, HostUnreachable, TimedOut};
-    let path = path.to_owned();
-    let host = location.endpoint.host_str().unwrap_or_default();
-    let (kind, why) = match trouble {
-        Trouble::Unreachable(why) => (HostUnreachable, format!("{host} cannot be reached: {why}")),
-        Trouble::Lost(why) => (ConnectionReset, format!("the connection to {host} broke: {why}")),
-        Trouble::Busy(status, _) => (TimedOut, format!("{host} answered {status}")),
-        Trouble::NoSignIn(why) => {
-            return StoreError::Denied { action, path, why: format!("no sign-in: {why}; `ftctl doctor` shows the ways") };
-        }
-    };
-    let times = if tries > 1 { format!(" ({tries} tries)") } else { String::new() };
-    StoreError::Io { action, path, source: io::Error::new(kind, format!("{why}{times}")) }
-}
-
-/// Holds the bytes per second down, on average.
-struct Pace {
-    bytes_per_second: Option<u64>,
-    /// When the line is free again.
-    free: Mutex<Instant>,
-}
-
-impl Pace {
-    fn new(bytes_per_second: Option<u64>) -> Self {
-        Self { bytes_per_second, free: Mutex::new(Instant::now()) }
-    }
-
-    async fn wait(&self, bytes: u64) {
-        let Some(rate) = self.bytes_per_second.filter(|_| bytes > 0) else { return };
-        let turn = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            let turn = (*free).max(Instant::now());
-            *free = turn + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64);
-            turn
-        };
-        sleep_until(turn).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn the_pace_is_kept_on_average() {
-        let pace = Pace::new(Some(1_000_000));
-        let begun = Instant::now();
-        for _ in 0..11 {
-            pace.wait(500_000).await;
-        }
-        assert_eq!(begun.elapsed().as_millis(), 5_000);
-        let free = Pace::new(None);
-        free.wait(u64::MAX).await;
-        assert_eq!(begun.elapsed().as_millis(), 5_000);
-    }
-
-    #[test]
-    fn chance_is_a_fraction() {
-        let mut drawn: Vec<f64> = (0..100).map(|_| chance()).collect();
-        assert!(drawn.iter().all(|value| (0.0..1.0).contains(value)));
-        drawn.dedup();
-        assert!(drawn.len() > 90);
-    }
 }

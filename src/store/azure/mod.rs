@@ -1,24 +1,31 @@
-//! A store in an Azure blob container, spoken to in the blob protocol.
+//! A store in an Azure blob container, through the official crate's clients (see [`client`]).
 //!
 //! Objects are block blobs: small ones, which chunks of files are, written in one request, large ones in staged blocks (see [`blocks`]).
 //! Logs are append blobs (see [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is
 //! ever created by looking; the first write creates the container if it may.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::HashMap, num::NonZero, ops::Range, sync::Arc};
 
 use async_trait::async_trait;
+use azure_core::{
+    http::{Etag, pager::PagerOptions},
+    xml,
+};
+use azure_storage_blob::models::{BlobClientUploadOptions, BlobContainerClientListBlobsOptions, BlobItem, ListBlobsResponse};
 use bytes::Bytes;
+use futures_util::TryStreamExt as _;
 use jiff::Timestamp;
-use reqwest::Method;
+use serde::de::DeserializeOwned;
 
 use self::{
-    client::{Client, Reply, Request, nonsense},
+    client::Client,
     location::Location,
     retry::Patience,
     segments::{FULL, Known, Segments, part},
     sign_in::{Credential, Variables},
     sums::md5,
-    wire::{Entry, Page},
+    transport::Load,
+    wire::{Folder, timestamp},
 };
 use super::{Condition, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
 
@@ -37,12 +44,13 @@ mod sign_in;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod wire;
 
 pub use sign_in::{Way, carried, entra_token, ways};
 
 /// Metadata with the marks of the last conditional writes, the newest first.
-const MARKS: &str = "x-ms-meta-ftctlwrites";
+const MARKS: &str = "ftctlwrites";
 
 /// So many writes may follow one whose answer was lost until that one is told that it was refused.
 const REMEMBERED: usize = 8;
@@ -87,7 +95,7 @@ const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
 const AGENT_MAY: &str = "racwdl";
 
 /// What the service gives at most, entries of one page of a listing.
-const PAGE: u32 = 5_000;
+const PAGE: i32 = 5_000;
 
 /// Whether `url` names a container.
 pub fn is_container(url: &str) -> bool {
@@ -102,7 +110,7 @@ pub struct AzureStore {
     /// Appends to one blob of a log.
     full: u64,
     /// Most entries of one page of a listing.
-    page: u32,
+    page: i32,
 }
 
 /// Where requests to the container that `url` names go; `None` when it names none.
@@ -134,75 +142,77 @@ impl AzureStore {
         StoreError::NotFound { store: self.url.clone(), path: path.to_owned() }
     }
 
-    /// Writes a blob with the request that does it, when `condition` holds.
-    async fn commit(&self, path: &str, request: Request, condition: &Condition) -> Result<ETag> {
+    /// Writes a blob with what asks for it under the terms of `condition`.
+    async fn commit<F: Future<Output = azure_core::Result<Option<Etag>>>>(
+        &self,
+        path: &str,
+        condition: &Condition,
+        write: impl Fn(Terms) -> F,
+    ) -> Result<ETag> {
         let before = match condition {
             Condition::IfMatch(etag) => Marked::from_etag(etag),
             Condition::IfAbsent | Condition::Always => Marked::default(),
         };
         let (mark, marks) = before.next_marks();
-        let request = match condition {
-            Condition::Always => request,
-            Condition::IfAbsent => request.header("if-none-match", "*").header(MARKS, &marks),
-            Condition::IfMatch(_) => request.header("if-match", before.etag).header(MARKS, &marks),
+        let metadata = Some(HashMap::from([(MARKS.to_owned(), marks.clone())]));
+        let (terms, marks) = match condition {
+            Condition::Always => (Terms::default(), String::new()),
+            Condition::IfAbsent => (Terms { if_none_match: Some("*".into()), metadata, ..Terms::default() }, marks),
+            Condition::IfMatch(_) => (Terms { if_match: Some(before.etag.into()), metadata, ..Terms::default() }, marks),
         };
-        let reply = write(&self.client, "write", request).await?;
-        if reply.is_success() {
-            let marks = if *condition == Condition::Always { String::new() } else { marks };
-            return Ok(Marked { etag: reply.etag().to_owned(), marks }.into_etag());
-        }
-        let refused = reply.is_conflict()
-            || (reply.status == 404 && matches!(condition, Condition::IfMatch(_)))
+        let refusal = match self.client.write("write", path, || write(terms.clone())).await? {
+            Ok(etag) => return Ok(Marked { etag: etag.map(String::from).unwrap_or_default(), marks }.into_etag()),
+            Err(refusal) => refusal,
+        };
+        let refused = refusal.is_conflict()
+            || (refusal.status == 404 && matches!(condition, Condition::IfMatch(_)))
             // Whoever else committed these blocks took them away.
-            || (reply.code() == "InvalidBlockList" && *condition == Condition::IfAbsent);
+            || (refusal.code == "InvalidBlockList" && *condition == Condition::IfAbsent);
         if !refused {
-            return Err(self.client.refused("write", path, &reply));
+            return Err(self.client.refused("write", path, &refusal));
         }
         // It may have been ours: an earlier try whose answer was lost, or the request was delivered twice.
         let present = self.segments().properties(path).await?.map(|present| present.version()).filter(|present| present.has(&mark));
         present.map(Marked::into_etag).ok_or_else(|| StoreError::Conflict { path: path.to_owned() })
     }
 
-    /// One page of what is below `prefix/`, with a delimiter only of what is directly below. An absent container is an empty one.
-    async fn page(&self, prefix: &str, delimiter: bool, marker: &str) -> Result<Page> {
+    /// The first pages, at most `most`, of what is below `prefix/`, with `folders` of what is directly below. An absent container is an
+    /// empty one.
+    async fn pages<T: DeserializeOwned>(&self, prefix: &str, folders: bool, most: usize) -> Result<Vec<T>> {
         let folder = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        let mut request = Request::container(Method::GET)
-            .query("comp", "list")
-            .query("maxresults", self.page.to_string())
-            .query("prefix", self.client.location.blob(&folder));
-        if delimiter {
-            request = request.query("delimiter", "/");
+        let context = Load { folders, ..Load::default() }.context();
+        let options = BlobContainerClientListBlobsOptions {
+            prefix: Some(self.client.location.blob(&folder)).filter(|prefix| !prefix.is_empty()),
+            maxresults: Some(self.page),
+            method_options: PagerOptions { context, ..PagerOptions::default() },
+            ..BlobContainerClientListBlobsOptions::default()
+        };
+        let asked = async {
+            let mut listed = self.client.container.list_blobs(Some(options))?.into_pages();
+            let mut pages = Vec::new();
+            while pages.len() < most
+                && let Some(page) = listed.try_next().await?
+            {
+                pages.push(xml::from_xml(page.body())?);
+            }
+            Ok(pages)
+        };
+        match self.client.ask("list", &self.client.location.container, asked).await? {
+            Ok(pages) => Ok(pages),
+            Err(refusal) if refusal.is_no_container() => Ok(Vec::new()),
+            Err(refusal) => Err(self.client.refused("list", prefix, &refusal)),
         }
-        if !marker.is_empty() {
-            request = request.query("marker", marker);
-        }
-        let reply = self.client.send("list", &request).await?;
-        if is_no_container(&reply) {
-            return Ok(Page::default());
-        }
-        if !reply.is_success() {
-            return Err(self.client.refused("list", prefix, &reply));
-        }
-        reply.text().and_then(Page::parse).map_err(|why| nonsense("list", prefix, why))
     }
 
-    /// Every page.
-    async fn entries(&self, prefix: &str, delimiter: bool) -> Result<Vec<Entry>> {
-        let mut entries = Vec::new();
-        let mut marker = String::new();
-        loop {
-            let page = self.page(prefix, delimiter, &marker).await?;
-            marker.clone_from(&page.next);
-            entries.extend(page.entries());
-            if marker.is_empty() {
-                return Ok(entries);
-            }
-        }
+    /// All that is below `prefix/`.
+    async fn blobs(&self, prefix: &str) -> Result<Vec<BlobItem>> {
+        let pages: Vec<ListBlobsResponse> = self.pages(prefix, false, usize::MAX).await?;
+        Ok(pages.into_iter().flat_map(|page| page.blob_items).collect())
     }
 
     /// The objects that blobs are, sorted. The parts of a log are one object, as long as its last part says.
-    fn objects(&self, entries: Vec<Entry>) -> Vec<Meta> {
-        let mut found: Vec<Meta> = entries.into_iter().filter_map(|entry| self.object(entry)).collect();
+    fn objects(&self, blobs: Vec<BlobItem>) -> Vec<Meta> {
+        let mut found: Vec<Meta> = blobs.into_iter().filter_map(|blob| self.object(blob)).collect();
         found.sort_unstable_by(|a, b| (&a.path, a.size).cmp(&(&b.path, b.size)));
         let mut whole: Vec<Meta> = Vec::with_capacity(found.len());
         for meta in found {
@@ -214,28 +224,20 @@ impl AzureStore {
         whole
     }
 
-    fn object(&self, entry: Entry) -> Option<Meta> {
-        let Entry::Blob { name, properties } = entry else { return None };
+    fn object(&self, blob: BlobItem) -> Option<Meta> {
+        let (name, properties) = (blob.name?, blob.properties?);
         let (path, start) = part(self.client.location.path(&name)?);
-        Some(Meta { path: path.to_owned(), size: start + properties.size, modified: properties.modified() })
+        let size = start + properties.content_length?;
+        Some(Meta { path: path.to_owned(), size, modified: timestamp(properties.last_modified) })
     }
 }
 
-/// A write into a container that may not exist yet.
-async fn write(client: &Client, action: &'static str, request: Request) -> Result<Reply> {
-    let reply = client.send(action, &request).await?;
-    if !is_no_container(&reply) {
-        return Ok(reply);
-    }
-    let created = client.send("create", &Request::container(Method::PUT)).await?;
-    match (created.status, created.code()) {
-        (201, _) | (409, "ContainerAlreadyExists") => client.send(action, &request).await,
-        _ => Err(client.refused("create", &client.location.container, &created)),
-    }
-}
-
-fn is_no_container(reply: &Reply) -> bool {
-    reply.status == 404 && reply.code() == "ContainerNotFound"
+/// What a write asks for, and what it leaves.
+#[derive(Clone, Default)]
+struct Terms {
+    if_match: Option<Etag>,
+    if_none_match: Option<Etag>,
+    metadata: Option<HashMap<String, String>>,
 }
 
 /// As [`check_path`]; a name that the store gives to parts of logs is refused, too.
@@ -288,8 +290,21 @@ impl Store for AzureStore {
             return self.put_blocks(path, bytes, &condition).await;
         }
         let sum = md5(&bytes).await;
-        let request = Request::new(Method::PUT, path).header("x-ms-blob-type", "BlockBlob").body(bytes, sum);
-        self.commit(path, request, &condition).await
+        let blob = self.client.blob(path);
+        self.commit(path, &condition, |terms| {
+            let options = BlobClientUploadOptions {
+                if_match: terms.if_match,
+                if_none_match: terms.if_none_match,
+                metadata: terms.metadata,
+                // In one request.
+                partition_size: Some(NonZero::<u64>::MAX),
+                method_options: Load { md5: Some(sum), ..Load::default() }.options(),
+                ..BlobClientUploadOptions::default()
+            };
+            let (blob, bytes) = (&blob, bytes.clone());
+            async move { Ok(blob.upload(bytes.into(), Some(options)).await?.etag) }
+        })
+        .await
     }
 
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
@@ -299,23 +314,23 @@ impl Store for AzureStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
         check_prefix(prefix)?;
-        Ok(self.objects(self.entries(prefix, false).await?))
+        Ok(self.objects(self.blobs(prefix).await?))
     }
 
     async fn list_some(&self, prefix: &str) -> Result<Option<Vec<Meta>>> {
         check_prefix(prefix)?;
-        let page = self.page(prefix, false, "").await?;
-        Ok(page.next.is_empty().then(|| self.objects(page.entries())))
+        let page: ListBlobsResponse = self.pages(prefix, false, 1).await?.pop().unwrap_or_default();
+        Ok(page.next_marker.is_none_or(|marker| marker.is_empty()).then(|| self.objects(page.blob_items)))
     }
 
     async fn children(&self, prefix: &str) -> Result<Vec<String>> {
         check_prefix(prefix)?;
-        let name = |entry| {
-            let (Entry::Blob { name, .. } | Entry::BlobPrefix { name }) = entry;
+        let name = |name: String| {
             let name = self.client.location.path(&name).unwrap_or_default().trim_end_matches('/');
             part(name).0.rsplit('/').next().unwrap_or_default().to_owned()
         };
-        let mut names: Vec<String> = self.entries(prefix, true).await?.into_iter().map(name).collect();
+        let pages: Vec<Folder> = self.pages(prefix, true, usize::MAX).await?;
+        let mut names: Vec<String> = pages.into_iter().flat_map(Folder::names).map(name).collect();
         names.sort_unstable();
         names.dedup();
         Ok(names)

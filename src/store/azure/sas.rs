@@ -2,17 +2,17 @@
 //! account's key ("Create a service SAS") or, signed in with Entra ID, with a key that the service gives out for that ("Create a user
 //! delegation SAS"), both from the reference of the blob service.
 
-use bytes::Bytes;
+use azure_core::time::OffsetDateTime;
+use azure_storage_blob::models::KeyInfo;
 use jiff::{SignedDuration, Timestamp};
-use reqwest::{Method, Url};
+use reqwest::Url;
 
 use super::{
     super::Result,
-    client::{Client, Request, nonsense},
+    client::{Client, nonsense},
     shared_key::SharedKey,
     sign_in::Credential,
-    sums::md5,
-    wire::{self, DelegationKey},
+    wire::timestamp,
 };
 
 /// The version of the strings that are signed below; the service goes on accepting it.
@@ -35,24 +35,23 @@ pub(super) struct Grant<'a> {
 }
 
 impl Grant<'_> {
-    /// The parameters of a URL, without the question mark.
-    pub fn sign(&self, key: &SharedKey, delegation: Option<&DelegationKey>) -> String {
+    /// The parameters of a URL, without the question mark. `delegation` is what a signature says of a key that is not the account's, in
+    /// the order in which it is signed.
+    pub fn sign(&self, key: &SharedKey, delegation: &[(&'static str, String)]) -> String {
         let expiry = date(self.expires);
         let resource = format!("/blob/{}/{}", self.account, self.container);
         let protocol = if self.https_only { "https" } else { "https,http" };
         let mut parameters = vec![("sv", VERSION), ("sr", "c"), ("sp", self.permissions), ("se", &expiry), ("spr", protocol)];
         // Permissions, start, expiry, resource.
         let mut signed = vec![self.permissions, "", &expiry, &resource];
-        match delegation {
+        if delegation.is_empty() {
             // A stored policy.
-            None => signed.push(""),
-            Some(delegation) => {
-                let own = delegation.parameters();
-                signed.extend(own.map(|(_, value)| value));
-                // Whom it is for, in two ways, and a correlation id.
-                signed.extend([""; 3]);
-                parameters.extend(own);
-            }
+            signed.push("");
+        } else {
+            signed.extend(delegation.iter().map(|(_, value)| value.as_str()));
+            // Whom it is for, in two ways, and a correlation id.
+            signed.extend([""; 3]);
+            parameters.extend(delegation.iter().map(|(name, value)| (*name, value.as_str())));
         }
         // Address, protocol, version, kind, snapshot, encryption scope, five headers.
         signed.extend(["", protocol, VERSION, "c"]);
@@ -75,33 +74,42 @@ impl Client {
     pub async fn signature(&self, permissions: &str, expires: Timestamp) -> Result<Option<String>> {
         let (account, container) = (&*self.location.account, &*self.location.container);
         let grant = Grant { account, container, permissions, expires, https_only: self.is_encrypted() };
-        match &self.credential {
-            Credential::Key(key) => Ok(Some(grant.sign(key, None))),
+        match &self.transport.credential {
+            Credential::Key(key) => Ok(Some(grant.sign(key, &[]))),
             Credential::Sas(_) => Ok(None),
             Credential::Token(_) => {
                 let now = Timestamp::now();
                 let grant = Grant { expires: expires.min(now + LONGEST_DELEGATION), ..grant };
-                let Some(delegation) = self.delegation_key(now - SKEW, grant.expires).await? else { return Ok(None) };
-                let key = SharedKey::new(account, &delegation.value)
-                    .ok_or_else(|| nonsense("ask for", "a key", "the key is not base64".to_owned()))?;
-                Ok(Some(grant.sign(&key, Some(&delegation))))
+                let delegation = self.delegation_key(now - SKEW, grant.expires).await?;
+                Ok(delegation.map(|(key, delegation)| grant.sign(&key, &delegation)))
             }
         }
     }
 
-    /// "Get User Delegation Key". `None`: this identity may not.
-    async fn delegation_key(&self, from: Timestamp, to: Timestamp) -> Result<Option<DelegationKey>> {
-        let body = Bytes::from(wire::key_info(&date(from), &date(to)));
-        let sum = md5(&body).await;
-        let request = Request::service(Method::POST).query("comp", "userdelegationkey").body(body, sum);
-        let reply = self.send("ask for", &request).await?;
-        match reply.status {
-            403 => Ok(None),
-            _ if reply.is_success() => {
-                let key = reply.text().and_then(DelegationKey::parse).map_err(|why| nonsense("ask for", "a key", why))?;
-                Ok(Some(key))
+    /// A key that signs in the name of an identity, for a while, and what is said of it. `None`: this identity may not.
+    async fn delegation_key(&self, from: Timestamp, to: Timestamp) -> Result<Option<(SharedKey, [(&'static str, String); 6])>> {
+        let account = &self.location.account;
+        let time = |time: Timestamp| OffsetDateTime::from_unix_timestamp(time.as_second()).ok();
+        let asked = async {
+            let info = KeyInfo { start: time(from), expiry: time(to), ..KeyInfo::default() };
+            self.service.get_user_delegation_key(info.try_into()?, None).await?.into_model()
+        };
+        match self.ask("ask for", account, asked).await? {
+            Ok(key) => {
+                let value = key.value.ok_or_else(|| nonsense("ask for", "a key", "it sent none".to_owned()))?;
+                let text = Option::unwrap_or_default;
+                let parameters = [
+                    ("skoid", text(key.signed_oid)),
+                    ("sktid", text(key.signed_tid)),
+                    ("skt", date(timestamp(key.signed_start))),
+                    ("ske", date(timestamp(key.signed_expiry))),
+                    ("sks", text(key.signed_service)),
+                    ("skv", text(key.signed_version)),
+                ];
+                Ok(Some((SharedKey::of(account, value), parameters)))
             }
-            _ => Err(self.refused("ask for", "a key to sign with", &reply)),
+            Err(refusal) if refusal.status == 403 => Ok(None),
+            Err(refusal) => Err(self.refused("ask for", "a key to sign with", &refusal)),
         }
     }
 }
@@ -150,12 +158,16 @@ print(generate_container_sas(user_delegation_key=key, **common))
             https_only: true,
         };
         let key = SharedKey::new("acc", "a2V5").unwrap();
-        let text = "<UserDelegationKey><SignedOid>11059fcc-5514-4800-b5f8-49808b9cfab6</SignedOid>\
-            <SignedTid>ab1f708d-50f6-404c-a006-d71b2ac7a606</SignedTid><SignedStart>2026-11-20T18:00:00Z</SignedStart>\
-            <SignedExpiry>2026-11-22T18:00:00Z</SignedExpiry><SignedService>b</SignedService>\
-            <SignedVersion>2023-11-03</SignedVersion><Value>a2V5</Value></UserDelegationKey>";
-        let delegation = DelegationKey::parse(text).unwrap();
-        let ours = [grant.sign(&key, None), grant.sign(&key, Some(&delegation))];
+        let delegation = [
+            ("skoid", "11059fcc-5514-4800-b5f8-49808b9cfab6"),
+            ("sktid", "ab1f708d-50f6-404c-a006-d71b2ac7a606"),
+            ("skt", "2026-11-20T18:00:00Z"),
+            ("ske", "2026-11-22T18:00:00Z"),
+            ("sks", "b"),
+            ("skv", "2023-11-03"),
+        ]
+        .map(|(name, value)| (name, value.to_owned()));
+        let ours = [grant.sign(&key, &[]), grant.sign(&key, &delegation)];
         for (ours, official) in ours.iter().zip(official.lines()) {
             assert_eq!(sorted(ours), sorted(official));
         }

@@ -7,19 +7,22 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    num::NonZero,
     sync::{Mutex, PoisonError},
 };
 
+use azure_core::{http::headers::Headers, time::parse_rfc7231};
+use azure_storage_blob::models::{AppendBlobClientAppendBlockOptions, AppendBlobClientCreateOptions, BlobClientDownloadOptions};
 use bytes::{Bytes, BytesMut};
 use jiff::Timestamp;
-use reqwest::Method;
 
 use super::{
     super::{Object, Result, StoreError},
     Marked,
-    client::{Client, Reply, Request, nonsense},
+    client::{Client, nonsense},
     sums::md5,
-    wire,
+    transport::{Load, header},
+    wire::timestamp,
 };
 
 /// Appends to one blob; the service's limit is 50,000.
@@ -54,13 +57,14 @@ pub(super) struct Properties {
 }
 
 impl Properties {
-    fn of(reply: &Reply, length: u64) -> Self {
+    fn of(headers: &Headers, length: u64) -> Self {
+        let text = |name| header(headers, name).unwrap_or_default();
         Self {
             length,
-            etag: reply.etag().to_owned(),
-            modified: reply.header("last-modified").map(wire::date).unwrap_or_default(),
-            appends: reply.number("x-ms-blob-committed-block-count").unwrap_or_default(),
-            marks: reply.header(super::MARKS).unwrap_or_default().to_owned(),
+            etag: text("etag").to_owned(),
+            modified: timestamp(parse_rfc7231(text("last-modified")).ok()),
+            appends: text("x-ms-blob-committed-block-count").parse().unwrap_or_default(),
+            marks: text("x-ms-meta-ftctlwrites").to_owned(),
         }
     }
 
@@ -132,11 +136,14 @@ struct Piece {
 impl Segments<'_> {
     /// `None`: there is no such blob.
     pub async fn properties(&self, name: &str) -> Result<Option<Properties>> {
-        let reply = self.client.send("read", &Request::new(Method::HEAD, name)).await?;
-        match reply.status {
-            404 => Ok(None),
-            _ if reply.is_success() => Ok(Some(Properties::of(&reply, reply.number("content-length").unwrap_or_default()))),
-            _ => Err(self.client.refused("read", name, &reply)),
+        let blob = self.client.blob(name);
+        match self.client.ask("read", name, blob.get_properties(None)).await? {
+            Ok(found) => {
+                let length = header(found.headers(), "content-length").and_then(|length| length.parse().ok());
+                Ok(Some(Properties::of(found.headers(), length.unwrap_or_default())))
+            }
+            Err(refusal) if refusal.status == 404 => Ok(None),
+            Err(refusal) => Err(self.client.refused("read", name, &refusal)),
         }
     }
 
@@ -145,30 +152,38 @@ impl Segments<'_> {
         // The byte before exists whenever the reader stands at the end, so that nothing new is no error and needs no second request.
         let back = u64::from(from > 0);
         let to = to.min(from - back + PIECE);
-        let mut request =
-            Request::new(Method::GET, name).header("x-ms-range", format!("bytes={}-{}", from - back, to - 1)).expect(to - from);
-        if !self.client.is_encrypted() {
+        let options = BlobClientDownloadOptions {
+            range: Some((from - back..to).into()),
+            // In one request.
+            partition_size: Some(NonZero::<usize>::MAX),
             // Nothing else would show that bytes were damaged on their way.
-            request = request.header("x-ms-range-get-content-md5", "true");
-        }
-        let reply = self.client.send("read", &request).await?;
-        match reply.status {
-            404 => Ok(None),
-            416 => {
+            range_get_content_md5: (!self.client.is_encrypted()).then_some(true),
+            method_options: Load { expected: to - from, ..Load::default() }.options(),
+            ..BlobClientDownloadOptions::default()
+        };
+        let blob = self.client.blob(name);
+        let asked = async {
+            let found = blob.download(Some(options)).await?;
+            Ok((found.headers, found.body.collect().await?))
+        };
+        match self.client.ask("read", name, asked).await? {
+            Ok((headers, bytes)) => {
+                let total = header(&headers, "content-range").and_then(|range| range.rsplit_once('/')?.1.parse().ok());
+                let of = Properties::of(&headers, total.unwrap_or(bytes.len() as u64));
+                let expected = to.min(of.length).saturating_sub(from - back);
+                // Of a blob that was empty a moment ago more may come than was asked for.
+                if (bytes.len() as u64) < expected {
+                    let why = format!("{} bytes came instead of {expected}", bytes.len());
+                    return Err(nonsense("read", name, why));
+                }
+                Ok(Some(Piece { bytes: bytes.slice(back as usize..expected as usize), of }))
+            }
+            Err(refusal) if refusal.status == 404 => Ok(None),
+            Err(refusal) if refusal.status == 416 => {
                 let properties = self.properties(name).await?;
                 Ok(properties.map(|of| Piece { bytes: Bytes::new(), of }))
             }
-            200 | 206 => {
-                let total = reply.header("content-range").and_then(|range| range.rsplit_once('/')?.1.parse().ok());
-                let of = Properties::of(&reply, total.unwrap_or(reply.body.len() as u64));
-                let expected = to.min(of.length).saturating_sub(from - back);
-                if reply.body.len() as u64 != expected {
-                    let why = format!("{} bytes came instead of {expected}", reply.body.len());
-                    return Err(nonsense("read", name, why));
-                }
-                Ok(Some(Piece { bytes: reply.body.slice(back as usize..), of }))
-            }
-            _ => Err(self.client.refused("read", name, &reply)),
+            Err(refusal) => Err(self.client.refused("read", name, &refusal)),
         }
     }
 
@@ -264,7 +279,7 @@ impl Segments<'_> {
 
     async fn append_piece(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
         let end = offset + bytes.len() as u64;
-        let request = Request::new(Method::PUT, "").query("comp", "appendblock").body(bytes.clone(), md5(&bytes).await);
+        let sum = md5(&bytes).await;
         let mut known = self.known.tail(path).filter(|tail| tail.end() == offset);
         // Whether an append of ours was refused: perhaps because it had landed before, without an answer.
         let mut refused = false;
@@ -285,39 +300,39 @@ impl Segments<'_> {
                 Some(tail) => Some(tail),
             };
             let Some(mut tail) = tail else { continue };
-            let name = segment(path, tail.start);
-            let request = request
-                .clone()
-                .at(&name)
-                .header("if-match", tail.last.etag.clone())
-                .header("x-ms-blob-condition-appendpos", tail.last.length.to_string());
-            let reply = self.client.send("append to", &request).await?;
-            match reply.status {
-                201 => {
+            let blob = self.client.blob(&segment(path, tail.start)).append_blob_client();
+            let options = AppendBlobClientAppendBlockOptions {
+                append_position: Some(tail.last.length as i64),
+                if_match: Some(tail.last.etag.clone().into()),
+                transactional_content_md5: Some(sum.to_vec()),
+                ..AppendBlobClientAppendBlockOptions::default()
+            };
+            let appended = blob.append_block(bytes.clone().into(), bytes.len() as u64, Some(options));
+            match self.client.ask("append to", path, appended).await? {
+                Ok(appended) => {
                     let modified = tail.last.modified;
-                    tail.last = Properties { modified, ..Properties::of(&reply, end - tail.start) };
+                    tail.last = Properties { modified, ..Properties::of(appended.headers(), end - tail.start) };
                     self.known.set_tail(path, Some(tail));
                     return Ok(end);
                 }
                 // Somebody else appended, or we did; or the log is gone.
-                404 | 412 => {
+                Err(refusal) if matches!(refusal.status, 404 | 412) => {
                     self.known.forget(path);
                     refused = true;
                 }
-                _ => return Err(self.client.refused("append to", path, &reply)),
+                Err(refusal) => return Err(self.client.refused("append to", path, &refusal)),
             }
         }
     }
 
     /// Begins the blob that has byte `offset` first. `None`: another writer did.
     async fn create(&self, path: &str, offset: u64) -> Result<Option<Tail>> {
-        let name = segment(path, offset);
-        let request = Request::new(Method::PUT, &name).header("x-ms-blob-type", "AppendBlob").header("if-none-match", "*");
-        let reply = super::write(self.client, "append to", request).await?;
-        match reply.status {
-            201 => Ok(Some(Tail { start: offset, last: Properties::of(&reply, 0) })),
-            _ if reply.is_conflict() => Ok(None),
-            _ => Err(self.client.refused("append to", path, &reply)),
+        let blob = self.client.blob(&segment(path, offset)).append_blob_client();
+        let created = || blob.create(Some(AppendBlobClientCreateOptions::default().if_not_exists()));
+        match self.client.write("append to", path, created).await? {
+            Ok(begun) => Ok(Some(Tail { start: offset, last: Properties::of(begun.headers(), 0) })),
+            Err(refusal) if refusal.is_conflict() => Ok(None),
+            Err(refusal) => Err(self.client.refused("append to", path, &refusal)),
         }
     }
 }
