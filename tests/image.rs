@@ -475,6 +475,9 @@ fn docker_an_installed_ftctl_compiles_the_image_from_what_it_carries() {
     let settings: Vec<String> = settings.iter().map(|(key, value)| format!("{key} = {value:?}")).collect();
     world.sandbox.write("ftctl.toml", format!("[image]\n{}\n", settings.join("\n")));
     let builder = env::var_os("DOCKER_BUILDKIT").map(|wish| ("DOCKER_BUILDKIT", wish));
+    // The classic builder's stages are to be seen until its image is made, and gone after anybody's `down --all`.
+    let is_classic = builder.as_ref().is_some_and(|(_, wish)| wish == "0");
+    let _alone = is_classic.then(|| STAGES.lock().unwrap_or_else(PoisonError::into_inner));
     let ok = |arguments: &[&str]| {
         let said = Sandbox::said(world.command(arguments).envs(builder.clone()));
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
