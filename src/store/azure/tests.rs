@@ -32,6 +32,42 @@ fn store_at(url: &str, full: u64) -> AzureStore {
     AzureStore { full, ..store }
 }
 
+/// Says of one object that it is not there, and goes away.
+async fn answer_once(listener: tokio::net::TcpListener) {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let (mut line, _) = listener.accept().await.unwrap();
+    drop(listener);
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(line.read_u8().await.unwrap());
+    }
+    let answer = "HTTP/1.1 404 Not Found\r\nx-ms-error-code: BlobNotFound\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+    line.write_all(answer.as_bytes()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_service_that_was_there_is_waited_for_longer_than_a_name_that_may_be_wrong() {
+    use tokio::net::TcpListener;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let url = format!("http://{address}/{}/container", azurite::ACCOUNT);
+    let patience = Patience { unreachable: Duration::from_millis(300), total: Duration::from_secs(60) };
+    let open = || {
+        let key = SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap();
+        AzureStore::new(&url, Location::parse(&url, None).unwrap(), Credential::Key(key), patience, Limits::default()).unwrap()
+    };
+    let (known, unknown) = (open(), open());
+    let (seen, ()) = tokio::join!(known.head("a"), answer_once(listener));
+    assert_eq!(seen.unwrap(), None);
+    assert!(unknown.head("a").await.unwrap_err().to_string().contains("cannot be reached"));
+    let later = async {
+        tokio::time::sleep(5 * patience.unreachable).await;
+        answer_once(TcpListener::bind(address).await.unwrap()).await;
+    };
+    let (seen, ()) = tokio::join!(known.head("a"), later);
+    assert_eq!(seen.unwrap(), None);
+}
+
 #[tokio::test]
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_conforms() {

@@ -5,7 +5,10 @@ use std::{
     collections::hash_map::RandomState,
     fmt::{self, Write as _},
     hash::{BuildHasher, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -65,6 +68,8 @@ pub(super) struct Transport {
     http: reqwest::Client,
     pub credential: Credential,
     patience: Patience,
+    /// The service has been there.
+    answered: AtomicBool,
     /// As many requests may be under way.
     requests: Semaphore,
     pace: Pace,
@@ -114,14 +119,15 @@ impl Policy for Transport {
         let begun = Instant::now();
         let mut tries = 0;
         loop {
-            let left = self.patience.total.saturating_sub(begun.elapsed());
+            let patience = self.patience();
+            let left = patience.total.saturating_sub(begun.elapsed());
             let trouble = match self.attempt(request, load.expected, left).await {
                 Ok(reply) if is_passing(reply.status, code(&reply.headers)) => Trouble::Busy(reply.status, wish(&reply.headers)),
                 Ok(reply) => return Ok(AsyncRawResponse::from_bytes(reply.status.into(), reply.headers, reply.body)),
                 Err(trouble) => trouble,
             };
             tries += 1;
-            match self.patience.pause(&trouble, tries, begun.elapsed(), chance()) {
+            match patience.pause(&trouble, tries, begun.elapsed(), chance()) {
                 Some(pause) => sleep(pause).await,
                 None => return Err(azure_core::Error::new(ErrorKind::Other, GaveUp { trouble, tries })),
             }
@@ -138,7 +144,20 @@ impl Transport {
             .build()
             .map_err(|error| StoreError::Invalid(format!("cannot prepare connections: {error}")))?;
         let requests = Semaphore::new(limits.jobs.max(1));
-        Ok(Self { http, credential, patience, requests, pace: Pace::new(limits.bytes_per_second) })
+        Ok(Self {
+            http,
+            credential,
+            patience,
+            answered: AtomicBool::new(false),
+            requests,
+            pace: Pace::new(limits.bytes_per_second),
+        })
+    }
+
+    /// Whoever has had an answer knows that the name is right: a service that is away then is waited for like one that stumbles.
+    fn patience(&self) -> Patience {
+        let Patience { total, unreachable } = self.patience;
+        Patience { total, unreachable: if self.answered.load(Ordering::Relaxed) { total } else { unreachable } }
     }
 
     /// One try, which may take the time that is `left`.
@@ -155,6 +174,7 @@ impl Transport {
         let reply = timeout(limit, self.exchange(&signed)).await.unwrap_or_else(|_| Err(late()));
         report::request(|| told(request, &reply, begun.elapsed()));
         let reply = reply?;
+        self.answered.store(true, Ordering::Relaxed);
         if let Some(sum) = header(&reply.headers, "content-md5")
             && request.method() == Method::Get
             && (200..300).contains(&reply.status)
