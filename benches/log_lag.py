@@ -10,7 +10,6 @@ is the time since the agent's log was as short. The bar is 2 s. --record appends
 
 import argparse
 import datetime
-import glob
 import os
 import pathlib
 import subprocess
@@ -94,9 +93,10 @@ def measure(arguments, directory, store):
     command = [arguments.program.resolve(), "run", "job.toml", "--quiet"]
     job = subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.DEVNULL)
     container = ContainerClient.from_container_url(store, credential={"account_name": ACCOUNT, "account_key": KEY})
+    folder = home / "STATE" / "ftctl" / "work"
     written, lags, seen = [], [], 0
     while job.poll() is None:
-        written.append((time.perf_counter(), sum(os.stat(log).st_size for log in glob.glob(f"{home}/STATE/ftctl/work/*/1/log"))))
+        written.append((time.perf_counter(), sum(log.stat().st_size for log in folder.glob("*/1/log"))))
         there = length_of_log(container)
         # What is missing in the store was first written at this time or later.
         missing = next((moment for moment, length in written if length > there), None)

@@ -133,7 +133,8 @@ fn module_of(file: &Path) -> String {
 /// Lines with their numbers: comments and tests left out, a `use` over several lines joined.
 fn product_lines(file: &Path) -> Vec<(usize, String)> {
     let mut lines = Vec::new();
-    if file.file_stem().is_some_and(|stem| stem == "tests") {
+    // `tests.rs`, and what lies in a folder `tests`.
+    if module_of(file).split("::").any(|part| part == "tests") {
         return lines;
     }
     let mut open_use: Option<(usize, String)> = None;

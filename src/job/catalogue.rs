@@ -222,7 +222,7 @@ impl Catalogue {
 
     /// List price of an hour, disk included.
     pub fn price_per_hour(&self, machine: &Machine<'_>) -> Money {
-        dollars(self.parts(machine).iter().map(|part| part.list_price).sum())
+        Money::from_dollars(self.parts(machine).iter().map(|part| part.list_price).sum())
     }
 
     /// Everything that the billing catalogue sells alone, by what it calls it.
@@ -234,11 +234,6 @@ impl Catalogue {
         let of_disk = |disk: &Disk| Rates { unit: GIGABYTE_MONTH, standard: disk.gigabyte_month, spot: None };
         prices.chain(self.disks.values().filter_map(|disk| Some((disk.sku.as_deref()?, of_disk(disk))))).collect()
     }
-}
-
-/// Rounded up to a millionth.
-pub fn dollars(dollars: f64) -> Money {
-    Money { micros: (dollars * 1e6).ceil() as u64 }
 }
 
 /// The table in this program.

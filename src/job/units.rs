@@ -71,6 +71,11 @@ pub struct Money {
 impl Money {
     pub const ZERO: Money = Money { micros: 0 };
 
+    /// Rounded up to a millionth.
+    pub fn from_dollars(dollars: f64) -> Money {
+        Money { micros: (dollars * 1e6).ceil() as u64 }
+    }
+
     /// The cost of `time` at this price per hour, rounded up to a millionth.
     #[must_use]
     pub fn for_time(self, time: Duration) -> Money {

@@ -50,6 +50,7 @@ pub struct Client {
 }
 
 /// One request.
+#[derive(Clone)]
 pub struct Call<'a> {
     pub method: Method,
     /// Below the project; one that begins with a slash is the billing catalogue's.
@@ -173,49 +174,57 @@ impl Client {
         operation_error(&operation).map_or(Ok(()), Err)
     }
 
-    /// Everything in every zone that fits, all pages of it.
-    pub async fn everywhere(&self, kind: &str, filter: &str) -> Result<Vec<Value>, Refusal> {
-        let (mut found, mut page) = (Vec::new(), None::<String>);
+    /// Asks for every page, and hands each to `take`.
+    pub async fn pages(
+        &self,
+        call: Call<'_>,
+        mut take: impl FnMut(&mut Value) -> Result<(), Refusal> + Send,
+    ) -> Result<(), Refusal> {
+        let mut page = None::<String>;
         loop {
-            let mut call = Call::get(format!("aggregated/{kind}")).query("filter", filter).query("includeAllScopes", "true");
-            call.query.extend(page.take().map(|token| ("pageToken", token)));
-            let mut answer = self.call(call).await?;
+            let mut next = call.clone();
+            next.query.extend(page.map(|token| ("pageToken", token)));
+            let mut answer = self.call(next).await?;
+            take(&mut answer)?;
+            page = answer["nextPageToken"].as_str().filter(|token| !token.is_empty()).map(str::to_owned);
+            if page.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Everything in every zone that fits.
+    pub async fn everywhere(&self, kind: &str, filter: &str) -> Result<Vec<Value>, Refusal> {
+        let mut found = Vec::new();
+        let call = Call::get(format!("aggregated/{kind}")).query("filter", filter).query("includeAllScopes", "true");
+        let pages = self.pages(call, |answer| {
             if answer["unreachables"].as_array().is_some_and(|zones| !zones.is_empty()) {
                 return Err(Refusal::lost("look into every zone", &answer["unreachables"]));
             }
             for zone in answer["items"].as_object_mut().into_iter().flat_map(|zones| zones.iter_mut().map(|(_, zone)| zone)) {
                 found.extend(zone[kind].as_array_mut().map(std::mem::take).unwrap_or_default());
             }
-            page = next_page(&answer);
-            if page.is_none() {
-                return Ok(found);
-            }
-        }
+            Ok(())
+        });
+        pages.await?;
+        Ok(found)
     }
 
-    /// Every region that the project sees, with its quotas, all pages of it.
+    /// Every region that the project sees, with its quotas.
     pub async fn regions(&self) -> Result<Vec<Value>, Refusal> {
-        let (mut found, mut page) = (Vec::new(), None::<String>);
-        loop {
-            let mut call = Call::get("regions");
-            call.query.extend(page.take().map(|token| ("pageToken", token)));
-            let mut answer = self.call(call).await?;
+        let mut found = Vec::new();
+        let pages = self.pages(Call::get("regions"), |answer| {
             found.extend(answer["items"].as_array_mut().map(std::mem::take).unwrap_or_default());
-            page = next_page(&answer);
-            if page.is_none() {
-                return Ok(found);
-            }
-        }
+            Ok(())
+        });
+        pages.await?;
+        Ok(found)
     }
 
     pub async fn set_metadata(&self, zone: &str, name: &str, fingerprint: &str, items: &[Value]) -> Result<(), Refusal> {
         let body = json!({ "fingerprint": fingerprint, "items": items });
         self.change(Call::change(Method::POST, format!("zones/{zone}/instances/{name}/setMetadata"), Some(body))).await
     }
-}
-
-pub fn next_page(answer: &Value) -> Option<String> {
-    answer["nextPageToken"].as_str().filter(|token| !token.is_empty()).map(str::to_owned)
 }
 
 /// As servers write the time: `Sun, 06 Nov 1994 08:49:37 GMT`.

@@ -5,11 +5,7 @@
 //! regions where it is sold for that price. A part is taken when its description, its unit and its kind of use are exactly those of the
 //! table, so that a new name for something leads to the table and not to a wrong price.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use jiff::Timestamp;
 use reqwest::Method;
@@ -18,7 +14,8 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::{
-    client::{Call, Client, next_page},
+    super::disk,
+    client::{Call, Client},
     quota::regions_of,
     refusal::Refusal,
 };
@@ -69,16 +66,10 @@ impl Kept {
         (list.schema == SCHEMA && list.endpoint == client.billing).then_some(list)
     }
 
-    /// A list that cannot be kept is read again the next time.
     fn keep(&self, list: &PriceList) {
-        let write = |path: &Path| {
-            let directory = path.parent()?;
-            std::fs::create_dir_all(directory).ok()?;
-            let file = tempfile::NamedTempFile::new_in(directory).ok()?;
-            serde_json::to_writer(&file, list).ok()?;
-            file.persist(path).ok()
-        };
-        drop(self.0.as_deref().and_then(write));
+        let Some(path) = &self.0 else { return };
+        // A list that cannot be kept is read again the next time.
+        let _ = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| disk::write_json(path, list));
     }
 
     async fn current(&self, client: &Client, now: Timestamp) -> Result<PriceList, Refusal> {
@@ -126,21 +117,17 @@ impl Kept {
 impl PriceList {
     async fn read(client: &Client, now: Timestamp) -> Result<Self, Refusal> {
         let mut list = Self { schema: SCHEMA.to_owned(), endpoint: client.billing.clone(), read: now, parts: BTreeMap::new() };
-        let (wanted, mut page) = (catalogue::gce().rates(), None::<String>);
-        loop {
-            let query =
-                [("currencyCode", "USD"), ("pageSize", PAGE), ("fields", FIELDS)].map(|(name, value)| (name, value.to_owned()));
-            let mut call = Call { method: Method::GET, path: PATH.to_owned(), query: query.into(), body: None };
-            call.query.extend(page.take().map(|token| ("pageToken", token)));
-            let answer = client.call(call).await?;
+        let wanted = catalogue::gce().rates();
+        let query = [("currencyCode", "USD"), ("pageSize", PAGE), ("fields", FIELDS)].map(|(name, value)| (name, value.to_owned()));
+        let call = Call { method: Method::GET, path: PATH.to_owned(), query: query.into(), body: None };
+        let pages = client.pages(call, |answer| {
             for sku in answer["skus"].as_array().into_iter().flatten() {
                 list.add(sku, &wanted);
             }
-            page = next_page(&answer);
-            if page.is_none() {
-                return Ok(list);
-            }
-        }
+            Ok(())
+        });
+        pages.await?;
+        Ok(list)
     }
 
     /// Takes a product if it is a part of machines that is wanted. Of two prices for the same the dearer counts.
@@ -152,7 +139,7 @@ impl PriceList {
             return None;
         }
         // The first units of a disk are free of charge, once in a project.
-        let price = pricing["tieredRates"].as_array()?.iter().filter_map(dollars).fold(0.0, f64::max);
+        let price = pricing["tieredRates"].as_array()?.iter().filter_map(unit_price).fold(0.0, f64::max);
         for region in sku["serviceRegions"].as_array()?.iter().filter_map(Value::as_str) {
             let rates = self.parts.entry(name.to_owned()).or_default().entry(region.to_owned()).or_default();
             let rate = match sku["category"]["usageType"].as_str()? {
@@ -171,7 +158,7 @@ impl PriceList {
             let rates = self.parts.get(part.sku?)?.get(region)?;
             Some(part.amount * if part.spot { rates.spot } else { rates.standard }?)
         };
-        Some(catalogue::dollars(catalogue::gce().parts(machine).iter().map(price).sum::<Option<f64>>()?))
+        Some(Money::from_dollars(catalogue::gce().parts(machine).iter().map(price).sum::<Option<f64>>()?))
     }
 }
 
@@ -185,7 +172,7 @@ fn part_of(description: &str) -> &str {
 }
 
 /// Units are whole dollars, as text; nanos the rest.
-fn dollars(tier: &Value) -> Option<f64> {
+fn unit_price(tier: &Value) -> Option<f64> {
     let price = &tier["unitPrice"];
     if price["currencyCode"] != "USD" {
         return None;

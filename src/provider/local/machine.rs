@@ -15,7 +15,7 @@
 use std::{
     ffi::OsString,
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -23,7 +23,10 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::process;
+use super::{
+    super::disk::{sync, write_json},
+    process,
+};
 use crate::{
     job::{
         id::{AttemptId, JobId},
@@ -251,21 +254,6 @@ fn remove_all(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
-}
-
-/// Replaces the file in one step; on the disk when it returns.
-fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    file.write_all(&serde_json::to_vec_pretty(value)?)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    sync(directory)
-}
-
-/// Makes names in a directory survive a power cut.
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }
 
 /// The end of a text file.
