@@ -167,20 +167,21 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
+fn until_over(sandbox: &Sandbox, job: &str) {
+    let began = std::time::Instant::now();
+    while !sandbox.run(&["status", job]).stdout.contains("succeeded") {
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody reads, and nothing happens");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn a_job_is_supervised_to_its_end_whoever_listens() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("unheard");
-    let until_over = |job: &str| {
-        let began = std::time::Instant::now();
-        while !sandbox.run(&["status", job]).stdout.contains("succeeded") {
-            assert!(began.elapsed() < Duration::from_secs(60), "nobody reads, and nothing happens");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
     let (mut reader, writer) = full_pipe();
     let mut run = sandbox.command(&["run", "job.toml"]).stdout(Stdio::null()).stderr(writer).spawn().expect("ftctl runs");
-    until_over("unheard");
+    until_over(&sandbox, "unheard");
     let mut heard = String::new();
     reader.read_to_string(&mut heard).expect("read");
     assert!(run.wait().expect("waited").success() && heard.trim_end().ends_with("Tearing down"), "{heard}");
@@ -189,7 +190,7 @@ fn a_job_is_supervised_to_its_end_whoever_listens() {
     let (mut reader, writer) = full_pipe();
     let follow = ["logs", "-f", id.trim()];
     let mut logs = sandbox.command(&follow).stdout(writer).stderr(Stdio::null()).spawn().expect("ftctl runs");
-    until_over(id.trim());
+    until_over(&sandbox, id.trim());
     let mut heard = String::new();
     reader.read_to_string(&mut heard).expect("read");
     assert!(logs.wait().expect("waited").success() && heard.ends_with("its work is done\n"), "{heard}");
@@ -198,6 +199,31 @@ fn a_job_is_supervised_to_its_end_whoever_listens() {
     drop(reader);
     let status = sandbox.command(&["run", "job.toml"]).stdout(Stdio::null()).stderr(writer).status().expect("ftctl runs");
     assert_eq!(status.code(), Some(0), "nobody is there at all");
+}
+
+#[test]
+fn a_job_is_supervised_while_its_terminal_is_stopped() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("stopped");
+    let mut command = sandbox.command(&[]);
+    let run = format!("read begin; exec {} run job.toml", env!("CARGO_BIN_EXE_ftctl"));
+    let mut script = std::process::Command::new("script");
+    script.args(["-qec", &run, "/dev/null"]).current_dir(sandbox.path("")).env_clear();
+    script.envs(command.env("TERM", "xterm").get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut terminal = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a terminal");
+    let mut keys = terminal.stdin.take().expect("piped");
+    // Ctrl-S.
+    keys.write_all(b"\x13begin\n").expect("typed");
+    until_over(&sandbox, "stopped");
+    assert_eq!(terminal.try_wait().expect("waited"), None, "it waits for its terminal alone");
+    // Ctrl-Q.
+    keys.write_all(b"\x11").expect("typed");
+    let mut seen = String::new();
+    terminal.stdout.take().expect("piped").read_to_string(&mut seen).expect("read");
+    assert!(terminal.wait().expect("waited").success(), "{seen}");
+    let (tearing_down, receipt) =
+        (seen.find("Tearing down").expect("the last stage"), seen.find("steps done again").expect("a receipt"));
+    assert!(tearing_down < receipt, "{seen}");
 }
 
 #[test]

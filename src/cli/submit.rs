@@ -56,14 +56,18 @@ impl Arguments {
             let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
         })?;
-        // The job's end is what counts, also when nobody reads its id.
-        let shown = app.output.show(&Submitted::of(&record));
         if !waits {
+            let shown = app.output.show(&Submitted::of(&record));
             return follow::verdict(&record).and(shown);
         }
         let log = async { if self.follow { follow::log_to_stderr(&world, &record.id).await } else { Ok(()) } };
-        let ended = app.block_on(follow::to_the_end(&world, &record.id, self.timeout, log))?;
-        follow::verdict(&ended).and(shown)
+        let submitted = Submitted::of(&record);
+        // The job's end is what counts, also when nobody reads its id.
+        let (shown, ended) = super::block_on(async {
+            let end = Box::pin(follow::to_the_end(&world, &record.id, self.timeout, log));
+            Ok(tokio::join!(app.output.show_apart(&submitted), end))
+        })?;
+        follow::verdict(&ended?).and(shown)
     }
 }
 

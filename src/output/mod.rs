@@ -15,6 +15,7 @@ use crate::{
     job::report::{Format, Report, Verbosity},
 };
 
+mod bars;
 pub mod format;
 pub mod page;
 mod stderr;
@@ -66,14 +67,23 @@ impl Output {
 
     /// Prints a value in the chosen format.
     pub fn show(&mut self, value: &dyn Show) -> Result<(), Failure> {
-        let text = match self.format {
+        let text = self.text_of(value);
+        self.data(text.as_bytes())
+    }
+
+    /// As [`Output::show`], while this thread does other things.
+    pub async fn show_apart(&mut self, value: &dyn Show) -> Result<(), Failure> {
+        let text = self.text_of(value);
+        self.write_apart(text.into_bytes()).await.map_err(|error| stdout_failed(&error))
+    }
+
+    fn text_of(&self, value: &dyn Show) -> String {
+        match self.format {
             Format::Table => with_newline(value.text()),
             Format::Json => pretty(&stamped(value.schema(), value.json())),
             Format::Jsonl => lines(value.lines().into_iter().map(|line| stamped(value.schema(), line))),
             Format::Name => lines(value.names()),
-        };
-        self.printed = true;
-        self.data(text.as_bytes())
+        }
     }
 
     /// Prints a value again, while a user watches it: on a terminal in place of the last one.
@@ -118,9 +128,9 @@ impl Output {
         let _ = self.talk.suspend(|| io::stderr().write_all(bytes));
     }
 
-    /// Returns when stderr has everything that was said.
+    /// Returns when stderr has everything that was said, before the program ends.
     pub fn settle(&self) {
-        self.talk.suspend(|| ());
+        self.talk.end();
     }
 
     pub fn is_terminal(&self) -> bool {

@@ -2,40 +2,26 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-
-use super::{
-    Style, format,
-    stderr::{self, Stderr},
-};
+use super::{Style, bars::Reached, format, stderr::Stderr};
 use crate::job::report::{Report, Unit, Verbosity};
 
 /// How often a long piece of work says that it goes on when there is no terminal.
 const EVERY: Duration = Duration::from_secs(60);
-/// How often a spinner turns while nothing is counted.
-const TICK: Duration = Duration::from_millis(120);
 
 pub(super) struct Talk {
     verbosity: Verbosity,
     style: Style,
-    bars: MultiProgress,
     stderr: Stderr,
-    works: Mutex<HashMap<String, Work>>,
-}
-
-/// One piece of work that goes on.
-struct Work {
-    pace: Pace,
-    bar: Option<ProgressBar>,
+    works: Mutex<HashMap<String, Pace>>,
 }
 
 impl Talk {
     pub fn new(verbosity: Verbosity, style: Style) -> Self {
-        Self { verbosity, style, bars: MultiProgress::new(), stderr: Stderr::default(), works: Mutex::default() }
+        Self { verbosity, style, stderr: Stderr::new(style.live), works: Mutex::default() }
     }
 
     /// Runs `print` after everything that was said.
@@ -46,7 +32,13 @@ impl Talk {
 
     /// As [`Talk::after_all`], while no bar is on the screen.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
-        self.after_all(|| if self.style.live { self.bars.suspend(print) } else { print() })
+        self.stderr.suspend(print)
+    }
+
+    /// Returns when everything that was said is written and no bar is left.
+    pub fn end(&self) {
+        self.stderr.clear_bars();
+        self.stderr.settle();
     }
 
     /// The last words of a failed program, whatever the verbosity.
@@ -58,25 +50,11 @@ impl Talk {
     }
 
     fn say(&self, text: &str) {
-        if self.style.live { self.bars.suspend(|| stderr::write(text)) } else { self.stderr.line(text.to_owned()) }
+        self.stderr.line(text.to_owned());
     }
 
     fn paint(&self, text: &str, code: &str) -> String {
         if self.style.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
-    }
-
-    /// A thread that panicked while it talked has broken nothing.
-    fn works(&self) -> MutexGuard<'_, HashMap<String, Work>> {
-        self.works.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn begin(&self, what: &str, total: Option<u64>, unit: Unit) -> Work {
-        let bar = self.style.live.then(|| {
-            let bar = self.bars.add(ProgressBar::new_spinner()).with_message(what.to_owned()).with_style(bar_style(total, unit));
-            bar.enable_steady_tick(TICK);
-            bar
-        });
-        Work { pace: Pace::new(what, Instant::now()), bar }
     }
 }
 
@@ -107,36 +85,20 @@ impl Report for Talk {
         if self.verbosity == Verbosity::Quiet {
             return;
         }
-        let mut works = self.works();
-        let work = works.entry(what.to_owned()).or_insert_with(|| self.begin(what, total, unit));
-        if let Some(bar) = &work.bar {
-            if let Some(total) = total {
-                bar.set_length(total);
-            }
-            bar.set_position(done);
-        }
-        let ended = total == Some(done);
-        let line = work.pace.line(Instant::now(), done, total, unit).filter(|_| ended || work.bar.is_none());
-        if ended && let Some(bar) = works.remove(what).and_then(|work| work.bar) {
-            bar.finish_and_clear();
+        let reached = Reached { done, total, unit };
+        // A thread that panicked while it talked has broken nothing.
+        let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
+        let pace = works.entry(what.to_owned()).or_insert_with(|| Pace::new(what, Instant::now()));
+        let line = pace.line(Instant::now(), done, total, unit).filter(|_| reached.is_end() || !self.style.live);
+        if reached.is_end() {
+            works.remove(what);
         }
         drop(works);
+        self.stderr.progress(what, reached);
         if let Some(line) = line {
             self.say(&line);
         }
     }
-}
-
-/// Without a total there is only a spinner and the count.
-fn bar_style(total: Option<u64>, unit: Unit) -> ProgressStyle {
-    let count = match (total, unit) {
-        (None, Unit::Bytes) => "{bytes} {bytes_per_sec}",
-        (None, _) => "{human_pos}",
-        (Some(_), Unit::Bytes) => "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        (Some(_), _) => "{wide_bar} {human_pos}/{human_len} {eta}",
-    };
-    let template = format!("{{spinner}} {{msg}} {count}");
-    ProgressStyle::with_template(&template).map_or_else(|_| ProgressStyle::default_spinner(), |style| style.progress_chars("━╸ "))
 }
 
 /// Decides when a piece of work says something in plain lines: when it starts, every [`EVERY`], and when it ends.
@@ -184,15 +146,5 @@ mod tests {
         assert_eq!(at(60, 1024).as_deref(), Some("Uploading: 1.0 KiB of 4.0 KiB"));
         assert_eq!(at(61, 1025), None);
         assert_eq!(at(125, 4096).as_deref(), Some("Uploading: 4.0 KiB in 2m 5s"));
-    }
-
-    #[test]
-    fn every_bar_has_a_valid_template() {
-        for total in [None, Some(1)] {
-            for (unit, count) in [(Unit::Bytes, "bytes"), (Unit::Items, "human_pos"), (Unit::Steps, "human_pos")] {
-                let template = format!("{:?}", bar_style(total, unit).get_tick_str(0));
-                assert!(!template.is_empty(), "{count}");
-            }
-        }
     }
 }
