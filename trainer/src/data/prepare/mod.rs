@@ -8,6 +8,7 @@ mod token_files;
 mod write;
 
 use std::fmt;
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -105,7 +106,8 @@ pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> 
     Ok(hex(&digest.finalize()))
 }
 
-/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there.
+/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there; what a killed one left in the folder
+/// of `out` is removed.
 pub fn prepare(
     config: &DataConfig,
     cargo_sources: Option<Vec<PathBuf>>,
@@ -117,13 +119,14 @@ pub fn prepare(
         return Err(DataError::OutputExists { path: out.to_owned() });
     }
     let inputs = Inputs::find(config, cargo_sources)?;
-    let directory = temporary_beside(out)?;
+    let temporary = temporary_beside(out)?;
+    let directory = temporary.directory.path();
     let description = match config.format {
-        DataFormat::Text => write_text(directory.path(), config, &inputs, progress)?,
-        format => write_tokens(directory.path(), format, &inputs, progress)?,
+        DataFormat::Text => write_text(directory, config, &inputs, progress)?,
+        format => write_tokens(directory, format, &inputs, progress)?,
     };
-    let digest = write_description(directory.path(), &description)?;
-    publish(directory, out)?;
+    let digest = write_description(directory, &description)?;
+    publish(temporary, out)?;
     Ok(PreparedSummary { digest, description })
 }
 
@@ -254,22 +257,55 @@ fn write_description(directory: &Path, description: &Description) -> Result<Stri
     Ok(hex(&Sha256::digest(&text)))
 }
 
-/// A directory on the same file system, removed unless it is published.
-fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, DataError> {
+/// Beginning of the names of datasets that are not complete yet.
+const TEMPORARY: &str = ".ftctl-prepare-";
+
+/// A directory that is removed unless it is published, at once or, when this program is killed, by the next preparation.
+struct Temporary {
+    directory: tempfile::TempDir,
+    /// Locked.
+    _claim: File,
+}
+
+/// A directory on the same file system.
+fn temporary_beside(out: &Path) -> Result<Temporary, DataError> {
     let parent = match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     std::fs::create_dir_all(parent).map_err(DataError::writing(parent))?;
-    let name = format!(".{}.", out.file_name().unwrap_or_default().to_string_lossy());
+    remove_abandoned(parent);
     // Readable by whom the umask allows, as an ordinary directory.
     let mode = std::fs::Permissions::from_mode(0o777);
-    tempfile::Builder::new().prefix(&name).permissions(mode).tempdir_in(parent).map_err(DataError::writing(parent))
+    let make = || tempfile::Builder::new().prefix(TEMPORARY).permissions(mode.clone()).tempdir_in(parent);
+    loop {
+        let directory = make().map_err(DataError::writing(parent))?;
+        let claim = File::open(directory.path());
+        // Where there are no locks nobody removes what looks abandoned.
+        let _ = claim.as_ref().map(File::lock);
+        // Until it was locked it looked abandoned, and somebody may have removed it.
+        if directory.path().exists() {
+            return Ok(Temporary { directory, _claim: claim.map_err(DataError::writing(parent))? });
+        }
+    }
+}
+
+/// Removes what killed preparations left in a folder: those alive hold a lock.
+fn remove_abandoned(parent: &Path) {
+    let Ok(entries) = std::fs::read_dir(parent) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(TEMPORARY)) {
+        if let Ok(folder) = File::open(entry.path())
+            && folder.try_lock().is_ok()
+        {
+            // Best effort: nobody takes it for a dataset.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Makes the files durable and gives the directory its name, at once.
-fn publish(directory: tempfile::TempDir, out: &Path) -> Result<(), DataError> {
-    let sync = |path: &Path| std::fs::File::open(path)?.sync_all();
+fn publish(Temporary { directory, _claim }: Temporary, out: &Path) -> Result<(), DataError> {
+    let sync = |path: &Path| File::open(path)?.sync_all();
     for name in Tokenizer::FILES.iter().chain([&DESCRIPTION, &"."]) {
         sync(&directory.path().join(name)).map_err(DataError::writing(directory.path()))?;
     }

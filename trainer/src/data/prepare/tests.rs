@@ -128,6 +128,24 @@ fn an_interrupted_preparation_leaves_nothing() {
 }
 
 #[test]
+fn what_a_killed_preparation_left_goes_with_the_next() {
+    let (text, place) = (many(), tempfile::tempdir().unwrap());
+    let left = |name: &str| {
+        let folder = place.path().join(format!("{TEMPORARY}{name}"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("train-00000.bin"), "tokens").unwrap();
+        folder
+    };
+    let (killed, alive) = (left("killed"), left("alive"));
+    let claim = File::open(&alive).unwrap();
+    claim.lock().unwrap();
+    let config = config(serde_json::json!({"train": [text.path()]}));
+    prepare(&config, None, &place.path().join("out"), &mut |_, _, _| remove_abandoned(place.path())).unwrap();
+    assert!(!killed.exists() && alive.exists());
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 2, "the living one and the dataset");
+}
+
+#[test]
 fn impossible_requests_are_refused() {
     let text = folder(&[("a.txt", "text"), ("empty.txt", ""), ("e.csv", "text\n\n")]);
     let root = text.path().display();
