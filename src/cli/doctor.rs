@@ -8,9 +8,12 @@ use serde_json::{Value, json};
 use super::{App, JobFile, Place};
 use crate::{
     exit::{Exit, Failure},
-    job::finding::{Finding, Health},
+    job::{
+        finding::{Finding, Health},
+        plan::Plan,
+    },
     lifecycle::doctor::{self, DOCTOR_SCHEMA},
-    output::{Cell, Show, Table},
+    output::{Cell, Show, Table, format},
     store::azure,
 };
 
@@ -29,9 +32,11 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let directories = &app.settings.directories;
         let mut findings = doctor::examine(directories.state()?, directories.cache()?);
-        findings.extend(backend(app)?);
-        findings.extend(sign_in(app));
-        findings.extend(self.job.map(|path| job(app, path)).transpose()?.unwrap_or_default());
+        let file = self.job.map(JobFile::new);
+        let plan = file.as_ref().and_then(|file| file.plan(app).ok());
+        findings.extend(backend(app, plan.as_ref())?);
+        findings.extend(sign_in(app, plan.as_ref()));
+        findings.extend(file.map(|file| job(app, &file)).transpose()?.unwrap_or_default());
         let bad = findings.iter().filter(|finding| finding.health == Health::Bad).count();
         let verdict =
             if bad == 0 { Ok(()) } else { Err(Failure::new(Exit::Failure, format!("{bad} of these would make a job fail"))) };
@@ -39,10 +44,11 @@ impl Arguments {
     }
 }
 
-/// The backend, and what it needs.
-fn backend(app: &App<'_>) -> Result<Vec<Finding>, Failure> {
-    let name = &app.settings.backend.value;
-    let world = match app.world(name) {
+/// The backend of the job, else that of the settings, and what it needs.
+fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> {
+    let settings = &app.settings.backend.value;
+    let (name, world) = plan.map_or_else(|| (settings, app.world(settings)), |plan| (&plan.backend, app.world_of_plan(plan)));
+    let world = match world {
         Ok(world) => world,
         Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
@@ -52,13 +58,14 @@ fn backend(app: &App<'_>) -> Result<Vec<Finding>, Failure> {
 }
 
 /// Of interest only with a store that asks who comes.
-fn sign_in(app: &App<'_>) -> Option<Finding> {
+fn sign_in(app: &App<'_>, plan: Option<&Plan>) -> Option<Finding> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    azure::is_container(app.settings.store().ok()?).then(|| doctor::sign_in(&azure::ways(&variable)))
+    let store = plan.map_or_else(|| app.settings.store().ok(), |plan| Some(plan.store.as_str()))?;
+    azure::is_container(store).then(|| doctor::sign_in(&azure::ways(&variable)))
 }
 
-fn job(app: &App<'_>, path: PathBuf) -> Result<Vec<Finding>, Failure> {
-    Ok(match app.block_on(JobFile::new(path).priced(app)) {
+fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {
+    Ok(match app.block_on(file.priced(app)) {
         Ok((_, plan)) => {
             let mut findings = vec![Finding::good("job file", format!("{} on {}", plan.name, plan.backend))];
             findings.extend(doctor::examine_material(&plan, app.settings.directories.cache()?));
@@ -67,6 +74,9 @@ fn job(app: &App<'_>, path: PathBuf) -> Result<Vec<Finding>, Failure> {
         Err(failure) => vec![doctor::refused("job file", failure)],
     })
 }
+
+/// Longest line of a finding, in characters; a backend may have a word on every region.
+const WIDTH: usize = 100;
 
 struct Findings(Vec<Finding>);
 
@@ -91,8 +101,9 @@ impl Show for Findings {
                 Health::Notice => "note",
                 Health::Bad => "BAD",
             };
-            table.row([mark, finding.what, &finding.message].map(Cell::text));
+            table.row([mark, finding.what, &format::wrap(&finding.message, WIDTH)].map(Cell::text));
             if let Some(fix) = &finding.fix {
+                // In one line: it may be a command to copy.
                 table.row(["", "", &format!("fix: {fix}")].map(Cell::text));
             }
         }

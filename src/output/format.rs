@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Numbers and long texts as people read them.
 
 use std::time::Duration;
 
@@ -66,6 +66,27 @@ pub fn count(done: u64, unit: Unit) -> String {
     }
 }
 
+/// Each line broken between words into lines of at most `width` characters; a longer word has a line of its own.
+pub fn wrap(text: &str, width: usize) -> String {
+    text.lines().map(|line| wrap_line(line, width)).collect::<Vec<_>>().join("\n")
+}
+
+fn wrap_line(line: &str, width: usize) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut column = 0;
+    for (index, word) in line.split(' ').enumerate() {
+        let length = word.chars().count();
+        let fits = column + 1 + length <= width;
+        if index > 0 {
+            out.push(if fits { ' ' } else { '\n' });
+            column = if fits { column + 1 } else { 0 };
+        }
+        out.push_str(word);
+        column += length;
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +100,20 @@ mod tests {
         }
         for (count, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (124_439_808, "124,439,808")] {
             assert_eq!(number(count), text);
+        }
+    }
+
+    #[test]
+    fn long_texts_are_broken_between_words() {
+        for (text, lines) in [
+            ("", &[""][..]),
+            ("one two", &["one two"]),
+            ("one two three", &["one two", "three"]),
+            ("a longer-than-that word", &["a", "longer-than-that", "word"]),
+            ("one two\nsix ten", &["one two", "six ten"]),
+            ("äö üß éè", &["äö üß", "éè"]),
+        ] {
+            assert_eq!(wrap(text, 7), lines.join("\n"), "{text}");
         }
     }
 
