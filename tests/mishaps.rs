@@ -13,6 +13,7 @@ use std::{
 };
 
 use common::{Said, Sandbox};
+use ftctl::job::id::{JobId, path};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
@@ -301,6 +302,68 @@ fn a_download_that_cannot_be() {
         let said = sandbox.run(&[&["download", &id][..], &arguments].concat());
         assert_eq!((said.code, said.stdout.as_str(), said.stderr), (Some(code), "", message));
     }
+}
+
+#[test]
+fn a_doctor_asked_about_a_job_looks_at_the_backend_of_the_job() {
+    let sandbox = Sandbox::new();
+    sandbox.write("data", "tokens");
+    sandbox.write("job.toml", "name = \"a\"\ndataset = \"data\"\n[compute]\nbackend = \"fake\"\n");
+    for (more, backend) in [(&[][..], "fake"), (&["--backend", "gce"], "gce")] {
+        let said = sandbox.run(&[&["doctor", "--job", "job.toml"], more].concat());
+        let line = said.stdout.lines().find(|line| line.contains("backend and store")).expect("a finding");
+        assert!(line.contains(&format!(" {backend}, ")), "{more:?}: {}", said.stdout);
+        assert!(!said.stdout.contains("libtorch"), "that is what `local`, the backend of the settings, needs: {}", said.stdout);
+    }
+}
+
+fn ok(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    let said = sandbox.run(arguments);
+    assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
+    said.stdout
+}
+
+#[test]
+fn a_download_replaces_only_what_it_may() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("had");
+    ok(&sandbox, &["submit", "job.toml", "--wait"]);
+    let last = ["download", "had", "--to", "model"];
+    ok(&sandbox, &last);
+    sandbox.write("model/notes", "mine");
+    ok(&sandbox, &last);
+    let before = kept(&sandbox);
+    let earlier = [&last[..], &["--checkpoint", "5"]].concat();
+    for arguments in [&earlier[..], &[&earlier[..], &["--dry-run"]].concat()] {
+        let said = sandbox.run(arguments);
+        let fix = "\n  fix: name another directory with --to, or replace it with --overwrite\n";
+        assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{}", said.stderr);
+        assert!(said.stderr.starts_with("error: model/") && said.stderr.ends_with(fix), "{}", said.stderr);
+    }
+    assert!(kept(&sandbox) == before, "nothing was touched");
+    ok(&sandbox, &[&earlier[..], &["--overwrite"]].concat());
+    assert!(kept(&sandbox) != before && sandbox.path("model/notes").exists());
+}
+
+#[test]
+fn what_is_damaged_in_the_store_is_told_as_such() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("had");
+    let id = ok(&sandbox, &["submit", "job.toml", "--wait"]).trim().to_owned();
+    let store = sandbox.state().join("store");
+    let damaged = |path: &str, text: &str, arguments: &[&str], code: i32| {
+        let whole = fs::read(store.join(path)).expect("an object");
+        fs::write(store.join(path), text).expect("written");
+        let said = sandbox.run(arguments);
+        assert!(said.code == Some(code) && said.stderr.contains(path), "{path}: {:?} {}", said.code, said.stderr);
+        fs::write(store.join(path), whole).expect("written");
+    };
+    let manifest = format!("{}/manifest.json", path::checkpoint(&JobId::parse(&id).expect("an id"), 10));
+    let of_later = r#"{"schema": "ftctl.checkpoint/77", "step": 10, "attempt": 1, "files": []}"#;
+    damaged(&manifest, &of_later[..20], &["download", &id], 9);
+    damaged(&manifest, of_later, &["download", &id], 1);
+    damaged(&path::name("had"), "", &["status", "had"], 9);
+    ok(&sandbox, &["download", "had"]);
 }
 
 #[test]

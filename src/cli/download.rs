@@ -1,6 +1,9 @@
 //! `ftctl download`: a checkpoint and the artefacts, verified.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -13,13 +16,14 @@ use crate::{
     store::{
         FileEntry, Store, StoreError, artifacts,
         checkpoint::{self, CheckpointManifest},
+        in_the_way,
     },
 };
 
 /// Fetch a job's checkpoint and what it left beside it; every byte is verified
 ///
 /// The checkpoint is a Hugging Face directory; summary, sample and step log go into `artifacts` inside it. What is there already is
-/// not fetched again.
+/// not fetched again; other files under the same names are only replaced with --overwrite.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl download quickstart\n  ftctl download quickstart --checkpoint 300 --to model")]
 pub struct Arguments {
@@ -31,6 +35,9 @@ pub struct Arguments {
     /// Which checkpoint, by its step
     #[arg(long, value_name = "STEP|latest", default_value = "latest")]
     checkpoint: Which,
+    /// Replace files of the directory that are others than those of the job
+    #[arg(long)]
+    overwrite: bool,
     #[command(flatten)]
     line: Line,
 }
@@ -77,6 +84,12 @@ impl Arguments {
         if target.is_file() {
             return Err(Failure::new(Exit::Usage, format!("{} is a file; --to names a directory", to.display())));
         }
+        if !self.overwrite {
+            let files = checkpoint.as_ref().map_or(&[][..], |manifest| &manifest.files);
+            let mut others = in_the_way(files, &target).await;
+            others.extend(in_the_way(&artifacts, &target.join("artifacts")).await);
+            refuse_to_replace(&others, &app.working_directory)?;
+        }
         if !app.dry_run {
             if let Some(manifest) = &checkpoint {
                 checkpoint::fetch(&store, &id, manifest.step, &target, report.as_ref()).await?;
@@ -85,6 +98,15 @@ impl Arguments {
         }
         Ok(Fetched { to, checkpoint, artifacts })
     }
+}
+
+/// It may be the only copy of what somebody trained.
+fn refuse_to_replace(others: &[PathBuf], base: &Path) -> Result<(), Failure> {
+    let Some(first) = others.first() else { return Ok(()) };
+    let first = first.strip_prefix(base).unwrap_or(first).display();
+    let more = if others.len() == 1 { String::new() } else { format!(", and {} more,", others.len() - 1) };
+    let what = format!("{first}{more} is there already, and not what the job left");
+    Err(Failure::new(Exit::Usage, what).fix("name another directory with --to, or replace it with --overwrite"))
 }
 
 async fn existing(store: &dyn Store, id: &JobId, step: u64) -> Result<CheckpointManifest, Failure> {

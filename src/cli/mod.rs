@@ -182,10 +182,10 @@ pub struct Place {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Budget {
     /// Longest life of the job's machines in all: 90s, 45m, 2h, 1d12h
-    #[arg(long, value_name = "DURATION")]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub ttl: Option<Span>,
     /// Most the job may cost: 12USD
-    #[arg(long, value_name = "MONEY")]
+    #[arg(long, value_name = "MONEY", allow_hyphen_values = true)]
     pub max_cost: Option<Money>,
 }
 
@@ -254,6 +254,14 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
     let mut app =
         App { settings, output, yes, dry_run, working_directory, limits: Limits::default(), passed_on: 0, opened: OnceLock::new() };
+    if let Some(failure) = app.store_to_be_made() {
+        match cli.verb {
+            // What costs money is found and ended without a store.
+            Verb::Bill(_) | Verb::Down(_) | Verb::Sweep(_) => app.output.report().warn(&failure.message),
+            _ if cli.verb.only_reads_jobs() => return Err(failure),
+            _ => {}
+        }
+    }
     let looks = cli.verb.looks_at_jobs();
     let done = match cli.verb {
         Verb::Init(verb) => verb.run(&mut app),
@@ -357,6 +365,12 @@ impl Verb {
         )
     }
 
+    /// Whether the verb is of no use without a store that somebody wrote to.
+    fn only_reads_jobs(&self) -> bool {
+        use Verb::{Cancel, Download, Drill, Exec, Explain, Logs, Report, Ssh, Status};
+        matches!(self, Cancel(_) | Download(_) | Drill(_) | Exec(_) | Explain(_) | Logs(_) | Report(_) | Ssh(_) | Status(_))
+    }
+
     /// The flags that are settings.
     fn placement(&self) -> (Option<&Place>, Option<&Budget>) {
         match self {
@@ -400,7 +414,9 @@ fn usage_failure(text: &str) -> Failure {
     let (wrong, rest) = text.split_once("\n\n").unwrap_or((text, ""));
     let line_after = |prefix: &str| rest.lines().find_map(|line| line.trim().strip_prefix(prefix)).map(str::trim);
     let usage = || line_after("Usage:").map(|usage| format!("write it like: {usage}"));
-    let fix = line_after("tip:").map(str::to_owned).or_else(usage);
+    // No job, file or value of ftctl begins with a dash.
+    let tip = line_after("tip:").filter(|tip| !tip.starts_with("to pass '")).map(str::to_owned);
+    let fix = tip.or_else(usage);
     Failure { fix, ..Failure::new(Exit::Usage, wrong.trim_start_matches("error: ").trim_end()) }
 }
 
@@ -452,8 +468,9 @@ impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Self {
         let exit = match error {
             PlanError::OverBudget { .. } => Exit::Refused,
-            PlanError::NotUnicode(_) | PlanError::NoData => Exit::Usage,
+            PlanError::NotUnicode(_) | PlanError::NoData | PlanError::NoTime => Exit::Usage,
         };
-        Failure::new(exit, error.to_string())
+        let fix = (error == PlanError::NoTime).then(|| "`ftctl config show --origin` says where it was set".to_owned());
+        Failure { fix, ..Failure::new(exit, error.to_string()) }
     }
 }

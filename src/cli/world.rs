@@ -14,6 +14,7 @@ use crate::{
     },
     lifecycle::{World, down, journal, plan},
     provider::registry::{self, Connected, Environment},
+    settings::{Origin, Setting},
     store::{self, Store, lease::Holder, memory::MemoryStore},
 };
 
@@ -28,6 +29,16 @@ impl App<'_> {
         }
         let store = store::open_with(self.settings.store()?, self.limits)?;
         Ok(Arc::clone(self.opened.get_or_init(|| store)))
+    }
+
+    /// A store that somebody named and nobody has written to yet: more likely a mistake than a place without jobs.
+    pub fn store_to_be_made(&self) -> Option<Failure> {
+        let Setting { value: Some(store), origin } = &self.settings.store else { return None };
+        let is_named = *origin != Origin::Default && store::is_yet_to_be_made(store);
+        is_named.then(|| {
+            Failure::new(Exit::NotFound, format!("there is no store {store} (from {origin})"))
+                .fix("correct the path; the first `ftctl submit`, `run` or `upload` makes a new one")
+        })
     }
 
     /// The world of a backend, with the store of the settings.

@@ -112,6 +112,8 @@ pub enum PlanError {
     NotUnicode(PathBuf),
     #[error("the job has neither `data` nor `dataset`")]
     NoData,
+    #[error("a time to live of 0s leaves no time to train")]
+    NoTime,
     #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the minute a job needs at least")]
     OverBudget { max_cost: Money, price_per_hour: Money, lifetime: Span },
 }
@@ -125,6 +127,9 @@ impl Plan {
     /// Fills in every default. Relative paths become absolute: they are relative to `base`, the directory of the job file, which is
     /// itself absolute. The price is not known yet: see [`Plan::priced`].
     pub fn resolve(spec: &JobSpec, choices: Choices, base: &Path) -> Result<Self, PlanError> {
+        if choices.ttl.0.is_zero() {
+            return Err(PlanError::NoTime);
+        }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
             name: spec.name.clone(),

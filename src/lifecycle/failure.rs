@@ -21,10 +21,10 @@ impl From<StoreError> for Failure {
         let exit = match &error {
             StoreError::NotFound { .. } => Exit::NotFound,
             StoreError::Conflict { .. } | StoreError::WrongOffset { .. } => Exit::Conflict,
-            StoreError::Damaged { .. } => Exit::Integrity,
+            StoreError::Damaged { .. } | StoreError::Unreadable(_) => Exit::Integrity,
             StoreError::Denied { .. } | StoreError::SignIn(_) => Exit::Denied,
             StoreError::Io { source, .. } if is_network(source.kind()) => Exit::Network,
-            StoreError::Io { .. } => Exit::Failure,
+            StoreError::Io { .. } | StoreError::OtherFormat(_) => Exit::Failure,
             StoreError::Invalid(_) => Exit::Usage,
         };
         Failure::new(exit, error.to_string())

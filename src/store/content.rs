@@ -84,7 +84,7 @@ impl FileEntry {
             return Ok(());
         }
         let (found, size) = (self.chunks.len(), self.size);
-        Err(StoreError::Invalid(format!("the manifest has {found} chunks for the {size} bytes of {}; it is damaged", self.path)))
+        Err(StoreError::Unreadable(format!("the manifest has {found} chunks for the {size} bytes of {}; it is damaged", self.path)))
     }
 }
 

@@ -14,7 +14,10 @@ use std::{
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
-use tokio::{sync::Semaphore, task::JoinHandle};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+};
 
 use super::{
     FileEntry, Result, Store, StoreError,
@@ -36,7 +39,8 @@ const MEMORY_KIB: usize = 48 << 10;
 const PARTIAL: &str = ".ftctl-partial-";
 
 /// Puts the files of a manifest below `to`, verified, each under its name only when complete. A file that is there already and has
-/// the right digest is not fetched again, and one that an interrupted fetch began is continued.
+/// the right digest is not fetched again, and one that an interrupted fetch began is continued. Nothing below `to` changes any more
+/// when this returns, also when it failed.
 pub(super) async fn fetch(
     store: &Arc<dyn Store>,
     contents: &str,
@@ -56,11 +60,17 @@ pub(super) async fn fetch(
     let total = files.iter().map(|file| file.size).sum();
     let counter = Arc::new(AtomicU64::new(0));
     let source = Source::new(store, contents);
+    let (writing, mut written) = mpsc::channel(1);
     let fetching = concurrently(store.jobs(), files.to_vec(), |file| {
-        let (source, local, counter) = (source.clone(), to.join(&file.path), Arc::clone(&counter));
-        async move { fetch_one(&source, &file, &local, &counter).await }
+        let (source, local, counter, writing) = (source.clone(), to.join(&file.path), Arc::clone(&counter), writing.clone());
+        async move { fetch_one(&source, &file, &local, &counter, &writing).await }
     });
-    watched(fetching, &counter, |done| report.progress("Fetching files", done.min(total), Some(total), Unit::Bytes)).await?;
+    let fetched =
+        watched(fetching, &counter, |done| report.progress("Fetching files", done.min(total), Some(total), Unit::Bytes)).await;
+    // The first error ends the others at once, except for what they have on threads.
+    drop(writing);
+    written.recv().await;
+    fetched?;
     let (to, files) = (to.to_owned(), files.to_vec());
     on_thread(move || {
         let finished = folders(&to, &files).iter().try_for_each(|folder| {
@@ -167,7 +177,13 @@ fn right(name: &str, expected: &str, hasher: Sha256) -> Result<()> {
     Err(StoreError::Damaged { path: name.to_owned(), expected: expected.to_owned(), found })
 }
 
-async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &AtomicU64) -> Result<()> {
+/// Runs `work` as [`on_thread`] does; `writing` has one more sender until its result, and every file in it, is dropped or handed over.
+async fn write<T: Send + 'static>(writing: &mpsc::Sender<()>, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let writing = writing.clone();
+    on_thread(move || (work(), writing)).await.0
+}
+
+async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &AtomicU64, writing: &mpsc::Sender<()>) -> Result<()> {
     let present = on_thread({
         let (local, file) = (local.to_owned(), file.clone());
         move || is_present(&local, &file)
@@ -177,7 +193,7 @@ async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &At
         return Ok(());
     }
     let failed = |error| cannot_write(local, error);
-    let (mut partial, begin) = on_thread({
+    let (mut partial, begin) = write(writing, {
         let (local, file) = (local.to_owned(), file.clone());
         move || Partial::begin(&local, &file).map_err(|error| cannot_write(&local, error))
     })
@@ -191,9 +207,20 @@ async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &At
         return Err(error);
     }
     let local = local.to_owned();
-    on_thread(move || {
+    write(writing, move || {
         let named = partial.file.sync_all().and_then(|()| fs::rename(&partial.path, &local));
         named.map_err(|error| cannot_write(&local, error))
+    })
+    .await
+}
+
+/// What is below `to` under the name of one of these files and is something else: a fetch would replace it.
+pub async fn in_the_way(files: &[FileEntry], to: &Path) -> Vec<PathBuf> {
+    let (to, files) = (to.to_owned(), files.to_vec());
+    let is_other = |local: &Path, file: &FileEntry| fs::symlink_metadata(local).is_ok() && !is_present(local, file);
+    on_thread(move || {
+        let all = files.iter().map(|file| (to.join(&file.path), file));
+        all.filter(|(local, file)| is_other(local, file)).map(|(local, _)| local).collect()
     })
     .await
 }
@@ -370,7 +397,7 @@ fn check_relative(name: &str) -> Result<()> {
     if plain {
         Ok(())
     } else {
-        Err(StoreError::Invalid(format!("the manifest names `{name}`, which is no relative path; it is refused")))
+        Err(StoreError::Unreadable(format!("the manifest names `{name}`, which is no relative path; it is refused")))
     }
 }
 
@@ -383,6 +410,32 @@ mod tests {
         job::report::Silent,
         store::{Condition, memory::MemoryStore, sha256},
     };
+
+    #[test]
+    fn a_fetch_that_failed_writes_nothing_any_more() {
+        // What waits for this runtime's only thread would be done after the fetch has returned.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+            let files: Vec<FileEntry> =
+                (0..40).map(|i| FileEntry::of_bytes(format!("{i}"), format!("file {i}").as_bytes())).collect();
+            for (i, file) in files.iter().enumerate() {
+                let text = if i == 9 { "damaged".to_owned() } else { format!("file {i}") };
+                store.put(&path::content("contents", &file.sha256), text.into(), Condition::Always).await.unwrap();
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let error = fetch(&store, "contents", &files, folder.path(), &Silent).await.unwrap_err();
+            assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+            let names = || {
+                let entries = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+                entries.map(|path| (File::open(&path).unwrap().try_lock().is_ok(), path)).collect::<HashSet<_>>()
+            };
+            let there = names();
+            assert!(there.iter().all(|(unlocked, _)| *unlocked), "{there:?}");
+            on_thread(|| ()).await;
+            assert_eq!(names(), there);
+        });
+    }
 
     #[test]
     fn a_fetch_at_work_is_not_taken_for_an_abandoned_one() {

@@ -4,7 +4,7 @@
 //! Paths are relative, separated by `/`, without `.` and `..`. Every operation is atomic: a reader sees the old object or the new
 //! one, never a part.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,6 +35,7 @@ pub(crate) mod secrets;
 pub mod sweep;
 
 pub use content::FileEntry;
+pub use fetch::in_the_way;
 
 /// The version of an object: changes with every write, means nothing else.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +90,13 @@ pub enum StoreError {
     /// There is nothing to sign in with, or it cannot be used.
     #[error("{0}")]
     SignIn(String),
-    /// The request itself is wrong: a malformed path, an unreadable manifest.
+    /// What is stored is not what a ftctl writes: JSON that cannot be read, a manifest that contradicts itself.
+    #[error("{0}")]
+    Unreadable(String),
+    /// Another version wrote it.
+    #[error("{0}")]
+    OtherFormat(String),
+    /// The request itself is wrong: a malformed path, a tree that cannot be sent.
     #[error("{0}")]
     Invalid(String),
 }
@@ -180,6 +187,11 @@ pub fn open_with(url: &str, limits: Limits) -> Result<Arc<dyn Store>> {
     if url == "memory:" {
         return Ok(Arc::new(memory::MemoryStore::new()));
     }
+    Ok(Arc::new(directory::DirectoryStore::open(&directory_of(url)?)?))
+}
+
+/// The directory that the URL of a store names.
+fn directory_of(url: &str) -> Result<PathBuf> {
     if let Some(rest) = url.strip_prefix("file://") {
         let path = rest.strip_prefix("localhost").unwrap_or(rest);
         if !path.starts_with('/') {
@@ -187,7 +199,7 @@ pub fn open_with(url: &str, limits: Limits) -> Result<Arc<dyn Store>> {
                 "the store `{url}` names no absolute path; write it as file:///path/to/store"
             )));
         }
-        return Ok(Arc::new(directory::DirectoryStore::open(Path::new(&percent_decode(path)))?));
+        return Ok(percent_decode(path).into());
     }
     if url.is_empty() || url.contains("://") {
         return Err(StoreError::Invalid(format!(
@@ -195,7 +207,13 @@ pub fn open_with(url: &str, limits: Limits) -> Result<Arc<dyn Store>> {
              azure://ACCOUNT/CONTAINER"
         )));
     }
-    Ok(Arc::new(directory::DirectoryStore::open(Path::new(url))?))
+    Ok(url.into())
+}
+
+/// Whether the store would be a directory that nobody has made yet: the first write makes it.
+pub fn is_yet_to_be_made(url: &str) -> bool {
+    let local = !azure::is_container(url) && url != "memory:";
+    local && directory_of(url).is_ok_and(|path| matches!(path.try_exists(), Ok(false)))
 }
 
 /// `%20` and its like; anything that is no such sequence stays as it is.
@@ -235,7 +253,7 @@ pub async fn write_json<T: Serialize>(store: &dyn Store, path: &str, value: &T, 
 }
 
 fn parse_json<T: DeserializeOwned>(path: &str, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| StoreError::Invalid(format!("{path} in the store cannot be read: {error}")))
+    serde_json::from_slice(bytes).map_err(|error| StoreError::Unreadable(format!("{path} in the store cannot be read: {error}")))
 }
 
 /// Refuses a stored value of a format that this version does not read.
@@ -244,7 +262,7 @@ fn check_format(path: &str, found: &str, known: &[&str]) -> Result<()> {
         return Ok(());
     }
     let known = known.join("`, `");
-    Err(StoreError::Invalid(format!("{path} is of the format `{found}`, this version reads `{known}`; use a newer ftctl")))
+    Err(StoreError::OtherFormat(format!("{path} is of the format `{found}`, this version reads `{known}`; use a newer ftctl")))
 }
 
 fn to_json<T: Serialize>(path: &str, value: &T) -> Result<Bytes> {
