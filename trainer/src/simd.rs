@@ -5,6 +5,8 @@
 
 use tch::Kind;
 
+use crate::vectorise::vectorised;
+
 /// Running sums kept side by side, as many as fill the widest vector register.
 pub(crate) const LANES: usize = 16;
 
@@ -101,6 +103,22 @@ pub(crate) fn exp(x: f32) -> f32 {
     let mantissa = series * (rest * rest) + rest + 1.0;
     let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
     mantissa * f32::from_bits(exponent)
+}
+
+vectorised! {
+    pub(crate) fn load<E: Element>(values: &[E], place: &mut [f32]) {
+        for (value, place) in values.iter().zip(place) {
+            *place = value.get();
+        }
+    }
+}
+
+vectorised! {
+    pub(crate) fn store<E: Element>(values: &[f32], place: &mut [E]) {
+        for (value, place) in values.iter().zip(place) {
+            *place = E::put(*value);
+        }
+    }
 }
 
 #[inline(always)]

@@ -11,7 +11,7 @@ use super::fused;
 use super::parameters::{elements, elements_mut, floats, floats_mut, holds};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
-use crate::simd::{Bf16, Element, F16, dot, exp, largest, sum_of};
+use crate::simd::{Bf16, Element, F16, dot, exp, largest, load, store, sum_of};
 use crate::vectorise::vectorised;
 
 /// Queries whose scores exist at once, per thread: `[QUERIES, T]` of them stay in a core's own cache.
@@ -99,7 +99,10 @@ fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tenso
         for rows in layout.parts(number / layout.heads as usize) {
             let head = Head::new(heads, length, channels, &rows).masked(layout, number);
             let own = rows.start * channels..rows.end * channels;
-            let gradients = head.backward(&log_sum_exp[rows.clone()], &load(&output[own.clone()]), &load(&doutput[own.clone()]));
+            let [mut output_rows, mut doutput_rows] = [0, 1].map(|_| vec![0.0; own.len()]);
+            load(&output[own.clone()], &mut output_rows);
+            load(&doutput[own.clone()], &mut doutput_rows);
+            let gradients = head.backward(&log_sum_exp[rows.clone()], &output_rows, &doutput_rows);
             for (part, gradient) in gradients.chunks(own.len()).enumerate() {
                 store(gradient, &mut dheads[part * length * channels..][own.clone()]);
             }
@@ -126,8 +129,9 @@ impl Head {
     /// `rows` of the sequence of `length` tokens whose queries, keys and values these are.
     fn new<E: Element>(values: &[E], length: usize, channels: usize, rows: &Range<usize>) -> Self {
         let part = |part: usize| &values[(part * length + rows.start) * channels..(part * length + rows.end) * channels];
-        let values = (0..3).flat_map(part).map(|value| value.get()).collect();
-        Self { values, length: rows.len(), channels, scale: 1.0 / (channels as f32).sqrt(), start: rows.start, masks: None }
+        let mut held = vec![0.0; 3 * rows.len() * channels];
+        held.chunks_exact_mut(rows.len() * channels).zip(0..3).for_each(|(held, number)| load(part(number), held));
+        Self { values: held, length: rows.len(), channels, scale: 1.0 / (channels as f32).sqrt(), start: rows.start, masks: None }
     }
 
     /// As the `number`-th of all heads of the batch.
@@ -249,15 +253,5 @@ vectorised! {
         for (key, weight) in weights.iter_mut().enumerate() {
             *weight *= mask.factor(start + key);
         }
-    }
-}
-
-fn load<E: Element>(values: &[E]) -> Vec<f32> {
-    values.iter().map(|value| value.get()).collect()
-}
-
-fn store<E: Element>(values: &[f32], place: &mut [E]) {
-    for (place, value) in place.iter_mut().zip(values) {
-        *place = E::put(*value);
     }
 }

@@ -11,6 +11,7 @@ use super::fused::Fused;
 use super::gelu::Gelu;
 use super::norm::Statistics;
 use super::parameters::{Affine, BlockTensors};
+use super::product::Write;
 use super::{gelu, linear, norm};
 use crate::config::Recompute;
 
@@ -133,7 +134,7 @@ impl Kept {
     }
 }
 
-/// Adds the gradients of the block's weights to `gradients`; turns `dstream [N, D]`, the gradient of the block's output, into that of
+/// Adds the gradients of the block's weights to `gradients`, or of its matrices writes them there; turns `dstream [N, D]`, the gradient of the block's output, into that of
 /// its input. The stream runs around both halves, so its gradient stays where it is and each half adds to it.
 pub(super) fn backward(
     dstream: &mut Tensor,
@@ -141,16 +142,17 @@ pub(super) fn backward(
     weights: &BlockTensors,
     layout: Layout<'_>,
     gradients: &mut BlockTensors,
+    write: Write,
 ) {
     let Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated } = activations;
     let dy = layout.reaching(dstream, Site::Network); // [N, D]
-    let dactivated = linear::backward(&activated, &weights.mlp_proj, &dy, &mut gradients.mlp_proj); // [N, 4D]
+    let dactivated = linear::backward(&activated, &weights.mlp_proj, &dy, &mut gradients.mlp_proj, write); // [N, 4D]
     let dhidden = gelu::backward(&hidden, dactivated, layout.gelu); // [N, 4D]
-    let dnormal_2 = linear::backward(&normal_2, &weights.c_fc, &dhidden, &mut gradients.c_fc); // [N, D]
+    let dnormal_2 = linear::backward(&normal_2, &weights.c_fc, &dhidden, &mut gradients.c_fc, write); // [N, D]
     norm::backward(&middle, &weights.ln_2, &statistics_2, &dnormal_2, dstream, &mut gradients.ln_2);
     let dmiddle = layout.reaching(dstream, Site::AttentionOutput); // [N, D]
-    let doutput = linear::backward(attention.output(), &weights.attn_proj, &dmiddle, &mut gradients.attn_proj); // [N, D]
+    let doutput = linear::backward(attention.output(), &weights.attn_proj, &dmiddle, &mut gradients.attn_proj, write); // [N, D]
     let dqkv = attention::backward(&attention, &doutput, layout); // [N, 3D]
-    let dnormal_1 = linear::backward(&normal_1, &weights.c_attn, &dqkv, &mut gradients.c_attn); // [N, D]
+    let dnormal_1 = linear::backward(&normal_1, &weights.c_attn, &dqkv, &mut gradients.c_attn, write); // [N, D]
     norm::backward(&x, &weights.ln_1, &statistics_1, &dnormal_1, dstream, &mut gradients.ln_1);
 }

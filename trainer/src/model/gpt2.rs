@@ -9,6 +9,7 @@ use super::dropout::{Dropout, Masks, Site};
 use super::fused::Fused;
 use super::gelu::Gelu;
 use super::parameters::{Affine, BlockTensors, Parameter, Parameters};
+use super::product::Write;
 use super::shape::Shape;
 use super::{head, kernels, linear, norm, sinusoids};
 use crate::aten;
@@ -42,7 +43,7 @@ pub struct Gpt2 {
     fused: Fused,
     /// `parameters` and gradients are in main memory, `working` is on the device and shares nothing with them.
     apart: bool,
-    /// Nothing has been added to the gradients yet, whatever is in their memory.
+    /// Nothing has been added to the gradients yet, whatever is in the memory of matrices, or where they are `apart`, of all.
     fresh: bool,
     /// The dtype of the products.
     kind: Kind,
@@ -222,8 +223,13 @@ impl Gpt2 {
 
     pub fn zero_gradients(&mut self) {
         match &mut self.gradients {
-            Some(_) if self.apart => self.fresh = true,
-            Some(gradients) => gradients.zero(),
+            Some(gradients) if self.adapters.is_some() => gradients.zero(),
+            Some(gradients) => {
+                self.fresh = true;
+                if !self.apart {
+                    gradients.zero_what_is_added_to();
+                }
+            }
             None => (),
         }
     }
@@ -287,8 +293,9 @@ impl Gpt2 {
         let _running = span("backward"); // With the loss: rows of logits turn into their gradients in place.
         let embedding = self.working.token_embedding();
         let targets = targets.to_device(self.device).reshape([-1]);
+        let write = if self.fresh { Write::Over } else { Write::Onto };
         let mut dembedding = self.adapters.is_none().then(|| self.borrowed(&self.gradients().token_embedding()));
-        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, dembedding.as_mut());
+        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, dembedding.as_mut(), write);
         release([&embedding].into_iter().chain(&dembedding));
         let mut dx = x.zeros_like();
         let home = if self.adapters.is_some() { Affine::frozen() } else { self.gradients().final_norm() };
@@ -299,7 +306,7 @@ impl Gpt2 {
             let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
             let layout = layout.of_layer(layer);
             let (home, mut gradients) = self.gradients_of(layer);
-            block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients);
+            block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients, write);
             self.give_back(gradients.tensors(), home.tensors());
             weights.release();
             home.release();

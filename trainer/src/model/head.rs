@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::HEAD_CHUNK;
-use super::linear::{add_outer_product, product, product_transposed};
+use super::linear::{product, product_transposed, write_outer_product};
 use super::parameters::{elements_mut, floats, floats_mut, holds, is_plain};
 use super::product::{Matrix, Workers, Write, multiply};
 use crate::parallel;
@@ -27,23 +27,26 @@ pub(super) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f6
     (total(&sums), targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
 }
 
-/// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]` where that is wanted; returns the summed NLL and the gradient of `hidden`, `[N, D]`.
+/// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]` where that is wanted, or writes it there; returns the summed NLL and the gradient of
+/// `hidden`, `[N, D]`.
 pub(super) fn loss_and_gradient(
     hidden: &Tensor,
     embedding: &Tensor,
     targets: &Tensor,
     scale: f64,
     mut dembedding: Option<&mut Tensor>,
+    mut write: Write,
 ) -> (f64, Tensor) {
     if is_plain(hidden) {
-        return loss_and_gradient_plain(hidden, embedding, targets, scale, dembedding);
+        return loss_and_gradient_plain(hidden, embedding, targets, scale, dembedding, write);
     }
     let (mut sums, mut gradients) = (Vec::new(), Vec::new());
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
         let (part, dlogits) = cross_entropy(product_transposed(hidden, embedding), &targets, scale); // [C, V]
         sums.push(part);
         if let Some(dembedding) = dembedding.as_deref_mut() {
-            add_outer_product(dembedding, &dlogits, hidden);
+            write_outer_product(dembedding, &dlogits, hidden, write);
+            write = Write::Onto;
         }
         gradients.push(product(&dlogits, embedding));
     }
@@ -62,6 +65,7 @@ fn loss_and_gradient_plain(
     targets: &Tensor,
     scale: f64,
     mut dembedding: Option<&mut Tensor>,
+    mut write: Write,
 ) -> (f64, Tensor) {
     let [rows, width, vocabulary] = [hidden.size()[0], hidden.size()[1], embedding.size()[0]].map(|size| size as usize);
     let pitch = vocabulary.next_multiple_of(ALIGNMENT);
@@ -77,7 +81,8 @@ fn loss_and_gradient_plain(
         let dlogits = Matrix::new(logits, [targets.len(), vocabulary], pitch);
         multiply(dlogits, table, dhidden, width, Write::Over, Workers::All);
         if let Some(dembedding) = dembedding.as_deref_mut() {
-            multiply(dlogits.t(), hidden, floats_mut(dembedding), width, Write::Onto, Workers::All);
+            multiply(dlogits.t(), hidden, floats_mut(dembedding), width, write, Workers::All);
+            write = Write::Onto;
         }
     }
     (sum, dhidden)

@@ -1,13 +1,14 @@
 //! A linear map `y = x·w + b` with `w` in `[in, out]`, forward and backward, and the matrix products it is made of.
 //!
 //! On a CPU, `f32` products are this crate's own ([`super::product`]): libtorch's default, MKL, runs at less than half their rate on AMD
-//! processors, and all are true `f32`. Other dtypes and devices take libtorch's, and so does the engine of that name.
+//! processors, and all are true `f32`. So are `bf16` products where the processor has tiles for them ([`super::amx`]). Other dtypes and devices
+//! take libtorch's, and so does the engine of that name.
 
 use tch::{Device, Kind, Tensor};
 
-use super::parameters::{Affine, elements, floats, floats_mut, holds, is_plain};
+use super::parameters::{Affine, elements, elements_mut, floats, floats_mut, holds, is_plain};
 use super::product::{Matrix, Workers, Write, multiply};
-use super::{few, kernels};
+use super::{amx, few, kernels};
 use crate::parallel;
 use crate::simd::{Bf16, Element, F16, add};
 use crate::vectorise::vectorised;
@@ -17,9 +18,16 @@ const ROWS: usize = 32;
 /// Rows of a gradient whose product exists at once in another dtype.
 const PART: i64 = 8192;
 
+/// How a tensor is read as a matrix.
+#[derive(Clone, Copy, PartialEq)]
+enum Turn {
+    Plain,
+    Transposed,
+}
+
 /// `x [N, in]` → `[N, out]`.
 pub(super) fn forward(x: &Tensor, map: &Affine) -> Tensor {
-    let mut y = if is_plain(x) {
+    let mut y = if is_matrix(x) {
         let mut y = map.bias.repeat([x.size()[0], 1]);
         add_product(&mut y, x, &map.weight);
         y
@@ -34,7 +42,7 @@ pub(super) fn forward(x: &Tensor, map: &Affine) -> Tensor {
 
 /// `stream [N, out]` and `x [N, in]` → the stream plus the mapped `x`, `[N, out]` in the dtype of the stream.
 pub(super) fn forward_onto(stream: &Tensor, x: &Tensor, map: &Affine) -> Tensor {
-    if !is_plain(x) {
+    if !is_matrix(x) {
         return stream + forward(x, map);
     }
     let mut y = stream + &map.bias;
@@ -45,12 +53,13 @@ pub(super) fn forward_onto(stream: &Tensor, x: &Tensor, map: &Affine) -> Tensor 
     y
 }
 
-/// Adds the gradients of weight and bias to `gradient`, unless those are frozen, and of the adapter; returns the gradient of the input.
+/// Adds the gradients of weight and bias to `gradient`, unless those are frozen, and of the adapter; returns the gradient of the input. The weight's
+/// replaces what is there if `write` says so.
 /// `x [N, in]`, `dy [N, out]` → `[N, in]`.
-pub(super) fn backward(x: &Tensor, map: &Affine, dy: &Tensor, gradient: &mut Affine) -> Tensor {
+pub(super) fn backward(x: &Tensor, map: &Affine, dy: &Tensor, gradient: &mut Affine, write: Write) -> Tensor {
     if !gradient.is_frozen() {
         add_column_sums(&mut gradient.bias, dy);
-        add_outer_product(&mut gradient.weight, x, dy);
+        write_outer_product(&mut gradient.weight, x, dy, write);
     }
     let mut dx = product_transposed(dy, &map.weight);
     if let Some((adapter, gradient)) = map.adapter.as_ref().zip(gradient.adapter.as_mut()) {
@@ -65,7 +74,7 @@ pub(super) fn product(x: &Tensor, w: &Tensor) -> Tensor {
         return x.matmul(w);
     }
     let mut y = Tensor::empty([x.size()[0], w.size()[1]], (x.kind(), x.device()));
-    write(matrix(x), matrix(w), &mut y, Write::Over);
+    write((x, Turn::Plain), (w, Turn::Plain), &mut y, Write::Over);
     y
 }
 
@@ -82,14 +91,14 @@ pub(super) fn product_transposed(x: &Tensor, w: &Tensor) -> Tensor {
         }
     }
     let mut y = Tensor::empty(size, (x.kind(), x.device()));
-    write(matrix(x), matrix(w).t(), &mut y, Write::Over);
+    write((x, Turn::Plain), (w, Turn::Transposed), &mut y, Write::Over);
     y
 }
 
 /// Adds `x [N, M]` · `wᵀ` for `w [K, M]` to `sum [N, K]`.
 pub(super) fn add_product_transposed(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
     if is_matrix(x) {
-        write(matrix(x), matrix(w).t(), sum, Write::Onto);
+        write((x, Turn::Plain), (w, Turn::Transposed), sum, Write::Onto);
     } else {
         *sum += x.matmul(&w.tr());
     }
@@ -97,9 +106,18 @@ pub(super) fn add_product_transposed(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
 
 /// Adds `xᵀ · y` to `sum [K, M]` for `x [N, K]`, `y [N, M]`.
 pub(super) fn add_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor) {
+    write_outer_product(sum, x, y, Write::Onto);
+}
+
+/// As [`add_outer_product`], or over what is there.
+pub(super) fn write_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor, how: Write) {
     if is_matrix(x) {
-        write(matrix(x).t(), matrix(y), sum, Write::Onto);
-    } else if sum.kind() == x.kind() {
+        return write((x, Turn::Transposed), (y, Turn::Plain), sum, how);
+    }
+    if how == Write::Over {
+        let _ = sum.zero_();
+    }
+    if sum.kind() == x.kind() {
         let _ = sum.addmm_(&x.tr(), y);
     } else {
         // A part at a time: a product in a narrower dtype is a buffer of its own, and the embedding's is large.
@@ -114,7 +132,7 @@ fn add_product(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
     if is_plain(w) && few::add_product(floats(x), floats(w), floats_mut(sum), sizes(x, w.size()[1])) {
         return;
     }
-    write(matrix(x), matrix(w), sum, Write::Onto);
+    write((x, Turn::Plain), (w, Turn::Plain), sum, Write::Onto);
 }
 
 /// `[M, K, N]` of a product of `x [M, K]` with `columns` columns.
@@ -122,22 +140,30 @@ fn sizes(x: &Tensor, columns: i64) -> [usize; 3] {
     [x.size()[0], x.size()[1], columns].map(|size| size as usize)
 }
 
-fn write(left: Matrix<'_>, right: Matrix<'_>, result: &mut Tensor, write: Write) {
+/// `left` times `right`, each as it is or transposed.
+fn write(left: (&Tensor, Turn), right: (&Tensor, Turn), result: &mut Tensor, how: Write) {
     let pitch = result.size()[1] as usize;
-    multiply(left, right, floats_mut(result), pitch, write, Workers::All);
+    match (left.0.kind(), result.kind()) {
+        (Kind::Float, _) => multiply(matrix(left), matrix(right), floats_mut(result), pitch, how, Workers::All),
+        (_, Kind::Float) => amx::multiply::<f32>(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        _ => amx::multiply::<Bf16>(matrix(left), matrix(right), elements_mut(result), pitch, how),
+    }
 }
 
-/// Whether a tensor can be seen as a [`Matrix`]: `f32` in main memory, its rows apart by any distance.
+/// Whether a tensor can be seen as a [`Matrix`] that this crate multiplies: in main memory, its rows apart by any distance.
 fn is_matrix(tensor: &Tensor) -> bool {
-    kernels::are_own()
-        && tensor.device() == Device::Cpu
-        && tensor.kind() == Kind::Float
-        && tensor.dim() == 2
-        && tensor.stride()[1] == 1
+    let is_multiplied = match tensor.kind() {
+        Kind::Float => true,
+        Kind::BFloat16 => amx::is_available(),
+        _ => false,
+    };
+    is_multiplied && kernels::are_own() && tensor.device() == Device::Cpu && tensor.dim() == 2 && tensor.stride()[1] == 1
 }
 
-fn matrix(tensor: &Tensor) -> Matrix<'_> {
-    Matrix::new(floats(tensor), [tensor.size()[0], tensor.size()[1]].map(|size| size as usize), tensor.stride()[0] as usize)
+fn matrix<E: Element>((tensor, turn): (&Tensor, Turn)) -> Matrix<'_, E> {
+    let matrix =
+        Matrix::new(elements(tensor), [tensor.size()[0], tensor.size()[1]].map(|size| size as usize), tensor.stride()[0] as usize);
+    if turn == Turn::Transposed { matrix.t() } else { matrix }
 }
 
 /// Adds the sum over the rows of `x [N, M]` to `sum [M]`.

@@ -8,6 +8,8 @@ mod xglm;
 #[cfg(feature = "torch")]
 mod adapters;
 #[cfg(feature = "torch")]
+mod amx;
+#[cfg(feature = "torch")]
 mod attention;
 #[cfg(feature = "torch")]
 mod block;

@@ -15,7 +15,8 @@ use super::xglm;
 use crate::config::Variant;
 use crate::error::Failure;
 use crate::offload::{Place, release};
-use crate::simd::Element;
+use crate::parallel;
+use crate::simd::{Bf16, Element, store};
 
 /// Name of the weights inside a model directory.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -230,7 +231,7 @@ impl Parameters {
         } else if tensor.kind() == original.kind() {
             *tensor = original.shallow_clone();
         } else {
-            tensor.copy_(original);
+            round(tensor, original);
             release([&*tensor, original]);
         }
     }
@@ -256,6 +257,15 @@ impl Parameters {
     /// Sets every element to zero.
     pub fn zero(&mut self) {
         for entry in &mut self.entries {
+            let _ = entry.tensor.zero_();
+            release([&entry.tensor]);
+        }
+    }
+
+    /// Sets to zero what the gradients of a step are added to: not the matrices of products, which the first product of a step replaces.
+    pub(super) fn zero_what_is_added_to(&mut self) {
+        let is_replaced = |(index, entry): &(usize, &mut Parameter)| *index == 0 || entry.is_map();
+        for (_, entry) in self.entries.iter_mut().enumerate().filter(|entry| !is_replaced(entry)) {
             let _ = entry.tensor.zero_();
             release([&entry.tensor]);
         }
@@ -346,6 +356,16 @@ impl<'a> IntoIterator for &'a Parameters {
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
     }
+}
+
+/// `original` in the dtype of `place`.
+fn round(place: &mut Tensor, original: &Tensor) {
+    const CHUNK: usize = 1 << 14;
+    if !(is_plain(original) && holds::<Bf16>(place)) {
+        return place.copy_(original);
+    }
+    let work = elements_mut::<Bf16>(place).chunks_mut(CHUNK).zip(floats(original).chunks(CHUNK));
+    parallel::run(work.collect(), |(place, values)| store(values, place));
 }
 
 /// As [`holds`], of `f32`.

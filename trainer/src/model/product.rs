@@ -9,21 +9,21 @@ use crate::parallel::threads;
 
 /// A matrix inside a slice: element `(i, j)` lies at `i · steps[0] + j · steps[1]`.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    values: &'a [f32],
-    size: [usize; 2],
-    steps: [usize; 2],
+pub(super) struct Matrix<'a, E = f32> {
+    pub values: &'a [E],
+    pub size: [usize; 2],
+    pub steps: [usize; 2],
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, E: Copy> Matrix<'a, E> {
     /// `size` rows and columns, the rows `pitch` elements apart.
-    pub fn new(values: &'a [f32], size: [usize; 2], pitch: usize) -> Self {
+    pub fn new(values: &'a [E], size: [usize; 2], pitch: usize) -> Self {
         assert!(fits(values.len(), size, pitch), "{size:?} rows and columns at {pitch} do not fit {} elements", values.len());
         Self { values, size, steps: [pitch, 1] }
     }
 
     #[cfg(test)]
-    fn at(&self, row: usize, column: usize) -> f32 {
+    pub fn at(&self, row: usize, column: usize) -> E {
         self.values[row * self.steps[0] + column * self.steps[1]]
     }
 
@@ -34,7 +34,7 @@ impl<'a> Matrix<'a> {
     }
 }
 
-fn fits(length: usize, [rows, columns]: [usize; 2], pitch: usize) -> bool {
+pub(super) fn fits(length: usize, [rows, columns]: [usize; 2], pitch: usize) -> bool {
     rows == 0 || (rows == 1 || columns <= pitch) && (rows - 1) * pitch + columns <= length
 }
 

@@ -7,6 +7,7 @@ use crate::model::parameters::{floats, is_plain};
 use crate::model::{Parameter, Parameters};
 use crate::offload::release;
 use crate::parallel;
+use crate::vectorise::vectorised;
 
 /// Running sums side by side.
 const LANES: usize = 16;
@@ -40,16 +41,18 @@ fn sum_of_squares(tensor: &Tensor) -> f64 {
     sums.iter().sum()
 }
 
-/// Running sums side by side, so that the compiler can use vector registers without reordering anything.
-fn sum_of_lanes(chunk: &[f32]) -> f64 {
-    let (full, rest) = chunk.as_chunks::<LANES>();
-    let mut lanes = [0.0_f64; LANES];
-    for part in full {
-        for (lane, value) in lanes.iter_mut().zip(part) {
-            *lane += f64::from(*value) * f64::from(*value);
+vectorised! {
+    /// Running sums side by side, so that the compiler can use vector registers without reordering anything.
+    fn sum_of_lanes(chunk: &[f32]) -> f64 {
+        let (full, rest) = chunk.as_chunks::<LANES>();
+        let mut lanes = [0.0_f64; LANES];
+        for part in full {
+            for (lane, value) in lanes.iter_mut().zip(part) {
+                *lane += f64::from(*value) * f64::from(*value);
+            }
         }
+        lanes.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
     }
-    lanes.iter().sum::<f64>() + rest.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>()
 }
 
 /// What gradients are multiplied with, as `torch.nn.utils.clip_grad_norm_` does; a largest norm of 0 means no clipping.
