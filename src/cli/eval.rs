@@ -35,12 +35,13 @@ enum Split {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let path = |path: &PathBuf| app.working_directory.join(path).into_os_string();
+        let model = trainer::directory(app, &self.model, trainer::MODEL)?;
+        let data = trainer::directory(app, &self.data, "`ftctl prepare --out DIR` makes one from text")?;
         let split = match self.split {
             Split::Train => "train",
             Split::Validation => "validation",
         };
-        let mut arguments = vec!["eval".into(), "--model".into(), path(&self.model), "--data".into(), path(&self.data)];
+        let mut arguments = vec!["eval".into(), "--model".into(), model, "--data".into(), data];
         arguments.push(format!("--split={split}").into());
         let numbers = [("--block-size", self.block_size), ("--sequences", self.sequences)];
         arguments.extend(numbers.iter().filter_map(|(name, value)| Some(format!("{name}={}", (*value)?).into())));

@@ -37,7 +37,7 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let model = app.working_directory.join(&self.model).into_os_string();
+        let model = trainer::directory(app, &self.model, trainer::MODEL)?;
         let mut arguments = vec!["generate".into(), "--model".into(), model];
         for prompt in &self.prompt {
             arguments.push(format!("--prompt={prompt}").into());

@@ -409,6 +409,13 @@ fn nearest_verb(answer: &clap::Error) -> Option<String> {
     Some(suggest(typed, &verbs, "verbs"))
 }
 
+/// What Rust says of numbers, and what it means.
+const OF_NUMBERS: [(&str, &str); 3] = [
+    ("invalid digit found in string", "write a whole number"),
+    ("number too large to fit in target type", "it is too large"),
+    ("invalid float literal", "write a number"),
+];
+
 /// clap's paragraphs: what is wrong, then a tip, then the usage. The tip, or else the usage, is what to do next.
 fn usage_failure(text: &str) -> Failure {
     let (wrong, rest) = text.split_once("\n\n").unwrap_or((text, ""));
@@ -417,6 +424,7 @@ fn usage_failure(text: &str) -> Failure {
     // No job, file or value of ftctl begins with a dash.
     let tip = line_after("tip:").filter(|tip| !tip.starts_with("to pass '")).map(str::to_owned);
     let fix = tip.or_else(usage);
+    let wrong = OF_NUMBERS.iter().fold(wrong.to_owned(), |wrong, (theirs, ours)| wrong.replace(theirs, ours));
     Failure { fix, ..Failure::new(Exit::Usage, wrong.trim_start_matches("error: ").trim_end()) }
 }
 

@@ -1,12 +1,23 @@
 //! Verbs that ask the trainer on this machine for one answer.
 
-use std::ffi::OsString;
+use std::{ffi::OsString, path::Path};
 
 use super::App;
 use crate::{
     exit::{Exit, Failure},
     image::trainer,
 };
+
+/// A directory that the trainer is about to read. What is not there is told before anything is installed for it.
+pub fn directory(app: &App<'_>, path: &Path, fix: &str) -> Result<OsString, Failure> {
+    let path = app.working_directory.join(path);
+    if path.is_dir() {
+        return Ok(path.into_os_string());
+    }
+    Err(Failure::new(Exit::NotFound, format!("there is no directory {}", path.display())).fix(fix))
+}
+
+pub const MODEL: &str = "`ftctl download JOB` fetches the model that a job trained";
 
 /// Builds the trainer when it must, runs it, and prints what it answered. Its own talk goes to stderr as it comes.
 pub fn answer(app: &mut App<'_>, arguments: &[OsString]) -> Result<(), Failure> {

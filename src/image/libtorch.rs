@@ -191,7 +191,12 @@ async fn run_pip(pip: &[String], partial: &Path, variant: Variant, report: &dyn 
         }
     };
     if !status.success() {
-        return Err(ImageError::Failed { purpose: "installing libtorch with pip", tail: tail(&log_path), log: log_path });
+        return Err(ImageError::Failed {
+            purpose: "installing libtorch with pip",
+            tail: tail(&log_path),
+            log: log_path,
+            advice: "pip finds its index by HTTPS_PROXY and PIP_INDEX_URL; LIBTORCH takes a libtorch that is here already",
+        });
     }
     let bytes = variant.expected_bytes.unwrap_or_else(|| size_of(partial));
     report.progress(&what, bytes, Some(bytes), Unit::Bytes);

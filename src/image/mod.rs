@@ -39,8 +39,8 @@ pub enum ImageError {
         source: std::io::Error,
     },
     /// A program that was started failed; the log has everything it said.
-    #[error("{purpose} failed:\n{tail}\nThe whole log is {}", log.display())]
-    Failed { purpose: &'static str, tail: String, log: PathBuf },
+    #[error("{purpose} failed:\n{tail}\nThe whole log is {}. {advice}", log.display())]
+    Failed { purpose: &'static str, tail: String, log: PathBuf, advice: &'static str },
     #[error("{0}")]
     Unusable(String),
     /// A value that the user gave.

@@ -66,7 +66,12 @@ async fn build(home: &Path, libtorch: &libtorch::Libtorch, program: &Path, repor
     let purpose = "build the trainer (install Rust and a C++ compiler)";
     let child = command.spawn().map_err(|source| ImageError::Missing { program: "cargo", purpose, source })?;
     if !follow(child, &log_path, report).await? {
-        return Err(ImageError::Failed { purpose: "building the trainer with cargo", tail: tail(&log_path), log: log_path });
+        return Err(ImageError::Failed {
+            purpose: "building the trainer with cargo",
+            tail: tail(&log_path),
+            log: log_path,
+            advice: "cargo finds its registry by HTTPS_PROXY and its own settings; `ftctl doctor` looks for the tools that it needs",
+        });
     }
     install(&target.join("release/ft-trainer"), program)
 }

@@ -215,7 +215,12 @@ mod tests {
             ("[model]\npreset = \"gpt2\"\nheads = 7", 6, 9, "7 heads do not divide a width of 768"),
             ("[model]\npreset = \"gpt2\"\nwidth = 100", 6, 9, "12 heads do not divide a width of 100"),
             ("[model]\nheads = 0\nwidth = 4", 5, 9, "heads is at least 1"),
-            ("[model]\ncontext = 512", 5, 11, "a block of 1024 tokens is longer than the model's context of 512"),
+            (
+                "[model]\ncontext = 512",
+                5,
+                11,
+                "a block of 1024 tokens is longer than the model's context of 512; set train.block_size, too",
+            ),
             ("[sample]\nprompt = \"\"\ntop_p = 0", 6, 9, "top_p is above 0 and at most 1, not 0"),
             ("[sample]\nprompt = \"\"\ntop_p = 1.5", 6, 9, "top_p is above 0 and at most 1, not 1.5"),
             ("[sample]\ntop_k = 5", 4, 1, "the key `prompt` is missing"),

@@ -107,6 +107,7 @@ impl From<ImageError> for Failure {
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         let exit = match error.class() {
+            _ if matches!(error, DataError::Missing { .. } | DataError::NoMatch { .. }) => Exit::NotFound,
             DataClass::Input => Exit::Usage,
             DataClass::Integrity => Exit::Integrity,
             DataClass::System => Exit::Failure,

@@ -100,7 +100,11 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
         rule(
             if block_is_written { "train.block_size" } else { "model.context" },
             context_in_force.is_none_or(|context| block <= context),
-            format!("a block of {block} tokens is longer than the model's context of {}", context_in_force.unwrap_or(0)),
+            format!(
+                "a block of {block} tokens is longer than the model's context of {}{}",
+                context_in_force.unwrap_or(0),
+                if block_is_written { "" } else { "; set train.block_size, too" }
+            ),
         ),
     ]
 }

@@ -15,7 +15,7 @@ pub enum Class {
 
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    #[error("{path} does not exist; correct the path under [data]")]
+    #[error("{path} does not exist; correct the path")]
     Missing { path: PathBuf },
     #[error("cannot read {path}: {source}; give yourself read permission or choose another file")]
     Unreadable { path: PathBuf, source: std::io::Error },
