@@ -75,8 +75,20 @@ fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {
     })
 }
 
-/// Longest line of a finding, in characters; a backend may have a word on every region.
+/// Longest line of a finding, in characters.
 const WIDTH: usize = 100;
+/// Lines of what is in order; a backend may have a word on every region.
+const LINES: usize = 3;
+
+fn first_lines(message: &str) -> String {
+    match message.lines().count().saturating_sub(LINES) {
+        0 => message.to_owned(),
+        more => {
+            let shown: Vec<&str> = message.lines().take(LINES).collect();
+            format!("{}\n… and {} (-o json shows all)", shown.join("\n"), format::of(more as u64, "more line"))
+        }
+    }
+}
 
 struct Findings(Vec<Finding>);
 
@@ -101,7 +113,9 @@ impl Show for Findings {
                 Health::Notice => "note",
                 Health::Bad => "BAD",
             };
-            table.row([mark, finding.what, &format::wrap(&finding.message, WIDTH)].map(Cell::text));
+            let message = format::wrap(&finding.message, WIDTH);
+            let shown = if finding.health == Health::Good { first_lines(&message) } else { message };
+            table.row([mark, finding.what, &shown].map(Cell::text));
             if let Some(fix) = &finding.fix {
                 // In one line: it may be a command to copy.
                 table.row(["", "", &format!("fix: {fix}")].map(Cell::text));
@@ -112,5 +126,21 @@ impl Show for Findings {
 
     fn names(&self) -> Vec<String> {
         self.0.iter().filter(|finding| finding.health == Health::Bad).map(|finding| finding.what.to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_order_is_short_and_what_is_not_is_whole() {
+        let long = "a region and its quota ".repeat(50);
+        let text = Findings(vec![Finding::good("quota", &long)]).text();
+        assert_eq!(text.lines().count(), 1 + LINES + 1, "{text}");
+        assert!(text.ends_with("… and 9 more lines (-o json shows all)"), "{text}");
+        assert_eq!(Findings(vec![Finding::good("project", "devcloud")]).text().lines().count(), 2);
+        let text = Findings(vec![Finding::bad("quota", &long, "ask for more")]).text();
+        assert!(text.lines().count() > 10 && text.lines().all(|line| line.chars().count() < 120), "{text}");
     }
 }

@@ -77,7 +77,8 @@ async fn resume(world: &World, id: &JobId, plan: &Plan, key: Option<&str>, submi
     }
     if job.record.plan != *plan {
         let message = format!("the job {id} was planned from another version of this job file");
-        return Err(Failure::new(Exit::Conflict, message).fix(format!("ftctl down {id}")));
+        let other = if key.is_some() { "take another --idempotency-key, and another name while it goes on, or " } else { "" };
+        return Err(Failure::new(Exit::Conflict, message).fix(format!("{other}end that job with `ftctl down {id}`")));
     }
     hand_over(&mut job, key, submit).await?;
     Ok(job)
