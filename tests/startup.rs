@@ -23,9 +23,24 @@ struct Case {
     cards: &'static str,
     /// Whether anybody hands the job over.
     order: bool,
+    /// Whether a group makes the machine anew, and whether that obeys.
+    group: Option<bool>,
+    /// What the metadata server says of that.
+    preempted: &'static str,
 }
 
-const WELL: Case = Case { name: "all is well", docker_info: 0, docker_pull: 0, docker_run: 0, driver: 0, cards: "1", order: true };
+const WELL: Case = Case {
+    name: "all is well",
+    docker_info: 0,
+    docker_pull: 0,
+    docker_run: 0,
+    driver: 0,
+    cards: "1",
+    order: true,
+    group: None,
+    preempted: "FALSE",
+};
+const GROUPED: Case = Case { name: "all is well, and a group has made the machine", cards: "0", group: Some(true), ..WELL };
 
 const CASES: &[Case] = &[
     WELL,
@@ -38,12 +53,19 @@ const CASES: &[Case] = &[
     Case { name: "the store does not let it in", docker_run: 4, ..WELL },
     Case { name: "the container does not start", docker_run: 125, ..WELL },
     Case { name: "the agent was killed", docker_run: 137, ..WELL },
+    GROUPED,
+    Case { name: "the group does not obey", group: Some(false), ..GROUPED },
+    Case { name: "another attempt is due, and the group makes its machine", docker_run: 6, preempted: "TRUE", ..GROUPED },
+    Case { name: "the agent had no time to say so", docker_run: 137, preempted: "TRUE", ..GROUPED },
+    Case { name: "the agent was killed, and the group would begin all over again", docker_run: 137, ..GROUPED },
+    Case { name: "a group's machine that can do nothing", docker_info: 1, ..GROUPED },
+    Case { name: "nobody hands the job over to a group", order: false, ..GROUPED },
 ];
 
 /// Everything that happened, in order.
 type Transcript = Arc<Mutex<Vec<String>>>;
 
-fn attributes(case: &Case) -> BTreeMap<&'static str, String> {
+fn attributes(case: &Case, host: &str) -> BTreeMap<&'static str, String> {
     let order = [
         ("attributes/ftctl-order", "{\"schema\":\"ftctl.order/1\"}".to_owned()),
         ("attributes/ftctl-environment", "AZURE_STORAGE_SAS_TOKEN=se=1".to_owned()),
@@ -52,14 +74,20 @@ fn attributes(case: &Case) -> BTreeMap<&'static str, String> {
         ("name", "job-bcdfgh-a1".to_owned()),
         ("attributes/ftctl-image", "registry.example/ftctl@sha256:00".to_owned()),
         ("attributes/ftctl-cards", case.cards.to_owned()),
+        ("preempted", case.preempted.to_owned()),
     ];
-    machine.into_iter().chain(order.into_iter().filter(|_| case.order)).collect()
+    let group = case.group.map(|obeys| {
+        let token = "{\"access_token\":\"ya29.x\",\"expires_in\":3599,\"token_type\":\"Bearer\"}";
+        let url = format!("http://{host}/{}", if obeys { "group" } else { "other" });
+        [("attributes/ftctl-group", url), ("service-accounts/default/token", token.to_owned())]
+    });
+    machine.into_iter().chain(group.into_iter().flatten()).chain(order.into_iter().filter(|_| case.order)).collect()
 }
 
 /// One request to a metadata server: values are given, guest attributes written down. A sign of life has its place in no order.
 fn answer(mut stream: TcpStream, attributes: &BTreeMap<&'static str, String>, transcript: &Transcript) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?);
-    let (mut request, mut length, mut flavor) = (String::new(), 0, false);
+    let (mut request, mut length, mut flavor, mut token) = (String::new(), 0, false, String::new());
     lines.read_line(&mut request)?;
     loop {
         let mut header = String::new();
@@ -70,11 +98,20 @@ fn answer(mut stream: TcpStream, attributes: &BTreeMap<&'static str, String>, tr
         }
         length = header.strip_prefix("content-length: ").and_then(|length| length.parse().ok()).unwrap_or(length);
         flavor |= header == "metadata-flavor: google";
+        token = header.strip_prefix("authorization: ").map_or(token, str::to_owned);
     }
     let mut body = vec![0; length];
     lines.read_exact(&mut body)?;
     let path = request.split(' ').nth(1).and_then(|path| path.strip_prefix("/computeMetadata/v1/instance/")).unwrap_or_default();
     let (status, text) = match (path.strip_prefix("guest-attributes/ftctl/"), attributes.get(path)) {
+        _ if request.contains(" /group ") => {
+            let method = request.split(' ').next().unwrap_or_default();
+            transcript
+                .lock()
+                .expect("a transcript")
+                .push(format!("asks the group, as {token}: {method} {}", String::from_utf8_lossy(&body)));
+            (200, "{}".to_owned())
+        }
         _ if !flavor => (403, String::new()),
         (Some("beat"), _) => {
             assert_eq!(String::from_utf8_lossy(&body), "Sun, 06 Nov 1994 08:49:37 GMT", "the cloud's own time");
@@ -115,7 +152,7 @@ fn play(case: &Case) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let host = listener.local_addr().expect("an address").to_string();
     let transcript = Transcript::default();
-    let (told, known) = (transcript.clone(), attributes(case));
+    let (told, known) = (transcript.clone(), attributes(case, &host));
     thread::spawn(move || listener.incoming().flatten().for_each(|stream| drop(answer(stream, &known, &told))));
 
     let path = format!("{}:{}", machine.path().display(), std::env::var("PATH").unwrap_or_default());

@@ -13,6 +13,7 @@ mod memory;
 mod metadata;
 mod ship;
 mod stop;
+mod succession;
 #[cfg(test)]
 mod tests;
 mod trainer;
@@ -92,7 +93,9 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, metadata: Option<&
             () = told => {}
         }
     };
-    let agent = Agent::new(store::open(&order.store)?, order, work, report, Duration::MAX)?;
+    let store = store::open(&order.store)?;
+    let order = &succession::current(&store, order, work, report).await?;
+    let agent = Agent::new(store, order, work, report, Duration::MAX)?;
     match order.deadline {
         Some(deadline) => {
             let bound = left(deadline, agent.started) + agent.grace() + FAREWELL;
@@ -148,11 +151,16 @@ impl<'a> Agent<'a> {
         Ok(Self { store, order, work, folder, report, patience, stop, phase, started, identity })
     }
 
-    async fn run(&self, cache: &Path, notice: impl Future<Output = ()>) -> Result<ExitRecord> {
+    /// How the attempt ended, if it has.
+    async fn first_look(&self) -> Result<Option<ExitRecord>> {
         let exit = path::exit(&self.order.job, self.order.attempt);
         let look = self.persist("look at the store", is_io, async || find_json(&*self.store, &exit).await);
         let looked = tokio::time::timeout(FIRST_CONTACT, look).await.unwrap_or_else(|_| Err(unreachable(self.order)))?;
-        if let Some((record, _)) = looked {
+        Ok(looked.map(|(record, _)| record))
+    }
+
+    async fn run(&self, cache: &Path, notice: impl Future<Output = ()>) -> Result<ExitRecord> {
+        if let Some(record) = self.first_look().await? {
             return Ok(record);
         }
         let lease = match self.take_lease().await? {

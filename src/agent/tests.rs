@@ -1,5 +1,7 @@
 //! The agent with a stand-in for the trainer: a shell script that writes what a trainer writes, where it writes it.
 
+mod succession;
+
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
@@ -68,6 +70,7 @@ async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn S
         sample: None,
         deadline: None,
         grace_seconds: 60,
+        last_attempt: None,
     };
     let bench = Bench { directory, faulty, store, order };
     bench.write_trainer(script);

@@ -52,7 +52,12 @@ impl Agent {
             }
             let metadata = std::env::var("FTCTL_ENDPOINT_METADATA").ok();
             let record = agent::run(&order, &self.work, &cache, metadata.as_deref(), &*report).await?;
-            report.line(&format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message));
+            let over = format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message);
+            // The machine's startup script goes by this code: it must not end what makes the next machine.
+            if record.reason.is_followed() && order.last_attempt.is_some_and(|last| record.attempt < last) {
+                return Err(Failure::new(Exit::Preempted, over));
+            }
+            report.line(&over);
             Ok(())
         })
     }

@@ -17,7 +17,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         finding::{Finding, Health},
-        gce::GcePlan,
+        gce::{GcePlan, Recovery},
         plan::{DataPlan, Plan},
         units::Money,
     },
@@ -183,8 +183,9 @@ fn machine(gce: &GcePlan) -> String {
         _ => "on demand",
     };
     let GcePlan { accelerators, accelerator, cpus, memory_gb, disk_gb, .. } = gce;
+    let anew = if gce.recovery == Recovery::Group { ", made anew by its group" } else { "" };
     format!(
-        "{}, {kind}: {accelerators} {accelerator}, {cpus} vCPUs, {memory_gb} GB of memory, {disk_gb} GB of disk",
+        "{}, {kind}: {accelerators} {accelerator}, {cpus} vCPUs, {memory_gb} GB of memory, {disk_gb} GB of disk{anew}",
         gce.machine_type()
     )
 }

@@ -58,6 +58,24 @@ pub struct GceSpec {
     /// Container image with ftctl and its trainer, by its digest in a registry that the machine may read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
+    /// Who makes a machine anew that was taken away; absent: `client`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<Recovery>,
+    /// Service account of the machine. `recovery = "group"` needs one that may update and delete instance groups; absent: the project's default
+    /// account, with the rights that gcloud gives a machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_account: Option<String>,
+}
+
+/// Who makes a machine anew that was taken away.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Recovery {
+    /// Whoever supervises the job.
+    #[default]
+    Client,
+    /// The cloud itself, with nobody there: a managed instance group of one machine, in one region.
+    Group,
 }
 
 /// [`GceSpec`] with every default filled in.
@@ -82,6 +100,10 @@ pub struct GcePlan {
     pub image_project: String,
     pub network: String,
     pub image: Option<String>,
+    #[serde(default)]
+    pub recovery: Recovery,
+    #[serde(default)]
+    pub service_account: Option<String>,
 }
 
 impl Default for GcePlan {
@@ -99,7 +121,12 @@ impl From<GceSpec> for GcePlan {
         let fixed = card.and_then(|card| card.machine(accelerators, spec.cpus.unwrap_or(0), spec.memory_gb.unwrap_or(0)));
         let cpus = fixed.map_or_else(|| spec.cpus.unwrap_or(12), |(_, machine)| machine.cpus);
         let memory_gb = spec.memory_gb.unwrap_or_else(|| cpus.saturating_mul(13) / 2);
-        let everywhere = || card.map(|known| known.zones.clone()).unwrap_or_default();
+        let grouped = spec.recovery == Some(Recovery::Group);
+        let everywhere = || {
+            let zones = card.map(|known| known.zones.clone()).unwrap_or_default();
+            let first = zones.first().map(|zone| region(zone).to_owned());
+            zones.into_iter().filter(|zone| !grouped || first.as_deref() == Some(region(zone))).collect()
+        };
         Self {
             accelerators,
             machine_type: fixed.map(|(name, _)| name.to_owned()),
@@ -115,9 +142,16 @@ impl From<GceSpec> for GcePlan {
             image_project: or(spec.image_project, "deeplearning-platform-release"),
             network: or(spec.network, "default"),
             image: spec.image,
+            recovery: spec.recovery.unwrap_or_default(),
+            service_account: spec.service_account,
             accelerator,
         }
     }
+}
+
+/// Where a zone is.
+pub fn region(zone: &str) -> &str {
+    zone.rsplit_once('-').map_or(zone, |(region, _)| region)
 }
 
 impl GcePlan {
@@ -168,7 +202,24 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
     let notice =
         plan.preemption_notice.is_none_or(|notice| plan.spot && !plan.legacy_preemptible && [0, 120].contains(&notice.0.as_secs()));
     let elsewhere = plan.zones.iter().find(|zone| !card.zones.contains(zone));
+    let grouped = plan.recovery == Recovery::Group;
+    let far = plan.zones.iter().find(|zone| region(zone) != region(&plan.zones[0]));
     rules.extend([
+        rule(
+            "compute.gce.service_account",
+            !grouped || plan.service_account.is_some(),
+            "recovery = \"group\" needs a service_account that may update and delete instance groups: a machine whose job is over ends its group",
+        ),
+        rule(
+            "compute.gce.recovery",
+            !grouped || (plan.spot && !plan.legacy_preemptible && !plan.rank_zones),
+            "recovery = \"group\" is for machines that are `spot`, not `legacy_preemptible`, and chooses among its zones by itself, without `rank_zones`",
+        ),
+        rule(
+            "compute.gce.zones",
+            !grouped || far.is_none(),
+            format!("a group is in one region, and {} is not in that of {}", far.map_or("", String::as_str), plan.zones.first().map_or("", String::as_str)),
+        ),
         rule("compute.gce.image", pinned, "image is given by its digest, name@sha256:..., so that every attempt runs the same"),
         rule(
             "compute.gce.disk_gb",
@@ -265,7 +316,7 @@ mod tests {
         assert_eq!(of("l4", None, Some(9)).machine_type(), "g2-standard-12");
         assert_eq!(of("h100", None, None).machine_type(), "a3-highgpu-1g");
         let older = serde_json::json!(GcePlan::default()).as_object().cloned().map(|mut plan| {
-            plan.remove("machine_type");
+            plan.retain(|field, _| !["machine_type", "recovery", "service_account"].contains(&field.as_str()));
             plan
         });
         let older: GcePlan = serde_json::from_value(older.into()).expect("a plan of before");
@@ -279,6 +330,8 @@ mod tests {
         };
         let (base, minute) = (GceSpec::default, Span(std::time::Duration::from_secs(60)));
         let of = |accelerator: &str| GceSpec { accelerator: Some(accelerator.into()), ..base() };
+        let grouped = || GceSpec { recovery: Some(Recovery::Group), service_account: Some("machine@project".into()), ..base() };
+        assert!(refused(grouped()).is_empty(), "its zones are those of one region: {:?}", GcePlan::from(grouped()).zones);
         for (spec, part) in [
             (
                 GceSpec { accelerator: Some("v99".into()), ..base() },
@@ -303,6 +356,13 @@ mod tests {
             (GceSpec { cpus: Some(13), ..of("a100") }, "no machine has 1 a100, 13 vCPUs: "),
             (GceSpec { spot: Some(false), ..of("h100") }, "a3-highgpu-1g is to be had as a spot machine only"),
             (GceSpec { zones: vec!["us-west1-a".into()], ..of("a100") }, "there is no a100 in us-west1-a"),
+            (GceSpec { recovery: Some(Recovery::Group), ..base() }, "needs a service_account"),
+            (GceSpec { rank_zones: Some(true), ..grouped() }, "without `rank_zones`"),
+            (GceSpec { legacy_preemptible: Some(true), ..grouped() }, "not `legacy_preemptible`"),
+            (
+                GceSpec { zones: ["us-central1-a", "us-west1-b"].map(str::to_owned).into(), ..grouped() },
+                "us-west1-b is not in that of us-central1-a",
+            ),
         ] {
             assert!(refused(spec.clone()).iter().any(|message| message.contains(part)), "{part}: {:?}", refused(spec));
         }

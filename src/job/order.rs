@@ -31,6 +31,10 @@ pub struct RunOrder {
     pub deadline: Option<Timestamp>,
     /// Seconds between the polite and the forced stop.
     pub grace_seconds: u64,
+    /// The order is also for the machines that the backend makes by itself after this one was taken away: each is the next attempt, up to this
+    /// one. Absent: it is for one machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_attempt: Option<u32>,
 }
 
 /// How the trainer is found on the machine.
@@ -80,6 +84,13 @@ pub enum ExitReason {
     Deadline,
     /// Another attempt holds the job: this one stopped before writing anything more.
     LostLease,
+}
+
+impl ExitReason {
+    /// Whether the next attempt goes on from there.
+    pub fn is_followed(self) -> bool {
+        matches!(self, Self::Preempted | Self::LostLease)
+    }
 }
 
 pub const HEARTBEAT_SCHEMA: &str = "ftctl.heartbeat/1";

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     catalogue,
     docker::DockerPlan,
-    gce::GcePlan,
+    gce::{GcePlan, Recovery},
     image::ImageSpec,
     spec::{JobSpec, RetryCause, RetrySpec},
     units::{Money, Span},
@@ -179,6 +179,11 @@ impl Plan {
             self.gce.lasting_machine().filter(|_| self.backend == "gce").map(|machine| catalogue::gce().price_per_hour(&machine))
         };
         self.lasting_price_per_hour.or_else(listed)
+    }
+
+    /// Whether the backend makes a machine anew that was taken away, with nobody there.
+    pub fn mends_itself(&self) -> bool {
+        self.backend == "gce" && self.gce.recovery == Recovery::Group
     }
 
     /// How long the programs of a machine have when it is taken away.

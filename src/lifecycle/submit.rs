@@ -9,6 +9,7 @@ use crate::{
         id::{AttemptId, path},
         order::{ORDER_SCHEMA, RunOrder, TrainerImage},
         record::Record,
+        spec::RetryCause,
         state::State,
     },
     provider::{Class, Sighting},
@@ -63,5 +64,9 @@ fn order(world: &World, record: &Record) -> Result<RunOrder> {
         sample: record.plan.sample.clone(),
         deadline,
         grace_seconds: record.plan.farewell().as_secs(),
+        last_attempt: record.plan.mends_itself().then(|| {
+            let retry = &record.plan.retry;
+            if retry.on.contains(&RetryCause::Preempt) { retry.attempts } else { record.attempt }
+        }),
     })
 }

@@ -165,9 +165,12 @@ fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
 }
 
 /// Closes the books of the dead attempt and opens the next. What is left of the old machine is destroyed first (which also sends the
-/// last bytes of its log), so two attempts of a job never live side by side.
+/// last bytes of its log), so two attempts of a job never live side by side. A backend that makes the next machine by itself is left alone.
 async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
-    world.provider.destroy(&job.record.id).await?;
+    let taken = read_exit(world.store.as_ref(), &job.record).await?.is_some_and(|exit| exit.reason.is_followed());
+    if !(taken && job.record.plan.mends_itself()) {
+        world.provider.destroy(&job.record.id).await?;
+    }
     finish_attempt(world, job, why).await?;
     let ended = job.record.attempts.last().cloned();
     if let Some(ended) = &ended {

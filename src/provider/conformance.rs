@@ -78,6 +78,7 @@ pub fn order(attempt: &AttemptId) -> RunOrder {
         sample: None,
         deadline: None,
         grace_seconds: 30,
+        last_attempt: None,
     }
 }
 

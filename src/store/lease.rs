@@ -217,6 +217,12 @@ impl Lease {
     }
 }
 
+/// Who holds the lease at `path`, or held it last without a word of farewell.
+pub async fn holder(store: &dyn Store, path: &str) -> Result<Option<Holder>> {
+    let found: Option<(Body, ETag)> = find_json(store, path).await?;
+    Ok(found.and_then(|(body, _)| body.holder))
+}
+
 /// See [`Lease::witness`].
 pub struct Witness {
     store: Arc<dyn Store>,
@@ -227,8 +233,7 @@ pub struct Witness {
 impl Witness {
     /// Whether the store still names the holder. Writes nothing.
     pub async fn still_held(&self) -> Result<bool> {
-        let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
-        Ok(found.and_then(|(body, _)| body.holder).is_some_and(|holder| holder == self.holder))
+        Ok(holder(self.store.as_ref(), &self.path).await?.is_some_and(|holder| holder == self.holder))
     }
 }
 

@@ -5,6 +5,7 @@
 #   ftctl-cards         how many GPUs there are
 #   ftctl-order         what the agent has to do; comes when ftctl hands the job over
 #   ftctl-environment   the agent's variables, one a line: a signature for the store that ends with the job; comes with the order
+#   ftctl-group         URL of the group that makes this machine anew when it has stopped, where there is one
 set -u
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 home="${FTCTL_HOME:-/var/lib/ftctl}"
@@ -25,11 +26,28 @@ beat() { # a sign of life every ten seconds: the cloud's own time, so that nobod
     done
 }
 
+ask_group() { # ask_group METHOD BODY: with the rights of the machine's service account
+    local token try
+    [ -n "$group" ] || return 0
+    for try in 1 2 3; do
+        token="$(get service-accounts/default/token | sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p')"
+        curl -sf --max-time 30 -o /dev/null -X "$1" -H "Authorization: Bearer $token" -H 'Content-Type: application/json' --data "$2" "$group" &&
+            return
+        sleep "$try"
+    done
+    echo "ftctl: the group $group did not obey ($1): it makes this machine anew until its time is over"
+}
+
+switch_off() { # the machine stays as it is, for whoever reads its last words
+    ask_group PATCH '{"instanceLifecyclePolicy":{"defaultActionOnFailure":"DO_NOTHING"}}'
+    poweroff
+}
+
 give_up() { # the machine must not be paid for what it cannot do
     echo "ftctl: FAILED: $*"
     tell failure "$*"
     sleep 1
-    poweroff
+    switch_off
     exit 1
 }
 
@@ -56,6 +74,7 @@ pull() {
 
 echo "ftctl: this is $(get name)"
 beat &
+group="$(get attributes/ftctl-group)"
 docker info >/dev/null || give_up "there is no docker that works on this machine: choose a boot image that has it"
 mkdir -p "$home/work" "$home/cache"
 image="$(get attributes/ftctl-image)"
@@ -76,7 +95,7 @@ tell phase waiting
 if ! wait_for 600 get attributes/ftctl-order; then
     # No failure of the machine: who hands the job over later gets another one.
     echo "ftctl: no order came within ten minutes"
-    poweroff
+    switch_off
     exit
 fi
 get attributes/ftctl-order >"$home/order.json"
@@ -91,8 +110,16 @@ docker run --rm --name ftctl --network host --ipc host --stop-timeout 30 "${card
     --volume "$home:$home" "$image" --order "$home/order.json" --work "$home/work"
 code=$?
 echo "ftctl: the agent ended with code $code"
+# 6: taken away, and another attempt is due. An engine that is shut down may not let the agent say so.
+if [ "$code" = 6 ] || [ "$(get preempted)" = TRUE ]; then
+    poweroff
+    exit
+fi
 # 125 to 127: no agent ever ran.
 case "$code" in 4 | 7) give_up "the agent cannot use its store from this machine (code $code)" ;; esac
 [ "$code" -lt 125 ] || [ "$code" -gt 127 ] || give_up "the container of $image cannot be started (code $code)"
 tell phase over
+[ "$code" = 0 ] || { switch_off; exit; }
+# The job is over: a group would begin all over again. It takes this machine with it.
+ask_group DELETE ''
 poweroff

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     os::unix::fs::symlink,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -46,7 +46,7 @@ impl Devcloud {
     }
 
     /// Everything of this kind in every zone, as the cloud's own interface lists it.
-    fn everywhere(&self, kind: &str) -> Vec<Value> {
+    pub fn everywhere(&self, kind: &str) -> Vec<Value> {
         let answer =
             self.curl(&["-H", "Authorization: Bearer devcloud"], &format!("compute/v1/projects/devcloud/aggregated/{kind}"));
         let zones = answer["items"].as_object().unwrap().values();
@@ -76,8 +76,8 @@ impl Devcloud {
     pub fn made(&self) -> Vec<String> {
         let operations = self.everywhere("operations");
         let made = operations.iter().filter(|operation| operation["operationType"] == "insert" && operation["error"].is_null());
-        let mut names: Vec<String> =
-            made.map(|operation| operation["targetLink"].as_str().unwrap().rsplit('/').next().unwrap().to_owned()).collect();
+        let machine = |operation: &Value| Some(operation["targetLink"].as_str().unwrap().split_once("/instances/")?.1.to_owned());
+        let mut names: Vec<String> = made.filter_map(machine).collect();
         names.sort();
         names
     }
@@ -110,4 +110,10 @@ pub fn on_gce(sandbox: &Sandbox, name: &str, steps: u64, image: &str) -> PathBuf
     let compute = format!("[compute.gce]\nimage = \"registry.example/{image}@sha256:00\"\n");
     fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
     file
+}
+
+/// The cloud itself shall make this job's machine anew.
+pub fn by_a_group(job: &Path) {
+    let recovery = "recovery = \"group\"\nservice_account = \"machine@devcloud.iam.gserviceaccount.com\"\n";
+    fs::write(job, fs::read_to_string(job).unwrap() + recovery).unwrap();
 }

@@ -1,7 +1,9 @@
 //! A job on the simulated Compute Engine, with real machines of processes, real agents and the real trainer.
 
+use std::fs;
+
 use crate::{
-    devcloud::{Devcloud, on_gce},
+    devcloud::{Devcloud, by_a_group, on_gce},
     sandbox::Sandbox,
 };
 
@@ -50,4 +52,47 @@ fn a_job_that_loses_its_machines_ends_with_the_bytes_of_one_that_lost_none() {
     let expected = dollars("cost") * 3.235_835 / 0.908_039;
     assert!((dollars("lasting_cost") - expected).abs() < rounding, "as much time on demand: {receipt}");
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
+}
+
+/// Three machines, two of them taken away: once with no `ftctl` from the submission to the end, once with one that follows.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_job_of_a_group_ends_whether_or_not_somebody_is_there() {
+    let mut sandbox = Sandbox::new();
+    let devcloud = Devcloud::start(&mut sandbox, "10");
+    let expected = finish(&sandbox, &sandbox.submit(&on_gce(&sandbox, "undisturbed", STEPS, "ftctl")));
+
+    devcloud.goes_wrong(r#"{ "boot": "1s" }"#);
+    let job = on_gce(&sandbox, "grouped", STEPS, "ftctl");
+    by_a_group(&job);
+    for followed in [false, true] {
+        let id = sandbox.submit(&job);
+        let follower = followed.then(|| sandbox.spawn(&["logs", "-f", &id]));
+        lose_two_machines(&sandbox, &devcloud, &id);
+        if let Some(mut follower) = follower {
+            assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
+        }
+        Sandbox::until("the end of its group and of the machine", || {
+            devcloud.instances().is_empty() && devcloud.everywhere("instanceGroupManagers").is_empty()
+        });
+        // Whoever comes then finds everything.
+        assert!(expected == finish(&sandbox, &id), "other bytes than the undisturbed job's");
+        let status = sandbox.json(&["status", &id]);
+        assert_eq!(status["attempt"], 3, "{}", sandbox.ok(&["explain", &id]));
+    }
+    assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
+    assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
+}
+
+/// Each in the middle of its attempt, the first two.
+fn lose_two_machines(sandbox: &Sandbox, devcloud: &Devcloud, id: &str) {
+    let stored = sandbox.path("state/ftctl/store/ftctl/v1/jobs").join(id);
+    let newest = || fs::read_dir(stored.join("checkpoints")).ok()?.flatten().map(|entry| entry.file_name()).max();
+    for attempt in 1..=2 {
+        let heartbeat = stored.join(format!("attempts/{attempt}/heartbeat.json"));
+        Sandbox::until("training", || fs::read_to_string(&heartbeat).is_ok_and(|beat| beat.contains("training")));
+        let before = newest();
+        Sandbox::until("a checkpoint of the attempt", || newest() > before);
+        devcloud.take_away("");
+    }
 }

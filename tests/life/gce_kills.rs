@@ -18,7 +18,7 @@ use std::{
 
 use crate::{
     azurite::{self, Azurite},
-    devcloud::{Devcloud, on_gce},
+    devcloud::{Devcloud, by_a_group, on_gce},
     proxy::{self, Message},
     sandbox::{Sandbox, kill},
 };
@@ -36,6 +36,7 @@ const SPEED: &str = "10";
 const TTL: u64 = 3_600;
 const MAX_COST: f64 = 0.85;
 
+const RUN: &[&str] = &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
 const SUBMIT: &[&str] = &["submit", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
 
 /// A command, and what came before it.
@@ -45,17 +46,17 @@ struct Stage {
     command: &'static [&'static str],
     /// Whether the job succeeds with it.
     succeeds: bool,
+    /// Whether a group makes the job's machine.
+    grouped: bool,
+    /// How many machines an undisturbed life has.
+    machines: usize,
 }
 
 /// The first uploads, makes machines, hands over, supervises, recovers, collects and takes down.
-const STAGES: [Stage; 2] = [
-    Stage {
-        script: EVENTFUL,
-        before: &[],
-        command: &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"],
-        succeeds: true,
-    },
-    Stage { script: CALM, before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false },
+const STAGES: [Stage; 3] = [
+    Stage { script: EVENTFUL, before: &[], command: RUN, succeeds: true, grouped: false, machines: 2 },
+    Stage { script: CALM, before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false, grouped: false, machines: 1 },
+    Stage { script: CALM, before: &[], command: RUN, succeeds: true, grouped: true, machines: 1 },
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,10 +184,10 @@ struct Place {
 }
 
 impl Place {
-    fn new(script: &str) -> Self {
+    fn new(stage: &Stage) -> Self {
         let mut sandbox = Sandbox::new();
         let devcloud = Devcloud::start(&mut sandbox, SPEED);
-        devcloud.goes_wrong(script);
+        devcloud.goes_wrong(stage.script);
         let azurite = azurite::start();
         let cloud = devcloud.endpoint.rsplit(':').next().unwrap().parse().unwrap();
         let line = Line::start(cloud, azurite.port);
@@ -195,7 +196,10 @@ impl Place {
         sandbox.variables.push(("FTCTL_ENDPOINT_GCE".into(), format!("http://{here}").into()));
         sandbox.variables.push(("FTCTL_STORE".into(), store.into()));
         sandbox.variables.push(("AZURE_STORAGE_KEY".into(), azurite::KEY.into()));
-        on_gce(&sandbox, "job", STEPS, "ftctl");
+        let job = on_gce(&sandbox, "job", STEPS, "ftctl");
+        if stage.grouped {
+            by_a_group(&job);
+        }
         Self { sandbox, devcloud, line, _azurite: azurite }
     }
 
@@ -245,6 +249,7 @@ impl Place {
             }
         }
         assert_eq!(self.devcloud.instances(), [], "{what}");
+        assert!(self.devcloud.everywhere("instanceGroupManagers").is_empty(), "{what}");
         self.once_and_within_the_ceiling(what);
     }
 
@@ -261,14 +266,13 @@ type Files = Vec<(String, Vec<u8>)>;
 impl Stage {
     /// The requests of an undisturbed life, and what came of it.
     fn undisturbed(&self) -> (Vec<String>, Files) {
-        let place = Place::new(self.script);
+        let place = Place::new(self);
         let ended = place.play(self, None);
         assert!(ended.success(), "{:?}: {}", self.command, fs::read_to_string(place.sandbox.path("said")).unwrap());
         let requests = place.line.watched.lock().unwrap().requests.clone();
         assert_eq!(place.devcloud.instances(), []);
         place.once_and_within_the_ceiling("the undisturbed life");
-        let attempts = place.devcloud.made().len();
-        assert_eq!(attempts, if self.succeeds { 2 } else { 1 }, "{:?}", self.command);
+        assert_eq!(place.devcloud.made().len(), self.machines, "{:?}", self.command);
         (requests, if self.succeeds { place.sandbox.results("job") } else { Files::new() })
     }
 
@@ -293,7 +297,7 @@ impl Stage {
         let (late, missed) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let work = || {
             while let Some((index, when, then)) = deaths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let place = Place::new(self.script);
+                let place = Place::new(self);
                 let death = which(&requests, *index);
                 let what = format!("{:?} killed {when:?} {death:?}, then {then:?}", self.command);
                 let ended = place.play(self, Some((death, *when)));

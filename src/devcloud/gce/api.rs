@@ -4,12 +4,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::{
     advice,
     cloud::{Cloud, OperationError, Place},
-    filter,
+    filter, groups,
     instance::{Instance, Phase, items, last, machine, seconds},
     prices,
 };
@@ -78,6 +79,32 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
         ("GET", ["zones", zone, "instances", name, "getGuestAttributes"]) => {
             ("compute.instances.getGuestAttributes", guest_attributes, [zone, name])
         }
+        ("GET", ["aggregated", "instanceGroupManagers"]) => {
+            ("compute.instanceGroupManagers.aggregatedList", groups::list_everywhere, ["", ""])
+        }
+        ("POST", ["regions", region, "instanceGroupManagers"]) => {
+            ("compute.regionInstanceGroupManagers.insert", groups::insert, [region, ""])
+        }
+        ("GET", ["regions", region, "instanceGroupManagers", name]) => {
+            ("compute.regionInstanceGroupManagers.get", groups::get, [region, name])
+        }
+        ("PATCH", ["regions", region, "instanceGroupManagers", name]) => {
+            ("compute.regionInstanceGroupManagers.patch", groups::patch, [region, name])
+        }
+        ("DELETE", ["regions", region, "instanceGroupManagers", name]) => {
+            ("compute.regionInstanceGroupManagers.delete", groups::delete, [region, name])
+        }
+        ("GET", ["regions", region, "instanceGroupManagers", name, "listErrors"]) => {
+            ("compute.regionInstanceGroupManagers.listErrors", groups::errors, [region, name])
+        }
+        ("GET", ["global", "instanceTemplates"]) => ("compute.instanceTemplates.list", groups::templates, ["", ""]),
+        ("POST", ["global", "instanceTemplates"]) => ("compute.instanceTemplates.insert", groups::insert_template, ["", ""]),
+        ("GET", ["global", "instanceTemplates", name]) => ("compute.instanceTemplates.get", groups::get_template, ["", name]),
+        ("DELETE", ["global", "instanceTemplates", name]) => {
+            ("compute.instanceTemplates.delete", groups::delete_template, ["", name])
+        }
+        ("POST", ["regions", region, "operations", name, "wait"]) => ("compute.regionOperations.wait", operation, [region, name]),
+        ("POST", ["global", "operations", name, "wait"]) => ("compute.globalOperations.wait", operation, ["", name]),
         ("GET", ["zones", zone, "operations"]) => ("compute.zoneOperations.list", operations, [zone, ""]),
         ("GET", ["zones", zone, "operations", name]) => ("compute.zoneOperations.get", operation, [zone, name]),
         ("POST", ["zones", zone, "operations", name, "wait"]) => ("compute.zoneOperations.wait", operation, [zone, name]),
@@ -199,17 +226,21 @@ fn image(cloud: &mut Cloud, _: &Request, (_, family): &Place) -> Answer {
 }
 
 /// The list by zones that `aggregated` calls answer with.
-fn aggregated(cloud: &Cloud, kind: &str, key: &str, items: Vec<Value>) -> Value {
+pub fn aggregated(cloud: &Cloud, kind: &str, key: &str, items: Vec<Value>) -> Value {
     let mut zones: Map<String, Value> = Map::new();
     for item in items {
-        let zone = item["zone"].as_str().and_then(|link| link.rsplit('/').next()).unwrap_or_default();
-        let list = &mut zones.entry(format!("zones/{zone}")).or_insert_with(|| json!({ key: [] }))[key];
+        let scope = match (last(&item["zone"]), last(&item["region"])) {
+            ("", "") => "global".to_owned(),
+            ("", region) => format!("regions/{region}"),
+            (zone, _) => format!("zones/{zone}"),
+        };
+        let list = &mut zones.entry(scope).or_insert_with(|| json!({ key: [] }))[key];
         list.as_array_mut().into_iter().for_each(|list| list.push(item.clone()));
     }
     json!({ "kind": format!("compute#{kind}AggregatedList"), "id": "x", "items": zones, "selfLink": format!("{}/aggregated/{key}", cloud.base()) })
 }
 
-fn filtered(request: &Request, items: impl Iterator<Item = Value>) -> Result<Vec<Value>, Refusal> {
+pub fn filtered(request: &Request, items: impl Iterator<Item = Value>) -> Result<Vec<Value>, Refusal> {
     let expression = request.query.get("filter").map_or("", String::as_str);
     let filter = filter::parse(expression)
         .ok_or_else(|| Refusal::new(400, "invalid", format!("Invalid value for field 'filter': '{expression}'.")))?;
@@ -236,7 +267,7 @@ fn operations_everywhere(cloud: &mut Cloud, request: &Request, _: &Place) -> Ans
 }
 
 fn operations(cloud: &mut Cloud, request: &Request, (zone, _): &Place) -> Answer {
-    let here = cloud.operations.iter().filter(|operation| operation.zone == *zone);
+    let here = cloud.operations.iter().filter(|operation| operation.scope == format!("zones/{zone}"));
     let items = filtered(request, here.map(|operation| cloud.show_operation(operation)))?;
     Ok(
         json!({ "kind": "compute#operationList", "id": "x", "items": items, "selfLink": format!("{}/zones/{zone}/operations", cloud.base()) }),
@@ -261,7 +292,7 @@ fn instance(cloud: &mut Cloud, _: &Request, place: &Place) -> Answer {
 }
 
 /// Begins an operation, or finds the one that this `requestId` began.
-fn begin(cloud: &mut Cloud, request: &Request, act: impl FnOnce(&mut Cloud) -> Result<usize, Refusal>) -> Answer {
+pub fn begin(cloud: &mut Cloud, request: &Request, act: impl FnOnce(&mut Cloud) -> Result<usize, Refusal>) -> Answer {
     let id = request.query.get("requestId").filter(|id| !id.is_empty()).cloned();
     let known = id.as_ref().and_then(|id| cloud.requests.get(id).copied());
     let index = known.map_or_else(|| act(cloud), Ok)?;
@@ -272,7 +303,7 @@ fn begin(cloud: &mut Cloud, request: &Request, act: impl FnOnce(&mut Cloud) -> R
 fn insert(cloud: &mut Cloud, request: &Request, (zone, _): &Place) -> Answer {
     known_zone(cloud, zone)?;
     let body = request.body.as_object().cloned().unwrap_or_default();
-    check(&body, zone)?;
+    check(&body, zone, cloud.now)?;
     begin(cloud, request, |cloud| {
         let place = (zone.clone(), body["name"].as_str().unwrap_or_default().to_owned());
         if cloud.instances.contains_key(&place) {
@@ -289,11 +320,11 @@ fn insert(cloud: &mut Cloud, request: &Request, (zone, _): &Place) -> Answer {
         if error.is_none() {
             cloud.instances.insert(place.clone(), made);
         }
-        Ok(cloud.record("insert", &place, id, error, false))
+        Ok(cloud.record_instance("insert", &place, id, error, false))
     })
 }
 
-fn over_quota(cloud: &Cloud, asked: &Instance) -> Option<String> {
+pub fn over_quota(cloud: &Cloud, asked: &Instance) -> Option<String> {
     cloud.counts(&asked.machine()).into_iter().find_map(|(metric, amount)| {
         let everywhere = metric == "GPUS_ALL_REGIONS";
         let region = if everywhere { "" } else { region_of(&asked.zone) };
@@ -303,7 +334,7 @@ fn over_quota(cloud: &Cloud, asked: &Instance) -> Option<String> {
     })
 }
 
-fn out_of_stock(cloud: &Cloud, zone: &str) -> Option<OperationError> {
+pub fn out_of_stock(cloud: &Cloud, zone: &str) -> Option<OperationError> {
     cloud.script.stock_outs.iter().any(|out| out == zone).then(|| OperationError {
         code: "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
         message: format!(
@@ -315,11 +346,12 @@ fn out_of_stock(cloud: &Cloud, zone: &str) -> Option<OperationError> {
 }
 
 /// What the real service refuses, as far as a training job can get it wrong.
-fn check(body: &Map<String, Value>, zone: &str) -> Result<(), Refusal> {
+pub fn check(body: &Map<String, Value>, zone: &str, now: Timestamp) -> Result<(), Refusal> {
     let none = Value::Null;
     let scheduling = body.get("scheduling").unwrap_or(&none);
     let (spot, preemptible) = (scheduling["provisioningModel"] == "SPOT", scheduling["preemptible"] == true);
     let limit = seconds(&scheduling["maxRunDuration"]["seconds"]);
+    let termination: Option<Timestamp> = scheduling["terminationTime"].as_str().and_then(|time| time.parse().ok());
     let notice = seconds(&scheduling["preemptionNoticeDuration"]["seconds"]);
     let name = body.get("name").and_then(Value::as_str).unwrap_or_default();
     let machine = machine(body);
@@ -378,12 +410,18 @@ fn check(body: &Map<String, Value>, zone: &str) -> Result<(), Refusal> {
             "Must be between 30 seconds and 120 days",
         ),
         (
+            scheduling["terminationTime"].is_null()
+                || (spot || !preemptible) && limit.is_none() && termination.is_some_and(|end| end > now),
+            "scheduling.terminationTime",
+            "Must be in the future, alone, and not of preemptible instances",
+        ),
+        (
             scheduling["preemptionNoticeDuration"].is_null() || (spot && [Some(0), Some(120)].contains(&notice)),
             "scheduling.preemptionNoticeDuration",
             "Must be 0 or 120 seconds, and needs provisioningModel SPOT",
         ),
         (
-            scheduling["instanceTerminationAction"].is_null() || spot || limit.is_some(),
+            scheduling["instanceTerminationAction"].is_null() || spot || limit.or(termination.map(|_| 0)).is_some(),
             "scheduling.instanceTerminationAction",
             "Needs provisioningModel SPOT or a limited run",
         ),
@@ -394,7 +432,7 @@ fn check(body: &Map<String, Value>, zone: &str) -> Result<(), Refusal> {
     })
 }
 
-fn valid_name(name: &str) -> bool {
+pub fn valid_name(name: &str) -> bool {
     (1..=63).contains(&name.len())
         && name.starts_with(|c: char| c.is_ascii_lowercase())
         && !name.ends_with('-')
@@ -405,7 +443,7 @@ fn delete(cloud: &mut Cloud, request: &Request, place: &Place) -> Answer {
     begin(cloud, request, |cloud| {
         let id = find(cloud, place)?.id;
         cloud.delete(place);
-        Ok(cloud.record("delete", place, id, None, false))
+        Ok(cloud.record_instance("delete", place, id, None, false))
     })
 }
 
@@ -413,7 +451,7 @@ fn stop(cloud: &mut Cloud, request: &Request, place: &Place) -> Answer {
     begin(cloud, request, |cloud| {
         let id = find(cloud, place)?.id;
         cloud.soft_off(place, false);
-        Ok(cloud.record("stop", place, id, None, false))
+        Ok(cloud.record_instance("stop", place, id, None, false))
     })
 }
 
@@ -425,7 +463,7 @@ fn maintain(cloud: &mut Cloud, request: &Request, place: &Place) -> Answer {
         if over {
             return Err(Refusal::new(400, "resourceNotReady", format!("The resource '{}' is not running", place.1)));
         }
-        let index = cloud.record("simulateMaintenanceEvent", place, id, None, false);
+        let index = cloud.record_instance("simulateMaintenanceEvent", place, id, None, false);
         cloud.preempt(place);
         Ok(index)
     })
@@ -439,7 +477,7 @@ fn set_metadata(cloud: &mut Cloud, request: &Request, place: &Place) -> Answer {
         }
         instance.metadata = items(&request.body);
         let id = instance.id;
-        Ok(cloud.record("setMetadata", place, id, None, false))
+        Ok(cloud.record_instance("setMetadata", place, id, None, false))
     })
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     clock::after,
+    groups::{self, Group, Template},
     instance::{Instance, Phase, time},
     script::{Script, Trouble, TroubleKind},
 };
@@ -42,7 +43,9 @@ pub struct Operation {
     pub name: String,
     pub id: u64,
     pub kind: &'static str,
-    pub zone: String,
+    /// `zones/ZONE`, `regions/REGION` or `global`.
+    pub scope: String,
+    /// Below that: `instances/NAME`.
     pub target: String,
     pub target_id: u64,
     pub inserted: Timestamp,
@@ -78,6 +81,8 @@ pub struct Cloud {
     /// Simulated seconds in one on the wall: processes live on the wall's clock.
     pub speed: f64,
     pub instances: BTreeMap<Place, Instance>,
+    pub templates: BTreeMap<String, Template>,
+    pub groups: BTreeMap<Place, Group>,
     pub operations: Vec<Operation>,
     /// Which operation a `requestId` began.
     pub requests: BTreeMap<String, usize>,
@@ -96,6 +101,8 @@ impl Cloud {
             now,
             speed,
             instances: BTreeMap::new(),
+            templates: BTreeMap::new(),
+            groups: BTreeMap::new(),
             operations: Vec::new(),
             requests: BTreeMap::new(),
             faults_used: Vec::new(),
@@ -129,6 +136,7 @@ impl Cloud {
             }
         }
         self.now = self.now.max(now);
+        groups::mend(self);
     }
 
     fn next_change(&self, place: &Place) -> Option<(Timestamp, Change)> {
@@ -179,7 +187,7 @@ impl Cloud {
         let (deletes, id, notice) = (instance.goes_with_its_power(), instance.id, instance.notice());
         let noticed = instance.phase == Phase::Running && !notice.is_zero();
         instance.taken = noticed.then(|| after(self.now, notice));
-        self.record("compute.instances.preempted", place, id, None, true);
+        self.record_instance("compute.instances.preempted", place, id, None, true);
         if !noticed {
             self.soft_off(place, deletes);
         }
@@ -234,10 +242,21 @@ impl Cloud {
         }
     }
 
+    pub fn record_instance(
+        &mut self,
+        kind: &'static str,
+        (zone, name): &Place,
+        target_id: u64,
+        error: Option<OperationError>,
+        system: bool,
+    ) -> usize {
+        self.record(kind, (format!("zones/{zone}"), format!("instances/{name}")), target_id, error, system)
+    }
+
     pub fn record(
         &mut self,
         kind: &'static str,
-        place: &Place,
+        (scope, target): (String, String),
         target_id: u64,
         error: Option<OperationError>,
         system: bool,
@@ -247,8 +266,8 @@ impl Cloud {
             name: format!("operation-{id}"),
             id,
             kind,
-            zone: place.0.clone(),
-            target: place.1.clone(),
+            scope,
+            target,
             target_id,
             inserted: self.now,
             // Fast, and yet after the answer to whoever began it.
@@ -261,23 +280,27 @@ impl Cloud {
     }
 
     pub fn show_operation(&self, operation: &Operation) -> Value {
-        let zone = format!("{}/zones/{}", self.base(), operation.zone);
+        let scope = format!("{}/{}", self.base(), operation.scope);
         let done = operation.done <= self.now;
         let mut shown = json!({
             "kind": "compute#operation",
             "id": operation.id.to_string(),
             "name": operation.name,
             "operationType": operation.kind,
-            "targetLink": format!("{zone}/instances/{}", operation.target),
+            "targetLink": format!("{scope}/{}", operation.target),
             "targetId": operation.target_id.to_string(),
             "status": if done { "DONE" } else { "RUNNING" },
             "user": if operation.system { "system" } else { "user@example.com" },
             "progress": if done { 100 } else { 0 },
             "insertTime": time(operation.inserted),
             "startTime": time(operation.inserted),
-            "selfLink": format!("{zone}/operations/{}", operation.name),
-            "zone": zone,
+            "selfLink": format!("{scope}/operations/{}", operation.name),
         });
+        match operation.scope.split_once('/') {
+            Some(("zones", _)) => shown["zone"] = json!(scope),
+            Some(_) => shown["region"] = json!(scope),
+            None => {}
+        }
         if operation.system {
             shown["statusMessage"] = json!("Instance was preempted.");
         }

@@ -94,9 +94,13 @@ impl Instance {
         self.scheduling("instanceTerminationAction") == "DELETE"
     }
 
-    /// When its time ends by itself: `maxRunDuration` after its start, or a day for the old kind of preemptible machine.
+    /// When its time ends by itself: at `terminationTime`, `maxRunDuration` after its start, or a day for the old kind of preemptible machine.
     pub fn deadline(&self) -> Option<Timestamp> {
         const DAY: Duration = Duration::from_secs(86_400);
+        let termination = self.scheduling("terminationTime").as_str().and_then(|time| time.parse().ok());
+        if termination.is_some() {
+            return termination;
+        }
         let limit = seconds(&self.scheduling("maxRunDuration")["seconds"]).map(Duration::from_secs);
         let day = (self.scheduling("preemptible") == true && self.scheduling("provisioningModel") != "SPOT").then_some(DAY);
         Some(after(self.started?, limit.or(day)?))
@@ -105,6 +109,11 @@ impl Instance {
     /// How long before the power button it hears that it is taken away.
     pub fn notice(&self) -> Duration {
         Duration::from_secs(seconds(&self.scheduling("preemptionNoticeDuration")["seconds"]).unwrap_or_default())
+    }
+
+    /// The first of its service accounts.
+    pub fn service_account(&self) -> &Value {
+        &self.body.get("serviceAccounts").unwrap_or(&Value::Null)[0]
     }
 
     /// What it is, and what is charged for.

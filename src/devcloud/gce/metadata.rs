@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, time::Instant};
 
@@ -83,6 +84,11 @@ fn value(instance: &Instance, path: &str) -> Option<String> {
         "instance/id" => instance.id.to_string(),
         "instance/zone" => format!("projects/1/zones/{}", instance.zone),
         "instance/preempted" => if instance.preempted { "TRUE" } else { "FALSE" }.to_owned(),
+        "instance/service-accounts/default/email" => instance.service_account()["email"].as_str()?.to_owned(),
+        "instance/service-accounts/default/token" => {
+            instance.service_account()["email"].as_str()?;
+            json!({ "access_token": format!("of-{}", instance.name), "expires_in": 3_599, "token_type": "Bearer" }).to_string()
+        }
         "instance/maintenance-event" => "NONE".to_owned(),
         _ => return None,
     })

@@ -16,6 +16,7 @@ mod api;
 mod clock;
 mod cloud;
 mod filter;
+mod groups;
 mod instance;
 mod metadata;
 mod prices;
@@ -219,8 +220,7 @@ impl Devcloud {
         let begun = tokio::time::Instant::now();
         loop {
             let answer = handler(&mut self.at_present(), request, place);
-            let waits =
-                call == "compute.zoneOperations.wait" && answer.as_ref().is_ok_and(|operation| operation["status"] != "DONE");
+            let waits = call.ends_with("Operations.wait") && answer.as_ref().is_ok_and(|operation| operation["status"] != "DONE");
             if !waits || begun.elapsed() > LONGEST_WAIT {
                 return answer;
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::client::Client;
+use super::client::{Client, last};
 use crate::job::{gce::GcePlan, id::AttemptId, order::TrainerImage};
 
 /// What the machine runs at its start.
@@ -16,7 +16,11 @@ pub const JOB: &str = "ftctl-job";
 pub const ATTEMPT: &str = "ftctl-attempt";
 /// Seconds of life, and the end of it in seconds since 1970: the cloud's own clock tells when they began.
 pub const LIFETIME: &str = "ftctl-lifetime";
-const EXPIRES: &str = "ftctl-expires";
+pub const EXPIRES: &str = "ftctl-expires";
+/// Present on machines that a group makes.
+pub const RECOVERY: &str = "ftctl-recovery";
+/// Of the metadata: the URL of that group.
+const GROUP: &str = "ftctl-group";
 /// Of the metadata: present when the agent was told to start.
 pub const ORDER: &str = "ftctl-order";
 pub const ENVIRONMENT: &str = "ftctl-environment";
@@ -66,7 +70,7 @@ pub fn instance(
             "accessConfigs": [{ "name": "external-nat", "type": "ONE_TO_ONE_NAT" }],
             "network": client.url(&format!("global/networks/{}", plan.network)),
         }],
-        "serviceAccounts": [{ "email": "default", "scopes": SCOPES }],
+        "serviceAccounts": [service_account(plan)],
         "scheduling": scheduling(plan, life),
         "labels": {
             JOB: attempt.job.as_str(),
@@ -85,6 +89,50 @@ pub fn instance(
     });
     add_accelerators(&mut body, client, plan, zone);
     body
+}
+
+/// What a group makes machines of: the body of an insert without what belongs to one machine. They end at the same time, however often one is
+/// made anew, and after it none can be made: so a group has the ceiling that one machine has.
+pub fn template(
+    client: &Client,
+    attempt: &AttemptId,
+    plan: &GcePlan,
+    image: &TrainerImage,
+    life: Duration,
+    now: Timestamp,
+    group: &str,
+) -> Value {
+    let mut properties = instance(client, attempt, plan, image, &plan.zones[0], life, now);
+    for resource in ["name", "deletionProtection"] {
+        properties.as_object_mut().map(|properties| properties.remove(resource));
+    }
+    // A template is of no zone: kinds go by their names.
+    let kind = |link: &Value| json!(last(link));
+    properties["machineType"] = kind(&properties["machineType"]);
+    for card in properties.get_mut("guestAccelerators").and_then(Value::as_array_mut).into_iter().flatten() {
+        card["acceleratorType"] = kind(&card["acceleratorType"]);
+    }
+    let disk = &mut properties["disks"][0]["initializeParams"];
+    if disk["diskType"].is_string() {
+        disk["diskType"] = kind(&disk["diskType"]);
+    }
+    properties["labels"][RECOVERY] = json!("group");
+    if let Some(items) = properties["metadata"]["items"].as_array_mut() {
+        items.push(json!({ "key": GROUP, "value": group }));
+    }
+    let ends = now.checked_add(life.saturating_sub(SLACK).max(SLACK)).unwrap_or(Timestamp::MAX);
+    let scheduling = properties["scheduling"].as_object_mut();
+    scheduling.map(|scheduling| scheduling.remove("maxRunDuration"));
+    properties["scheduling"]["terminationTime"] = json!(format!("{ends:.0}"));
+    properties
+}
+
+/// With the rights that its owner gave it, or those that gcloud gives a machine.
+fn service_account(plan: &GcePlan) -> Value {
+    match &plan.service_account {
+        Some(email) => json!({ "email": email, "scopes": ["https://www.googleapis.com/auth/cloud-platform"] }),
+        None => json!({ "email": "default", "scopes": SCOPES }),
+    }
 }
 
 /// Adds them to a custom machine. One that comes with them is content with neither the disk nor, some, the network card that others get.

@@ -167,8 +167,12 @@ impl Client {
                 let why = format!("it is not done after {} minutes", OPERATION.as_secs() / 60);
                 return Err(Refusal::lost(operation["operationType"].as_str().unwrap_or("operation"), &why));
             }
-            let (zone, name) = (last(&operation["zone"]), operation["name"].as_str().unwrap_or_default());
-            let wait = format!("zones/{zone}/operations/{name}/wait");
+            let scope = match (last(&operation["zone"]), last(&operation["region"])) {
+                ("", "") => "global".to_owned(),
+                ("", region) => format!("regions/{region}"),
+                (zone, _) => format!("zones/{zone}"),
+            };
+            let wait = format!("{scope}/operations/{}/wait", operation["name"].as_str().unwrap_or_default());
             operation = self.call(Call { method: Method::POST, path: wait, query: Vec::new(), body: None }).await?;
         }
         operation_error(&operation).map_or(Ok(()), Err)

@@ -3,7 +3,8 @@
 //! The cloud is the only memory: a machine is found by its name, a job's machines by their label, in whatever zone they are. The kill
 //! switch is the cloud's (`maxRunDuration`, DELETE), so nothing outlives the job's money when everybody else is gone. The agent is
 //! started by the machine itself, by `templates/gce/startup.sh`: it waits for the order, which [`Provider::launch`] puts into the
-//! machine's metadata against the fingerprint of what is there, so that exactly one launcher wins.
+//! machine's metadata against the fingerprint of what is there, so that exactly one launcher wins. With `recovery = "group"` a job's machine is
+//! that of a group: [`group`].
 //!
 //! | killed | is found later as |
 //! |---|---|
@@ -16,6 +17,8 @@ mod body;
 mod boot;
 mod client;
 mod credentials;
+mod group;
+mod machine;
 mod possible;
 mod prices;
 mod quota;
@@ -40,7 +43,8 @@ use tokio::time::{Instant, sleep};
 use self::{
     client::{Call, Client, http_date, last},
     credentials::Credentials,
-    prices::{Kept, PriceList},
+    machine::{created, is_grouped, is_on, metadata},
+    prices::Kept,
     refusal::Refusal,
 };
 use super::{
@@ -50,10 +54,10 @@ use crate::{
     job::{
         clock::Clock,
         finding::Finding,
+        gce::{Recovery, region},
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
         plan::{Plan, Price},
-        units::Money,
     },
     store::Store,
 };
@@ -111,7 +115,9 @@ impl Gce {
     }
 
     async fn named(&self, attempt: &AttemptId) -> Result<Vec<Value>, Refusal> {
-        let mut found = self.client.everywhere("instances", &format!("name = {}", attempt.machine_name())).await?;
+        // A group's machine has a name of its own, and is that of every attempt.
+        let mut found = self.of_job(&attempt.job).await?;
+        found.retain(|machine| machine["name"] == attempt.machine_name() || is_grouped(machine));
         found.sort_by_cached_key(|machine| (created(machine), machine["id"].to_string()));
         Ok(found)
     }
@@ -162,11 +168,19 @@ impl Gce {
     }
 
     async fn delete(&self, machine: &Value) -> Result<(), Refusal> {
-        let path = format!("zones/{}/instances/{}", last(&machine["zone"]), last(&machine["name"]));
+        self.remove(format!("zones/{}/instances/{}", last(&machine["zone"]), last(&machine["name"]))).await
+    }
+
+    async fn remove(&self, path: String) -> Result<(), Refusal> {
         match self.client.change(Call::change(Method::DELETE, path, None)).await {
             Err(refusal) if refusal.is_absent() => Ok(()),
             done => done,
         }
+    }
+
+    /// The group that will make the job's machine anew, where there is one.
+    async fn mending(&self, job: &JobId) -> Result<Option<Value>, Refusal> {
+        Ok(self.group(job).await?.filter(group::mends))
     }
 
     /// Whether the cloud has written down that it took this machine back: the only witness when the machine is gone.
@@ -219,19 +233,15 @@ impl Gce {
         Ok(items.iter().filter_map(pair).collect())
     }
 
-    /// What the agent is told, on top of what the machine knows.
-    async fn orders(&self, machine: &Value, order: &RunOrder) -> Result<Vec<Value>> {
+    /// What the agent is told.
+    async fn orders(&self, order: &RunOrder) -> Result<[(&'static str, String); 2]> {
         let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
         let variables = self.store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
         let variables = variables.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let environment: String =
             variables.flat_map(|(name, value)| [name.to_owned(), "=".to_owned(), value, "\n".to_owned()]).collect();
         let text = serde_json::to_string(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
-        let mut items = machine["metadata"]["items"].as_array().cloned().unwrap_or_default();
-        for (key, value) in [(body::ENVIRONMENT, &environment), (body::ORDER, &text)] {
-            items.push(json!({ "key": key, "value": value }));
-        }
-        Ok(items)
+        Ok([(body::ENVIRONMENT, environment), (body::ORDER, text)])
     }
 }
 
@@ -268,6 +278,9 @@ impl Provider for Gce {
         if self.find(attempt).await?.is_some() || self.was_preempted(attempt).await? {
             return Ok(());
         }
+        if plan.gce.recovery == Recovery::Group {
+            return self.make_group(attempt, plan, image).await;
+        }
         self.make(attempt, plan, image).await
     }
 
@@ -278,14 +291,23 @@ impl Provider for Gce {
     async fn launch(&self, order: &RunOrder) -> Result<()> {
         let attempt = AttemptId::new(&order.job, order.attempt);
         let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
+        let grouped = order.last_attempt.is_some();
+        if grouped {
+            self.tell_group(&order.job, &self.orders(order).await?).await?;
+        }
         loop {
-            let machine = self.find(&attempt).await?.ok_or_else(gone)?;
+            let machine = match self.find(&attempt).await? {
+                // It comes with its order.
+                None if grouped => return Ok(()),
+                machine => machine.ok_or_else(gone)?,
+            };
             if !is_on(&machine) || metadata(&machine, body::ORDER).is_some() {
                 return Ok(());
             }
-            let items = self.orders(&machine, order).await?;
+            let mut items = machine["metadata"]["items"].as_array().cloned().unwrap_or_default();
+            items.extend(self.orders(order).await?.map(|(key, value)| json!({ "key": key, "value": value })));
             let fingerprint = machine["metadata"]["fingerprint"].as_str().unwrap_or_default();
-            match self.client.set_metadata(last(&machine["zone"]), &attempt.machine_name(), fingerprint, &items).await {
+            match self.client.set_metadata(last(&machine["zone"]), last(&machine["name"]), fingerprint, &items).await {
                 // Somebody else wrote meanwhile: another look tells what.
                 Err(refusal) if refusal.status == Some(412) => {}
                 Err(refusal) if refusal.is_absent() => return Err(gone()),
@@ -295,8 +317,15 @@ impl Provider for Gce {
     }
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
-        Ok(match self.find(attempt).await? {
-            Some(machine) if is_on(&machine) => Sighting::Alive { agent: metadata(&machine, body::ORDER).is_some() },
+        let machine = self.find(attempt).await?;
+        if let Some(machine) = machine.as_ref().filter(|machine| is_on(machine)) {
+            return Ok(Sighting::Alive { agent: metadata(machine, body::ORDER).is_some() });
+        }
+        // Between two of its machines a job of a group is no less alive.
+        if let Some(group) = self.mending(&attempt.job).await? {
+            return Ok(Sighting::Alive { agent: group::metadata(&group, body::ORDER).is_some() });
+        }
+        Ok(match machine {
             Some(machine) => self.last_words(attempt, &machine).await?,
             None if self.was_preempted(attempt).await? => Sighting::Dead { why: "preempted".to_owned() },
             None => Sighting::Gone,
@@ -304,7 +333,12 @@ impl Provider for Gce {
     }
 
     async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
-        let Some(machine) = self.find(attempt).await?.filter(is_on) else { return Ok(Signs::Absent) };
+        let Some(machine) = self.find(attempt).await?.filter(is_on) else {
+            return Ok(match self.mending(&attempt.job).await? {
+                Some(group) => Signs::Busy { at: self.want_of_machine(&group).await? },
+                None => Signs::Absent,
+            });
+        };
         let told = self.guest_attributes(&machine).await?;
         if let Some(why) = told.get("failure") {
             return Ok(Signs::Unfit { why: why.clone() });
@@ -335,10 +369,11 @@ impl Provider for Gce {
         let name = attempt.machine_name();
         let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {name} to take away"));
         let machine = self.find(attempt).await?.ok_or_else(absent)?;
-        let path = format!("zones/{}/instances/{name}/simulateMaintenanceEvent", last(&machine["zone"]));
+        let path = format!("zones/{}/instances/{}/simulateMaintenanceEvent", last(&machine["zone"]), last(&machine["name"]));
         self.client.change(Call::change(Method::POST, path, None)).await?;
         let begun = Instant::now();
-        while self.find(attempt).await?.is_some_and(|machine| machine["status"] != "TERMINATED") {
+        let is_left = |now: &Value| now["id"] == machine["id"] && now["status"] != "TERMINATED";
+        while self.find(attempt).await?.is_some_and(|now| is_left(&now)) {
             if begun.elapsed() > END {
                 return Err(ProviderError::new(
                     Class::Network,
@@ -352,10 +387,12 @@ impl Provider for Gce {
 
     async fn destroy(&self, job: &JobId) -> Result<()> {
         let begun = Instant::now();
+        // First, or it would make them anew.
+        self.delete_group(job).await.map_err(|refusal| owing(refusal, &[group::name(job)]))?;
         loop {
             let machines = self.of_job(job).await.map_err(|refusal| owing(refusal, &[]))?;
             if machines.is_empty() {
-                return Ok(());
+                return Ok(self.delete_template(job).await?);
             }
             let names: Vec<String> = machines.iter().map(|machine| last(&machine["name"]).to_owned()).collect();
             if begun.elapsed() > END {
@@ -371,9 +408,14 @@ impl Provider for Gce {
     async fn list(&self) -> Result<Vec<Resource>> {
         let machines = self.client.everywhere("instances", &format!("labels.{}:*", body::JOB)).await?;
         let prices = self.prices.list(&self.client);
-        let mut found: Vec<Resource> = machines.iter().filter_map(|machine| resource(machine, prices.as_ref())).collect();
+        let mut found: Vec<Resource> = machines.iter().filter_map(|machine| machine::resource(machine, prices.as_ref())).collect();
+        found.extend(self.groups("").await?.iter().filter_map(group::resource));
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
+    }
+
+    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
+        Ok(self.tidy_templates(only_look).await?)
     }
 
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
@@ -414,51 +456,4 @@ fn told(refused: &[(String, Refusal)]) -> Vec<String> {
 
 fn decoded(refusal: &Refusal) -> &str {
     if refusal.is_stock_out() { "out of stock" } else { refusal.message.trim_end_matches('.') }
-}
-
-fn region(zone: &str) -> &str {
-    zone.rsplit_once('-').map_or(zone, |(region, _)| region)
-}
-
-/// Whether it has, or will have, power.
-fn is_on(machine: &Value) -> bool {
-    ["PROVISIONING", "STAGING", "RUNNING", "REPAIRING", "STOPPING"].contains(&machine["status"].as_str().unwrap_or_default())
-}
-
-fn metadata<'m>(machine: &'m Value, key: &str) -> Option<&'m Value> {
-    machine["metadata"]["items"].as_array()?.iter().find(|item| item["key"] == key)
-}
-
-fn created(machine: &Value) -> Timestamp {
-    machine["creationTimestamp"].as_str().and_then(|time| time.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH)
-}
-
-/// A machine of ours, whoever made it; `None` for one whose label names no job.
-fn resource(machine: &Value, prices: Option<&PriceList>) -> Option<Resource> {
-    let label = |key: &str| machine["labels"][key].as_str();
-    let job = JobId::parse(label(body::JOB)?)?;
-    let since = created(machine);
-    let order = metadata(machine, body::ORDER).and_then(|item| serde_json::from_str::<RunOrder>(item["value"].as_str()?).ok());
-    let life = label(body::LIFETIME).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    Some(Resource {
-        name: machine["name"].as_str()?.to_owned(),
-        attempt: AttemptId::new(&job, label(body::ATTEMPT).and_then(|number| number.parse().ok()).unwrap_or(0)),
-        since,
-        expires: life.and_then(|life| since.checked_add(life).ok()),
-        price_per_hour: price(machine, prices),
-        store: order.map(|order| order.store),
-    })
-}
-
-/// By what the cloud says the machine is, not by what a plan once wanted; by the table where nobody has read today's prices.
-fn price(machine: &Value, prices: Option<&PriceList>) -> Money {
-    use crate::job::catalogue::{self, Machine};
-    let card = &machine["guestAccelerators"][0];
-    let count = card["acceleratorCount"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
-    let disk_gb = machine["disks"][0]["diskSizeGb"].as_str().and_then(|size| size.parse().ok()).unwrap_or(0);
-    let spot = machine["scheduling"]["provisioningModel"] == "SPOT" || machine["scheduling"]["preemptible"] == true;
-    let kind = last(&machine["machineType"]);
-    let described = Machine::described(kind, Some((last(&card["acceleratorType"]), count)), disk_gb, spot);
-    let today = prices.and_then(|prices| prices.price_per_hour(&described, region(last(&machine["zone"]))));
-    today.unwrap_or_else(|| catalogue::gce().price_per_hour(&described))
 }

@@ -1,6 +1,7 @@
 //! The provider against the simulated Compute Engine, over real connections, with real machines of processes.
 
 mod discovery;
+mod groups;
 mod histories;
 mod prices;
 
@@ -11,7 +12,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     devcloud::gce::{Devcloud, Options, client_environment},
-    job::{clock::SystemClock, finding::Health},
+    job::{clock::SystemClock, finding::Health, units::Money},
     provider::conformance::{World, attempt, order, plan, suite},
     store::memory::MemoryStore,
 };

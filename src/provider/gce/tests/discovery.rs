@@ -82,6 +82,7 @@ async fn discovery_has_nothing_against_any_request() {
         place.provider().price(&plan).await.expect("a price");
         assert!(place.provider().room(&plan).await.iter().all(|finding| finding.health == Health::Good));
     }
+    super::groups::every_call(&place).await;
     let calls = place.calls().await;
     assert!(calls.iter().any(|made| made["call"] == "compute.advice.capacity"));
     let metrics = &discovery.0["schemas"]["Quota"]["properties"]["metric"]["enum"];
@@ -89,7 +90,7 @@ async fn discovery_has_nothing_against_any_request() {
     let unknown: Vec<String> = crate::devcloud::gce::metrics().into_iter().filter(|metric| !known(metric)).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
     let calls = place.calls().await;
-    for call in CALLS {
+    for call in CALLS.iter().chain(&super::groups::CALLS) {
         assert!(calls.iter().any(|made| made["call"] == format!("compute.{call}")), "{call} was not made");
     }
     let (products, calls): (Vec<&Value>, Vec<&Value>) =

@@ -1,0 +1,48 @@
+//! Which attempt a machine is for that the backend made by itself in place of one that was taken away ([`RunOrder::last_attempt`]): it has
+//! the order of the first, and goes on from what the store says became of that.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use super::{Agent, End, is_io};
+use crate::{
+    job::{
+        id::path,
+        order::{ExitReason, RunOrder},
+        report::Report,
+    },
+    store::{Result, Store, lease},
+};
+
+/// The order of the first attempt that is not over.
+pub(super) async fn current(store: &Arc<dyn Store>, order: &RunOrder, work: &Path, report: &dyn Report) -> Result<RunOrder> {
+    let mut order = order.clone();
+    while let Some(next) = Agent::new(Arc::clone(store), &order, work, report, Duration::MAX)?.successor().await? {
+        order.attempt = next;
+    }
+    Ok(order)
+}
+
+impl Agent<'_> {
+    /// The next attempt, where another machine began this one and is no more.
+    async fn successor(&self) -> Result<Option<u32>> {
+        if self.order.last_attempt.is_none_or(|last| self.order.attempt >= last) {
+            return Ok(None);
+        }
+        let end = match self.first_look().await? {
+            Some(end) => end,
+            None if self.is_begun_elsewhere().await? => {
+                self.sign(End::new(ExitReason::Preempted, "its machine is gone, and had no time to say so")).await?
+            }
+            None => return Ok(None),
+        };
+        Ok(end.reason.is_followed().then_some(self.order.attempt + 1))
+    }
+
+    /// A backend makes the next machine when the one before is gone, so its holder is dead; if not, the higher number takes the lease from it.
+    async fn is_begun_elsewhere(&self) -> Result<bool> {
+        let lease = path::attempt_lease(&self.order.job);
+        let holder = self.persist("look at the store", is_io, async || lease::holder(&*self.store, &lease).await).await?;
+        let own = self.identity.as_ref().map(|identity| &identity.name);
+        Ok(holder.is_some_and(|holder| holder.attempt >= self.order.attempt && Some(&holder.nonce) != own))
+    }
+}

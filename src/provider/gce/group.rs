@@ -1,0 +1,183 @@
+//! `recovery = "group"`: a regional managed instance group of one machine. The cloud itself makes a machine that was taken away anew, under
+//! its name, with nobody there; its agent begins the next attempt.
+//!
+//! The order is in the group's configuration, which every machine of the group is made with. A machine whose job is over deletes the group, and
+//! itself with it; one that can never do its work tells the group to mend nothing and switches itself off, so that its last words are kept
+//! (`templates/gce/startup.sh`). Should both fail, the machine is made anew until the time that its template names.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::{
+    Class, Gce, ProviderError, Refusal, Resource, Result, body,
+    client::{Call, last},
+    machine::{created, expires},
+};
+use crate::job::{
+    gce::region,
+    id::{AttemptId, JobId},
+    order::{RunOrder, TrainerImage},
+    plan::Plan,
+    units::Money,
+};
+
+const GROUPS: &str = "instanceGroupManagers";
+const TEMPLATES: &str = "global/instanceTemplates";
+
+/// Of a job's group and its template.
+pub fn name(job: &JobId) -> String {
+    format!("{job}-g")
+}
+
+fn path(group: &Value) -> String {
+    format!("regions/{}/{GROUPS}/{}", last(&group["region"]), last(&group["name"]))
+}
+
+fn of_job(labels: &Value) -> Option<JobId> {
+    JobId::parse(labels[body::JOB].as_str()?)
+}
+
+/// Whether a machine that is off, or gone, is made anew.
+pub fn mends(group: &Value) -> bool {
+    group["instanceLifecyclePolicy"]["defaultActionOnFailure"] != "DO_NOTHING"
+}
+
+/// What its machines are made with beyond the template.
+pub fn metadata<'g>(group: &'g Value, key: &str) -> Option<&'g str> {
+    group["allInstancesConfig"]["properties"]["metadata"][key].as_str()
+}
+
+impl Gce {
+    pub(super) async fn group(&self, job: &JobId) -> Result<Option<Value>, Refusal> {
+        Ok(self.groups(&format!("name = {}", name(job))).await?.into_iter().next())
+    }
+
+    /// Whoever may not list groups has made none.
+    pub(super) async fn groups(&self, filter: &str) -> Result<Vec<Value>, Refusal> {
+        match self.client.everywhere(GROUPS, filter).await {
+            Err(refusal) if refusal.status == Some(403) => Ok(Vec::new()),
+            found => found,
+        }
+    }
+
+    /// Makes the template and the group, or finds them. Its first machine comes when the cloud has one.
+    pub(super) async fn make_group(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+        let (name, region) = (name(&attempt.job), region(&plan.gce.zones[0]));
+        let url = self.client.url(&format!("regions/{region}/{GROUPS}/{name}"));
+        let now = self.client.cloud_time().unwrap_or_else(|| self.clock.now());
+        let properties = body::template(&self.client, attempt, &plan.gce, image, plan.lifetime(), now, &url);
+        let labels = properties["labels"].clone();
+        self.insert(TEMPLATES, json!({ "name": name, "properties": properties })).await?;
+        let zone = |zone: &String| json!({ "zone": self.client.url(&format!("zones/{zone}")) });
+        let group = json!({
+            "name": name,
+            "baseInstanceName": attempt.job.as_str(),
+            "targetSize": 1,
+            "instanceTemplate": self.client.url(&format!("{TEMPLATES}/{name}")),
+            "distributionPolicy": { "targetShape": "ANY", "zones": plan.gce.zones.iter().map(zone).collect::<Vec<_>>() },
+            "updatePolicy": { "instanceRedistributionType": "NONE" },
+            // A machine that is made anew has the order that came after the first was made.
+            "instanceLifecyclePolicy": { "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES" },
+            "allInstancesConfig": { "properties": { "labels": labels } },
+        });
+        self.insert(&format!("regions/{region}/{GROUPS}"), group).await
+    }
+
+    /// One that is there already is of this job, whose name it has.
+    async fn insert(&self, path: &str, body: Value) -> Result<()> {
+        match self.client.change(Call::change(Method::POST, path, Some(body))).await {
+            Err(refusal) if refusal.status == Some(409) => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
+    /// Gives the machines that will be made what the agent is told.
+    pub(super) async fn tell_group(&self, job: &JobId, told: &[(&str, String)]) -> Result<()> {
+        loop {
+            let gone = || ProviderError::new(Class::Network, format!("there is no group {} any more", name(job)));
+            let group = self.group(job).await?.ok_or_else(gone)?;
+            if metadata(&group, body::ORDER).is_some() {
+                return Ok(());
+            }
+            let metadata: serde_json::Map<String, Value> =
+                told.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
+            let patch =
+                json!({ "fingerprint": group["fingerprint"], "allInstancesConfig": { "properties": { "metadata": metadata } } });
+            match self.client.change(Call::change(Method::PATCH, path(&group), Some(patch))).await {
+                // Somebody else wrote meanwhile: another look tells what.
+                Err(refusal) if refusal.status == Some(412) => {}
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    /// Why the group has no machine now, as far as it says.
+    pub(super) async fn want_of_machine(&self, group: &Value) -> Result<String, Refusal> {
+        let errors = self.client.call(Call::get(format!("{}/listErrors", path(group)))).await?;
+        let newest = errors["items"].as_array().and_then(|errors| errors.iter().max_by_key(|error| error["timestamp"].to_string()));
+        let why = newest.and_then(|error| error["error"]["message"].as_str());
+        Ok(why.map_or_else(
+            || "waiting for its group to make it".to_owned(),
+            |why| format!("waiting for its group to make it: {why}"),
+        ))
+    }
+
+    /// Templates of jobs whose groups are no more.
+    pub(super) async fn tidy_templates(&self, only_look: bool) -> Result<Vec<String>, Refusal> {
+        let jobs: Vec<JobId> =
+            self.templates("").await?.iter().filter_map(|template| of_job(&template["properties"]["labels"])).collect();
+        let mut found = Vec::new();
+        for job in jobs {
+            if self.group(&job).await?.is_none() {
+                found.push(format!("instance template {}", name(&job)));
+                if !only_look {
+                    self.delete_template(&job).await?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The group and its machines.
+    pub(super) async fn delete_group(&self, job: &JobId) -> Result<(), Refusal> {
+        match self.group(job).await? {
+            Some(group) => self.remove(path(&group)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Costs nothing, and counts against a quota.
+    pub(super) async fn delete_template(&self, job: &JobId) -> Result<(), Refusal> {
+        for template in self.templates(&format!("name = {}", name(job))).await? {
+            self.remove(format!("{TEMPLATES}/{}", last(&template["name"]))).await?;
+        }
+        Ok(())
+    }
+
+    async fn templates(&self, filter: &str) -> Result<Vec<Value>, Refusal> {
+        let mut found = Vec::new();
+        let pages = self.client.pages(Call::get(TEMPLATES).query("filter", filter), |answer| {
+            found.extend(answer["items"].as_array_mut().map(std::mem::take).unwrap_or_default());
+            Ok(())
+        });
+        match pages.await {
+            Err(refusal) if refusal.status == Some(403) => Ok(Vec::new()),
+            done => done.map(|()| found),
+        }
+    }
+}
+
+/// A group costs nothing by itself, and makes what does.
+pub fn resource(group: &Value) -> Option<Resource> {
+    let labels = &group["allInstancesConfig"]["properties"]["labels"];
+    let job = of_job(labels)?;
+    let order = metadata(group, body::ORDER).and_then(|order| serde_json::from_str::<RunOrder>(order).ok());
+    Some(Resource {
+        name: group["name"].as_str()?.to_owned(),
+        attempt: AttemptId::new(&job, labels[body::ATTEMPT].as_str().and_then(|number| number.parse().ok()).unwrap_or(0)),
+        since: created(group),
+        expires: expires(labels),
+        price_per_hour: Money::ZERO,
+        store: order.map(|order| order.store),
+    })
+}

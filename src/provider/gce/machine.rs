@@ -1,0 +1,68 @@
+//! What the cloud shows of a machine.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{super::Resource, body, client::last, prices::PriceList};
+use crate::job::{
+    catalogue::{self, Machine},
+    gce::region,
+    id::{AttemptId, JobId},
+    order::RunOrder,
+    units::Money,
+};
+
+/// Whether it has, or will have, power.
+pub fn is_on(machine: &Value) -> bool {
+    ["PROVISIONING", "STAGING", "RUNNING", "REPAIRING", "STOPPING"].contains(&machine["status"].as_str().unwrap_or_default())
+}
+
+pub fn metadata<'m>(machine: &'m Value, key: &str) -> Option<&'m Value> {
+    machine["metadata"]["items"].as_array()?.iter().find(|item| item["key"] == key)
+}
+
+pub fn created(machine: &Value) -> Timestamp {
+    machine["creationTimestamp"].as_str().and_then(|time| time.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Whether a group makes it.
+pub fn is_grouped(machine: &Value) -> bool {
+    machine["labels"][body::RECOVERY].is_string()
+}
+
+/// What its labels say of that, which a machine that is made anew shares with those before it.
+pub fn expires(labels: &Value) -> Option<Timestamp> {
+    Timestamp::from_second(labels[body::EXPIRES].as_str()?.parse().ok()?).ok()
+}
+
+/// A machine of ours, whoever made it; `None` for one whose label names no job.
+pub fn resource(machine: &Value, prices: Option<&PriceList>) -> Option<Resource> {
+    let label = |key: &str| machine["labels"][key].as_str();
+    let job = JobId::parse(label(body::JOB)?)?;
+    let since = created(machine);
+    let order = metadata(machine, body::ORDER).and_then(|item| serde_json::from_str::<RunOrder>(item["value"].as_str()?).ok());
+    let life = label(body::LIFETIME).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    let alone = life.and_then(|life| since.checked_add(life).ok());
+    Some(Resource {
+        name: machine["name"].as_str()?.to_owned(),
+        attempt: AttemptId::new(&job, label(body::ATTEMPT).and_then(|number| number.parse().ok()).unwrap_or(0)),
+        since,
+        expires: if is_grouped(machine) { expires(&machine["labels"]) } else { alone },
+        price_per_hour: price(machine, prices),
+        store: order.map(|order| order.store),
+    })
+}
+
+/// By what the cloud says the machine is, not by what a plan once wanted; by the table where nobody has read today's prices.
+fn price(machine: &Value, prices: Option<&PriceList>) -> Money {
+    let card = &machine["guestAccelerators"][0];
+    let count = card["acceleratorCount"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(1);
+    let disk_gb = machine["disks"][0]["diskSizeGb"].as_str().and_then(|size| size.parse().ok()).unwrap_or(0);
+    let spot = machine["scheduling"]["provisioningModel"] == "SPOT" || machine["scheduling"]["preemptible"] == true;
+    let kind = last(&machine["machineType"]);
+    let described = Machine::described(kind, Some((last(&card["acceleratorType"]), count)), disk_gb, spot);
+    let today = prices.and_then(|prices| prices.price_per_hour(&described, region(last(&machine["zone"]))));
+    today.unwrap_or_else(|| catalogue::gce().price_per_hour(&described))
+}
