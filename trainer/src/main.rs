@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         eprintln!("error: {}", cli::sentence(panic.payload_as_str().unwrap_or("unknown cause")));
     }));
     let command = Cli::parse();
-    process::wait_asleep();
+    process::settle_environment();
     match std::panic::catch_unwind(|| cli::run(&command)) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(failure)) => {

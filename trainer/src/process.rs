@@ -20,18 +20,30 @@ pub fn keep_memory() {
     }
 }
 
-/// Makes OpenMP's threads sleep while they wait, by starting the program again under `OMP_WAIT_POLICY=passive`: its runtime reads
-/// the variable while it is loaded, before `main`. By default they spin for milliseconds after every kernel, which on two cores
-/// that something else uses too (a browser, a build) makes a training step five to nine times slower, for all involved. Whoever
-/// has set the policy, or a number of spins, keeps it. The price is a second loading of libtorch, about 0.3 s.
-pub fn wait_asleep() {
-    const POLICY: &str = "OMP_WAIT_POLICY";
-    if std::env::var_os(POLICY).is_some() || std::env::var_os("GOMP_SPINCOUNT").is_some() {
+/// What libraries read while they are loaded, before `main`, unless whoever starts the program says otherwise (the names beside).
+///
+/// OpenMP's threads sleep while they wait. By default they spin for milliseconds after every kernel, which on two cores that something else uses
+/// too (a browser, a build) makes a training step five to nine times slower, for all involved.
+///
+/// glibc from 2.35 on asks for pages of 2 MiB where the kernel gives them on request. A step reads and writes gigabytes in rows that are kilobytes
+/// apart: with pages of 4 KiB a fifth of its processor time goes to finding them.
+const ENVIRONMENT: [(&str, &str, &[&str]); 2] = [
+    ("OMP_WAIT_POLICY", "passive", &["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"]),
+    ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", &["GLIBC_TUNABLES"]),
+];
+
+/// Starts the program again with what [`ENVIRONMENT`] calls for, when something of it is missing. The price is a second loading of libtorch,
+/// about 0.3 s.
+pub fn settle_environment() {
+    let is_missing = |names: &[&str]| names.iter().all(|name| std::env::var_os(name).is_none());
+    let missing: Vec<_> =
+        ENVIRONMENT.iter().filter(|(_, _, names)| is_missing(names)).map(|(name, value, _)| (name, value)).collect();
+    if missing.is_empty() {
         return;
     }
     let Ok(program) = std::env::current_exe() else { return };
-    // Returns only when it fails, and then waiting costs what it costs by default.
-    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(POLICY, "passive").exec();
+    // Returns only when it fails, and then all costs what it costs by default.
+    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).envs(missing).exec();
 }
 
 /// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come
