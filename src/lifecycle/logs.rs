@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use super::{Result, World, console, journal};
+use super::{Result, World, console, journal, status};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -50,20 +50,21 @@ pub trait Sink: Send {
 /// Writes the logs of the job's attempts, oldest first, to `sink`.
 pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
+    let latest = status::latest_attempt(world.store.as_ref(), &record).await?;
     let mut attempt = match options.attempt {
-        Some(attempt) if attempt > record.attempt || attempt == 0 => {
-            let message = format!("the job {id} has no attempt {attempt}; its last is {}", record.attempt);
+        Some(attempt) if attempt > latest || attempt == 0 => {
+            let message = format!("the job {id} has no attempt {attempt}; its last is {latest}");
             return Err(Failure::new(Exit::NotFound, message));
         }
         Some(attempt) => attempt,
-        None if options.tail.is_some() => record.attempt.max(1),
+        None if options.tail.is_some() => latest.max(1),
         None => 1,
     };
     let mut filter = Filter::new(options);
     loop {
         let record = one_attempt(world, id, attempt, options, &mut filter, sink).await?;
         give(filter.finish(), sink).await?;
-        if options.attempt.is_some() || attempt >= record.attempt {
+        if options.attempt.is_some() || attempt >= latest.max(record.attempt) {
             return Ok(());
         }
         attempt += 1;

@@ -84,12 +84,13 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
 }
 
 async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
+    let attempt = latest_attempt(store, record).await?;
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
         backend: record.plan.backend.clone(),
         state: record.state.label(record.outcome).to_owned(),
-        attempt: record.attempt,
+        attempt,
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),
         steps: None,
         loss: None,
@@ -101,16 +102,26 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         reason: record.reason.clone(),
     };
     if !record.state.is_finished() && record.attempt > 0 {
-        for line in latest_progress(store, &record.id, record.attempt).await? {
+        for line in latest_progress(store, &record.id, attempt).await? {
             apply(&mut status, &line.event);
         }
         if record.state == State::Running
+            && attempt == record.attempt
             && let Some(exit) = supervise::read_exit(store, record).await?
         {
             status.reason = Some(format!("attempt {} ended: {}", record.attempt, exit.message));
         }
     }
     Ok(status)
+}
+
+/// The attempt that runs. Where the backend begins attempts by itself, no supervisor may have written it down yet.
+pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result<u32> {
+    let mut attempt = record.attempt;
+    while record.plan.mends_itself() && store.head(&path::heartbeat(&record.id, attempt + 1)).await?.is_some() {
+        attempt += 1;
+    }
+    Ok(attempt)
 }
 
 fn apply(status: &mut JobStatus, event: &Event) {

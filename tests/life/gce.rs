@@ -69,6 +69,8 @@ fn a_job_of_a_group_ends_whether_or_not_somebody_is_there() {
         let id = sandbox.submit(&job);
         let follower = followed.then(|| sandbox.spawn(&["logs", "-f", &id]));
         lose_two_machines(&sandbox, &devcloud, &id);
+        Sandbox::until("the third attempt", || sandbox.json(&["status", &id])["attempt"] == 3);
+        sandbox.ok(&["logs", &id, "--attempt", "2"]);
         if let Some(mut follower) = follower {
             assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
         }

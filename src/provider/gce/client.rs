@@ -69,6 +69,11 @@ impl<'a> Call<'a> {
         Self { method, path: path.into(), query: vec![("requestId", request_id())], body }
     }
 
+    /// Only what fits; an empty one is none.
+    pub fn filter(self, filter: &str) -> Self {
+        if filter.is_empty() { self } else { self.query("filter", filter) }
+    }
+
     pub fn query(mut self, name: &'a str, value: impl Into<String>) -> Self {
         self.query.push((name, value.into()));
         self
@@ -200,7 +205,7 @@ impl Client {
     /// Everything in every zone that fits.
     pub async fn everywhere(&self, kind: &str, filter: &str) -> Result<Vec<Value>, Refusal> {
         let mut found = Vec::new();
-        let call = Call::get(format!("aggregated/{kind}")).query("filter", filter).query("includeAllScopes", "true");
+        let call = Call::get(format!("aggregated/{kind}")).filter(filter).query("includeAllScopes", "true");
         let pages = self.pages(call, |answer| {
             if answer["unreachables"].as_array().is_some_and(|zones| !zones.is_empty()) {
                 return Err(Refusal::lost("look into every zone", &answer["unreachables"]));

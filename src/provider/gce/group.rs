@@ -156,7 +156,7 @@ impl Gce {
 
     async fn templates(&self, filter: &str) -> Result<Vec<Value>, Refusal> {
         let mut found = Vec::new();
-        let pages = self.client.pages(Call::get(TEMPLATES).query("filter", filter), |answer| {
+        let pages = self.client.pages(Call::get(TEMPLATES).filter(filter), |answer| {
             found.extend(answer["items"].as_array_mut().map(std::mem::take).unwrap_or_default());
             Ok(())
         });
