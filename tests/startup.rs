@@ -59,6 +59,7 @@ const CASES: &[Case] = &[
     Case { name: "the agent had no time to say so", docker_run: 137, preempted: "TRUE", ..GROUPED },
     Case { name: "the agent was killed, and the group would begin all over again", docker_run: 137, ..GROUPED },
     Case { name: "a group's machine that can do nothing", docker_info: 1, ..GROUPED },
+    Case { name: "a group's machine that can do nothing because it is taken away", docker_pull: 1, preempted: "TRUE", ..GROUPED },
     Case { name: "nobody hands the job over to a group", order: false, ..GROUPED },
 ];
 

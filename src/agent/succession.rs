@@ -3,7 +3,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use super::{Agent, End, is_io};
+use super::{Agent, End, FIRST_CONTACT, is_io, unreachable};
 use crate::{
     job::{
         id::path,
@@ -15,19 +15,21 @@ use crate::{
 
 /// The order of the first attempt that is not over.
 pub(super) async fn current(store: &Arc<dyn Store>, order: &RunOrder, work: &Path, report: &dyn Report) -> Result<RunOrder> {
-    let mut order = order.clone();
-    while let Some(next) = Agent::new(Arc::clone(store), &order, work, report, Duration::MAX)?.successor().await? {
-        order.attempt = next;
-    }
-    Ok(order)
+    let mut current = order.clone();
+    let look = async {
+        while let Some(next) = Agent::new(Arc::clone(store), &current, work, report, Duration::MAX)?.successor().await? {
+            current.attempt = next;
+        }
+        Ok(())
+    };
+    tokio::time::timeout(FIRST_CONTACT, look).await.unwrap_or_else(|_| Err(unreachable(order)))?;
+    Ok(current)
 }
 
 impl Agent<'_> {
     /// The next attempt, where another machine began this one and is no more.
     async fn successor(&self) -> Result<Option<u32>> {
-        if self.order.last_attempt.is_none_or(|last| self.order.attempt >= last) {
-            return Ok(None);
-        }
+        let Some(last) = self.order.last_attempt else { return Ok(None) };
         let end = match self.first_look().await? {
             Some(end) => end,
             None if self.is_begun_elsewhere().await? => {
@@ -35,7 +37,8 @@ impl Agent<'_> {
             }
             None => return Ok(None),
         };
-        Ok(end.reason.is_followed().then_some(self.order.attempt + 1))
+        // The last one, too, is closed: its machine is not made anew to do it again.
+        Ok((end.reason.is_followed() && self.order.attempt < last).then_some(self.order.attempt + 1))
     }
 
     /// A backend makes the next machine when the one before is gone, so its holder is dead; if not, the higher number takes the lease from it.

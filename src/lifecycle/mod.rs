@@ -13,6 +13,7 @@ pub mod supervise;
 pub mod teardown;
 pub mod upload;
 
+mod adopt;
 pub mod cancel;
 pub mod console;
 pub mod curves;

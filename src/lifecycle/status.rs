@@ -118,7 +118,12 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
 /// The attempt that runs. Where the backend begins attempts by itself, no supervisor may have written it down yet.
 pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result<u32> {
     let mut attempt = record.attempt;
-    while record.plan.mends_itself() && store.head(&path::heartbeat(&record.id, attempt + 1)).await?.is_some() {
+    if !record.plan.mends_itself() || record.state != State::Running {
+        return Ok(attempt);
+    }
+    while store.head(&path::heartbeat(&record.id, attempt + 1)).await?.is_some()
+        || store.head(&path::exit(&record.id, attempt + 1)).await?.is_some()
+    {
         attempt += 1;
     }
     Ok(attempt)
@@ -174,6 +179,20 @@ pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Op
             _ => None,
         })
         .max())
+}
+
+/// Where an attempt's training began; `None` before it did.
+pub(super) async fn first_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
+    const WINDOW: u64 = 4 * 1024;
+    let path = path::progress(id, attempt);
+    let Some(meta) = store.head(&path).await? else { return Ok(None) };
+    let bytes = store.get_range(&path, 0..meta.size.min(WINDOW)).await?;
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    Ok(lines.find_map(|line| match line.event {
+        Event::Start { step, .. } => Some(step),
+        _ => None,
+    }))
 }
 
 /// The newest progress lines of an attempt: the end of the file, without the line that the cut went through.

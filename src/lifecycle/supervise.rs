@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{Next, Result, World, console, journal::Journal, provision, status, vigil};
+use jiff::Timestamp;
+
+use super::{Next, Result, World, adopt::adopt, console, journal::Journal, provision, status, vigil};
 use crate::{
     exit::Exit,
     job::{
@@ -56,6 +58,9 @@ pub(super) enum Decision {
 }
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+    if adopt(world, job).await? {
+        return Ok(Next::Now);
+    }
     let observation = match observe(world, &job.record).await {
         Ok(observation) => observation,
         // Out of sight is not dead: nothing is decided until the provider answers again.
@@ -113,8 +118,10 @@ async fn observe(world: &World, record: &Record) -> Result<Observation> {
 }
 
 fn decide(record: &Record, seen: Observation) -> Decision {
-    if let Some(exit) = seen.exit {
-        return decide_exit(record, &exit, seen.cancel.is_some());
+    if let Some(exit) = &seen.exit
+        && !is_mending(record, exit, &seen.sighting)
+    {
+        return decide_exit(record, exit, seen.cancel.is_some());
     }
     if seen.cancel == Some(Overdue(true)) {
         return cancelled("cancelled; it did not stop by itself in time");
@@ -130,6 +137,14 @@ fn decide(record: &Record, seen: Observation) -> Decision {
         Sighting::Unfit { why } => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: why },
         Sighting::Gone => preempted(record, "the machine is gone".to_owned()),
     }
+}
+
+/// Whether the backend makes the next machine, whose agent begins the next attempt.
+fn is_mending(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool {
+    record.plan.mends_itself()
+        && exit.reason.is_followed()
+        && may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt)
+        && matches!(sighting, Sighting::Alive { .. })
 }
 
 fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool) -> Decision {
@@ -165,15 +180,17 @@ fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
 }
 
 /// Closes the books of the dead attempt and opens the next. What is left of the old machine is destroyed first (which also sends the
-/// last bytes of its log), so two attempts of a job never live side by side. A backend that makes the next machine by itself is left alone.
+/// last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
-    let taken = read_exit(world.store.as_ref(), &job.record).await?.is_some_and(|exit| exit.reason.is_followed());
-    if !(taken && job.record.plan.mends_itself()) {
-        world.provider.destroy(&job.record.id).await?;
-    }
+    world.provider.destroy(&job.record.id).await?;
     finish_attempt(world, job, why).await?;
-    let ended = job.record.attempts.last().cloned();
-    if let Some(ended) = &ended {
+    tell_of_the_next(world, &job.record, why);
+    job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));
+    provision::begin_attempt(world, job).await
+}
+
+pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
+    if let Some(ended) = record.attempts.last() {
         world.report.warn(&format!(
             "attempt {} ended: {why}; attempt {} resumes from step {}, {} steps are done again",
             ended.attempt,
@@ -182,8 +199,6 @@ async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()>
             ended.lost_steps
         ));
     }
-    job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));
-    provision::begin_attempt(world, job).await
 }
 
 /// How many attempts in a row ended without a new checkpoint: the back-off grows with these only, so that a job which is preempted
@@ -193,12 +208,15 @@ fn fruitless_attempts(record: &Record) -> u32 {
     fruitless.count().max(1) as u32
 }
 
-/// Notes when the attempt ended, how far it came, and what that cost in steps.
+/// Notes that the attempt ended now, how far it came, and what that cost in steps.
 async fn finish_attempt(world: &World, job: &mut Journal, reason: &str) -> Result<()> {
+    let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
+    close_attempt(world, job, world.clock.now(), resumes_from, reason).await
+}
+
+pub(super) async fn close_attempt(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {
     let record = &mut job.record;
-    let resumes_from = checkpoint::latest(world.store.as_ref(), &record.id).await?.map_or(0, |manifest| manifest.step);
     let seen = status::last_step(world.store.as_ref(), &record.id, record.attempt).await?;
-    let now = world.clock.now();
     let Some(attempt) = record.attempts.last_mut().filter(|attempt| attempt.ended.is_none()) else { return Ok(()) };
     attempt.ended = Some(now);
     attempt.reason = Some(reason.to_owned());

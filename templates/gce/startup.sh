@@ -38,12 +38,20 @@ ask_group() { # ask_group METHOD BODY: with the rights of the machine's service 
     echo "ftctl: the group $group did not obey ($1): it makes this machine anew until its time is over"
 }
 
+yield_to_next() { # a machine that is being taken away from its group is no reason for that to make no other
+    [ -n "$group" ] && [ "$(get preempted)" = TRUE ] || return 0
+    poweroff
+    exit
+}
+
 switch_off() { # the machine stays as it is, for whoever reads its last words
+    yield_to_next
     ask_group PATCH '{"instanceLifecyclePolicy":{"defaultActionOnFailure":"DO_NOTHING"}}'
     poweroff
 }
 
 give_up() { # the machine must not be paid for what it cannot do
+    yield_to_next
     echo "ftctl: FAILED: $*"
     tell failure "$*"
     sleep 1

@@ -60,41 +60,50 @@ fn a_job_that_loses_its_machines_ends_with_the_bytes_of_one_that_lost_none() {
 fn a_job_of_a_group_ends_whether_or_not_somebody_is_there() {
     let mut sandbox = Sandbox::new();
     let devcloud = Devcloud::start(&mut sandbox, "10");
-    let expected = finish(&sandbox, &sandbox.submit(&on_gce(&sandbox, "undisturbed", STEPS, "ftctl")));
+    let expected = finish(&sandbox, &sandbox.submit(&on_gce(&sandbox, "undisturbed", 3 * STEPS, "ftctl")));
 
     devcloud.goes_wrong(r#"{ "boot": "1s" }"#);
-    let job = on_gce(&sandbox, "grouped", STEPS, "ftctl");
+    let job = on_gce(&sandbox, "grouped", 3 * STEPS, "ftctl");
     by_a_group(&job);
     for followed in [false, true] {
         let id = sandbox.submit(&job);
         let follower = followed.then(|| sandbox.spawn(&["logs", "-f", &id]));
-        lose_two_machines(&sandbox, &devcloud, &id);
+        lose_machines(&sandbox, &devcloud, &id, 2);
         Sandbox::until("the third attempt", || sandbox.json(&["status", &id])["attempt"] == 3);
         sandbox.ok(&["logs", &id, "--attempt", "2"]);
         if let Some(mut follower) = follower {
             assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
         }
-        Sandbox::until("the end of its group and of the machine", || {
-            devcloud.instances().is_empty() && devcloud.everywhere("instanceGroupManagers").is_empty()
-        });
-        // Whoever comes then finds everything.
+        Sandbox::until("the end of its group and of the machine", || nothing_is_left(&devcloud));
+        let made = devcloud.made().len();
+        // Whoever comes then finds everything, and makes nothing.
         assert!(expected == finish(&sandbox, &id), "other bytes than the undisturbed job's");
         let status = sandbox.json(&["status", &id]);
         assert_eq!(status["attempt"], 3, "{}", sandbox.ok(&["explain", &id]));
+        assert_eq!(devcloud.made().len(), made);
+        let attempts = sandbox.json(&["bill", &id])["attempts"].as_array().unwrap().clone();
+        assert!(attempts.len() == 3 && attempts.iter().all(|attempt| attempt["cost"] != "0USD"), "{attempts:?}");
     }
+    // A wish to end it reaches the attempt of which no supervisor knows.
+    let id = sandbox.submit(&job);
+    lose_machines(&sandbox, &devcloud, &id, 1);
+    Sandbox::until("the second attempt", || sandbox.json(&["status", &id])["attempt"] == 2);
+    sandbox.ok(&["cancel", &id]);
+    assert_eq!(sandbox.json(&["status", &id])["state"], "cancelled", "{}", sandbox.ok(&["explain", &id]));
+    Sandbox::until("the end of its group and of the machine", || nothing_is_left(&devcloud));
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
 }
 
-/// Each in the middle of its attempt, the first two.
-fn lose_two_machines(sandbox: &Sandbox, devcloud: &Devcloud, id: &str) {
-    let stored = sandbox.path("state/ftctl/store/ftctl/v1/jobs").join(id);
-    let newest = || fs::read_dir(stored.join("checkpoints")).ok()?.flatten().map(|entry| entry.file_name()).max();
-    for attempt in 1..=2 {
-        let heartbeat = stored.join(format!("attempts/{attempt}/heartbeat.json"));
-        Sandbox::until("training", || fs::read_to_string(&heartbeat).is_ok_and(|beat| beat.contains("training")));
-        let before = newest();
-        Sandbox::until("a checkpoint of the attempt", || newest() > before);
+fn nothing_is_left(devcloud: &Devcloud) -> bool {
+    devcloud.instances().is_empty() && devcloud.everywhere("instanceGroupManagers").is_empty()
+}
+
+/// Each in the middle of its attempt.
+fn lose_machines(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, machines: u32) {
+    for attempt in 1..=machines {
+        let progress = sandbox.path(&format!("state/ftctl/store/ftctl/v1/jobs/{id}/attempts/{attempt}/progress.jsonl"));
+        Sandbox::until("a step of the attempt", || fs::read_to_string(&progress).is_ok_and(|text| text.contains("\"step\"")));
         devcloud.take_away("");
     }
 }

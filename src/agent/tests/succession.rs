@@ -58,6 +58,10 @@ async fn the_last_attempt_has_no_successor_nor_has_one_that_failed() {
     last.ended(1, ExitReason::Preempted).await;
     last.ended(2, ExitReason::Preempted).await;
     assert_eq!(last.run_whole().await.attempt, 2);
+    let vanished = made_anew(1).await;
+    vanished.vanished(1).await;
+    let record = vanished.run_whole().await;
+    assert_eq!((record.attempt, record.reason), (1, ExitReason::Preempted), "it is not done again");
     let failed = made_anew(20).await;
     failed.ended(1, ExitReason::Failed).await;
     assert_eq!(failed.run_whole().await.reason, ExitReason::Failed);

@@ -94,6 +94,9 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
         ("DELETE", ["regions", region, "instanceGroupManagers", name]) => {
             ("compute.regionInstanceGroupManagers.delete", groups::delete, [region, name])
         }
+        ("POST", ["regions", region, "instanceGroupManagers", name, "resize"]) => {
+            ("compute.regionInstanceGroupManagers.resize", groups::resize, [region, name])
+        }
         ("GET", ["regions", region, "instanceGroupManagers", name, "listErrors"]) => {
             ("compute.regionInstanceGroupManagers.listErrors", groups::errors, [region, name])
         }

@@ -17,6 +17,8 @@ use super::{
 
 /// Between two tries to make a machine.
 const PAUSE: Duration = Duration::from_secs(10);
+/// From the request to the end of a group.
+const DELETION: Duration = Duration::from_secs(20);
 
 pub struct Template {
     id: u64,
@@ -36,6 +38,10 @@ pub struct Group {
     first: Option<Value>,
     /// When the next machine is made, while there is none.
     due: Option<Timestamp>,
+    /// Where the last one was.
+    zone: Option<String>,
+    /// When it is gone, once it is being deleted.
+    ends: Option<Timestamp>,
     errors: Vec<Value>,
 }
 
@@ -60,7 +66,8 @@ impl Group {
     }
 
     fn mends(&self) -> bool {
-        self.body["instanceLifecyclePolicy"]["defaultActionOnFailure"] != "DO_NOTHING" && self.body["targetSize"] == 1
+        let repairs = self.body["instanceLifecyclePolicy"]["defaultActionOnFailure"] != "DO_NOTHING";
+        repairs && self.body["targetSize"] == 1 && self.ends.is_none()
     }
 
     /// What the next machine is made of.
@@ -99,8 +106,10 @@ fn alive(cloud: &Cloud, name: &str) -> Option<Place> {
     of(cloud, name).into_iter().find(|place| cloud.instances[place].phase != Phase::Terminated)
 }
 
-/// Lets every group make the machine that it lacks.
+/// Lets every group make the machine that it lacks, and go that is over.
 pub fn mend(cloud: &mut Cloud) {
+    let now = cloud.now;
+    cloud.groups.retain(|_, group| group.ends.is_none_or(|ends| ends > now));
     let lacking: Vec<Place> = cloud
         .groups
         .iter()
@@ -129,12 +138,15 @@ pub fn mend(cloud: &mut Cloud) {
     }
 }
 
-/// In the first of its zones that has one.
+/// In the first of its zones that has one; in the zone of the one before, unless the group may change it.
 fn make(cloud: &mut Cloud, key: &Place) -> Result<(), Refusal> {
     let group = &cloud.groups[key];
     let template = cloud.templates.get(last(&group.body["instanceTemplate"])).map(|template| &template.body);
     let properties = group.properties(template.unwrap_or(&Value::Null));
-    let zones: Vec<String> = zones(&group.body).map(str::to_owned).collect();
+    let moves = group.body["instanceLifecyclePolicy"]["onRepair"]["allowChangingZone"] == "YES";
+    let stays = group.zone.clone().filter(|_| !moves);
+    let zones: Vec<String> =
+        zones(&group.body).map(str::to_owned).filter(|zone| stays.as_ref().is_none_or(|at| at == zone)).collect();
     let mut refused = None;
     for zone in zones {
         check(&properties, &zone, cloud.now)?;
@@ -147,12 +159,13 @@ fn make(cloud: &mut Cloud, key: &Place) -> Result<(), Refusal> {
             refused.get_or_insert_with(|| Refusal::new(503, error.code, error.message));
             continue;
         }
-        let place = (zone, made.name.clone());
+        let place = (zone.clone(), made.name.clone());
         cloud.record_instance("insert", &place, id, None, true);
         cloud.instances.insert(place, made);
         if let Some(group) = cloud.groups.get_mut(key) {
             let config = group.body["allInstancesConfig"]["properties"].clone();
             group.first.get_or_insert(config);
+            group.zone = Some(zone);
         }
         return Ok(());
     }
@@ -202,7 +215,18 @@ pub fn insert(cloud: &mut Cloud, request: &Request, (region, _): &Place) -> Answ
         let base = body["baseInstanceName"].as_str().unwrap_or(&key.1);
         let machine = format!("{base}-{:04x}", id % 0xffff);
         let due = Some(cloud.now);
-        let group = Group { id, created: cloud.now, body, version: 1, machine, first: None, due, errors: Vec::new() };
+        let group = Group {
+            id,
+            created: cloud.now,
+            body,
+            version: 1,
+            machine,
+            first: None,
+            due,
+            zone: None,
+            ends: None,
+            errors: Vec::new(),
+        };
         let operation = cloud.record("insert", group_target(&key), id, None, false);
         cloud.groups.insert(key, group);
         Ok(operation)
@@ -235,13 +259,29 @@ pub fn patch(cloud: &mut Cloud, request: &Request, key: &Place) -> Answer {
 
 pub fn delete(cloud: &mut Cloud, request: &Request, key: &Place) -> Answer {
     begin(cloud, request, |cloud| {
+        let ends = after(cloud.now, DELETION);
         let group = find(cloud, key)?;
+        if group.ends.is_some() {
+            let what = format!("projects/{}/regions/{}/instanceGroupManagers/{}", cloud.project, key.0, key.1);
+            return Err(Refusal::new(400, "resourceNotReady", format!("The resource '{what}' is not ready")));
+        }
+        group.ends = Some(ends);
         let (id, machine) = (group.id, group.machine.clone());
-        cloud.groups.remove(key);
         for place in of(cloud, &machine) {
             cloud.delete(&place);
         }
         Ok(cloud.record("delete", group_target(key), id, None, false))
+    })
+}
+
+pub fn resize(cloud: &mut Cloud, request: &Request, key: &Place) -> Answer {
+    let size: u64 = request.query.get("size").and_then(|size| size.parse().ok()).unwrap_or_default();
+    begin(cloud, request, |cloud| {
+        let now = cloud.now;
+        let group = find(cloud, key)?;
+        (group.body["targetSize"], group.due) = (json!(size), Some(now));
+        let id = group.id;
+        Ok(cloud.record("resize", group_target(key), id, None, false))
     })
 }
 

@@ -5,11 +5,14 @@
 //! itself with it; one that can never do its work tells the group to mend nothing and switches itself off, so that its last words are kept
 //! (`templates/gce/startup.sh`). Should both fail, the machine is made anew until the time that its template names.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use super::{
-    Class, Gce, ProviderError, Refusal, Resource, Result, body,
+    Class, END, Gce, LOOK, ProviderError, Refusal, Resource, Result, body,
     client::{Call, last},
     machine::{created, expires},
 };
@@ -21,12 +24,18 @@ use crate::job::{
     units::Money,
 };
 
-const GROUPS: &str = "instanceGroupManagers";
+pub const GROUPS: &str = "instanceGroupManagers";
 const TEMPLATES: &str = "global/instanceTemplates";
+const YOUNG: Duration = Duration::from_secs(3_600);
 
 /// Of a job's group and its template.
 pub fn name(job: &JobId) -> String {
     format!("{job}-g")
+}
+
+/// The filter that finds them.
+fn of(job: &JobId) -> String {
+    format!("name = {}", name(job))
 }
 
 fn path(group: &Value) -> String {
@@ -49,18 +58,18 @@ pub fn metadata<'g>(group: &'g Value, key: &str) -> Option<&'g str> {
 
 impl Gce {
     pub(super) async fn group(&self, job: &JobId) -> Result<Option<Value>, Refusal> {
-        Ok(self.groups(&format!("name = {}", name(job))).await?.into_iter().next())
+        Ok(self.groups(&of(job)).await?.into_iter().next())
     }
 
-    /// Whoever may not list groups has made none.
+    /// Who may not list groups is shown none; one who deletes machines of a group has to see it.
     pub(super) async fn groups(&self, filter: &str) -> Result<Vec<Value>, Refusal> {
         match self.client.everywhere(GROUPS, filter).await {
-            Err(refusal) if refusal.status == Some(403) => Ok(Vec::new()),
+            Err(refusal) if refusal.is_denied() => Ok(Vec::new()),
             found => found,
         }
     }
 
-    /// Makes the template and the group, or finds them. Its first machine comes when the cloud has one.
+    /// Makes the template and the group, or finds them. There is no machine before there is an order for it.
     pub(super) async fn make_group(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
         let (name, region) = (name(&attempt.job), region(&plan.gce.zones[0]));
         let url = self.client.url(&format!("regions/{region}/{GROUPS}/{name}"));
@@ -72,12 +81,14 @@ impl Gce {
         let group = json!({
             "name": name,
             "baseInstanceName": attempt.job.as_str(),
-            "targetSize": 1,
+            "targetSize": 0,
             "instanceTemplate": self.client.url(&format!("{TEMPLATES}/{name}")),
             "distributionPolicy": { "targetShape": "ANY", "zones": plan.gce.zones.iter().map(zone).collect::<Vec<_>>() },
             "updatePolicy": { "instanceRedistributionType": "NONE" },
-            // A machine that is made anew has the order that came after the first was made.
-            "instanceLifecyclePolicy": { "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES" },
+            // A machine is taken away because its zone is short of them.
+            "instanceLifecyclePolicy": {
+                "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES", "onRepair": { "allowChangingZone": "YES" },
+            },
             "allInstancesConfig": { "properties": { "labels": labels } },
         });
         self.insert(&format!("regions/{region}/{GROUPS}"), group).await
@@ -91,13 +102,14 @@ impl Gce {
         }
     }
 
-    /// Gives the machines that will be made what the agent is told.
-    pub(super) async fn tell_group(&self, job: &JobId, told: &[(&str, String)]) -> Result<()> {
+    /// Gives the machines that will be made what the agent is told, and has the first made.
+    pub(super) async fn begin_group(&self, job: &JobId, told: &[(&str, String)]) -> Result<()> {
         loop {
             let gone = || ProviderError::new(Class::Network, format!("there is no group {} any more", name(job)));
-            let group = self.group(job).await?.ok_or_else(gone)?;
+            let group = self.client.everywhere(GROUPS, &of(job)).await?.into_iter().next().ok_or_else(gone)?;
             if metadata(&group, body::ORDER).is_some() {
-                return Ok(());
+                let resize = Call::change(Method::POST, format!("{}/resize", path(&group)), None).query("size", "1");
+                return if group["targetSize"] == 0 { Ok(self.client.change(resize).await?) } else { Ok(()) };
             }
             let metadata: serde_json::Map<String, Value> =
                 told.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
@@ -106,52 +118,55 @@ impl Gce {
             match self.client.change(Call::change(Method::PATCH, path(&group), Some(patch))).await {
                 // Somebody else wrote meanwhile: another look tells what.
                 Err(refusal) if refusal.status == Some(412) => {}
-                done => return Ok(done?),
+                done => done?,
             }
         }
     }
 
     /// Why the group has no machine now, as far as it says.
-    pub(super) async fn want_of_machine(&self, group: &Value) -> Result<String, Refusal> {
-        let errors = self.client.call(Call::get(format!("{}/listErrors", path(group)))).await?;
+    pub(super) async fn want_of_machine(&self, group: &Value) -> String {
+        let errors = self.client.call(Call::get(format!("{}/listErrors", path(group)))).await.unwrap_or_default();
         let newest = errors["items"].as_array().and_then(|errors| errors.iter().max_by_key(|error| error["timestamp"].to_string()));
-        let why = newest.and_then(|error| error["error"]["message"].as_str());
-        Ok(why.map_or_else(
-            || "waiting for its group to make it".to_owned(),
-            |why| format!("waiting for its group to make it: {why}"),
-        ))
+        let why = newest.and_then(|error| error["error"]["message"].as_str()).map(|why| format!(": {why}"));
+        format!("waiting for its group to make it{}", why.unwrap_or_default())
     }
 
-    /// Templates of jobs whose groups are no more.
+    /// The group and its machines. Whoever else deletes it, the machine that has done its work above all, is waited for.
+    pub(super) async fn delete_group(&self, job: &JobId) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        while let Some(group) = self.group(job).await? {
+            match self.remove(path(&group)).await {
+                Err(refusal) if !refusal.is_under_way() => return Err(refusal),
+                _ if begun.elapsed() > END => return Err(Refusal::lost("delete the group", &"it is still there")),
+                _ => sleep(LOOK).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// A template costs nothing, and counts against a quota: what cannot be removed now is found by `sweep`.
+    pub(super) async fn delete_template(&self, job: &JobId) {
+        for template in self.templates(&of(job)).await.unwrap_or_default() {
+            let _ = self.remove(template_path(&template)).await;
+        }
+    }
+
+    /// Templates of jobs whose groups are no more. A young one may belong to a group that is about to be made.
     pub(super) async fn tidy_templates(&self, only_look: bool) -> Result<Vec<String>, Refusal> {
-        let jobs: Vec<JobId> =
-            self.templates("").await?.iter().filter_map(|template| of_job(&template["properties"]["labels"])).collect();
+        let now = self.client.cloud_time().unwrap_or_else(|| self.clock.now());
         let mut found = Vec::new();
-        for job in jobs {
+        for template in self.templates("").await? {
+            let Some(job) = of_job(&template["properties"]["labels"]).filter(|_| created(&template) + YOUNG < now) else {
+                continue;
+            };
             if self.group(&job).await?.is_none() {
-                found.push(format!("instance template {}", name(&job)));
+                found.push(format!("instance template {}", last(&template["name"])));
                 if !only_look {
-                    self.delete_template(&job).await?;
+                    self.remove(template_path(&template)).await?;
                 }
             }
         }
         Ok(found)
-    }
-
-    /// The group and its machines.
-    pub(super) async fn delete_group(&self, job: &JobId) -> Result<(), Refusal> {
-        match self.group(job).await? {
-            Some(group) => self.remove(path(&group)).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Costs nothing, and counts against a quota.
-    pub(super) async fn delete_template(&self, job: &JobId) -> Result<(), Refusal> {
-        for template in self.templates(&format!("name = {}", name(job))).await? {
-            self.remove(format!("{TEMPLATES}/{}", last(&template["name"]))).await?;
-        }
-        Ok(())
     }
 
     async fn templates(&self, filter: &str) -> Result<Vec<Value>, Refusal> {
@@ -161,10 +176,14 @@ impl Gce {
             Ok(())
         });
         match pages.await {
-            Err(refusal) if refusal.status == Some(403) => Ok(Vec::new()),
+            Err(refusal) if refusal.is_denied() => Ok(Vec::new()),
             done => done.map(|()| found),
         }
     }
+}
+
+fn template_path(template: &Value) -> String {
+    format!("{TEMPLATES}/{}", last(&template["name"]))
 }
 
 /// A group costs nothing by itself, and makes what does.

@@ -185,13 +185,16 @@ impl Gce {
 
     /// Whether the cloud has written down that it took this machine back: the only witness when the machine is gone.
     async fn was_preempted(&self, attempt: &AttemptId) -> Result<bool, Refusal> {
-        let operations = self.client.everywhere("operations", "operationType = compute.instances.preempted").await?;
-        Ok(operations.iter().any(|operation| last(&operation["targetLink"]) == attempt.machine_name()))
+        Ok(self.preemptions().await?.iter().any(|operation| last(&operation["targetLink"]) == attempt.machine_name()))
+    }
+
+    async fn preemptions(&self) -> Result<Vec<Value>, Refusal> {
+        self.client.everywhere("operations", "operationType = compute.instances.preempted").await
     }
 
     /// Why a machine is switched off.
-    async fn last_words(&self, attempt: &AttemptId, machine: &Value) -> Result<Sighting, Refusal> {
-        if self.was_preempted(attempt).await? {
+    async fn last_words(&self, machine: &Value) -> Result<Sighting, Refusal> {
+        if self.preemptions().await?.iter().any(|operation| operation["targetId"] == machine["id"]) {
             return Ok(Sighting::Dead { why: "preempted".to_owned() });
         }
         let console = self.serial_port(machine, 0).await?.unwrap_or_default();
@@ -291,16 +294,11 @@ impl Provider for Gce {
     async fn launch(&self, order: &RunOrder) -> Result<()> {
         let attempt = AttemptId::new(&order.job, order.attempt);
         let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
-        let grouped = order.last_attempt.is_some();
-        if grouped {
-            self.tell_group(&order.job, &self.orders(order).await?).await?;
+        if order.last_attempt.is_some() {
+            return self.begin_group(&order.job, &self.orders(order).await?).await;
         }
         loop {
-            let machine = match self.find(&attempt).await? {
-                // It comes with its order.
-                None if grouped => return Ok(()),
-                machine => machine.ok_or_else(gone)?,
-            };
+            let machine = self.find(&attempt).await?.ok_or_else(gone)?;
             if !is_on(&machine) || metadata(&machine, body::ORDER).is_some() {
                 return Ok(());
             }
@@ -326,7 +324,7 @@ impl Provider for Gce {
             return Ok(Sighting::Alive { agent: group::metadata(&group, body::ORDER).is_some() });
         }
         Ok(match machine {
-            Some(machine) => self.last_words(attempt, &machine).await?,
+            Some(machine) => self.last_words(&machine).await?,
             None if self.was_preempted(attempt).await? => Sighting::Dead { why: "preempted".to_owned() },
             None => Sighting::Gone,
         })
@@ -335,7 +333,7 @@ impl Provider for Gce {
     async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
         let Some(machine) = self.find(attempt).await?.filter(is_on) else {
             return Ok(match self.mending(&attempt.job).await? {
-                Some(group) => Signs::Busy { at: self.want_of_machine(&group).await? },
+                Some(group) => Signs::Busy { at: self.want_of_machine(&group).await },
                 None => Signs::Absent,
             });
         };
@@ -392,7 +390,12 @@ impl Provider for Gce {
         loop {
             let machines = self.of_job(job).await.map_err(|refusal| owing(refusal, &[]))?;
             if machines.is_empty() {
-                return Ok(self.delete_template(job).await?);
+                self.delete_template(job).await;
+                return Ok(());
+            }
+            // A group that may not be seen would make them anew.
+            if machines.iter().any(is_grouped) {
+                self.client.everywhere(group::GROUPS, "").await.map_err(|refusal| owing(refusal, &[group::name(job)]))?;
             }
             let names: Vec<String> = machines.iter().map(|machine| last(&machine["name"]).to_owned()).collect();
             if begun.elapsed() > END {

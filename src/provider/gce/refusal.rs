@@ -54,6 +54,17 @@ impl Refusal {
         self.is_quota() && (self.message.contains("GPUS_ALL_REGIONS") || self.message.contains("globally"))
     }
 
+    /// What it is about is being changed, or still in use by what is.
+    pub fn is_under_way(&self) -> bool {
+        ["resourceNotReady", "resourceInUseByAnotherResource", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"]
+            .contains(&self.reason.as_str())
+    }
+
+    /// Not allowed, and not merely too often.
+    pub fn is_denied(&self) -> bool {
+        self.status == Some(403) && !self.is_passing() && !self.is_quota()
+    }
+
     pub fn is_absent(&self) -> bool {
         self.status == Some(404) || self.reason == "RESOURCE_NOT_FOUND"
     }

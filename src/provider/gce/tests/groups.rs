@@ -18,7 +18,8 @@ fn grouped_order() -> RunOrder {
 }
 
 /// What a group adds to the calls that a job's life makes.
-pub const CALLS: [&str; 10] = [
+pub const CALLS: [&str; 11] = [
+    "regionInstanceGroupManagers.resize",
     "instanceTemplates.insert",
     "instanceTemplates.list",
     "instanceTemplates.delete",
@@ -42,7 +43,7 @@ pub async fn every_call(place: &Place) {
     for plan in [grouped(), with("a100"), with("h100")] {
         provider.provision(&attempt, &plan, &image()).await.expect("made");
         let group = provider.group(&attempt.job).await.expect("seen").expect("there");
-        provider.want_of_machine(&group).await.expect("asked");
+        provider.want_of_machine(&group).await;
         provider.launch(&RunOrder { last_attempt: Some(20), ..order(&attempt) }).await.expect("told");
         until("a machine", async || provider.find(&attempt).await.expect("seen").is_some()).await;
         provider.destroy(&attempt.job).await.expect("destroyed");
@@ -131,9 +132,12 @@ async fn group_and_template_are_gclouds_but_for_what_is_listed() {
     // Google's description has it for answers only; the path says it.
     take(&mut gclouds, "region");
     assert_eq!(take(&mut ours, "baseInstanceName"), attempt("job").job.as_str());
-    // Whose it is, for who has no record; and that a machine that is made anew has the order.
+    // The first machine comes with its order.
+    assert_eq!((take(&mut ours, "targetSize"), take(&mut gclouds, "targetSize")), (json!(0), json!(1)));
+    // Whose it is, for who has no record; and that a machine that is made anew has the order, wherever there is one.
     assert_eq!(take(&mut ours, "allInstancesConfig")["properties"]["labels"]["ftctl-job"], attempt("job").job.as_str());
-    let policy = json!({ "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES" });
+    let policy =
+        json!({ "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES", "onRepair": { "allowChangingZone": "YES" } });
     assert_eq!(take(&mut ours, "instanceLifecyclePolicy"), policy);
     assert_eq!(ours, gclouds);
 }
@@ -143,15 +147,14 @@ async fn a_machine_that_is_taken_away_comes_back_with_its_order_and_ends_its_gro
     let place = Place::new(json!({ "boot": "1s", "notice": "0s" })).await;
     let (provider, attempt) = (place.provider(), attempt("job"));
     provider.provision(&attempt, &grouped(), &image()).await.expect("made");
-    assert_eq!(provider.observe(&attempt).await.expect("seen"), Sighting::Alive { agent: false }, "with a machine or without");
+    assert_eq!(provider.observe(&attempt).await.expect("seen"), Sighting::Alive { agent: false }, "no machine yet");
+    assert!(provider.of_job(&attempt.job).await.expect("listed").is_empty());
     provider.launch(&grouped_order()).await.expect("told");
     // Whoever comes second finds everything done.
     provider.launch(&grouped_order()).await.expect("told");
     provider.provision(&attempt, &grouped(), &image()).await.expect("found");
     for starts in 1..=3 {
         until("a start", async || {
-            // It may have been born before it could be told.
-            provider.launch(&grouped_order()).await.expect("told");
             assert!(matches!(provider.observe(&attempt).await.expect("seen"), Sighting::Alive { .. }));
             place.group_starts() == starts
         })
@@ -172,6 +175,9 @@ async fn a_machine_that_is_taken_away_comes_back_with_its_order_and_ends_its_gro
     }
     until("the end of the group", async || provider.list().await.expect("listed").is_empty()).await;
     assert_eq!(provider.observe(&attempt).await.expect("seen"), Sighting::Gone);
+    assert_eq!(provider.tidy(true).await, Ok(Vec::new()), "it is young");
+    place.devcloud.skip(Duration::from_secs(3_700));
+    provider.list().await.expect("the time");
     let template = vec![format!("instance template {}-g", attempt.job)];
     assert_eq!(provider.tidy(true).await, Ok(template.clone()));
     assert_eq!(provider.tidy(false).await, Ok(template));
@@ -184,6 +190,7 @@ async fn a_drill_takes_the_machine_and_not_the_group() {
     let place = Place::new(json!({ "boot": "1s", "notice": "0s" })).await;
     let (provider, attempt) = (place.provider(), attempt("job"));
     provider.provision(&attempt, &grouped(), &image()).await.expect("made");
+    provider.launch(&grouped_order()).await.expect("told");
     until("a machine", async || provider.find(&attempt).await.expect("seen").is_some_and(|machine| is_on(&machine))).await;
     let first = provider.find(&attempt).await.expect("seen").expect("there")["id"].clone();
     provider.preempt(&attempt).await.expect("taken");
@@ -223,6 +230,7 @@ async fn a_machine_that_cannot_work_is_not_made_again() {
     let (provider, attempt) = (place.provider(), attempt("job"));
     let unpullable = TrainerImage::Image { reference: "registry.example/unpullable@sha256:00".to_owned() };
     provider.provision(&attempt, &grouped(), &unpullable).await.expect("made");
+    provider.launch(&grouped_order()).await.expect("told");
     until("its last words", async || match provider.observe(&attempt).await.expect("seen") {
         Sighting::Unfit { why } => why.contains("unpullable@sha256:00 cannot be pulled"),
         _ => false,
@@ -273,4 +281,34 @@ async fn who_may_not_see_groups_has_none() {
     done.expect("made");
     place.provider().destroy(&attempt("job").job).await.expect("destroyed");
     assert!(place.provider().list().await.expect("listed").is_empty());
+}
+
+#[tokio::test]
+async fn a_group_that_its_machine_deletes_is_waited_for() {
+    let place = Place::new(json!({ "boot": "1s" })).await;
+    let (provider, attempt) = (place.provider(), attempt("job"));
+    provider.provision(&attempt, &grouped(), &image()).await.expect("made");
+    let group = provider.group(&attempt.job).await.expect("seen").expect("there");
+    let path = format!("regions/us-central1/instanceGroupManagers/{}", last(&group["name"]));
+    provider.client.change(Call::change(Method::DELETE, path.clone(), None)).await.expect("begun");
+    let again = provider.client.change(Call::change(Method::DELETE, path, None)).await.expect_err("under way");
+    assert!(again.is_under_way(), "{}", again.message);
+    provider.destroy(&attempt.job).await.expect("destroyed");
+    assert!(place.nothing_is_left().await);
+}
+
+#[tokio::test]
+async fn machines_of_a_group_that_may_not_be_seen_stay_and_are_told() {
+    let place = Place::new(json!({ "boot": "1s" })).await;
+    let (provider, attempt) = (place.provider(), attempt("job"));
+    provider.provision(&attempt, &grouped(), &image()).await.expect("made");
+    provider.launch(&grouped_order()).await.expect("told");
+    until("a machine", async || provider.find(&attempt).await.expect("seen").is_some()).await;
+    let url = format!("{}/devcloud/script", place.environment["FTCTL_ENDPOINT_GCE"]);
+    let denied = json!({ "call": "compute.instanceGroupManagers.aggregatedList", "kind": { "status": 403 }, "times": 2 });
+    reqwest::Client::new().put(url).body(json!({ "faults": [denied] }).to_string()).send().await.expect("an answer");
+    let error = provider.destroy(&attempt.job).await.expect_err("it would come again");
+    assert!(error.left_behind == LeftBehind::Removable && error.message.contains(&group::name(&attempt.job)), "{error}");
+    provider.destroy(&attempt.job).await.expect("destroyed");
+    assert!(place.nothing_is_left().await);
 }
