@@ -336,6 +336,25 @@ fn gcloud_and_ftctl_see_and_delete_each_others_machines() {
     assert_eq!(devcloud.instance(&machine), None);
     ftctl(&["down", &job, "-y"]);
 
+    // A group of ours, which gcloud takes away with its machine.
+    // Its machine boots for as long as gcloud needs to see it.
+    assert_eq!(devcloud.ask("PUT", "/devcloud/script", &json!({ "boot": "1h" })).0, 200);
+    let account = "compute.gce.service_account=machine@devcloud.iam.gserviceaccount.com";
+    let grouped = [&["submit", "job.toml"][..], &image, &["--set", "compute.gce.recovery=group", "--set", account]].concat();
+    let job = ftctl(&grouped).trim().to_owned();
+    let group = format!("{job}-g");
+    let machine = || gcloud("compute instances list --filter labels.ftctl-recovery=group --format value(name)").trim().to_owned();
+    wait_until("the group's machine", || machine().starts_with(&job));
+    let listed = gcloud("compute instance-groups managed list --format value(name,size,targetSize)");
+    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), [&group, "1", "1"]);
+    let described = gcloud(&format!("compute instance-groups managed describe {group} --region us-central1 --format json"));
+    let described: Value = serde_json::from_str(&described).expect("JSON");
+    assert_eq!(described["instanceLifecyclePolicy"]["onRepair"]["allowChangingZone"], "YES");
+    gcloud(&format!("compute instance-groups managed delete {group} --region us-central1 --quiet"));
+    assert_eq!(machine(), "");
+    ftctl(&["down", &job, "-y"]);
+    assert_eq!(gcloud("compute instance-templates list --format value(name)").trim(), "");
+
     // The seed's command, with our label.
     gcloud(
         "compute instances create by-hand --zone us-central1-a --custom-cpu 12 --custom-memory 78 --maintenance-policy TERMINATE \

@@ -100,6 +100,11 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
         ("GET", ["regions", region, "instanceGroupManagers", name, "listErrors"]) => {
             ("compute.regionInstanceGroupManagers.listErrors", groups::errors, [region, name])
         }
+        ("GET", ["regions", region, "instanceGroups"]) => ("compute.regionInstanceGroups.list", groups::sizes, [region, ""]),
+        ("GET", ["regions", region, "autoscalers"]) => ("compute.regionAutoscalers.list", groups::autoscalers, [region, ""]),
+        ("GET", ["aggregated", "instanceTemplates"]) => {
+            ("compute.instanceTemplates.aggregatedList", groups::templates_everywhere, ["", ""])
+        }
         ("GET", ["global", "instanceTemplates"]) => ("compute.instanceTemplates.list", groups::templates, ["", ""]),
         ("POST", ["global", "instanceTemplates"]) => ("compute.instanceTemplates.insert", groups::insert_template, ["", ""]),
         ("GET", ["global", "instanceTemplates", name]) => ("compute.instanceTemplates.get", groups::get_template, ["", name]),

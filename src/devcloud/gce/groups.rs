@@ -280,7 +280,10 @@ pub fn resize(cloud: &mut Cloud, request: &Request, key: &Place) -> Answer {
         let now = cloud.now;
         let group = find(cloud, key)?;
         (group.body["targetSize"], group.due) = (json!(size), Some(now));
-        let id = group.id;
+        let (id, machine) = (group.id, group.machine.clone());
+        for place in of(cloud, &machine).iter().filter(|_| size == 0) {
+            cloud.delete(place);
+        }
         Ok(cloud.record("resize", group_target(key), id, None, false))
     })
 }
@@ -351,4 +354,25 @@ pub fn delete_template(cloud: &mut Cloud, request: &Request, (_, name): &Place) 
 pub fn templates(cloud: &mut Cloud, request: &Request, _: &Place) -> Answer {
     let items = filtered(request, cloud.templates.keys().map(|name| show_template(cloud, name)))?;
     Ok(json!({ "kind": "compute#instanceTemplateList", "id": "x", "items": items }))
+}
+
+pub fn templates_everywhere(cloud: &mut Cloud, request: &Request, _: &Place) -> Answer {
+    let items = filtered(request, cloud.templates.keys().map(|name| show_template(cloud, name)))?;
+    Ok(aggregated(cloud, "instanceTemplate", "instanceTemplates", items))
+}
+
+/// How many machines each group has: where gcloud looks for that.
+pub fn sizes(cloud: &mut Cloud, request: &Request, (region, _): &Place) -> Answer {
+    let here = cloud.groups.iter().filter(|((at, _), _)| at == region);
+    let shown = here.map(|((_, name), group)| {
+        let link = format!("{}/regions/{region}/instanceGroups/{name}", cloud.base());
+        json!({ "kind": "compute#instanceGroup", "name": name, "selfLink": link, "size": of(cloud, &group.machine).len() })
+    });
+    let items = filtered(request, shown)?;
+    Ok(json!({ "kind": "compute#regionInstanceGroupList", "id": "x", "items": items }))
+}
+
+/// gcloud asks before it deletes a group. There are none.
+pub fn autoscalers(_: &mut Cloud, _: &Request, _: &Place) -> Answer {
+    Ok(json!({ "kind": "compute#regionAutoscalerList", "id": "x", "items": [] }))
 }
