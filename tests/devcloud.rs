@@ -425,7 +425,7 @@ impl WithEngine {
     }
 
     fn weights(&self) -> Vec<u8> {
-        self.ok(&["download", "quickstart", "--to", "model"]);
+        self.ok(&["download", "quickstart", "--to", "model", "--overwrite"]);
         std::fs::read(self.devcloud.sandbox.path("model/model.safetensors")).expect("weights")
     }
 

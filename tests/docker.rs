@@ -159,7 +159,7 @@ fn until(mut done: impl FnMut() -> bool) {
 
 /// What does not depend on when and where a run was made.
 fn weights(place: &Place, job: &str) -> Vec<u8> {
-    place.ok(&["download", job, "--to", "model"]);
+    place.ok(&["download", job, "--to", "model", "--overwrite"]);
     std::fs::read(place.sandbox.path("model/model.safetensors")).expect("weights")
 }
 
