@@ -373,6 +373,7 @@ pub fn sizes(cloud: &mut Cloud, request: &Request, (region, _): &Place) -> Answe
 }
 
 /// gcloud asks before it deletes a group. There are none.
-pub fn autoscalers(_: &mut Cloud, _: &Request, _: &Place) -> Answer {
-    Ok(json!({ "kind": "compute#regionAutoscalerList", "id": "x", "items": [] }))
+pub fn autoscalers(_: &mut Cloud, request: &Request, _: &Place) -> Answer {
+    let items = filtered(request, std::iter::empty())?;
+    Ok(json!({ "kind": "compute#regionAutoscalerList", "id": "x", "items": items }))
 }
