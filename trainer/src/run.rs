@@ -23,7 +23,7 @@ use crate::loss_scale::LossScale;
 use crate::micro_batch::{self, available_memory};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{FileError, TensorFile};
-use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape, TrainingMemory, measured_rate};
+use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape, TrainingMemory, has_tiles, measured_rate};
 use crate::offload::Place;
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
@@ -153,6 +153,10 @@ impl Run {
             say(&format!("kernels: libtorch's, attention: {}", self.model.fused().name()));
         }
         say(&self.config.train.precision.reason());
+        if !device::uses_libtorch(device, self.config.train.engine) && self.config.train.precision == Precision::Fp32 && has_tiles()
+        {
+            say("products: on the processor's tiles (AMX), each fp32 number as three bf16 numbers that add up to it");
+        }
         let (shape, settings) = (self.model.shape(), &self.config.train);
         let mib = |bytes: u64| grouped(bytes >> 20);
         if device.is_cuda() {

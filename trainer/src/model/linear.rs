@@ -1,8 +1,8 @@
 //! A linear map `y = x·w + b` with `w` in `[in, out]`, forward and backward, and the matrix products it is made of.
 //!
 //! On a CPU, `f32` products are this crate's own ([`super::product`]): libtorch's default, MKL, runs at less than half their rate on AMD
-//! processors, and all are true `f32`. So are `bf16` products where the processor has tiles for them ([`super::amx`]). Other dtypes and devices
-//! take libtorch's, and so does the engine of that name.
+//! processors, and all are as exact as `f32` is. So are `bf16` products, on the processor's tiles ([`super::amx`]) where it has them. Other
+//! dtypes and devices take libtorch's, and so does the engine of that name.
 
 use tch::{Device, Kind, Tensor};
 
@@ -145,8 +145,8 @@ fn write(left: (&Tensor, Turn), right: (&Tensor, Turn), result: &mut Tensor, how
     let pitch = result.size()[1] as usize;
     match (left.0.kind(), result.kind()) {
         (Kind::Float, _) => multiply(matrix(left), matrix(right), floats_mut(result), pitch, how, Workers::All),
-        (_, Kind::Float) => amx::multiply::<f32>(matrix(left), matrix(right), elements_mut(result), pitch, how),
-        _ => amx::multiply::<Bf16>(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        (_, Kind::Float) => amx::multiply::<Bf16, f32>(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        _ => amx::multiply::<Bf16, Bf16>(matrix(left), matrix(right), elements_mut(result), pitch, how),
     }
 }
 

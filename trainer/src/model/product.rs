@@ -1,10 +1,12 @@
 //! Matrix products of `f32` in main memory, in place: into any rows and columns of a buffer that exists already, on top of what is
-//! there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second pass.
+//! there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second pass. Where the processor has
+//! tiles, large ones are theirs ([`super::amx`]).
 
 use std::time::Instant;
 
 use gemm::Parallelism;
 
+use super::amx;
 use crate::parallel::threads;
 
 /// A matrix inside a slice: element `(i, j)` lies at `i · steps[0] + j · steps[1]`.
@@ -56,11 +58,31 @@ pub(super) enum Workers {
 /// follows each other: with the 512 and more that the kernels would take, logits at width 1,024 were 1.02e-6 from float64, now 8.4e-7.
 const DEPTH: usize = 256;
 
+/// Rows, columns and terms from which on a product fills tiles.
+const TILED: usize = 16;
+
 /// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is summed
-/// in the same order whatever the number of threads.
+/// in the same order whatever the number of threads. [`Workers::Caller`] has small matrices, for which tiles do not pay.
 pub(super) fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write, workers: Workers) {
     let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
     assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
+    if workers == Workers::All && rows.min(columns).min(depth) >= TILED && amx::is_available() {
+        amx::multiply(left, right, result, pitch, write);
+    } else {
+        multiply_plainly(left, right, result, pitch, write, workers);
+    }
+}
+
+/// The same with the processor's products of `f32`.
+pub(super) fn multiply_plainly(
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    result: &mut [f32],
+    pitch: usize,
+    write: Write,
+    workers: Workers,
+) {
+    let ([rows, depth], [_, columns]) = (left.size, right.size);
     let threads = if workers == Workers::All { threads() } else { 1 };
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let [left_steps, right_steps] = [left.steps, right.steps].map(|steps| steps.map(|step| step as isize));
