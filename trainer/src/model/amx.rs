@@ -4,7 +4,7 @@
 //! An `f32` has 24 bits, a bf16 number 8, so that three of them add up to it: `x = x₀ + x₁ + x₂`, each at most 2⁻⁸ of the one before. Of the nine
 //! products of two such numbers the three smallest are left out, which together are at most 2⁻²³·⁴ of the whole, 2⁻²⁶ in the mean; the others are exact.
 //! What is left is the rounding of sums, as in any product of `f32`. Six products on tiles take less time than one without them (Henry, Tang, Heinecke:
-//! "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). Tiles know no subnormal numbers: below 2⁻¹¹⁰ an
+//! "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). Tiles know no subnormal numbers: below 2⁻¹⁰³ an
 //! `f32` loses its last bits, below 2⁻¹²⁶ all. What is not finite, or rounds to what is not, becomes NaN wherever it is a term.
 //!
 //! One factor, the one with fewer rows or columns in the result, is packed a part at a time that stays in a core's second cache ([`tiles`]); strips of
@@ -66,7 +66,7 @@ mod tests {
     /// Every layout, with sizes on both sides of tiles, blocks and what is packed at once. The numbers are small and whole, so that every sum is
     /// exact; where the result is `f32` nothing is rounded.
     fn equals_the_definition_in_every_layout<S: Split>() {
-        let numbers: Vec<S> = (0..1_000_000).map(|n| S::put(((n * 37 % 11) as f32 - 5.0) / 4.0)).collect();
+        let numbers: Vec<S> = (0..5_000_000).map(|n| S::put(((n * 37 % 11) as f32 - 5.0) / 4.0)).collect();
         for [rows, depth, columns] in [
             [1, 1, 1],
             [2, 33, 3],
@@ -78,6 +78,8 @@ mod tests {
             [800, 5, 790],
             [810, 1030, 5],
             [300, 130, 600],
+            [800, 1030, 790],
+            [4200, 1030, 3],
         ] {
             for (left_turned, right_turned, write) in
                 [(false, false, Write::Onto), (false, true, Write::Over), (true, false, Write::Onto), (true, true, Write::Over)]
@@ -169,18 +171,29 @@ mod tests {
         }
     }
 
-    /// Wherever a term is not finite, so is the sum, and only there.
+    /// Wherever a term is not finite, so is the sum, and only there, in whichever factor and layout it is.
     #[test]
     fn what_is_not_finite_is_seen() {
+        const SIDE: usize = 40;
         if !is_available() {
             return;
         }
-        for number in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            let (mut left, right, mut result) = (vec![1.0; 40 * 50], vec![1.0; 50 * 60], vec![0.0; 40 * 60]);
-            left[3 * 50 + 7] = number;
-            multiply(Matrix::new(&left, [40, 50], 50), Matrix::new(&right, [50, 60], 60), &mut result, 60, Write::Over);
-            for (row, sums) in result.chunks(60).enumerate() {
-                assert!(sums.iter().all(|sum| if row == 3 { !sum.is_finite() } else { *sum == 50.0 }), "{number}, row {row}");
+        let not_a_number = [0x7FFF_FFFF, 0x7FC0_0000, 0xFFFF_FFFF].map(f32::from_bits);
+        for number in [f32::INFINITY, f32::NEG_INFINITY].into_iter().chain(not_a_number) {
+            for (turned, is_left) in [(false, false), (false, true), (true, false), (true, true)] {
+                let ones = vec![1.0; SIDE * SIDE];
+                let mut bad = ones.clone();
+                bad[3 * SIDE + 3] = number;
+                let [bad, ones] = [&bad, &ones].map(|numbers| Matrix::new(numbers, [SIDE, SIDE], SIDE));
+                let bad = if turned { bad.t() } else { bad };
+                let (left, right) = if is_left { (bad, ones) } else { (ones, bad) };
+                let mut result = vec![0.0; SIDE * SIDE];
+                multiply(left, right, &mut result, SIDE, Write::Over);
+                for (place, sum) in result.iter().enumerate() {
+                    let is_bad = if is_left { place / SIDE == 3 } else { place % SIDE == 3 };
+                    let is_right = if is_bad { !sum.is_finite() } else { *sum == SIDE as f32 };
+                    assert!(is_right, "{number} {:x}, turned: {turned}, left: {is_left}: {sum} at {place}", number.to_bits());
+                }
             }
         }
     }

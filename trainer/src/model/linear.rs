@@ -150,14 +150,14 @@ fn write(left: (&Tensor, Turn), right: (&Tensor, Turn), result: &mut Tensor, how
     }
 }
 
-/// Whether a tensor can be seen as a [`Matrix`] that this crate multiplies: in main memory, its rows apart by any distance.
+/// Whether a tensor can be seen as a [`Matrix`] that this crate multiplies: in main memory, one row after the other.
 fn is_matrix(tensor: &Tensor) -> bool {
     let is_multiplied = match tensor.kind() {
         Kind::Float => true,
         Kind::BFloat16 => amx::is_available(),
         _ => false,
     };
-    is_multiplied && kernels::are_own() && tensor.device() == Device::Cpu && tensor.dim() == 2 && tensor.stride()[1] == 1
+    is_multiplied && kernels::are_own() && tensor.device() == Device::Cpu && tensor.dim() == 2 && tensor.is_contiguous()
 }
 
 fn matrix<E: Element>((tensor, turn): (&Tensor, Turn)) -> Matrix<'_, E> {

@@ -52,6 +52,7 @@ pub mod tensor_file;
 
 #[cfg(feature = "torch")]
 pub use adapters::Adapters;
+#[cfg(feature = "torch")]
 pub(crate) use amx::is_available as has_tiles;
 #[cfg(feature = "torch")]
 pub use cache::KvCache;

@@ -398,6 +398,9 @@ pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
 /// When the tensor is anything else: a mistake in the caller, who checks with [`holds`] where it may happen.
 pub(crate) fn elements<E: Element>(tensor: &Tensor) -> &[E] {
     assert!(is_slice::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
+    if tensor.numel() == 0 {
+        return &[]; // Its `data_ptr` is null.
+    }
     // SAFETY: libtorch owns `numel` contiguous elements at `data_ptr` for as long as the tensor lives; the borrow keeps it alive,
     // and nothing writes to it from another thread while this crate reads.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast_const().cast(), tensor.numel()) }
@@ -409,6 +412,9 @@ pub(crate) fn elements<E: Element>(tensor: &Tensor) -> &[E] {
 /// As [`elements`].
 pub(crate) fn elements_mut<E: Element>(tensor: &mut Tensor) -> &mut [E] {
     assert!(is_slice::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
+    if tensor.numel() == 0 {
+        return &mut [];
+    }
     // SAFETY: as in `elements`; the exclusive borrow stands for exclusive access, since tensors that share memory are only made
     // and used inside one call of the model.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast(), tensor.numel()) }

@@ -2,6 +2,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
+use std::marker::PhantomData;
 use std::sync::LazyLock;
 
 use super::packing::Split;
@@ -28,7 +29,7 @@ pub fn is_available() -> bool {
 /// The tile registers of a thread, which the operating system saves at each change of thread until they are released. Registers 0 to 3 hold sums, 4
 /// and 5 rows of the left factor, 6 and 7 columns of the right one. The compiler uses none of them, so that they keep what they hold from one piece
 /// of assembly to the next.
-pub struct Tiles;
+pub struct Tiles(PhantomData<*const ()>);
 
 /// As `ldtilecfg` reads it.
 #[repr(C, align(64))]
@@ -59,7 +60,7 @@ impl Tiles {
         assert!(is_available(), "this processor has no tiles");
         // SAFETY: the processor has tiles, the process has the permission, and the configuration is what the manual calls for.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const ALL, options(nostack, readonly)) };
-        Self
+        Self(PhantomData)
     }
 
     /// The product of `count` packed tiles of two panels with those of two, `[BLOCK, BLOCK]`, onto `sums` or over them. Calls `meanwhile` after every

@@ -107,8 +107,8 @@ impl Split for f32 {
         // SAFETY: the caller's promise.
         let [even, odd] = [0, 1].map(|term| split(unsafe { _mm512_maskz_loadu_ps(masks[term], from[term]) }));
         std::array::from_fn(|part| {
-            let [even, odd] = [even[part], odd[part]].map(|part| _mm512_castps_si512(upper(part)));
-            _mm512_or_si512(_mm512_srli_epi32::<16>(even), odd)
+            let [even, odd] = [even[part], odd[part]].map(|part| _mm512_castps_si512(part));
+            _mm512_mask_blend_epi16(0xAAAA_AAAA, _mm512_srli_epi32::<16>(even), odd)
         })
     }
 
@@ -139,7 +139,8 @@ impl Split for f32 {
     }
 }
 
-/// Numbers as bf16 numbers that add up to them; the last is not rounded, as it has no more than 8 bits.
+/// Numbers as bf16 numbers that add up to them, in the upper halves: no part has more than 8 bits, so that nothing is below them. The last part
+/// of what is not finite is NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn split(x: __m512) -> [__m512; 3] {
