@@ -2,7 +2,7 @@
 //! bf16 numbers and sum in `f32`. libtorch's products allocate a result that is then added in a pass of its own, and pack weights in one more.
 //!
 //! An `f32` has 24 bits, a bf16 number 8, so that three of them add up to it: `x = x₀ + x₁ + x₂`, each at most 2⁻⁸ of the one before. Of the nine
-//! products of two such numbers the three smallest are left out, which together are at most 2⁻²³·⁴ of the whole, 2⁻²⁶ in the mean; the others are exact.
+//! products of two such numbers the three smallest are left out, which together are at most 2⁻²³·⁴ of the whole; the others are exact.
 //! What is left is the rounding of sums, as in any product of `f32`. Six products on tiles take less time than one without them (Henry, Tang, Heinecke:
 //! "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). Tiles know no subnormal numbers: below 2⁻¹⁰³ an
 //! `f32` loses its last bits, below 2⁻¹²⁶ all. What is not finite, or rounds to what is not, becomes NaN wherever it is a term.

@@ -64,8 +64,7 @@ const TILED: usize = 16;
 /// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is summed
 /// in the same order whatever the number of threads. [`Workers::Caller`] has small matrices, for which tiles do not pay.
 pub(super) fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write, workers: Workers) {
-    let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
-    assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
+    let ([rows, depth], [_, columns]) = (left.size, right.size);
     if workers == Workers::All && rows.min(columns).min(depth) >= TILED && amx::is_available() {
         amx::multiply(left, right, result, pitch, write);
     } else {
@@ -82,7 +81,8 @@ pub(super) fn multiply_plainly(
     write: Write,
     workers: Workers,
 ) {
-    let ([rows, depth], [_, columns]) = (left.size, right.size);
+    let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
+    assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
     let threads = if workers == Workers::All { threads() } else { 1 };
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let [left_steps, right_steps] = [left.steps, right.steps].map(|steps| steps.map(|step| step as isize));

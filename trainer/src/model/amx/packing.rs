@@ -28,6 +28,9 @@ pub struct Factor<'a, S> {
 /// A number that is the sum of [`Split::PARTS`] bf16 numbers.
 pub trait Split: Element {
     const PARTS: usize;
+    /// At most so many rows or columns of the result, and terms of its sums, are packed at once: 1.1 to 1.5 MiB of the 2 of a second cache.
+    const RESIDENT: usize;
+    const LONG: usize;
     /// How often [`Split::multiply`] multiplies four pairs of tiles.
     const PIECES: usize;
 
@@ -52,6 +55,8 @@ pub trait Split: Element {
 
 impl Split for Bf16 {
     const PARTS: usize = 1;
+    const RESIDENT: usize = 768;
+    const LONG: usize = 1024;
     const PIECES: usize = 1;
 
     #[inline]
@@ -85,6 +90,8 @@ impl Split for Bf16 {
 
 impl Split for f32 {
     const PARTS: usize = 3;
+    const RESIDENT: usize = 256;
+    const LONG: usize = 768;
     const PIECES: usize = 6;
 
     #[inline]

@@ -20,16 +20,13 @@ pub const DEPTH: usize = 32;
 pub const TILE: usize = SIDE * DEPTH;
 /// Rows and columns of the result that four tiles hold at once.
 pub const BLOCK: usize = 2 * SIDE;
-/// At most so many rows or columns of the result, and terms of its sums, are packed at once, by the parts of a number: 1.1 to 1.5 MiB of the 2 of
-/// a second cache.
-const RESIDENT: [usize; 4] = [0, 768, 0, 256];
-const LONG: [usize; 4] = [0, 1024, 0, 768];
+/// The most of [`Split::RESIDENT`].
 const MOST_RESIDENT: usize = 768;
 /// Terms of a strip, times the parts of a number, that are multiplied at once: 24 KiB of the 48 of a first cache; two threads may share one.
 const SHORT: usize = 384;
 /// Rows or columns that are packed at once: memory is slow where less than some lines of it follow each other.
 const WIDE: usize = 4 * BLOCK;
-/// Rows or columns of the result whose sums wait in memory for the next [`LONG`] terms.
+/// Rows or columns of the result whose sums wait in memory for the next [`Split::LONG`] terms.
 const WAITING: usize = 4096;
 
 /// Consecutive rows or columns of the result, or terms of its sums.
@@ -64,9 +61,9 @@ pub fn multiply<S: Split, E: Element>(left: Matrix<'_, S>, right: Matrix<'_, S>,
     let (resident, streamed) = if rows <= columns { (left, right) } else { (right, left) };
     let place = Place { first: result.as_mut_ptr(), pitch, write };
     let whole = |factor: Factor<'_, S>| Part { from: 0, count: factor.size[0] };
-    let at_once = if depth > LONG[S::PARTS] { WAITING } else { usize::MAX };
+    let at_once = if depth > S::LONG { WAITING } else { usize::MAX };
     for chunk in parts(whole(streamed), at_once, BLOCK) {
-        for held in parts(whole(resident), RESIDENT[S::PARTS], BLOCK) {
+        for held in parts(whole(resident), S::RESIDENT, BLOCK) {
             multiply_parts(resident, held, streamed, chunk, place);
         }
     }
@@ -84,10 +81,10 @@ fn multiply_parts<S: Split, E: Element>(
     let wide = (chunk.count / parallel::threads()).clamp(BLOCK, WIDE) / BLOCK * BLOCK;
     let strips: Vec<Part> = parts(chunk, wide, BLOCK).collect();
     let share = strips.len().div_ceil(parallel::threads());
-    let terms = parts(Part { from: 0, count: depth }, LONG[S::PARTS], DEPTH);
+    let terms = parts(Part { from: 0, count: depth }, S::LONG, DEPTH);
     let longest = terms.clone().next().map_or(0, |terms| S::PARTS * terms.padded(DEPTH));
     let mut packed = Tensor::empty([(held.padded(BLOCK) * longest) as i64], (Kind::BFloat16, Device::Cpu));
-    let height = if depth > LONG[S::PARTS] { held.padded(BLOCK) } else { 0 };
+    let height = if depth > S::LONG { held.padded(BLOCK) } else { 0 };
     let mut waiting = Tensor::empty([(chunk.padded(BLOCK) * height) as i64], (Kind::Float, Device::Cpu));
     for terms in terms {
         let length = S::PARTS * terms.padded(DEPTH);
