@@ -19,8 +19,8 @@ const QUERIES: usize = 64;
 
 /// What the backward pass needs.
 pub(super) struct Attention {
-    /// Queries, keys, values, `[B, H, 3, T, D / H]`.
-    pub(super) heads: Tensor,
+    /// Queries, keys, values of all heads, `[N, 3D]`.
+    pub(super) qkv: Tensor,
     /// `[B, H, T]`; a GPU's kernels may pad the rows.
     pub(super) log_sum_exp: Tensor,
     /// `[N, D]`.
@@ -30,30 +30,23 @@ pub(super) struct Attention {
 }
 
 /// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
-pub(super) fn forward(qkv: &Tensor, layout: Layout<'_>) -> Attention {
-    let heads = qkv.view([layout.batch, layout.length, 3, layout.heads, -1]).permute([0, 3, 2, 1, 4]);
-    let forward = match heads.kind() {
-        Kind::Float if holds::<f32>(qkv) => forward_plain::<f32>,
-        Kind::BFloat16 if holds::<Bf16>(qkv) => forward_plain::<Bf16>,
-        Kind::Half if holds::<F16>(qkv) => forward_plain::<F16>,
-        _ => return fused::forward(heads, layout),
-    };
-    let heads = heads.contiguous();
-    let (output, log_sum_exp) = forward(&heads, layout);
-    Attention { heads, log_sum_exp, output: join_heads(&output), seeds: None }
+pub(super) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
+    match qkv.kind() {
+        Kind::Float if holds::<f32>(&qkv) => forward_plain::<f32>(qkv, layout),
+        Kind::BFloat16 if holds::<Bf16>(&qkv) => forward_plain::<Bf16>(qkv, layout),
+        Kind::Half if holds::<F16>(&qkv) => forward_plain::<F16>(qkv, layout),
+        _ => fused::forward(qkv, layout),
+    }
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
 pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
-    let [batch, heads, _, length, channels] = <[i64; 5]>::try_from(kept.heads.size()).expect("attention has five dimensions");
-    let [output, doutput] = [&kept.output, doutput].map(|rows| rows.view([batch, length, heads, channels]).transpose(1, 2));
-    let dheads = match kept.heads.kind() {
-        Kind::Float if holds::<f32>(&kept.heads) => backward_plain::<f32>(kept, &output, &doutput, layout),
-        Kind::BFloat16 if holds::<Bf16>(&kept.heads) => backward_plain::<Bf16>(kept, &output, &doutput, layout),
-        Kind::Half if holds::<F16>(&kept.heads) => backward_plain::<F16>(kept, &output, &doutput, layout),
-        _ => return Tensor::cat(&fused::backward(kept, &output, &doutput, layout).map(|gradient| join_heads(&gradient)), 1),
-    };
-    dheads.permute([0, 3, 2, 1, 4]).reshape([batch * length, 3 * heads * channels])
+    match kept.qkv.kind() {
+        Kind::Float if holds::<f32>(&kept.qkv) => backward_plain::<f32>(kept, doutput, layout),
+        Kind::BFloat16 if holds::<Bf16>(&kept.qkv) => backward_plain::<Bf16>(kept, doutput, layout),
+        Kind::Half if holds::<F16>(&kept.qkv) => backward_plain::<F16>(kept, doutput, layout),
+        _ => fused::backward(kept, doutput, layout),
+    }
 }
 
 /// `[N, 3D]` → three views `[B, H, T, D / H]`.
@@ -68,47 +61,66 @@ pub(super) fn join_heads(heads: &Tensor) -> Tensor {
     heads.transpose(1, 2).reshape([batch * length, count * channels])
 }
 
-/// With kernels of its own, a head per thread at a time: the output, `[B, H, T, D / H]`, and the log-sum-exp.
-fn forward_plain<E: Element>(heads: &Tensor, layout: Layout<'_>) -> (Tensor, Tensor) {
-    let [batch, count, _, length, channels] = <[i64; 5]>::try_from(heads.size()).expect("attention has five dimensions");
-    let mut output = Tensor::empty([batch, count, length, channels], (E::KIND, heads.device()));
-    let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, heads.device()));
-    let [length, channels] = [length, channels].map(|size| size as usize);
-    let inputs = elements::<E>(heads).chunks(3 * length * channels);
-    let outputs = elements_mut::<E>(&mut output).chunks_mut(length * channels);
-    let work = inputs.zip(outputs).zip(floats_mut(&mut log_sum_exp).chunks_mut(length)).enumerate();
-    parallel::run(work.collect(), |(number, ((heads, output), log_sum_exp))| {
-        for rows in layout.parts(number / layout.heads as usize) {
-            let head = Head::new(heads, length, channels, &rows).masked(layout, number);
-            store(&head.forward(&mut log_sum_exp[rows.clone()]), &mut output[rows.start * channels..rows.end * channels]);
+/// With kernels of its own, a head per thread at a time.
+fn forward_plain<E: Element>(qkv: Tensor, layout: Layout<'_>) -> Attention {
+    let [batch, length, count] = [layout.batch, layout.length, layout.heads];
+    let mut output = Tensor::empty([batch * length, qkv.size()[1] / 3], (E::KIND, qkv.device()));
+    let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, qkv.device()));
+    let (values, outputs) = (elements::<E>(&qkv), by_head::<E>(elements_mut(&mut output), layout, 1));
+    let work = outputs.into_iter().zip(floats_mut(&mut log_sum_exp).chunks_mut(length as usize)).enumerate();
+    parallel::run(work.collect(), |(number, (mut output, log_sum_exp))| {
+        for rows in layout.parts(number / count as usize) {
+            let head = Head::new(values, layout, number, &rows);
+            let result = head.forward(&mut log_sum_exp[rows.clone()]);
+            result.chunks(head.channels).zip(&mut output[rows]).for_each(|(row, place)| store(row, place));
         }
     });
-    (output, log_sum_exp)
+    Attention { qkv, log_sum_exp, output, seeds: None }
 }
 
-/// As [`fused::backward`], a head per thread at a time, `[B, H, 3, T, D / H]`.
-fn backward_plain<E: Element>(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
-    let mut dheads = kept.heads.empty_like();
-    let (output, doutput) = (output.contiguous(), doutput.contiguous());
-    let [length, channels] = [3, 4].map(|dimension| kept.heads.size()[dimension] as usize);
-    let inputs = elements::<E>(&kept.heads).chunks(3 * length * channels).zip(floats(&kept.log_sum_exp).chunks(length));
-    let outputs = [&output, &doutput].map(|rows| elements::<E>(rows).chunks(length * channels));
-    let [output, doutput] = outputs;
-    let work = inputs.zip(output.zip(doutput)).zip(elements_mut::<E>(&mut dheads).chunks_mut(3 * length * channels));
-    parallel::run(work.enumerate().collect(), |(number, (((heads, log_sum_exp), (output, doutput)), dheads))| {
+/// As [`backward`], a head per thread at a time.
+fn backward_plain<E: Element>(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
+    let mut dqkv = kept.qkv.empty_like();
+    let doutput = doutput.contiguous();
+    let [qkv, output, doutput] = [&kept.qkv, &kept.output, &doutput].map(elements::<E>);
+    let gradients = by_head::<E>(elements_mut(&mut dqkv), layout, 3);
+    let work = gradients.into_iter().zip(floats(&kept.log_sum_exp).chunks(layout.length as usize)).enumerate();
+    parallel::run(work.collect(), |(number, (mut places, log_sum_exp))| {
         for rows in layout.parts(number / layout.heads as usize) {
-            let head = Head::new(heads, length, channels, &rows).masked(layout, number);
-            let own = rows.start * channels..rows.end * channels;
-            let [mut output_rows, mut doutput_rows] = [0, 1].map(|_| vec![0.0; own.len()]);
-            load(&output[own.clone()], &mut output_rows);
-            load(&doutput[own.clone()], &mut doutput_rows);
-            let gradients = head.backward(&log_sum_exp[rows.clone()], &output_rows, &doutput_rows);
-            for (part, gradient) in gradients.chunks(own.len()).enumerate() {
-                store(gradient, &mut dheads[part * length * channels..][own.clone()]);
+            let head = Head::new(qkv, layout, number, &rows);
+            let [output, doutput] = [output, doutput].map(|values| of_head(values, layout, 1, number, &rows));
+            let gradients = head.backward(&log_sum_exp[rows.clone()], &output, &doutput);
+            for (part, gradient) in gradients.chunks(output.len()).enumerate() {
+                let places = places[3 * rows.start..3 * rows.end].iter_mut().skip(part).step_by(3);
+                gradient.chunks(head.channels).zip(places).for_each(|(row, place)| store(row, place));
             }
         }
     });
-    dheads
+    dqkv
+}
+
+/// `values [N, parts · D]` → for each head of the batch its places, `C` elements for each token and part.
+fn by_head<'a, E>(values: &'a mut [E], layout: Layout<'_>, parts: usize) -> Vec<Vec<&'a mut [E]>> {
+    let [batch, length, heads] = [layout.batch, layout.length, layout.heads].map(|size| size as usize);
+    let channels = values.len() / (batch * length * parts * heads);
+    let mut places: Vec<_> = (0..batch * heads).map(|_| Vec::with_capacity(length * parts)).collect();
+    for (number, place) in values.chunks_mut(channels).enumerate() {
+        places[number / (length * parts * heads) * heads + number % heads].push(place);
+    }
+    places
+}
+
+/// Some rows of a head, from `values [N, parts · D]`: `[parts, rows, C]`.
+fn of_head<E: Element>(values: &[E], layout: Layout<'_>, parts: usize, number: usize, rows: &Range<usize>) -> Vec<f32> {
+    let [length, heads] = [layout.length, layout.heads].map(|size| size as usize);
+    let channels = values.len() / (layout.batch as usize * length * parts * heads);
+    let mut held = vec![0.0; parts * rows.len() * channels];
+    let places = (0..parts).flat_map(|part| rows.clone().map(move |row| (part, row)));
+    for (held, (part, row)) in held.chunks_mut(channels).zip(places) {
+        let place = ((number / heads * length + row) * parts + part) * heads + number % heads;
+        load(&values[place * channels..][..channels], held);
+    }
+    held
 }
 
 /// One head of one sequence, or of one of its documents.
@@ -126,18 +138,19 @@ struct Head {
 }
 
 impl Head {
-    /// `rows` of the sequence of `length` tokens whose queries, keys and values these are.
-    fn new<E: Element>(values: &[E], length: usize, channels: usize, rows: &Range<usize>) -> Self {
-        let part = |part: usize| &values[(part * length + rows.start) * channels..(part * length + rows.end) * channels];
-        let mut held = vec![0.0; 3 * rows.len() * channels];
-        held.chunks_exact_mut(rows.len() * channels).zip(0..3).for_each(|(held, number)| load(part(number), held));
-        Self { values: held, length: rows.len(), channels, scale: 1.0 / (channels as f32).sqrt(), start: rows.start, masks: None }
-    }
-
-    /// As the `number`-th of all heads of the batch.
-    fn masked(self, layout: Layout<'_>, number: usize) -> Self {
+    /// `rows` of the `number`-th head of the batch, from the queries, keys and values of all, `[N, 3D]`.
+    fn new<E: Element>(qkv: &[E], layout: Layout<'_>, number: usize, rows: &Range<usize>) -> Self {
+        let values = of_head(qkv, layout, 3, number, rows);
+        let channels = values.len() / (3 * rows.len());
         let heads = layout.heads as usize;
-        Self { masks: layout.attention_masks().map(|masks| (masks, number / heads, number % heads)), ..self }
+        Self {
+            values,
+            length: rows.len(),
+            channels,
+            scale: 1.0 / (channels as f32).sqrt(),
+            start: rows.start,
+            masks: layout.attention_masks().map(|masks| (masks, number / heads, number % heads)),
+        }
     }
 
     /// Drops some of the weights of each query from `first` on, whose rows see `seen` keys.

@@ -94,7 +94,7 @@ impl Layout<'_> {
 pub(super) fn forward(x: Tensor, weights: &BlockTensors, layout: Layout<'_>) -> Activations {
     let (normal_1, statistics_1) = norm::forward(&x, &weights.ln_1, layout.epsilon, layout.kind); // [N, D]
     let qkv = linear::forward(&normal_1, &weights.c_attn); // [N, 3D]
-    let attention = attention::forward(&qkv, layout);
+    let attention = attention::forward(qkv, layout);
     let middle = layout.onto(&x, attention.output(), &weights.attn_proj, Site::AttentionOutput); // [N, D]
     let (normal_2, statistics_2) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind); // [N, D]
     let hidden = linear::forward(&normal_2, &weights.c_fc); // [N, 4D]

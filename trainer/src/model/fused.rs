@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::attention::{Attention, join_heads};
+use super::attention::{Attention, join_heads, split_heads};
 use super::block::Layout;
 use crate::aten;
 use crate::error::Failure;
@@ -55,9 +55,9 @@ impl Attention {
     }
 }
 
-/// In libtorch's fused operations, for any dtype and device. `heads` may be a view: they read rows at any distance.
-pub(super) fn forward(heads: Tensor, layout: Layout<'_>) -> Attention {
-    let [q, k, v] = [0, 1, 2].map(|part| heads.select(2, part));
+/// In libtorch's fused operations, for any dtype and device; they read rows at any distance.
+pub(super) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
+    let [q, k, v] = split_heads(&qkv, layout);
     let (output, log_sum_exp, seeds) = if Scores::are_needed(layout) {
         let scores = Scores::new(&q, &k, layout);
         (scores.dropped().matmul(&v), scores.log_sum_exp, None)
@@ -70,12 +70,19 @@ pub(super) fn forward(heads: Tensor, layout: Layout<'_>) -> Attention {
         let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
         (output, log_sum_exp, Some([seed, offset]))
     };
-    Attention { heads, log_sum_exp, output: join_heads(&output), seeds }
+    Attention { qkv, log_sum_exp, output: join_heads(&output), seeds }
+}
+
+/// `doutput [N, D]` → `[N, 3D]`.
+pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
+    let [output, doutput] =
+        [&kept.output, doutput].map(|rows| rows.view([layout.batch, layout.length, layout.heads, -1]).transpose(1, 2));
+    Tensor::cat(&gradients(kept, &output, &doutput, layout).map(|gradient| join_heads(&gradient)), 1)
 }
 
 /// Of queries, keys and values, `[B, H, T, D / H]` each.
-pub(super) fn backward(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
-    let [q, k, v] = [0, 1, 2].map(|part| kept.heads.select(2, part));
+fn gradients(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
+    let [q, k, v] = split_heads(&kept.qkv, layout);
     if let Some([seed, offset]) = &kept.seeds {
         let kept = [output, &kept.log_sum_exp, seed, offset];
         return aten::attention_backward(doutput, [&q, &k, &v], kept, layout.fused == Fused::Flash);
