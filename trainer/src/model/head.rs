@@ -4,8 +4,8 @@ use tch::{Kind, Tensor};
 
 use super::HEAD_CHUNK;
 use super::linear::{product, product_transposed, write_outer_product};
-use super::parameters::{elements_mut, floats, floats_mut, holds, is_plain};
-use super::product::{Matrix, Workers, Write, multiply};
+use super::parameters::{elements, elements_mut, floats_mut, holds};
+use super::product::{Factor, Matrix, Write};
 use crate::parallel;
 use crate::simd::{Bf16, Element, F16, exp, largest, sum_of};
 use crate::vectorise::vectorised;
@@ -37,8 +37,17 @@ pub(super) fn loss_and_gradient(
     mut dembedding: Option<&mut Tensor>,
     mut write: Write,
 ) -> (f64, Tensor) {
-    if is_plain(hidden) {
-        return loss_and_gradient_plain(hidden, embedding, targets, scale, dembedding, write);
+    match hidden.kind() {
+        Kind::Float if is_multiplied::<f32>(hidden) => {
+            return loss_and_gradient_plain::<f32>(hidden, embedding, targets, scale, dembedding, write);
+        }
+        Kind::BFloat16 if is_multiplied::<Bf16>(hidden) => {
+            return loss_and_gradient_plain::<Bf16>(hidden, embedding, targets, scale, dembedding, write);
+        }
+        Kind::Half if is_multiplied::<F16>(hidden) => {
+            return loss_and_gradient_plain::<F16>(hidden, embedding, targets, scale, dembedding, write);
+        }
+        _ => {}
     }
     let (mut sums, mut gradients) = (Vec::new(), Vec::new());
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
@@ -58,8 +67,12 @@ fn total(sums: &[Tensor]) -> f64 {
     Tensor::stack(sums, 0).sum(Kind::Double).double_value(&[])
 }
 
+fn is_multiplied<E: Factor>(tensor: &Tensor) -> bool {
+    holds::<E>(tensor) && E::is_multiplied()
+}
+
 /// The same with one buffer for the logits of every chunk, and no other.
-fn loss_and_gradient_plain(
+fn loss_and_gradient_plain<E: Factor>(
     hidden: &Tensor,
     embedding: &Tensor,
     targets: &Tensor,
@@ -69,19 +82,20 @@ fn loss_and_gradient_plain(
 ) -> (f64, Tensor) {
     let [rows, width, vocabulary] = [hidden.size()[0], hidden.size()[1], embedding.size()[0]].map(|size| size as usize);
     let pitch = vocabulary.next_multiple_of(ALIGNMENT);
-    let mut buffer = Tensor::empty([rows.min(HEAD_CHUNK) as i64, pitch as i64], (Kind::Float, hidden.device()));
-    let logits = floats_mut(&mut buffer);
-    let table = Matrix::new(floats(embedding), [vocabulary, width], width);
+    let mut buffer = Tensor::empty([rows.min(HEAD_CHUNK) as i64, pitch as i64], (E::KIND, hidden.device()));
+    let logits = elements_mut::<E>(&mut buffer);
+    let table = Matrix::new(elements::<E>(embedding), [vocabulary, width], width);
     let (mut sum, mut dhidden) = (0.0, hidden.empty_like());
-    let chunks = floats(hidden).chunks(HEAD_CHUNK * width).zip(floats_mut(&mut dhidden).chunks_mut(HEAD_CHUNK * width));
+    let chunks =
+        elements::<E>(hidden).chunks(HEAD_CHUNK * width).zip(elements_mut::<E>(&mut dhidden).chunks_mut(HEAD_CHUNK * width));
     for ((hidden, dhidden), targets) in chunks.zip(indices(targets).chunks(HEAD_CHUNK)) {
         let hidden = Matrix::new(hidden, [targets.len(), width], width);
-        multiply(hidden, table.t(), logits, pitch, Write::Over, Workers::All);
+        E::multiply(hidden, table.t(), logits, pitch, Write::Over);
         sum += cross_entropy_plain(&mut logits[..targets.len() * pitch], pitch, vocabulary, targets, scale);
         let dlogits = Matrix::new(logits, [targets.len(), vocabulary], pitch);
-        multiply(dlogits, table, dhidden, width, Write::Over, Workers::All);
+        E::multiply(dlogits, table, dhidden, width, Write::Over);
         if let Some(dembedding) = dembedding.as_deref_mut() {
-            multiply(dlogits.t(), hidden, floats_mut(dembedding), width, write, Workers::All);
+            E::multiply_to_f32(dlogits.t(), hidden, floats_mut(dembedding), width, write);
             write = Write::Onto;
         }
     }

@@ -1,14 +1,14 @@
 //! A linear map `y = x·w + b` with `w` in `[in, out]`, forward and backward, and the matrix products it is made of.
 //!
 //! On a CPU, `f32` products are this crate's own ([`super::product`]): libtorch's default, MKL, runs at less than half their rate on AMD
-//! processors, and all have the accuracy of `f32`. Its own are also `bf16` products where the processor has tiles ([`super::amx`]). Other dtypes
-//! and devices take libtorch's, and so does the engine of that name.
+//! processors, and all have the accuracy of `f32`. Its own are also `bf16` products where the processor has tiles ([`super::amx`]), and those of
+//! both dtypes of 16 bits before AVX-512. Other dtypes and devices take libtorch's, and so does the engine of that name.
 
 use tch::{Device, Kind, Tensor};
 
 use super::parameters::{Affine, elements, elements_mut, floats, floats_mut, holds, is_plain};
-use super::product::{Matrix, Workers, Write, multiply};
-use super::{amx, few, kernels};
+use super::product::{Factor, Matrix, Write};
+use super::{few, kernels};
 use crate::parallel;
 use crate::simd::{Bf16, Element, F16, add};
 use crate::vectorise::vectorised;
@@ -144,20 +144,31 @@ fn sizes(x: &Tensor, columns: i64) -> [usize; 3] {
 fn write(left: (&Tensor, Turn), right: (&Tensor, Turn), result: &mut Tensor, how: Write) {
     let pitch = result.size()[1] as usize;
     match (left.0.kind(), result.kind()) {
-        (Kind::Float, _) => multiply(matrix(left), matrix(right), floats_mut(result), pitch, how, Workers::All),
-        (_, Kind::Float) => amx::multiply::<Bf16, f32>(matrix(left), matrix(right), elements_mut(result), pitch, how),
-        _ => amx::multiply::<Bf16, Bf16>(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        (Kind::Float, _) => f32::multiply(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        (Kind::Half, Kind::Float) => F16::multiply_to_f32(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        (Kind::Half, _) => F16::multiply(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        (_, Kind::Float) => Bf16::multiply_to_f32(matrix(left), matrix(right), elements_mut(result), pitch, how),
+        _ => Bf16::multiply(matrix(left), matrix(right), elements_mut(result), pitch, how),
     }
 }
 
 /// Whether a tensor can be seen as a [`Matrix`] that this crate multiplies: in main memory, one row after the other.
 fn is_matrix(tensor: &Tensor) -> bool {
-    let is_multiplied = match tensor.kind() {
-        Kind::Float => true,
-        Kind::BFloat16 => amx::is_available(),
+    is_multiplied(tensor.kind())
+        && kernels::are_own()
+        && tensor.device() == Device::Cpu
+        && tensor.dim() == 2
+        && tensor.is_contiguous()
+}
+
+/// Whether this crate multiplies numbers of this kind on this processor.
+pub(super) fn is_multiplied(kind: Kind) -> bool {
+    match kind {
+        Kind::Float => f32::is_multiplied(),
+        Kind::BFloat16 => Bf16::is_multiplied(),
+        Kind::Half => F16::is_multiplied(),
         _ => false,
-    };
-    is_multiplied && kernels::are_own() && tensor.device() == Device::Cpu && tensor.dim() == 2 && tensor.is_contiguous()
+    }
 }
 
 fn matrix<E: Element>((tensor, turn): (&Tensor, Turn)) -> Matrix<'_, E> {

@@ -7,7 +7,9 @@ use std::time::Instant;
 use gemm::Parallelism;
 
 use super::amx;
-use crate::parallel::threads;
+use crate::parallel::{self, threads};
+use crate::simd::{Bf16, Element, F16, load, store};
+use crate::vectorise::vectorised;
 
 /// A matrix inside a slice: element `(i, j)` lies at `i · steps[0] + j · steps[1]`.
 #[derive(Clone, Copy)]
@@ -29,10 +31,29 @@ impl<'a, E: Copy> Matrix<'a, E> {
         self.values[row * self.steps[0] + column * self.steps[1]]
     }
 
+    /// `size` rows and columns from row and column `first` on.
+    fn part(self, first: [usize; 2], size: [usize; 2]) -> Self {
+        let from = first[0] * self.steps[0] + first[1] * self.steps[1];
+        Self { values: &self.values[from..], size, ..self }
+    }
+
     /// The transposed matrix, in the same memory.
     pub fn t(self) -> Self {
         let flip = |[rows, columns]: [usize; 2]| [columns, rows];
         Self { size: flip(self.size), steps: flip(self.steps), ..self }
+    }
+}
+
+impl<E: Element> Matrix<'_, E> {
+    /// A copy in `f32`.
+    fn widened(self, copy: &mut Vec<f32>) -> Matrix<'_> {
+        if self.steps[1] != 1 {
+            return self.t().widened(copy).t();
+        }
+        let columns = self.size[1];
+        copy.resize(self.size[0] * columns, 0.0);
+        parallel::for_each_chunk(copy, columns, |first, row| load(&self.values[first / columns * self.steps[0]..][..columns], row));
+        Matrix::new(copy, self.size, columns)
     }
 }
 
@@ -113,6 +134,114 @@ pub(super) fn multiply_plainly(
             );
         }
         onto = true;
+    }
+}
+
+/// Rows, columns and terms of which [`multiply_widened`] holds copies at once: three of them fit into a shared cache.
+const WIDENED: usize = 1024;
+
+/// The same for numbers of 16 bits that the processor does not multiply itself: copies in `f32`, a piece at a time, are multiplied in their
+/// place, and the result is rounded once.
+fn multiply_widened<I: Element, E: Element>(
+    left: Matrix<'_, I>,
+    right: Matrix<'_, I>,
+    result: &mut [E],
+    pitch: usize,
+    write: Write,
+) {
+    let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
+    assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
+    let (mut left_copy, mut right_copy, mut sums) = (Vec::new(), Vec::new(), Vec::new());
+    let pieces = |size: usize| (0..size).step_by(WIDENED).map(move |first| (first, WIDENED.min(size - first)));
+    for ((row, rows), (column, columns)) in pieces(rows).flat_map(|row| pieces(columns).map(move |column| (row, column))) {
+        sums.clear();
+        sums.resize(rows * columns, 0.0);
+        for (k, depth) in pieces(depth) {
+            let left = left.part([row, k], [rows, depth]).widened(&mut left_copy);
+            let right = right.part([k, column], [depth, columns]).widened(&mut right_copy);
+            multiply_plainly(left, right, &mut sums, columns, if k == 0 { Write::Over } else { Write::Onto }, Workers::All);
+        }
+        for (sums, place) in sums.chunks_mut(columns).zip(result[row * pitch..].chunks_mut(pitch)) {
+            let place = &mut place[column..column + columns];
+            if write == Write::Onto {
+                add_to(sums, place);
+            }
+            store(sums, place);
+        }
+    }
+}
+
+/// Whether this processor is one for whose 16 bits libtorch has no products but the slowest: oneDNN's begin with AVX-512.
+fn is_widened() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return !crate::vectorise::has_avx512();
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
+}
+
+vectorised! {
+    fn add_to<E: Element>(sums: &mut [f32], terms: &[E]) {
+        for (sum, term) in sums.iter_mut().zip(terms) {
+            *sum += term.get();
+        }
+    }
+}
+
+/// Numbers that this crate multiplies, into numbers like them or into `f32`.
+pub(super) trait Factor: Element {
+    /// Whether it does so on this processor, or libtorch does it better.
+    fn is_multiplied() -> bool;
+    fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write);
+    fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write);
+}
+
+impl Factor for f32 {
+    fn is_multiplied() -> bool {
+        true
+    }
+
+    fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
+        multiply(left, right, result, pitch, write, Workers::All);
+    }
+
+    fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write) {
+        multiply(left, right, result, pitch, write, Workers::All);
+    }
+}
+
+impl Factor for Bf16 {
+    fn is_multiplied() -> bool {
+        amx::is_available() || is_widened()
+    }
+
+    fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
+        multiply_bf16(left, right, result, pitch, write);
+    }
+
+    fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write) {
+        multiply_bf16(left, right, result, pitch, write);
+    }
+}
+
+impl Factor for F16 {
+    fn is_multiplied() -> bool {
+        is_widened()
+    }
+
+    fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
+        multiply_widened(left, right, result, pitch, write);
+    }
+
+    fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write) {
+        multiply_widened(left, right, result, pitch, write);
+    }
+}
+
+fn multiply_bf16<E: Element>(left: Matrix<'_, Bf16>, right: Matrix<'_, Bf16>, result: &mut [E], pitch: usize, write: Write) {
+    if amx::is_available() {
+        amx::multiply(left, right, result, pitch, write);
+    } else {
+        multiply_widened(left, right, result, pitch, write);
     }
 }
 
