@@ -23,14 +23,29 @@ impl Fixture {
         fixture
     }
 
+    /// The same with other documents to validate on, which have nothing in common with those: the more is learnt of the latter, the less likely the
+    /// former become, on every machine.
+    pub fn validated_by_strangers() -> Self {
+        let fixture = Self { directory: tempfile::tempdir().unwrap() };
+        let strangers = fixture.path("strangers.jsonl");
+        let row = serde_json::json!({ "text": "QUARTZ GLYPH JOB VEX'D CWM FINKS; ".repeat(8) });
+        fs::write(&strangers, format!("{row}\n").repeat(DOCUMENTS / 10)).unwrap();
+        fixture.prepare_with("data", DOCUMENTS, vec![strangers.to_str().unwrap().to_owned()]);
+        fixture
+    }
+
     /// Prepares a dataset of that many documents.
     pub fn prepare(&self, name: &str, documents: usize) -> PathBuf {
+        self.prepare_with(name, documents, Vec::new())
+    }
+
+    fn prepare_with(&self, name: &str, documents: usize, validation: Vec<String>) -> PathBuf {
         let text = self.path(&format!("{name}.jsonl"));
         fs::write(&text, rows(documents)).unwrap();
         let config = DataConfig {
             train: vec![text.to_str().unwrap().to_owned()],
             format: DataFormat::Text,
-            validation: Vec::new(),
+            validation,
             source: None,
             validation_fraction: 0.1,
             limit_bytes: None,
