@@ -265,6 +265,41 @@ pub(crate) fn measured_rate() -> f64 {
 mod tests {
     use super::*;
 
+    /// Pieces that are whole and that are not, along each dimension; whole numbers, so that every sum is exact.
+    fn widened_equals_the_definition<I: Element, E: Element>() {
+        let numbers: Vec<I> = (0..1030 * 1035).map(|n| I::put((n * 37 % 13) as f32 - 6.0)).collect();
+        for [rows, depth, columns] in [[3, 5, 7], [1030, 5, 3], [2, 1030, 4], [4, 6, 1030], [1, 0, 2]] {
+            for (turned, write) in [(false, Write::Over), (true, Write::Onto)] {
+                let matrix = |[rows, columns]: [usize; 2]| {
+                    if turned {
+                        Matrix::new(&numbers, [columns, rows], rows + 5).t()
+                    } else {
+                        Matrix::new(&numbers, [rows, columns], columns + 5)
+                    }
+                };
+                let (left, right) = (matrix([rows, depth]), matrix([depth, columns]));
+                let mut result = vec![E::put(2.0); rows * (columns + 2)];
+                multiply_widened(left, right, &mut result, columns + 2, write);
+                for (place, found) in result.iter().enumerate() {
+                    let (row, column) = (place / (columns + 2), place % (columns + 2));
+                    let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
+                    let terms = if column < columns { 0..depth } else { 0..0 };
+                    let sum: f32 = terms.map(|k| left.at(row, k).get() * right.at(k, column).get()).sum();
+                    let expected = E::put(before + sum).get();
+                    assert!((found.get() - expected).abs() < 1e-6, "[{rows}, {depth}, {columns}] {row} {column}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_16_bits_are_multiplied_through_f32() {
+        widened_equals_the_definition::<Bf16, Bf16>();
+        widened_equals_the_definition::<Bf16, f32>();
+        widened_equals_the_definition::<F16, F16>();
+        widened_equals_the_definition::<F16, f32>();
+    }
+
     /// Every way that the products of this crate are laid out, with sizes on both sides of what the kernels handle at once.
     #[test]
     fn equals_the_definition_in_every_layout() {
