@@ -122,9 +122,9 @@ vectorised! {
 }
 
 #[inline(always)]
-pub(crate) fn add(sum: &mut [f32], terms: &[f32]) {
+pub(crate) fn add<E: Element>(sum: &mut [f32], terms: &[E]) {
     for (sum, term) in sum.iter_mut().zip(terms) {
-        *sum += term;
+        *sum += term.get();
     }
 }
 

@@ -38,13 +38,13 @@ pub(super) fn loss_and_gradient(
     mut write: Write,
 ) -> (f64, Tensor) {
     match hidden.kind() {
-        Kind::Float if is_multiplied::<f32>(hidden) => {
+        Kind::Float if is_own::<f32>(hidden) => {
             return loss_and_gradient_plain::<f32>(hidden, embedding, targets, scale, dembedding, write);
         }
-        Kind::BFloat16 if is_multiplied::<Bf16>(hidden) => {
+        Kind::BFloat16 if is_own::<Bf16>(hidden) => {
             return loss_and_gradient_plain::<Bf16>(hidden, embedding, targets, scale, dembedding, write);
         }
-        Kind::Half if is_multiplied::<F16>(hidden) => {
+        Kind::Half if is_own::<F16>(hidden) => {
             return loss_and_gradient_plain::<F16>(hidden, embedding, targets, scale, dembedding, write);
         }
         _ => {}
@@ -67,7 +67,7 @@ fn total(sums: &[Tensor]) -> f64 {
     Tensor::stack(sums, 0).sum(Kind::Double).double_value(&[])
 }
 
-fn is_multiplied<E: Factor>(tensor: &Tensor) -> bool {
+fn is_own<E: Factor>(tensor: &Tensor) -> bool {
     holds::<E>(tensor) && E::is_multiplied()
 }
 

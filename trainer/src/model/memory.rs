@@ -2,7 +2,7 @@
 
 use super::HEAD_CHUNK;
 use super::shape::Shape;
-use crate::config::{Offload, OptimizerKind, Precision, Recompute, TrainSettings};
+use crate::config::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
@@ -37,7 +37,7 @@ impl TrainingMemory {
         let layers = shape.layers as u64;
         let kept = block.kept(settings.recompute);
         let again = block.all() - kept;
-        let head = block.passing() + head(shape, rows, settings.precision);
+        let head = block.passing() + head(shape, rows, settings);
         // Where activations are made anew, in the middle of others, they do not fit into the gap that the head leaves. Measured.
         let working = match settings.recompute {
             Recompute::None => block.backward().max(head),
@@ -84,7 +84,8 @@ impl TrainingMemory {
         // Logits, and in `f32` their softmax, which turns into the gradient; in half precision that too.
         let logits = (bytes(settings.precision) + F32 + copy) * rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
         let again = block.all() - kept;
-        let working = again + block.backward().max(2 * block.stream + logits);
+        // libtorch makes the gradients of queries, keys and values one by one before they are joined.
+        let working = again + (block.backward() + 3 * block.width).max(2 * block.stream + logits);
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
@@ -166,18 +167,19 @@ fn bytes(precision: Precision) -> u64 {
 }
 
 /// One chunk of logits. Products that are not this crate's make it twice, and the embedding's gradient besides, and oneDNN copies of both.
-fn head(shape: &Shape, rows: u64, precision: Precision) -> u64 {
+fn head(shape: &Shape, rows: u64, settings: &TrainSettings) -> u64 {
     let logits = rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
-    if products_are_own(precision) {
-        return bytes(precision) * logits;
+    let bytes = bytes(settings.precision);
+    if settings.precision == Precision::Fp32 || settings.engine == Engine::Own && products_are_own(settings.precision) {
+        return bytes * logits;
     }
-    2 * bytes(precision) * (logits + (shape.vocabulary * shape.width) as u64)
+    2 * bytes * (logits + (shape.vocabulary * shape.width) as u64)
 }
 
 fn products_are_own(precision: Precision) -> bool {
     #[cfg(feature = "torch")]
     return super::linear::is_multiplied(precision.kind());
-    // Whoever only estimates does so for another machine, of which this is what most do.
+    // Whoever only estimates does so for a machine that it knows nothing of.
     #[cfg(not(feature = "torch"))]
     return precision != Precision::Fp16;
 }

@@ -1,4 +1,4 @@
-//! Matrix products of `f32` in main memory, in place: into any rows and columns of a buffer that exists already, on top of what is
+//! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists already, on top of what is
 //! there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second pass. Where the processor has
 //! tiles, large ones are theirs ([`super::amx`]).
 
@@ -8,7 +8,7 @@ use gemm::Parallelism;
 
 use super::amx;
 use crate::parallel::{self, threads};
-use crate::simd::{Bf16, Element, F16, load, store};
+use crate::simd::{Bf16, Element, F16, add, load, store};
 use crate::vectorise::vectorised;
 
 /// A matrix inside a slice: element `(i, j)` lies at `i · steps[0] + j · steps[1]`.
@@ -161,35 +161,27 @@ fn multiply_widened<I: Element, E: Element>(
             let right = right.part([k, column], [depth, columns]).widened(&mut right_copy);
             multiply_plainly(left, right, &mut sums, columns, if k == 0 { Write::Over } else { Write::Onto }, Workers::All);
         }
-        for (sums, place) in sums.chunks_mut(columns).zip(result[row * pitch..].chunks_mut(pitch)) {
+        let places = sums.chunks_mut(columns).zip(result[row * pitch..].chunks_mut(pitch));
+        parallel::run(places.collect(), |(sums, place): (&mut [f32], &mut [E])| {
             let place = &mut place[column..column + columns];
             if write == Write::Onto {
-                add_to(sums, place);
+                add_terms(sums, place);
             }
             store(sums, place);
-        }
+        });
     }
 }
 
-/// Whether this processor is one for whose 16 bits libtorch has no products but the slowest: oneDNN's begin with AVX-512.
-fn is_widened() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return !crate::vectorise::has_avx512();
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
-}
-
 vectorised! {
-    fn add_to<E: Element>(sums: &mut [f32], terms: &[E]) {
-        for (sum, term) in sums.iter_mut().zip(terms) {
-            *sum += term.get();
-        }
+    fn add_terms<E: Element>(sums: &mut [f32], terms: &[E]) {
+        add(sums, terms);
     }
 }
 
 /// Numbers that this crate multiplies, into numbers like them or into `f32`.
 pub(super) trait Factor: Element {
-    /// Whether it does so on this processor, or libtorch does it better.
+    /// Whether it does so on this processor, or libtorch does it better. Where oneDNN has no products for 16 bits, before AVX-512 and its extension for
+    /// fp16, libtorch's are plain loops.
     fn is_multiplied() -> bool;
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write);
     fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write);
@@ -211,7 +203,10 @@ impl Factor for f32 {
 
 impl Factor for Bf16 {
     fn is_multiplied() -> bool {
-        amx::is_available() || is_widened()
+        #[cfg(target_arch = "x86_64")]
+        return amx::is_available() || !crate::vectorise::has_avx512();
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -225,7 +220,10 @@ impl Factor for Bf16 {
 
 impl Factor for F16 {
     fn is_multiplied() -> bool {
-        is_widened()
+        #[cfg(target_arch = "x86_64")]
+        return !is_x86_feature_detected!("avx512fp16");
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -268,16 +266,18 @@ mod tests {
     /// Pieces that are whole and that are not, along each dimension; whole numbers, so that every sum is exact.
     fn widened_equals_the_definition<I: Element, E: Element>() {
         let numbers: Vec<I> = (0..1030 * 1035).map(|n| I::put((n * 37 % 13) as f32 - 6.0)).collect();
-        for [rows, depth, columns] in [[3, 5, 7], [1030, 5, 3], [2, 1030, 4], [4, 6, 1030], [1, 0, 2]] {
-            for (turned, write) in [(false, Write::Over), (true, Write::Onto)] {
-                let matrix = |[rows, columns]: [usize; 2]| {
+        for [rows, depth, columns] in [[3, 5, 7], [1030, 5, 3], [2, 1030, 4], [1030, 2, 1030], [1, 0, 2]] {
+            for (left_turned, right_turned, write) in
+                [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
+            {
+                let matrix = |turned, [rows, columns]: [usize; 2]| {
                     if turned {
                         Matrix::new(&numbers, [columns, rows], rows + 5).t()
                     } else {
                         Matrix::new(&numbers, [rows, columns], columns + 5)
                     }
                 };
-                let (left, right) = (matrix([rows, depth]), matrix([depth, columns]));
+                let (left, right) = (matrix(left_turned, [rows, depth]), matrix(right_turned, [depth, columns]));
                 let mut result = vec![E::put(2.0); rows * (columns + 2)];
                 multiply_widened(left, right, &mut result, columns + 2, write);
                 for (place, found) in result.iter().enumerate() {
