@@ -62,7 +62,7 @@ fn orthogonal(matrix: &Tensor) -> Tensor {
     let mut x = turned(matrix.to_kind(Kind::BFloat16));
     x = &x / x.norm().clamp_min(EPSILON);
     for _ in 0..ITERATIONS {
-        let gram = x.matmul(&x.tr());
+        let gram = factor(&x).matmul(&factor(&x.tr())).to_kind(Kind::BFloat16);
         let polynomial = sum_with_product(&gram, b, &gram, &gram, c);
         x = sum_with_product(&x, a, &polynomial, &x, 1.0);
     }
@@ -71,5 +71,15 @@ fn orthogonal(matrix: &Tensor) -> Tensor {
 
 /// `scale · x + factor · left @ right`, rounded once. (libtorch's `addmm` has no scales in tch; a batch of one has.)
 fn sum_with_product(x: &Tensor, scale: f64, left: &Tensor, right: &Tensor, factor: f64) -> Tensor {
-    x.unsqueeze(0).baddbmm(&left.unsqueeze(0), &right.unsqueeze(0), scale, factor).squeeze_dim(0)
+    let [x, left, right] = [x, left, right].map(|x| self::factor(x).unsqueeze(0));
+    x.baddbmm(&left, &right, scale, factor).squeeze_dim(0).to_kind(Kind::BFloat16)
+}
+
+/// Of a product in bf16: itself, or in `f32` on processors before AVX-512, for which libtorch's products in bf16 are plain loops that take seconds a step.
+fn factor(x: &Tensor) -> Tensor {
+    #[cfg(target_arch = "x86_64")]
+    if x.device() == tch::Device::Cpu && !crate::vectorise::has_avx512() {
+        return x.to_kind(Kind::Float);
+    }
+    x.shallow_clone()
 }
