@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 
+use tch::Kind;
+
 use crate::config::Engine;
 
 thread_local! {
@@ -20,4 +22,16 @@ pub(super) fn of<T>(engine: Engine, work: impl FnOnce() -> T) -> T {
 /// Whether tensors in main memory go to this crate's kernels, where it has one for their dtype.
 pub(crate) fn are_own() -> bool {
     ENGINE.get() == Engine::Own
+}
+
+/// Whether libtorch's products of `kind` are oneDNN's on this processor. Those of 16-bit numbers are plain loops where oneDNN has none: before
+/// AVX-512, for fp16 before its extension for it. A step of GPT-2 small takes minutes with them.
+pub(crate) fn has_onednn_products(kind: Kind) -> bool {
+    match kind {
+        #[cfg(target_arch = "x86_64")]
+        Kind::BFloat16 => crate::vectorise::has_avx512(),
+        #[cfg(target_arch = "x86_64")]
+        Kind::Half => is_x86_feature_detected!("avx512fp16"),
+        _ => true,
+    }
 }

@@ -7,7 +7,8 @@ use crate::config::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainS
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
 const F32: u64 = 4;
-/// libtorch's code and data as far as training touches it, what the program itself holds, and what a product copies of its factors. Measured.
+/// libtorch's code and data as far as training touches it, what the program itself holds, and what a product copies of its factors.
+/// Measured.
 const PROGRAM: u64 = 145 * MIB;
 /// Share of what comes and goes in a step that lies between allocations of different sizes, unused. Measured.
 const UNUSED: f64 = 0.05;
@@ -37,7 +38,8 @@ impl TrainingMemory {
         let layers = shape.layers as u64;
         let kept = block.kept(settings.recompute);
         let again = block.all() - kept;
-        let head = block.passing() + head(shape, rows, settings);
+        // With the stream that it reads.
+        let head = block.stream + head(shape, rows, settings);
         // Where activations are made anew, in the middle of others, they do not fit into the gap that the head leaves. Measured.
         let working = match settings.recompute {
             Recompute::None => block.backward().max(head),
@@ -146,11 +148,6 @@ impl Block {
             Recompute::Selective => self.products(),
             Recompute::Full => self.input(),
         }
-    }
-
-    /// What the forward pass makes and lets go of: the next block's stream.
-    fn passing(&self) -> u64 {
-        self.stream
     }
 
     /// Gradients: of the stream, the hidden layer, both norms' outputs, attention's output, and queries, keys and values.

@@ -1,12 +1,12 @@
-//! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists already, on top of what is
-//! there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second pass. Where the processor has
-//! tiles, large ones are theirs ([`super::amx`]).
+//! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists
+//! already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second
+//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]).
 
 use std::time::Instant;
 
 use gemm::Parallelism;
 
-use super::amx;
+use super::{amx, kernels};
 use crate::parallel::{self, threads};
 use crate::simd::{Bf16, Element, F16, add, load, store};
 use crate::vectorise::vectorised;
@@ -180,8 +180,7 @@ vectorised! {
 
 /// Numbers that this crate multiplies, into numbers like them or into `f32`.
 pub(super) trait Factor: Element {
-    /// Whether it does so on this processor, or libtorch does it better. Where oneDNN has no products for 16 bits, before AVX-512 and its extension for
-    /// fp16, libtorch's are plain loops.
+    /// Whether it does so on this processor, or libtorch does it better.
     fn is_multiplied() -> bool;
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write);
     fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write);
@@ -203,10 +202,7 @@ impl Factor for f32 {
 
 impl Factor for Bf16 {
     fn is_multiplied() -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return amx::is_available() || !crate::vectorise::has_avx512();
-        #[cfg(not(target_arch = "x86_64"))]
-        return false;
+        amx::is_available() || !kernels::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -220,10 +216,7 @@ impl Factor for Bf16 {
 
 impl Factor for F16 {
     fn is_multiplied() -> bool {
-        #[cfg(target_arch = "x86_64")]
-        return !is_x86_feature_detected!("avx512fp16");
-        #[cfg(not(target_arch = "x86_64"))]
-        return false;
+        !kernels::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -263,6 +256,15 @@ pub(crate) fn measured_rate() -> f64 {
 mod tests {
     use super::*;
 
+    /// `size` rows and columns with gaps between them.
+    fn laid_out<E: Copy>(numbers: &[E], turned: bool, [rows, columns]: [usize; 2]) -> Matrix<'_, E> {
+        if turned {
+            Matrix::new(numbers, [columns, rows], rows + 3).t()
+        } else {
+            Matrix::new(numbers, [rows, columns], columns + 3)
+        }
+    }
+
     /// Pieces that are whole and that are not, along each dimension; whole numbers, so that every sum is exact.
     fn widened_equals_the_definition<I: Element, E: Element>() {
         let numbers: Vec<I> = (0..1030 * 1035).map(|n| I::put((n * 37 % 13) as f32 - 6.0)).collect();
@@ -270,14 +272,8 @@ mod tests {
             for (left_turned, right_turned, write) in
                 [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
             {
-                let matrix = |turned, [rows, columns]: [usize; 2]| {
-                    if turned {
-                        Matrix::new(&numbers, [columns, rows], rows + 5).t()
-                    } else {
-                        Matrix::new(&numbers, [rows, columns], columns + 5)
-                    }
-                };
-                let (left, right) = (matrix(left_turned, [rows, depth]), matrix(right_turned, [depth, columns]));
+                let (left, right) =
+                    (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
                 let mut result = vec![E::put(2.0); rows * (columns + 2)];
                 multiply_widened(left, right, &mut result, columns + 2, write);
                 for (place, found) in result.iter().enumerate() {
@@ -311,14 +307,8 @@ mod tests {
             for (left_turned, right_turned, write) in
                 [(false, false, Write::Onto), (false, true, Write::Over), (true, false, Write::Onto), (true, true, Write::Over)]
             {
-                let matrix = |turned, [rows, columns]: [usize; 2]| {
-                    if turned {
-                        Matrix::new(&numbers, [columns, rows], rows + 3).t()
-                    } else {
-                        Matrix::new(&numbers, [rows, columns], columns + 3)
-                    }
-                };
-                let (left, right) = (matrix(left_turned, [rows, depth]), matrix(right_turned, [depth, columns]));
+                let (left, right) =
+                    (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
                 let mut result = vec![1.0; rows * (columns + 2)];
                 multiply(left, right, &mut result, columns + 2, write, Workers::Caller);
                 let before = if write == Write::Onto { 1.0 } else { 0.0 };

@@ -7,6 +7,7 @@
 use tch::{Kind, Tensor};
 
 use super::{Rule, Update};
+use crate::model::kernels;
 
 /// Of the quintic iteration, chosen for a steep slope at zero.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
@@ -75,11 +76,7 @@ fn sum_with_product(x: &Tensor, scale: f64, left: &Tensor, right: &Tensor, facto
     x.baddbmm(&left, &right, scale, factor).squeeze_dim(0).to_kind(Kind::BFloat16)
 }
 
-/// Of a product in bf16: itself, or in `f32` on processors before AVX-512, for which libtorch's products in bf16 are plain loops that take seconds a step.
+/// Of a product in bf16: itself, or a copy in `f32` where products in bf16 would be plain loops.
 fn factor(x: &Tensor) -> Tensor {
-    #[cfg(target_arch = "x86_64")]
-    if x.device() == tch::Device::Cpu && !crate::vectorise::has_avx512() {
-        return x.to_kind(Kind::Float);
-    }
-    x.shallow_clone()
+    if x.device().is_cuda() || kernels::has_onednn_products(x.kind()) { x.shallow_clone() } else { x.to_kind(Kind::Float) }
 }
