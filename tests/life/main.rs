@@ -16,6 +16,7 @@ mod gce_kills;
 mod gce_trace;
 mod gce_trouble;
 mod kills;
+mod memory;
 #[path = "../common/proxy.rs"]
 mod proxy;
 mod sandbox;
