@@ -22,7 +22,10 @@ pub fn read(path: &Path, overrides: &[String]) -> Result<TrainConfig, Failure> {
 }
 
 fn parse(path: &Path) -> Result<Value, Failure> {
-    let text = fs::read_to_string(path).map_err(|error| Failure::input(format!("cannot read {}: {error}", path.display())))?;
+    let text = fs::read_to_string(path).map_err(|error| {
+        let what = "give the path of a configuration, TOML or JSON; `data`, `output` and the [train] table are in each";
+        Failure::input(format!("cannot read {}: {error}; {what}", path.display()))
+    })?;
     let json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
     let value = if json {
         serde_json::from_str(&text).map_err(|error| error.to_string())
