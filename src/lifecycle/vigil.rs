@@ -49,7 +49,7 @@ fn within(time: Option<Instant>, span: Duration) -> bool {
 /// Looks for signs of life, tells the user what there is to tell, and answers what shall be done if there are none. Asked only while the
 /// machine has power and its agent was started.
 pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Decision>> {
-    if !world.provider.capabilities().signs || (job.vigil.attempt == job.record.attempt && within(job.vigil.looked, EVERY)) {
+    if job.vigil.attempt == job.record.attempt && within(job.vigil.looked, EVERY) {
         return Ok(None);
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
@@ -59,11 +59,19 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
     let beat = find_json(world.store.as_ref(), &path::heartbeat(&attempt.job, attempt.attempt)).await?.map(|(beat, _)| beat);
     let vigil = &mut job.vigil;
     vigil.looked = Some(Instant::now());
+    let has_signs = world.provider.capabilities().signs;
     if beat != vigil.heartbeat {
+        if vigil.warned && !has_signs {
+            world.report.line(&format!("{} is heard of again", attempt.machine_name()));
+        }
         (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at) = (beat, vigil.looked, false, None);
         return Ok(None);
     }
     if within(vigil.heard, QUIET) {
+        return Ok(None);
+    }
+    if !has_signs {
+        unheard(world, vigil, &attempt);
         return Ok(None);
     }
     match world.provider.signs(&attempt).await? {
@@ -71,6 +79,18 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
         Signs::Unfit { why } => Ok(Some(failed(why))),
         Signs::Busy { at } => busy(world, job, &attempt, at).await.map(|()| None),
         Signs::Silent { lasting, ever } => silent(world, job, &attempt, lasting, ever).await,
+    }
+}
+
+/// Where a heartbeat is all there is, one that stands still decides nothing. It is not for the record, whose disk may be what is full.
+fn unheard(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
+    if vigil.heard.is_some() && !std::mem::replace(&mut vigil.warned, true) {
+        world.report.warn(&format!(
+            "{} runs, and nothing was heard of its agent for {} s: it may be stopped, or the store may be full or out of its reach; the job \
+             goes on when that has ended",
+            attempt.machine_name(),
+            QUIET.as_secs()
+        ));
     }
 }
 

@@ -1,8 +1,10 @@
 //! Every verb on a real job.
 
-use std::fs;
+use std::{fs, process::Stdio};
 
-use crate::sandbox::Sandbox;
+use rustix::process::Signal;
+
+use crate::sandbox::{Sandbox, signal};
 
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
@@ -51,6 +53,26 @@ fn a_cancelled_job_stops_with_a_checkpoint() {
     let results = sandbox.results(&id);
     assert!(!results.is_empty());
     assert!(sandbox.processes("ft-trainer train").is_empty() && sandbox.processes("ftctl agent").is_empty());
+}
+
+/// As one whose store is full: it has nothing to say, and the job is not over.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn an_agent_that_stands_still_is_told_and_once_that_it_goes_on() {
+    let sandbox = Sandbox::new();
+    let id = sandbox.submit(&sandbox.job("still", 1_000_000));
+    let said = sandbox.path("said");
+    let mut follower = sandbox.command(&["logs", "-f", &id]);
+    let mut follower = follower.stdout(Stdio::null()).stderr(fs::File::create(&said).unwrap()).spawn().unwrap();
+    let tells = |words: &str| fs::read_to_string(&said).unwrap().matches(words).count() == 1;
+    Sandbox::until("the first step", || sandbox.json(&["status", &id])["step"].as_u64() > Some(0));
+    for (what, words) in [(Signal::STOP, "nothing was heard of its agent"), (Signal::CONT, "is heard of again")] {
+        sandbox.processes("ftctl agent").into_iter().for_each(|pid| signal(pid, what));
+        Sandbox::until(words, || tells(words));
+    }
+    sandbox.ok(&["cancel", &id]);
+    follower.wait().unwrap();
+    assert!(tells("nothing was heard of its agent"), "once: {}", fs::read_to_string(&said).unwrap());
 }
 
 #[test]

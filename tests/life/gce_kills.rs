@@ -27,6 +27,8 @@ const STEPS: u64 = 200;
 const WORKERS: usize = 8;
 /// One in so many of the requests that change nothing in the cloud.
 const SAMPLE: usize = 41;
+/// A life on a busy machine may be over with fewer polls than the undisturbed one, and before the request at which it should have died.
+const TRIES: usize = 3;
 
 /// The first zone has no machine; the first that is made is taken away before its agent can have finished.
 const EVENTFUL: &str =
@@ -297,17 +299,19 @@ impl Stage {
         let (late, missed) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let work = || {
             while let Some((index, when, then)) = deaths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let place = Place::new(self);
                 let death = which(&requests, *index);
                 let what = format!("{:?} killed {when:?} {death:?}, then {then:?}", self.command);
-                let ended = place.play(self, Some((death, *when)));
-                if ended.success() {
+                let dies = |_| {
+                    let place = Place::new(self);
+                    let ended = place.play(self, Some((death.clone(), *when)));
+                    assert!(ended.success() || ended.signal() == Some(9), "{what}");
+                    place.go_on(self, *then, &what, &expected);
+                    !ended.success()
+                };
+                if !(0..TRIES).any(dies) {
                     late.fetch_add(1, Ordering::Relaxed);
                     missed.fetch_add(usize::from(changes_the_cloud(&requests[*index])), Ordering::Relaxed);
-                } else {
-                    assert_eq!(ended.signal(), Some(9), "{what}");
                 }
-                place.go_on(self, *then, &what, &expected);
             }
         };
         thread::scope(|scope| {

@@ -8,6 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
 pub struct Sandbox {
     directory: tempfile::TempDir,
     /// What every command of this sandbox finds in its environment besides.
@@ -163,6 +165,9 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
 
 /// SIGKILL; a process that is gone already is fine.
 pub fn kill(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process number");
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    signal(pid, Signal::KILL);
+}
+
+pub fn signal(pid: u32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid as i32).expect("a process number"), signal);
 }
