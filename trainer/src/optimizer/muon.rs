@@ -55,15 +55,17 @@ impl Rule for Muon {
     }
 }
 
-/// A matrix `[m, n]` with all its singular values moved near 1, in bf16: Newton and Schulz's iteration on the smaller side.
+/// A matrix `[m, n]` with all its singular values moved near 1, in numbers that bf16 has: Newton and Schulz's iteration on the smaller side.
 fn orthogonal(matrix: &Tensor) -> Tensor {
     let tall = matrix.size()[0] > matrix.size()[1];
     let turned = |x: Tensor| if tall { x.tr() } else { x };
     let [a, b, c] = COEFFICIENTS;
-    let mut x = turned(matrix.to_kind(Kind::BFloat16));
-    x = &x / x.norm().clamp_min(EPSILON);
+    let x = turned(matrix.to_kind(Kind::BFloat16));
+    // Where products in bf16 would be plain loops they are made in `f32`, from the same numbers.
+    let is_fast = x.device().is_cuda() || kernels::has_onednn_products(Kind::BFloat16);
+    let mut x = (&x / x.norm().clamp_min(EPSILON)).to_kind(if is_fast { Kind::BFloat16 } else { Kind::Float });
     for _ in 0..ITERATIONS {
-        let gram = factor(&x).matmul(&factor(&x.tr())).to_kind(Kind::BFloat16);
+        let gram = rounded(&x.matmul(&x.tr()));
         let polynomial = sum_with_product(&gram, b, &gram, &gram, c);
         x = sum_with_product(&x, a, &polynomial, &x, 1.0);
     }
@@ -72,11 +74,11 @@ fn orthogonal(matrix: &Tensor) -> Tensor {
 
 /// `scale · x + factor · left @ right`, rounded once. (libtorch's `addmm` has no scales in tch; a batch of one has.)
 fn sum_with_product(x: &Tensor, scale: f64, left: &Tensor, right: &Tensor, factor: f64) -> Tensor {
-    let [x, left, right] = [x, left, right].map(|x| self::factor(x).unsqueeze(0));
-    x.baddbmm(&left, &right, scale, factor).squeeze_dim(0).to_kind(Kind::BFloat16)
+    let [x, left, right] = [x, left, right].map(|x| x.unsqueeze(0));
+    rounded(&x.baddbmm(&left, &right, scale, factor).squeeze_dim(0))
 }
 
-/// Of a product in bf16: itself, or a copy in `f32` where products in bf16 would be plain loops.
-fn factor(x: &Tensor) -> Tensor {
-    if x.device().is_cuda() || kernels::has_onednn_products(x.kind()) { x.shallow_clone() } else { x.to_kind(Kind::Float) }
+/// To bf16's numbers, of the same kind.
+fn rounded(x: &Tensor) -> Tensor {
+    x.to_kind(Kind::BFloat16).to_kind(x.kind())
 }
