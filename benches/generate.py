@@ -1,10 +1,10 @@
 """Greedy generation beside `transformers`: 50 prompts x 200 tokens on the CPU, as one left-padded batch and one prompt at a time.
 
-Usage: python benches/generate.py PATH/TO/ft-trainer [--tokens N] [--rounds N] [--threads N] [--shape gpt2|small | --model DIR] [--alone N]
+Usage: python benches/generate.py PATH/TO/ft-trainer [--tokens N] [--rounds N] [--threads N] [--shape gpt2|small] [--alone N]
 
-Weights are random, in the shape of GPT-2 small, or those of a directory that `ftctl download` made; the tokens that both write must be
-equal. The two alternate; the result is the median of the rounds' ratios. What is timed is the writing of all tokens but the first: reading
-the weights and the prompts is not in it, on either side. Needs torch, transformers, tokenizers.
+Weights are random, in the shape of GPT-2 small; the tokens that both write must be equal. The two alternate; the result is the median of
+the rounds' ratios. What is timed is the writing of all tokens but the first: reading the weights and the prompts is not in it, on either
+side. Needs torch, transformers, tokenizers.
 """
 
 import argparse
@@ -40,10 +40,6 @@ def make(directory, shape):
     model = transformers.GPT2LMHeadModel(config)
     model.save_pretrained(directory)
     return model.eval()
-
-
-def load(directory):
-    return transformers.GPT2LMHeadModel.from_pretrained(directory, dtype=torch.float32).eval()
 
 
 def ours(program, directory, texts, tokens, threads):
@@ -105,14 +101,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--shape", choices=SHAPES, default="gpt2")
-    parser.add_argument("--model", help="a trained model in the place of random weights")
     parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--alone", type=int, default=3, help="prompts that are continued one at a time")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = arguments.model or scratch
-        model = load(directory) if arguments.model else make(directory, arguments.shape)
+    with tempfile.TemporaryDirectory() as directory:
+        model = make(directory, arguments.shape)
         program, texts = arguments.program, prompts(max(arguments.batch, arguments.alone))
         compare(f"{arguments.batch} prompts at once", program, directory, model, texts[: arguments.batch], arguments)
         for text in texts[: arguments.alone]:
