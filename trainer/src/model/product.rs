@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 
 use super::{amx, kernels};
 use crate::parallel::{self, threads};
@@ -107,24 +107,26 @@ pub(super) fn multiply_plainly(
     let threads = if workers == Workers::All { threads() } else { 1 };
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let [left_steps, right_steps] = [left.steps, right.steps].map(|steps| steps.map(|step| step as isize));
+    // It likes its result by columns, and so makes the transpose of ours of the transposes of the factors.
+    let multiply = gemm_f32::gemm::f32::get_gemm_fn();
     let mut onto = write == Write::Onto;
     for from in (0..depth.max(1)).step_by(DEPTH) {
         // SAFETY: the three matrices lie inside their slices: `Matrix::new` and the assertion above saw to it.
         unsafe {
-            gemm::gemm(
-                rows,
+            multiply(
                 columns,
+                rows,
                 DEPTH.min(depth - from),
                 result.as_mut_ptr(),
-                1,
                 pitch as isize,
+                1,
                 onto,
-                left.values.as_ptr().wrapping_add(from * left.steps[1]),
-                left_steps[1],
-                left_steps[0],
                 right.values.as_ptr().wrapping_add(from * right.steps[0]),
-                right_steps[1],
                 right_steps[0],
+                right_steps[1],
+                left.values.as_ptr().wrapping_add(from * left.steps[1]),
+                left_steps[0],
+                left_steps[1],
                 if onto { 1.0 } else { 0.0 },
                 1.0,
                 false,

@@ -1,14 +1,12 @@
 //! The command line's manners: streams, formats, exit codes, and the files that `init` writes.
 
-mod common;
-
 use std::{
     io::{PipeReader, PipeWriter, Read as _, Write as _},
     process::Stdio,
     time::Duration,
 };
 
-use common::Sandbox;
+use crate::common::Sandbox;
 use serde_json::Value;
 
 #[test]

@@ -1,8 +1,6 @@
 //! Whole jobs in containers, on a real engine. Ignored in a plain `cargo test`: `tests/run` starts the engine, and FT_DOCKER_IMAGE names
 //! an image with the agent and the trainer in it.
 
-mod common;
-
 use std::{
     path::PathBuf,
     process::{Command, Stdio},
@@ -11,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{
+use crate::common::{
     Runs, Said, Sandbox, azurite,
     registry::{Auth, Registry},
 };

@@ -1,7 +1,5 @@
 //! What goes wrong around the program: a full disk, a store that cannot be written, a clock that is moved, a set-up that is interrupted.
 
-mod common;
-
 use std::{
     fs,
     io::{BufRead as _, BufReader},
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Said, Sandbox};
+use crate::common::{Said, Sandbox};
 use ftctl::job::id::{JobId, path};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};

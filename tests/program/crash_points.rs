@@ -1,11 +1,9 @@
 //! `kill -9` of ftctl before and after every call that it makes to the cloud and to the store. The calls are counted in a life that
 //! nobody disturbs, with a stock-out and a preemption in it; none of them is written down here.
 
-mod common;
-
 use std::{fs, os::unix::process::ExitStatusExt as _, path::Path, process::ExitStatus, thread};
 
-use common::Sandbox;
+use crate::common::Sandbox;
 use ftctl::provider::fake::{CallLine, Cloud, CrashAt, EffectKind, When};
 use serde_json::json;
 

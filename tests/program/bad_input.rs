@@ -1,8 +1,6 @@
 //! What the program says to bad input: the message, where, and the exit code.
 
-mod common;
-
-use common::{Said, Sandbox};
+use crate::common::{Said, Sandbox};
 
 const JOB: &str = "name = \"a\"\n[data]\ntrain = [\"a.txt\"]\n";
 

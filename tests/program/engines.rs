@@ -1,7 +1,5 @@
 //! Engines that are full, or reached by other lines than a socket of this machine.
 
-mod common;
-
 use std::{
     env, fs,
     os::unix::fs::PermissionsExt as _,
@@ -9,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use common::{Said, Sandbox, engine::Engine, entra::make_certificates, free_port, listening};
+use crate::common::{Said, Sandbox, engine::Engine, entra::make_certificates, free_port, listening};
 
 /// Programs for tests of the way and not of the image, and a project that builds from them.
 fn project(sandbox: &Sandbox, base: &str, trainer_bytes: u64) {

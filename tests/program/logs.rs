@@ -1,7 +1,5 @@
 //! `ftctl logs` shows every byte once: while the writer is killed and begun again, soon after each is written, and without reading any twice.
 
-mod common;
-
 use std::{
     env, fs,
     fs::{File, OpenOptions},
@@ -12,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::Sandbox;
+use crate::common::Sandbox;
 use ftctl::{
     job::{
         id::{JobId, path},
@@ -82,7 +80,7 @@ impl Job {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs")
     }
 
-    fn logs(&self, options: &[&str]) -> common::Said {
+    fn logs(&self, options: &[&str]) -> crate::common::Said {
         self.sandbox.run(&[&["logs", self.id.as_str()], options].concat())
     }
 }
@@ -136,7 +134,7 @@ fn write_all(job: &Job, total: usize) -> usize {
         let goal = total * kill / KILLS;
         let limit = if kill == KILLS { total } else { (goal + goal % 1_000_003).min(total) };
         let mut writer = Command::new(env::current_exe().expect("this program"))
-            .args(["--exact", "writer", "--ignored"])
+            .args(["--exact", "logs::writer", "--ignored"])
             .env("FTCTL_TEST_STORE", job.store.url())
             .env("FTCTL_TEST_LOG", &path)
             .env("FTCTL_TEST_SPOOL", job.sandbox.path("spool"))

@@ -1,8 +1,6 @@
 //! Signing in with Entra ID, with every kind of identity that there is, on the emulator that looks at tokens. Ignored in a plain
 //! `cargo test`: `tests/run` installs the emulator.
 
-mod common;
-
 use std::{
     env, fs,
     process::Command,
@@ -10,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use common::{
+use crate::common::{
     Said, Sandbox,
     entra::{Entra, HOUR, Kind, Life, token_mark},
     secrets::{self, MARK},
@@ -110,7 +108,7 @@ fn azurite_deletes_many_in_one_request_for_an_identity_and_takes_its_signature()
     let entra = Entra::start(HOUR);
     let azurite = entra.azurite();
     let mut child = Command::new(env::current_exe().expect("a program"));
-    child.args(["--exact", "azurite_deletes_many_in_one_request_for_an_identity_and_takes_its_signature", "--ignored"]);
+    child.args(["--exact", "entra::azurite_deletes_many_in_one_request_for_an_identity_and_takes_its_signature", "--ignored"]);
     let said = child.envs(entra.kinds().swap_remove(0).variables).env(STORE, azurite.container()).output().expect("it runs");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
 }

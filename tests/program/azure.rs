@@ -1,7 +1,5 @@
 //! The program with its store in a blob container. Ignored in a plain `cargo test`: `tests/run` installs the emulator.
 
-mod common;
-
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
@@ -13,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use common::{
+use crate::common::{
     Runs, Said, Sandbox,
     azurite::{self, Azurite},
     proxy::Proxy,
