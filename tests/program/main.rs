@@ -1,11 +1,11 @@
-//! The program as a whole, in one test program: each of its own would be linked with all of ftctl, and would run alone.
+//! The program as a whole, in one test program: each of its own would be linked with all of ftctl, and would run alone. Those that make images
+//! with an engine have theirs (`tests/devcloud.rs`, `tests/image.rs`): others look for what is left there.
 
 mod azure;
 mod bad_input;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash_points;
-mod devcloud;
 mod docker;
 mod engines;
 mod entra;

@@ -1,5 +1,7 @@
 //! `ftctl devcloud gce` as a whole: the program, its machines as processes, and Google's own command line where there is one.
 
+mod common;
+
 use std::{
     io::{BufRead, BufReader, Write as _},
     path::PathBuf,
@@ -9,7 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::common::{
+use common::{
     Runs, Said, Sandbox, azurite, proxy,
     registry::{Auth, Registry},
 };
