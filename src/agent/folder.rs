@@ -78,6 +78,20 @@ impl Folder {
         fs::create_dir_all(self.output().join("checkpoints"))
     }
 
+    /// The log, for the trainer and its children to write to; locked until the last of them is gone. A killed one may be writing for as long as
+    /// the kernel takes, and a child of its lives on. [`io::ErrorKind::WouldBlock`] while one of an earlier agent does.
+    pub fn open_log(&self) -> io::Result<File> {
+        lock(OpenOptions::new().create(true).append(true).open(self.log())?)
+    }
+
+    /// [`io::ErrorKind::WouldBlock`] while somebody may still write to the folder.
+    pub fn at_rest(&self) -> io::Result<()> {
+        match File::open(self.log()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            log => lock(log?).map(drop),
+        }
+    }
+
     /// Gives every complete checkpoint after `step` a second name where the trainer's retention does not reach it. Links take no
     /// space; the name appears only when the copy is complete.
     pub fn secure_checkpoints(&self, after: u64) -> io::Result<()> {
@@ -120,6 +134,15 @@ impl Folder {
 
     pub fn remove(&self) -> io::Result<()> {
         remove(&self.path)
+    }
+}
+
+fn lock(log: File) -> io::Result<File> {
+    match log.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            Err(io::Error::new(io::ErrorKind::WouldBlock, "a process of the trainer that was at work there still runs"))
+        }
+        locked => Ok(locked.map(|()| log)?),
     }
 }
 

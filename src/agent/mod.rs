@@ -238,13 +238,17 @@ impl<'a> Agent<'a> {
             folder.remove().map_err(|error| failed(local_failure(&folder, error)))?;
         }
         self.folder.create().map_err(|error| failed(local_failure(&self.folder, error)))?;
+        let log = self
+            .persist("begin", is_passing, async || self.folder.open_log().map_err(|error| local_failure(&self.folder, error)))
+            .await
+            .map_err(failed)?;
         let data = self.stage_dataset(&self.order.dataset, cache).await.map_err(failed)?;
         let initial_weights = match &self.order.initial_weights {
             Some(digest) => Some(self.stage_dataset(digest, cache).await.map_err(failed)?),
             None => None,
         };
         let step = self.stage_checkpoint().await.map_err(failed)?;
-        Ok((Inputs { data, initial_weights }, step))
+        Ok((Inputs { log, data, initial_weights }, step))
     }
 
     /// Datasets are shared by all jobs of this machine: the directory is named by the content.
@@ -344,8 +348,10 @@ impl<'a> Agent<'a> {
         false
     }
 
-    /// All of a folder that nobody writes to any more. Without the lease its checkpoints stay: whoever holds it has newer ones.
+    /// All of a folder, as soon as nobody writes to it any more. Without the lease its checkpoints stay: whoever holds it has newer ones.
     async fn ship_folder(&self, folder: &Folder, lease: Option<&mut Lease>) -> Result<()> {
+        self.persist("send what was left", is_passing, async || folder.at_rest().map_err(|error| local_failure(folder, error)))
+            .await?;
         for mut file in GrowingFile::of(&self.order.job, folder) {
             self.persist("send the log", is_io, async || file.ship(&*self.store).await).await?;
         }

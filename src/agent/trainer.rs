@@ -1,7 +1,7 @@
 //! The trainer's process: started with its configuration, asked to stop, killed when it does not, and its end understood.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
     net::TcpListener,
     os::unix::process::ExitStatusExt,
@@ -43,8 +43,9 @@ impl End {
     }
 }
 
-/// Where the stages put what the trainer reads.
+/// What the trainer says its words to, and where the stages put what it reads.
 pub(super) struct Inputs {
+    pub log: File,
     pub data: PathBuf,
     pub initial_weights: Option<PathBuf>,
 }
@@ -68,11 +69,10 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
         sample: order.sample.clone(),
     };
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
-    let log = OpenOptions::new().create(true).append(true).open(folder.log())?;
     let mut command = Command::new(path);
     command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
     command.envs(environment(order)?);
-    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(inputs.log.try_clone()?).stderr(inputs.log.try_clone()?).kill_on_drop(true);
     let agent = getpid();
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is
     // bound to the thread that forks: the one that runs the agent to its end.
@@ -82,8 +82,9 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
 
 fn die_with(agent: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // An agent that was killed before the line above sends no signal any more.
-    if getppid() == Some(agent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    // An agent that was killed before the line above sends no signal any more. Nor does it hear of an error: the standard library
+    // would write its failure to tell one into the trainer's log.
+    if getppid() == Some(agent) { Ok(()) } else { Ok(kill_process(getpid(), Signal::KILL)?) }
 }
 
 /// What a job finds in its environment; the names are torchrun's where it has one.
