@@ -6,6 +6,8 @@
 //! Without the feature `torch` the crate is what `ftctl` itself needs: the configuration types, the progress lines and the
 //! preparation of data. With it, the model and the training loop join.
 
+#[cfg(all(feature = "torch", target_os = "linux"))]
+mod arena;
 #[cfg(feature = "torch")]
 mod aten;
 #[cfg(feature = "torch")]

@@ -3,11 +3,14 @@
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+#[cfg(target_os = "linux")]
+use crate::aten;
+
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
 pub static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Keeps freed memory instead of giving it back. Every step allocates the same buffers of some megabytes; with glibc's defaults each
-/// of them is mapped, page-faulted, zeroed and unmapped anew, which costs more than some of the arithmetic in between.
+/// Lets large tensors lie in the arena, and keeps freed memory instead of giving it back. Every step allocates the same buffers of some megabytes;
+/// with glibc's defaults each of them is mapped, page-faulted, zeroed and unmapped anew, which costs more than some of the arithmetic in between.
 pub fn keep_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `mallopt` only sets numbers of the allocator; no other thread runs yet.
@@ -18,32 +21,20 @@ pub fn keep_memory() {
         }
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
     }
+    #[cfg(target_os = "linux")]
+    aten::use_arena();
 }
 
-/// What libraries read while they are loaded, before `main`, unless whoever starts the program says otherwise (the names beside).
-///
-/// OpenMP's threads sleep while they wait. By default they spin for milliseconds after every kernel, which on two cores that something else uses
-/// too (a browser, a build) makes a training step five to nine times slower, for all involved.
-///
-/// glibc from 2.35 on asks for pages of 2 MiB where the kernel gives them on request. A step reads and writes gigabytes in rows that are kilobytes
-/// apart: with pages of 4 KiB a fifth of its processor time goes to finding them.
-const ENVIRONMENT: [(&str, &str, &[&str]); 2] = [
-    ("OMP_WAIT_POLICY", "passive", &["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"]),
-    ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", &["GLIBC_TUNABLES"]),
-];
-
-/// Starts the program again with what [`ENVIRONMENT`] calls for, when something of it is missing. The price is a second loading of libtorch,
-/// about 0.3 s.
+/// Starts the program again with OpenMP's threads asleep while they wait, unless whoever starts it says how they wait. By default they spin for
+/// milliseconds after every kernel, which on two cores that something else uses too (a browser, a build) makes a training step five to nine times
+/// slower, for all involved. The library reads this while it is loaded, before `main`: the price is a second loading of libtorch, about 0.3 s.
 pub fn settle_environment() {
-    let is_missing = |names: &[&str]| names.iter().all(|name| std::env::var_os(name).is_none());
-    let missing: Vec<_> =
-        ENVIRONMENT.iter().filter(|(_, _, names)| is_missing(names)).map(|(name, value, _)| (name, value)).collect();
-    if missing.is_empty() {
+    if ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"].iter().any(|name| std::env::var_os(name).is_some()) {
         return;
     }
     let Ok(program) = std::env::current_exe() else { return };
     // Returns only when it fails, and then all costs what it costs by default.
-    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).envs(missing).exec();
+    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env("OMP_WAIT_POLICY", "passive").exec();
 }
 
 /// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come
@@ -61,11 +52,16 @@ pub fn handle_signals() {
     }
 }
 
-/// Bytes of main memory that the process has had at most, where the operating system says so.
+/// Bytes of main memory that the process has had at most, where the operating system says so. Without pages of files: the system keeps as much of
+/// libtorch's code and of the dataset in memory as it sees fit, and takes it back without asking. With libtorch alone that is 70 MB on one day
+/// and 130 MB on another.
 pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.parse().ok().map(|kibibytes: u64| kibibytes << 10)
+    let bytes = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix(" kB")?.parse().ok().map(|kibibytes: u64| kibibytes << 10)
+    };
+    Some(bytes("VmHWM:")?.saturating_sub(bytes("RssFile:")?))
 }
 
 extern "C" fn request_stop(_signal: libc::c_int) {

@@ -38,6 +38,8 @@ unsafe extern "C" {
     ) -> Error;
     fn ft_copy(to: *const C_tensor, from: *const C_tensor) -> Error;
     fn ft_set_precision(tf32: bool, deterministic: bool) -> Error;
+    #[cfg(target_os = "linux")]
+    fn ft_use_arena();
     fn ft_peak_memory(bytes: *mut u64, device: c_int) -> Error;
 }
 
@@ -97,6 +99,13 @@ pub(crate) fn fused_adamw(
 pub(crate) fn copy(to: &Tensor, from: &Tensor) {
     // SAFETY: as for `tensors`.
     done(unsafe { ft_copy(to.as_ptr(), from.as_ptr()) });
+}
+
+/// Lets large tensors in main memory lie where `arena.rs` puts them, from now on.
+#[cfg(target_os = "linux")]
+pub(crate) fn use_arena() {
+    // SAFETY: takes no pointer; what was allocated before is freed as it was.
+    unsafe { ft_use_arena() };
 }
 
 /// Of products on a GPU: whether `f32` may be rounded to TF32; and whether every kernel has to give the same bits each time.

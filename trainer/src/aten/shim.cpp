@@ -9,6 +9,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_backward.h>
 #include <ATen/ops/native_layer_norm_backward.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cstring>
@@ -27,9 +28,29 @@ template <typename Work> char *attempt(Work work) {
     }
 }
 
+#ifdef __linux__
+extern "C" void *ft_allocate(size_t bytes);
+extern "C" void ft_free(void *memory);
+
+struct Arena final : c10::Allocator {
+    c10::DataPtr allocate(size_t bytes) override {
+        void *memory = ft_allocate(bytes);
+        TORCH_CHECK_WITH(OutOfMemoryError, memory, "can't allocate memory: ", bytes, " bytes of a tensor");
+        return {memory, memory, &ft_free, c10::DeviceType::CPU};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &ft_free; }
+    void copy_data(void *to, const void *from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+} arena;
+#endif
+
 } // namespace
 
 extern "C" {
+
+#ifdef __linux__
+// Tensors in main memory come from the arena from now on.
+void ft_use_arena() { c10::SetCPUAllocator(&arena, 1); }
+#endif
 
 // gradients: of input, gain and shift
 char *ft_layer_norm_backward(Tensor **gradients, const Tensor *dy, const Tensor *x, const Tensor *mean, const Tensor *reciprocal_deviation,

@@ -145,14 +145,21 @@ pub(super) fn backward(
     write: Write,
 ) {
     let Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated } = activations;
+    // Whatever nothing reads any more is dropped at once: a step's memory is at its peak here.
     let dy = layout.reaching(dstream, Site::Network); // [N, D]
     let dactivated = linear::backward(&activated, &weights.mlp_proj, &dy, &mut gradients.mlp_proj, write); // [N, 4D]
+    drop((activated, dy));
     let dhidden = gelu::backward(&hidden, dactivated, layout.gelu); // [N, 4D]
+    drop(hidden);
     let dnormal_2 = linear::backward(&normal_2, &weights.c_fc, &dhidden, &mut gradients.c_fc, write); // [N, D]
+    drop((normal_2, dhidden));
     norm::backward(&middle, &weights.ln_2, &statistics_2, &dnormal_2, dstream, &mut gradients.ln_2);
+    drop((middle, dnormal_2));
     let dmiddle = layout.reaching(dstream, Site::AttentionOutput); // [N, D]
     let doutput = linear::backward(attention.output(), &weights.attn_proj, &dmiddle, &mut gradients.attn_proj, write); // [N, D]
+    drop(dmiddle);
     let dqkv = attention::backward(&attention, &doutput, layout); // [N, 3D]
+    drop((attention, doutput));
     let dnormal_1 = linear::backward(&normal_1, &weights.c_attn, &dqkv, &mut gradients.c_attn, write); // [N, D]
     norm::backward(&x, &weights.ln_1, &statistics_1, &dnormal_1, dstream, &mut gradients.ln_1);
 }

@@ -23,6 +23,7 @@ impl Gpt2 {
         // Where the weights are, which is where all their digits are.
         let table = self.parameters().token_embedding();
         let rows = table.index_select(0, &tokens.to_device(table.device())).to_device(self.device());
+        release([&table]);
         match self.shape().variant {
             Variant::Gpt2 => rows,
             Variant::Fairseq => rows * (self.shape().width as f64).sqrt(),

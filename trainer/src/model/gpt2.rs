@@ -285,6 +285,9 @@ impl Gpt2 {
             let activations = block::forward(x, &weights, layout);
             x = activations.output(&weights, layout);
             kept.push(activations.keep(self.recompute));
+            if self.recompute != Recompute::None {
+                x = moved_down(&x);
+            }
             weights.release();
         }
         let final_norm = self.working.final_norm();
@@ -302,6 +305,8 @@ impl Gpt2 {
         let mut dnorm = home.map(&|gradient| self.borrowed(gradient));
         norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut dnorm);
         self.give_back(dnorm.tensors(), home.tensors());
+        drop((x, hidden, dhidden));
+        dx = moved_down(&dx);
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
             let layout = layout.of_layer(layer);
@@ -345,8 +350,10 @@ impl Gpt2 {
     /// `inputs` and `targets` as for [`Gpt2::accumulate`].
     pub fn loss(&self, inputs: &Tensor, targets: &Tensor) -> (f64, i64) {
         self.run(|| {
-            let targets = targets.to_device(self.device).reshape([-1]);
-            head::loss(&self.hidden(inputs), &self.working.token_embedding(), &targets)
+            let (targets, embedding) = (targets.to_device(self.device).reshape([-1]), self.working.token_embedding());
+            let loss = head::loss(&self.hidden(inputs), &embedding, &targets);
+            release([&embedding]);
+            loss
         })
     }
 
@@ -396,4 +403,10 @@ impl Gpt2 {
         let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
         Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind, fused: self.fused }
     }
+}
+
+/// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it become one gap, in which
+/// larger tensors have room. What stays for the rest of a pass would otherwise part them, and the next large one take more memory.
+fn moved_down(tensor: &Tensor) -> Tensor {
+    tensor.copy()
 }

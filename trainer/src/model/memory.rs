@@ -7,14 +7,15 @@ use crate::config::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainS
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
 const F32: u64 = 4;
-/// libtorch's code and data as far as training touches it, what the program itself holds, and what a product copies of its factors.
-/// Measured.
-const PROGRAM: u64 = 145 * MIB;
-/// Share of what comes and goes in a step that lies between allocations of different sizes, unused. Measured.
-const UNUSED: f64 = 0.05;
+/// What libtorch and the program itself hold in main memory, and copies of parts of the factors during products. Measured.
+const PROGRAM: u64 = 68 * MIB;
+/// The same where numbers of 16 bits are multiplied besides.
+const HALF: u64 = 6 * MIB;
+/// Share of what comes and goes in a step that lies unused in gaps. Measured: 0 to 3 %, most with `recompute = "full"`.
+const UNUSED: f64 = 0.01;
 
-/// Where the memory of a training process goes at its peak, in bytes. Mostly within 5 % of what was measured with AdamW, for
-/// processes of 500 MiB and more that start afresh; what the allocator makes of several threads varies by a few percent.
+/// Where the memory of a training process goes at its peak, in bytes, without pages of files that the operating system may take back: libtorch's
+/// code, the dataset. Within 5 % of what was measured with AdamW, for processes of 250 MiB and more that start afresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainingMemory {
     /// `f32`, and in bf16 a rounded copy.
@@ -24,8 +25,8 @@ pub struct TrainingMemory {
     pub optimizer: u64,
     /// What the forward pass keeps for the backward pass.
     pub activations: u64,
-    /// What exists besides while the output head, or one block's backward pass, is computed, the larger of the two; where activations are computed
-    /// again, those, both, and the gaps that they leave.
+    /// What exists besides while the output head, or one block's backward pass, is computed, the larger of the two; the latter with what is computed
+    /// again for it.
     pub working: u64,
     /// The program, copies of matrices during products, and what lies unused.
     pub program: u64,
@@ -38,14 +39,9 @@ impl TrainingMemory {
         let layers = shape.layers as u64;
         let kept = block.kept(settings.recompute);
         let again = block.all() - kept;
-        // With the stream that it reads.
-        let head = block.stream + head(shape, rows, settings);
-        // Where activations are made anew, in the middle of others, they do not fit into the gap that the head leaves. Measured.
-        let working = match settings.recompute {
-            Recompute::None => block.backward().max(head),
-            Recompute::Selective => again + layers * block.input() + block.backward() + head,
-            Recompute::Full => again + 2 * block.backward() + head,
-        };
+        // The stream that it reads, normalised too, and the gradient of that.
+        let head = block.stream + 2 * block.width + head(shape, rows, settings);
+        let working = head.max(again + block.backward(settings));
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
@@ -58,7 +54,7 @@ impl TrainingMemory {
             optimizer: resident(in_files, 2 * F32, remembered).min(remembered),
             activations: layers * kept,
             working,
-            program: PROGRAM,
+            program: if settings.precision == Precision::Fp32 { PROGRAM } else { PROGRAM + HALF },
         };
         memory.program += ((memory.activations + memory.working) as f64 * UNUSED) as u64;
         memory
@@ -86,8 +82,7 @@ impl TrainingMemory {
         // Logits, and in `f32` their softmax, which turns into the gradient; in half precision that too.
         let logits = (bytes(settings.precision) + F32 + copy) * rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
         let again = block.all() - kept;
-        // libtorch makes the gradients of queries, keys and values one by one before they are joined.
-        let working = again + (block.backward() + 3 * block.width).max(2 * block.stream + logits);
+        let working = (again + block.backward(settings)).max(block.stream + 2 * block.width + logits);
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
@@ -138,21 +133,18 @@ impl Block {
         2 * self.stream + (3 + 1 + 4) * self.width + self.log_sum_exp
     }
 
-    fn input(&self) -> u64 {
-        self.stream
-    }
-
     fn kept(&self, recompute: Recompute) -> u64 {
         match recompute {
             Recompute::None => self.all(),
             Recompute::Selective => self.products(),
-            Recompute::Full => self.input(),
+            Recompute::Full => self.stream,
         }
     }
 
-    /// Gradients: of the stream, the hidden layer, both norms' outputs, attention's output, and queries, keys and values.
-    fn backward(&self) -> u64 {
-        self.stream + (4 + 2 + 1 + 3) * self.width
+    /// Gradients of the stream and of the hidden layer, and that of the block's output where it is not the stream's itself.
+    fn backward(&self, settings: &TrainSettings) -> u64 {
+        let is_apart = settings.precision != Precision::Fp32 || settings.dropout > 0.0;
+        self.stream + (4 + u64::from(is_apart)) * self.width
     }
 }
 
@@ -163,12 +155,16 @@ fn bytes(precision: Precision) -> u64 {
     }
 }
 
-/// One chunk of logits. Products that are not this crate's make it twice, and the embedding's gradient besides, and oneDNN copies of both.
+/// One chunk of logits. Products that are not this crate's make it twice, in half precision the embedding's gradient besides, and oneDNN copies of
+/// both.
 fn head(shape: &Shape, rows: u64, settings: &TrainSettings) -> u64 {
     let logits = rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
     let bytes = bytes(settings.precision);
-    if settings.precision == Precision::Fp32 || settings.engine == Engine::Own && products_are_own(settings.precision) {
+    if settings.engine == Engine::Own && products_are_own(settings.precision) {
         return bytes * logits;
+    }
+    if settings.precision == Precision::Fp32 {
+        return 2 * bytes * logits;
     }
     2 * bytes * (logits + (shape.vocabulary * shape.width) as u64)
 }

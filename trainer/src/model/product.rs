@@ -79,6 +79,9 @@ pub(super) enum Workers {
 /// follows each other: with the 512 and more that the kernels would take, logits at width 1,024 were 1.02e-6 from float64, now 8.4e-7.
 const DEPTH: usize = 256;
 
+/// Rows of a product at a time: of [`DEPTH`] terms of these the kernels make a copy, with those of all rows of an embedding's gradient 25 MB a thread.
+const STRIP: usize = 4096;
+
 /// Rows, columns and terms from which on a product fills tiles.
 const TILED: usize = 16;
 
@@ -109,22 +112,22 @@ pub(super) fn multiply_plainly(
     let [left_steps, right_steps] = [left.steps, right.steps].map(|steps| steps.map(|step| step as isize));
     // It likes its result by columns, and so makes the transpose of ours of the transposes of the factors.
     let multiply = gemm_f32::gemm::f32::get_gemm_fn();
-    let mut onto = write == Write::Onto;
-    for from in (0..depth.max(1)).step_by(DEPTH) {
+    for (row, from) in (0..rows).step_by(STRIP).flat_map(|row| (0..depth.max(1)).step_by(DEPTH).map(move |from| (row, from))) {
+        let onto = from > 0 || write == Write::Onto;
         // SAFETY: the three matrices lie inside their slices: `Matrix::new` and the assertion above saw to it.
         unsafe {
             multiply(
                 columns,
-                rows,
+                STRIP.min(rows - row),
                 DEPTH.min(depth - from),
-                result.as_mut_ptr(),
+                result.as_mut_ptr().wrapping_add(row * pitch),
                 pitch as isize,
                 1,
                 onto,
                 right.values.as_ptr().wrapping_add(from * right.steps[0]),
                 right_steps[0],
                 right_steps[1],
-                left.values.as_ptr().wrapping_add(from * left.steps[1]),
+                left.values.as_ptr().wrapping_add(row * left.steps[0] + from * left.steps[1]),
                 left_steps[0],
                 left_steps[1],
                 if onto { 1.0 } else { 0.0 },
@@ -135,7 +138,6 @@ pub(super) fn multiply_plainly(
                 parallelism,
             );
         }
-        onto = true;
     }
 }
 
