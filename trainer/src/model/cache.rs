@@ -7,6 +7,7 @@ use super::block::Layout;
 use super::gpt2::Gpt2;
 use super::parameters::{BlockTensors, ModelError, floats, floats_mut, is_plain};
 use super::{gelu, linear, norm};
+use crate::offload::release;
 use crate::parallel;
 use crate::simd::{dot, exp, largest, sum_of};
 use crate::vectorise::vectorised;
@@ -92,7 +93,10 @@ impl Gpt2 {
         cache.length = window.length;
         let x = x.view([batch, new, -1]).narrow(1, new - last, last).reshape([batch * last, -1]);
         let (hidden, _) = norm::forward(&x, &weights.final_norm(), layout.epsilon, layout.kind);
-        linear::product_transposed(&hidden, &weights.token_embedding()).view([batch, last, -1])
+        let embedding = weights.token_embedding();
+        let logits = linear::product_transposed(&hidden, &embedding).view([batch, last, -1]);
+        release([&embedding]);
+        logits
     }
 }
 

@@ -24,7 +24,9 @@ const VALUES: [&str; 10] = [
 #[test]
 fn the_estimate_is_within_five_percent_of_the_peak() {
     let fixture = Fixture::new();
-    for how in ["train.recompute=none", "train.recompute=selective", "train.recompute=full", "train.lora.rank=8"] {
+    let modes =
+        ["train.recompute=none", "train.recompute=selective", "train.recompute=full", "train.offload=model", "train.lora.rank=8"];
+    for how in modes {
         let values: Vec<&str> = VALUES.into_iter().chain([how]).collect();
         let summary: Value =
             serde_json::from_slice(&std::fs::read(fixture.trained(how, &values).join("summary.json")).unwrap()).unwrap();
