@@ -11,8 +11,9 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes from which on a buffer is large. Those below are left to the C library: there are many, and they are nothing beside the others.
-const LARGE: usize = 64 << 10;
+/// Bytes from which on a buffer is large. Those below are left to the C library: there are many, and they are nothing beside the others, but would
+/// leave gaps between them that the next step's order does not fit. One width of 256 rows of the smallest GPT-2 is large.
+const LARGE: usize = 512 << 10;
 /// What vector kernels like, and a cache line.
 const ALIGNMENT: usize = 64;
 /// Bytes of a large page, by which the arena grows.
@@ -36,7 +37,7 @@ struct Arena {
 impl Arena {
     /// The smallest gap that is large enough, the lowest of several.
     fn take(&mut self, bytes: usize) -> Option<usize> {
-        // One line more than asked for: buffers of a power of two would otherwise all begin at the same place of every cache.
+        // Up to two lines more than asked for: buffers of a power of two would otherwise all begin at the same place of every cache.
         let bytes = (bytes / ALIGNMENT + 2) * ALIGNMENT;
         let fits = |(address, length): (&usize, &usize)| (*length >= bytes).then_some((*length, *address));
         let (length, address) = self.free.iter().filter_map(fits).min().or_else(|| self.grow(bytes))?;
@@ -126,9 +127,12 @@ fn arena() -> std::sync::MutexGuard<'static, Arena> {
 /// Memory for a tensor, aligned to a cache line; null where none is to be had.
 #[unsafe(no_mangle)]
 extern "C" fn ft_allocate(bytes: usize) -> *mut c_void {
-    if bytes >= LARGE {
-        return arena().take(bytes).map_or(null_mut(), |address| address as *mut c_void);
+    if bytes >= LARGE
+        && let Some(address) = arena().take(bytes)
+    {
+        return address as *mut c_void;
     }
+    // What is small, and where no place is left for the arena, though somewhere else may be.
     let mut memory = null_mut();
     // SAFETY: the alignment is a power of two and a multiple of a pointer's size.
     if unsafe { libc::posix_memalign(&raw mut memory, ALIGNMENT, bytes) } == 0 { memory } else { null_mut() }
@@ -152,13 +156,15 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn empty() -> Arena {
-        Arena { top: 0, mapped: 0, free: BTreeMap::new(), taken: BTreeMap::new() }
+    /// One that grows where none of another test does.
+    fn at(place: usize) -> Arena {
+        let start = places().unwrap().nth(place).unwrap();
+        Arena { top: start, mapped: start, free: BTreeMap::new(), taken: BTreeMap::new() }
     }
 
     #[test]
     fn a_buffer_lies_in_the_smallest_gap_that_holds_it() {
-        let mut arena = empty();
+        let mut arena = at(2);
         let places: Vec<usize> = [3, 1, 2, 1, 4].map(|size| arena.take(size * MIB).unwrap()).into();
         assert!(places.is_sorted() && places.iter().all(|place| place % ALIGNMENT == 0));
         let top = arena.top;
@@ -172,7 +178,7 @@ mod tests {
 
     #[test]
     fn gaps_that_touch_are_one_and_memory_once_had_is_enough() {
-        let mut arena = empty();
+        let mut arena = at(3);
         let mut step = || {
             let places = [5, 2, 7, 3].map(|size| arena.take(size * MIB).unwrap());
             for place in places {
@@ -191,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_lies_in_the_way_stays() {
-        let mut arena = empty();
+        let mut arena = at(4);
         let first = arena.take(MIB).unwrap();
         assert!(map(arena.mapped, PAGE), "the place behind is free");
         let other = arena.mapped as *mut u64;

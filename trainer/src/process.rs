@@ -52,9 +52,9 @@ pub fn handle_signals() {
     }
 }
 
-/// Bytes of main memory that the process has had at most, where the operating system says so. Without pages of files: the system keeps as much of
-/// libtorch's code and of the dataset in memory as it sees fit, and takes it back without asking. With libtorch alone that is 70 MB on one day
-/// and 130 MB on another.
+/// Bytes of main memory that the process has had at most, where the operating system says so, less the pages of files that it has now: the system
+/// keeps as much of libtorch's code in memory as it sees fit, 70 MB on one day and 130 MB on another, and takes it back without asking. Tensors in
+/// files count, as far as they were in memory at once: none is when this is asked.
 pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let bytes = |name: &str| {

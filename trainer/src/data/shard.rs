@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -265,7 +265,8 @@ impl MappedShard {
         let first = (start - self.start) as usize;
         let count = out.len().min(self.tokens as usize - first);
         let width = dtype.bytes();
-        let bytes = &self.map[HEADER + first * width..HEADER + (first + count) * width];
+        let (from, length) = (HEADER + first * width, count * width);
+        let bytes = &self.map[from..from + length];
         match dtype {
             Dtype::U16 => {
                 let tokens = bytes.as_chunks().0.iter().map(|token| i64::from(u16::from_le_bytes(*token)));
@@ -276,6 +277,9 @@ impl MappedShard {
                 out.iter_mut().zip(tokens).for_each(|(slot, token)| *slot = token);
             }
         }
+        // SAFETY: pages of a file that is mapped to be read come back when they are touched. Without this a shard would count as the process's memory
+        // as far as it was read, and no longer where the system took it back: the peak of a run could not be told.
+        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, length) };
         count
     }
 }

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::dropout::{Masks, Site};
 use super::initial::{self, Distribution};
-use super::linear::{add_outer_product, add_product_transposed, product, product_transposed};
+use super::linear::{add_outer_product, add_product, add_product_transposed, product, product_transposed};
 use super::parameters::{BlockTensors, ModelError, Parameter, Parameters, floats_mut};
 use super::shape::Shape;
 use crate::error::Failure;
@@ -123,11 +123,16 @@ impl LowRank {
     /// Adds the gradients of A and B to `gradient`, and that of the input to `dx [N, in]`. `x [N, in]`, `dy [N, out]`. What is as narrow as the rank
     /// is computed again, and nothing kept from the forward pass.
     pub fn add_backward(&self, x: &Tensor, dy: &Tensor, dx: &mut Tensor, gradient: &mut Self) {
-        let x = self.drop(x);
-        add_outer_product(&mut gradient.b, dy, &self.narrow(&x));
         let dnarrow = product(dy, &self.b.to_kind(dy.kind())) * self.scale; // [N, r]
-        add_outer_product(&mut gradient.a, &dnarrow, &x);
-        *dx += self.drop(&product(&dnarrow, &self.a.to_kind(dy.kind())));
+        let dropped = self.drop(x);
+        add_outer_product(&mut gradient.b, dy, &self.narrow(&dropped));
+        add_outer_product(&mut gradient.a, &dnarrow, &dropped);
+        drop(dropped);
+        let a = self.a.to_kind(dy.kind());
+        match self.dropped {
+            None => add_product(dx, &dnarrow, &a),
+            Some(_) => *dx += self.drop(&product(&dnarrow, &a)),
+        }
     }
 
     /// `x [N, in]` → `α/r · x·Aᵀ`, `[N, r]`.

@@ -407,6 +407,12 @@ impl Gpt2 {
 
 /// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it become one gap, in which
 /// larger tensors have room. What stays for the rest of a pass would otherwise part them, and the next large one take more memory.
+/// GPUs have an allocator that knows no such gaps.
 fn moved_down(tensor: &Tensor) -> Tensor {
-    tensor.copy()
+    if tensor.device() != Device::Cpu {
+        return tensor.shallow_clone();
+    }
+    let mut moved = tensor.empty_like();
+    moved.copy_(tensor);
+    moved
 }

@@ -128,7 +128,11 @@ pub(super) fn write_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor, how:
 }
 
 /// Adds `x [N, K]` · `w [K, M]` to `sum [N, M]`.
-fn add_product(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
+pub(super) fn add_product(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
+    if !is_matrix(x) {
+        *sum += x.matmul(w);
+        return;
+    }
     if is_plain(w) && few::add_product(floats(x), floats(w), floats_mut(sum), sizes(x, w.size()[1])) {
         return;
     }

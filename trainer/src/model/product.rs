@@ -79,7 +79,8 @@ pub(super) enum Workers {
 /// follows each other: with the 512 and more that the kernels would take, logits at width 1,024 were 1.02e-6 from float64, now 8.4e-7.
 const DEPTH: usize = 256;
 
-/// Rows of a product at a time: of [`DEPTH`] terms of these the kernels make a copy, with those of all rows of an embedding's gradient 25 MB a thread.
+/// Rows of a product at a time: of [`DEPTH`] terms of these the kernels make a copy, which of all rows of an embedding's gradient is as large as the
+/// processor's last cache.
 const STRIP: usize = 4096;
 
 /// Rows, columns and terms from which on a product fills tiles.
@@ -287,6 +288,29 @@ mod tests {
                     let sum: f32 = terms.map(|k| left.at(row, k).get() * right.at(k, column).get()).sum();
                     let expected = E::put(before + sum).get();
                     assert!((found.get() - expected).abs() < 1e-6, "[{rows}, {depth}, {columns}] {row} {column}");
+                }
+            }
+        }
+    }
+
+    /// A strip and one row or some rows more; whole numbers, so that every sum is exact.
+    #[test]
+    fn rows_beyond_a_strip_are_multiplied_as_those_before() {
+        let numbers: Vec<f32> = (0..4103 * 263).map(|n| (n * 37 % 13) as f32 - 6.0).collect();
+        for [rows, depth, columns] in [[4097, 260, 3], [4100, 260, 1], [4097, 1, 1], [4100, 0, 3], [8193, 5, 17]] {
+            for (left_turned, right_turned, write) in
+                [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
+            {
+                let (left, right) =
+                    (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
+                let mut result = vec![2.0; rows * (columns + 2)];
+                multiply_plainly(left, right, &mut result, columns + 2, write, Workers::All);
+                for (place, found) in result.iter().enumerate() {
+                    let (row, column) = (place / (columns + 2), place % (columns + 2));
+                    let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
+                    let terms = if column < columns { 0..depth } else { 0..0 };
+                    let sum: f32 = terms.map(|k| left.at(row, k) * right.at(k, column)).sum();
+                    assert!((found - (before + sum)).abs() < 1e-6, "[{rows}, {depth}, {columns}] {row} {column}");
                 }
             }
         }
