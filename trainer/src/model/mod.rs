@@ -23,6 +23,8 @@ mod dropout;
 mod embed;
 #[cfg(feature = "torch")]
 mod few;
+#[cfg(all(feature = "torch", target_arch = "x86_64"))]
+mod few_kernels;
 #[cfg(feature = "torch")]
 mod fused;
 #[cfg(feature = "torch")]

@@ -1,0 +1,319 @@
+//! The kernels of [`super::few`], written once and compiled for each kind of register.
+
+use std::arch::x86_64::{
+    __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_storeu_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+};
+
+use crate::vectorise::has_avx512;
+
+/// Rows that a kernel takes at once, at most.
+pub const GROUP: usize = 12;
+/// Rows of the matrix that [`Pass`]es use at once, as they lie.
+pub const EIGHT: usize = 8;
+/// `f32`s that come from memory together.
+const LINE: usize = 16;
+
+/// `x` and its pitch, some rows of the matrix from one column on and its pitch, and the sums, as many columns as these are.
+pub type Pass = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32]);
+/// `x`, its pitch, a packed tile, the sums from the tile's first on, and their pitch.
+pub type Tile = unsafe fn(&[f32], usize, &[f32], &mut [f32], usize, &mut Ahead);
+/// `x`, the rows of the transposed matrix, the depth of both, the sums and their pitch.
+pub type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize, &mut Ahead);
+
+/// By the number of rows less one.
+pub struct Kernels {
+    pub eights: [Pass; GROUP],
+    pub singles: [Pass; GROUP],
+    pub tiles: [Tile; GROUP],
+    /// With the number of columns at once: as many as most of the registers hold sums of.
+    pub dots: [(usize, Dots); GROUP],
+}
+
+/// A vector register of `f32`s. Its functions are inlined into kernels that are compiled for processors that have it.
+pub trait Register: Copy {
+    const LANES: usize;
+    /// Rows up to which these kernels are faster than the general product.
+    const MOST: usize;
+    const KERNELS: Kernels;
+
+    /// Whether the processor has it.
+    fn is_available() -> bool;
+
+    /// # Safety
+    /// This and what follows: the processor has the register, and there are [`Register::LANES`] elements at `place`.
+    unsafe fn load(place: *const f32) -> Self;
+    unsafe fn store(self, place: *mut f32);
+    unsafe fn zero() -> Self;
+    unsafe fn all(value: f32) -> Self;
+    unsafe fn multiply_add(self, factor: Self, term: Self) -> Self;
+    unsafe fn sum(self) -> f32;
+}
+
+/// Implements [`Register`].
+macro_rules! register {
+    ($register:ty, $lanes:literal, up to $most:expr, if $available:expr, $features:literal,
+     $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $sum:expr,
+     rows [$($rows:literal),*], dots [$($dots:literal by $columns:literal),*]) => {
+        #[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into its kernel")]
+        impl Register for $register {
+            const LANES: usize = $lanes;
+            const MOST: usize = $most;
+            const KERNELS: Kernels = {
+                #[target_feature(enable = $features)]
+                unsafe fn pass<const ROWS: usize, const DEPTH: usize>(
+                    x: &[f32],
+                    depth: usize,
+                    w: &[f32],
+                    pitch: usize,
+                    sums: &mut [f32],
+                ) {
+                    // SAFETY: the caller promised what is asked for.
+                    unsafe { stream_rows::<$register, ROWS, DEPTH>(x, depth, w, pitch, sums) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn tile<const ROWS: usize>(
+                    x: &[f32],
+                    pitch: usize,
+                    packed: &[f32],
+                    sums: &mut [f32],
+                    width: usize,
+                    ahead: &mut Ahead,
+                ) {
+                    // SAFETY: as above.
+                    unsafe { tile_rows::<$register, ROWS>(x, pitch, packed, sums, width, ahead) }
+                }
+                #[target_feature(enable = $features)]
+                unsafe fn dots<const ROWS: usize, const COLUMNS: usize>(
+                    x: &[f32],
+                    w: &[f32],
+                    depth: usize,
+                    sums: &mut [f32],
+                    width: usize,
+                    ahead: &mut Ahead,
+                ) {
+                    // SAFETY: as above.
+                    unsafe { dot_rows::<$register, ROWS, COLUMNS>(x, w, depth, sums, width, ahead) }
+                }
+                Kernels {
+                    eights: [$(pass::<$rows, EIGHT>),*],
+                    singles: [$(pass::<$rows, 1>),*],
+                    tiles: [$(tile::<$rows>),*],
+                    dots: [$(($columns, dots::<$dots, $columns>)),*],
+                }
+            };
+
+            fn is_available() -> bool {
+                $available
+            }
+
+            #[inline(always)]
+            unsafe fn load(place: *const f32) -> Self {
+                // SAFETY: here and below, the caller promised what the instruction asks for.
+                unsafe { $load(place) }
+            }
+
+            #[inline(always)]
+            unsafe fn store(self, place: *mut f32) {
+                unsafe { $store(place, self) }
+            }
+
+            #[inline(always)]
+            unsafe fn zero() -> Self {
+                unsafe { $zero() }
+            }
+
+            #[inline(always)]
+            unsafe fn all(value: f32) -> Self {
+                unsafe { $all(value) }
+            }
+
+            #[inline(always)]
+            unsafe fn multiply_add(self, factor: Self, term: Self) -> Self {
+                unsafe { $multiply_add(self, factor, term) }
+            }
+
+            #[inline(always)]
+            unsafe fn sum(self) -> f32 {
+                unsafe { $sum(self) }
+            }
+        }
+    };
+}
+
+register!(
+    __m512, 16, up to super::few::MOST, if has_avx512(), "avx512f",
+    _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_reduce_add_ps,
+    rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+    dots [1 by 8, 2 by 8, 3 by 8, 4 by 4, 5 by 4, 6 by 4, 7 by 2, 8 by 2, 9 by 2, 10 by 2, 11 by 2, 12 by 2]
+);
+register!(
+    __m256, 8, up to GROUP, if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"), "avx2,fma",
+    _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps,
+    |register| std::mem::transmute::<__m256, [f32; 8]>(register).into_iter().sum::<f32>(),
+    rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+    dots [1 by 8, 2 by 4, 3 by 4, 4 by 2, 5 by 2, 6 by 2, 7 by 1, 8 by 1, 9 by 1, 10 by 1, 11 by 1, 12 by 1]
+);
+
+/// What is read next, `[rows, width]`: a line of it is brought nearer with each step of the computation before. All at once would
+/// have to wait for memory.
+pub struct Ahead {
+    line: *const f32,
+    left_in_row: usize,
+    lines_of_row: usize,
+    rows: usize,
+    /// From the last line of a row to the first of the next.
+    gap: usize,
+    /// Since the last line, and for a line.
+    steps: usize,
+    pace: usize,
+}
+
+impl Ahead {
+    /// All of it is there when `groups` of rows have met as much of the matrix: a step is one group's work with two lines of that.
+    pub fn new(first: *const f32, pitch: usize, [rows, width]: [usize; 2], groups: usize) -> Self {
+        let lines = width.div_ceil(LINE);
+        Self {
+            line: first,
+            left_in_row: lines,
+            lines_of_row: lines,
+            rows,
+            gap: pitch - lines * LINE,
+            steps: 0,
+            pace: groups.div_ceil(2),
+        }
+    }
+
+    #[expect(clippy::inline_always, reason = "called in the innermost loop, with registers of the caller's")]
+    #[inline(always)]
+    fn step(&mut self) {
+        self.steps += 1;
+        if self.steps < self.pace || self.rows == 0 {
+            return;
+        }
+        self.steps = 0;
+        // SAFETY: nothing is read from the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(self.line.cast()) }
+        self.line = self.line.wrapping_add(LINE);
+        self.left_in_row -= 1;
+        if self.left_in_row == 0 {
+            (self.left_in_row, self.rows) = (self.lines_of_row, self.rows - 1);
+            self.line = self.line.wrapping_add(self.gap);
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the register; `sums` is `[ROWS, columns]`, `columns` a multiple of the register's lanes; `x` has `ROWS` rows `depth` apart with
+/// `DEPTH` elements in each, `w` has `DEPTH` rows `pitch` apart with `columns`.
+#[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into what names its features")]
+#[inline(always)]
+unsafe fn stream_rows<R: Register, const ROWS: usize, const DEPTH: usize>(
+    x: &[f32],
+    depth: usize,
+    w: &[f32],
+    pitch: usize,
+    sums: &mut [f32],
+) {
+    let columns = sums.len() / ROWS;
+    // SAFETY: these are the elements that the caller promised, and `R::LANES` from each column on are inside a row.
+    unsafe {
+        let mut factors = [[R::zero(); DEPTH]; ROWS];
+        for (row, factors) in factors.iter_mut().enumerate() {
+            for (k, factor) in factors.iter_mut().enumerate() {
+                *factor = R::all(*x.get_unchecked(row * depth + k));
+            }
+        }
+        for column in (0..columns).step_by(R::LANES) {
+            let mut weights = [R::zero(); DEPTH];
+            for (k, weight) in weights.iter_mut().enumerate() {
+                *weight = R::load(w.as_ptr().add(k * pitch + column));
+            }
+            for (row, factors) in factors.iter().enumerate() {
+                let place = sums.as_mut_ptr().add(row * columns + column);
+                let mut sum = R::load(place);
+                for (factor, weight) in factors.iter().zip(weights) {
+                    sum = factor.multiply_add(weight, sum);
+                }
+                sum.store(place);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the register; `packed` is `[block, tile]`, `x` has `ROWS` rows `pitch` apart with `block` elements in each, and
+/// `sums` as many rows `width` apart with a tile's elements, two registers, in each.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+unsafe fn tile_rows<R: Register, const ROWS: usize>(
+    x: &[f32],
+    pitch: usize,
+    packed: &[f32],
+    sums: &mut [f32],
+    width: usize,
+    ahead: &mut Ahead,
+) {
+    let place = sums.as_mut_ptr();
+    // SAFETY: the caller promised two registers' elements in each row of the sums, and `block` in each row of `x`: there are as many chunks.
+    unsafe {
+        let mut held = [[R::zero(); 2]; ROWS];
+        for (row, held) in held.iter_mut().enumerate() {
+            for (half, held) in held.iter_mut().enumerate() {
+                *held = R::load(place.add(row * width + half * R::LANES));
+            }
+        }
+        for (k, weights) in packed.chunks_exact(2 * R::LANES).enumerate() {
+            ahead.step();
+            let weights = [R::load(weights.as_ptr()), R::load(weights.as_ptr().add(R::LANES))];
+            for (row, held) in held.iter_mut().enumerate() {
+                let factor = R::all(*x.get_unchecked(row * pitch + k));
+                for (held, weight) in held.iter_mut().zip(weights) {
+                    *held = factor.multiply_add(weight, *held);
+                }
+            }
+        }
+        for (row, held) in held.iter().enumerate() {
+            for (half, held) in held.iter().enumerate() {
+                held.store(place.add(row * width + half * R::LANES));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the register; `depth` is a multiple of its lanes, `x` has `ROWS · depth` elements, `w` at least `COLUMNS · depth`, and
+/// `sums` `ROWS` rows `width` apart with `COLUMNS` elements in each.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+unsafe fn dot_rows<R: Register, const ROWS: usize, const COLUMNS: usize>(
+    x: &[f32],
+    w: &[f32],
+    depth: usize,
+    sums: &mut [f32],
+    width: usize,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: a register's elements from `k` on are inside each row of both factors.
+    unsafe {
+        let mut held = [[R::zero(); COLUMNS]; ROWS];
+        for k in (0..depth).step_by(R::LANES) {
+            ahead.step();
+            let mut weights = [R::zero(); COLUMNS];
+            for (column, weight) in weights.iter_mut().enumerate() {
+                *weight = R::load(w.as_ptr().add(column * depth + k));
+            }
+            for (row, held) in held.iter_mut().enumerate() {
+                let factor = R::load(x.as_ptr().add(row * depth + k));
+                for (held, weight) in held.iter_mut().zip(weights) {
+                    *held = factor.multiply_add(weight, *held);
+                }
+            }
+        }
+        for (sums, held) in sums.chunks_mut(width).zip(held) {
+            for (place, held) in sums.iter_mut().zip(held) {
+                *place = held.sum();
+            }
+        }
+    }
+}
