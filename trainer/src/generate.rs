@@ -1,22 +1,27 @@
 //! Continues prompts with a model, several at once, with the keys and values of earlier positions kept.
 //!
-//! One prompt alone would read every weight of the model once for each token, and nothing but memory would be busy. So what followed
-//! the newest tokens when they stood in the text before is guessed to follow again ("prompt lookup", a speculative decoding after
-//! Leviathan et al. 2023 without a second model): one pass over the weights then tells the logits after each guess, and the guesses up
-//! to the first wrong one are kept. The text is the one that would be written without guessing: to the bit where a product's result does
-//! not depend on how many rows it has (`f32` with AVX-512), and otherwise as equal as that of a prompt in a batch.
+//! One prompt alone would read every weight of the model once for each token, and nothing but memory would be busy. So the next tokens are
+//! guessed (speculative decoding, Leviathan et al. 2023): one pass over the weights then tells the logits after each guess, and the guesses
+//! up to the first wrong one are kept. Who guesses is a copy of the model with weights of 8 bits ([`Draft`]), and where there is none, the
+//! text itself: what followed the newest tokens when they stood there before ("prompt lookup"). The text is the one that would be written
+//! without guessing: to the bit where a product's result does not depend on how many rows it has (`f32` with AVX2 or AVX-512), and
+//! otherwise as equal as that of a prompt in a batch.
 
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
-use crate::model::Gpt2;
+use crate::model::{Draft, Gpt2, KvCache};
 use crate::random::uniform;
 use crate::sampling::Sampling;
 
-/// Guesses in one pass at most: with the newest token, the rows that [`crate::model`]'s products for few rows compute at once.
-const GUESSES: usize = 11;
+/// Guesses in one pass at most. They cost nothing when they stand in the text: with the newest token as many rows as [`crate::model`]'s products for
+/// few rows compute at once. Of a draft's, each costs a quarter of a token, and so many are checked in nearly the time of one.
+const LOOKED_UP: usize = 11;
+const DRAFTED: usize = 5;
+/// Tokens from which on a draft is made: it takes the time of some ten.
+const WORTH_A_DRAFT: usize = 32;
 /// How many of the newest tokens are looked for in the text, one after the other.
 const MATCHED: [usize; 3] = [3, 2, 1];
 
@@ -94,8 +99,15 @@ fn alone(model: &Gpt2, prompt: &[u32], steps: usize, request: &Request) -> Resul
     let mut row = Row::new(0);
     let mut cache = model.cache(1, prompt.len() + steps).map_err(Failure::other)?;
     let mut text = prompt.to_vec();
-    let (mut unread, mut guesses) = (prompt.len(), Vec::new());
+    let draft = if steps < WORTH_A_DRAFT { None } else { model.draft() };
+    let (mut unread, mut reach) = (prompt.len(), LOOKED_UP);
     while row.tokens.len() < steps && !row.ended {
+        let left = steps - row.tokens.len() - 1;
+        let guesses = match &draft {
+            _ if unread > 1 => Vec::new(), // The prompt is not in the cache yet.
+            Some(draft) => drafted(draft, &text, &mut cache, &row, left.min(DRAFTED), request),
+            None => looked_up(&text, left.min(reach)),
+        };
         let input = [&text[text.len() - unread..], &guesses[..]].concat();
         let input = Tensor::from_slice(&input.into_iter().map(i64::from).collect::<Vec<_>>()).view([1, -1]);
         let logits = model.last_logits(&input, guesses.len() + 1, &mut cache, &[0]).map_err(Failure::other)?;
@@ -110,16 +122,25 @@ fn alone(model: &Gpt2, prompt: &[u32], steps: usize, request: &Request) -> Resul
         }
         cache.forget(guesses.len() - right);
         // Where guesses go wrong, fewer of them are worth their computation.
-        let reach = if right == guesses.len() { GUESSES } else { right + 1 };
-        guesses = guess(&text, reach.min((steps - row.tokens.len()).saturating_sub(1)));
+        reach = if right < guesses.len() { right + 1 } else { LOOKED_UP.min(2 * reach) };
         unread = 1;
     }
     Ok(row)
 }
 
+/// What the draft would write next, with the draws that the model will have.
+fn drafted(draft: &Draft<'_>, text: &[u32], cache: &mut KvCache, row: &Row, most: usize, request: &Request) -> Vec<u32> {
+    let mut newest = text[text.len() - 1];
+    let guess = |ahead| {
+        newest = row.choose(&draft.logits(newest, cache, ahead), ahead, request);
+        newest
+    };
+    (0..most).map(guess).collect()
+}
+
 /// What followed the newest tokens when they stood in the text before, and that again from its beginning, `most` tokens in all: the
 /// last place where most of them stood.
-fn guess(text: &[u32], most: usize) -> Vec<u32> {
+fn looked_up(text: &[u32], most: usize) -> Vec<u32> {
     let followed = |length: usize| {
         let newest = text.get(text.len().checked_sub(length)?..)?;
         let place = text[..text.len() - 1].windows(length).rposition(|tokens| tokens == newest)?;
@@ -165,12 +186,17 @@ impl Row {
         if self.ended {
             return request.end_of_text;
         }
-        let token = request.sampling.choose(logits, uniform(&[request.seed, self.number, self.tokens.len() as u64]));
+        let token = self.choose(logits, 0, request);
         self.ended = token == request.end_of_text;
         if !self.ended {
             self.tokens.push(token);
         }
         token
+    }
+
+    /// The `ahead`-th token after those that there are.
+    fn choose(&self, logits: &[f32], ahead: usize, request: &Request) -> u32 {
+        request.sampling.choose(logits, uniform(&[request.seed, self.number, (self.tokens.len() + ahead) as u64]))
     }
 
     fn finish(self, limit: Finish) -> Continuation {
@@ -203,10 +229,10 @@ mod tests {
 
     #[test]
     fn guesses_what_followed_the_longest_match() {
-        assert_eq!(guess(&[1, 2, 3, 9, 8, 7, 2, 3, 5, 1, 2, 3], 2), [9, 8]);
-        assert_eq!(guess(&[1, 2, 3, 4, 3], 4), [4, 3, 4, 3]);
-        assert_eq!(guess(&[5, 5], 3), [5, 5, 5]);
-        assert_eq!(guess(&[1, 2, 3], 4), [0_u32; 0]);
-        assert_eq!(guess(&[1], 4), [0_u32; 0]);
+        assert_eq!(looked_up(&[1, 2, 3, 9, 8, 7, 2, 3, 5, 1, 2, 3], 2), [9, 8]);
+        assert_eq!(looked_up(&[1, 2, 3, 4, 3], 4), [4, 3, 4, 3]);
+        assert_eq!(looked_up(&[5, 5], 3), [5, 5, 5]);
+        assert_eq!(looked_up(&[1, 2, 3], 4), [0_u32; 0]);
+        assert_eq!(looked_up(&[1], 4), [0_u32; 0]);
     }
 }

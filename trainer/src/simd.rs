@@ -85,6 +85,27 @@ impl Element for F16 {
     }
 }
 
+/// Whole numbers, to the nearest, halves to the even one; what is too large becomes the largest.
+macro_rules! whole_numbers {
+    ($($number:ty as $kind:ident),*) => { $(
+        impl Element for $number {
+            const KIND: Kind = Kind::$kind;
+
+            #[inline(always)]
+            fn get(self) -> f32 {
+                self.into()
+            }
+
+            #[inline(always)]
+            fn put(value: f32) -> Self {
+                value.round_ties_even() as Self
+            }
+        }
+    )* };
+}
+
+whole_numbers!(i8 as Int8, i16 as Int16);
+
 /// `eˣ` to about one unit in the last place, after the polynomial of Cephes' `expf` (Moshier 1989). Below −87 it stays at the smallest
 /// normal number.
 #[inline(always)]

@@ -36,6 +36,16 @@ struct Window {
 }
 
 impl KvCache {
+    /// Positions so far.
+    pub(super) fn length(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Keys and values of a layer, `[batch, heads, capacity, D / heads]` each.
+    pub(super) fn layer(&mut self, layer: usize) -> &mut (Tensor, Tensor) {
+        &mut self.layers[layer]
+    }
+
     /// Drops the newest `count` positions.
     pub fn forget(&mut self, count: usize) {
         self.length -= count as i64;
@@ -165,7 +175,7 @@ fn few_new(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Te
 
 vectorised! {
     /// `query [C]` over `keys` and `values`, `[seen, C]` each → `output [C]`.
-    fn attend(query: &[f32], keys: &[f32], values: &[f32], output: &mut [f32]) {
+    pub(super) fn attend(query: &[f32], keys: &[f32], values: &[f32], output: &mut [f32]) {
         let channels = query.len();
         let scale = 1.0 / (channels as f32).sqrt();
         let mut weights = vec![0.0; keys.len() / channels];

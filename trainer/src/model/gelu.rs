@@ -19,6 +19,14 @@ pub(super) enum Gelu {
 }
 
 impl Gelu {
+    /// Of each element of `x`, to `y`.
+    pub(super) fn apply<E: Element>(self, x: &[E], y: &mut [E]) {
+        match self {
+            Self::Tanh => forward_slice(x, y),
+            Self::Exact => forward_exact(x, y),
+        }
+    }
+
     /// As libtorch calls it.
     fn approximation(self) -> &'static str {
         match self {
@@ -57,10 +65,7 @@ pub(super) fn backward(x: &Tensor, mut dy: Tensor, form: Gelu) -> Tensor {
 fn forward_plain<E: Element>(x: &Tensor, form: Gelu) -> Tensor {
     let mut y = x.empty_like();
     let work = elements::<E>(x).chunks(CHUNK).zip(elements_mut::<E>(&mut y).chunks_mut(CHUNK));
-    parallel::run(work.collect(), |(x, y)| match form {
-        Gelu::Tanh => forward_slice(x, y),
-        Gelu::Exact => forward_exact(x, y),
-    });
+    parallel::run(work.collect(), |(x, y)| form.apply(x, y));
     y
 }
 

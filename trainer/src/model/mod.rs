@@ -18,6 +18,8 @@ mod cache;
 #[cfg(feature = "torch")]
 mod documents;
 #[cfg(feature = "torch")]
+mod draft;
+#[cfg(feature = "torch")]
 mod dropout;
 #[cfg(feature = "torch")]
 mod embed;
@@ -58,6 +60,8 @@ pub use adapters::Adapters;
 pub(crate) use amx::is_available as has_tiles;
 #[cfg(feature = "torch")]
 pub use cache::KvCache;
+#[cfg(feature = "torch")]
+pub use draft::Draft;
 #[cfg(feature = "torch")]
 pub use dropout::Dropout;
 #[cfg(feature = "torch")]

@@ -72,7 +72,7 @@ fn forward_plain<E: Element>(x: &Tensor, norm: &Affine, epsilon: f64) -> (Tensor
 }
 
 vectorised! {
-    fn forward_rows<E: Element>(
+    pub(super) fn forward_rows<E: Element>(
         x: &[f32], gain: &[f32], shift: &[f32], epsilon: f32, y: &mut [E], means: &mut [f32], deviations: &mut [f32],
     ) {
         let width = gain.len();

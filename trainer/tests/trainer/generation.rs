@@ -1,6 +1,6 @@
 //! Text from a model: the same whatever the batch, and the same with and without the cache.
 
-use ft_trainer::config::Variant;
+use ft_trainer::config::{Precision, Variant};
 use ft_trainer::generate::{Continuation, Finish, Request, generate};
 use ft_trainer::model::{Gpt2, Parameters, Shape};
 use ft_trainer::progress::{Event, Line};
@@ -33,26 +33,62 @@ fn prompts() -> Vec<Vec<u32>> {
 }
 
 fn continued(model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Continuation> {
-    generate(model, prompts, &Request { tokens: 40, sampling, seed: 9, end_of_text: 100 }).unwrap()
+    continued_by(40, model, prompts, sampling)
 }
+
+fn continued_by(tokens: usize, model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Continuation> {
+    generate(model, prompts, &Request { tokens, sampling, seed: 9, end_of_text: 100 }).unwrap()
+}
+
+/// Guessed ahead by a draft, and for few tokens by what stood in the text before.
+const LONG_AND_SHORT: [usize; 2] = [40, 20];
 
 #[test]
 fn a_batch_continues_as_each_prompt_alone() {
     let (model, prompts) = (model(), prompts());
-    for (prompt, together) in prompts.iter().zip(continued(&model, &prompts, GREEDY)) {
-        assert_eq!(continued(&model, std::slice::from_ref(prompt), GREEDY), [together]);
+    for tokens in LONG_AND_SHORT {
+        for (prompt, together) in prompts.iter().zip(continued_by(tokens, &model, &prompts, GREEDY)) {
+            assert_eq!(continued_by(tokens, &model, std::slice::from_ref(prompt), GREEDY), [together]);
+        }
     }
 }
 
-/// Alone, a prompt's continuation is guessed ahead; drawn tokens seldom are what was guessed.
+/// Drawn tokens seldom are what was guessed.
 #[test]
 fn guessing_changes_no_drawn_token() {
     let (model, prompts) = (model(), prompts());
     let sampling = Sampling { temperature: 0.7, top_k: 5, top_p: 1.0 };
-    for prompt in &prompts {
-        let together = continued(&model, &[prompt.clone(), prompts[0].clone()], sampling);
-        assert_eq!(continued(&model, std::slice::from_ref(prompt), sampling)[0], together[0]);
+    for (tokens, prompt) in LONG_AND_SHORT.into_iter().flat_map(|tokens| prompts.iter().map(move |prompt| (tokens, prompt))) {
+        let together = continued_by(tokens, &model, &[prompt.clone(), prompts[0].clone()], sampling);
+        assert_eq!(continued_by(tokens, &model, std::slice::from_ref(prompt), sampling)[0], together[0]);
     }
+}
+
+/// A draft that guesses badly changes no text, only the time. Four widths are more terms than one sum of whole numbers has.
+#[test]
+fn a_draft_computes_nearly_the_models_logits() {
+    for variant in [Variant::Gpt2, Variant::Fairseq] {
+        let shape = Shape { layers: 2, heads: 2, width: 160, context: 64, vocabulary: 101, layer_norm_epsilon: 1e-5, variant };
+        let mut parameters = Parameters::random(&shape, 5);
+        for parameter in parameters.iter_mut().filter(|parameter| parameter.decays()) {
+            parameter.tensor = &parameter.tensor * 8.0;
+        }
+        let model = Gpt2::new(shape, &parameters, Device::Cpu);
+        let draft = model.draft().expect("a draft of a model in f32");
+        let (read, next): (&[i64], [i64; 3]) = (&[7, 93, 20, 51], [20, 64, 3]);
+        let mut cache = model.cache(1, 16).unwrap();
+        let after =
+            |tokens: &[i64], cache: &mut _| model.next_logits(&Tensor::from_slice(tokens).view([1, -1]), cache, &[0]).unwrap();
+        let _ = after(read, &mut cache);
+        for (ahead, token) in next.into_iter().enumerate() {
+            let guessed = Tensor::from_slice(&draft.logits(token as u32, &mut cache, ahead));
+            let logits = after(&[read, &next[..=ahead]].concat(), &mut model.cache(1, 16).unwrap()).squeeze();
+            let (error, size) = ((guessed - &logits).abs().max().double_value(&[]), logits.std(false).double_value(&[]));
+            assert!(error < 0.1 * size, "{variant:?}, {ahead} ahead: {error} of {size}");
+        }
+    }
+    let bf16 = Precision::Bf16;
+    assert!(model().with_precision(bf16).draft().is_none(), "products of other kinds are not served");
 }
 
 #[test]
