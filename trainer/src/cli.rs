@@ -292,7 +292,8 @@ fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
     let tokenizer = Tokenizer::load(&arguments.model)?;
     let model = Gpt2::new(shape, &parameters, device);
     let sampling = Sampling { temperature: arguments.temperature, top_k: arguments.top_k, top_p: arguments.top_p };
-    let request = Request { tokens: arguments.tokens, sampling, seed: arguments.seed, end_of_text: tokenizer.end_of_text() };
+    let request =
+        Request { tokens: arguments.tokens, sampling, seed: arguments.seed, end_of_text: tokenizer.end_of_text(), draft: true };
     let prompts: Vec<Vec<u32>> = arguments.prompt.iter().map(|prompt| generate::encode(&tokenizer, prompt)).collect();
     let continuations = generate::generate(&model, &prompts, &request)?;
     let samples = arguments.prompt.iter().zip(prompts).zip(continuations).map(|((prompt, prompt_tokens), continuation)| Sample {

@@ -77,6 +77,7 @@ impl Run {
             sampling: sample.into(),
             seed: self.config.train.seed,
             end_of_text: tokenizer.end_of_text(),
+            draft: false, // The estimate of a run's memory knows none.
         };
         let continuation = generate::generate(&self.model, &[prompt], &request)?.swap_remove(0);
         Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))

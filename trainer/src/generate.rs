@@ -35,6 +35,8 @@ pub struct Request {
     pub seed: u64,
     /// The token that ends a text, and pads.
     pub end_of_text: u32,
+    /// Whether a quarter of the weights' memory more may be taken for a [`Draft`].
+    pub draft: bool,
 }
 
 /// Why a continuation ended.
@@ -99,7 +101,7 @@ fn alone(model: &Gpt2, prompt: &[u32], steps: usize, request: &Request) -> Resul
     let mut row = Row::new(0);
     let mut cache = model.cache(1, prompt.len() + steps).map_err(Failure::other)?;
     let mut text = prompt.to_vec();
-    let draft = if steps < WORTH_A_DRAFT { None } else { model.draft() };
+    let draft = if request.draft && steps >= WORTH_A_DRAFT { model.draft() } else { None };
     let (mut unread, mut reach) = (prompt.len(), LOOKED_UP);
     while row.tokens.len() < steps && !row.ended {
         let left = steps - row.tokens.len() - 1;

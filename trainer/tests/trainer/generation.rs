@@ -37,10 +37,10 @@ fn continued(model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Cont
 }
 
 fn continued_by(tokens: usize, model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Continuation> {
-    generate(model, prompts, &Request { tokens, sampling, seed: 9, end_of_text: 100 }).unwrap()
+    generate(model, prompts, &Request { tokens, sampling, seed: 9, end_of_text: 100, draft: tokens > 20 }).unwrap()
 }
 
-/// Guessed ahead by a draft, and for few tokens by what stood in the text before.
+/// Guessed ahead by a draft, and with fewer tokens by what stood in the text before.
 const LONG_AND_SHORT: [usize; 2] = [40, 20];
 
 #[test]
@@ -115,14 +115,14 @@ fn a_seed_gives_one_text() {
     let sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.9 };
     let text = continued(&model, &prompts, sampling);
     assert_eq!(continued(&model, &prompts, sampling), text);
-    let other = generate(&model, &prompts, &Request { tokens: 40, sampling, seed: 10, end_of_text: 100 }).unwrap();
+    let other = generate(&model, &prompts, &Request { tokens: 40, sampling, seed: 10, end_of_text: 100, draft: true }).unwrap();
     assert_ne!(other, text);
 }
 
 #[test]
 fn a_text_ends_where_the_context_does() {
     let model = model();
-    let request = Request { tokens: 200, sampling: GREEDY, seed: 0, end_of_text: 1000 };
+    let request = Request { tokens: 200, sampling: GREEDY, seed: 0, end_of_text: 1000, draft: true };
     let continuation = generate(&model, &[vec![1, 2, 3]], &request).unwrap().swap_remove(0);
     assert_eq!((continuation.tokens.len(), continuation.finish), (61, Finish::Context));
 }
