@@ -55,7 +55,6 @@ macro_rules! register {
     ($register:ty, $lanes:literal, up to $most:expr, if $available:expr, $features:literal,
      $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $sum:expr,
      rows [$($rows:literal),*], dots [$($dots:literal by $columns:literal),*]) => {
-        #[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into its kernel")]
         impl Register for $register {
             const LANES: usize = $lanes;
             const MOST: usize = $most;

@@ -94,7 +94,8 @@ impl Fixture {
 
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ft-trainer"));
-    command.env("OMP_NUM_THREADS", "1");
+    // What it would otherwise start itself again for: a second loading of libtorch, of which there are hundreds here.
+    command.env("OMP_NUM_THREADS", "1").env("OMP_WAIT_POLICY", "passive");
     command
 }
 
