@@ -46,7 +46,7 @@ impl KvCache {
         &mut self.layers[layer]
     }
 
-    /// Drops the newest `count` positions.
+    /// Drops the newest `count` positions, of which there are as many.
     pub fn forget(&mut self, count: usize) {
         self.length -= count as i64;
     }

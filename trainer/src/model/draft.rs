@@ -9,13 +9,15 @@ use tch::{Device, Kind, Tensor};
 
 use super::cache::{KvCache, attend};
 use super::gpt2::Gpt2;
-use super::norm;
 use super::parameters::{Affine, elements, elements_mut, floats, floats_mut, is_plain};
+use super::{few, norm};
+use crate::micro_batch::available_memory;
+use crate::offload::release;
 use crate::parallel;
 use crate::simd::{Element, add};
 use crate::vectorise::vectorised;
 
-/// Terms of a sum of products of 8 and 16 bits that 32 bits hold, whatever they are.
+/// Terms of a sum of products that 32 bits hold: of numbers up to 127 and 32,767.
 const TERMS: usize = 512;
 /// Outputs that one thread computes before it asks for more.
 const ROWS: usize = 64;
@@ -50,11 +52,13 @@ struct Rounded {
 }
 
 impl Gpt2 {
-    /// A copy that guesses, where there is one: of a model in main memory whose products are of `f32` and this crate's own, without adapters.
+    /// A copy that guesses, where it helps: of a model in main memory whose products of a few rows are [`few`]'s, without adapters, and where there
+    /// is memory for it twice over.
     pub fn draft(&self) -> Option<Draft<'_>> {
         let embedding = self.working().token_embedding();
-        let served = self.device() == Device::Cpu && self.adapters().is_none() && embedding.kind() == Kind::Float;
-        self.run(|| (served && is_plain(&embedding)).then(|| Draft::of(self, &embedding)))
+        let served = self.device() == Device::Cpu && self.adapters().is_none() && few::is_available();
+        let fits = self.shape().parameters() <= available_memory() / 2;
+        self.run(|| (served && fits && is_plain(&embedding)).then(|| Draft::of(self, &embedding)))
     }
 }
 
@@ -69,10 +73,15 @@ impl<'a> Draft<'a> {
             Block { ln_1: weights.ln_1, c_attn, attn_proj, ln_2: weights.ln_2, c_fc, mlp_proj }
         };
         let blocks = (0..model.shape().layers).map(block).collect();
-        Self { model, blocks, final_norm: model.working().final_norm(), head: Rounded::of(embedding) }
+        let head = Rounded::of(embedding);
+        release([embedding]);
+        Self { model, blocks, final_norm: model.working().final_norm(), head }
     }
 
-    /// The logits after `token`, the `ahead`-th after what `cache` holds, `[vocabulary]`: about those of the model.
+    /// The logits after `token`, the `ahead`-th after what `cache` holds of one sequence, `[vocabulary]`: about those of the model.
+    ///
+    /// # Panics
+    /// When the token is outside the vocabulary, or the cache has no room for it or is of several sequences.
     pub fn logits(&self, token: u32, cache: &mut KvCache, ahead: usize) -> Vec<f32> {
         self.model.run(|| {
             let slot = cache.length() + ahead;
@@ -112,6 +121,7 @@ impl<'a> Draft<'a> {
 
 /// Writes a token's key and value, and attends to all up to it, head by head. `[D]` each; what is kept is `[1, H, capacity, D / H]`.
 fn attend_all(query: &[f32], key: &[f32], value: &[f32], kept: &mut (Tensor, Tensor), slot: usize, output: &mut [f32]) {
+    assert_eq!(kept.0.size()[0], 1, "a draft continues one sequence");
     let [capacity, channels] = [2, 3].map(|dimension| kept.0.size()[dimension] as usize);
     let room = capacity * channels;
     let kept = floats_mut(&mut kept.0).chunks_mut(room).zip(floats_mut(&mut kept.1).chunks_mut(room));
@@ -168,7 +178,8 @@ vectorised! {
         // Magnitudes are ordered as their bits are.
         let largest = values.iter().fold(0, |largest, value| (value.to_bits() & !(1 << 31)).max(largest));
         let scale = f32::from_bits(largest) / most;
-        let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+        // Of what is smaller the inverse may be infinite.
+        let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
         for (value, number) in values.iter().zip(numbers) {
             *number = N::put(value * inverse);
         }

@@ -9,6 +9,9 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
 
+#[cfg(target_arch = "x86_64")]
+use super::few_kernels::Register;
+
 /// Rows of the left factor at most.
 pub(super) const MOST: usize = 96;
 
@@ -17,7 +20,10 @@ pub(super) fn add_product(x: &[f32], w: &[f32], y: &mut [f32], sizes: [usize; 3]
     #[cfg(target_arch = "x86_64")]
     return panels::add_product::<__m512>(x, w, y, sizes) || panels::add_product::<__m256>(x, w, y, sizes);
     #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    {
+        let _ = (x, w, y, sizes);
+        false
+    }
 }
 
 /// `x [M, K]` · `wᵀ` for `w [N, K]` added to `y [M, N]`; otherwise as [`add_product`].
@@ -25,7 +31,18 @@ pub(super) fn add_product_transposed(x: &[f32], w: &[f32], y: &mut [f32], sizes:
     #[cfg(target_arch = "x86_64")]
     return panels::add_product_transposed::<__m512>(x, w, y, sizes) || panels::add_product_transposed::<__m256>(x, w, y, sizes);
     #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    {
+        let _ = (x, w, y, sizes);
+        false
+    }
+}
+
+/// Whether this processor has one of the registers, so that only sizes are left for the general product.
+pub(super) fn is_available() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return <__m512 as Register>::is_available() || <__m256 as Register>::is_available();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -33,15 +50,12 @@ mod panels {
     use std::ops::Range;
 
     use super::super::few_kernels::{Ahead, EIGHT, GROUP, Pass, Register};
+    use super::MOST;
     use crate::parallel::{self, threads};
     use crate::simd::add;
 
-    /// Columns that one thread computes before it asks for more, at most: 8 KiB of each of the matrix's rows.
-    const PANEL: usize = 2048;
-    /// Rows of the matrix in a copy that fits into the second cache with what comes next.
-    const BLOCK: usize = 128;
-    /// Rows of a transposed matrix that stay in the second cache while one group of rows after the other meets them.
-    const SHARE: usize = 64;
+    /// Columns that one thread computes before it asks for more, at most, where the matrix is read as it lies: 8 KiB of each of its rows.
+    const STREAMED: usize = 2048;
 
     /// Some columns of a matrix: row `k` begins at `w[k · pitch]`.
     #[derive(Clone, Copy)]
@@ -51,13 +65,16 @@ mod panels {
         width: usize,
     }
 
+    type Multiply = fn(&[f32], usize, Strip<'_>, &mut [f32]);
+
     pub fn add_product<R: Register>(x: &[f32], w: &[f32], y: &mut [f32], [rows, depth, columns]: [usize; 3]) -> bool {
         if !serves::<R>(rows) {
             return false;
         }
         assert!(x.len() == rows * depth && w.len() == depth * columns && y.len() == rows * columns);
-        let multiply = if rows <= GROUP { stream::<R> } else { pack_and_multiply::<R> };
-        in_panels::<R>([rows, columns], y, |panel, sums| {
+        let (multiply, most): (Multiply, _) =
+            if rows <= GROUP { (stream::<R>, STREAMED) } else { (pack_and_multiply::<R>, R::PANEL) };
+        in_panels::<R>(most, [rows, columns], y, |panel, sums| {
             multiply(x, depth, Strip { w: &w[panel.start..], pitch: columns, width: panel.len() }, sums);
         })
     }
@@ -67,32 +84,31 @@ mod panels {
             return false;
         }
         assert!(x.len() == rows * depth && w.len() == depth * columns && y.len() == rows * columns);
-        in_panels::<R>([rows, columns], y, |panel, sums| {
+        in_panels::<R>(R::PANEL, [rows, columns], y, |panel, sums| {
             multiply_transposed::<R>(x, depth, &w[panel.start * depth..panel.end * depth], sums);
         })
     }
 
     fn serves<R: Register>(rows: usize) -> bool {
-        (1..=R::MOST).contains(&rows) && R::is_available()
-    }
-
-    /// Columns of a tile: two registers.
-    const fn tile<R: Register>() -> usize {
-        2 * R::LANES
+        (1..=MOST).contains(&rows) && R::is_available()
     }
 
     /// Calls `compute` for panels that cover all columns, the last moved back so that it ends with them, with room for the panel's sums,
-    /// `[M, width]` of zeros; adds them to `y [M, N]`. A panel's width is a multiple of a tile's. False: there are too few columns.
+    /// `[M, width]` of zeros; adds them to `y [M, N]`. A panel's width is a multiple of a tile's. False: there are fewer columns than in a tile,
+    /// whatever the number of threads.
     fn in_panels<R: Register>(
+        most: usize,
         [rows, columns]: [usize; 2],
         y: &mut [f32],
         compute: impl Fn(Range<usize>, &mut [f32]) + Sync,
     ) -> bool {
-        let shares = threads() * columns.div_ceil(threads() * PANEL);
-        let width = columns.div_ceil(shares).next_multiple_of(tile::<R>());
-        if columns < width {
+        if columns < R::TILE {
             return false;
         }
+        let shares = threads() * columns.div_ceil(threads() * most);
+        let width = |shares| columns.div_ceil(shares).next_multiple_of(R::TILE);
+        // One panel may be wider than what there is; one of two never is.
+        let width = if width(shares) <= columns { width(shares) } else { width(2) };
         let first = |panel: usize| (panel * width).min(columns - width);
         let mut sums = vec![0.0; columns.div_ceil(width) * rows * width];
         let work = sums.chunks_mut(rows * width).enumerate();
@@ -121,24 +137,23 @@ mod panels {
 
     /// The product of any number of rows `x [M, K]` with the strip, added to `sums [M, width]`.
     fn pack_and_multiply<R: Register>(x: &[f32], depth: usize, strip: Strip<'_>, sums: &mut [f32]) {
-        let tile = tile::<R>();
         let (rows, width) = (x.len() / depth, strip.width);
         check::<R>(rows, depth, strip, sums);
-        let mut packed = vec![0.0; (BLOCK.min(depth) + 1) * width];
-        for k in (0..depth).step_by(BLOCK) {
-            let block = BLOCK.min(depth - k);
+        let mut packed = vec![0.0; (R::BLOCK.min(depth) + 1) * width];
+        for k in (0..depth).step_by(R::BLOCK) {
+            let block = R::BLOCK.min(depth - k);
             pack::<R>(&strip.w[k * strip.pitch..], strip.pitch, [block, width], &mut packed);
-            let next = BLOCK.min(depth - k - block);
+            let next = R::BLOCK.min(depth - k - block);
             let mut ahead = Ahead::new(
                 strip.w.as_ptr().wrapping_add((k + block) * strip.pitch),
                 strip.pitch,
                 [next, width],
-                groups(rows).count(),
+                groups(rows, R::KERNELS.tiles.len()).count(),
             );
-            for (number, packed) in packed.chunks((block + 1) * tile).take(width / tile).enumerate() {
-                let packed = &packed[..block * tile];
-                for group in groups(rows) {
-                    let (x, sums) = (&x[group.start * depth + k..], &mut sums[group.start * width + number * tile..]);
+            for (number, packed) in packed.chunks((block + 1) * R::TILE).take(width / R::TILE).enumerate() {
+                let packed = &packed[..block * R::TILE];
+                for group in groups(rows, R::KERNELS.tiles.len()) {
+                    let (x, sums) = (&x[group.start * depth + k..], &mut sums[group.start * width + number * R::TILE..]);
                     // SAFETY: as in `stream`; `groups` covers `rows`, and the width is made of tiles.
                     unsafe { R::KERNELS.tiles[group.len() - 1](x, depth, packed, sums, width, &mut ahead) }
                 }
@@ -149,14 +164,15 @@ mod panels {
     /// `x [M, K]` · `wᵀ` for `w [width, K]`, into `sums [M, width]`.
     fn multiply_transposed<R: Register>(x: &[f32], depth: usize, w: &[f32], sums: &mut [f32]) {
         let (rows, width) = (x.len() / depth, w.len() / depth);
-        assert!(depth.is_multiple_of(R::LANES) && width.is_multiple_of(tile::<R>()) && sums.len() == rows * width);
-        for share in (0..width).step_by(SHARE) {
-            let next = &w[(share + SHARE).min(width) * depth..(share + 2 * SHARE).min(width) * depth];
-            let mut ahead = Ahead::new(next.as_ptr(), depth, [next.len() / depth, depth], groups(rows).count());
-            for group in groups(rows) {
+        assert!(depth.is_multiple_of(R::LANES) && width.is_multiple_of(R::TILE) && sums.len() == rows * width);
+        for share in (0..width).step_by(R::SHARE) {
+            let next = &w[(share + R::SHARE).min(width) * depth..(share + 2 * R::SHARE).min(width) * depth];
+            let groups = || groups(rows, R::KERNELS.dots.len());
+            let mut ahead = Ahead::new(next.as_ptr(), depth, [next.len() / depth, depth], groups().count());
+            for group in groups() {
                 let (at_once, dots) = R::KERNELS.dots[group.len() - 1];
                 let x = &x[group.start * depth..group.end * depth];
-                for column in (share..width.min(share + SHARE)).step_by(at_once) {
+                for column in (share..width.min(share + R::SHARE)).step_by(at_once) {
                     // SAFETY: as in `stream`; `at_once` divides a tile, so that many rows of `w` and columns of `sums` are left.
                     unsafe { dots(x, &w[column * depth..], depth, &mut sums[group.start * width + column..], width, &mut ahead) }
                 }
@@ -165,22 +181,21 @@ mod panels {
     }
 
     fn check<R: Register>(rows: usize, depth: usize, strip: Strip<'_>, sums: &[f32]) {
-        assert!(strip.width.is_multiple_of(tile::<R>()) && sums.len() == rows * strip.width && strip.width <= strip.pitch);
+        assert!(strip.width.is_multiple_of(R::TILE) && sums.len() == rows * strip.width && strip.width <= strip.pitch);
         assert!(depth > 0 && (depth - 1) * strip.pitch + strip.width <= strip.w.len());
     }
 
-    /// Rows in groups of nearly the same size.
-    fn groups(rows: usize) -> impl Iterator<Item = Range<usize>> {
-        let count = rows.div_ceil(GROUP);
+    /// Rows in groups of nearly the same size, of `most` at most.
+    fn groups(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+        let count = rows.div_ceil(most);
         (0..count).map(move |group| group * rows / count..(group + 1) * rows / count)
     }
 
     /// `w [block, width]`, rows `pitch` apart, as `[width / tile, block, tile]`, a row of nothing after each tile. The matrix is read row by row.
     fn pack<R: Register>(w: &[f32], pitch: usize, [block, width]: [usize; 2], packed: &mut [f32]) {
-        let tile = tile::<R>();
         for k in 0..block {
-            for (number, from) in w[k * pitch..k * pitch + width].chunks_exact(tile).enumerate() {
-                packed[(number * (block + 1) + k) * tile..][..tile].copy_from_slice(from);
+            for (number, from) in w[k * pitch..k * pitch + width].chunks_exact(R::TILE).enumerate() {
+                packed[(number * (block + 1) + k) * R::TILE..][..R::TILE].copy_from_slice(from);
             }
         }
     }
@@ -193,38 +208,75 @@ mod tests {
 
     type Product = fn(&[f32], &[f32], &mut [f32], [usize; 3]) -> bool;
 
-    /// Every number of rows there is a kernel for, some that take several, one too many, and sizes that fill tiles exactly, in part,
-    /// and not at all.
+    /// With the distances between elements of the right factor along its depth and its columns.
+    #[cfg(target_arch = "x86_64")]
+    fn products([_, depth, columns]: [usize; 3]) -> [(Product, [usize; 2]); 6] {
+        let (plain, transposed) = ([columns, 1], [1, depth]);
+        [
+            (add_product, plain),
+            (panels::add_product::<__m256>, plain),
+            (panels::add_product::<__m512>, plain),
+            (add_product_transposed, transposed),
+            (panels::add_product_transposed::<__m256>, transposed),
+            (panels::add_product_transposed::<__m512>, transposed),
+        ]
+    }
+
+    /// Every number of rows there is a kernel for, some that take several, one too many; depths of several copies and of parts of them; columns
+    /// that fill tiles exactly, in part, and not at all, and those of several panels.
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn equals_the_definition_or_declines() {
-        let numbers: Vec<f32> = (0..40_000).map(|n| 3.0 * (n as f32).sin()).collect();
+        let numbers: Vec<f32> = (0..90_000).map(|n| 3.0 * (n as f32).sin()).collect();
+        let rows = (1..=15).chain([24, 25, 50, MOST, MOST + 1]);
+        let sizes = rows.flat_map(|m| [16, 40, 50, 300].map(|k| (m, k))).flat_map(|(m, k)| [1, 8, 33, 128, 200].map(|n| [m, k, n]));
         let mut done = 0;
-        for (rows, depth, columns) in (1..=15)
-            .chain([24, 25, 50, MOST, MOST + 1])
-            .flat_map(|m| [16, 48, 50].map(|k| (m, k)))
-            .flat_map(|(m, k)| [1, 8, 33, 128, 200].map(|n| (m, k, n)))
-        {
-            let (x, w) = (&numbers[..rows * depth], &numbers[7..7 + depth * columns]);
-            let products: [(Product, [usize; 2]); 2] = [(add_product, [columns, 1]), (add_product_transposed, [1, depth])];
-            for (product, steps) in products {
-                let mut y = vec![1.0; rows * columns];
-                if !product(x, w, &mut y, [rows, depth, columns]) {
-                    assert!(y.iter().all(|y| *y == 1.0), "nothing was done");
-                    continue;
-                }
-                done += 1;
-                let mut alone = vec![1.0; columns];
-                assert!(product(&x[..depth], w, &mut alone, [1, depth, columns]));
-                assert_eq!(y[..columns], alone, "[{rows}, {depth}, {columns}]: the first row, and alone");
-                for (place, y) in y.iter().enumerate() {
-                    let (row, column) = (place / columns, place % columns);
-                    let terms = (0..depth).map(|k| f64::from(x[row * depth + k]) * f64::from(w[k * steps[0] + column * steps[1]]));
-                    let expected = 1.0 + terms.sum::<f64>();
-                    assert!((f64::from(*y) - expected).abs() < 1e-3, "[{rows}, {depth}, {columns}] {place}: {y}, not {expected}");
-                }
+        for sizes in sizes.chain([[1, 16, 5000], [7, 16, 5000], [30, 16, 5000]]) {
+            for (number, (product, steps)) in products(sizes).into_iter().enumerate() {
+                done += usize::from(equals_the_definition(product, &numbers, sizes, steps, number));
             }
         }
-        #[cfg(target_arch = "x86_64")]
-        assert!(done > 100 || !<__m256 as super::super::few_kernels::Register>::is_available(), "{done} products");
+        assert!(done > 500 || !is_available(), "{done} products");
+    }
+
+    /// False: it declined.
+    #[cfg(target_arch = "x86_64")]
+    fn equals_the_definition(product: Product, numbers: &[f32], sizes: [usize; 3], steps: [usize; 2], number: usize) -> bool {
+        let [rows, depth, columns] = sizes;
+        let (x, w) = (&numbers[..rows * depth], &numbers[7..7 + depth * columns]);
+        let mut y = vec![1.0; rows * columns];
+        if !product(x, w, &mut y, sizes) {
+            assert!(y.iter().all(|y| *y == 1.0), "nothing was done");
+            return false;
+        }
+        let mut alone = vec![1.0; columns];
+        assert!(product(&x[..depth], w, &mut alone, [1, depth, columns]));
+        assert_eq!(y[..columns], alone, "product {number}, {sizes:?}: the first row, and alone");
+        for (place, y) in y.iter().enumerate() {
+            let (row, column) = (place / columns, place % columns);
+            let terms = (0..depth).map(|k| f64::from(x[row * depth + k]) * f64::from(w[k * steps[0] + column * steps[1]]));
+            let expected = 1.0 + terms.sum::<f64>();
+            assert!((f64::from(*y) - expected).abs() < 1e-3, "product {number}, {sizes:?} {place}: {y}, not {expected}");
+        }
+        true
+    }
+
+    /// Neither the bits nor whether anything is done depend on the number of threads.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let numbers: Vec<f32> = (0..90_000).map(|n| 3.0 * (n as f32).sin()).collect();
+        let before = tch::get_num_threads();
+        for sizes in [[5, 288, 72], [30, 288, 72], [5, 72, 1000], [30, 72, 1000], [3, 40, 48], [3, 40, 20]] {
+            for (number, (product, _)) in products(sizes).into_iter().enumerate() {
+                let found = [1, 3].map(|threads| {
+                    tch::set_num_threads(threads);
+                    let mut y = vec![1.0; sizes[0] * sizes[2]];
+                    (product(&numbers[..sizes[0] * sizes[1]], &numbers[7..7 + sizes[1] * sizes[2]], &mut y, sizes), y)
+                });
+                assert_eq!(found[0], found[1], "product {number}, {sizes:?}");
+            }
+        }
+        tch::set_num_threads(before);
     }
 }

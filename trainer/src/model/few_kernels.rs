@@ -23,18 +23,25 @@ pub type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize, &mut Ahead);
 
 /// By the number of rows less one.
 pub struct Kernels {
-    pub eights: [Pass; GROUP],
-    pub singles: [Pass; GROUP],
-    pub tiles: [Tile; GROUP],
+    pub eights: &'static [Pass],
+    pub singles: &'static [Pass],
+    /// As many as registers hold sums of, two for each row, and some are left.
+    pub tiles: &'static [Tile],
     /// With the number of columns at once: as many as most of the registers hold sums of.
-    pub dots: [(usize, Dots); GROUP],
+    pub dots: &'static [(usize, Dots)],
 }
 
 /// A vector register of `f32`s. Its functions are inlined into kernels that are compiled for processors that have it.
 pub trait Register: Copy {
     const LANES: usize;
-    /// Rows up to which these kernels are faster than the general product.
-    const MOST: usize;
+    /// Columns of a tile.
+    const TILE: usize = 2 * Self::LANES;
+    /// Columns that one thread computes before it asks for more, at most. This and what follows: the second cache is larger where registers are.
+    const PANEL: usize = 64 * Self::LANES;
+    /// Rows of the matrix in a copy that fits into the second cache with what comes next.
+    const BLOCK: usize = 8 * Self::LANES;
+    /// Rows of a transposed matrix that stay in the second cache while one group of rows after the other meets them.
+    const SHARE: usize = 4 * Self::LANES;
     const KERNELS: Kernels;
 
     /// Whether the processor has it.
@@ -52,12 +59,11 @@ pub trait Register: Copy {
 
 /// Implements [`Register`].
 macro_rules! register {
-    ($register:ty, $lanes:literal, up to $most:expr, if $available:expr, $features:literal,
+    ($register:ty, $lanes:literal, if $available:expr, $features:literal,
      $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $sum:expr,
-     rows [$($rows:literal),*], dots [$($dots:literal by $columns:literal),*]) => {
+     rows [$($rows:literal),*], tiles [$($tiles:literal),*], dots [$($dots:literal by $columns:literal),*]) => {
         impl Register for $register {
             const LANES: usize = $lanes;
-            const MOST: usize = $most;
             const KERNELS: Kernels = {
                 #[target_feature(enable = $features)]
                 unsafe fn pass<const ROWS: usize, const DEPTH: usize>(
@@ -95,10 +101,10 @@ macro_rules! register {
                     unsafe { dot_rows::<$register, ROWS, COLUMNS>(x, w, depth, sums, width, ahead) }
                 }
                 Kernels {
-                    eights: [$(pass::<$rows, EIGHT>),*],
-                    singles: [$(pass::<$rows, 1>),*],
-                    tiles: [$(tile::<$rows>),*],
-                    dots: [$(($columns, dots::<$dots, $columns>)),*],
+                    eights: &[$(pass::<$rows, EIGHT>),*],
+                    singles: &[$(pass::<$rows, 1>),*],
+                    tiles: &[$(tile::<$tiles>),*],
+                    dots: &[$(($columns, dots::<$dots, $columns>)),*],
                 }
             };
 
@@ -141,17 +147,19 @@ macro_rules! register {
 }
 
 register!(
-    __m512, 16, up to super::few::MOST, if has_avx512(), "avx512f",
+    __m512, 16, if has_avx512(), "avx512f",
     _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_reduce_add_ps,
     rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+    tiles [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
     dots [1 by 8, 2 by 8, 3 by 8, 4 by 4, 5 by 4, 6 by 4, 7 by 2, 8 by 2, 9 by 2, 10 by 2, 11 by 2, 12 by 2]
 );
 register!(
-    __m256, 8, up to GROUP, if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"), "avx2,fma",
+    __m256, 8, if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"), "avx2,fma",
     _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps,
     |register| std::mem::transmute::<__m256, [f32; 8]>(register).into_iter().sum::<f32>(),
     rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
-    dots [1 by 8, 2 by 4, 3 by 4, 4 by 2, 5 by 2, 6 by 2, 7 by 1, 8 by 1, 9 by 1, 10 by 1, 11 by 1, 12 by 1]
+    tiles [1, 2, 3, 4, 5, 6],
+    dots [1 by 8, 2 by 4, 3 by 4, 4 by 2, 5 by 2, 6 by 2]
 );
 
 /// What is read next, `[rows, width]`: a line of it is brought nearer with each step of the computation before. All at once would
@@ -161,7 +169,7 @@ pub struct Ahead {
     left_in_row: usize,
     lines_of_row: usize,
     rows: usize,
-    /// From the last line of a row to the first of the next.
+    /// From the last line of a row to the first of the next, modulo the size of the address space: a row may end inside its last line.
     gap: usize,
     /// Since the last line, and for a line.
     steps: usize,
@@ -169,7 +177,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// All of it is there when `groups` of rows have met as much of the matrix: a step is one group's work with two lines of that.
+    /// All of it is there when `groups` of rows have met as much of the matrix: a step is one group's work with about two lines of that.
     pub fn new(first: *const f32, pitch: usize, [rows, width]: [usize; 2], groups: usize) -> Self {
         let lines = width.div_ceil(LINE);
         Self {
@@ -177,7 +185,7 @@ impl Ahead {
             left_in_row: lines,
             lines_of_row: lines,
             rows,
-            gap: pitch - lines * LINE,
+            gap: pitch.wrapping_sub(lines * LINE),
             steps: 0,
             pace: groups.div_ceil(2),
         }
@@ -262,7 +270,7 @@ unsafe fn tile_rows<R: Register, const ROWS: usize>(
                 *held = R::load(place.add(row * width + half * R::LANES));
             }
         }
-        for (k, weights) in packed.chunks_exact(2 * R::LANES).enumerate() {
+        for (k, weights) in packed.chunks_exact(R::TILE).enumerate() {
             ahead.step();
             let weights = [R::load(weights.as_ptr()), R::load(weights.as_ptr().add(R::LANES))];
             for (row, held) in held.iter_mut().enumerate() {
