@@ -3,8 +3,8 @@
 //! thread copies a part of the matrix into its nearest caches before it uses it for one dozen rows after the other. A general product
 //! copies in any case, and for fewer rows than it is made for.
 //!
-//! For AVX-512, and up to a dozen rows for AVX2; elsewhere, and for sizes that do not fill a panel, the caller's general product serves.
-//! Each element is summed in one fixed order, whatever the number of threads and of rows.
+//! For AVX-512 and AVX2; elsewhere, and for sizes that do not fill a tile, the caller's general product serves. Each element is summed in one
+//! fixed order, whatever the number of threads and of rows.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
