@@ -5,7 +5,7 @@
 //! the model itself checks, all guesses in one pass (speculative decoding, Leviathan et al. 2023), so that the copy decides when a text is
 //! written, never which.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::cache::{KvCache, attend};
 use super::gpt2::Gpt2;
@@ -55,10 +55,11 @@ impl Gpt2 {
     /// A copy that guesses, where it helps: of a model in main memory whose products of a few rows are [`few`]'s, without adapters, and where there
     /// is memory for it twice over.
     pub fn draft(&self) -> Option<Draft<'_>> {
-        let embedding = self.working().token_embedding();
-        let served = self.device() == Device::Cpu && self.adapters().is_none() && few::is_available();
-        let fits = self.shape().parameters() <= available_memory() / 2;
-        self.run(|| (served && fits && is_plain(&embedding)).then(|| Draft::of(self, &embedding)))
+        self.run(|| {
+            let embedding = self.working().token_embedding();
+            let served = is_plain(&embedding) && self.adapters().is_none() && few::is_available();
+            (served && self.shape().parameters() <= available_memory() / 2).then(|| Draft::of(self, &embedding))
+        })
     }
 }
 

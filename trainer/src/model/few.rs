@@ -201,7 +201,7 @@ mod panels {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 #[expect(clippy::float_cmp, reason = "the bits are compared")]
 mod tests {
     use super::*;
@@ -209,7 +209,6 @@ mod tests {
     type Product = fn(&[f32], &[f32], &mut [f32], [usize; 3]) -> bool;
 
     /// With the distances between elements of the right factor along its depth and its columns.
-    #[cfg(target_arch = "x86_64")]
     fn products([_, depth, columns]: [usize; 3]) -> [(Product, [usize; 2]); 6] {
         let (plain, transposed) = ([columns, 1], [1, depth]);
         [
@@ -224,7 +223,6 @@ mod tests {
 
     /// Every number of rows there is a kernel for, some that take several, one too many; depths of several copies and of parts of them; columns
     /// that fill tiles exactly, in part, and not at all, and those of several panels.
-    #[cfg(target_arch = "x86_64")]
     #[test]
     fn equals_the_definition_or_declines() {
         let numbers: Vec<f32> = (0..90_000).map(|n| 3.0 * (n as f32).sin()).collect();
@@ -240,7 +238,6 @@ mod tests {
     }
 
     /// False: it declined.
-    #[cfg(target_arch = "x86_64")]
     fn equals_the_definition(product: Product, numbers: &[f32], sizes: [usize; 3], steps: [usize; 2], number: usize) -> bool {
         let [rows, depth, columns] = sizes;
         let (x, w) = (&numbers[..rows * depth], &numbers[7..7 + depth * columns]);
@@ -262,7 +259,6 @@ mod tests {
     }
 
     /// Neither the bits nor whether anything is done depend on the number of threads.
-    #[cfg(target_arch = "x86_64")]
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
         let numbers: Vec<f32> = (0..90_000).map(|n| 3.0 * (n as f32).sin()).collect();
