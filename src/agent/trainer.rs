@@ -9,7 +9,7 @@ use std::{
     process::{ExitStatus, Stdio},
 };
 
-use ft_trainer::config::TrainConfig;
+use ft_trainer::{config::TrainConfig, waiting};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use tokio::{
     process::{Child, Command},
@@ -71,7 +71,7 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
     let mut command = Command::new(path);
     command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
-    command.envs(environment(order)?);
+    command.envs(waiting::policy()).envs(environment(order)?);
     command.stdin(Stdio::null()).stdout(inputs.log.try_clone()?).stderr(inputs.log.try_clone()?).kill_on_drop(true);
     let agent = getpid();
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is

@@ -8,6 +8,7 @@ use std::{
     process::Stdio,
 };
 
+use ft_trainer::waiting;
 use sha2::{Digest, Sha256};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -130,7 +131,13 @@ pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> R
         return Err(ImageError::Unusable("there is no trainer for this machine".to_owned()));
     };
     let mut command = Command::new(&path);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+        .args(arguments)
+        .envs(waiting::policy())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
     let mut child = command.spawn().map_err(io_error("start", Path::new(&path)))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let talk = async {

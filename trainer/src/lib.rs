@@ -68,4 +68,5 @@ pub mod validate;
 mod validation;
 #[cfg(feature = "torch")]
 mod vectorise;
+pub mod waiting;
 pub mod writing;

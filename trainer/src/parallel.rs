@@ -6,6 +6,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
+use std::iter;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -27,18 +28,23 @@ pub(crate) fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
 }
 
-/// Calls `work` on every item, each thread taking a contiguous run of them.
+/// Calls `work` on every item. A thread takes a run of them when it has none left, shorter ones towards the end: processors are not equally fast
+/// where they have other work too, or are of two kinds.
 pub(crate) fn run<I: Send>(items: Vec<I>, work: impl Fn(I) + Sync) {
     let threads = threads().min(items.len());
     if threads <= 1 {
         return items.into_iter().for_each(work);
     }
-    let share = items.len().div_ceil(threads);
-    let mut items = items.into_iter();
-    let shares: Vec<_> = (0..threads).map(|_| Mutex::new(items.by_ref().take(share).collect::<Vec<_>>())).collect();
-    TEAM.run(threads, &|number| {
-        let share = std::mem::take(&mut *shares[number].lock().unwrap_or_else(PoisonError::into_inner));
-        share.into_iter().for_each(&work);
+    let items = Mutex::new(items.into_iter());
+    let take = || {
+        let mut left = items.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = left.len().div_ceil(2 * threads);
+        left.by_ref().take(count).collect::<Vec<_>>()
+    };
+    TEAM.run(threads, &|_| {
+        for run in iter::repeat_with(take).take_while(|run| !run.is_empty()) {
+            run.into_iter().for_each(&work);
+        }
     });
 }
 

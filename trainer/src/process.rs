@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(target_os = "linux")]
 use crate::aten;
+use crate::waiting;
 
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
 pub static STOP: AtomicBool = AtomicBool::new(false);
@@ -25,16 +26,11 @@ pub fn keep_memory() {
     aten::use_arena();
 }
 
-/// Starts the program again with OpenMP's threads asleep while they wait, unless whoever starts it says how they wait. By default they spin for
-/// milliseconds after every kernel, which on two cores that something else uses too (a browser, a build) makes a training step five to nine times
-/// slower, for all involved. The library reads this while it is loaded, before `main`: the price is a second loading of libtorch, about 0.3 s.
+/// Starts the program again with the environment that [`waiting::policy`] asks for, unless it has it.
 pub fn settle_environment() {
-    if ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"].iter().any(|name| std::env::var_os(name).is_some()) {
-        return;
-    }
-    let Ok(program) = std::env::current_exe() else { return };
+    let (Some((name, value)), Ok(program)) = (waiting::policy(), std::env::current_exe()) else { return };
     // Returns only when it fails, and then all costs what it costs by default.
-    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env("OMP_WAIT_POLICY", "passive").exec();
+    let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(name, value).exec();
 }
 
 /// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come

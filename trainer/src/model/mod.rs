@@ -11,6 +11,8 @@ mod adapters;
 mod amx;
 #[cfg(feature = "torch")]
 mod attention;
+#[cfg(all(feature = "torch", target_arch = "x86_64"))]
+mod avx2;
 #[cfg(feature = "torch")]
 mod block;
 #[cfg(feature = "torch")]

@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use gemm_common::Parallelism;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use super::{amx, kernels};
 use crate::parallel::{self, threads};
 use crate::simd::{Bf16, Element, F16, add, load, store};
@@ -32,7 +34,7 @@ impl<'a, E: Copy> Matrix<'a, E> {
     }
 
     /// `size` rows and columns from row and column `first` on.
-    fn part(self, first: [usize; 2], size: [usize; 2]) -> Self {
+    pub fn part(self, first: [usize; 2], size: [usize; 2]) -> Self {
         let from = first[0] * self.steps[0] + first[1] * self.steps[1];
         Self { values: &self.values[from..], size, ..self }
     }
@@ -77,7 +79,7 @@ pub(super) enum Workers {
 
 /// Terms of an element that are summed in a register before they meet what is in memory. A sum's error grows with the root of what
 /// follows each other: with the 512 and more that the kernels would take, logits at width 1,024 were 1.02e-6 from float64, now 8.4e-7.
-const DEPTH: usize = 256;
+pub(super) const DEPTH: usize = 256;
 
 /// Rows of a product at a time: of [`DEPTH`] terms of these the kernels make a copy, which of all rows of an embedding's gradient is as large as the
 /// processor's last cache.
@@ -108,6 +110,10 @@ pub(super) fn multiply_plainly(
 ) {
     let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
     assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
+    #[cfg(target_arch = "x86_64")]
+    if avx2::serves([rows, depth, columns]) {
+        return avx2::multiply(left, right, result, pitch, write, workers);
+    }
     let threads = if workers == Workers::All { threads() } else { 1 };
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let [left_steps, right_steps] = [left.steps, right.steps].map(|steps| steps.map(|step| step as isize));
@@ -314,6 +320,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Sizes of which one thread and three make different parts, with rests along each dimension; whole numbers, so that every sum is exact.
+    #[test]
+    #[expect(clippy::float_cmp, reason = "these values are exact")]
+    fn several_threads_equal_the_definition_too() {
+        let numbers: Vec<f32> = (0..620 * 700).map(|n| (n * 37 % 13) as f32 - 6.0).collect();
+        let before = tch::get_num_threads();
+        for ([rows, depth, columns], threads) in [[200, 267, 130], [610, 40, 50], [40, 13, 610], [193, 8, 17], [6, 300, 16]]
+            .into_iter()
+            .flat_map(|size| [(size, 1), (size, 3)])
+        {
+            tch::set_num_threads(threads);
+            for (left_turned, right_turned, write) in
+                [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
+            {
+                let (left, right) =
+                    (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
+                let mut result = vec![2.0; rows * (columns + 2)];
+                multiply_plainly(left, right, &mut result, columns + 2, write, Workers::All);
+                for (place, found) in result.iter().enumerate() {
+                    let (row, column) = (place / (columns + 2), place % (columns + 2));
+                    let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
+                    let terms = if column < columns { 0..depth } else { 0..0 };
+                    let sum: f32 = terms.map(|k| left.at(row, k) * right.at(k, column)).sum();
+                    assert_eq!(*found, before + sum, "[{rows}, {depth}, {columns}] {row} {column}, {threads} threads");
+                }
+            }
+        }
+        tch::set_num_threads(before);
     }
 
     #[test]
