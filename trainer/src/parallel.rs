@@ -1,4 +1,4 @@
-//! Element-wise work over slices on several threads, with results that do not depend on how many there are.
+//! Work in pieces on several threads, with results that do not depend on how many there are.
 //!
 //! The threads are the program's own and stay awake for a moment after each piece of work: a layer of a small model is a dozen pieces of
 //! some ten microseconds, and waking a thread takes longer than that on a virtual machine.

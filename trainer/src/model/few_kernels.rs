@@ -1,8 +1,9 @@
 //! The kernels of [`super::few`], written once and compiled for each kind of register.
 
 use std::arch::x86_64::{
-    __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_storeu_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+    __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_storeu_ps,
 };
 
 use crate::vectorise::has_avx512;
@@ -54,13 +55,14 @@ pub trait Register: Copy {
     unsafe fn zero() -> Self;
     unsafe fn all(value: f32) -> Self;
     unsafe fn multiply_add(self, factor: Self, term: Self) -> Self;
+    unsafe fn add(self, term: Self) -> Self;
     unsafe fn sum(self) -> f32;
 }
 
 /// Implements [`Register`].
 macro_rules! register {
     ($register:ty, $lanes:literal, if $available:expr, $features:literal,
-     $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $sum:expr,
+     $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $add:ident, $sum:expr,
      rows [$($rows:literal),*], tiles [$($tiles:literal),*], dots [$($dots:literal by $columns:literal),*]) => {
         impl Register for $register {
             const LANES: usize = $lanes;
@@ -139,6 +141,11 @@ macro_rules! register {
             }
 
             #[inline(always)]
+            unsafe fn add(self, term: Self) -> Self {
+                unsafe { $add(self, term) }
+            }
+
+            #[inline(always)]
             unsafe fn sum(self) -> f32 {
                 unsafe { $sum(self) }
             }
@@ -148,14 +155,14 @@ macro_rules! register {
 
 register!(
     __m512, 16, if has_avx512(), "avx512f",
-    _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_reduce_add_ps,
+    _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_add_ps, _mm512_reduce_add_ps,
     rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
     tiles [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
     dots [1 by 8, 2 by 8, 3 by 8, 4 by 4, 5 by 4, 6 by 4, 7 by 2, 8 by 2, 9 by 2, 10 by 2, 11 by 2, 12 by 2]
 );
 register!(
     __m256, 8, if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"), "avx2,fma",
-    _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_add_ps,
     |register| std::mem::transmute::<__m256, [f32; 8]>(register).into_iter().sum::<f32>(),
     rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
     tiles [1, 2, 3, 4, 5, 6],

@@ -11,8 +11,6 @@ mod adapters;
 mod amx;
 #[cfg(feature = "torch")]
 mod attention;
-#[cfg(all(feature = "torch", target_arch = "x86_64"))]
-mod avx2;
 #[cfg(feature = "torch")]
 mod block;
 #[cfg(feature = "torch")]
@@ -45,6 +43,8 @@ pub(crate) mod kernels;
 mod linear;
 #[cfg(feature = "torch")]
 mod load;
+#[cfg(all(feature = "torch", target_arch = "x86_64"))]
+mod many;
 #[cfg(feature = "torch")]
 mod norm;
 #[cfg(feature = "torch")]

@@ -1,13 +1,14 @@
 //! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists
 //! already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second
-//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]).
+//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]); with AVX-512 or AVX2 most others are `many`'s, and the rest are the
+//! crate `gemm`'s.
 
 use std::time::Instant;
 
 use gemm_common::Parallelism;
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2;
+use super::many;
 use super::{amx, kernels};
 use crate::parallel::{self, threads};
 use crate::simd::{Bf16, Element, F16, add, load, store};
@@ -111,8 +112,8 @@ pub(super) fn multiply_plainly(
     let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
     assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
     #[cfg(target_arch = "x86_64")]
-    if avx2::serves([rows, depth, columns]) {
-        return avx2::multiply(left, right, result, pitch, write, workers);
+    if many::multiply(left, right, result, pitch, write, workers) {
+        return;
     }
     let threads = if workers == Workers::All { threads() } else { 1 };
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
@@ -264,7 +265,7 @@ pub(crate) fn measured_rate() -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// `size` rows and columns with gaps between them.
@@ -299,57 +300,39 @@ mod tests {
         }
     }
 
-    /// A strip and one row or some rows more; whole numbers, so that every sum is exact.
-    #[test]
-    fn rows_beyond_a_strip_are_multiplied_as_those_before() {
-        let numbers: Vec<f32> = (0..4103 * 263).map(|n| (n * 37 % 13) as f32 - 6.0).collect();
-        for [rows, depth, columns] in [[4097, 260, 3], [4100, 260, 1], [4097, 1, 1], [4100, 0, 3], [8193, 5, 17]] {
-            for (left_turned, right_turned, write) in
-                [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
-            {
-                let (left, right) =
-                    (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
-                let mut result = vec![2.0; rows * (columns + 2)];
-                multiply_plainly(left, right, &mut result, columns + 2, write, Workers::All);
-                for (place, found) in result.iter().enumerate() {
-                    let (row, column) = (place / (columns + 2), place % (columns + 2));
-                    let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
-                    let terms = if column < columns { 0..depth } else { 0..0 };
-                    let sum: f32 = terms.map(|k| left.at(row, k) * right.at(k, column)).sum();
-                    assert!((found - (before + sum)).abs() < 1e-6, "[{rows}, {depth}, {columns}] {row} {column}");
-                }
+    /// Holds `product` to the definition in every layout; whole numbers, so that every sum is exact.
+    #[expect(clippy::float_cmp, reason = "these values are exact")]
+    pub fn equals_the_definition(
+        [rows, depth, columns]: [usize; 3],
+        product: impl Fn(Matrix<'_>, Matrix<'_>, &mut [f32], usize, Write),
+    ) {
+        let count = (depth + 3) * (rows.max(columns) + 3) + rows * (columns + 3);
+        let numbers: Vec<f32> = (0..count).map(|n| (n * 37 % 13) as f32 - 6.0).collect();
+        for (left_turned, right_turned, write) in
+            [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
+        {
+            let (left, right) =
+                (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
+            let mut result = vec![2.0; rows * (columns + 2)];
+            product(left, right, &mut result, columns + 2, write);
+            for (place, found) in result.iter().enumerate() {
+                let (row, column) = (place / (columns + 2), place % (columns + 2));
+                let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
+                let terms = if column < columns { 0..depth } else { 0..0 };
+                let sum: f32 = terms.map(|k| left.at(row, k) * right.at(k, column)).sum();
+                assert_eq!(*found, before + sum, "[{rows}, {depth}, {columns}] {row} {column}, {} threads", threads());
             }
         }
     }
 
-    /// Sizes of which one thread and three make different parts, with rests along each dimension; whole numbers, so that every sum is exact.
+    /// A strip and one row or some rows more.
     #[test]
-    #[expect(clippy::float_cmp, reason = "these values are exact")]
-    fn several_threads_equal_the_definition_too() {
-        let numbers: Vec<f32> = (0..620 * 700).map(|n| (n * 37 % 13) as f32 - 6.0).collect();
-        let before = tch::get_num_threads();
-        for ([rows, depth, columns], threads) in [[200, 267, 130], [610, 40, 50], [40, 13, 610], [193, 8, 17], [6, 300, 16]]
-            .into_iter()
-            .flat_map(|size| [(size, 1), (size, 3)])
-        {
-            tch::set_num_threads(threads);
-            for (left_turned, right_turned, write) in
-                [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
-            {
-                let (left, right) =
-                    (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
-                let mut result = vec![2.0; rows * (columns + 2)];
-                multiply_plainly(left, right, &mut result, columns + 2, write, Workers::All);
-                for (place, found) in result.iter().enumerate() {
-                    let (row, column) = (place / (columns + 2), place % (columns + 2));
-                    let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
-                    let terms = if column < columns { 0..depth } else { 0..0 };
-                    let sum: f32 = terms.map(|k| left.at(row, k) * right.at(k, column)).sum();
-                    assert_eq!(*found, before + sum, "[{rows}, {depth}, {columns}] {row} {column}, {threads} threads");
-                }
-            }
+    fn rows_beyond_a_strip_are_multiplied_as_those_before() {
+        for size in [[4097, 260, 3], [4100, 260, 1], [4097, 1, 1], [4100, 0, 3], [8193, 5, 17]] {
+            equals_the_definition(size, |left, right, result, pitch, write| {
+                multiply_plainly(left, right, result, pitch, write, Workers::All);
+            });
         }
-        tch::set_num_threads(before);
     }
 
     #[test]

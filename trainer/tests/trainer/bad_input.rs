@@ -100,6 +100,7 @@ fn weights() {
 fn full_disk() {
     let fixture = Fixture::new();
     let config = fixture.config("output");
+    // Without what `program` adds, so that a failure is also told when the trainer starts itself again.
     let limited = "ulimit -f 64; exec \"$0\" train \"$1\"";
     let failed = Command::new("sh").args(["-c", limited, env!("CARGO_BIN_EXE_ft-trainer")]).arg(&config).output().unwrap();
     assert_fails(&failed, 1, &["cannot write ", "model.safetensors: File too large", "Raise the limit"]);

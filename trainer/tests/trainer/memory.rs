@@ -51,8 +51,8 @@ fn auto_takes_the_whole_step_at_once_where_it_fits() {
     assert_eq!(serde_json::from_slice::<Value>(&state).unwrap()["micro_batch"], 4);
 }
 
-/// KiB of address space: libtorch, some threads and two sequences of [`VALUES`] at a time take up to 1,000,000, eight from 1,200,000 on; where products
-/// have threads of their own, 1,100,000 and 1,300,000.
+/// KiB of address space: libtorch, some threads and two sequences of [`VALUES`] at a time take up to 1,000,000, eight from 1,200,000 on; where the
+/// threads of `rayon` make products, 1,100,000 and 1,300,000.
 const ENOUGH_FOR_TWO: &str = "1150000";
 
 /// The command with no more than [`ENOUGH_FOR_TWO`] KiB of address space: what the system refuses then, libtorch and Rust are refused.
@@ -60,6 +60,8 @@ fn within_limits(command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("ulimit -v {ENOUGH_FOR_TWO} && exec \"$0\" \"$@\"")]);
     limited.arg(command.get_program()).args(command.get_args()).current_dir(command.get_current_dir().unwrap());
+    // It starts as many threads as there are processors otherwise, each with megabytes of address space.
+    limited.env("RAYON_NUM_THREADS", "2");
     limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
     limited
 }

@@ -150,7 +150,7 @@ fn what_the_guard_remembers_survives_a_kill() {
         "train.learning_rate=3e-2",
         "train.skip_spikes=0.8",
         "train.non_finite=skip",
-        "train.early_stopping_patience=6",
+        "train.early_stopping_patience=3",
         "train.eval_every=20",
         "train.checkpoint_every=7",
     ]; // fmt: skip

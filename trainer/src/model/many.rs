@@ -1,0 +1,298 @@
+//! Matrix products of `f32` with AVX-512 and AVX2. Some hundred rows of one factor, as many terms of each as are summed at once, are copied
+//! so that they stay in a core's second cache; one strip of the other factor after the other passes by them, copied into the first cache, and
+//! what comes next is asked for meanwhile (Goto, van de Geijn: "Anatomy of High-Performance Matrix Multiplication", 2008). Each element is
+//! summed in one order, whatever the number of threads.
+
+use std::arch::x86_64::{
+    __m256, __m512, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_ps, _mm_movehl_ps, _mm_movelh_ps, _mm_prefetch, _mm_storeu_ps,
+    _mm_unpackhi_ps, _mm_unpacklo_ps,
+};
+
+use super::few_kernels::Register;
+use super::product::{DEPTH, Matrix, Workers, Write, fits};
+use crate::parallel::{self, threads};
+
+/// Numbers that come from memory together.
+const LINE: usize = 16;
+/// Columns for which a copy of so many rows pays, at least.
+const NARROWEST: usize = 128;
+/// Rows and columns that are transposed at once.
+const FOUR: usize = 4;
+
+/// What is special to one kind of register. A tile has two of them in each row: with AVX-512 sixteen of thirty-two registers hold its sums, with
+/// AVX2 twelve of sixteen.
+struct Kind {
+    is_available: fn() -> bool,
+    rows: usize,
+    columns: usize,
+    /// Rows of a copy: it fits into the second cache, which has 1 MiB at least with AVX-512 (a Skylake server's) and 256 KiB with AVX2.
+    block: usize,
+    multiply: unsafe fn(Matrix<'_>, Matrix<'_>, Place, Write),
+}
+
+const KINDS: [Kind; 2] = [
+    Kind {
+        is_available: <__m512 as Register>::is_available,
+        rows: 8,
+        columns: <__m512 as Register>::TILE,
+        block: 512,
+        multiply: wide,
+    },
+    Kind {
+        is_available: <__m256 as Register>::is_available,
+        rows: 6,
+        columns: <__m256 as Register>::TILE,
+        block: 192,
+        multiply: narrow,
+    },
+];
+
+/// # Safety
+/// As for [`multiply_part`].
+#[target_feature(enable = "avx512f")]
+unsafe fn wide(left: Matrix<'_>, right: Matrix<'_>, place: Place, write: Write) {
+    // SAFETY: the caller promised what is asked for.
+    unsafe { multiply_part::<__m512, { KINDS[0].rows }, { KINDS[0].columns }>(left, right, place, write) }
+}
+
+/// # Safety
+/// As for [`multiply_part`].
+#[target_feature(enable = "avx2,fma")]
+unsafe fn narrow(left: Matrix<'_>, right: Matrix<'_>, place: Place, write: Write) {
+    // SAFETY: as above.
+    unsafe { multiply_part::<__m256, { KINDS[1].rows }, { KINDS[1].columns }>(left, right, place, write) }
+}
+
+/// A result, or some of its rows and columns: threads write different ones of the same rows.
+#[derive(Clone, Copy)]
+struct Place {
+    first: *mut f32,
+    pitch: usize,
+}
+
+// SAFETY: whoever makes one sees to it that nothing else writes there.
+unsafe impl Send for Place {}
+
+/// `left [M, K] · right [K, N]` into `result`, `[M, N]` with rows `pitch` apart. False: this is a case for another product, and nothing was done.
+pub fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write, workers: Workers) -> bool {
+    let ([rows, depth], columns) = (left.size, right.size[1]);
+    let kind =
+        KINDS.iter().find(|kind| (kind.is_available)()).filter(|kind| rows >= kind.rows && columns >= kind.columns && depth > 0);
+    kind.inspect(|kind| multiply_with(kind, left, right, result, pitch, write, workers)).is_some()
+}
+
+fn multiply_with(
+    kind: &Kind,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    result: &mut [f32],
+    pitch: usize,
+    write: Write,
+    workers: Workers,
+) {
+    let ([rows, depth], columns) = (left.size, right.size[1]);
+    assert!(depth == right.size[0] && fits(result.len(), [rows, columns], pitch));
+    let threads = if workers == Workers::All { threads() } else { 1 };
+    let down = rows.div_ceil(kind.block);
+    // As many parts as fill all threads: of rows alone where that comes out even, else of columns, too.
+    let across = if down.is_multiple_of(threads) { 1 } else { threads.min(columns.div_ceil(NARROWEST)) };
+    let down = (down * across).next_multiple_of(threads).div_ceil(across).min(rows.div_ceil(kind.rows));
+    let height = rows.div_ceil(down).next_multiple_of(kind.rows);
+    let width = columns.div_ceil(across).next_multiple_of(kind.columns);
+    let parts = |all: usize, size: usize| (0..all).step_by(size).map(move |first| (first, size.min(all - first)));
+    let first = result.as_mut_ptr();
+    let part = |(row, rows), (column, columns)| {
+        let (left, right) = (left.part([row, 0], [rows, depth]), right.part([0, column], [depth, columns]));
+        (left, right, Place { first: first.wrapping_add(row * pitch + column), pitch })
+    };
+    let work: Vec<_> = parts(rows, height).flat_map(|rows| parts(columns, width).map(move |columns| part(rows, columns))).collect();
+    // SAFETY: the processor has the registers; the parts are apart and inside the result.
+    let multiply = |(left, right, place)| unsafe { (kind.multiply)(left, right, place, write) };
+    if threads > 1 { parallel::run(work, multiply) } else { work.into_iter().for_each(multiply) }
+}
+
+/// # Safety
+/// The processor has the register, of which `COLUMNS` are two; `place` is `[M, N]`, this thread's alone.
+#[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into what names its features")]
+#[inline(always)]
+unsafe fn multiply_part<R: Register, const ROWS: usize, const COLUMNS: usize>(
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    place: Place,
+    write: Write,
+) {
+    let ([rows, depth], columns) = (left.size, right.size[1]);
+    let block = DEPTH.min(depth);
+    let (mut lefts, mut strip) = (vec![0.0; rows.next_multiple_of(ROWS) * block], vec![0.0; block * COLUMNS]);
+    for k in (0..depth).step_by(DEPTH) {
+        let block = DEPTH.min(depth - k);
+        for (row, panel) in (0..rows).step_by(ROWS).zip(lefts.chunks_mut(block * ROWS)) {
+            pack::<ROWS>(left.part([row, k], [ROWS.min(rows - row), block]).t(), panel);
+        }
+        let write = if k == 0 { write } else { Write::Onto };
+        for column in (0..columns).step_by(COLUMNS) {
+            let width = COLUMNS.min(columns - column);
+            pack::<COLUMNS>(right.part([k, column], [block, width]), &mut strip);
+            let next = column + width;
+            let ahead = (next < columns).then(|| right.part([k, next], [block, COLUMNS.min(columns - next)]));
+            for (row, panel) in (0..rows).step_by(ROWS).zip(lefts.chunks(block * ROWS)) {
+                if let Some(ahead) = ahead {
+                    ask_for(ahead, row / ROWS, rows.div_ceil(ROWS));
+                }
+                let place = Place { first: place.first.wrapping_add(row * place.pitch + column), ..place };
+                let size = [ROWS.min(rows - row), width];
+                // SAFETY: this many rows and columns of the place are left.
+                unsafe { multiply_tile::<R, ROWS, COLUMNS>(panel, &strip[..block * COLUMNS], place, size, write) }
+            }
+        }
+    }
+}
+
+/// `[depth, width]` as rows of `WIDTH` numbers, zeros after those that there are.
+fn pack<const WIDTH: usize>(matrix: Matrix<'_>, packed: &mut [f32]) {
+    let ([depth, width], [down, across]) = (matrix.size, matrix.steps);
+    let (packed, _) = packed[..depth * WIDTH].as_chunks_mut::<WIDTH>();
+    if width < WIDTH {
+        packed.fill([0.0; WIDTH]);
+    }
+    if across == 1 {
+        for (k, packed) in packed.iter_mut().enumerate() {
+            let from = &matrix.values[k * down..][..width];
+            if width == WIDTH { packed.copy_from_slice(from) } else { packed[..width].copy_from_slice(from) }
+        }
+        return;
+    }
+    assert!(down == 1, "rows or columns lie together");
+    let whole = if width < FOUR { 0 } else { depth / FOUR * FOUR };
+    for column in (0..width).step_by(FOUR).take_while(|_| whole > 0) {
+        // The last ones may have been among those before: they are the same again.
+        let column = column.min(width - FOUR);
+        let rows = [0, 1, 2, 3].map(|row| &matrix.values[(column + row) * across..][..whole]);
+        for (block, packed) in packed.as_chunks_mut::<FOUR>().0.iter_mut().enumerate() {
+            let block = rows.map(|row| &row[block * FOUR..][..FOUR]);
+            let places = packed.each_mut().map(|row| &mut row[column..column + FOUR]);
+            transpose(block, places);
+        }
+    }
+    for (column, from) in (0..width).map(|column| (column, &matrix.values[column * across..][whole..depth])) {
+        for (packed, value) in packed[whole..].iter_mut().zip(from) {
+            packed[column] = *value;
+        }
+    }
+}
+
+/// Four rows of four numbers, as columns.
+#[expect(clippy::inline_always, reason = "a dozen instructions, thousands of times")]
+#[inline(always)]
+fn transpose(rows: [&[f32]; FOUR], places: [&mut [f32]; FOUR]) {
+    // SAFETY: every processor of this kind has these instructions; as many numbers as each slice has.
+    unsafe {
+        let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row[..FOUR].as_ptr()));
+        let (low, high) = ([_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d)], [_mm_unpackhi_ps(a, b), _mm_unpackhi_ps(c, d)]);
+        let turned = [
+            _mm_movelh_ps(low[0], low[1]),
+            _mm_movehl_ps(low[1], low[0]),
+            _mm_movelh_ps(high[0], high[1]),
+            _mm_movehl_ps(high[1], high[0]),
+        ];
+        for (place, column) in places.into_iter().zip(turned) {
+            _mm_storeu_ps(place[..FOUR].as_mut_ptr(), column);
+        }
+    }
+}
+
+/// Asks memory for one of `count` shares of what is copied next.
+fn ask_for(next: Matrix<'_>, share: usize, count: usize) {
+    let turned = if next.steps[1] == 1 { next } else { next.t() };
+    for row in (share..turned.size[0]).step_by(count) {
+        for column in (0..turned.size[1]).step_by(LINE) {
+            // SAFETY: nothing is read from the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(turned.values.as_ptr().wrapping_add(row * turned.steps[0] + column).cast()) }
+        }
+    }
+}
+
+/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says.
+///
+/// # Safety
+/// The processor has the register, of which `COLUMNS` are two; the place has these rows and columns.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+unsafe fn multiply_tile<R: Register, const ROWS: usize, const COLUMNS: usize>(
+    left: &[f32],
+    right: &[f32],
+    place: Place,
+    [rows, columns]: [usize; 2],
+    write: Write,
+) {
+    let whole = [rows, columns] == [ROWS, COLUMNS];
+    // SAFETY: a chunk has two registers' numbers; the caller promised the rows and columns, and those of `edge` are its own.
+    unsafe {
+        if whole {
+            for row in 0..ROWS {
+                _mm_prefetch::<_MM_HINT_T0>(place.first.wrapping_add(row * place.pitch).cast());
+            }
+        }
+        let mut sums = [[R::zero(); 2]; ROWS];
+        for (factors, right) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+            let right = [R::load(right.as_ptr()), R::load(right.as_ptr().add(R::LANES))];
+            for (factor, sums) in factors.iter().zip(&mut sums) {
+                let factor = R::all(*factor);
+                for (sum, right) in sums.iter_mut().zip(right) {
+                    *sum = factor.multiply_add(right, *sum);
+                }
+            }
+        }
+        if whole {
+            return keep(&sums, place, write);
+        }
+        let mut edge = [[0.0; COLUMNS]; ROWS];
+        keep(&sums, Place { first: edge.as_mut_ptr().cast(), pitch: COLUMNS }, Write::Over);
+        for (row, edge) in edge.iter().enumerate().take(rows) {
+            let place = std::slice::from_raw_parts_mut(place.first.add(row * place.pitch), columns);
+            for (place, sum) in place.iter_mut().zip(edge) {
+                *place = if write == Write::Onto { *place + sum } else { *sum };
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The processor has the register; the place has as many rows, of two registers' numbers.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+unsafe fn keep<R: Register, const ROWS: usize>(sums: &[[R; 2]; ROWS], place: Place, write: Write) {
+    for (row, sums) in sums.iter().enumerate() {
+        for (half, &sum) in sums.iter().enumerate() {
+            // SAFETY: the caller promised them.
+            unsafe {
+                let place = place.first.add(row * place.pitch + half * R::LANES);
+                let sum = if write == Write::Onto { R::load(place).add(sum) } else { sum };
+                sum.store(place);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::product::tests::equals_the_definition;
+    use super::*;
+
+    /// Sizes of which one thread and three make different parts, with rests along each dimension.
+    #[test]
+    fn every_kind_equals_the_definition_with_any_number_of_threads() {
+        let before = tch::get_num_threads();
+        for threads in [1, 3] {
+            tch::set_num_threads(threads);
+            for kind in KINDS.iter().filter(|kind| (kind.is_available)()) {
+                for size in [[200, 267, 140], [610, 40, 57], [40, 13, 610], [193, 8, 270], [6, 300, 16], [3, 1, 5]] {
+                    equals_the_definition(size, |left, right, result, pitch, write| {
+                        multiply_with(kind, left, right, result, pitch, write, Workers::All);
+                    });
+                }
+            }
+        }
+        tch::set_num_threads(before);
+    }
+}
