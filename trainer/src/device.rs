@@ -12,6 +12,7 @@ use crate::aten;
 use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
 use crate::error::Failure;
 use crate::micro_batch::MicroBatch;
+use crate::model::product;
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
@@ -89,19 +90,21 @@ pub fn peak_memory(device: Device) -> Option<u64> {
     if let Device::Cuda(index) = device { Some(aten::peak_memory(index)) } else { None }
 }
 
-/// FLOP per second of products of 4096³ in `kind`, the best of ten.
-pub fn measured_rate(device: usize, kind: Kind) -> f64 {
-    const SIZE: i64 = 4096;
-    let ones = Tensor::ones([SIZE, SIZE], (kind, Device::Cuda(device)));
-    let product = || {
-        Cuda::synchronize(device as i64);
+/// FLOP per second of square products in `kind`, as training makes them on `device`: the best of some that take milliseconds each, short enough to
+/// find a moment in which all threads run even on a machine that does other things.
+pub fn measured_rate(device: Device, kind: Kind) -> f64 {
+    let (size, times) = if device.is_cuda() { (4096, 10) } else { (768, 20) };
+    let ones = Tensor::ones([size, size], (kind, device));
+    let seconds = || {
         let started = Instant::now();
-        let _ = ones.matmul(&ones);
-        Cuda::synchronize(device as i64);
+        let _ = product(&ones, &ones);
+        if let Device::Cuda(index) = device {
+            Cuda::synchronize(index as i64);
+        }
         started.elapsed().as_secs_f64()
     };
-    product();
-    2.0 * (SIZE as f64).powi(3) / (0..10).map(|_| product()).fold(f64::INFINITY, f64::min)
+    seconds();
+    2.0 * (size as f64).powi(3) / (0..times).map(|_| seconds()).fold(f64::INFINITY, f64::min)
 }
 
 /// Makes libtorch see the first GPU, or says why it cannot. libtorch asks once for its CUDA part: this comes before everything else.

@@ -23,7 +23,7 @@ use crate::loss_scale::LossScale;
 use crate::micro_batch::{self, available_memory};
 use crate::model::parameters::ModelError;
 use crate::model::tensor_file::{FileError, TensorFile};
-use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape, TrainingMemory, has_tiles, measured_rate};
+use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape, TrainingMemory, has_tiles};
 use crate::offload::Place;
 use crate::optimizer::Optimizer;
 use crate::progress::Event;
@@ -386,10 +386,7 @@ impl Pace {
     fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
         let flops_per_token = shape.flops_per_token(settings.block_size, settings.lora.as_deref());
         let started = Instant::now();
-        let peak = match device {
-            Device::Cuda(index) => device::measured_rate(index, settings.precision.kind()),
-            _ => measured_rate(),
-        };
+        let peak = device::measured_rate(device, settings.precision.kind());
         Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
     }
 

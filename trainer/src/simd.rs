@@ -36,6 +36,13 @@ impl Element for f32 {
 #[repr(transparent)]
 pub(crate) struct Bf16(u16);
 
+impl Bf16 {
+    #[inline(always)]
+    pub fn bits(self) -> u16 {
+        self.0
+    }
+}
+
 impl Element for Bf16 {
     const KIND: Kind = Kind::BFloat16;
 
@@ -163,15 +170,15 @@ pub(crate) fn sum_of<E: Element>(values: &[E], f: impl Fn(f32) -> f32) -> f32 {
 }
 
 #[inline(always)]
-pub(crate) fn dot(left: &[f32], right: &[f32]) -> f32 {
+pub(crate) fn dot<E: Element>(left: &[E], right: &[E]) -> f32 {
     let ((left, left_rest), (right, right_rest)) = (left.as_chunks::<LANES>(), right.as_chunks::<LANES>());
     let mut lanes = [0.0; LANES];
     for (left, right) in left.iter().zip(right) {
         for ((lane, left), right) in lanes.iter_mut().zip(left).zip(right) {
-            *lane += left * right;
+            *lane += left.get() * right.get();
         }
     }
-    lanes.iter().sum::<f32>() + left_rest.iter().zip(right_rest).map(|(left, right)| left * right).sum::<f32>()
+    lanes.iter().sum::<f32>() + left_rest.iter().zip(right_rest).map(|(left, right)| left.get() * right.get()).sum::<f32>()
 }
 
 /// The largest value, NaN when there is one.

@@ -9,7 +9,7 @@ use super::block::Layout;
 use super::dropout::{Masks, RowMask, Site};
 use super::fused;
 use super::parameters::{elements, elements_mut, floats, floats_mut, holds};
-use super::product::{Matrix, Workers, Write, multiply};
+use super::product::{Matrix, Workers, Write, are_pairs_multiplied, multiply, multiply_pairs};
 use crate::parallel;
 use crate::simd::{Bf16, Element, F16, dot, exp, largest, load, store, sum_of};
 use crate::vectorise::vectorised;
@@ -32,9 +32,10 @@ pub(super) struct Attention {
 /// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
 pub(super) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
     match qkv.kind() {
-        Kind::Float if holds::<f32>(&qkv) => forward_plain::<f32>(qkv, layout),
-        Kind::BFloat16 if holds::<Bf16>(&qkv) => forward_plain::<Bf16>(qkv, layout),
-        Kind::Half if holds::<F16>(&qkv) => forward_plain::<F16>(qkv, layout),
+        Kind::Float if holds::<f32>(&qkv) => forward_plain::<f32, f32>(qkv, layout),
+        Kind::BFloat16 if holds::<Bf16>(&qkv) && are_pairs_multiplied() => forward_plain::<Bf16, Bf16>(qkv, layout),
+        Kind::BFloat16 if holds::<Bf16>(&qkv) => forward_plain::<Bf16, f32>(qkv, layout),
+        Kind::Half if holds::<F16>(&qkv) => forward_plain::<F16, f32>(qkv, layout),
         _ => fused::forward(qkv, layout),
     }
 }
@@ -42,9 +43,10 @@ pub(super) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
 /// `doutput [N, D]` → `[N, 3D]`.
 pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     match kept.qkv.kind() {
-        Kind::Float if holds::<f32>(&kept.qkv) => backward_plain::<f32>(kept, doutput, layout),
-        Kind::BFloat16 if holds::<Bf16>(&kept.qkv) => backward_plain::<Bf16>(kept, doutput, layout),
-        Kind::Half if holds::<F16>(&kept.qkv) => backward_plain::<F16>(kept, doutput, layout),
+        Kind::Float if holds::<f32>(&kept.qkv) => backward_plain::<f32, f32>(kept, doutput, layout),
+        Kind::BFloat16 if holds::<Bf16>(&kept.qkv) && are_pairs_multiplied() => backward_plain::<Bf16, Bf16>(kept, doutput, layout),
+        Kind::BFloat16 if holds::<Bf16>(&kept.qkv) => backward_plain::<Bf16, f32>(kept, doutput, layout),
+        Kind::Half if holds::<F16>(&kept.qkv) => backward_plain::<F16, f32>(kept, doutput, layout),
         _ => fused::backward(kept, doutput, layout),
     }
 }
@@ -61,8 +63,50 @@ pub(super) fn join_heads(heads: &Tensor) -> Tensor {
     heads.transpose(1, 2).reshape([batch * length, count * channels])
 }
 
+/// Numbers that the products of a head are made of; their sums are `f32`.
+trait Term: Element {
+    fn hold<E: Element>(values: &[E], place: &mut [Self]);
+    fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write);
+    /// `values` as such terms, in `place` unless they are already.
+    fn of<'a>(values: &'a [f32], place: &'a mut Vec<Self>) -> &'a [Self];
+}
+
+impl Term for f32 {
+    fn hold<E: Element>(values: &[E], place: &mut [Self]) {
+        load(values, place);
+    }
+
+    fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write) {
+        multiply(left, right, result, pitch, write, Workers::Caller);
+    }
+
+    fn of<'a>(values: &'a [f32], _: &'a mut Vec<Self>) -> &'a [Self] {
+        values
+    }
+}
+
+impl Term for Bf16 {
+    fn hold<E: Element>(values: &[E], place: &mut [Self]) {
+        let mut wide = [0.0; 64];
+        for (values, place) in values.chunks(wide.len()).zip(place.chunks_mut(wide.len())) {
+            load(values, &mut wide);
+            store(&wide, place);
+        }
+    }
+
+    fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write) {
+        multiply_pairs(left, right, result, pitch, write, Workers::Caller);
+    }
+
+    fn of<'a>(values: &'a [f32], place: &'a mut Vec<Self>) -> &'a [Self] {
+        place.resize(values.len(), Self::default());
+        store(values, place);
+        place
+    }
+}
+
 /// With kernels of its own, a head per thread at a time.
-fn forward_plain<E: Element>(qkv: Tensor, layout: Layout<'_>) -> Attention {
+fn forward_plain<E: Element, H: Term>(qkv: Tensor, layout: Layout<'_>) -> Attention {
     let [batch, length, count] = [layout.batch, layout.length, layout.heads];
     let mut output = Tensor::empty([batch * length, qkv.size()[1] / 3], (E::KIND, qkv.device()));
     let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, qkv.device()));
@@ -70,7 +114,7 @@ fn forward_plain<E: Element>(qkv: Tensor, layout: Layout<'_>) -> Attention {
     let work = outputs.into_iter().zip(floats_mut(&mut log_sum_exp).chunks_mut(length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut output, log_sum_exp))| {
         for rows in layout.parts(number / count as usize) {
-            let head = Head::new(values, layout, number, &rows);
+            let head = Head::<H>::new(values, layout, number, &rows);
             let result = head.forward(&mut log_sum_exp[rows.clone()]);
             result.chunks(head.channels).zip(&mut output[rows]).for_each(|(row, place)| store(row, place));
         }
@@ -79,7 +123,7 @@ fn forward_plain<E: Element>(qkv: Tensor, layout: Layout<'_>) -> Attention {
 }
 
 /// As [`backward`], a head per thread at a time.
-fn backward_plain<E: Element>(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
+fn backward_plain<E: Element, H: Term>(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     let mut dqkv = kept.qkv.empty_like();
     let doutput = doutput.contiguous();
     let [qkv, output, doutput] = [&kept.qkv, &kept.output, &doutput].map(elements::<E>);
@@ -87,7 +131,7 @@ fn backward_plain<E: Element>(kept: &Attention, doutput: &Tensor, layout: Layout
     let work = gradients.into_iter().zip(floats(&kept.log_sum_exp).chunks(layout.length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut places, log_sum_exp))| {
         for rows in layout.parts(number / layout.heads as usize) {
-            let head = Head::new(qkv, layout, number, &rows);
+            let head = Head::<H>::new(qkv, layout, number, &rows);
             let [output, doutput] = [output, doutput].map(|values| of_head(values, layout, 1, number, &rows));
             let gradients = head.backward(&log_sum_exp[rows.clone()], &output, &doutput);
             for (part, gradient) in gradients.chunks(output.len()).enumerate() {
@@ -111,22 +155,22 @@ fn by_head<'a, E>(values: &'a mut [E], layout: Layout<'_>, parts: usize) -> Vec<
 }
 
 /// Some rows of a head, from `values [N, parts · D]`: `[parts, rows, C]`.
-fn of_head<E: Element>(values: &[E], layout: Layout<'_>, parts: usize, number: usize, rows: &Range<usize>) -> Vec<f32> {
+fn of_head<E: Element, H: Term>(values: &[E], layout: Layout<'_>, parts: usize, number: usize, rows: &Range<usize>) -> Vec<H> {
     let [length, heads] = [layout.length, layout.heads].map(|size| size as usize);
     let channels = values.len() / (layout.batch as usize * length * parts * heads);
-    let mut held = vec![0.0; parts * rows.len() * channels];
+    let mut held = vec![H::default(); parts * rows.len() * channels];
     let places = (0..parts).flat_map(|part| rows.clone().map(move |row| (part, row)));
     for (held, (part, row)) in held.chunks_mut(channels).zip(places) {
         let place = ((number / heads * length + row) * parts + part) * heads + number % heads;
-        load(&values[place * channels..][..channels], held);
+        H::hold(&values[place * channels..][..channels], held);
     }
     held
 }
 
 /// One head of one sequence, or of one of its documents.
-struct Head {
+struct Head<H> {
     /// Queries, keys and values, `[T, C]` each.
-    values: Vec<f32>,
+    values: Vec<H>,
     length: usize,
     channels: usize,
     /// `1 / √C`.
@@ -137,7 +181,7 @@ struct Head {
     masks: Option<(Masks, usize, usize)>,
 }
 
-impl Head {
+impl<H: Term> Head<H> {
     /// `rows` of the `number`-th head of the batch, from the queries, keys and values of all, `[N, 3D]`.
     fn new<E: Element>(qkv: &[E], layout: Layout<'_>, number: usize, rows: &Range<usize>) -> Self {
         let values = of_head(qkv, layout, 3, number, rows);
@@ -164,7 +208,7 @@ impl Head {
     }
 
     /// Rows of queries (0), keys (1) or values (2).
-    fn rows(&self, part: usize, first: usize, count: usize) -> Matrix<'_> {
+    fn rows(&self, part: usize, first: usize, count: usize) -> Matrix<'_, H> {
         Matrix::new(&self.values[(part * self.length + first) * self.channels..], [count, self.channels], self.channels)
     }
 
@@ -177,43 +221,46 @@ impl Head {
     /// `[T, C]`.
     fn forward(&self, log_sum_exp: &mut [f32]) -> Vec<f32> {
         let mut output = vec![0.0; self.length * self.channels];
-        let mut scores = vec![0.0; QUERIES * self.length];
+        let (mut scores, mut terms) = (vec![0.0; QUERIES * self.length], Vec::new());
         for (first, count) in self.blocks() {
             let seen = first + count;
-            multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut scores, seen, Write::Over, Workers::Caller);
-            softmax(&mut scores[..count * seen], first, self.scale, &mut log_sum_exp[first..seen]);
-            self.drop(&mut scores[..count * seen], first, seen);
-            let weights = Matrix::new(&scores, [count, seen], seen);
-            let output = &mut output[first * self.channels..];
-            multiply(weights, self.rows(2, 0, seen), output, self.channels, Write::Over, Workers::Caller);
+            H::multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut scores, seen, Write::Over);
+            let scores = &mut scores[..count * seen];
+            softmax(scores, first, self.scale, &mut log_sum_exp[first..seen]);
+            self.drop(scores, first, seen);
+            let weights = Matrix::new(H::of(scores, &mut terms), [count, seen], seen);
+            H::multiply(weights, self.rows(2, 0, seen), &mut output[first * self.channels..], self.channels, Write::Over);
         }
         output
     }
 
     /// Gradients of queries, keys and values, `[3, T, C]`, from the output and its gradient, `[T, C]` each. The last queries see every
     /// key, so that their block, which comes first, writes all that the others add to.
-    fn backward(&self, log_sum_exp: &[f32], output: &[f32], doutput: &[f32]) -> Vec<f32> {
+    fn backward(&self, log_sum_exp: &[f32], output: &[H], doutput: &[H]) -> Vec<f32> {
         let (length, channels) = (self.length, self.channels);
         let mut gradients = vec![0.0; 3 * length * channels];
         let (dq, rest) = gradients.split_at_mut(length * channels);
         let (dk, dv) = rest.split_at_mut(length * channels);
         let [mut weights, mut dscores] = [0, 1].map(|_| vec![0.0; QUERIES * length]);
+        let mut terms = [Vec::new(), Vec::new()];
         for (first, count) in self.blocks().rev() {
             let seen = first + count;
             let write = if seen == length { Write::Over } else { Write::Onto };
             let own = first * channels..seen * channels;
             let doutput_rows = Matrix::new(&doutput[own.clone()], [count, channels], channels);
-            multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut weights, seen, Write::Over, Workers::Caller);
-            multiply(doutput_rows, self.rows(2, 0, seen).t(), &mut dscores, seen, Write::Over, Workers::Caller);
+            H::multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut weights, seen, Write::Over);
+            H::multiply(doutput_rows, self.rows(2, 0, seen).t(), &mut dscores, seen, Write::Over);
             let [output, doutput] = [output, doutput].map(|rows| &rows[own.clone()]);
             let scores = (&mut weights[..count * seen], &mut dscores[..count * seen]);
             self.drop(scores.1, first, seen);
             softmax_backward(scores.0, scores.1, first, self.scale, &log_sum_exp[first..seen], output, doutput);
             self.drop(scores.0, first, seen);
-            let [weights, dscores] = [&weights, &dscores].map(|scores| Matrix::new(scores, [count, seen], seen));
-            multiply(weights.t(), doutput_rows, dv, channels, write, Workers::Caller);
-            multiply(dscores, self.rows(1, 0, seen), &mut dq[own], channels, Write::Over, Workers::Caller);
-            multiply(dscores.t(), self.rows(0, first, count), dk, channels, write, Workers::Caller);
+            let [place, dplace] = &mut terms;
+            let [weights, dscores] = [(&weights, place), (&dscores, dplace)]
+                .map(|(scores, place)| Matrix::new(H::of(&scores[..count * seen], place), [count, seen], seen));
+            H::multiply(weights.t(), doutput_rows, dv, channels, write);
+            H::multiply(dscores, self.rows(1, 0, seen), &mut dq[own], channels, Write::Over);
+            H::multiply(dscores.t(), self.rows(0, first, count), dk, channels, write);
         }
         gradients
     }
@@ -241,8 +288,8 @@ vectorised! {
 
 vectorised! {
     /// Turns scores into weights, and gradients of weights into gradients of the unscaled scores, both in place.
-    fn softmax_backward(
-        weights: &mut [f32], dweights: &mut [f32], first: usize, scale: f32, log_sum_exp: &[f32], output: &[f32], doutput: &[f32],
+    fn softmax_backward<H: Element>(
+        weights: &mut [f32], dweights: &mut [f32], first: usize, scale: f32, log_sum_exp: &[f32], output: &[H], doutput: &[H],
     ) {
         let (count, seen) = (log_sum_exp.len(), first + log_sum_exp.len());
         let channels = output.len() / count;

@@ -150,7 +150,11 @@ fn cross_entropy_plain<E: Element>(logits: &mut [E], pitch: usize, vocabulary: u
 vectorised! {
     fn cross_entropy_row<E: Element>(logits: &mut [E], target: usize, scale: f32) -> f64 {
         let peak = largest(logits);
-        let sum: f64 = logits.chunks(BLOCK).map(|block| f64::from(sum_of(block, |logit| exp(logit - peak)))).sum();
+        // A loop: what an iterator's own methods call is not compiled for these registers.
+        let mut sum = 0.0;
+        for block in logits.chunks(BLOCK) {
+            sum += f64::from(sum_of(block, |logit| exp(logit - peak)));
+        }
         let at_target = logits[target].get() - peak;
         let share = (f64::from(scale) / sum) as f32;
         for logit in logits.iter_mut() {

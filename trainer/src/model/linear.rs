@@ -69,7 +69,7 @@ pub(super) fn backward(x: &Tensor, map: &Affine, dy: &Tensor, gradient: &mut Aff
 }
 
 /// `x [N, K]` · `w [K, M]` → `[N, M]`.
-pub(super) fn product(x: &Tensor, w: &Tensor) -> Tensor {
+pub(crate) fn product(x: &Tensor, w: &Tensor) -> Tensor {
     if !is_matrix(x) {
         return x.matmul(w);
     }
@@ -114,15 +114,17 @@ pub(super) fn write_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor, how:
     if is_matrix(x) {
         return write((x, Turn::Transposed), (y, Turn::Plain), sum, how);
     }
-    if how == Write::Over {
-        let _ = sum.zero_();
-    }
     if sum.kind() == x.kind() {
-        let _ = sum.addmm_(&x.tr(), y);
-    } else {
-        // A part at a time: a product in a narrower dtype is a buffer of its own, and the embedding's is large.
-        for (mut sum, x) in sum.split(PART, 0).into_iter().zip(x.split(PART, 1)) {
-            sum += x.tr().matmul(y);
+        let _ = if how == Write::Over { x.tr().mm_out(sum, y) } else { sum.addmm_(&x.tr(), y) };
+        return;
+    }
+    // A part at a time: a product in a narrower dtype is a buffer of its own, and the embedding's is large.
+    for (mut sum, x) in sum.split(PART, 0).into_iter().zip(x.split(PART, 1)) {
+        let product = x.tr().matmul(y);
+        if how == Write::Over {
+            sum.copy_(&product);
+        } else {
+            sum += product;
         }
     }
 }

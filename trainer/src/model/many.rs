@@ -12,37 +12,39 @@ use super::few_kernels::Register;
 use super::product::{DEPTH, Matrix, Workers, Write, fits};
 use crate::parallel::{self, threads};
 
-/// Numbers that come from memory together.
-const LINE: usize = 16;
+/// Bytes that come from memory together.
+const LINE: usize = 64;
 /// Columns for which a copy of so many rows pays, at least.
 const NARROWEST: usize = 128;
 /// Rows and columns that are transposed at once.
-const FOUR: usize = 4;
+pub(super) const FOUR: usize = 4;
 
 /// What is special to one kind of register. A tile has two of them in each row: with AVX-512 sixteen of thirty-two registers hold its sums, with
 /// AVX2 twelve of sixteen.
 struct Kind {
     is_available: fn() -> bool,
-    rows: usize,
-    columns: usize,
+    tile: Tile,
+    multiply: unsafe fn(Matrix<'_>, Matrix<'_>, Place<f32>, Write),
+}
+
+/// Rows and columns that a kernel sums in registers.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    pub rows: usize,
+    pub columns: usize,
     /// Rows of a copy: it fits into the second cache, which has 1 MiB at least with AVX-512 (a Skylake server's) and 256 KiB with AVX2.
-    block: usize,
-    multiply: unsafe fn(Matrix<'_>, Matrix<'_>, Place, Write),
+    pub block: usize,
 }
 
 const KINDS: [Kind; 2] = [
     Kind {
         is_available: <__m512 as Register>::is_available,
-        rows: 8,
-        columns: <__m512 as Register>::TILE,
-        block: 512,
+        tile: Tile { rows: 8, columns: <__m512 as Register>::TILE, block: 512 },
         multiply: wide,
     },
     Kind {
         is_available: <__m256 as Register>::is_available,
-        rows: 6,
-        columns: <__m256 as Register>::TILE,
-        block: 192,
+        tile: Tile { rows: 6, columns: <__m256 as Register>::TILE, block: 192 },
         multiply: narrow,
     },
 ];
@@ -50,55 +52,59 @@ const KINDS: [Kind; 2] = [
 /// # Safety
 /// As for [`multiply_part`].
 #[target_feature(enable = "avx512f")]
-unsafe fn wide(left: Matrix<'_>, right: Matrix<'_>, place: Place, write: Write) {
+unsafe fn wide(left: Matrix<'_>, right: Matrix<'_>, place: Place<f32>, write: Write) {
     // SAFETY: the caller promised what is asked for.
-    unsafe { multiply_part::<__m512, { KINDS[0].rows }, { KINDS[0].columns }>(left, right, place, write) }
+    unsafe { multiply_part::<__m512, { KINDS[0].tile.rows }, { KINDS[0].tile.columns }>(left, right, place, write) }
 }
 
 /// # Safety
 /// As for [`multiply_part`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn narrow(left: Matrix<'_>, right: Matrix<'_>, place: Place, write: Write) {
+unsafe fn narrow(left: Matrix<'_>, right: Matrix<'_>, place: Place<f32>, write: Write) {
     // SAFETY: as above.
-    unsafe { multiply_part::<__m256, { KINDS[1].rows }, { KINDS[1].columns }>(left, right, place, write) }
+    unsafe { multiply_part::<__m256, { KINDS[1].tile.rows }, { KINDS[1].tile.columns }>(left, right, place, write) }
 }
 
 /// A result, or some of its rows and columns: threads write different ones of the same rows.
 #[derive(Clone, Copy)]
-struct Place {
-    first: *mut f32,
-    pitch: usize,
+pub(super) struct Place<E> {
+    pub first: *mut E,
+    pub pitch: usize,
 }
 
 // SAFETY: whoever makes one sees to it that nothing else writes there.
-unsafe impl Send for Place {}
+unsafe impl<E: Send> Send for Place<E> {}
 
 /// `left [M, K] · right [K, N]` into `result`, `[M, N]` with rows `pitch` apart. False: this is a case for another product, and nothing was done.
 pub fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write, workers: Workers) -> bool {
-    let ([rows, depth], columns) = (left.size, right.size[1]);
-    let kind =
-        KINDS.iter().find(|kind| (kind.is_available)()).filter(|kind| rows >= kind.rows && columns >= kind.columns && depth > 0);
-    kind.inspect(|kind| multiply_with(kind, left, right, result, pitch, write, workers)).is_some()
+    let serves = |tile: Tile| left.size[0] >= tile.rows && right.size[1] >= tile.columns && left.size[1] > 0;
+    let kind = KINDS.iter().find(|kind| (kind.is_available)()).filter(|kind| serves(kind.tile));
+    kind.inspect(|kind| multiply_with(kind, left, right, (result, pitch), write, workers)).is_some()
 }
 
-fn multiply_with(
-    kind: &Kind,
-    left: Matrix<'_>,
-    right: Matrix<'_>,
-    result: &mut [f32],
-    pitch: usize,
-    write: Write,
+fn multiply_with(kind: &Kind, left: Matrix<'_>, right: Matrix<'_>, result: (&mut [f32], usize), write: Write, workers: Workers) {
+    // SAFETY: the processor has the registers; the parts are apart and inside the result.
+    in_parts(kind.tile, left, right, result, workers, |left, right, place| unsafe { (kind.multiply)(left, right, place, write) });
+}
+
+/// Calls `multiply` for parts of a product into `result`, whose rows are so far apart: as many as fill all threads, of rows alone where that comes out
+/// even, else of columns, too.
+pub(super) fn in_parts<I: Copy + Sync, E: Send>(
+    tile: Tile,
+    left: Matrix<'_, I>,
+    right: Matrix<'_, I>,
+    (result, pitch): (&mut [E], usize),
     workers: Workers,
+    multiply: impl Fn(Matrix<'_, I>, Matrix<'_, I>, Place<E>) + Sync,
 ) {
     let ([rows, depth], columns) = (left.size, right.size[1]);
     assert!(depth == right.size[0] && fits(result.len(), [rows, columns], pitch));
     let threads = if workers == Workers::All { threads() } else { 1 };
-    let down = rows.div_ceil(kind.block);
-    // As many parts as fill all threads: of rows alone where that comes out even, else of columns, too.
+    let down = rows.div_ceil(tile.block);
     let across = if down.is_multiple_of(threads) { 1 } else { threads.min(columns.div_ceil(NARROWEST)) };
-    let down = (down * across).next_multiple_of(threads).div_ceil(across).min(rows.div_ceil(kind.rows));
-    let height = rows.div_ceil(down).next_multiple_of(kind.rows);
-    let width = columns.div_ceil(across).next_multiple_of(kind.columns);
+    let down = (down * across).next_multiple_of(threads).div_ceil(across).min(rows.div_ceil(tile.rows));
+    let height = rows.div_ceil(down).next_multiple_of(tile.rows);
+    let width = columns.div_ceil(across).next_multiple_of(tile.columns);
     let parts = |all: usize, size: usize| (0..all).step_by(size).map(move |first| (first, size.min(all - first)));
     let first = result.as_mut_ptr();
     let part = |(row, rows), (column, columns)| {
@@ -106,8 +112,7 @@ fn multiply_with(
         (left, right, Place { first: first.wrapping_add(row * pitch + column), pitch })
     };
     let work: Vec<_> = parts(rows, height).flat_map(|rows| parts(columns, width).map(move |columns| part(rows, columns))).collect();
-    // SAFETY: the processor has the registers; the parts are apart and inside the result.
-    let multiply = |(left, right, place)| unsafe { (kind.multiply)(left, right, place, write) };
+    let multiply = |(left, right, place)| multiply(left, right, place);
     if threads > 1 { parallel::run(work, multiply) } else { work.into_iter().for_each(multiply) }
 }
 
@@ -118,7 +123,7 @@ fn multiply_with(
 unsafe fn multiply_part<R: Register, const ROWS: usize, const COLUMNS: usize>(
     left: Matrix<'_>,
     right: Matrix<'_>,
-    place: Place,
+    place: Place<f32>,
     write: Write,
 ) {
     let ([rows, depth], columns) = (left.size, right.size[1]);
@@ -169,9 +174,10 @@ fn pack<const WIDTH: usize>(matrix: Matrix<'_>, packed: &mut [f32]) {
         let column = column.min(width - FOUR);
         let rows = [0, 1, 2, 3].map(|row| &matrix.values[(column + row) * across..][..whole]);
         for (block, packed) in packed.as_chunks_mut::<FOUR>().0.iter_mut().enumerate() {
-            let block = rows.map(|row| &row[block * FOUR..][..FOUR]);
-            let places = packed.each_mut().map(|row| &mut row[column..column + FOUR]);
-            transpose(block, places);
+            let block = rows.map(|row| row[block * FOUR..][..FOUR].as_ptr());
+            let places = packed.each_mut().map(|row| row[column..column + FOUR].as_mut_ptr());
+            // SAFETY: that many numbers lie there, and there is room for as many.
+            unsafe { transpose(block, places) }
         }
     }
     for (column, from) in (0..width).map(|column| (column, &matrix.values[column * across..][whole..depth])) {
@@ -182,12 +188,15 @@ fn pack<const WIDTH: usize>(matrix: Matrix<'_>, packed: &mut [f32]) {
 }
 
 /// Four rows of four numbers, as columns.
+///
+/// # Safety
+/// Each of the pointers has four.
 #[expect(clippy::inline_always, reason = "a dozen instructions, thousands of times")]
 #[inline(always)]
-fn transpose(rows: [&[f32]; FOUR], places: [&mut [f32]; FOUR]) {
-    // SAFETY: every processor of this kind has these instructions; as many numbers as each slice has.
+pub(super) unsafe fn transpose(rows: [*const f32; FOUR], places: [*mut f32; FOUR]) {
+    // SAFETY: every processor of this kind has these instructions; the caller promised the numbers.
     unsafe {
-        let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row[..FOUR].as_ptr()));
+        let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row));
         let (low, high) = ([_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d)], [_mm_unpackhi_ps(a, b), _mm_unpackhi_ps(c, d)]);
         let turned = [
             _mm_movelh_ps(low[0], low[1]),
@@ -196,16 +205,16 @@ fn transpose(rows: [&[f32]; FOUR], places: [&mut [f32]; FOUR]) {
             _mm_movehl_ps(high[1], high[0]),
         ];
         for (place, column) in places.into_iter().zip(turned) {
-            _mm_storeu_ps(place[..FOUR].as_mut_ptr(), column);
+            _mm_storeu_ps(place, column);
         }
     }
 }
 
 /// Asks memory for one of `count` shares of what is copied next.
-fn ask_for(next: Matrix<'_>, share: usize, count: usize) {
+pub(super) fn ask_for<E: Copy>(next: Matrix<'_, E>, share: usize, count: usize) {
     let turned = if next.steps[1] == 1 { next } else { next.t() };
     for row in (share..turned.size[0]).step_by(count) {
-        for column in (0..turned.size[1]).step_by(LINE) {
+        for column in (0..turned.size[1]).step_by(LINE / size_of::<E>()) {
             // SAFETY: nothing is read from the address.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(turned.values.as_ptr().wrapping_add(row * turned.steps[0] + column).cast()) }
         }
@@ -221,7 +230,7 @@ fn ask_for(next: Matrix<'_>, share: usize, count: usize) {
 unsafe fn multiply_tile<R: Register, const ROWS: usize, const COLUMNS: usize>(
     left: &[f32],
     right: &[f32],
-    place: Place,
+    place: Place<f32>,
     [rows, columns]: [usize; 2],
     write: Write,
 ) {
@@ -261,7 +270,7 @@ unsafe fn multiply_tile<R: Register, const ROWS: usize, const COLUMNS: usize>(
 /// The processor has the register; the place has as many rows, of two registers' numbers.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
-unsafe fn keep<R: Register, const ROWS: usize>(sums: &[[R; 2]; ROWS], place: Place, write: Write) {
+unsafe fn keep<R: Register, const ROWS: usize>(sums: &[[R; 2]; ROWS], place: Place<f32>, write: Write) {
     for (row, sums) in sums.iter().enumerate() {
         for (half, &sum) in sums.iter().enumerate() {
             // SAFETY: the caller promised them.
@@ -287,8 +296,8 @@ mod tests {
             tch::set_num_threads(threads);
             for kind in KINDS.iter().filter(|kind| (kind.is_available)()) {
                 for size in [[200, 267, 140], [610, 40, 57], [40, 13, 610], [193, 8, 270], [6, 300, 16], [3, 1, 5]] {
-                    equals_the_definition(size, |left, right, result, pitch, write| {
-                        multiply_with(kind, left, right, result, pitch, write, Workers::All);
+                    equals_the_definition::<f32, f32>(size, |left, right, result, pitch, write| {
+                        multiply_with(kind, left, right, (result, pitch), write, Workers::All);
                     });
                 }
             }

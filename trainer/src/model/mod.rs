@@ -47,6 +47,8 @@ mod load;
 mod many;
 #[cfg(feature = "torch")]
 mod norm;
+#[cfg(all(feature = "torch", target_arch = "x86_64"))]
+mod pairs;
 #[cfg(feature = "torch")]
 pub mod parameters;
 #[cfg(feature = "torch")]
@@ -72,11 +74,11 @@ pub use fused::Fused;
 pub use gpt2::Gpt2;
 #[cfg(feature = "torch")]
 pub use head::IGNORED;
+#[cfg(feature = "torch")]
+pub(crate) use linear::product;
 pub use memory::TrainingMemory;
 #[cfg(feature = "torch")]
 pub use parameters::{ModelError, Parameter, Parameters};
-#[cfg(feature = "torch")]
-pub(crate) use product::measured_rate;
 pub use shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
 
 /// Rows (tokens) whose logits exist at once in training and evaluation.

@@ -1,15 +1,13 @@
 //! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists
 //! already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second
-//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]); with AVX-512 or AVX2 most others are `many`'s, and the rest are the
-//! crate `gemm`'s.
-
-use std::time::Instant;
+//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]); with AVX-512 or AVX2 most others are `many`'s, those of bf16 numbers
+//! `pairs`', and the rest are the crate `gemm`'s.
 
 use gemm_common::Parallelism;
 
-#[cfg(target_arch = "x86_64")]
-use super::many;
 use super::{amx, kernels};
+#[cfg(target_arch = "x86_64")]
+use super::{many, pairs};
 use crate::parallel::{self, threads};
 use crate::simd::{Bf16, Element, F16, add, load, store};
 use crate::vectorise::vectorised;
@@ -214,7 +212,7 @@ impl Factor for f32 {
 
 impl Factor for Bf16 {
     fn is_multiplied() -> bool {
-        amx::is_available() || !kernels::has_onednn_products(Self::KIND)
+        amx::is_available() || are_pairs_multiplied() || !kernels::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -243,25 +241,34 @@ impl Factor for F16 {
 fn multiply_bf16<E: Element>(left: Matrix<'_, Bf16>, right: Matrix<'_, Bf16>, result: &mut [E], pitch: usize, write: Write) {
     if amx::is_available() {
         amx::multiply(left, right, result, pitch, write);
+    } else if are_pairs_multiplied() {
+        multiply_pairs(left, right, result, pitch, write, Workers::All);
     } else {
         multiply_widened(left, right, result, pitch, write);
     }
 }
 
-/// FLOP per second of a 768³ product, the best of 20: some milliseconds each, short enough to find a moment in which all threads run
-/// even on a machine that does other things.
-pub(crate) fn measured_rate() -> f64 {
-    const SIZE: usize = 768;
-    let (ones, mut result) = (vec![1.0; SIZE * SIZE], vec![0.0; SIZE * SIZE]);
-    let operand = Matrix::new(&ones, [SIZE, SIZE], SIZE);
-    let mut product = || {
-        let started = Instant::now();
-        multiply(operand, operand, &mut result, SIZE, Write::Over, Workers::All);
-        started.elapsed().as_secs_f64()
-    };
-    product();
-    let best = (0..20).map(|_| product()).fold(f64::INFINITY, f64::min);
-    2.0 * (SIZE as f64).powi(3) / best
+/// Whether [`multiply_pairs`] serves on this processor.
+pub(super) fn are_pairs_multiplied() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return pairs::is_available();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// As [`multiply`], for bf16 numbers where [`are_pairs_multiplied`].
+pub(super) fn multiply_pairs<E: Element>(
+    left: Matrix<'_, Bf16>,
+    right: Matrix<'_, Bf16>,
+    result: &mut [E],
+    pitch: usize,
+    write: Write,
+    workers: Workers,
+) {
+    #[cfg(target_arch = "x86_64")]
+    pairs::multiply(left, right, result, pitch, write, workers);
+    #[cfg(not(target_arch = "x86_64"))]
+    unreachable!("{:?} {:?} {} {pitch} {}", left.size, right.size, result.len(), write == Write::Onto && workers == Workers::All);
 }
 
 #[cfg(test)]
@@ -302,25 +309,30 @@ pub(super) mod tests {
 
     /// Holds `product` to the definition in every layout; whole numbers, so that every sum is exact.
     #[expect(clippy::float_cmp, reason = "these values are exact")]
-    pub fn equals_the_definition(
+    pub fn equals_the_definition<I: Element, E: Element>(
         [rows, depth, columns]: [usize; 3],
-        product: impl Fn(Matrix<'_>, Matrix<'_>, &mut [f32], usize, Write),
+        product: impl Fn(Matrix<'_, I>, Matrix<'_, I>, &mut [E], usize, Write),
     ) {
         let count = (depth + 3) * (rows.max(columns) + 3) + rows * (columns + 3);
-        let numbers: Vec<f32> = (0..count).map(|n| (n * 37 % 13) as f32 - 6.0).collect();
+        let numbers: Vec<I> = (0..count).map(|n| I::put((n * 37 % 13) as f32 - 6.0)).collect();
         for (left_turned, right_turned, write) in
             [(false, true, Write::Over), (true, false, Write::Onto), (false, false, Write::Onto), (true, true, Write::Over)]
         {
             let (left, right) =
                 (laid_out(&numbers, left_turned, [rows, depth]), laid_out(&numbers, right_turned, [depth, columns]));
-            let mut result = vec![2.0; rows * (columns + 2)];
+            let mut result = vec![E::put(2.0); rows * (columns + 2)];
             product(left, right, &mut result, columns + 2, write);
             for (place, found) in result.iter().enumerate() {
                 let (row, column) = (place / (columns + 2), place % (columns + 2));
                 let before = if write == Write::Onto || column >= columns { 2.0 } else { 0.0 };
                 let terms = if column < columns { 0..depth } else { 0..0 };
-                let sum: f32 = terms.map(|k| left.at(row, k) * right.at(k, column)).sum();
-                assert_eq!(*found, before + sum, "[{rows}, {depth}, {columns}] {row} {column}, {} threads", threads());
+                let sum: f32 = terms.map(|k| left.at(row, k).get() * right.at(k, column).get()).sum();
+                assert_eq!(
+                    found.get(),
+                    E::put(before + sum).get(),
+                    "[{rows}, {depth}, {columns}] {row} {column}, {} threads",
+                    threads()
+                );
             }
         }
     }
@@ -329,7 +341,7 @@ pub(super) mod tests {
     #[test]
     fn rows_beyond_a_strip_are_multiplied_as_those_before() {
         for size in [[4097, 260, 3], [4100, 260, 1], [4097, 1, 1], [4100, 0, 3], [8193, 5, 17]] {
-            equals_the_definition(size, |left, right, result, pitch, write| {
+            equals_the_definition::<f32, f32>(size, |left, right, result, pitch, write| {
                 multiply_plainly(left, right, result, pitch, write, Workers::All);
             });
         }
