@@ -90,7 +90,7 @@ pub fn peak_memory(device: Device) -> Option<u64> {
     if let Device::Cuda(index) = device { Some(aten::peak_memory(index)) } else { None }
 }
 
-/// FLOP per second of square products in `kind`, as training makes them on `device`: the best of some that take milliseconds each, short enough to
+/// FLOP per second of square products in `kind` on `device`, on a CPU this crate's where it has its own: the best of some that take milliseconds each, short enough to
 /// find a moment in which all threads run even on a machine that does other things.
 pub fn measured_rate(device: Device, kind: Kind) -> f64 {
     let (size, times) = if device.is_cuda() { (4096, 10) } else { (768, 20) };

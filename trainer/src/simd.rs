@@ -36,13 +36,6 @@ impl Element for f32 {
 #[repr(transparent)]
 pub(crate) struct Bf16(u16);
 
-impl Bf16 {
-    #[inline(always)]
-    pub fn bits(self) -> u16 {
-        self.0
-    }
-}
-
 impl Element for Bf16 {
     const KIND: Kind = Kind::BFloat16;
 

@@ -1,8 +1,8 @@
 //! A linear map `y = x·w + b` with `w` in `[in, out]`, forward and backward, and the matrix products it is made of.
 //!
 //! On a CPU, `f32` products are this crate's own ([`super::product`]): libtorch's default, MKL, runs at less than half their rate on AMD
-//! processors, and all have the accuracy of `f32`. Its own are also `bf16` products where the processor has tiles ([`super::amx`]), and those of
-//! both dtypes of 16 bits where libtorch has none but plain loops. Other dtypes and devices take libtorch's, and so does the engine of that name.
+//! processors, and all have the accuracy of `f32`. Its own are also `bf16` products where the processor has tiles ([`super::amx`]) or multiplies pairs
+//! of them (`super::pairs`), and those of both dtypes of 16 bits where libtorch has none but plain loops. Other dtypes and devices take libtorch's, and so does the engine of that name.
 
 use tch::{Device, Kind, Tensor};
 

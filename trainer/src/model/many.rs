@@ -32,7 +32,7 @@ struct Kind {
 pub(super) struct Tile {
     pub rows: usize,
     pub columns: usize,
-    /// Rows of a copy: it fits into the second cache, which has 1 MiB at least with AVX-512 (a Skylake server's) and 256 KiB with AVX2.
+    /// Rows of a copy: in `f32` it fits into the second cache, which has 1 MiB at least with AVX-512 (a Skylake server's) and 256 KiB with AVX2.
     pub block: usize,
 }
 
@@ -99,6 +99,9 @@ pub(super) fn in_parts<I: Copy + Sync, E: Send>(
 ) {
     let ([rows, depth], columns) = (left.size, right.size[1]);
     assert!(depth == right.size[0] && fits(result.len(), [rows, columns], pitch));
+    if rows == 0 || columns == 0 {
+        return;
+    }
     let threads = if workers == Workers::All { threads() } else { 1 };
     let down = rows.div_ceil(tile.block);
     let across = if down.is_multiple_of(threads) { 1 } else { threads.min(columns.div_ceil(NARROWEST)) };

@@ -19,6 +19,8 @@ type Pair = u32;
 const TILE: Tile = Tile { rows: 8, columns: 32, block: 512 };
 /// Terms of which all rows of a part have a copy at once.
 const DEEP: usize = 1024;
+/// Columns whose sums wait for the next copy where there are more terms: with all rows of a part 2 MiB.
+const WAITING: usize = 1024;
 
 /// Sums of a tile.
 type Rows = [[f32; TILE.columns]; TILE.rows];
@@ -41,9 +43,15 @@ pub fn multiply<E: Element>(
     workers: Workers,
 ) {
     assert!(is_available(), "this processor does not multiply pairs");
+    let [depth, columns] = right.size;
+    assert!(depth > 0, "a product of {:?} and {:?}", left.size, right.size);
+    let most = if depth <= DEEP { columns } else { WAITING };
     in_parts(TILE, left, right, (result, pitch), workers, |left, right, place| {
-        // SAFETY: the processor has the instructions; the parts are apart and inside the result.
-        unsafe { multiply_part(left, right, place, write) }
+        for column in (0..right.size[1]).step_by(most) {
+            let right = right.part([0, column], [depth, most.min(right.size[1] - column)]);
+            // SAFETY: the processor has the instructions; the parts are apart and inside the result.
+            unsafe { multiply_part(left, right, Place { first: place.first.wrapping_add(column), ..place }, write) }
+        }
     });
 }
 
@@ -58,7 +66,7 @@ unsafe fn multiply_part<E: Element>(left: Matrix<'_, Bf16>, right: Matrix<'_, Bf
     // Of one strip, which is done with once all its terms have a copy, or of all.
     let strips = if depth <= DEEP { 1 } else { columns.div_ceil(TILE.columns) };
     let mut sums = vec![Rows::default(); strips * tiles];
-    for k in (0..depth.max(1)).step_by(DEEP) {
+    for k in (0..depth).step_by(DEEP) {
         let deep = k..depth.min(k + DEEP);
         pack_left(left.part([0, k], [rows, deep.len()]), &mut lefts);
         for (number, column) in (0..columns).step_by(TILE.columns).enumerate() {
@@ -113,14 +121,13 @@ fn pack_left(left: Matrix<'_, Bf16>, mut panels: &mut [Pair]) {
 fn pack<const WIDTH: usize>(matrix: Matrix<'_, Bf16>, packed: &mut [Pair]) {
     let ([depth, width], [down, across]) = (matrix.size, matrix.steps);
     let (packed, _) = packed[..depth.div_ceil(2) * WIDTH].as_chunks_mut::<WIDTH>();
-    if width < WIDTH || !depth.is_multiple_of(2) {
+    if width < WIDTH {
         packed.fill([0; WIDTH]);
     }
-    let pair = |low: Bf16, high: Bf16| Pair::from(low.bits()) | Pair::from(high.bits()) << 16;
+    let pair = |low: Bf16, high: Bf16| low.get().to_bits() >> 16 | high.get().to_bits();
     if across == 1 {
         for (k, packed) in packed.iter_mut().enumerate() {
             let row = |k: usize| &matrix.values[k * down..][..width];
-            // Without a second row its zeros stay: the first is paired with what is multiplied by them.
             let (low, high) = (row(2 * k), if 2 * k + 1 < depth { row(2 * k + 1) } else { &[] });
             match (<&[Bf16; WIDTH]>::try_from(low), <&[Bf16; WIDTH]>::try_from(high)) {
                 (Ok(low), Ok(high)) => {
@@ -197,9 +204,17 @@ mod tests {
         let before = tch::get_num_threads();
         for threads in [1, 3] {
             tch::set_num_threads(threads);
-            for size in
-                [[200, 267, 140], [610, 40, 57], [40, 15, 610], [9, 2305, 70], [8, 4096, 32], [3, 1, 5], [1, 2, 1], [2, 0, 3]]
-            {
+            for size in [
+                [200, 267, 140],
+                [610, 40, 57],
+                [40, 15, 610],
+                [9, 2305, 70],
+                [8, 4096, 32],
+                [3, 1, 5],
+                [1, 2, 1],
+                [0, 5, 3],
+                [3, 5, 0],
+            ] {
                 equals_the_definition::<Bf16, Bf16>(size, |left, right, result, pitch, write| {
                     multiply(left, right, result, pitch, write, Workers::All);
                 });
@@ -209,5 +224,25 @@ mod tests {
             }
         }
         tch::set_num_threads(before);
+    }
+
+    /// Sums that are rounded: their order must not depend on who makes which part. Terms and columns of several copies.
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        if !is_available() {
+            return;
+        }
+        let [rows, depth, columns] = [70, 2100, 2200];
+        let numbers: Vec<Bf16> = (0..depth * columns).map(|n| Bf16::put((n as f32).sin())).collect();
+        let (left, right) = (Matrix::new(&numbers[7..], [rows, depth], depth), Matrix::new(&numbers, [depth, columns], columns));
+        let before = tch::get_num_threads();
+        let [one, three] = [1, 3].map(|threads| {
+            tch::set_num_threads(threads);
+            let mut result = vec![1.0_f32; rows * columns];
+            multiply(left, right, &mut result, columns, Write::Onto, Workers::All);
+            result
+        });
+        tch::set_num_threads(before);
+        assert!(one == three);
     }
 }

@@ -1,7 +1,7 @@
 //! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists
 //! already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second
-//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]); with AVX-512 or AVX2 most others are `many`'s, those of bf16 numbers
-//! `pairs`', and the rest are the crate `gemm`'s.
+//! pass. Where the processor has tiles, large ones are theirs ([`super::amx`]); with AVX-512 or AVX2 most others are `many`'s, with AVX512-BF16
+//! those of bf16 numbers `pairs`', and the rest are the crate `gemm`'s.
 
 use gemm_common::Parallelism;
 
