@@ -12,7 +12,9 @@ use tch::{Kind, Tensor};
 
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
+use crate::model::parameters::floats;
 use crate::model::{Draft, Gpt2, KvCache};
+use crate::parallel;
 use crate::random::uniform;
 use crate::sampling::Sampling;
 
@@ -87,8 +89,10 @@ fn together(model: &Gpt2, prompts: &[Vec<u32>], longest: usize, steps: usize, re
     let mut input = padded(prompts, longest, request.end_of_text);
     for _ in 0..steps {
         let logits = model.next_logits(&input, &mut cache, &padding).map_err(Failure::other)?;
-        let next: Vec<i64> =
-            rows.iter_mut().zip(to_rows(&logits)).map(|(row, logits)| i64::from(row.extend(&logits, request))).collect();
+        let (logits, vocabulary) = in_main_memory(&logits);
+        let mut next = vec![0; rows.len()];
+        let work = rows.iter_mut().zip(floats(&logits).chunks(vocabulary)).zip(&mut next);
+        parallel::run(work.collect(), |((row, logits), next)| *next = i64::from(row.extend(logits, request)));
         if rows.iter().all(|row| row.ended) {
             break;
         }
@@ -114,8 +118,9 @@ fn alone(model: &Gpt2, prompt: &[u32], steps: usize, request: &Request) -> Resul
         let input = Tensor::from_slice(&input.into_iter().map(i64::from).collect::<Vec<_>>()).view([1, -1]);
         let logits = model.last_logits(&input, guesses.len() + 1, &mut cache, &[0]).map_err(Failure::other)?;
         let mut right = 0;
-        for logits in to_rows(&logits.squeeze_dim(0)) {
-            let token = row.extend(&logits, request);
+        let (logits, vocabulary) = in_main_memory(&logits);
+        for logits in floats(&logits).chunks(vocabulary) {
+            let token = row.extend(logits, request);
             text.push(token);
             if row.ended || guesses.get(right) != Some(&token) {
                 break;
@@ -216,13 +221,10 @@ fn padded(prompts: &[Vec<u32>], longest: usize, padding: u32) -> Tensor {
     Tensor::from_slice(&prompts.iter().flat_map(row).collect::<Vec<i64>>()).view([-1, longest as i64])
 }
 
-/// `[batch, vocabulary]` as rows in main memory.
-fn to_rows(logits: &Tensor) -> Vec<Vec<f32>> {
-    let flat = logits.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous();
-    let (rows, width) = (flat.size()[0] as usize, flat.size()[1] as usize);
-    let mut values = vec![0.0; rows * width];
-    flat.copy_data(&mut values, rows * width);
-    values.chunks(width).map(<[f32]>::to_vec).collect()
+/// Logits in `f32`, a row of as many as the vocabulary has after the other, and that number.
+fn in_main_memory(logits: &Tensor) -> (Tensor, usize) {
+    let vocabulary = logits.size().last().map_or(0, |size| *size as usize);
+    (logits.to_kind(Kind::Float).to_device(tch::Device::Cpu).contiguous(), vocabulary)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Products of a few rows with a large matrix in `f32`, as generation makes them for every token. With up to a dozen rows the time is that
-//! of reading the matrix from main memory once, so it is read as it lies, in long pieces; with more it is that of computing, and a
-//! thread copies a part of the matrix into its nearest caches before it uses it for one dozen rows after the other. A general product
-//! copies in any case, and for fewer rows than it is made for.
+//! of reading the matrix from main memory once, so it is read as it lies, in long pieces; with more it is that of computing, and the
+//! first dozen rows leave a copy of some columns in the nearest cache for those that follow. A general product copies in any case, and for
+//! fewer rows than it is made for.
 //!
 //! For AVX-512 and AVX2; elsewhere, and for sizes that do not fill a tile, the caller's general product serves. Each element is summed in one
 //! fixed order, whatever the number of threads and of rows.
@@ -26,10 +26,10 @@ pub(super) fn add_product(x: &[f32], w: &[f32], y: &mut [f32], sizes: [usize; 3]
     }
 }
 
-/// `x [M, K]` · `wᵀ` for `w [N, K]` added to `y [M, N]`; otherwise as [`add_product`].
-pub(super) fn add_product_transposed(x: &[f32], w: &[f32], y: &mut [f32], sizes: [usize; 3]) -> bool {
+/// `x [M, K]` · `wᵀ` for `w [N, K]` into `y [M, N]`; otherwise as [`add_product`].
+pub(super) fn product_transposed(x: &[f32], w: &[f32], y: &mut [f32], sizes: [usize; 3]) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return panels::add_product_transposed::<__m512>(x, w, y, sizes) || panels::add_product_transposed::<__m256>(x, w, y, sizes);
+    return panels::product_transposed::<__m512>(x, w, y, sizes) || panels::product_transposed::<__m256>(x, w, y, sizes);
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = (x, w, y, sizes);
@@ -49,7 +49,9 @@ pub(super) fn is_available() -> bool {
 mod panels {
     use std::ops::Range;
 
-    use super::super::few_kernels::{Ahead, EIGHT, GROUP, Pass, Register};
+    use super::super::few_kernels::{Ahead, EIGHT, Pass, Register};
+    use super::super::many::Place;
+    use super::super::product::Write;
     use super::MOST;
     use crate::parallel::{self, threads};
     use crate::simd::add;
@@ -72,19 +74,20 @@ mod panels {
             return false;
         }
         assert!(x.len() == rows * depth && w.len() == depth * columns && y.len() == rows * columns);
+        let is_streamed = rows <= R::KERNELS.eights.len();
         let (multiply, most): (Multiply, _) =
-            if rows <= GROUP { (stream::<R>, STREAMED) } else { (pack_and_multiply::<R>, R::PANEL) };
-        in_panels::<R>(most, [rows, columns], y, |panel, sums| {
+            if is_streamed { (stream::<R>, STREAMED) } else { (copy_and_multiply::<R>, R::PANEL) };
+        in_panels::<R>(most, [rows, columns], y, Write::Onto, |panel, sums| {
             multiply(x, depth, Strip { w: &w[panel.start..], pitch: columns, width: panel.len() }, sums);
         })
     }
 
-    pub fn add_product_transposed<R: Register>(x: &[f32], w: &[f32], y: &mut [f32], [rows, depth, columns]: [usize; 3]) -> bool {
+    pub fn product_transposed<R: Register>(x: &[f32], w: &[f32], y: &mut [f32], [rows, depth, columns]: [usize; 3]) -> bool {
         if !serves::<R>(rows) || !depth.is_multiple_of(R::LANES) {
             return false;
         }
         assert!(x.len() == rows * depth && w.len() == depth * columns && y.len() == rows * columns);
-        in_panels::<R>(R::PANEL, [rows, columns], y, |panel, sums| {
+        in_panels::<R>(R::PANEL, [rows, columns], y, Write::Over, |panel, sums| {
             multiply_transposed::<R>(x, depth, &w[panel.start * depth..panel.end * depth], sums);
         })
     }
@@ -94,35 +97,40 @@ mod panels {
     }
 
     /// Calls `compute` for panels that cover all columns, the last moved back so that it ends with them, with room for the panel's sums,
-    /// `[M, width]` of zeros; adds them to `y [M, N]`. A panel's width is a multiple of a tile's. False: there are fewer columns than in a tile,
+    /// `[M, width]` of zeros, which go to `y [M, N]`. A panel's width is a multiple of a tile's. False: there are fewer columns than in a tile,
     /// whatever the number of threads.
     fn in_panels<R: Register>(
         most: usize,
         [rows, columns]: [usize; 2],
         y: &mut [f32],
+        write: Write,
         compute: impl Fn(Range<usize>, &mut [f32]) + Sync,
     ) -> bool {
         if columns < R::TILE {
             return false;
         }
+        assert!(y.len() == rows * columns);
         let shares = threads() * columns.div_ceil(threads() * most);
         let width = |shares| columns.div_ceil(shares).next_multiple_of(R::TILE);
         // One panel may be wider than what there is; one of two never is.
         let width = if width(shares) <= columns { width(shares) } else { width(2) };
-        let first = |panel: usize| (panel * width).min(columns - width);
-        let mut sums = vec![0.0; columns.div_ceil(width) * rows * width];
-        let work = sums.chunks_mut(rows * width).enumerate();
-        parallel::run(work.collect(), |(panel, sums)| compute(first(panel)..first(panel) + width, sums));
-        parallel::run(y.chunks_mut(columns).enumerate().collect(), |(row, y)| {
-            for (panel, sums) in sums.chunks(rows * width).enumerate() {
-                let (own, first) = (panel * width, first(panel));
-                add(&mut y[own..first + width], &sums[row * width + own - first..(row + 1) * width]);
+        let y = y.as_mut_ptr();
+        let panels = (0..columns).step_by(width).map(|own| (own, Place { first: y.wrapping_add(own), pitch: columns }));
+        parallel::run(panels.collect(), |(own, place)| {
+            let first = own.min(columns - width);
+            let mut sums = vec![0.0; rows * width];
+            compute(first..first + width, &mut sums);
+            for (row, sums) in sums.chunks(width).enumerate() {
+                let sums = &sums[own - first..];
+                // SAFETY: these columns of `y` are this panel's alone.
+                let y = unsafe { std::slice::from_raw_parts_mut(place.first.add(row * place.pitch), sums.len()) };
+                if write == Write::Onto { add(y, sums) } else { y.copy_from_slice(sums) }
             }
         });
         true
     }
 
-    /// The product of up to [`GROUP`] rows `x [M, K]` with the strip, added to `sums [M, width]`.
+    /// The product of as few rows `x [M, K]` as there are kernels for with the strip, added to `sums [M, width]`.
     fn stream<R: Register>(x: &[f32], depth: usize, strip: Strip<'_>, sums: &mut [f32]) {
         let rows = x.len() / depth;
         check::<R>(rows, depth, strip, sums);
@@ -136,26 +144,26 @@ mod panels {
     }
 
     /// The product of any number of rows `x [M, K]` with the strip, added to `sums [M, width]`.
-    fn pack_and_multiply<R: Register>(x: &[f32], depth: usize, strip: Strip<'_>, sums: &mut [f32]) {
+    fn copy_and_multiply<R: Register>(x: &[f32], depth: usize, strip: Strip<'_>, sums: &mut [f32]) {
         let (rows, width) = (x.len() / depth, strip.width);
         check::<R>(rows, depth, strip, sums);
-        let mut packed = vec![0.0; (R::BLOCK.min(depth) + 1) * width];
-        for k in (0..depth).step_by(R::BLOCK) {
-            let block = R::BLOCK.min(depth - k);
-            pack::<R>(&strip.w[k * strip.pitch..], strip.pitch, [block, width], &mut packed);
-            let next = R::BLOCK.min(depth - k - block);
-            let mut ahead = Ahead::new(
-                strip.w.as_ptr().wrapping_add((k + block) * strip.pitch),
-                strip.pitch,
-                [next, width],
-                groups(rows, R::KERNELS.tiles.len()).count(),
-            );
-            for (number, packed) in packed.chunks((block + 1) * R::TILE).take(width / R::TILE).enumerate() {
-                let packed = &packed[..block * R::TILE];
-                for group in groups(rows, R::KERNELS.tiles.len()) {
-                    let (x, sums) = (&x[group.start * depth + k..], &mut sums[group.start * width + number * R::TILE..]);
+        let groups = || groups(rows, R::KERNELS.tiles.len());
+        let block = R::BLOCK.min(depth);
+        // Rows of `x` as they lie may be a power of two apart, and then only a few of them have a place in the nearest cache at once.
+        let (mut copy, mut near) = (vec![0.0; block * R::TILE], vec![0.0; block * rows]);
+        for k in (0..depth).step_by(block) {
+            let block = block.min(depth - k);
+            let next = &strip.w[((k + block) * strip.pitch).min(strip.w.len())..];
+            let mut ahead = Ahead::new(next.as_ptr(), strip.pitch, [R::BLOCK.min(depth - k - block), width], groups().count());
+            let copy = &mut copy[..block * R::TILE];
+            near.chunks_mut(block).zip(x.chunks(depth)).for_each(|(near, x)| near.copy_from_slice(&x[k..k + block]));
+            for column in (0..width).step_by(R::TILE) {
+                let w = &strip.w[k * strip.pitch + column..];
+                for group in groups() {
+                    let kernels = if group.start == 0 { R::KERNELS.copying_tiles } else { R::KERNELS.tiles };
+                    let (x, sums) = (&near[group.start * block..], &mut sums[group.start * width + column..]);
                     // SAFETY: as in `stream`; `groups` covers `rows`, and the width is made of tiles.
-                    unsafe { R::KERNELS.tiles[group.len() - 1](x, depth, packed, sums, width, &mut ahead) }
+                    unsafe { kernels[group.len() - 1](x, block, w, strip.pitch, copy, sums, width, &mut ahead) }
                 }
             }
         }
@@ -190,15 +198,6 @@ mod panels {
         let count = rows.div_ceil(most);
         (0..count).map(move |group| group * rows / count..(group + 1) * rows / count)
     }
-
-    /// `w [block, width]`, rows `pitch` apart, as `[width / tile, block, tile]`, a row of nothing after each tile. The matrix is read row by row.
-    fn pack<R: Register>(w: &[f32], pitch: usize, [block, width]: [usize; 2], packed: &mut [f32]) {
-        for k in 0..block {
-            for (number, from) in w[k * pitch..k * pitch + width].chunks_exact(R::TILE).enumerate() {
-                packed[(number * (block + 1) + k) * R::TILE..][..R::TILE].copy_from_slice(from);
-            }
-        }
-    }
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -215,9 +214,9 @@ mod tests {
             (add_product, plain),
             (panels::add_product::<__m256>, plain),
             (panels::add_product::<__m512>, plain),
-            (add_product_transposed, transposed),
-            (panels::add_product_transposed::<__m256>, transposed),
-            (panels::add_product_transposed::<__m512>, transposed),
+            (product_transposed, transposed),
+            (panels::product_transposed::<__m256>, transposed),
+            (panels::product_transposed::<__m512>, transposed),
         ]
     }
 
@@ -249,10 +248,11 @@ mod tests {
         let mut alone = vec![1.0; columns];
         assert!(product(&x[..depth], w, &mut alone, [1, depth, columns]));
         assert_eq!(y[..columns], alone, "product {number}, {sizes:?}: the first row, and alone");
+        let before = if steps[1] == 1 { 1.0 } else { 0.0 };
         for (place, y) in y.iter().enumerate() {
             let (row, column) = (place / columns, place % columns);
             let terms = (0..depth).map(|k| f64::from(x[row * depth + k]) * f64::from(w[k * steps[0] + column * steps[1]]));
-            let expected = 1.0 + terms.sum::<f64>();
+            let expected = before + terms.sum::<f64>();
             assert!((f64::from(*y) - expected).abs() < 1e-3, "product {number}, {sizes:?} {place}: {y}, not {expected}");
         }
         true

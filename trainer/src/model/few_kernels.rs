@@ -2,31 +2,35 @@
 
 use std::arch::x86_64::{
     __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps,
-    _mm256_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_reduce_add_ps, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm256_storeu_ps, _mm512_add_ps, _mm512_castps512_ps256, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_permute_ps,
+    _mm512_permutexvar_ps, _mm512_set1_ps, _mm512_setr_epi32, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_shuffle_ps,
     _mm512_storeu_ps,
 };
+use std::hint::black_box;
 
 use crate::vectorise::has_avx512;
 
-/// Rows that a kernel takes at once, at most.
-pub const GROUP: usize = 12;
 /// Rows of the matrix that [`Pass`]es use at once, as they lie.
 pub const EIGHT: usize = 8;
 /// `f32`s that come from memory together.
 const LINE: usize = 16;
+/// Sums that a kernel of dot products has at once, at most.
+const DOTS: usize = 24;
 
 /// `x` and its pitch, some rows of the matrix from one column on and its pitch, and the sums, as many columns as these are.
 pub type Pass = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32]);
-/// `x`, its pitch, a packed tile, the sums from the tile's first on, and their pitch.
-pub type Tile = unsafe fn(&[f32], usize, &[f32], &mut [f32], usize, &mut Ahead);
+/// `x` and its pitch, a tile of the matrix as it lies and its pitch, the tile's copy, the sums from the tile's first on, and their pitch.
+pub type Tile = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32], &mut [f32], usize, &mut Ahead);
 /// `x`, the rows of the transposed matrix, the depth of both, the sums and their pitch.
 pub type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize, &mut Ahead);
 
 /// By the number of rows less one.
 pub struct Kernels {
+    /// For as many rows as the matrix is read in place for: with more, passing over the sums for each eight rows of it costs more than a copy.
     pub eights: &'static [Pass],
     pub singles: &'static [Pass],
-    /// As many as registers hold sums of, two for each row, and some are left.
+    /// As many as registers hold sums of, two for each row, and some are left. The first make the copy that the others read.
+    pub copying_tiles: &'static [Tile],
     pub tiles: &'static [Tile],
     /// With the number of columns at once: as many as most of the registers hold sums of.
     pub dots: &'static [(usize, Dots)],
@@ -56,13 +60,17 @@ pub trait Register: Copy {
     unsafe fn all(value: f32) -> Self;
     unsafe fn multiply_add(self, factor: Self, term: Self) -> Self;
     unsafe fn add(self, term: Self) -> Self;
-    unsafe fn sum(self) -> f32;
+    /// The sum of each of the registers that `lanes` are, one after the other, in one order.
+    ///
+    /// # Safety
+    /// The processor has the register.
+    unsafe fn sums(lanes: &[f32; DOTS * LINE], sums: &mut [f32; DOTS]);
 }
 
 /// Implements [`Register`].
 macro_rules! register {
     ($register:ty, $lanes:literal, if $available:expr, $features:literal,
-     $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $add:ident, $sum:expr,
+     $load:ident, $store:ident, $zero:ident, $all:ident, $multiply_add:ident, $add:ident, $sums:expr,
      rows [$($rows:literal),*], tiles [$($tiles:literal),*], dots [$($dots:literal by $columns:literal),*]) => {
         impl Register for $register {
             const LANES: usize = $lanes;
@@ -79,16 +87,18 @@ macro_rules! register {
                     unsafe { stream_rows::<$register, ROWS, DEPTH>(x, depth, w, pitch, sums) }
                 }
                 #[target_feature(enable = $features)]
-                unsafe fn tile<const ROWS: usize>(
+                unsafe fn tile<const ROWS: usize, const COPY: bool>(
                     x: &[f32],
+                    depth: usize,
+                    w: &[f32],
                     pitch: usize,
-                    packed: &[f32],
+                    copy: &mut [f32],
                     sums: &mut [f32],
                     width: usize,
                     ahead: &mut Ahead,
                 ) {
                     // SAFETY: as above.
-                    unsafe { tile_rows::<$register, ROWS>(x, pitch, packed, sums, width, ahead) }
+                    unsafe { tile_rows::<$register, ROWS, COPY>(x, depth, (w, pitch), copy, (sums, width), ahead) }
                 }
                 #[target_feature(enable = $features)]
                 unsafe fn dots<const ROWS: usize, const COLUMNS: usize>(
@@ -105,7 +115,8 @@ macro_rules! register {
                 Kernels {
                     eights: &[$(pass::<$rows, EIGHT>),*],
                     singles: &[$(pass::<$rows, 1>),*],
-                    tiles: &[$(tile::<$tiles>),*],
+                    copying_tiles: &[$(tile::<$tiles, true>),*],
+                    tiles: &[$(tile::<$tiles, false>),*],
                     dots: &[$(($columns, dots::<$dots, $columns>)),*],
                 }
             };
@@ -146,8 +157,8 @@ macro_rules! register {
             }
 
             #[inline(always)]
-            unsafe fn sum(self) -> f32 {
-                unsafe { $sum(self) }
+            unsafe fn sums(lanes: &[f32; DOTS * LINE], sums: &mut [f32; DOTS]) {
+                unsafe { $sums(lanes, sums) }
             }
         }
     };
@@ -155,19 +166,56 @@ macro_rules! register {
 
 register!(
     __m512, 16, if has_avx512(), "avx512f",
-    _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_add_ps, _mm512_reduce_add_ps,
-    rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
+    _mm512_loadu_ps, _mm512_storeu_ps, _mm512_setzero_ps, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_add_ps, sums_of_sixteen_lanes,
+    rows [1, 2, 3, 4, 5, 6, 7, 8],
     tiles [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
-    dots [1 by 8, 2 by 8, 3 by 8, 4 by 4, 5 by 4, 6 by 4, 7 by 2, 8 by 2, 9 by 2, 10 by 2, 11 by 2, 12 by 2]
+    dots [1 by 8, 2 by 8, 3 by 8, 4 by 4, 5 by 4, 6 by 4]
 );
 register!(
     __m256, 8, if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"), "avx2,fma",
-    _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_add_ps,
-    |register| std::mem::transmute::<__m256, [f32; 8]>(register).into_iter().sum::<f32>(),
+    _mm256_loadu_ps, _mm256_storeu_ps, _mm256_setzero_ps, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_add_ps, sums_of_eight_lanes,
     rows [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12],
     tiles [1, 2, 3, 4, 5, 6],
     dots [1 by 8, 2 by 4, 3 by 4, 4 by 2, 5 by 2, 6 by 2]
 );
+
+/// One half of eight registers is added to the other until one number of each is left; registers that are half used share one.
+///
+/// # Safety
+/// The processor has the register.
+#[target_feature(enable = "avx512f")]
+unsafe fn sums_of_sixteen_lanes(lanes: &[f32; DOTS * LINE], sums: &mut [f32; DOTS]) {
+    /// Two registers' halves, quarters or neighbours, by the places that are shuffled.
+    macro_rules! folded {
+        ($shuffle:ident, $these:literal + $those:literal, $a:expr, $b:expr) => {
+            _mm512_add_ps($shuffle::<$these>($a, $b), $shuffle::<$those>($a, $b))
+        };
+    }
+    let in_order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    for (lanes, sums) in lanes.as_chunks::<{ EIGHT * LINE }>().0.iter().zip(sums.as_chunks_mut::<EIGHT>().0) {
+        // SAFETY: eight registers' lanes lie there, and there is room for eight sums.
+        unsafe {
+            let [a, b, c, d, e, f, g, h] = std::array::from_fn(|number| _mm512_loadu_ps(lanes.as_ptr().add(number * LINE)));
+            let ab = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, a, b);
+            let cd = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, c, d);
+            let ef = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, e, f);
+            let gh = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, g, h);
+            let abcd = folded!(_mm512_shuffle_f32x4, 0x88 + 0xDD, ab, cd);
+            let efgh = folded!(_mm512_shuffle_f32x4, 0x88 + 0xDD, ef, gh);
+            let aebfcgdh = folded!(_mm512_shuffle_ps, 0x44 + 0xEE, abcd, efgh);
+            let twice = _mm512_add_ps(aebfcgdh, _mm512_permute_ps::<0xB1>(aebfcgdh));
+            _mm256_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps256(_mm512_permutexvar_ps(in_order, twice)));
+        }
+    }
+}
+
+/// # Safety
+/// None is asked for; it is called as the other.
+unsafe fn sums_of_eight_lanes(lanes: &[f32; DOTS * LINE], sums: &mut [f32; DOTS]) {
+    for (lanes, sum) in lanes.chunks(<__m256 as Register>::LANES).zip(sums) {
+        *sum = lanes.iter().sum();
+    }
+}
 
 /// What is read next, `[rows, width]`: a line of it is brought nearer with each step of the computation before. All at once would
 /// have to wait for memory.
@@ -256,16 +304,16 @@ unsafe fn stream_rows<R: Register, const ROWS: usize, const DEPTH: usize>(
 }
 
 /// # Safety
-/// The processor has the register; `packed` is `[block, tile]`, `x` has `ROWS` rows `pitch` apart with `block` elements in each, and
-/// `sums` as many rows `width` apart with a tile's elements, two registers, in each.
+/// The processor has the register; `copy` is `[block, tile]`, `x` has `ROWS` rows `depth` apart with `block` elements in each, and the sums have as
+/// many rows `width` apart with a tile's elements, two registers, in each. To be copied, the matrix has `block` rows `pitch` apart with as many.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
-unsafe fn tile_rows<R: Register, const ROWS: usize>(
+unsafe fn tile_rows<R: Register, const ROWS: usize, const COPY: bool>(
     x: &[f32],
-    pitch: usize,
-    packed: &[f32],
-    sums: &mut [f32],
-    width: usize,
+    depth: usize,
+    (w, pitch): (&[f32], usize),
+    copy: &mut [f32],
+    (sums, width): (&mut [f32], usize),
     ahead: &mut Ahead,
 ) {
     let place = sums.as_mut_ptr();
@@ -277,11 +325,16 @@ unsafe fn tile_rows<R: Register, const ROWS: usize>(
                 *held = R::load(place.add(row * width + half * R::LANES));
             }
         }
-        for (k, weights) in packed.chunks_exact(R::TILE).enumerate() {
+        for (k, copy) in copy.chunks_exact_mut(R::TILE).enumerate() {
             ahead.step();
-            let weights = [R::load(weights.as_ptr()), R::load(weights.as_ptr().add(R::LANES))];
+            let from = if COPY { w.as_ptr().add(k * pitch) } else { copy.as_ptr() };
+            let weights = [R::load(from), R::load(from.add(R::LANES))];
+            if COPY {
+                weights[0].store(copy.as_mut_ptr());
+                weights[1].store(copy.as_mut_ptr().add(R::LANES));
+            }
             for (row, held) in held.iter_mut().enumerate() {
-                let factor = R::all(*x.get_unchecked(row * pitch + k));
+                let factor = R::all(*x.get_unchecked(row * depth + k));
                 for (held, weight) in held.iter_mut().zip(weights) {
                     *held = factor.multiply_add(weight, *held);
                 }
@@ -308,6 +361,8 @@ unsafe fn dot_rows<R: Register, const ROWS: usize, const COLUMNS: usize>(
     width: usize,
     ahead: &mut Ahead,
 ) {
+    const { assert!(ROWS * COLUMNS <= DOTS && R::LANES <= LINE) }
+    let (mut lanes, mut dots) = ([0.0; DOTS * LINE], [0.0; DOTS]);
     // SAFETY: a register's elements from `k` on are inside each row of both factors.
     unsafe {
         let mut held = [[R::zero(); COLUMNS]; ROWS];
@@ -324,10 +379,14 @@ unsafe fn dot_rows<R: Register, const ROWS: usize, const COLUMNS: usize>(
                 }
             }
         }
-        for (sums, held) in sums.chunks_mut(width).zip(held) {
-            for (place, held) in sums.iter_mut().zip(held) {
-                *place = held.sum();
-            }
+        for (held, lanes) in held.as_flattened().iter().zip(lanes.chunks_exact_mut(R::LANES)) {
+            held.store(lanes.as_mut_ptr());
         }
+        // From memory: what adds up lanes can only be said of sixteen of AVX-512's registers, and to have the sums among those the compiler
+        // would keep the rest of them in memory during the loop above, at a third of its time.
+        R::sums(black_box(&lanes), &mut dots);
+    }
+    for (sums, dots) in sums.chunks_mut(width).zip(dots.chunks_exact(COLUMNS)).take(ROWS) {
+        sums[..COLUMNS].copy_from_slice(dots);
     }
 }

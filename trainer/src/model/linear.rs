@@ -83,14 +83,11 @@ pub(super) fn product_transposed(x: &Tensor, w: &Tensor) -> Tensor {
     if !is_matrix(x) {
         return x.matmul(&w.tr());
     }
-    let size = [x.size()[0], w.size()[0]];
-    if is_plain(x) && is_plain(w) && x.size()[0] <= few::MOST as i64 {
-        let mut y = Tensor::zeros(size, (x.kind(), x.device()));
-        if few::add_product_transposed(floats(x), floats(w), floats_mut(&mut y), sizes(x, w.size()[0])) {
-            return y;
-        }
+    let mut y = Tensor::empty([x.size()[0], w.size()[0]], (x.kind(), x.device()));
+    let is_few = is_plain(x) && is_plain(w) && x.size()[0] <= few::MOST as i64;
+    if is_few && few::product_transposed(floats(x), floats(w), floats_mut(&mut y), sizes(x, w.size()[0])) {
+        return y;
     }
-    let mut y = Tensor::empty(size, (x.kind(), x.device()));
     write((x, Turn::Plain), (w, Turn::Transposed), &mut y, Write::Over);
     y
 }
