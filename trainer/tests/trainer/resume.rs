@@ -13,6 +13,9 @@ use crate::fixture::{Fixture, last_checkpoint, program, stderr, succeed};
 const TWO_THREADS: [&str; 1] = ["train.threads=2"];
 const EVERY_MAP: &str = r#"train.lora.target_modules=["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]"#;
 const LAST_ONLY: [&str; 1] = ["train.checkpoint_every=0"];
+/// Steps that are accumulation from end to end, and tell in the trace how far they are.
+const MANY_PARTS: [&str; 4] = ["train.micro_batch=1", "train.gradient_accumulation=48", "train.threads=2", "train.profile=true"];
+const PARTS: usize = 48;
 
 /// Number of kills; `FT_KILLS` asks for more.
 fn kills_wanted() -> u64 {
@@ -62,6 +65,18 @@ fn ends_within(child: &mut Child, time: Duration) -> bool {
     false
 }
 
+/// Waits until something is true of what a process does; false when it ended by itself before.
+fn comes_to(child: &mut Child, mut is_there: impl FnMut() -> bool) -> bool {
+    while !is_there() {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            return false;
+        }
+        sleep(Duration::from_micros(100));
+    }
+    true
+}
+
 /// What a power loss can do to the newest file, as far as a directory lets us imitate it.
 fn damage_newest(output: &Path, choice: u64) {
     let checkpoints = checkpoints(output);
@@ -100,6 +115,98 @@ fn killed_at_any_instant_it_gives_the_same_bytes() {
         }
         assert_same(&expected, &fixture.path(&name));
     }
+}
+
+/// Where a kill is to land.
+#[derive(Debug, Clone, Copy)]
+enum Aim {
+    /// While a checkpoint is being written, before its manifest.
+    Checkpoint,
+    /// Between two parts of a step, or in one: gradients are there, and weights that they have not changed yet.
+    Accumulation,
+}
+
+impl Aim {
+    /// Waits until a kill would land there. The `number`-th waits for a stage of the checkpoint of its own.
+    fn comes(self, child: &mut Child, output: &Path, number: usize) -> bool {
+        match self {
+            Self::Checkpoint => {
+                let stage = ["", "model.safetensors", "optimizer.safetensors", "steps.jsonl"][number % 4];
+                comes_to(child, || unfinished(output).is_some_and(|directory| directory.join(stage).exists()))
+            }
+            Self::Accumulation => {
+                let length = || fs::metadata(output.join("trace.json")).map_or(0, |file| file.len());
+                let before = length();
+                comes_to(child, || length() > before && (1..PARTS / 2).contains(&open_step(output).1))
+            }
+        }
+    }
+
+    /// Whether it did land there, as what a killed process that began after `told` steps has left shows.
+    fn was_met(self, output: &Path, told: usize) -> bool {
+        match self {
+            Self::Checkpoint => unfinished(output).is_some_and(|directory| !directory.join("manifest.json").exists()),
+            Self::Accumulation => {
+                let (complete, parts) = open_step(output);
+                steps_told(output) - told == complete && (1..PARTS).contains(&parts)
+            }
+        }
+    }
+}
+
+/// The directory of a checkpoint that is being written. (One that is being removed has such a name too, and is an older one's.)
+fn unfinished(output: &Path) -> Option<PathBuf> {
+    let complete = checkpoints(output).first().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let entries = fs::read_dir(output.join("checkpoints")).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.into_iter().find(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.strip_prefix(".unfinished-").is_some_and(|step| complete.as_deref().is_none_or(|complete| step > complete))
+    })
+}
+
+/// Of what the trace tells so far: complete steps, and how many parts the one after them has read. It is written 8 KiB at a time, which is
+/// more than once a step.
+fn open_step(output: &Path) -> (usize, usize) {
+    const STEP: &str = "\"name\":\"step\"";
+    let trace = fs::read_to_string(output.join("trace.json")).unwrap_or_default();
+    let open = trace.rsplit_once(STEP).map_or(trace.as_str(), |(_, open)| open);
+    (trace.matches(STEP).count(), open.matches("\"name\":\"data\"").count())
+}
+
+/// Steps that all processes have said to be complete.
+fn steps_told(output: &Path) -> usize {
+    fs::read_to_string(output.join("progress.jsonl")).unwrap_or_default().matches("\"event\":\"step\"").count()
+}
+
+/// Each kill is looked at afterwards: those that have missed are made and do not count.
+#[test]
+fn killed_inside_a_checkpoint_and_inside_a_step_it_gives_the_same_bytes() {
+    let fixture = Fixture::new();
+    let expected = result(&fixture.trained("undisturbed", &MANY_PARTS));
+    let (aims, wanted) = ([Aim::Checkpoint, Aim::Accumulation], kills_wanted().div_ceil(2) as usize);
+    let (mut hits, mut kills, mut round) = ([0; 2], 0, 0);
+    while hits != [wanted; 2] {
+        round += 1;
+        let name = format!("aimed-{round}");
+        let (config, output) = (fixture.config(&name), fixture.path(&name));
+        while hits != [wanted; 2] {
+            let aim = usize::from(hits[0] > hits[1]);
+            let told = steps_told(&output);
+            let due = told + 1 + (10.0 * uniform(&[round, kills])) as usize;
+            let mut child = fixture.train(&config, &MANY_PARTS).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            if !comes_to(&mut child, || steps_told(&output) >= due) || !aims[aim].comes(&mut child, &output, hits[aim]) {
+                break;
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            kills += 1;
+            hits[aim] += usize::from(aims[aim].was_met(&output, told));
+            assert!(kills <= 8 * wanted as u64, "{kills} kills, of which {hits:?} landed at {aims:?}");
+        }
+        succeed(&mut fixture.train(&config, &MANY_PARTS));
+        assert_same(&expected, &output);
+    }
+    println!("{kills} kills in {round} runs, of which {hits:?} landed at {aims:?}");
 }
 
 /// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again, and is
