@@ -24,39 +24,48 @@ use crate::model::tensor_file::{self, FileError};
 use crate::progress::Event;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
 use crate::state::State;
+use crate::trace::span;
+use crate::writing::Writing;
 
 impl Run {
     /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;
-        let started = Instant::now();
-        let step = self.state.step;
-        self.state.log_bytes = self.journal.steps_bytes();
-        self.state.seconds = self.pace.seconds();
-        let contents = self.contents();
-        self.writing = Some(self.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
-        self.saved = Some(step);
-        self.blocked += started.elapsed();
+        self.waiting(|run| {
+            let step = run.state.step;
+            run.state.log_bytes = run.journal.steps_bytes();
+            run.state.seconds = run.pace.seconds();
+            let contents = run.contents();
+            run.writing = Some(run.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
+            run.saved = Some(step);
+        });
         Ok(())
     }
 
     /// Waits for the checkpoint that is being written, if one is.
     pub(crate) fn finish_checkpoint(&mut self) -> Result<(), Failure> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
-        let (started, step) = (Instant::now(), writing.step);
-        writing.finish()?;
-        self.checkpoints.retain(self.config.train.keep_checkpoints)?;
-        self.blocked += started.elapsed();
+        let step = writing.step;
+        self.waiting(|run| {
+            writing.finish()?;
+            run.checkpoints.retain(run.config.train.keep_checkpoints)
+        })?;
         self.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
     }
 
     /// Lets the checkpoint that is being written copy what an update or better weights change.
     pub(crate) fn let_checkpoint_copy(&mut self) {
-        if let Some(writing) = &self.writing {
-            let started = Instant::now();
-            writing.wait_until_copied();
-            self.blocked += started.elapsed();
+        if self.writing.is_some() {
+            self.waiting(|run| run.writing.as_ref().map(Writing::wait_until_copied));
         }
+    }
+
+    /// Counts what `work` takes as time that training waits for checkpoints, and shows it in the trace.
+    fn waiting<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let (started, _span) = (Instant::now(), span("checkpoint wait"));
+        let done = work(self);
+        self.blocked += started.elapsed();
+        done
     }
 
     fn contents(&self) -> Contents {

@@ -208,6 +208,7 @@ fn a_profile_shows_what_each_step_spent_its_time_on() {
     };
     let counts = ["step", "data", "forward", "backward", "optimizer", "validation", "checkpoint"].map(|name| of(name).len());
     assert_eq!(counts, [3, 6, 6, 6, 3, 2, 1], "two micro-batches a step");
+    assert!(of("checkpoint wait").len() >= 2, "for its beginning and its end");
     for (start, length) in of("step") {
         let inside = ["data", "forward", "backward", "optimizer"].into_iter().flat_map(of);
         let spent: f64 = inside.filter(|(at, _)| (start..start + length).contains(at)).map(|(_, length)| length).sum();
