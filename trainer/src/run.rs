@@ -297,7 +297,9 @@ fn resumed_state(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> 
         differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
     }
     if differences.is_empty() {
-        return Ok(saved);
+        // What a run once had to take it keeps, until something else is asked for.
+        let micro_batch = saved.micro_batch.filter(|_| fresh.identity.divides_as(&saved.identity));
+        return Ok(State { micro_batch, identity: fresh.identity.clone(), ..saved });
     }
     Err(Failure::input(format!(
         "{} belongs to a run with another configuration:\n  {}\nrestore the configuration to resume, or train into another output directory",

@@ -1,6 +1,11 @@
 //! Which block of the training stream each sequence of a run reads: a pure function of seed and position, so that a resumed run
-//! reads on exactly where it was, at any number of workers, and nothing about the order is ever stored.
+//! reads on exactly where it was, and nothing about the order is ever stored.
+//!
+//! A step of S sequences reads those with the numbers `step · S` to `step · S + S − 1`. How it is divided into micro-batches, by how many threads
+//! and on what device it is computed is no part of that: a run may go on with other ones and reads the same tokens. One process trains;
+//! several that shared a step would each read their part of the same numbers.
 
+use crate::config::TrainSettings;
 use crate::random::bits;
 
 /// The rounds of the Feistel network. Four make a strong pseudorandom permutation (Luby and Rackoff 1988); two more cost nothing.
@@ -34,6 +39,11 @@ impl Sampler {
     }
 }
 
+/// Number in the run of the first sequence of a step's `part`-th micro-batch, both counted from 0.
+pub fn first_sequence(settings: &TrainSettings, step: u64, part: u64) -> u64 {
+    step * settings.sequences_per_step() + part * settings.micro_batch.sequences() as u64
+}
+
 /// The image of `index` under the permutation of `0..size` that belongs to `(seed, epoch)`.
 ///
 /// A Feistel network permutes the smallest power of four that holds `size`; an image outside is sent through again until it falls
@@ -58,6 +68,7 @@ fn feistel(seed: u64, epoch: u64, word: u64, half: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::micro_batch::MicroBatch;
 
     fn epoch(sampler: &Sampler, epoch: u64) -> Vec<u64> {
         let blocks = sampler.blocks();
@@ -96,6 +107,23 @@ mod tests {
         assert!((covariance / variance).abs() < 0.04, "{}", covariance / variance);
         let runs = order.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
         assert!(runs < 10, "{runs}");
+    }
+
+    /// Steps of twelve sequences over 101 blocks, so that some lie in two epochs; in no order, as there is nothing to remember.
+    #[test]
+    fn a_step_reads_the_same_blocks_however_it_is_divided() {
+        let sampler = Sampler::new(42, 101 * 8 + 1, 8).unwrap();
+        for step in [1000, 8, 0, 9] {
+            let expected: Vec<u64> = (step * 12..(step + 1) * 12).map(|sequence| sampler.block(sequence)).collect();
+            for parts in [1, 2, 3, 4, 6, 12] {
+                let each = 12 / parts;
+                let micro_batch = MicroBatch::Sequences(each as usize);
+                let settings = TrainSettings { micro_batch, gradient_accumulation: parts as usize, ..TrainSettings::default() };
+                let firsts = (0..parts).map(|part| first_sequence(&settings, step, part));
+                let read: Vec<u64> = firsts.flat_map(|first| first..first + each).map(|sequence| sampler.block(sequence)).collect();
+                assert_eq!(read, expected, "step {step} in {parts} parts");
+            }
+        }
     }
 
     #[test]

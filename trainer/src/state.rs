@@ -36,7 +36,8 @@ pub struct State {
     pub loss_scale: Option<LossScale>,
     /// Threads of the CPU kernels: a sum split over another number of threads can differ in its last bits.
     pub threads: usize,
-    /// Sequences per forward pass, which decides the order of a sum as well.
+    /// Sequences per forward pass, which decides the order of a sum as well: not always what the configuration asks for
+    /// ([`crate::micro_batch`]).
     #[serde(default)]
     pub micro_batch: Option<usize>,
     /// Length of `steps.jsonl`.
@@ -83,30 +84,52 @@ const FREE: [&str; 10] = [
     "threads",
 ];
 
+/// How a step is divided. A run may go on with another division of the same step: it reads the same tokens and weighs them alike.
+const DIVISION: [&str; 2] = ["micro_batch", "gradient_accumulation"];
+
 impl Identity {
     pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {
         let mut train = serde_json::to_value(settings).map_err(Failure::other)?;
-        if let Value::Object(table) = &mut train {
-            table.retain(|key, _| !FREE.contains(&key.as_str()));
-        }
+        remove(&mut train, &FREE);
         Ok(Self { data, initial_weights, model, train })
     }
 
     /// One line for each value that is not as in `saved`: `train.seed: 42 in the checkpoint, 43 now`.
     pub fn differences(&self, saved: &Self) -> Vec<String> {
-        let saved = Self { train: with_defaults(&saved.train), ..saved.clone() };
-        let (saved, now) = (serde_json::to_value(saved), serde_json::to_value(self));
+        let (mut saved, mut now) = (Self { train: with_defaults(&saved.train), ..saved.clone() }, self.clone());
+        if sequences_per_step(&saved.train) == sequences_per_step(&now.train) {
+            remove(&mut saved.train, &DIVISION);
+            remove(&mut now.train, &DIVISION);
+        }
+        let (saved, now) = (serde_json::to_value(saved), serde_json::to_value(now));
         let mut lines = Vec::new();
         compare("", &saved.unwrap_or_default(), &now.unwrap_or_default(), &mut lines);
         lines
     }
+
+    /// Whether the same division of a step was asked for.
+    pub fn divides_as(&self, saved: &Self) -> bool {
+        DIVISION.iter().all(|key| self.train.get(key) == saved.train.get(key))
+    }
+}
+
+fn remove(table: &mut Value, keys: &[&str]) {
+    if let Value::Object(table) = table {
+        table.retain(|key, _| !keys.contains(&key.as_str()));
+    }
+}
+
+/// As [`TrainSettings::sequences_per_step`]; a micro-batch of `auto` counts as one.
+fn sequences_per_step(train: &Value) -> u64 {
+    let number = |key: &str| train.get(key).and_then(Value::as_u64).unwrap_or(1);
+    DIVISION.iter().fold(1, |product, key| product.saturating_mul(number(key)))
 }
 
 /// A `[train]` table as an older version saved it, with the defaults of the settings that it did not have.
 fn with_defaults(saved: &Value) -> Value {
-    let defaults = serde_json::to_value(TrainSettings::default()).unwrap_or_default();
+    let mut defaults = serde_json::to_value(TrainSettings::default()).unwrap_or_default();
+    remove(&mut defaults, &FREE);
     let (Value::Object(mut table), Value::Object(saved)) = (defaults, saved) else { return saved.clone() };
-    table.retain(|key, _| !FREE.contains(&key.as_str()));
     table.extend(saved.clone());
     Value::Object(table)
 }
@@ -156,6 +179,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::micro_batch::MicroBatch;
 
     fn identity(change: impl FnOnce(&mut TrainSettings)) -> Identity {
         let mut settings = TrainSettings::default();
@@ -183,6 +207,20 @@ mod tests {
         assert!(identity(|_| ()).differences(&saved).is_empty());
         let now = identity(|train| train.momentum = 0.5);
         assert_eq!(now.differences(&saved), ["train.momentum: 0.95 in the checkpoint, 0.5 now"]);
+    }
+
+    #[test]
+    fn a_step_may_be_divided_otherwise_and_not_grow() {
+        let divided =
+            |micro_batch, parts| identity(|train| (train.micro_batch, train.gradient_accumulation) = (micro_batch, parts));
+        let saved = divided(MicroBatch::Sequences(2), 6);
+        for (micro_batch, parts) in [(MicroBatch::Sequences(12), 1), (MicroBatch::Sequences(1), 12), (MicroBatch::Auto, 12)] {
+            let now = divided(micro_batch, parts);
+            assert!(now.differences(&saved).is_empty() && !now.divides_as(&saved), "{micro_batch:?} x {parts}");
+        }
+        assert!(divided(MicroBatch::Sequences(2), 6).divides_as(&saved));
+        let expected = ["train.micro_batch: 2 in the checkpoint, 4 now"];
+        assert_eq!(divided(MicroBatch::Sequences(4), 6).differences(&saved), expected);
     }
 
     #[test]

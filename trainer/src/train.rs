@@ -20,6 +20,7 @@ use crate::optimizer::{clip_factor, global_norm};
 use crate::process;
 use crate::progress::Event;
 use crate::run::Run;
+use crate::sampler::first_sequence;
 use crate::schedule::learning_rate;
 use crate::trace::{self, span};
 use crate::writing::Writing;
@@ -143,7 +144,7 @@ impl Run {
 
     /// Number in the run of the first sequence of the current step's `micro_step`-th part.
     fn first_sequence(&self, micro_step: u64) -> u64 {
-        self.state.step * self.config.train.sequences_per_step() + micro_step * self.config.train.micro_batch.sequences() as u64
+        first_sequence(&self.config.train, self.state.step, micro_step)
     }
 
     fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {

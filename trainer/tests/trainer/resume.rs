@@ -209,6 +209,37 @@ fn killed_inside_a_checkpoint_and_inside_a_step_it_gives_the_same_bytes() {
     println!("{kills} kills in {round} runs, of which {hits:?} landed at {aims:?}");
 }
 
+/// As many sequences make a step, and dropout masks belong to them: only the order of sums changes with how many go through the model at once.
+#[test]
+fn a_step_that_is_divided_otherwise_reads_the_same_tokens() {
+    let fixture = Fixture::new();
+    let values = ["train.dropout=0.1", "train.checkpoint_every=10"];
+    let losses = |output: &Path| -> Vec<f64> {
+        let log = fs::read_to_string(output.join("steps.jsonl")).unwrap();
+        log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64()).collect()
+    };
+    let expected = losses(&fixture.trained("two-by-two", &values));
+    let (output, config) = (fixture.trained("divided", &values), fixture.path("divided.toml"));
+    for (from, micro_batch, parts, said) in [(20, "4", 1, "1 x 4"), (30, "1", 4, "4 x 1"), (20, "\"auto\"", 4, "1 x 4")] {
+        for step in (from + 10..=40).step_by(10) {
+            let checkpoint = output.join(format!("checkpoints/step-{step:010}"));
+            if checkpoint.exists() {
+                fs::remove_dir_all(checkpoint).unwrap();
+            }
+        }
+        let division = [format!("train.micro_batch={micro_batch}"), format!("train.gradient_accumulation={parts}")];
+        let values: Vec<&str> = values.iter().copied().chain(division.iter().map(String::as_str)).collect();
+        let text = succeed(&mut fixture.train(&config, &values));
+        assert!(text.contains(&format!("a step is {said} sequences")), "{text}");
+        let found = losses(&output);
+        let worst = expected.iter().zip(&found).map(|(expected, found)| (found / expected - 1.0).abs()).fold(0.0, f64::max);
+        assert!(found.len() == 40 && worst < 1e-5, "{said}: {} steps, {worst:.1e}", found.len());
+    }
+    let refused = fixture.train(&config, &["train.dropout=0.1", "train.micro_batch=4"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("train.micro_batch: \"auto\" in the checkpoint, 4 now"), "{}", stderr(&refused));
+}
+
 /// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again, and is
 /// the same.
 #[test]
