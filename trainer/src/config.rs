@@ -321,7 +321,7 @@ pub struct TrainSettings {
     pub schedule: Schedule,
     /// Exponent of the polynomial schedule.
     pub power: f64,
-    /// Steps over which the learning rate rises, linearly unless the schedule says otherwise.
+    /// Steps over which the learning rate rises, linearly unless the schedule says otherwise. Steps that change no weight do not count.
     pub warmup_steps: u64,
     /// Where the warm-up begins.
     pub warmup_learning_rate: f64,

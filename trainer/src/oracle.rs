@@ -82,11 +82,11 @@ pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &P
     let mut gradient = weights.zeros_like();
     let files = (0..).map(|number| gradients.join(format!("{number}.safetensors"))).take_while(|path| path.exists());
     let files: Vec<PathBuf> = files.collect();
-    for (step, path) in (0..).zip(&files) {
+    for path in &files {
         read_gradient(path, &mut gradient)?;
         let norm = global_norm(&gradient);
         if norm.is_finite() {
-            let rate = learning_rate(settings, step, files.len() as u64);
+            let rate = learning_rate(settings, optimizer.updates(), files.len() as u64);
             optimizer.step(&mut weights, &gradient, [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());
         }
     }

@@ -3,6 +3,10 @@
 //! The formulas are those of `transformers.optimization` (`get_*_schedule*`), which multiply the peak learning rate by a factor of
 //! the number of updates already made. As there (torch's `LambdaLR`), the first update of a run with warm-up therefore has
 //! learning rate 0, and the last update of a linear decay to 0 does not.
+//!
+//! A step that changes no weight is no update, and the schedule does not move: so in transformers' `Trainer`, which asks whether the scaler of
+//! the gradients has skipped the optimizer, in DeepSpeed's engine (`_take_model_step`: not where it overflowed) and in fairseq, whose schedules
+//! follow `num_updates`.
 
 use std::f64::consts::PI;
 

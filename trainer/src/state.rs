@@ -16,7 +16,7 @@ use crate::loss_scale::LossScale;
 pub const SCHEMA: &str = "ft.trainer_state/1";
 pub const FILE: &str = "trainer_state.json";
 
-/// The position of a run after `step` optimizer steps. Which data comes next, and at which learning rate, follows from it.
+/// The position of a run after `step` optimizer steps. Which data comes next follows from `step`, the learning rate from the updates among them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub schema: String,

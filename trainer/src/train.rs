@@ -1,7 +1,7 @@
 //! The training loop.
 //!
-//! Everything a step needs follows from the number of steps done: which blocks it reads ([`crate::sampler`]), its learning rate
-//! ([`crate::schedule`]) and when to evaluate and to save. A run that is killed therefore resumes from its newest checkpoint and
+//! Everything a step needs follows from the numbers of steps and of updates done: which blocks it reads ([`crate::sampler`]), its learning
+//! rate ([`crate::schedule`]) and when to evaluate and to save. A run that is killed therefore resumes from its newest checkpoint and
 //! gives the same bytes as one that was not.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -82,7 +82,7 @@ impl Run {
         let updating = span("optimizer");
         let loss = sum / tokens as f64;
         let gradient_norm = global_norm(self.model.gradients()) / scale;
-        let rate = learning_rate(&self.config.train, self.state.step, self.state.steps);
+        let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
                 let factor = clip_factor(gradient_norm, self.config.train.clip_norm) / scale;

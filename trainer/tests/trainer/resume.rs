@@ -240,6 +240,39 @@ fn a_step_that_is_divided_otherwise_reads_the_same_tokens() {
     assert!(stderr(&refused).contains("train.micro_batch: \"auto\" in the checkpoint, 4 now"), "{}", stderr(&refused));
 }
 
+/// In fp16, with a scale that is too large at first and grows too fast: each step has the learning rate of the updates before it, also where
+/// the run was taken up again.
+#[test]
+fn a_skipped_step_does_not_move_the_schedule() {
+    let fixture = Fixture::new();
+    let values = [
+        "train.precision=fp16",
+        "train.loss_scaling.initial=1073741824.0",
+        "train.loss_scaling.maximum=1073741824.0",
+        "train.loss_scaling.hysteresis=1",
+        "train.loss_scaling.growth_interval=4",
+    ];
+    let output = fixture.trained("fp16", &values);
+    let config = fixture.path("fp16.toml");
+    let parsed = |text: &str| -> Vec<serde_json::Value> { text.lines().map(|line| serde_json::from_str(line).unwrap()).collect() };
+    let planned = parsed(&succeed(program().arg("schedule").arg(&config)));
+    let log = parsed(&fs::read_to_string(output.join("steps.jsonl")).unwrap());
+    let (mut updates, mut skipped) = (0, Vec::new());
+    for step in log.iter().filter(|line| line["loss"].is_number()) {
+        assert_eq!(step["learning_rate"], planned[updates]["learning_rate"], "{step} after {updates} updates");
+        if step["skipped"].is_null() {
+            updates += 1;
+        } else {
+            skipped.push(step["step"].as_u64().unwrap());
+        }
+    }
+    assert!(skipped.contains(&1) && skipped.iter().any(|step| (6..35).contains(step)), "{skipped:?}");
+    let expected = result(&output);
+    fs::remove_dir_all(last_checkpoint(&output)).unwrap();
+    succeed(&mut fixture.train(&config, &values));
+    assert_same(&expected, &output);
+}
+
 /// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again, and is
 /// the same.
 #[test]
