@@ -27,7 +27,8 @@ use crate::{checkpoint, config_file, device};
 
 /// Trains GPT-2 from token shards; continues text; measures perplexity.
 ///
-/// Exit codes: 0 done; 1 failed; 2 wrong input; 9 stored bytes are damaged; 75 stopped on request after writing a checkpoint.
+/// Exit codes: 0 done; 1 failed; 2 wrong input; 9 stored bytes are damaged; 71 out of memory; 75 stopped on request after writing a
+/// checkpoint.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
