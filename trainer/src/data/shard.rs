@@ -284,12 +284,16 @@ impl MappedShard {
     }
 }
 
+/// Maps a file that nobody changes into memory. Who truncates it meanwhile gets SIGBUS, as with every memory-mapped reader.
+pub(super) fn map(path: &Path) -> Result<Mmap, DataError> {
+    let file = File::open(path).map_err(|error| DataError::reading(path, error))?;
+    // SAFETY: a dataset is written once, under another name, and never changed after its rename; other programs' token files are as old.
+    unsafe { Mmap::map(&file) }.map_err(|error| DataError::reading(path, error))
+}
+
 fn map_shard(path: &Path, dtype: Dtype, tokens: u64) -> Result<Mmap, DataError> {
     let damaged = |reason: String| DataError::Damaged { path: path.to_owned(), reason };
-    let file = File::open(path).map_err(|error| DataError::reading(path, error))?;
-    // SAFETY: a dataset is written once, under another name, and never changed after its rename. A user who truncates a shard
-    // during a run gets SIGBUS, as with every memory-mapped reader.
-    let map = unsafe { Mmap::map(&file) }.map_err(|error| DataError::reading(path, error))?;
+    let map = map(path)?;
     let expected = HEADER as u64 + tokens * dtype.bytes() as u64;
     if map.len() as u64 != expected {
         return Err(damaged(format!("it has {} bytes, {DESCRIPTION} says {expected}", map.len())));

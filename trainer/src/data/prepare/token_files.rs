@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{Inputs, Progress, Stage};
 use crate::config::DataFormat;
 use crate::data::DataError;
-use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer};
+use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer, map};
 use crate::data::tokenizer::Tokenizer;
 
 /// Bytes read at a time; a multiple of every token's size.
@@ -124,8 +124,8 @@ impl TokenFile {
     fn with_fairseq_index(self, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let [index, dictionary] = beside(&self.path);
         let index = Self { path: index, start: 0, width: 1, tokens: None, translation: None };
-        let content = std::fs::read(&index.path).map_err(|error| DataError::reading(&index.path, error))?;
-        let (width, tokens) = fairseq_index(&content).map_err(|reason| index.malformed("its structure", &reason))?;
+        // 12 bytes a line: for a large text more than belongs into memory.
+        let (width, tokens) = fairseq_index(&map(&index.path)?).map_err(|reason| index.malformed("its structure", &reason))?;
         let text = std::fs::read_to_string(&dictionary).map_err(|error| DataError::reading(&dictionary, error))?;
         Ok(Self { width, tokens: Some(tokens), translation: Some(fairseq_translation(&text, tokenizer)), ..self })
     }
