@@ -3,7 +3,10 @@
 Usage: python updates.py PATH/TO/ft-trainer
 
 Every optimizer gets the same random gradients, among them one that is all zeros and one that holds an infinity, at which the update is
-skipped as torch's GradScaler does. One line per check with the measured error; exit code 1 when one exceeds its bar.
+skipped as torch's GradScaler does, and the schedule with it. One line per check with the measured error; exit code 1 when one exceeds its bar.
+
+DeepSpeed itself joins where it can be imported (benches/adamw.py says how): its CPUAdam, which it compiles, and its WarmupLR. Without it
+WarmupLR is its formula in Python.
 """
 
 import json
@@ -20,6 +23,12 @@ import transformers
 from grads import Report, build, error, products_in_bf16
 from safetensors.torch import load_file, save_file
 from transformers.optimization import Adafactor
+
+try:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.runtime.lr_schedules import WarmupLR
+except ImportError:
+    DeepSpeedCPUAdam = WarmupLR = None
 
 BAR = 1e-6
 STEPS = 8
@@ -51,23 +60,33 @@ def is_matrix(_, weight):
     return weight.dim() >= 2
 
 
-def adamw(model, decays=is_matrix):
-    return [torch.optim.AdamW(groups(model, decays), lr=PEAK, betas=BETAS, eps=EPSILON)]
+def adamw(model, decays=is_matrix, peak=PEAK):
+    return [torch.optim.AdamW(groups(model, decays), lr=peak, betas=BETAS, eps=EPSILON)]
 
 
-def adafactor(model):
-    return [Adafactor(groups(model, is_matrix), lr=PEAK, scale_parameter=False, relative_step=False)]
+def adafactor(model, peak=PEAK):
+    return [Adafactor(groups(model, is_matrix), lr=peak, scale_parameter=False, relative_step=False)]
 
 
-def muon(model):
+def muon(model, peak=PEAK):
     hidden = [weight for name, weight in model.named_parameters() if weight.dim() == 2 and ".h." in name]
     rest = [weight for weight in model.parameters() if all(weight is not other for other in hidden)]
     decayed = [{"params": part, "weight_decay": decay} for part, decay in
                (([w for w in rest if w.dim() == 2], WEIGHT_DECAY), ([w for w in rest if w.dim() < 2], 0.0))]  # fmt: skip
     return [
-        torch.optim.Muon(hidden, lr=PEAK, weight_decay=WEIGHT_DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(decayed, lr=PEAK, betas=BETAS, eps=EPSILON),
+        torch.optim.Muon(hidden, lr=peak, weight_decay=WEIGHT_DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(decayed, lr=peak, betas=BETAS, eps=EPSILON),
     ]
+
+
+def adamw_under_a_schedule(model):
+    """What Trainer of transformers steps together, and not where the scaler skipped the optimizer."""
+    optimizers = adamw(model)
+    return [*optimizers, transformers.get_cosine_schedule_with_warmup(optimizers[0], 3, STEPS)]
+
+
+def cpu_adam(model):
+    return [DeepSpeedCPUAdam(groups(model, is_matrix), lr=PEAK, betas=BETAS, eps=EPSILON, adamw_mode=True)]
 
 
 class UncorrectedEpsilon(torch.optim.Optimizer):
@@ -95,6 +114,7 @@ def uncorrected(model, decays=is_matrix):
 
 CASES = {
     "adamw against torch": ({}, adamw),
+    "adamw under a schedule": ({"schedule": "cosine", "warmup_steps": 3}, adamw_under_a_schedule),
     "adamw, everything decays": ({"weight_decay_on": "all"}, lambda model: adamw(model, lambda *_: True)),
     "adamw as transformers in 2020": (
         {"compat": "transformers-2020"},
@@ -104,6 +124,8 @@ CASES = {
     "adafactor against transformers": ({"optimizer": "adafactor"}, adafactor),
     "muon against torch": ({"optimizer": "muon"}, muon),
 }
+if DeepSpeedCPUAdam:
+    CASES["adamw against DeepSpeed's CPUAdam"] = ({}, cpu_adam)
 
 
 def configuration(workspace, train):
@@ -154,7 +176,14 @@ def optimizers(binary, workspace, report):
 
 
 def warmup_lr(peak, warmup, steps):
-    """DeepSpeed 0.19.8, `runtime/lr_schedules.py`: no rate before the first `step()` of the schedule, which follows the optimizer's."""
+    """No rate before the first `step()` of the schedule, which follows the optimizer's."""
+    if WarmupLR:
+        return rates_of(lambda optimizer: WarmupLR(optimizer, warmup_max_lr=peak, warmup_num_steps=warmup), peak, steps)
+    return warmup_lr_formula(peak, warmup, steps)
+
+
+def warmup_lr_formula(peak, warmup, steps):
+    """`WarmupLR` of DeepSpeed 0.19.8, `runtime/lr_schedules.py`."""
     warmup = max(2, warmup)
     for iteration in range(-1, steps - 1):
         gamma = (1.0 / math.log(warmup)) * math.log(iteration + 1) if 0 <= iteration < warmup else 1.0
@@ -171,7 +200,7 @@ def fairseq_cosine(peak, start, warmup, steps):
             yield 0.0 + 0.5 * (peak - 0.0) * (1 + math.cos(math.pi * (done - warmup) / (steps - warmup)))
 
 
-def of_transformers(make, peak, steps):
+def rates_of(make, peak, steps):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=peak)
     schedule = make(optimizer)
     for _ in range(steps):
@@ -187,21 +216,21 @@ def schedules(binary, workspace, report):
         steps, peak = draw.randrange(150, 900), 10 ** draw.uniform(-5, -1)
         warmup, floor, power, decay = draw.randrange(2, 90), peak * draw.uniform(0.01, 0.5), draw.uniform(0.5, 3.0), draw.randrange(5, 50)
         named = {
-            "constant": ({}, of_transformers(lambda o: transformers.get_constant_schedule_with_warmup(o, warmup), peak, steps)),
-            "linear": ({}, of_transformers(lambda o: transformers.get_linear_schedule_with_warmup(o, warmup, steps), peak, steps)),
+            "constant": ({}, rates_of(lambda o: transformers.get_constant_schedule_with_warmup(o, warmup), peak, steps)),
+            "linear": ({}, rates_of(lambda o: transformers.get_linear_schedule_with_warmup(o, warmup, steps), peak, steps)),
             "cosine": (
                 {"min_learning_rate": floor},
-                of_transformers(lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, warmup, steps, min_lr=floor), peak, steps),
+                rates_of(lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, warmup, steps, min_lr=floor), peak, steps),
             ),
             "polynomial": (
                 {"min_learning_rate": floor, "power": power},
-                of_transformers(
+                rates_of(
                     lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, warmup, steps, lr_end=floor, power=power), peak, steps
                 ),
             ),
             "wsd": (
                 {"min_learning_rate": floor, "decay_steps": decay},
-                of_transformers(
+                rates_of(
                     lambda o: transformers.get_wsd_schedule(
                         o, warmup, decay, num_training_steps=steps, decay_type="linear", min_lr_ratio=floor / peak
                     ), peak, steps,
