@@ -97,7 +97,7 @@ def compare_training(binary, workspace, tokens, maps, report):
         for name, weight in named(model).items():
             weight.copy_(initial[name] if ".lora_A." in name else torch.zeros_like(weight))
     optimizer = torch.optim.AdamW(named(model).values(), lr=PEAK, betas=BETAS, eps=1e-8, weight_decay=WEIGHT_DECAY)
-    expected = list(steps_of(model, tokens, optimizer))
+    expected = list(steps_of(model, tokens, [optimizer]))
     print(f"       adapters of {', '.join(maps)}: loss {expected[0]['loss']:.3f} → {expected[-1]['loss']:.3f}")
     assert expected[0]["loss"] - expected[-1]["loss"] > 0.15, "the comparison needs a run that learns"
     report.check(f"{len(maps)} adapters a block: loss, worst of {STEPS} steps", worst(found, expected, "loss"), LOSS_BAR)
