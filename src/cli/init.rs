@@ -72,7 +72,7 @@ const TEMPLATES: &[Template] = &[
     },
     Template {
         name: "gpt2-small-openwebtext",
-        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device",
+        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device (a GPU without attention dropout)",
         text: include_str!("../../templates/jobs/gpt2-small-openwebtext.toml"),
     },
     Template {
@@ -122,10 +122,7 @@ fn translated(app: &App<'_>, command: &str) -> Result<String, Failure> {
         let path = app.working_directory.join(file);
         fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     };
-    let refused = |problems: String| {
-        Failure::new(Exit::Usage, format!("the command cannot be translated:\n{problems}"))
-            .fix("take out or change what is named, and translate again")
-    };
+    let refused = |refused: foreign::Refused| Failure::new(Exit::Usage, refused.what).fix(refused.fix);
     let translated = foreign::translate(command, &read).map_err(refused)?;
     JobSpec::parse(&translated.text, "the translated job")?;
     translated.notes.iter().for_each(|note| app.output.report().line(&format!("note: {note}")));

@@ -59,6 +59,21 @@ fn init_writes_a_valid_job_once() {
 }
 
 #[test]
+fn a_command_that_trains_nothing_is_answered_with_one_of_ftctls() {
+    let sandbox = Sandbox::new();
+    for (command, missing) in [
+        ("run_generation.py --model_type gpt2 --model_name_or_path none --prompt Once", "there is no directory"),
+        ("multiprocessing_bpe_encoder.py --inputs none.txt --outputs prepared", "none.txt does not exist"),
+    ] {
+        let said = sandbox.run(&["init", "--from-command", command, "--out", "job.toml"]);
+        assert!(said.code == Some(2) && !sandbox.path("job.toml").exists(), "{}", said.stderr);
+        let fix = said.stderr.split_once("fix: ftctl ").expect("a command").1.trim().replace('\'', "");
+        let said = sandbox.run(&fix.split(' ').collect::<Vec<_>>());
+        assert!(said.stderr.contains(missing), "{fix}: {}", said.stderr);
+    }
+}
+
+#[test]
 fn stdout_is_one_json_value_whatever_happens() {
     let sandbox = Sandbox::new();
     sandbox.write("ftctl.toml", "ttl = \"soon\"");

@@ -8,7 +8,7 @@ use super::{
     Setting::{self, Word as W},
 };
 
-const ONE_PROCESS: &str = "there is one process, which has all partitions";
+const ALL_PARTITIONS: &str = "there is one process, which has all partitions";
 
 const KEYS: &[Flag] = &[
     Flag { names: &["fp16.enabled"], meaning: Choice(&[("true", &[("train.precision", W("fp16"))]), ("false", &[])]) },
@@ -34,7 +34,7 @@ const KEYS: &[Flag] = &[
             "zero_optimization.contiguous_gradients",
             "zero_optimization.offload_optimizer.pin_memory",
         ],
-        meaning: Nothing(ONE_PROCESS),
+        meaning: Nothing(ALL_PARTITIONS),
     },
     Flag { names: &["optimizer.type"], meaning: Choice(&[("AdamW", &[])]) },
     Flag { names: &["optimizer.params.lr", "scheduler.params.warmup_max_lr"], meaning: Number("train.learning_rate") },
@@ -56,8 +56,10 @@ const KEYS: &[Flag] = &[
     },
 ];
 
+/// Scales the loss itself: what the program does about that without it does not count.
 pub(super) fn apply(job: &mut Job) {
-    let Some(config) = job.deepspeed.take() else { return };
+    let Some(config) = job.deepspeed.clone() else { return };
+    job.remove_table("train.loss_scaling.");
     walk(job, "", &config);
 }
 

@@ -3,12 +3,13 @@
 use super::{
     Flag, Job,
     Meaning::*,
-    NAMED_BY_JOB, PRECISION, Program,
+    NAMED_BY_JOB, ONE_PROCESS, PRECISION, Program,
     Setting::{Number as N, Whole as I, Word as W},
 };
 
 pub(super) const TRAIN: Program = Program {
     names: &["fairseq-train"],
+    told_by: None,
     defaults: &[&[
         ("train.compat", W("fairseq")),
         ("train.weight_decay_on", W("all")),
@@ -24,7 +25,18 @@ pub(super) const TRAIN: Program = Program {
     positional: Some(data),
     flags: &[FLAGS],
     finish: Some(finish),
+    ways: &[
+        ("documents", "the </s> that fairseq puts after each line becomes an end of text"),
+        ("blocks", "fairseq also trains on the last block of the text, which is not full; here it is left out"),
+        (
+            "accumulation",
+            "the last update of an epoch has what is left in fairseq; here updates run on from epoch to epoch and are all of one size",
+        ),
+    ],
+    instead: None,
 };
+
+pub(super) const TRAIN_SCRIPT: Program = Program { names: &["train.py"], told_by: Some("task"), ..TRAIN };
 
 const ACTIVATION_DROPOUT: &str = "nothing is dropped inside the network of a block here; give 0";
 const ONE_PERIOD: &str = "a cosine has one period here, from the end of the warm-up to the last update";
@@ -65,14 +77,18 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["activation_dropout"], meaning: Must(0.0, ACTIVATION_DROPOUT) },
     Flag { names: &["seed"], meaning: Whole("train.seed") },
     Flag { names: &["save_interval_updates"], meaning: Whole("train.checkpoint_every") },
-    Flag { names: &["keep_interval_updates"], meaning: Whole("train.keep_checkpoints") },
+    Flag { names: &["keep_interval_updates"], meaning: Special(super::keep) },
+    Flag { names: &["keep_best_checkpoints"], meaning: Special(keep_best) },
+    Flag { names: &["best_checkpoint_metric"], meaning: Choice(&[("loss", &[]), ("ppl", &[])]) },
+    Flag { names: &["maximize_best_checkpoint_metric"], meaning: NoSwitch("the best weights are those of the lowest loss") },
+    Flag { names: &["patience"], meaning: Special(patience) },
     Flag { names: &["validate_interval_updates"], meaning: Whole("train.eval_every") },
     Flag { names: &["log_interval"], meaning: Whole("train.log_every") },
     Flag { names: &["log_format", "save_interval", "keep_last_epochs"], meaning: Nothing("log and checkpoints count steps here") },
     Flag { names: &["save_dir", "tensorboard_logdir"], meaning: Nothing(NAMED_BY_JOB) },
     Flag { names: &["no_epoch_checkpoints", "no_progress_bar"], meaning: Switch("log and checkpoints count steps here") },
     Flag { names: &["num_workers"], meaning: Nothing("no batch is waited for") },
-    Flag { names: &["ddp_backend"], meaning: Nothing("there is one process") },
+    Flag { names: &["ddp_backend"], meaning: Nothing(ONE_PROCESS) },
     Flag { names: &["distributed_world_size"], meaning: Must(1.0, super::ONE_DEVICE) },
     Flag { names: &["zero_sharding"], meaning: Refused("partitioned optimizer states (ZeRO) do not exist here yet") },
     Flag { names: &["checkpoint_activations"], meaning: SwitchTo(&[("train.recompute", W("full"))]) },
@@ -106,13 +122,52 @@ fn period(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// The best of one run's weights are kept; nothing, or less, stands for none.
+fn keep_best(job: &mut Job, value: &str) -> Result<(), String> {
+    match super::whole(value)? {
+        1 => job.set("train.keep_best", true),
+        ..=0 => {}
+        _ => return Err("the weights of one evaluation, the best, are kept here; give 1".to_owned()),
+    }
+    Ok(())
+}
+
+/// Nothing, or less, stands for a run that never stops early.
+fn patience(job: &mut Job, value: &str) -> Result<(), String> {
+    let evaluations = super::whole(value)?;
+    if evaluations > 0 {
+        job.set("train.early_stopping_patience", evaluations);
+        job.note("--patience", "a run that stops early ends with the weights of its best evaluation");
+    }
+    Ok(())
+}
+
 /// Not a setting: it is taken out again.
 const PERIOD: &str = "period";
 
 fn finish(job: &mut Job) {
+    judge_period(job);
+    validate_with_checkpoints(job);
+    job.note_checkpoints("--keep-interval-updates");
+}
+
+fn judge_period(job: &mut Job) {
     let Some(period) = job.values.remove(PERIOD).and_then(|period| period.as_float()) else { return };
     let number = |key: &str| job.number(key).unwrap_or(0.0);
     if (number("train.steps") - number("train.warmup_steps") - period).abs() > 0.5 {
         job.problems.push(format!("--lr-period-updates: {ONE_PERIOD}; give max-update less warmup-updates"));
+    }
+}
+
+/// fairseq validates whenever it saves.
+fn validate_with_checkpoints(job: &mut Job) {
+    const EVERY: &str = "train.eval_every";
+    if let Some(every) = job.values.get("train.checkpoint_every").filter(|_| !job.values.contains_key(EVERY)).cloned() {
+        job.set(EVERY, every);
+    }
+    for (flag, key) in [("--patience", "train.early_stopping_patience"), ("--keep-best-checkpoints", "train.keep_best")] {
+        if job.values.contains_key(key) && !job.values.contains_key(EVERY) {
+            job.problems.push(format!("{flag}: evaluations count updates here; give --validate-interval-updates"));
+        }
     }
 }

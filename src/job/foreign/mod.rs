@@ -1,18 +1,21 @@
 //! Command lines of other programs as job files: every flag has a line in a table that says what it means here, and a flag that means
-//! nothing here, or something that does not exist here, says so.
+//! nothing here, or something that does not exist here, says so. For a program that trains nothing there is the command of ftctl that does
+//! what it does.
 
 #![allow(clippy::enum_glob_use)] // The tables read better without a prefix on every line.
 
 mod deepspeed;
 mod fairseq;
+mod launchers;
 mod transformers;
+mod verbs;
 mod words;
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use toml::Value;
 
-use super::wording::suggest;
+use super::wording::{shell_word, suggest};
 
 /// One flag of another program.
 struct Flag {
@@ -24,7 +27,8 @@ struct Flag {
 /// Takes a flag's value, or a word without a flag, into a job; the error says what is wrong with it.
 type Act = fn(&mut Job, &str) -> Result<(), String>;
 
-/// What a flag means here. Only those with `Switch` in their names stand without a value.
+/// What a flag means here. Only those with `Switch` in their names stand without a value. A program that trains nothing has flags of ftctl
+/// for keys.
 enum Meaning {
     /// The value of this key, a whole number.
     Whole(&'static str),
@@ -32,6 +36,8 @@ enum Meaning {
     Number(&'static str),
     /// One number of `train.betas`.
     Beta(usize),
+    /// The value of this key as it is written.
+    Text(&'static str),
     /// A file or directory, alone in this list.
     Path(&'static str),
     /// A word for settings here. Other words are refused.
@@ -50,6 +56,14 @@ enum Meaning {
     NoSwitch(&'static str),
     /// For what no table can say.
     Special(Act),
+    /// As [`Meaning::Special`], for a flag without a value.
+    SpecialSwitch(Act),
+}
+
+impl Meaning {
+    fn is_switch(&self) -> bool {
+        matches!(self, Self::Switch(_) | Self::SwitchTo(_) | Self::NoSwitch(_) | Self::SpecialSwitch(_))
+    }
 }
 
 /// A value that a table can hold.
@@ -76,6 +90,8 @@ impl From<Setting> for Value {
 struct Program {
     /// File names that it is started by.
     names: &'static [&'static str],
+    /// A flag that tells it from other programs of the same name.
+    told_by: Option<&'static str>,
     /// What it does without any flag, where that differs from a job here.
     defaults: &'static [&'static [(&'static str, Setting)]],
     /// What stands before or after the flags without dashes.
@@ -83,6 +99,21 @@ struct Program {
     flags: &'static [&'static [Flag]],
     /// What flags together mean.
     finish: Option<fn(&mut Job)>,
+    /// Its ways that no flag names and that a job does not share: of what, and which.
+    ways: &'static [(&'static str, &'static str)],
+    /// Of a program that trains nothing: the command of ftctl that does what it does.
+    instead: Option<fn(&Job) -> String>,
+}
+
+impl Program {
+    /// Whether `words[place]` starts it, as a file or, as after `python -m`, as a module.
+    fn is_started_by(&self, words: &[String], place: usize) -> bool {
+        let file = words[place].rsplit('/').next().unwrap_or_default();
+        let module = file.rsplit('.').next();
+        let named =
+            self.names.iter().any(|name| *name == file || name.strip_suffix(".py").is_some_and(|name| module == Some(name)));
+        named && self.told_by.is_none_or(|flag| words.iter().any(|word| words::is_flag(word, flag)))
+    }
 }
 
 /// A job file in the making.
@@ -94,8 +125,12 @@ pub struct Job {
     notes: Vec<String>,
     /// What cannot be translated.
     problems: Vec<String>,
+    /// Flags that there are, for who typed one that is near to none.
+    known: Vec<&'static str>,
     /// Contents of the DeepSpeed configuration, by whoever can read files.
     deepspeed: Option<serde_json::Value>,
+    /// `config.json` of the model that training begins with, where it can be read.
+    model_config: Option<serde_json::Value>,
 }
 
 impl Job {
@@ -108,8 +143,27 @@ impl Job {
     }
 
     fn number(&self, key: &str) -> Option<f64> {
-        let value = self.values.get(key)?;
-        value.as_float().or(value.as_integer().map(|number| number as f64))
+        as_number(self.values.get(key)?)
+    }
+
+    /// As a shell reads it; empty when there is none.
+    fn word(&self, key: &str) -> String {
+        self.values.get(key).map_or_else(String::new, |value| value.as_str().map_or_else(|| value.to_string(), shell_word))
+    }
+
+    /// Takes out all keys below `table`, which ends with a dot.
+    fn remove_table(&mut self, table: &str) {
+        self.values.retain(|key, _| !key.starts_with(table));
+    }
+
+    /// Checkpoints are few here unless a flag of the program says how many.
+    fn note_checkpoints(&mut self, flag: &str) {
+        if !self.values.contains_key(KEEP) {
+            self.note(
+                KEEP,
+                &format!("without {flag} the program keeps every checkpoint, and a job the newest two; for more set it"),
+            );
+        }
     }
 
     fn set_beta(&mut self, index: usize, number: f64) {
@@ -126,6 +180,7 @@ impl Job {
             Meaning::Whole(key) => self.set(key, whole(value)?),
             Meaning::Number(key) => self.set(key, number(value)?),
             Meaning::Beta(index) => self.set_beta(*index, number(value)?),
+            Meaning::Text(key) => self.set(key, value),
             Meaning::Path(key) => self.set(key, vec![Value::from(value)]),
             Meaning::Choice(choices) => {
                 let Some((_, settings)) = choices.iter().find(|(word, _)| word.eq_ignore_ascii_case(value)) else {
@@ -142,15 +197,20 @@ impl Job {
             Meaning::SwitchTo(settings) => settings.iter().for_each(|(key, setting)| self.set(key, *setting)),
             Meaning::Nothing(reason) | Meaning::Switch(reason) => self.note(flag, reason),
             Meaning::Refused(reason) | Meaning::NoSwitch(reason) => return Err((*reason).to_owned()),
-            Meaning::Special(act) => return act(self, value),
+            Meaning::Special(act) | Meaning::SpecialSwitch(act) => return act(self, value),
         }
         Ok(())
     }
 
-    /// The job file, with what the user should know as comments; the problems, one a line, when there are any.
-    fn finish(self, command: &str) -> Result<Translated, String> {
+    /// The job file, with what the user should know as comments; or why there is none.
+    fn finish(self, command: &str, program: &Program) -> Result<Translated, Refused> {
         if !self.problems.is_empty() {
-            return Err(self.problems.join("\n"));
+            return Err(self.refused());
+        }
+        if let Some(instead) = program.instead {
+            let lines: Vec<String> = self.notes.iter().map(|note| format!("\n{note}")).collect();
+            let what = format!("a job file is for training, and {} does something else{}", program.names[0], lines.concat());
+            return Err(Refused { what, fix: instead(&self) });
         }
         let mut text = format!(
             "#:schema ../job.schema.json\n# Translated from: {}\n",
@@ -176,6 +236,20 @@ impl Job {
         }
         Ok(Translated { text, notes: self.notes })
     }
+
+    fn refused(mut self) -> Refused {
+        let mut fix = "take out or change what is named, and translate again".to_owned();
+        if !self.known.is_empty() {
+            self.known.sort_unstable();
+            self.known.dedup();
+            let _ = write!(
+                fix,
+                "; `ftctl schema` has all that a job can be told, and these flags are known: --{}",
+                self.known.join(" --")
+            );
+        }
+        Refused { what: format!("the command cannot be translated:\n{}", self.problems.join("\n")), fix }
+    }
 }
 
 /// A job file and what the user should know about it.
@@ -185,47 +259,84 @@ pub struct Translated {
     pub notes: Vec<String>,
 }
 
-const PROGRAMS: [&Program; 3] = [&transformers::RUN_CLM, &transformers::RUN_LANGUAGE_MODELING, &fairseq::TRAIN];
+/// Why a command becomes no job file.
+#[derive(Debug)]
+pub struct Refused {
+    /// Everything that is wrong, one thing a line.
+    pub what: String,
+    pub fix: String,
+}
 
-/// Translates a command line. `read` gives the text of a file that it names. The error says everything that is wrong, one thing a line.
-pub fn translate(command: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Translated, String> {
-    let words = words::split(command)?;
-    let name = |word: &String| word.rsplit('/').next().unwrap_or_default().to_owned();
-    let program = |word: &String| PROGRAMS.into_iter().find(|program| program.names.contains(&name(word).as_str()));
-    let Some((place, program)) = words.iter().enumerate().find_map(|(place, word)| Some((place, program(word)?))) else {
-        let known: Vec<&str> = PROGRAMS.iter().flat_map(|program| program.names).copied().collect();
-        return Err(format!("the command names no program that is known here: {}", known.join(", ")));
+const PROGRAMS: [&Program; 8] = [
+    &transformers::RUN_CLM,
+    &transformers::RUN_LANGUAGE_MODELING,
+    &fairseq::TRAIN,
+    &fairseq::TRAIN_SCRIPT,
+    &verbs::RUN_GENERATION,
+    &verbs::BPE_ENCODER,
+    &verbs::PREPROCESS,
+    &verbs::PREPROCESS_SCRIPT,
+];
+
+/// Translates a command line. `read` gives the text of a file that it names.
+pub fn translate(command: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Translated, Refused> {
+    let words = words::split(command).map_err(|problem| Job { problems: vec![problem], ..Job::default() }.refused())?;
+    let program = |place| PROGRAMS.into_iter().find(|program| program.is_started_by(&words, place));
+    let Some((place, program)) = (0..words.len()).find_map(|place| Some((place, program(place)?))) else {
+        return Err(unknown_program());
     };
     let mut job = Job::default();
     program.defaults.iter().copied().flatten().for_each(|(key, setting)| job.set(key, *setting));
-    words::apply(&mut job, &words[..place], LAUNCHERS, Some(|_, _| Ok(())));
-    if let Some(file) = words::value_of(&words[place..], "deepspeed") {
-        let parsed = read(&file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
-        match parsed {
-            Ok(config) => job.deepspeed = Some(config),
-            Err(problem) => job.problems.push(format!("--deepspeed: {problem}")),
-        }
+    words::apply(&mut job, &words[..place], launchers::FLAGS, Some(|_, _| Ok(())));
+    let json = |file: &str| read(file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
+    match words::value_of(&words[place..], "deepspeed").map(|file| json(&file)) {
+        Some(Ok(config)) => job.deepspeed = Some(config),
+        Some(Err(problem)) => job.problems.push(format!("--deepspeed: {problem}")),
+        None => {}
     }
     words::apply(&mut job, &words[place + 1..], program.flags, program.positional);
     deepspeed::apply(&mut job);
+    job.model_config = job.values.get(WEIGHTS).and_then(Value::as_str).and_then(|model| json(&format!("{model}/config.json")).ok());
     if let Some(finish) = program.finish {
         finish(&mut job);
     }
-    job.finish(command)
+    program.ways.iter().for_each(|(what, way)| job.note(what, way));
+    job.finish(command, program)
 }
 
-/// `deepspeed`, `torchrun`, `python -m torch.distributed.launch`, `accelerate launch` and `mpirun`.
-const LAUNCHERS: &[&[Flag]] = &[&[
-    Flag { names: &["num_gpus", "nproc_per_node", "num_processes", "n", "np"], meaning: Meaning::Must(1.0, ONE_DEVICE) },
-    Flag { names: &["num_nodes", "nnodes", "num_machines"], meaning: Meaning::Must(1.0, ONE_DEVICE) },
-    Flag { names: &["m"], meaning: Meaning::Nothing("the trainer starts itself") },
-    Flag { names: &["master_port", "master_addr", "include", "hostfile"], meaning: Meaning::Nothing("there is one process") },
-]];
+fn unknown_program() -> Refused {
+    let name = |program: &Program| match program.told_by {
+        Some(flag) => format!("{} with --{flag}", program.names[0]),
+        None => program.names[0].to_owned(),
+    };
+    let known = PROGRAMS.map(name).join(", ");
+    Refused {
+        what: "the command names no program that is known here".to_owned(),
+        fix: format!("known are {known}; for anything else write a job file, to begin with one of `ftctl init --list`"),
+    }
+}
 
+/// How many checkpoints are kept. Nothing, or less, stands for all.
+fn keep(job: &mut Job, value: &str) -> Result<(), String> {
+    let count = whole(value)?;
+    if count > 0 {
+        job.set(KEEP, count);
+    }
+    Ok(())
+}
+
+const KEEP: &str = "train.keep_checkpoints";
+const WEIGHTS: &str = "initial_weights";
+const ONE_PROCESS: &str = "there is one process";
+const ALL_CORES: &str = "all cores are used";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const PRECISION: &str =
     "weights and evaluation stay in float32 here; give the matrix products a narrower `train.precision` in the job file";
 const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1";
+
+fn as_number(value: &Value) -> Option<f64> {
+    value.as_float().or(value.as_integer().map(|number| number as f64))
+}
 
 fn whole(value: &str) -> Result<i64, String> {
     value.parse().map_err(|_| format!("`{value}` is no whole number"))

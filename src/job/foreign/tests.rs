@@ -2,18 +2,31 @@ use ft_trainer::config::Variant;
 
 use super::*;
 use crate::job::spec::JobSpec;
-use ft_trainer::config::{LossScaling, Offload, Precision};
+use ft_trainer::config::{DeviceChoice, LossScaling, Offload, Precision};
 
 const NOTHING: &dyn Fn(&str) -> Result<String, String> = &|file| Err(format!("there is no {file}"));
 
 /// The job that a command line stands for.
 fn job(command: &str) -> JobSpec {
-    let translated = translate(command, NOTHING).unwrap_or_else(|problems| panic!("{problems}"));
+    let translated = translate(command, NOTHING).unwrap_or_else(|refused| panic!("{}", refused.what));
     JobSpec::parse(&translated.text, "job.toml").unwrap_or_else(|error| panic!("{error}\n{}", translated.text))
 }
 
 fn problems(command: &str) -> String {
+    refused(command).what
+}
+
+fn refused(command: &str) -> Refused {
     translate(command, NOTHING).expect_err("it is not to be had")
+}
+
+fn notes(command: &str) -> Vec<String> {
+    translate(command, NOTHING).unwrap_or_else(|refused| panic!("{}", refused.what)).notes
+}
+
+#[track_caller]
+fn tells(notes: &[String], part: &str) {
+    assert!(notes.iter().any(|note| note.contains(part)), "{part} is not in {notes:#?}");
 }
 
 /// ONNX Runtime's example, without its four devices.
@@ -26,16 +39,16 @@ const LANGUAGE_MODELING: &str = "python3 -m torch.distributed.launch --nproc_per
 fn run_language_modeling_becomes_a_job() {
     let job = job(LANGUAGE_MODELING);
     let expected = "weight_decay = 0.01\nepochs = 5.0\nmicro_batch = 1\ngradient_accumulation = 16\nblock_size = 1024\nlog_every = 100\n\
-        schedule = \"linear\"\ncheckpoint_every = 500\ncompat = \"transformers-2020\"";
+        schedule = \"linear\"\ncheckpoint_every = 500\ncompat = \"transformers-2020\"\ndropout = 0.1\nattention_dropout = 0.1";
     let expected =
         JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[model]\npreset = \"gpt2\"\n[train]\n{expected}\n"), "x");
     assert_eq!(job.train, expected.expect("valid").train);
     assert_eq!(job.initial_weights.as_deref(), Some("gpt2"));
     let data = job.data.expect("text");
     assert_eq!((data.train, data.validation), (vec!["wiki.train.raw".to_owned()], vec!["wiki valid.raw".to_owned()]));
-    let notes = translate(LANGUAGE_MODELING, NOTHING).expect("a job").notes;
+    let notes = notes(LANGUAGE_MODELING);
     for told in ["--ort_trainer: ", "--per_gpu_eval_batch_size: ", "--output_dir: ", "--do_train: ", "--model_name_or_path: "] {
-        assert!(notes.iter().any(|note| note.starts_with(told)), "{told} is not in {notes:?}");
+        tells(&notes, told);
     }
 }
 
@@ -55,7 +68,8 @@ fn deepspeed_decides_what_the_flags_leave_to_it() {
     let translated = translate(CLM, &read).expect("a job");
     let train = JobSpec::parse(&translated.text, "job.toml").expect("valid").train;
     let expected = "weight_decay = 0.0\nepochs = 1.0\nmicro_batch = 8\ngradient_accumulation = 2\nlog_every = 500\nbetas = [0.9, 0.95]\n\
-        schedule = \"warmup-lr\"\nwarmup_steps = 10\nlearning_rate = 3e-5\nclip_norm = 0.5\ncheckpoint_every = 200\neval_every = 200";
+        schedule = \"warmup-lr\"\nwarmup_steps = 10\nlearning_rate = 3e-5\nclip_norm = 0.5\ncheckpoint_every = 200\neval_every = 200\n\
+        dropout = 0.1\nattention_dropout = 0.1";
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(train, expected);
     assert!(translated.text.contains("# ds_config zero_optimization.stage: there is one process"), "{}", translated.text);
@@ -89,7 +103,7 @@ fn half_precision_and_offloading_are_translated() {
 #[test]
 fn what_is_not_to_be_had_is_refused_by_name() {
     let config = r#"{"fp16": {"enabled": "maybe"}, "zero_optimization": {"offload_param": {"device": "cpu"}}, "bufer": 1}"#;
-    let found = translate(&format!("{CLM} --fp16_full_eval"), &|_| Ok(config.to_owned())).expect_err("problems");
+    let found = translate(&format!("{CLM} --fp16_full_eval"), &|_| Ok(config.to_owned())).expect_err("problems").what;
     for problem in [
         "--fp16_full_eval: weights and evaluation stay in float32 here",
         "ds_config fp16.enabled: `maybe` does not exist here",
@@ -116,7 +130,12 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         let found = problems(&format!("{base} {added}"));
         assert!(found.contains(problem), "{added} gave {found}");
     }
-    assert!(problems("python train.py --lr 1").contains("names no program that is known here: run_clm.py"));
+    let unknown = refused("python train.py --lr 1");
+    assert!(unknown.what.contains("names no program that is known here") && unknown.fix.contains("run_clm.py"), "{unknown:?}");
+    let far = refused(&format!("{base} --frobnicate --lerning_rate 1")).fix;
+    assert!(far.contains("--adam_beta1 --adam_beta2") && far.contains("`ftctl schema`"), "{far}");
+    assert_eq!(problems(&format!("{base} --lerning_rate 1")).lines().count(), 2, "its value is no problem of its own");
+    assert!(!refused(&format!("{base} --lerning_rate 1")).fix.contains("--adam_beta1"), "one that is near needs no list");
     assert!(problems(&LANGUAGE_MODELING.replace("node 1", "node 4")).contains("several devices does not exist here yet"));
 }
 
@@ -131,7 +150,7 @@ fn fairseq_train_becomes_a_job() {
     let job = job(FAIRSEQ);
     let expected = "weight_decay = 0.1\nweight_decay_on = \"all\"\nsteps = 100000\nmicro_batch = 8\ngradient_accumulation = 8\n\
         log_every = 10\nbetas = [0.9, 0.95]\nschedule = \"cosine\"\nwarmup_steps = 1000\nwarmup_learning_rate = 1e-7\n\
-        learning_rate = 6e-4\nclip_norm = 1.0\ncheckpoint_every = 2000\nkeep_checkpoints = 10\nrecompute = \"full\"\nseed = 1\ncompat = \"fairseq\"\n\
+        learning_rate = 6e-4\nclip_norm = 1.0\ncheckpoint_every = 2000\neval_every = 2000\nkeep_checkpoints = 10\nrecompute = \"full\"\nseed = 1\ncompat = \"fairseq\"\n\
         dropout = 0.1\nattention_dropout = 0.1";
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(job.train, expected);
@@ -169,12 +188,195 @@ fn a_switch_may_have_a_value() {
 
 #[test]
 fn every_flag_has_one_meaning() {
-    for program in PROGRAMS {
-        let mut names: Vec<&str> = program.flags.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
-        let count = names.len();
+    for tables in PROGRAMS.map(|program| program.flags).into_iter().chain([launchers::FLAGS]) {
+        let mut names: Vec<&str> = tables.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
         names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), count, "{:?}", program.names);
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
         assert!(names.iter().all(|name| !name.contains('-')));
+    }
+}
+
+const SMALL: &str = "python3 -u run_clm.py --train_file a.txt --model_type gpt2";
+
+#[test]
+fn what_the_program_drops_is_dropped() {
+    let rates = |command: &str, read: &dyn Fn(&str) -> Result<String, String>| {
+        let text = translate(command, read).unwrap_or_else(|refused| panic!("{}", refused.what)).text;
+        let train = JobSpec::parse(&text, "job.toml").expect("valid").train;
+        [train.dropout, train.attention_dropout].map(|rate| (rate * 100.0).round() as u32)
+    };
+    let started = format!("{SMALL} --model_name_or_path mine");
+    assert_eq!(rates(&started, NOTHING), [10, 10]);
+    tells(&notes(&started), "dropout: the program drops what the model's config.json says");
+    let config = |file: &str| match file {
+        "mine/config.json" => Ok(r#"{"embd_pdrop": 0.2, "resid_pdrop": 0.2, "attn_pdrop": 0.0}"#.to_owned()),
+        _ => Err(file.to_owned()),
+    };
+    assert_eq!(rates(&started, &config), [20, 0]);
+    assert_eq!(rates(&format!("{started} --config_overrides resid_pdrop=0.3,embd_pdrop=0.3"), &config), [30, 0]);
+
+    let none = format!("{SMALL} --config_overrides n_layer=2,n_embd=64,n_head=2,embd_pdrop=0,resid_pdrop=0,attn_pdrop=0");
+    assert_eq!(rates(&none, NOTHING), [0, 0]);
+    assert_eq!(job(&none).model.layers.zip(job(&none).model.width), Some((2, 64)));
+    assert!(!notes(&none).iter().any(|note| note.starts_with("dropout")));
+    for (overrides, problem) in [
+        ("resid_pdrop=0.2", "embd_pdrop 0.1 and resid_pdrop 0.2: one rate"),
+        ("n_layers=2", "--config_overrides: `n_layers` is not known here; did you mean `n_layer`?"),
+        ("n_layer", "`n_layer` is no NAME=VALUE"),
+    ] {
+        let found = problems(&format!("{SMALL} --config_overrides {overrides}"));
+        assert!(found.contains(problem), "{overrides} gave {found}");
+    }
+}
+
+#[test]
+fn templates_drop_what_their_recipes_drop() {
+    let template = |text: &str| JobSpec::parse(text, "template").unwrap_or_else(|error| panic!("{error}")).train;
+    let rate = |dropout: f64| (dropout * 100.0).round() as u32;
+    let recipe = job(LANGUAGE_MODELING).train;
+    for text in
+        [include_str!("../../../templates/jobs/gpt2-wikitext.toml"), include_str!("../../../templates/jobs/gpt2-medium-fp32.toml")]
+    {
+        assert_eq!(rate(template(text).dropout), rate(recipe.dropout));
+    }
+    let (ours, fairseq) = (template(include_str!("../../../templates/jobs/gpt2-small-openwebtext.toml")), job(FAIRSEQ).train);
+    assert_eq!(
+        (rate(ours.dropout), rate(ours.attention_dropout), ours.eval_every),
+        (rate(fairseq.dropout), rate(fairseq.attention_dropout), fairseq.eval_every)
+    );
+    let v100 = template(include_str!("../../../templates/jobs/gpt2-xl-v100.toml"));
+    assert_eq!((v100.device, rate(v100.attention_dropout)), (DeviceChoice::Cuda, 0), "a GPU refuses any other");
+}
+
+#[test]
+fn the_loss_is_scaled_as_the_program_scales_it() {
+    let torch = LossScaling { growth_interval: 2000, hysteresis: 1, ..LossScaling::default() };
+    assert_eq!(job(&format!("{SMALL} --fp16")).train.loss_scaling, torch);
+    tells(&notes(&format!("{SMALL} --fp16")), "train.loss_scaling: as in the program");
+    assert_eq!(job(&format!("accelerate launch --mixed_precision fp16 {SMALL}")).train.loss_scaling, torch);
+    let apex = LANGUAGE_MODELING.replace("--ort_trainer", "--fp16 --fp16_opt_level O1");
+    assert_eq!(job(&apex).train.loss_scaling, torch);
+    let onnx = LossScaling { initial: 1_048_576.0, ..torch };
+    assert_eq!(job(&format!("{LANGUAGE_MODELING} --fp16")).train.loss_scaling, onnx);
+    assert_eq!(job(LANGUAGE_MODELING).train.loss_scaling, LossScaling::default(), "nothing is scaled in fp32");
+    assert!(problems(&apex.replace("O1", "O2")).contains("--fp16_opt_level: `O2` does not exist here"));
+}
+
+#[test]
+fn how_many_checkpoints_are_kept_is_told() {
+    tells(&notes(SMALL), "train.keep_checkpoints: without --save_total_limit the program keeps every checkpoint");
+    tells(&notes(&format!("{SMALL} --save_total_limit 0")), "without --save_total_limit");
+    let three = format!("{SMALL} --save_total_limit 3");
+    assert_eq!(job(&three).train.keep_checkpoints, 3);
+    assert!(!notes(&three).iter().any(|note| note.starts_with("train.keep_checkpoints")));
+    tells(&notes(&FAIRSEQ.replace("--keep-interval-updates 10", "")), "without --keep-interval-updates");
+}
+
+#[test]
+fn ways_that_no_flag_names_are_told() {
+    for (command, told) in [
+        (SMALL, "documents: the program puts nothing between rows, and drops what is left of every 1,000"),
+        (SMALL, "accumulation: what is left of an epoch"),
+        (SMALL, "evaluation: the program leaves out the last block"),
+        (LANGUAGE_MODELING, "evaluation: the program's perplexity is that of the mean of its batches' means"),
+        (LANGUAGE_MODELING, "train.compat: keeps that layer norms decay"),
+        (LANGUAGE_MODELING, "blocks: the first token of a block"),
+        (FAIRSEQ, "documents: the </s> that fairseq puts after each line"),
+        (FAIRSEQ, "blocks: fairseq also trains on the last block"),
+        (FAIRSEQ, "accumulation: the last update of an epoch"),
+    ] {
+        tells(&notes(command), told);
+    }
+    assert!(!notes(LANGUAGE_MODELING).iter().any(|note| note.contains("1,000")), "it reads a file as one text");
+}
+
+/// As Habana's example starts it.
+#[test]
+fn fairseqs_script_and_its_early_end_are_known() {
+    let script = FAIRSEQ.replace("fairseq-train", "python train.py");
+    assert_eq!(job(&script).train, job(FAIRSEQ).train);
+    let early = job(&format!("{FAIRSEQ} --patience 3 --keep-best-checkpoints 1 --best-checkpoint-metric ppl")).train;
+    assert_eq!((early.early_stopping_patience, early.keep_best, early.eval_every), (Some(3), true, 2000));
+    let never = job(&format!("{FAIRSEQ} --patience -1 --keep-best-checkpoints -1")).train;
+    assert_eq!((never.early_stopping_patience, never.keep_best), (None, false));
+    assert_eq!(job(&format!("{FAIRSEQ} --validate-interval-updates 500")).train.eval_every, 500);
+    assert!(
+        problems(&format!("{FAIRSEQ} --keep-best-checkpoints 3"))
+            .contains("--keep-best-checkpoints: the weights of one evaluation")
+    );
+    let seldom = FAIRSEQ.replace("--save-interval-updates 2000", "--patience 3");
+    assert!(problems(&seldom).contains("--patience: evaluations count updates here"), "{}", problems(&seldom));
+}
+
+#[test]
+fn launchers_of_one_process_are_known() {
+    let plain = job(SMALL).train;
+    for launcher in [
+        "mpirun -n 1 -hostfile hosts -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x PATH -mca pml ob1 -mca btl ^openib --allow-run-as-root",
+        "mpirun -np 1 --bind-to core --map-by socket:PE=6 --rank-by core --report-bindings",
+        "deepspeed --include localhost:0 --master_port 29501 --launcher pdsh --no_local_rank --module",
+        "torchrun --standalone --nnodes 1 --nproc-per-node=1 --rdzv_backend c10d --max_restarts 0",
+        "NCCL_DEBUG=INFO accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no",
+    ] {
+        assert_eq!(job(&format!("{launcher} {SMALL}")).train, plain, "{launcher}");
+    }
+    for launcher in [
+        "mpirun -n 8",
+        "deepspeed --include localhost:0,1",
+        "deepspeed --include worker-0@worker-1:0",
+        "accelerate launch --multi_gpu",
+    ] {
+        let found = problems(&format!("{launcher} {SMALL}"));
+        assert!(found.contains("several devices does not exist here yet"), "{launcher} gave {found}");
+    }
+    assert!(problems(&format!("mpirun -hostfil hosts {SMALL}")).contains("-hostfil: not known here; did you mean --hostfile?"));
+}
+
+#[test]
+fn what_trains_nothing_has_its_command_of_ftctl() {
+    for (command, fix, told) in [
+        (
+            "python run_generation.py --model_type=gpt2 --model_name_or_path=finetuned --length 200 --p 0.8 --k 40 --seed 7 --temperature 0.7 \
+             --repetition_penalty 1.0 --stop_token '<|endoftext|>' --prompt \"it's\" --num_return_sequences 2 --no_cuda",
+            r"ftctl generate 'finetuned' --prompt='it'\''s' --prompt='it'\''s' --seed 7 --temperature 0.7 --tokens 200 --top-k 40 --top-p 0.8",
+            "draws: the same seed draws other tokens",
+        ),
+        (
+            "run_generation.py --model_type gpt2 --model_name_or_path gpt2",
+            "ftctl generate 'gpt2' --prompt='TEXT' --seed 42 --temperature 1.0 --tokens 20 --top-k 0 --top-p 0.9",
+            "a job file is for training, and run_generation.py does something else",
+        ),
+        (
+            "python -m examples.roberta.multiprocessing_bpe_encoder --encoder-json encoder.json --vocab-bpe vocab.bpe --inputs train.raw \
+             --outputs train.bpe --keep-empty --workers 80",
+            "ftctl prepare 'train.raw' --out 'train.bpe'",
+            "--keep-empty: a txt file is one document",
+        ),
+        (
+            "python fairseq_cli/preprocess.py --only-source --trainpref train.bpe --validpref valid.bpe --testpref test.bpe \
+             --destdir data-bin/web --srcdict dict.txt --dataset-impl mmap --workers 80",
+            "give the text that the encoder read for what it wrote: ftctl prepare 'train.bpe' --out 'data-bin/web' --validation 'valid.bpe'",
+            "data.format: with \"fairseq\" a job reads what this command writes",
+        ),
+    ] {
+        let found = refused(command);
+        assert_eq!(found.fix, fix);
+        assert!(found.what.contains(told), "{told} is not in\n{}", found.what);
+    }
+    assert_eq!(
+        refused("fairseq-preprocess --only-source --trainpref a.bpe").fix,
+        refused("preprocess.py --only-source --trainpref a.bpe").fix
+    );
+    for (command, problem) in [
+        ("run_generation.py --repetition_penalty 1.2", "--repetition_penalty: a token that was there is as likely as ever"),
+        ("run_generation.py --stop_token END", "--stop_token: a text ends at <|endoftext|> here"),
+        ("run_generation.py --length -1", "--length: give the number of tokens to add"),
+        ("run_generation.py --num_return_sequences 0", "--num_return_sequences: give 1 to 100"),
+        ("run_generation.py --promt a", "--promt: not known here; did you mean --prompt?"),
+        ("fairseq-preprocess --trainpref a --dataset-impl raw", "--dataset-impl: `raw` does not exist here"),
+        ("fairseq-preprocess --trainpref a --target-lang de", "--target-lang: translation is not known here"),
+    ] {
+        let found = problems(command);
+        assert!(found.contains("cannot be translated") && found.contains(problem), "{command} gave {found}");
     }
 }

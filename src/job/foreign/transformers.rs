@@ -1,17 +1,65 @@
 //! `run_clm.py` of transformers, and `run_language_modeling.py`, which was its name until 2020.
 
 use super::{
-    Flag, Job,
+    ALL_CORES, Flag, Job,
     Meaning::*,
-    NAMED_BY_JOB, PRECISION, Program,
+    NAMED_BY_JOB, ONE_PROCESS, PRECISION, Program,
     Setting::{self, Number as N, Whole as I, Word as W},
+    WEIGHTS, as_number,
+};
+use crate::job::wording::suggest;
+
+pub(super) const RUN_CLM: Program = Program {
+    names: &["run_clm.py"],
+    told_by: None,
+    defaults: &[DEFAULTS],
+    positional: None,
+    flags: &[FLAGS],
+    finish: Some(finish),
+    ways: &[
+        BLOCKS,
+        ACCUMULATION,
+        (
+            "documents",
+            "the program puts nothing between rows, and drops what is left of every 1,000 of them; here an end of text ends each, and \
+             only the last block of all is dropped",
+        ),
+        (
+            "lines",
+            "the program takes each line of a txt file for a row, and took its end away until September 2021; here a txt file is \
+             one document, as it is",
+        ),
+        ("evaluation", "the program leaves out the last block when it is not full; here every token counts"),
+    ],
+    instead: None,
 };
 
-pub(super) const RUN_CLM: Program =
-    Program { names: &["run_clm.py"], defaults: &[DEFAULTS], positional: None, flags: &[FLAGS], finish: None };
+pub(super) const RUN_LANGUAGE_MODELING: Program = Program {
+    names: &["run_language_modeling.py"],
+    defaults: &[DEFAULTS, &[("train.compat", W("transformers-2020"))]],
+    ways: &[
+        BLOCKS,
+        ACCUMULATION,
+        (
+            "train.compat",
+            "keeps that layer norms decay and that AdamW's epsilon is added before the bias correction; take it out for neither",
+        ),
+        (
+            "evaluation",
+            "the program's perplexity is that of the mean of its batches' means, however small the last, without the last block when it \
+             is not full; here every token counts alike",
+        ),
+    ],
+    ..RUN_CLM
+};
 
-pub(super) const RUN_LANGUAGE_MODELING: Program =
-    Program { names: &["run_language_modeling.py"], defaults: &[DEFAULTS, &[("train.compat", W("transformers-2020"))]], ..RUN_CLM };
+const BLOCKS: (&str, &str) =
+    ("blocks", "the first token of a block is predicted by nothing in the program, and by the last of the block before it here");
+const ACCUMULATION: (&str, &str) = (
+    "accumulation",
+    "what is left of an epoch and fills no step goes into the next epoch's first step in the program, or is a step of its own in new \
+     versions; here steps run on from epoch to epoch and are all of one size",
+);
 
 const DEFAULTS: &[(&str, Setting)] = &[
     ("train.weight_decay", N(0.0)),
@@ -20,12 +68,15 @@ const DEFAULTS: &[(&str, Setting)] = &[
     ("train.micro_batch", I(8)),
     ("train.log_every", I(500)),
     ("train.checkpoint_every", I(500)),
+    // As torch's GradScaler and apex do it.
+    ("train.loss_scaling.growth_interval", I(2000)),
+    ("train.loss_scaling.hysteresis", I(1)),
 ];
 
 const GPT2_ONLY: &str = "only GPT-2 can be trained here";
 const RUNS_ALWAYS: &str = "a job always does both";
 const OWN_STORE: &str = "a dataset is prepared anew exactly when its text changes";
-const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as training; the perplexity is the same";
+const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as training; the perplexity here does not depend on it";
 const OWN_ENGINE: &str = "the trainer has its own engine";
 const NO_HUB: &str = "nothing is fetched from a hub; name files";
 
@@ -85,7 +136,7 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["data_seed"], meaning: Refused("one seed is for weights and order here; give --seed") },
     Flag { names: &["logging_steps"], meaning: Whole("train.log_every") },
     Flag { names: &["save_steps"], meaning: Whole("train.checkpoint_every") },
-    Flag { names: &["save_total_limit"], meaning: Whole("train.keep_checkpoints") },
+    Flag { names: &["save_total_limit"], meaning: Special(super::keep) },
     Flag { names: &["eval_steps"], meaning: Whole("train.eval_every") },
     Flag {
         names: &["evaluation_strategy", "eval_strategy"],
@@ -98,26 +149,27 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["bf16"], meaning: SwitchTo(&[("train.precision", W("bf16"))]) },
     Flag { names: &["fp16"], meaning: SwitchTo(&[("train.precision", W("fp16"))]) },
     Flag { names: &["fp16_full_eval", "bf16_full_eval"], meaning: NoSwitch(PRECISION) },
+    Flag { names: &["fp16_opt_level"], meaning: Choice(&[("O1", &[])]) },
     Flag {
-        names: &["fp16_opt_level", "fp16_backend", "half_precision_backend", "torch_dtype", "dtype"],
-        meaning: Refused(PRECISION),
+        names: &["fp16_backend", "half_precision_backend"],
+        meaning: Choice(&[("auto", &[]), ("amp", &[]), ("cuda_amp", &[]), ("apex", &[])]),
     },
+    Flag { names: &["torch_dtype", "dtype"], meaning: Refused(PRECISION) },
     Flag { names: &["tf32"], meaning: Refused("matrices are multiplied in true float32 here") },
     Flag { names: &["gradient_checkpointing"], meaning: SwitchTo(&[("train.recompute", W("full"))]) },
     Flag { names: &["deepspeed"], meaning: Special(|_, _| Ok(())) },
     Flag { names: &["dataset_name", "dataset_config_name"], meaning: Refused(NO_HUB) },
     Flag { names: &["streaming"], meaning: Switch("a dataset is always read from disk as it is needed") },
-    Flag {
-        names: &["preprocessing_num_workers", "dataloader_num_workers"],
-        meaning: Nothing("all cores are used, and no batch is waited for"),
-    },
+    Flag { names: &["preprocessing_num_workers", "dataloader_num_workers"], meaning: Nothing(ALL_CORES) },
     Flag { names: &["report_to"], meaning: Nothing("event files for TensorBoard are always written") },
-    Flag { names: &["torch_compile", "ort_trainer", "do_eval_in_torch", "use_ort"], meaning: Switch(OWN_ENGINE) },
-    Flag { names: &["local_rank", "ddp_timeout", "ddp_find_unused_parameters"], meaning: Nothing("there is one process") },
+    Flag { names: &["ort_trainer", "use_ort"], meaning: SpecialSwitch(onnx_runtime) },
+    Flag { names: &["torch_compile", "do_eval_in_torch"], meaning: Switch(OWN_ENGINE) },
+    Flag { names: &["local_rank", "ddp_timeout", "ddp_find_unused_parameters"], meaning: Nothing(ONE_PROCESS) },
     Flag { names: &["line_by_line"], meaning: NoSwitch("lines are not cut to blocks of their own here; text is one stream") },
     Flag { names: &["mlm"], meaning: NoSwitch(GPT2_ONLY) },
     Flag { names: &["mlm_probability"], meaning: Nothing("only masked models have one") },
-    Flag { names: &["config_overrides"], meaning: Refused("write the numbers into [model] of the job file") },
+    Flag { names: &["config_overrides"], meaning: Special(overrides) },
+    Flag { names: &["keep_linebreaks"], meaning: Choice(&[("true", &[])]) },
     Flag { names: &["load_best_model_at_end"], meaning: SwitchTo(&[("train.keep_best", Setting::Yes)]) },
     Flag { names: &["metric_for_best_model"], meaning: Choice(&[("loss", &[]), ("eval_loss", &[])]) },
     Flag { names: &["greater_is_better"], meaning: NoSwitch("the best weights are those of the lowest loss") },
@@ -132,7 +184,7 @@ fn model(job: &mut Job, name: &str) -> Result<(), String> {
     if SIZES.contains(&name) {
         job.note("--model_name_or_path", &format!("{NO_HUB}: put the published weights into the directory {name}"));
     }
-    job.set("initial_weights", name);
+    job.set(WEIGHTS, name);
     Ok(())
 }
 
@@ -166,4 +218,76 @@ fn max_steps(job: &mut Job, value: &str) -> Result<(), String> {
         job.values.remove("train.epochs");
     }
     Ok(())
+}
+
+/// Its loss scale begins higher.
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+fn onnx_runtime(job: &mut Job, _: &str) -> Result<(), String> {
+    job.note(
+        "--ort_trainer",
+        "the trainer has its own engine, whose checkpoints hold the optimizer, and which skips no batch that is not full",
+    );
+    job.set("train.loss_scaling.initial", 20.0_f64.exp2());
+    Ok(())
+}
+
+/// Names in a model's `config.json` of what is dropped from embeddings, from what each half of a block adds, and from attention weights.
+const DROPOUT: [&str; 3] = ["embd_pdrop", "resid_pdrop", "attn_pdrop"];
+/// Where such a file has none.
+const USUAL_DROPOUT: f64 = 0.1;
+
+const SHAPE: [(&str, &str); 4] =
+    [("n_embd", "model.width"), ("n_layer", "model.layers"), ("n_head", "model.heads"), ("n_positions", "model.context")];
+
+/// `n_layer=6,resid_pdrop=0`.
+fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
+    for pair in value.split(',') {
+        let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no NAME=VALUE"))?;
+        if let Some((_, key)) = SHAPE.iter().find(|(known, _)| *known == name) {
+            job.set(key, super::whole(value)?);
+        } else if DROPOUT.contains(&name) {
+            job.set(name, super::number(value)?);
+        } else {
+            let known: Vec<&str> = SHAPE.iter().map(|(name, _)| *name).chain(DROPOUT).collect();
+            return Err(format!("`{name}` is not known here; {}", suggest(name, &known, "names")));
+        }
+    }
+    Ok(())
+}
+
+fn finish(job: &mut Job) {
+    dropout(job);
+    loss_scaling(job);
+    job.note_checkpoints("--save_total_limit");
+}
+
+/// The program trains with the rates of the model's configuration.
+fn dropout(job: &mut Job) {
+    let [embeddings, halves, attention] = DROPOUT.map(|name| {
+        let overridden = job.values.remove(name).as_ref().and_then(as_number);
+        let written = job.model_config.as_ref().and_then(|config| config[name].as_f64());
+        overridden.or(written).unwrap_or(USUAL_DROPOUT)
+    });
+    if embeddings.to_bits() != halves.to_bits() {
+        job.problems.push(format!(
+            "embd_pdrop {embeddings} and resid_pdrop {halves}: one rate, train.dropout, is for both here; give --config_overrides for both"
+        ));
+    }
+    job.set("train.dropout", halves);
+    job.set("train.attention_dropout", attention);
+    if halves > 0.0 || attention > 0.0 {
+        job.note(
+            "dropout",
+            "the program drops what the model's config.json says (embd_pdrop, resid_pdrop, attn_pdrop), 0.1 when that is not here or does \
+             not say; for none set train.dropout and train.attention_dropout to 0; on a GPU the second has to be 0",
+        );
+    }
+}
+
+fn loss_scaling(job: &mut Job) {
+    if job.values.get("train.precision").and_then(toml::Value::as_str) != Some("fp16") {
+        job.remove_table("train.loss_scaling.");
+    } else if job.deepspeed.is_none() {
+        job.note("train.loss_scaling", "as in the program, but between 1 and 16,777,216");
+    }
 }

@@ -1,6 +1,6 @@
 //! From a command line to flags and their values.
 
-use super::{Act, Flag, Job, Meaning};
+use super::{Act, Flag, Job};
 use crate::job::wording::nearest;
 
 /// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped. What only a shell could know is refused.
@@ -42,13 +42,16 @@ pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positio
         };
         let (name, attached) = typed.split_once('=').map_or((typed, None), |(name, value)| (name, Some(value)));
         let plain = name.replace('-', "_");
+        let next = rest.clone().next().filter(|next| flag_name(next).is_none());
         let Some(flag) = tables.iter().copied().flatten().find(|flag| flag.names.contains(&plain.as_str())) else {
-            job.problems.push(unknown(word, &plain, tables));
+            unknown(job, word, &plain, tables);
+            if attached.is_none() && next.is_some() {
+                rest.next(); // Its value, in all likelihood.
+            }
             continue;
         };
-        let next = || rest.clone().next().filter(|next| flag_name(next).is_none());
-        let value = attached.map(str::to_owned).or_else(|| next().cloned());
-        let is_switch = matches!(flag.meaning, Meaning::Switch(_) | Meaning::SwitchTo(_) | Meaning::NoSwitch(_));
+        let value = attached.map(str::to_owned).or_else(|| next.cloned());
+        let is_switch = flag.meaning.is_switch();
         let truth = value.as_deref().is_some_and(|value| ["true", "false"].contains(&value.to_ascii_lowercase().as_str()));
         if attached.is_none() && value.is_some() && (!is_switch || truth) {
             rest.next();
@@ -79,10 +82,17 @@ fn flag_name(word: &str) -> Option<&str> {
     name.starts_with(|first: char| first.is_ascii_alphabetic()).then_some(name)
 }
 
-fn unknown(word: &str, plain: &str, tables: &[&[Flag]]) -> String {
+/// Whether the word is the flag `name`, with or without a value.
+pub(super) fn is_flag(word: &str, name: &str) -> bool {
+    flag_name(word).is_some_and(|found| found.split('=').next().unwrap_or_default().replace('-', "_") == name)
+}
+
+fn unknown(job: &mut Job, word: &str, plain: &str, tables: &[&[Flag]]) {
     let known: Vec<&str> = tables.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
-    match nearest(plain, &known) {
-        Some(near) => format!("{word}: not known here; did you mean --{near}?"),
-        None => format!("{word}: not known here, and near to nothing that is"),
+    if let Some(near) = nearest(plain, &known) {
+        job.problems.push(format!("{word}: not known here; did you mean --{near}?"));
+    } else {
+        job.problems.push(format!("{word}: not known here, and near to nothing that is"));
+        job.known.extend(known);
     }
 }
