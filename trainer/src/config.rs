@@ -235,7 +235,7 @@ pub enum Recompute {
 /// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
 /// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
 /// free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and what the optimizer remembers
-/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of one block. `model` is
+/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of two blocks. `model` is
 /// for the CPU's own kernels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -3,7 +3,7 @@
 //! The program is linked with libtorch's CPU part alone, and loads the CUDA part of the libtorch beside it when a GPU is asked for. One build
 //! therefore starts on machines without CUDA's libraries, and uses a GPU where libtorch's CUDA build lies in the place of the CPU build.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::time::Instant;
 
 use tch::{Cuda, Device, Kind, Tensor};
@@ -90,6 +90,27 @@ pub fn peak_memory(device: Device) -> Option<u64> {
     if let Device::Cuda(index) = device { Some(aten::peak_memory(index)) } else { None }
 }
 
+/// Keeps pages of main memory where they are until the process ends, so that the GPU copies from and to them by itself.
+pub fn lock(memory: &mut [u8]) -> Result<(), Failure> {
+    type Register = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
+    // SAFETY: libtorch's CUDA part has brought CUDA's runtime, whose function of this name has this form.
+    let register = unsafe {
+        std::mem::transmute::<*mut c_void, Option<Register>>(libc::dlsym(libc::RTLD_DEFAULT, c"cudaHostRegister".as_ptr()))
+    };
+    // SAFETY: these are pages of this process.
+    let code = register.map(|register| unsafe { register(memory.as_mut_ptr().cast(), memory.len(), 0) });
+    let why = match code {
+        Some(0) => return Ok(()),
+        Some(code) => format!("CUDA's error {code}"),
+        None => "CUDA's runtime cannot be found".to_owned(),
+    };
+    Err(Failure::other(format!(
+        "cannot lock {} MiB of main memory for copies from and to the GPU: {why}; take a machine with more main memory, or set \
+         train.offload = \"none\"",
+        memory.len() >> 20
+    )))
+}
+
 /// FLOP per second of square products in `kind` on `device`, on a CPU this crate's where it has its own: the best of some that take milliseconds each, short enough to
 /// find a moment in which all threads run even on a machine that does other things.
 pub fn measured_rate(device: Device, kind: Kind) -> f64 {
@@ -107,7 +128,8 @@ pub fn measured_rate(device: Device, kind: Kind) -> f64 {
     2.0 * (size as f64).powi(3) / (0..times).map(|_| seconds()).fold(f64::INFINITY, f64::min)
 }
 
-/// Makes libtorch see the first GPU, or says why it cannot. libtorch asks once for its CUDA part: this comes before everything else.
+/// Makes libtorch see the first GPU and compute all digits there until it is told otherwise, or says why it cannot. libtorch asks once for its CUDA
+/// part: this comes before everything else.
 fn gpu() -> Result<(), String> {
     load(DRIVER).map_err(|_| format!("this machine has no NVIDIA driver ({DRIVER})"))?;
     load(CUDA_PART)
@@ -121,7 +143,9 @@ fn gpu() -> Result<(), String> {
     ones(Device::Cuda(0)).map(drop).map_err(|error| {
         let error = error.to_string();
         format!("libtorch cannot compute on the GPU: {}", error.lines().next().unwrap_or_default())
-    })
+    })?;
+    aten::set_precision(false, false);
+    Ok(())
 }
 
 /// Loads a library for the rest of the process.

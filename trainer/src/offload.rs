@@ -1,8 +1,11 @@
-//! Tensors in files instead of main memory, so that a model trains that does not fit there.
+//! Tensors in files instead of main memory, so that a model trains that does not fit there; and in main memory instead of a GPU's.
 //!
-//! Each lies in a nameless file of its own, mapped into memory: kernels read and write it like any other tensor, and get the same bits.
+//! Each of the first lies in a nameless file of its own, mapped into memory: kernels read and write it like any other tensor, and get the same bits.
 //! [`release`] after use takes its pages out of the process; the operating system keeps them cached while there is memory to spare, and
 //! writes them to the disk when there is not. The files go with the process, however it ends.
+//!
+//! The others lie in pages that stay where they are, which a GPU copies from and to by itself. libtorch's own pinned memory rounds every tensor up to a
+//! power of two; GPT-2 XL's weights and gradients would take half as much again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,15 +19,23 @@ use rustix::io::Errno;
 use tch::{Device, Kind, Tensor};
 
 use crate::config::Offload;
+use crate::device;
 use crate::error::Failure;
 
 /// Every mapping by its address. None is ever undone: any number of tensors may share one.
-static MAPPINGS: Mutex<BTreeMap<usize, MmapMut>> = Mutex::new(BTreeMap::new());
+static MAPPINGS: Mutex<BTreeMap<usize, Mapping>> = Mutex::new(BTreeMap::new());
+
+struct Mapping {
+    memory: MmapMut,
+    is_file: bool,
+}
 
 /// Where tensors lie.
 #[derive(Debug, Clone)]
 pub enum Place {
     Memory,
+    /// In main memory, whatever device the others of the model are on. Where this one is a GPU, it copies from and to there while the processor goes on.
+    Locked(Device),
     /// In files of this directory.
     Files(PathBuf),
 }
@@ -40,15 +51,18 @@ impl Place {
         if offload == Offload::None { Self::Memory } else { Self::Files(directory.to_owned()) }
     }
 
-    /// Zeros. In files: contiguous and in main memory's address space, whatever `device` the others of the model are on.
+    /// Zeros. Not in [`Place::Memory`]: contiguous and in main memory's address space, whatever `device` the others of the model are on.
     pub fn zeros(&self, size: &[i64], kind: Kind, device: Device) -> Result<Tensor, Failure> {
-        match self {
-            Self::Memory => Ok(Tensor::zeros(size, (kind, device))),
+        let bytes = size.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
+        let mapping = match self {
+            Self::Memory => return Ok(Tensor::zeros(size, (kind, device))),
+            Self::Locked(device) => Mapping { memory: locked(bytes, *device)?, is_file: false },
             Self::Files(directory) => {
-                let bytes = size.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
-                mapped(directory, bytes, size, kind).map_err(|error| Failure::io("make room for the model in", directory, &error))
+                let failed = |error: io::Error| Failure::io("make room for the model in", directory, &error);
+                Mapping { memory: in_file(directory, bytes).map_err(failed)?, is_file: true }
             }
-        }
+        };
+        Ok(tensor(mapping, size, kind))
     }
 
     pub fn zeros_like(&self, tensor: &Tensor) -> Result<Tensor, Failure> {
@@ -70,10 +84,11 @@ impl Place {
 /// Takes the pages of those tensors that lie in files out of the process; they come back when they are touched.
 pub fn release<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
     let mappings = mappings();
-    for mapping in tensors.into_iter().filter_map(|tensor| mappings.get(&(tensor.data_ptr() as usize))) {
+    let all = tensors.into_iter().filter_map(|tensor| mappings.get(&(tensor.data_ptr() as usize)));
+    for mapping in all.filter(|mapping| mapping.is_file) {
         // SAFETY: of a shared mapping of a file, unlike of other memory, nothing is lost: what was written to a page is in the file's
         // cache. It is advice; refusing it changes no number.
-        let _ = unsafe { mapping.unchecked_advise(UncheckedAdvice::DontNeed) };
+        let _ = unsafe { mapping.memory.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
 
@@ -81,23 +96,38 @@ fn is_mapped(tensor: &Tensor) -> bool {
     mappings().contains_key(&(tensor.data_ptr() as usize))
 }
 
-fn mappings() -> std::sync::MutexGuard<'static, BTreeMap<usize, MmapMut>> {
+fn mappings() -> std::sync::MutexGuard<'static, BTreeMap<usize, Mapping>> {
     MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn mapped(directory: &Path, bytes: u64, size: &[i64], kind: Kind) -> io::Result<Tensor> {
+fn locked(bytes: u64, device: Device) -> Result<MmapMut, Failure> {
+    let failed = |error: io::Error| Failure::other(format!("cannot make room for the model in main memory: {error}"));
+    let mut memory = MmapMut::map_anon(bytes as usize).map_err(failed)?;
+    // In large pages, as the arena. It is advice too.
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    if device.is_cuda() {
+        device::lock(&mut memory)?;
+    }
+    Ok(memory)
+}
+
+fn in_file(directory: &Path, bytes: u64) -> io::Result<MmapMut> {
     let file = tempfile::tempfile_in(directory)?;
     reserve(&file, bytes)?;
     // SAFETY: nobody else can open a file without a name.
-    let mut mapping = unsafe { MmapMut::map_mut(&file) }?;
-    let address = mapping.as_mut_ptr();
+    unsafe { MmapMut::map_mut(&file) }
+}
+
+fn tensor(mut mapping: Mapping, size: &[i64], kind: Kind) -> Tensor {
+    let address = mapping.memory.as_mut_ptr();
     mappings().insert(address as usize, mapping);
     let mut strides = vec![1; size.len()];
     for dimension in (1..size.len()).rev() {
         strides[dimension - 1] = strides[dimension] * size[dimension];
     }
     // SAFETY: the mapping has room for all elements, at an address that is a multiple of a page's size, and is never undone.
-    Ok(unsafe { Tensor::from_blob(address, size, &strides, kind, Device::Cpu) })
+    unsafe { Tensor::from_blob(address, size, &strides, kind, Device::Cpu) }
 }
 
 /// Takes the disk's space now: a disk that is full when a page is written would end the process without a word.
@@ -127,6 +157,16 @@ mod tests {
         assert_eq!(place.hold(held.shallow_clone()).unwrap().data_ptr(), held.data_ptr());
         let zeros = place.zeros_like(&held).unwrap();
         assert!(zeros.size() == [100, 1000] && zeros.is_contiguous() && zeros.abs().max().double_value(&[]) == 0.0);
+    }
+
+    /// What has no file would come back as zeros.
+    #[test]
+    fn what_is_locked_is_not_released() {
+        let tensor = Tensor::arange(100_000, (Kind::Float, Device::Cpu)).view([100, 1000]);
+        let held = Place::Locked(Device::Cpu).hold(tensor.shallow_clone()).unwrap();
+        assert!(is_mapped(&held) && held.data_ptr() != tensor.data_ptr());
+        release([&held]);
+        assert!(held.equal(&tensor));
     }
 
     #[test]

@@ -79,7 +79,10 @@ impl Run {
         config.train = micro_batch::resolve(&config.train, &shape, available_memory(), state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
-        let weights_place = if device::uses_libtorch(chosen.device, config.train.engine) {
+        let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
+        let weights_place = if apart {
+            Place::Locked(chosen.device)
+        } else if device::uses_libtorch(chosen.device, config.train.engine) {
             Place::Memory
         } else {
             Place::of_model(config.train.offload, &config.output)
@@ -89,7 +92,6 @@ impl Run {
             Some(checkpoint) if config.train.lora.is_none() => loaded(&weights_place, checkpoint, damaged)?,
             _ => initial_weights(&weights_place, &config, &shape)?,
         };
-        let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
         let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, apart).with_engine(config.train.engine);
         if let Some(lora) = &config.train.lora {
             model = model.with_adapters(&adapters(lora, &shape, config.train.seed, checkpoint.as_deref())?);

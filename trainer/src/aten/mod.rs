@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 type Error = *mut c_char;
@@ -36,7 +36,8 @@ unsafe extern "C" {
         step: *const C_tensor,
         numbers: *const f64,
     ) -> Error;
-    fn ft_copy(to: *const C_tensor, from: *const C_tensor) -> Error;
+    fn ft_send_home(home: *const C_tensor, tensor: *const C_tensor) -> Error;
+    fn ft_await_home(device: c_int) -> Error;
     fn ft_set_precision(tf32: bool, deterministic: bool) -> Error;
     #[cfg(target_os = "linux")]
     fn ft_use_arena();
@@ -95,10 +96,18 @@ pub(crate) fn fused_adamw(
     });
 }
 
-/// Copies without waiting for the device where one of the two is in pinned memory: who reads the copy in main memory synchronises first.
-pub(crate) fn copy(to: &Tensor, from: &Tensor) {
+/// Copies a device's tensor to locked main memory while the device goes on computing: who reads it there calls [`await_home`] first.
+pub(crate) fn send_home(home: &Tensor, tensor: &Tensor) {
     // SAFETY: as for `tensors`.
-    done(unsafe { ft_copy(to.as_ptr(), from.as_ptr()) });
+    done(unsafe { ft_send_home(home.as_ptr(), tensor.as_ptr()) });
+}
+
+/// Waits until all is there that was sent from `device`. What the CPU sends is.
+pub(crate) fn await_home(device: Device) {
+    if let Device::Cuda(index) = device {
+        // SAFETY: takes no pointer.
+        done(unsafe { ft_await_home(index as c_int) });
+    }
 }
 
 /// Lets large tensors in main memory lie where `arena.rs` puts them, from now on.

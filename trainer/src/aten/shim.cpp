@@ -11,6 +11,8 @@
 #include <ATen/ops/native_layer_norm_backward.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 
 #include <cstring>
 #include <exception>
@@ -26,6 +28,12 @@ template <typename Work> char *attempt(Work work) {
     } catch (const std::exception &error) {
         return strdup(error.what());
     }
+}
+
+// Beside the stream that computes.
+c10::Stream way_home(c10::Device device) {
+    static const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    return stream;
 }
 
 #ifdef __linux__
@@ -105,9 +113,27 @@ char *ft_fused_adamw(const Tensor *parameter, const Tensor *gradient, const Tens
     });
 }
 
-// Does not wait for the device, where the copy crosses to or from pinned memory.
-char *ft_copy(const Tensor *to, const Tensor *from) {
-    return attempt([&] { to->copy_(*from, true); });
+// Copies to locked memory when the device has done what it was asked until now, and while it does what it is asked next.
+char *ft_send_home(const Tensor *home, const Tensor *tensor) {
+    return attempt([&] {
+        const auto device = tensor->device();
+        if (device.is_cpu()) {
+            home->copy_(*tensor);
+            return;
+        }
+        const auto way = way_home(device);
+        c10::Event computed(device.type());
+        computed.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+        computed.block(way);
+        const c10::StreamGuard guard(way);
+        home->copy_(*tensor, true);
+        tensor->record_stream(way); // Or who computes could have its memory before it is read.
+    });
+}
+
+// Waits until all that was sent is there.
+char *ft_await_home(int device) {
+    return attempt([&] { way_home(c10::Device(c10::DeviceType::CUDA, device)).synchronize(); });
 }
 
 char *ft_set_precision(bool tf32, bool deterministic) {

@@ -56,19 +56,13 @@ impl Gpt2 {
         Self::with_masters(shape, parameters, device, false)
     }
 
-    /// As [`Gpt2::new`], where `apart` with weights and gradients in main memory: the device has what products are computed in, and the gradients
-    /// of one block at a time.
+    /// As [`Gpt2::new`], where `apart` with weights and gradients in main memory: the device has what products are computed in, from
+    /// [`Gpt2::with_offload`] on, and the gradients of two blocks at a time.
     pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, apart: bool) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
-        let parameters = parameters.to(if apart { Device::Cpu } else { device }, kind);
-        let (parameters, working) = if apart {
-            let parameters = parameters.pinned(device);
-            let working = parameters.copied(kind, device);
-            (parameters, working)
-        } else {
-            let working = parameters.to(device, kind);
-            (parameters, working)
-        };
+        let home = if apart { Device::Cpu } else { device };
+        let parameters = parameters.to(home, kind);
+        let working = parameters.to(home, kind);
         let fused = if device.is_cuda() { Fused::Efficient } else { Fused::Cpu };
         let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
         let (recompute, dropout, begins_document, first_sequence) = (Recompute::None, None, None, 0);
@@ -110,16 +104,18 @@ impl Gpt2 {
         self.with_offload(precision, &Place::Memory).expect("main memory needs no file")
     }
 
-    /// As [`Gpt2::with_precision`], with gradients and rounded weights in `place`.
+    /// As [`Gpt2::with_precision`], with gradients and, unless they are on a device apart, rounded weights in `place`.
     pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
         if precision != Precision::Fp32 {
-            let kind = precision.kind();
-            self.kind = kind;
-            self.working =
-                if self.apart { self.parameters.copied(kind, self.device) } else { self.parameters.rounded(kind, place)? };
+            self.kind = precision.kind();
+        }
+        if self.apart {
+            self.working = self.parameters.copied(self.kind, self.device);
+        } else if precision != Precision::Fp32 {
+            self.working = self.parameters.rounded(self.kind, place)?;
         }
         self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
-        self.gradients = Some(self.trained().zeros_in(place)?.pinned(self.device_apart()));
+        self.gradients = Some(self.trained().zeros_in(place)?);
         Ok(self)
     }
 
@@ -165,11 +161,6 @@ impl Gpt2 {
     /// Where libtorch's attention is taken.
     pub fn fused(&self) -> Fused {
         self.fused
-    }
-
-    /// The device that copies to and from main memory in the middle of a step.
-    fn device_apart(&self) -> Device {
-        if self.apart { self.device } else { Device::Cpu }
     }
 
     /// Calls `work` as all of the model is computed: without a tape, with the kernels of the engine.
@@ -245,8 +236,8 @@ impl Gpt2 {
         }
         let loss = self.run(|| self.forward_backward(inputs, targets, scale));
         self.fresh = false;
-        if let Device::Cuda(device) = self.device_apart() {
-            tch::Cuda::synchronize(device as i64); // The last gradients are on their way to main memory.
+        if self.apart {
+            aten::await_home(self.device);
         }
         loss
     }
@@ -261,9 +252,12 @@ impl Gpt2 {
         }
     }
 
+    /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the gradients of two blocks
+    /// at most, however far behind it copies are.
     pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
         if self.apart {
-            home.into_iter().zip(borrowed).for_each(|(home, borrowed)| aten::copy(home, borrowed));
+            aten::await_home(self.device);
+            home.into_iter().zip(borrowed).for_each(|(home, borrowed)| aten::send_home(home, borrowed));
         }
     }
 

@@ -78,8 +78,9 @@ impl TrainingMemory {
             let weights = (F32 + copy) * parameters + trained.beside_weights();
             (weights, F32 * trained.numbers(), trained.remembered(settings.optimizer))
         } else {
-            let of_a_block = F32 * 12 * (shape.width * shape.width) as u64;
-            (bytes(settings.precision) * parameters, F32 * largest(shape) + of_a_block, 0)
+            // One block's are on their way to main memory while the next's are computed.
+            let of_two_blocks = F32 * 2 * 12 * (shape.width * shape.width) as u64;
+            (bytes(settings.precision) * parameters, F32 * largest(shape) + of_two_blocks, 0)
         };
         let kept = block.kept(settings.recompute);
         // Logits, and in `f32` their softmax, which turns into the gradient; in half precision that too.
@@ -89,7 +90,7 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that belong to the model while a GPU computes.
+    /// Bytes of main memory that belong to the model while a GPU computes, but for the rest of each tensor's last page.
     pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
         if settings.offload == Offload::None {
             return 0;
@@ -282,7 +283,7 @@ mod tests {
 
     /// GPT-2 XL in fp16, blocks of 1,024 and four at a time: the masters, gradients and moments of 16 bytes a weight are not on the GPU.
     #[test]
-    fn a_gpu_holds_rounded_weights_and_one_blocks_gradients() {
+    fn a_gpu_holds_rounded_weights_and_two_blocks_gradients() {
         let shape = Shape { layers: 48, heads: 25, width: 1600, ..small() };
         let settings = TrainSettings {
             micro_batch: MicroBatch::Sequences(4),

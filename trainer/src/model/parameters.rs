@@ -216,11 +216,6 @@ impl Parameters {
         self.try_map(copy).expect("main memory and a device need no file")
     }
 
-    /// Pinned where `device` is a GPU, which then copies from and to them while the processor goes on.
-    pub(super) fn pinned(self, device: Device) -> Self {
-        if device.is_cuda() { self.map(|tensor| tensor.pin_memory(device)) } else { self }
-    }
-
     /// Takes over a change of `original`, the `index`-th of those that [`Parameters::rounded`] made this of, or where they are `apart`,
     /// [`Parameters::copied`].
     pub(super) fn round_again(&mut self, index: usize, original: &Tensor, apart: bool) {
