@@ -12,7 +12,7 @@ use crate::aten;
 use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
 use crate::error::Failure;
 use crate::micro_batch::MicroBatch;
-use crate::model::product;
+use crate::model::{kernels, product};
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
@@ -111,14 +111,14 @@ pub fn lock(memory: &mut [u8]) -> Result<(), Failure> {
     )))
 }
 
-/// FLOP per second of square products in `kind` on `device`, on a CPU this crate's where it has its own: the best of some that take milliseconds each, short enough to
+/// FLOP per second of square products in `kind` on `device`, on a CPU those of `engine`: the best of some that take milliseconds each, short enough to
 /// find a moment in which all threads run even on a machine that does other things.
-pub fn measured_rate(device: Device, kind: Kind) -> f64 {
+pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     let (size, times) = if device.is_cuda() { (4096, 10) } else { (768, 20) };
     let ones = Tensor::ones([size, size], (kind, device));
     let seconds = || {
         let started = Instant::now();
-        let _ = product(&ones, &ones);
+        let _ = kernels::of(engine, || product(&ones, &ones));
         if let Device::Cuda(index) = device {
             Cuda::synchronize(index as i64);
         }

@@ -31,6 +31,17 @@ impl LossScale {
         Self { scale: settings.initial, patience: settings.hysteresis, clean_steps: 0 }
     }
 
+    /// How it moves from here, and why, for the start of a run.
+    pub fn rule(&self, settings: &LossScaling) -> String {
+        let LossScaling { growth_interval, factor, hysteresis, minimum, maximum, .. } = settings;
+        let falls = if *hysteresis > 1 { format!("{hysteresis} overflows") } else { "an overflow".to_owned() };
+        format!(
+            "loss scale: {}; divided by {factor} after {falls}, times {factor} after {growth_interval} steps without, from {minimum} to \
+             {maximum}, because of train.loss_scaling",
+            self.scale
+        )
+    }
+
     /// Takes note of a step without overflow.
     pub fn passed(&mut self, settings: &LossScaling) {
         self.clean_steps += 1;
@@ -155,6 +166,9 @@ mod tests {
         let settings = LossScaling::default();
         let mut scale = LossScale::new(&settings);
         assert_eq!(scale.scale.to_bits(), 65536.0_f64.to_bits());
+        let rule =
+            "loss scale: 65536; divided by 2 after 2 overflows, times 2 after 1000 steps without, from 1 to 16777216, because of ";
+        assert_eq!(scale.rule(&settings), format!("{rule}train.loss_scaling"));
         assert_eq!(scale.overflowed(&settings), Overflow::Scale(65536.0), "the first overflow is forgiven");
         assert_eq!(scale.overflowed(&settings), Overflow::Scale(32768.0));
         (0..999).for_each(|_| scale.passed(&settings));

@@ -154,7 +154,10 @@ impl Run {
         if device::uses_libtorch(device, self.config.train.engine) {
             say(&format!("kernels: libtorch's, attention: {}", self.model.fused().name()));
         }
-        say(&self.config.train.precision.reason());
+        self.config.train.arithmetic(device.is_cuda()).iter().for_each(|line| say(line));
+        if let Some(scaling) = &self.state.loss_scale {
+            say(&scaling.rule(&self.config.train.loss_scaling));
+        }
         if !device::uses_libtorch(device, self.config.train.engine) && self.config.train.precision == Precision::Fp32 && has_tiles()
         {
             say("products: on the processor's tiles (AMX), each fp32 number as three bf16 numbers that add up to it");
@@ -390,7 +393,7 @@ impl Pace {
     fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
         let flops_per_token = shape.flops_per_token(settings.block_size, settings.lora.as_deref());
         let started = Instant::now();
-        let peak = device::measured_rate(device, settings.precision.kind());
+        let peak = device::measured_rate(device, settings.precision.kind(), settings.engine);
         Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
     }
 

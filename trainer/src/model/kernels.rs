@@ -12,7 +12,7 @@ thread_local! {
 }
 
 /// Calls `work` with the kernels of `engine`.
-pub(super) fn of<T>(engine: Engine, work: impl FnOnce() -> T) -> T {
+pub(crate) fn of<T>(engine: Engine, work: impl FnOnce() -> T) -> T {
     let before = ENGINE.replace(engine);
     let result = work();
     ENGINE.set(before);
