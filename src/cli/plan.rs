@@ -7,6 +7,7 @@ use std::{
 
 use clap::Args;
 use ft_trainer::{
+    config::DeviceChoice,
     micro_batch::MicroBatch,
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
 };
@@ -16,6 +17,7 @@ use super::{App, JobFile};
 use crate::{
     exit::{Exit, Failure},
     job::{
+        docker::Gpus,
         finding::{Finding, Health},
         gce::{GcePlan, Recovery},
         plan::{DataPlan, Plan},
@@ -171,9 +173,21 @@ fn memory(plan: &Plan) -> Option<String> {
         Some(directory) => Shape::read(Path::new(directory)).ok()?,
         None => Shape::resolve(&plan.model, vocabulary, plan.train.block_size).ok()?,
     };
-    let needed = TrainingMemory::estimate(&shape, &plan.train).total() >> 20;
+    let on_gpu = match plan.train.device {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Cuda => true,
+        DeviceChoice::Auto => match plan.backend.as_str() {
+            "gce" => plan.gce.accelerators > 0,
+            "docker" => plan.docker.gpus != Gpus::None,
+            _ => false,
+        },
+    };
+    let needed = TrainingMemory::of(&shape, &plan.train, on_gpu).total() >> 20;
+    let of_what = if on_gpu { " of the GPU" } else { "" };
+    let beside = if on_gpu { TrainingMemory::beside_device(&shape, &plan.train) >> 20 } else { 0 };
+    let beside = if beside > 0 { format!(", and {beside} MiB of main memory for the optimizer") } else { String::new() };
     let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
-    Some(format!("about {needed} MiB{more}"))
+    Some(format!("about {needed} MiB{of_what}{more}{beside}"))
 }
 
 fn machine(gce: &GcePlan) -> String {

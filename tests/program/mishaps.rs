@@ -257,6 +257,21 @@ fn a_dry_run_of_every_verb_says_what_it_would_do_and_changes_nothing() {
 }
 
 #[test]
+fn a_plan_tells_the_memory_of_what_computes() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run(&["init", "--out", "job.toml"]).code, Some(0));
+    let memory = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let said = sandbox.run(&["plan", "job.toml"].into_iter().chain(sets).collect::<Vec<_>>());
+        said.stdout.lines().find(|line| line.starts_with("memory")).expect(&said.stderr).to_owned()
+    };
+    assert!(!memory(&["train.device=cpu"]).contains("GPU"));
+    assert!(memory(&["train.device=cuda"]).ends_with(" MiB of the GPU"));
+    let apart = memory(&["train.device=cuda", "train.offload=optimizer"]);
+    assert!(apart.contains(" MiB of the GPU, and ") && apart.ends_with(" MiB of main memory for the optimizer"), "{apart}");
+}
+
+#[test]
 fn a_dataset_has_a_name_that_jobs_take_it_by() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("named");

@@ -321,7 +321,9 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     let (block_size, micro_batch) = (settings.block_size, settings.micro_batch.sequences());
     shape.agrees_with(&ModelConfig::default(), shape.vocabulary, block_size).map_err(Failure::input)?;
     let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size, settings.lora.as_deref()));
-    let parts = TrainingMemory::estimate(&shape, &settings).parts();
+    let on_gpu = device::is_gpu(settings.device);
+    let parts = TrainingMemory::of(&shape, &settings, on_gpu).parts();
+    let beside = if on_gpu { TrainingMemory::beside_device(&shape, &settings) } else { 0 };
     if arguments.json {
         let memory: serde_json::Map<String, serde_json::Value> =
             parts.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect();
@@ -329,22 +331,28 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
             "schema": "ft.inspect/1", "layers": shape.layers, "heads": shape.heads, "width": shape.width, "context": shape.context,
             "vocabulary": shape.vocabulary, "parameters": parameters, "block_size": block_size, "micro_batch": micro_batch,
             "flops_per_token": flops, "flops_formula": FLOPS_FORMULA, "training_memory_bytes": memory,
+            "training_memory_of": if on_gpu { "gpu" } else { "main memory" }, "main_memory_beside_gpu_bytes": beside,
         });
         return print(&format!("{value}\n"));
     }
     let mut text = format!(
         "{} layers x {} wide, {} heads, context {}, vocabulary {}\n{} parameters\n{:.1} MFLOP per trained token, F = {FLOPS_FORMULA} at T = {block_size}\n\
-         training memory at {micro_batch} x {block_size} tokens, estimated:\n",
+         {} at {micro_batch} x {block_size} tokens, estimated:\n",
         shape.layers,
         shape.width,
         shape.heads,
         shape.context,
         grouped(shape.vocabulary as u64),
         grouped(parameters),
-        flops / 1e6
+        flops / 1e6,
+        if on_gpu { "training memory of the GPU" } else { "training memory" }
     );
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     for (name, bytes) in parts {
-        let _ = writeln!(text, "  {name:<12}{:>12.1} MiB", bytes as f64 / f64::from(1 << 20));
+        let _ = writeln!(text, "  {name:<12}{:>12.1} MiB", mib(bytes));
+    }
+    if beside > 0 {
+        let _ = writeln!(text, "main memory for the optimizer beside it: {:.1} MiB", mib(beside));
     }
     print(&text)
 }

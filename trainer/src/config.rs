@@ -278,7 +278,7 @@ pub struct TrainSettings {
     /// Attention sees only the document that a token belongs to, and positions are counted from where it begins. An end of text begins the
     /// document after it. Sequences are packed as ever: one stream cut at every `block_size`.
     pub document_mask: bool,
-    /// Sequences per forward pass; `auto`: as many of a step as main memory holds. A run may go on with another division of the same step.
+    /// Sequences per forward pass; `auto`: as many of a step as memory holds, a GPU's where that computes. A run may go on with another division of the same step.
     pub micro_batch: MicroBatch,
     /// Micro-batches per optimizer step; with a micro-batch of `auto` the step's sequences.
     pub gradient_accumulation: usize,

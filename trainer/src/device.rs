@@ -11,7 +11,6 @@ use tch::{Cuda, Device, Kind, Tensor};
 use crate::aten;
 use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
 use crate::error::Failure;
-use crate::micro_batch::MicroBatch;
 use crate::model::{kernels, product};
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
@@ -45,6 +44,11 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, Failure> {
     }
 }
 
+/// Whether a run of `choice` computes on a GPU; one that leaves it open, if it began here.
+pub fn is_gpu(choice: DeviceChoice) -> bool {
+    choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu().is_ok()
+}
+
 /// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that a GPU cannot do yet.
 pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
     let chosen = choose(settings.device)?;
@@ -59,9 +63,6 @@ pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
         let scores = "keeps all attention scores in memory on a GPU, which this version does not do";
         if settings.attention_dropout > 0.0 {
             return refuse(&format!("train.attention_dropout {scores}"), "set it to 0, or train.device = \"cpu\"");
-        }
-        if settings.micro_batch == MicroBatch::Auto {
-            return refuse("train.micro_batch = \"auto\" knows main memory only", "give a number, or set train.device = \"cpu\"");
         }
         if settings.document_mask {
             return refuse(&format!("train.document_mask {scores}"), "set it to false, or train.device = \"cpu\"");
@@ -88,6 +89,11 @@ pub fn optimizer_stays_in_main_memory(device: Device, settings: &TrainSettings) 
 /// Most memory of a GPU that this process's tensors took at once, in bytes.
 pub fn peak_memory(device: Device) -> Option<u64> {
     if let Device::Cuda(index) = device { Some(aten::peak_memory(index)) } else { None }
+}
+
+/// Memory of a GPU that nobody has taken, in bytes.
+pub fn free_memory(device: Device) -> Option<u64> {
+    if let Device::Cuda(index) = device { Some(aten::free_memory(index)) } else { None }
 }
 
 /// Keeps pages of main memory where they are until the process ends, so that the GPU copies from and to them by itself.

@@ -1,4 +1,4 @@
-//! How many sequences go through the model at once: a number, or as many as main memory holds.
+//! How many sequences go through the model at once: a number, or as many as memory holds, main memory or a GPU's.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,6 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Serialize, Serializer};
 
 use crate::config::TrainSettings;
-use crate::model::{Shape, TrainingMemory};
 
 const AUTO: &str = "auto";
 /// The share of the memory that is there which a run may take: the estimate is a few percent off, and others want some too.
@@ -32,11 +31,17 @@ impl MicroBatch {
     }
 }
 
-/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as need no more than
-/// a share of `memory` bytes; always a divisor of the step and at most `limit`. A run that goes on stays with the number it `began` with, so
+/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as need, by the
+/// estimate in bytes, no more than a share of `memory`; always a divisor of the step and at most `limit`. A run that goes on stays with the number it `began` with, so
 /// that its sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with the same weight,
 /// whatever the number.
-pub fn resolve(settings: &TrainSettings, shape: &Shape, memory: u64, began: Option<usize>, limit: Option<usize>) -> TrainSettings {
+pub fn resolve(
+    settings: &TrainSettings,
+    estimate: impl Fn(&TrainSettings) -> u64,
+    memory: u64,
+    began: Option<usize>,
+    limit: Option<usize>,
+) -> TrainSettings {
     let step = settings.micro_batch.sequences() * settings.gradient_accumulation;
     let of = |sequences: usize| TrainSettings {
         micro_batch: MicroBatch::Sequences(sequences),
@@ -44,10 +49,8 @@ pub fn resolve(settings: &TrainSettings, shape: &Shape, memory: u64, began: Opti
         ..settings.clone()
     };
     let asked = if let MicroBatch::Sequences(asked) = settings.micro_batch { asked } else { step };
-    let fits = |sequences: &usize| {
-        settings.micro_batch != MicroBatch::Auto
-            || TrainingMemory::estimate(shape, &of(*sequences)).total() as f64 <= SHARE * memory as f64
-    };
+    let fits =
+        |sequences: &usize| settings.micro_batch != MicroBatch::Auto || estimate(&of(*sequences)) as f64 <= SHARE * memory as f64;
     let most = asked.min(limit.unwrap_or(asked)).max(1);
     let divisors = (1..=most).rev().filter(|sequences| step.is_multiple_of(*sequences));
     of(began.into_iter().filter(|began| *began <= most).chain(divisors).find(fits).unwrap_or(1))
@@ -117,6 +120,7 @@ impl JsonSchema for MicroBatch {
 mod tests {
     use super::*;
     use crate::config::{ModelConfig, Preset};
+    use crate::model::{Shape, TrainingMemory};
 
     fn resolved(memory: u64, began: Option<usize>) -> (usize, usize) {
         resolved_of((MicroBatch::Auto, 24), memory, began, None)
@@ -131,7 +135,8 @@ mod tests {
         let settings = TrainSettings { micro_batch, gradient_accumulation, block_size: 256, ..TrainSettings::default() };
         let model = ModelConfig { preset: Some(Preset::Gpt2), ..ModelConfig::default() };
         let shape = Shape::resolve(&model, 50_257, 256).unwrap();
-        let found = resolve(&settings, &shape, memory, began, limit);
+        let estimate = |settings: &TrainSettings| TrainingMemory::estimate(&shape, settings).total();
+        let found = resolve(&settings, estimate, memory, began, limit);
         (found.micro_batch.sequences(), found.gradient_accumulation)
     }
 

@@ -76,7 +76,9 @@ impl Run {
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let mut state = resumed.unwrap_or(fresh);
         let mut config = config.clone();
-        config.train = micro_batch::resolve(&config.train, &shape, available_memory(), state.micro_batch, config.micro_batch_limit);
+        let estimate = |settings: &TrainSettings| TrainingMemory::of(&shape, settings, chosen.device.is_cuda()).total();
+        let memory = device::free_memory(chosen.device).unwrap_or_else(available_memory);
+        config.train = micro_batch::resolve(&config.train, estimate, memory, state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);

@@ -42,6 +42,7 @@ unsafe extern "C" {
     #[cfg(target_os = "linux")]
     fn ft_use_arena();
     fn ft_peak_memory(bytes: *mut u64, device: c_int) -> Error;
+    fn ft_free_memory(bytes: *mut u64, device: c_int) -> Error;
 }
 
 /// Gradients of input, gain and shift of a layer norm over the last dimension, all of one dtype.
@@ -131,6 +132,17 @@ pub(crate) fn peak_memory(device: usize) -> u64 {
     let mut bytes = 0;
     // SAFETY: one number is written.
     done(unsafe { ft_peak_memory(&raw mut bytes, device as c_int) });
+    bytes
+}
+
+/// Memory of a GPU that no process has taken, in bytes.
+///
+/// # Panics
+/// As [`peak_memory`].
+pub(crate) fn free_memory(device: usize) -> u64 {
+    let mut bytes = 0;
+    // SAFETY: one number is written.
+    done(unsafe { ft_free_memory(&raw mut bytes, device as c_int) });
     bytes
 }
 

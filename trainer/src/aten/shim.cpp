@@ -153,4 +153,9 @@ char *ft_peak_memory(uint64_t *bytes, int device) {
         *bytes = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getDeviceStats(device).allocated_bytes[0].peak;
     });
 }
+
+// bytes: what no process has taken
+char *ft_free_memory(uint64_t *bytes, int device) {
+    return attempt([&] { *bytes = c10::getDeviceAllocator(c10::DeviceType::CUDA)->getMemoryInfo(device).first; });
+}
 }

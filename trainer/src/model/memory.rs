@@ -67,6 +67,11 @@ impl TrainingMemory {
         self.weights + self.gradients + self.optimizer + self.activations + self.working + self.program
     }
 
+    /// Of the memory that decides how many sequences go through the model at once: the GPU's, or main memory.
+    pub fn of(shape: &Shape, settings: &TrainSettings, is_gpu: bool) -> Self {
+        if is_gpu { Self::on_device(shape, settings) } else { Self::estimate(shape, settings) }
+    }
+
     /// As [`TrainingMemory::estimate`], of the memory of a GPU. Added up from what `gpt2.rs` and `block.rs` make; it has not been compared with a GPU
     /// yet. CUDA itself takes some hundred MiB besides.
     pub fn on_device(shape: &Shape, settings: &TrainSettings) -> Self {

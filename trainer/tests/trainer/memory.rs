@@ -39,6 +39,23 @@ fn the_estimate_is_within_five_percent_of_the_peak() {
     }
 }
 
+/// A machine without one plans for it too.
+#[test]
+fn the_memory_of_a_gpu_is_told_where_a_run_asks_for_one() {
+    let inspected = |sets: &[&str]| -> Value {
+        let fixture = Fixture::new();
+        let sets = sets.iter().flat_map(|value| ["--set", value]);
+        let said = succeed(program().args(["inspect", "--json"]).arg(fixture.config("planned")).args(sets));
+        serde_json::from_str(&said).unwrap()
+    };
+    let (cpu, gpu) = (inspected(&["train.device=cpu"]), inspected(&["train.device=cuda", "train.offload=optimizer"]));
+    assert_eq!((&cpu["training_memory_of"], &cpu["main_memory_beside_gpu_bytes"]), (&"main memory".into(), &0.into()));
+    let parameters = gpu["parameters"].as_u64().unwrap();
+    assert_eq!((&gpu["training_memory_of"], &gpu["main_memory_beside_gpu_bytes"]), (&"gpu".into(), &(16 * parameters).into()));
+    assert_eq!(gpu["training_memory_bytes"]["weights"], 4 * parameters, "those for products, in fp32 here");
+    assert_eq!(gpu["training_memory_bytes"]["optimizer"], 0);
+}
+
 #[test]
 fn auto_takes_the_whole_step_at_once_where_it_fits() {
     let fixture = Fixture::new();
