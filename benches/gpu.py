@@ -1,11 +1,13 @@
 """What issue 3 asks of a GPU, in one command: parity, training steps beside peers, and the machine's ceilings.
 
-Usage: python benches/gpu.py PATH/TO/ft-trainer [--only ceilings parity xl medium small] [--rounds N] [--steps N] [--record]
+Usage: python benches/gpu.py PATH/TO/ft-trainer [--only ceilings parity offload xl medium small] [--rounds N] [--steps N] [--record]
        python benches/gpu.py PATH/TO/ft-trainer --device cpu        (tries the script itself on small shapes; never recorded)
 
   ceilings   8192³ products in bf16, fp16 and fp32, copies on the device and over PCIe from and to pinned memory
   parity     trainer/tests/oracle/grads.py with FT_DEVICE=cuda: logits and gradients against float64 transformers
-  xl         GPT-2 XL in fp16, 2 × 8 sequences of 1,024, optimizer in main memory, under a cap of 16 GB; peer: DeepSpeed ZeRO-2 offload
+  offload    losses and weights of a run with the optimizer in main memory against one with it on the device, in fp32 and fp16
+  xl         GPT-2 XL in fp16, a step of 16 sequences of 1,024, optimizer in main memory, under a cap of 16 GB; ours 4 at once, by its estimate
+             the most in 6 GB with CUDA's own; peer: DeepSpeed ZeRO-2 offload, 8 at once
   medium     GPT-2 Medium in fp32 (no TF32), 4 × 1,024; peer: transformers, eager
   small      GPT-2 small in bf16, 16 × 1,024; peer: nanoGPT's model and step, torch.compile
 
@@ -13,6 +15,9 @@ Sides alternate; each round gives the median step of each, a result is the media
 faster. ft-trainer is a process a round, of which the first steps do not count; a peer is one process that waits meanwhile. Memory is
 what nvidia-smi says that ft-trainer added at its peak, CUDA's own included, and for a peer what torch reserved; main memory is the
 process's peak. A peer that cannot be imported is left out, and said. Needs torch with CUDA, transformers, numpy, and for xl deepspeed.
+
+Each task is printed, and with --record written to RESULTS.md, as soon as it is done, so that one that fails or is cut off takes no other with it,
+and several calls can share the work. Bars are met or MISSED beside each figure; exit code 1 when a task failed, 0 when bars were only missed.
 """
 
 import argparse
@@ -36,16 +41,20 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 CAP = 16e9
 # The first steps of a process choose kernels and fill the allocator's cache.
 WARM_UP = 3
-# layers, heads, width, vocabulary, tokens of a sequence, sequences at once, accumulation
+# shape: layers, heads, width, vocabulary, tokens of a sequence, sequences of a step; at once: ours and the peer's
+# bars: the least ratio, the most GB of the device and of main memory
 TASKS = {
     "xl": {
-        "shape": (48, 25, 1600, 50257, 1024, 8, 2), "peer": "deepspeed", "bar": 2.0,
+        "shape": (48, 25, 1600, 50257, 1024, 16), "at once": (4, 8), "peer": "deepspeed", "bars": (2.0, 6, 28),
         "train": {"precision": "fp16", "offload": "optimizer", "recompute": "full"},
     },
-    "medium": {"shape": (24, 16, 1024, 50257, 1024, 4, 1), "peer": "eager", "bar": 1.52, "train": {"precision": "fp32"}},
-    "small": {"shape": (12, 12, 768, 50257, 1024, 16, 1), "peer": "nanogpt", "bar": 1.0, "train": {"precision": "bf16"}},
+    "medium": {"shape": (24, 16, 1024, 50257, 1024, 4), "at once": (4, 4), "peer": "eager", "bars": (1.52, None, None), "train": {"precision": "fp32"}},
+    "small": {"shape": (12, 12, 768, 50257, 1024, 16), "at once": (16, 16), "peer": "nanogpt", "bars": (1.0, None, None), "train": {"precision": "bf16"}},
 }  # fmt: skip
-TOY = (2, 2, 64, 512, 64, 2, 2)
+TOY, TOY_AT_ONCE = (2, 2, 64, 512, 64, 4), (1, 2)
+# Of a run with the optimizer in main memory: its update is this program's kernel, the device's is libtorch's, whose roundings differ.
+OFFLOAD_BAR = 1e-5
+OFFLOAD_STEPS = 30
 
 
 def environment(name, device):
@@ -86,17 +95,23 @@ class Memory:
         return self.most
 
 
-def ours(binary, data, name, shape, device, steps):
+def configure(folder, data, shape, at_once, device, train):
+    """Writes the configuration of a run; its file, and where the run writes."""
+    layers, heads, width, _, block, sequences = shape
+    output, file = Path(folder) / "run", Path(folder) / "config.json"
+    train = train | {
+        "block_size": block, "micro_batch": at_once, "gradient_accumulation": sequences // at_once, "log_every": 1, "device": device,
+        "engine": "libtorch", "checkpoint_every": 0,
+    }  # fmt: skip
+    model = {"layers": layers, "heads": heads, "width": width, "context": block}
+    file.write_text(json.dumps({"data": str(data), "output": str(output), "model": model, "train": train}))
+    return file, output
+
+
+def ours(binary, data, name, shape, at_once, device, steps):
     """Seconds of one step, MiB of the device, MiB of main memory. Ended when it has made its steps: a checkpoint is not what is measured."""
-    layers, heads, width, _, block, micro_batch, accumulation = shape
     with tempfile.TemporaryDirectory() as folder:
-        output, file = Path(folder) / "run", Path(folder) / "config.json"
-        train = TASKS[name]["train"] | {
-            "steps": 1_000_000, "block_size": block, "micro_batch": micro_batch, "gradient_accumulation": accumulation, "log_every": 1,
-            "device": device, "engine": "libtorch", "checkpoint_every": 0,
-        }  # fmt: skip
-        model = {"layers": layers, "heads": heads, "width": width, "context": block}
-        file.write_text(json.dumps({"data": str(data), "output": str(output), "model": model, "train": train}))
+        file, output = configure(folder, data, shape, at_once, device, TASKS[name]["train"] | {"steps": 1_000_000})
         memory = Memory(device)
         with open(Path(folder) / "said", "w+") as said:
             process = subprocess.Popen([binary, "train", str(file)], stdout=said, stderr=said, env=environment(name, device))
@@ -108,9 +123,9 @@ def ours(binary, data, name, shape, device, steps):
             process.wait()
             said.seek(0)
             if failed:
-                sys.exit(f"{binary} train ended with {process.returncode}: {said.read()}")
+                raise RuntimeError(f"ft-trainer train ended with {process.returncode}: {said.read()}")
         lines = [line for line in map(json.loads, progress.read_text().splitlines()) if line["event"] == "step"]
-    tokens = block * micro_batch * accumulation
+    tokens = shape[4] * shape[5]
     wall = statistics.median(tokens / line["tokens_per_second"] for line in lines[WARM_UP : WARM_UP + steps])
     return wall, memory.end(), lines[-1].get("peak_memory_bytes", 0) / 2**20
 
@@ -121,8 +136,8 @@ def made(progress):
 
 
 class Peer:
-    def __init__(self, name, shape, device):
-        command = [sys.executable, __file__, "--serve", json.dumps([TASKS[name]["peer"], shape, device])]
+    def __init__(self, name, shape, at_once, device):
+        command = [sys.executable, __file__, "--serve", json.dumps([TASKS[name]["peer"], shape, at_once, device])]
         variables = environment(name, device) | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
 
@@ -131,20 +146,20 @@ class Peer:
         while line := self.process.stdout.readline():
             if line.startswith("measured "):  # DeepSpeed writes there too
                 return json.loads(line.removeprefix("measured "))
-        sys.exit("the peer has ended; its complaint is above")
+        raise RuntimeError("the peer has ended; its complaint is above")
 
     def end(self):
-        self.process.stdin.close()
-        self.process.wait()
+        """Closes its standard input, at which it ends."""
+        self.process.communicate()
 
 
-def serve(peer, shape, device):
+def serve(peer, shape, at_once, device):
     import torch
 
     torch.manual_seed(1)
-    vocabulary, block, micro_batch, accumulation = shape[3:]
-    batches = torch.randint(vocabulary, (accumulation, micro_batch, block), device=device)
-    step = {"eager": eager, "nanogpt": nanogpt, "deepspeed": deepspeed_offload}[peer](shape, device)
+    vocabulary, block, sequences = shape[3:]
+    batches = torch.randint(vocabulary, (sequences // at_once, at_once, block), device=device)
+    step = {"eager": eager, "nanogpt": nanogpt, "deepspeed": deepspeed_offload}[peer](shape, at_once, device)
     gpu = device == "cuda"
 
     def timed():
@@ -185,14 +200,14 @@ def plain_step(model, loss_of, optimizer, device, autocast):
     return step
 
 
-def eager(shape, device):
+def eager(shape, _at_once, device):
     import torch
 
     model = hugging_face(shape, "eager").to(device)
     return plain_step(model, lambda batch: model(input_ids=batch, labels=batch).loss, torch.optim.AdamW(model.parameters(), lr=5e-5), device, False)
 
 
-def nanogpt(shape, device):
+def nanogpt(shape, _at_once, device):
     """nanoGPT's model and step (train.py of 2023): fused attention, a vocabulary padded to 64, bf16 autocast, compiled, fused AdamW."""
     import torch
     from torch import nn
@@ -232,15 +247,14 @@ def nanogpt(shape, device):
     return plain_step(model, torch.compile(model), optimizer, device, True)
 
 
-def deepspeed_offload(shape, device):
+def deepspeed_offload(shape, at_once, _device):
     import deepspeed
 
-    micro_batch, accumulation = shape[5:]
     model = hugging_face(shape, "sdpa")
     model.gradient_checkpointing_enable()
     model.config.use_cache = False
     config = {
-        "train_micro_batch_size_per_gpu": micro_batch, "gradient_accumulation_steps": accumulation, "gradient_clipping": 1.0,
+        "train_micro_batch_size_per_gpu": at_once, "gradient_accumulation_steps": shape[5] // at_once, "gradient_clipping": 1.0,
         "fp16": {"enabled": True, "initial_scale_power": 16},
         "optimizer": {"type": "AdamW", "params": {"lr": 5e-5}},
         "zero_optimization": {
@@ -258,36 +272,111 @@ def deepspeed_offload(shape, device):
     return step
 
 
-def compare(binary, folder, name, arguments):
-    """The row of one task."""
-    import numpy
-    from train import write_dataset
+def verdict(what, measured, bar, is_met):
+    return f"{what} {bar}: {'met' if is_met(measured, bar) else 'MISSED'}"
 
-    task, device = TASKS[name], arguments.device
-    shape = task["shape"] if device == "cuda" else TOY
-    vocabulary, block, micro_batch, accumulation = shape[3:]
-    data, tokens = folder / f"data-{name}", block * micro_batch * accumulation
-    write_dataset(data, numpy.random.default_rng(1).integers(vocabulary, size=4 * tokens + 1), vocabulary=vocabulary)
-    absent = task["peer"] == "deepspeed" and (device != "cuda" or importlib.util.find_spec("deepspeed") is None)
-    peer, rounds = None if absent else Peer(name, shape, device), []
-    for number in range(arguments.rounds):
-        rounds.append((ours(binary, data, name, shape, device, arguments.steps), peer.steps(arguments.steps) if peer else None))
-        told = [f"{side[0] * 1e3:.0f} ms, {side[1]:,.0f} MiB of the device" for side in rounds[-1] if side]
-        print(f"{name}, round {number + 1}: ours and the peer's: {'; '.join(told)}", file=sys.stderr, flush=True)
-    if peer:
-        peer.end()
+
+def verdicts(bars, ratio, device, main):
+    """Of those bars whose figure was measured; memory in bytes."""
+    judged = [
+        ("ratio ≥", ratio, bars[0], lambda measured, bar: measured >= bar),
+        ("GB of the device ≤", device and device / 1e9, bars[1], lambda measured, bar: measured <= bar),
+        ("GB of main memory ≤", main and main / 1e9, bars[2], lambda measured, bar: measured <= bar),
+    ]
+    return "; ".join(verdict(*each) if each[1] else f"{each[0]} {each[2]}: not measured" for each in judged if each[2])
+
+
+HEADER = [
+    "| task | ours, step | tokens/s | device MiB | main memory MiB | peer, step | device MiB | main memory MiB | ratio | bars |",
+    "|---|---:|---:|---:|---:|---|---:|---:|---:|---|",
+]
+
+
+def compare(binary, name, arguments):
+    """The row of one task, and whether all of it could be measured."""
+    import numpy
+
+    task, gpu = TASKS[name], arguments.device == "cuda"
+    shape, at_once = (task["shape"], task["at once"]) if gpu else (TOY, TOY_AT_ONCE)
+    tokens = shape[4] * shape[5]
+    with tempfile.TemporaryDirectory() as folder:
+        data = dataset(Path(folder), shape, numpy.random.default_rng(1).integers(shape[3], size=4 * tokens + 1))
+        peer, said = None, f"{task['peer']}: absent"
+        if task["peer"] != "deepspeed" or (gpu and importlib.util.find_spec("deepspeed") is not None):
+            peer = Peer(name, shape, at_once[1], arguments.device)
+        rounds = []
+        try:
+            for number in range(arguments.rounds):
+                mine, theirs = ours(binary, data, name, shape, at_once[0], arguments.device, arguments.steps), None
+                # What is measured of ours stays, whatever becomes of the peer.
+                if peer and not said.endswith("failed"):
+                    try:
+                        theirs = peer.steps(arguments.steps)
+                    except (OSError, RuntimeError) as error:
+                        said = f"{task['peer']}: failed"
+                        print(f"{name}: {error}", file=sys.stderr, flush=True)
+                rounds.append((mine, theirs))
+                told = [f"{side[0] * 1e3:.0f} ms, {side[1]:,.0f} MiB of the device" for side in rounds[-1] if side]
+                print(f"{name}, round {number + 1}: ours and the peer's: {'; '.join(told)}", file=sys.stderr, flush=True)
+        finally:
+            if peer:
+                peer.end()
 
     def middle(side, what):
-        return statistics.median(measured[side][what] for measured in rounds)
+        return statistics.median(measured[side][what] for measured in rounds if measured[side])
 
-    own = f"{middle(0, 0) * 1e3:,.0f} ms | {tokens / middle(0, 0):,.0f} | {middle(0, 1):,.0f} | {max(ours[2] for ours, _ in rounds):,.0f}"
-    if not peer:
-        return f"| {name} | {own} | {task['peer']}: absent | | | | {task['bar']} |"
-    ratios = [theirs[0] / ours[0] for ours, theirs in rounds]
+    device, main = (max(mine[what] for mine, _ in rounds) for what in (1, 2))
+    own = f"{middle(0, 0) * 1e3:,.0f} ms | {tokens / middle(0, 0):,.0f} | {device:,.0f} | {main:,.0f}"
+    ratios = [theirs[0] / mine[0] for mine, theirs in rounds if theirs]
+    ratio = statistics.median(ratios) if ratios else None
+    bars = verdicts(task["bars"], ratio, device * 2**20, main * 2**20)
+    if not ratios:
+        return f"| {name} | {own} | {said} | | | | {bars} |", not said.endswith("failed")
     return (
         f"| {name} | {own} | {task['peer']}: {middle(1, 0) * 1e3:,.0f} ms | {middle(1, 1):,.0f} | {middle(1, 2):,.0f} "
-        f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {task['bar']} |"
-    )
+        f"| {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {bars} |"
+    ), not said.endswith("failed")
+
+
+def dataset(folder, shape, tokens):
+    from train import write_dataset
+
+    data = folder / "data"
+    write_dataset(data, tokens, vocabulary=shape[3])
+    return data
+
+
+def offload(binary, device):
+    """How far a run with the optimizer in main memory is from one with it on the device: losses, relatively, and weights, relative L2."""
+    import torch
+    from safetensors.torch import load_file
+    from train import text_like
+
+    shape = (4, 4, 256, 512, 128, 8) if device == "cuda" else TOY
+    lines = []
+    for precision in ("fp32", "fp16"):
+        results = []
+        for place in ("none", "optimizer"):
+            with tempfile.TemporaryDirectory() as folder:
+                data = dataset(Path(folder), shape, text_like(16 * shape[4] * shape[5] + 1))
+                train = {"precision": precision, "offload": place, "recompute": "full", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3}
+                file, output = configure(folder, data, shape, 2, device, train)
+                subprocess.run([binary, "train", file], check=True, stdout=subprocess.DEVNULL)
+                log = map(json.loads, (output / "steps.jsonl").read_text().splitlines())
+                losses = torch.tensor([line["loss"] for line in log if "loss" in line], dtype=torch.float64)
+                [checkpoint] = (output / "checkpoints").glob("step-*")
+                weights = torch.cat([tensor.flatten() for _, tensor in sorted(load_file(checkpoint / "model.safetensors").items())])
+                results.append((losses, weights.double()))
+        (losses, weights), (other_losses, other_weights) = results
+        if len(losses) != OFFLOAD_STEPS or losses[-1] > losses[0] - 0.1:
+            raise RuntimeError(f"a run in {precision} that learns nothing compares nothing: {losses.tolist()}")
+        off = ((other_losses / losses - 1).abs().max().item(), ((other_weights - weights).norm() / weights.norm()).item())
+        met = "met" if max(off) <= OFFLOAD_BAR else "MISSED"
+        lines.append(
+            f"optimizer in main memory, {precision}, {OFFLOAD_STEPS} steps of {shape[5]} sequences, 2 at once: losses at most {off[0]:.1e} and weights {off[1]:.1e} from those "
+            f"of the optimizer on the device (bar {OFFLOAD_BAR:.0e}: {met})"
+        )
+    return lines
 
 
 def ceilings(device):
@@ -326,15 +415,16 @@ def ceilings(device):
 
 
 def parity(binary, device):
-    """What the oracle found, its worst lines first to fail."""
+    """What the oracle found, what failed by name."""
     process = subprocess.run(
         [sys.executable, ORACLES / "grads.py", binary], capture_output=True, text=True, env=os.environ | {"FT_DEVICE": device}
     )
-    checks = [line for line in process.stdout.splitlines() if line.startswith(("ok", "FAILED")) and f"on {device}" in line]
-    if not checks:
-        sys.exit(f"the oracle compared nothing on {device}: {process.stdout}{process.stderr}")
+    checks = [line for line in process.stdout.splitlines() if line.startswith(("ok", "FAILED"))]
     failed = [line for line in checks if line.startswith("FAILED")]
-    return [f"{len(checks) - len(failed)} of {len(checks)} checks on {device} within their bars", *failed]
+    # The oracle ends with 1 when a bar is missed; otherwise it has not come to its end.
+    if not checks or process.returncode != bool(failed):
+        raise RuntimeError(f"the oracle ended with {process.returncode} after {len(checks)} checks: {process.stdout}{process.stderr}")
+    return [f"parity on {device}: {len(checks) - len(failed)} of {len(checks)} checks within their bars: {'MISSED' if failed else 'met'}", *failed]
 
 
 def machine(device):
@@ -347,7 +437,9 @@ def machine(device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
-    parser.add_argument("--only", nargs="+", choices=["ceilings", "parity", *TASKS], default=["ceilings", "parity", *TASKS])
+    lists = {"ceilings": lambda: ceilings(arguments.device)}
+    lists |= {name: lambda work=work: work(arguments.binary, arguments.device) for name, work in (("parity", parity), ("offload", offload))}
+    parser.add_argument("--only", nargs="+", choices=[*lists, *TASKS], default=[*lists, *TASKS])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
@@ -357,26 +449,41 @@ def main():
         parser.error("--record is for figures of a GPU")
     arguments.binary = os.path.abspath(arguments.binary)
 
-    text = [
+    def tell(*lines):
+        print(*lines, sep="\n", flush=True)
+        if arguments.record:
+            with RESULTS.open("a") as results:
+                results.writelines(f"{line}\n" for line in lines)
+
+    tell(
         "", f"## {datetime.date.today()}: on a GPU", "", machine(arguments.device) + ";",
         f"`python3 benches/gpu.py FT_TRAINER {' '.join(sys.argv[2:])}`. Ratios are medians of {arguments.rounds} rounds, least and most in brackets.", "",
-    ]  # fmt: skip
-    for name, work in (("ceilings", lambda: ceilings(arguments.device)), ("parity", lambda: parity(arguments.binary, arguments.device))):
-        if name in arguments.only:
-            text += [*(f"- {line}" for line in work()), ""]
+    )  # fmt: skip
+    complete = True
+    for name in filter(arguments.only.__contains__, lists):
+        try:
+            tell(*(f"- {line}" for line in lists[name]()))
+        except Exception as error:  # Whatever it is, the others go on.
+            complete = False
+            tell(f"- {name} failed: {brief(error)}")
     tasks = [name for name in TASKS if name in arguments.only]
     if tasks:
-        text += [
-            "| task | ours, step | tokens/s | device MiB | main memory MiB | peer, step | device MiB | main memory MiB | ratio | bar |",
-            "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|",
-        ]
-        with tempfile.TemporaryDirectory() as folder:
-            text += [compare(arguments.binary, Path(folder), name, arguments) for name in tasks]
-        text.append("")
-    print("\n".join(text))
-    if arguments.record:
-        with RESULTS.open("a") as results:
-            results.write("\n".join(text))
+        tell("", *HEADER)
+    for name in tasks:
+        try:
+            row, whole = compare(arguments.binary, name, arguments)
+            complete &= whole
+            tell(row)
+        except Exception as error:
+            complete = False
+            tell(f"| {name} | failed: {brief(error)} | | | | | | | | |")
+    sys.exit(0 if complete else 1)
+
+
+def brief(error):
+    """Its first line for the results, all of it for who watches."""
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 if __name__ == "__main__":
