@@ -142,6 +142,12 @@ vectorised! {
     }
 }
 
+vectorised! {
+    pub(crate) fn add_all<E: Element>(terms: &[E], sum: &mut [f32]) {
+        add(sum, terms);
+    }
+}
+
 #[inline(always)]
 pub(crate) fn add<E: Element>(sum: &mut [f32], terms: &[E]) {
     for (sum, term) in sum.iter_mut().zip(terms) {

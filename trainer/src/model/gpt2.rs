@@ -1,5 +1,7 @@
 //! The whole model: embeddings, blocks, output head; the training step's forward and backward.
 
+use std::cell::RefCell;
+
 use tch::{Device, Kind, Tensor};
 
 use super::adapters::Adapters;
@@ -8,7 +10,7 @@ use super::documents::Documents;
 use super::dropout::{Dropout, Masks, Site};
 use super::fused::Fused;
 use super::gelu::Gelu;
-use super::parameters::{Affine, BlockTensors, Parameter, Parameters};
+use super::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
 use super::product::Write;
 use super::shape::Shape;
 use super::{head, kernels, linear, norm, sinusoids};
@@ -43,6 +45,10 @@ pub struct Gpt2 {
     fused: Fused,
     /// `parameters` and gradients are in main memory, `working` is on the device and shares nothing with them.
     apart: bool,
+    /// Where one block's products of 16 bits arrive in main memory, where weights and gradients are `apart`.
+    landings: Vec<Tensor>,
+    /// Those that are on their way, each with the gradient that it will be added to.
+    landing: RefCell<Vec<(Tensor, Tensor)>>,
     /// Nothing has been added to the gradients yet, whatever is in the memory of matrices, or where they are `apart`, of all.
     fresh: bool,
     /// The dtype of the products.
@@ -81,6 +87,8 @@ impl Gpt2 {
             engine: Engine::Own,
             fused,
             apart,
+            landings: Vec::new(),
+            landing: RefCell::default(),
             fresh: false,
             kind,
         }
@@ -116,6 +124,10 @@ impl Gpt2 {
         }
         self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
         self.gradients = Some(self.trained().zeros_in(place)?);
+        if self.apart && precision != Precision::Fp32 {
+            let maps = self.parameters.block(0).maps().map(|map| place.zeros(&map.weight.size(), self.kind, Device::Cpu));
+            self.landings = maps.into_iter().collect::<Result<_, _>>()?;
+        }
         Ok(self)
     }
 
@@ -235,10 +247,8 @@ impl Gpt2 {
             self.gradients = Some(self.trained().zeros_like());
         }
         let loss = self.run(|| self.forward_backward(inputs, targets, scale));
+        self.await_home();
         self.fresh = false;
-        if self.apart {
-            aten::await_home(self.device);
-        }
         loss
     }
 
@@ -255,10 +265,40 @@ impl Gpt2 {
     /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the gradients of two blocks
     /// at most, however far behind it copies are.
     pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
+        if !self.apart {
+            return;
+        }
+        self.await_home();
+        let mut landing = self.landing.borrow_mut();
+        for (home, borrowed) in home.into_iter().zip(borrowed) {
+            if home.kind() == borrowed.kind() {
+                aten::send_home(home, borrowed);
+            } else {
+                let place = &self.landings[landing.len()];
+                aten::send_home(place, borrowed);
+                landing.push((place.shallow_clone(), home.shallow_clone()));
+            }
+        }
+    }
+
+    /// Waits for what was sent home, and adds products to what they belong to.
+    fn await_home(&self) {
         if self.apart {
             aten::await_home(self.device);
-            home.into_iter().zip(borrowed).for_each(|(home, borrowed)| aten::send_home(home, borrowed));
+            let write = if self.fresh { Write::Over } else { Write::Onto };
+            self.landing.take().iter_mut().for_each(|(product, home)| take_in(home, product, write));
         }
+    }
+
+    /// As [`Gpt2::borrowed`], of a block. A product of 16 bits is a tensor of its own before it is added to a matrix's gradient: it leaves the device as
+    /// it is and is added in main memory, to the same bits. Half as much leaves then, and nothing comes first.
+    fn borrowed_block(&self, home: &BlockTensors) -> BlockTensors {
+        home.map(&|gradient| {
+            if self.landings.is_empty() || gradient.dim() != 2 {
+                return self.borrowed(gradient);
+            }
+            Tensor::empty(gradient.size(), (self.kind, self.device))
+        })
     }
 
     fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
@@ -301,6 +341,7 @@ impl Gpt2 {
         self.give_back(dnorm.tensors(), home.tensors());
         drop((x, hidden, dhidden));
         dx = moved_down(&dx);
+        let write = if self.landings.is_empty() { write } else { Write::Over };
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
             let layout = layout.of_layer(layer);
@@ -332,7 +373,7 @@ impl Gpt2 {
     fn gradients_of(&self, layer: usize) -> (BlockTensors, BlockTensors) {
         let Some(adapters) = &self.adapters else {
             let home = self.gradients().block(layer);
-            let borrowed = home.map(&|gradient| self.borrowed(gradient));
+            let borrowed = self.borrowed_block(&home);
             return (home, borrowed);
         };
         let mut gradients = BlockTensors::frozen();

@@ -84,7 +84,7 @@ impl TrainingMemory {
             (weights, F32 * trained.numbers(), trained.remembered(settings.optimizer))
         } else {
             // One block's are on their way to main memory while the next's are computed.
-            let of_two_blocks = F32 * 2 * 12 * (shape.width * shape.width) as u64;
+            let of_two_blocks = bytes(settings.precision) * 2 * 12 * (shape.width * shape.width) as u64;
             (bytes(settings.precision) * parameters, F32 * largest(shape) + of_two_blocks, 0)
         };
         let kept = block.kept(settings.recompute);
@@ -95,7 +95,8 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that belong to the model while a GPU computes, but for the rest of each tensor's last page.
+    /// Bytes of main memory that belong to the model while a GPU computes, but for the rest of each tensor's last page and one block's
+    /// products on their way.
     pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
         if settings.offload == Offload::None {
             return 0;

@@ -9,6 +9,7 @@ use super::adapters::LowRank;
 use super::hugging_face::ConfigError;
 use super::initial;
 use super::kernels;
+use super::product::Write;
 use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
 use super::xglm;
@@ -16,10 +17,12 @@ use crate::config::Variant;
 use crate::error::Failure;
 use crate::offload::{Place, release};
 use crate::parallel;
-use crate::simd::{Bf16, Element, store};
+use crate::simd::{Bf16, Element, F16, add_all, load, store};
 
 /// Name of the weights inside a model directory.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// Elements that a thread rounds or adds at a time.
+const CHUNK: usize = 1 << 14;
 /// Tensors of the final layer norm.
 const FINAL_NORM: usize = 2;
 
@@ -146,6 +149,11 @@ impl BlockTensors {
     /// None of what is frozen.
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.affines().into_iter().filter(|affine| !affine.is_frozen()).flat_map(Affine::tensors).collect()
+    }
+
+    /// The linear maps, in the order of [`BlockTensors::tensors`].
+    pub fn maps(&self) -> [&Affine; 4] {
+        [&self.c_attn, &self.attn_proj, &self.c_fc, &self.mlp_proj]
     }
 
     fn affines(&self) -> [&Affine; 6] {
@@ -355,12 +363,28 @@ impl<'a> IntoIterator for &'a Parameters {
 
 /// `original` in the dtype of `place`.
 fn round(place: &mut Tensor, original: &Tensor) {
-    const CHUNK: usize = 1 << 14;
     if !(is_plain(original) && holds::<Bf16>(place)) {
         return place.copy_(original);
     }
     let work = elements_mut::<Bf16>(place).chunks_mut(CHUNK).zip(floats(original).chunks(CHUNK));
     parallel::run(work.collect(), |(place, values)| store(values, place));
+}
+
+/// Adds a product of 16 bits to a gradient of `f32`, or writes it there: to the bit as where it was made.
+///
+/// # Panics
+/// When either is not contiguous and in main memory, or of another dtype.
+pub(super) fn take_in(gradient: &mut Tensor, product: &Tensor, write: Write) {
+    if product.kind() == Kind::Half {
+        take_in_elements::<F16>(gradient, product, write);
+    } else {
+        take_in_elements::<Bf16>(gradient, product, write);
+    }
+}
+
+fn take_in_elements<E: Element>(gradient: &mut Tensor, product: &Tensor, write: Write) {
+    let work = floats_mut(gradient).chunks_mut(CHUNK).zip(elements::<E>(product).chunks(CHUNK));
+    parallel::run(work.collect(), |(sum, terms)| if write == Write::Over { load(terms, sum) } else { add_all(terms, sum) });
 }
 
 /// As [`holds`], of `f32`.
