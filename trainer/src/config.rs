@@ -334,7 +334,7 @@ pub struct TrainSettings {
     /// Share of the embeddings, and of what each half of a block adds to the stream, that a step drops; the rest is scaled up. GPT-2 was
     /// trained with 0.1.
     pub dropout: f64,
-    /// Share of the attention weights that a step drops. GPT-2 was trained with 0.1.
+    /// Share of the attention weights that a step drops. GPT-2 was trained with 0.1. On a GPU which ones also depends on the size of the micro-batch.
     pub attention_dropout: f64,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,

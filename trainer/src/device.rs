@@ -60,12 +60,9 @@ pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
         return refuse("train.offload = \"optimizer\" moves what adapters hardly have", "remove it, or train.lora");
     }
     if chosen.device.is_cuda() {
-        let scores = "keeps all attention scores in memory on a GPU, which this version does not do";
-        if settings.attention_dropout > 0.0 {
-            return refuse(&format!("train.attention_dropout {scores}"), "set it to 0, or train.device = \"cpu\"");
-        }
         if settings.document_mask {
-            return refuse(&format!("train.document_mask {scores}"), "set it to false, or train.device = \"cpu\"");
+            let what = "train.document_mask keeps all attention scores in memory on a GPU, which this version does not do";
+            return refuse(what, "set it to false, or train.device = \"cpu\"");
         }
         if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
             // SAFETY: the process has no other thread yet that reads the environment.

@@ -18,7 +18,15 @@ unsafe extern "C" {
         gain: *const C_tensor,
         shift: *const C_tensor,
     ) -> Error;
-    fn ft_attention(results: *mut *mut C_tensor, q: *const C_tensor, k: *const C_tensor, v: *const C_tensor, flash: bool) -> Error;
+    fn ft_attention(
+        results: *mut *mut C_tensor,
+        q: *const C_tensor,
+        k: *const C_tensor,
+        v: *const C_tensor,
+        rate: f64,
+        seed: u64,
+        flash: bool,
+    ) -> Error;
     fn ft_attention_backward(
         gradients: *mut *mut C_tensor,
         doutput: *const C_tensor,
@@ -26,6 +34,7 @@ unsafe extern "C" {
         k: *const C_tensor,
         v: *const C_tensor,
         kept: *const *const C_tensor,
+        rate: f64,
         flash: bool,
     ) -> Error;
     fn ft_fused_adamw(
@@ -66,19 +75,27 @@ pub(crate) fn layer_norm_backward(
     })
 }
 
-/// Causal attention on a GPU without dropout, `[B, H, T, C]` each, by the flash kernels or by the memory-efficient ones: the output, the
-/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads.
-pub(crate) fn attention([q, k, v]: [&Tensor; 3], flash: bool) -> Result<[Tensor; 4], String> {
+/// Causal attention on a GPU, `[B, H, T, C]` each, by the flash kernels or by the memory-efficient ones: the output, the
+/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads. A share of the weights is `dropped`, where anything is,
+/// by the device's generator from this seed on.
+pub(crate) fn attention([q, k, v]: [&Tensor; 3], dropped: Option<(f64, u64)>, flash: bool) -> Result<[Tensor; 4], String> {
+    let (rate, seed) = dropped.unwrap_or_default();
     // SAFETY: as for `tensors`.
-    tensors(|results| unsafe { ft_attention(results, q.as_ptr(), k.as_ptr(), v.as_ptr(), flash) })
+    tensors(|results| unsafe { ft_attention(results, q.as_ptr(), k.as_ptr(), v.as_ptr(), rate, seed, flash) })
 }
 
-/// Gradients of queries, keys and values; `kept` is what [`attention`] gave.
-pub(crate) fn attention_backward(doutput: &Tensor, [q, k, v]: [&Tensor; 3], kept: [&Tensor; 4], flash: bool) -> [Tensor; 3] {
+/// Gradients of queries, keys and values; `kept` is what [`attention`] gave, with the same share dropped.
+pub(crate) fn attention_backward(
+    doutput: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    kept: [&Tensor; 4],
+    rate: f64,
+    flash: bool,
+) -> [Tensor; 3] {
     let kept = kept.map(Tensor::as_ptr);
     // SAFETY: as for `tensors`; `kept` has the four pointers that are read.
     made(|gradients| unsafe {
-        ft_attention_backward(gradients, doutput.as_ptr(), q.as_ptr(), k.as_ptr(), v.as_ptr(), kept.as_ptr(), flash)
+        ft_attention_backward(gradients, doutput.as_ptr(), q.as_ptr(), k.as_ptr(), v.as_ptr(), kept.as_ptr(), rate, flash)
     })
 }
 

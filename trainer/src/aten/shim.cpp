@@ -16,6 +16,7 @@
 
 #include <cstring>
 #include <exception>
+#include <mutex>
 
 using at::Tensor;
 
@@ -70,35 +71,40 @@ char *ft_layer_norm_backward(Tensor **gradients, const Tensor *dy, const Tensor 
     });
 }
 
-// results: output, log-sum-exp, and the seed and offset of the dropout that there is not
-char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Tensor *v, bool flash) {
+// results: output, log-sum-exp, and where the device's generator stood; rate: share of the weights that is dropped; seed: where it begins
+char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Tensor *v, double rate, uint64_t seed, bool flash) {
     return attempt([&] {
-        Tensor output, log_sum_exp, seed, offset;
+        if (rate > 0) {
+            auto generator = at::globalContext().defaultGenerator(q->device());
+            const std::lock_guard<std::mutex> lock(generator.mutex());
+            generator.set_current_seed(seed);
+        }
+        Tensor output, log_sum_exp, state, offset;
         if (flash) {
-            auto all = at::_scaled_dot_product_flash_attention(*q, *k, *v, 0.0, true);
-            output = std::get<0>(all), log_sum_exp = std::get<1>(all), seed = std::get<6>(all), offset = std::get<7>(all);
+            auto all = at::_scaled_dot_product_flash_attention(*q, *k, *v, rate, true);
+            output = std::get<0>(all), log_sum_exp = std::get<1>(all), state = std::get<6>(all), offset = std::get<7>(all);
         } else {
-            std::tie(output, log_sum_exp, seed, offset) =
-                at::_scaled_dot_product_efficient_attention(*q, *k, *v, std::nullopt, true, 0.0, true);
+            std::tie(output, log_sum_exp, state, offset) =
+                at::_scaled_dot_product_efficient_attention(*q, *k, *v, std::nullopt, true, rate, true);
         }
         results[0] = new Tensor(output), results[1] = new Tensor(log_sum_exp);
-        results[2] = new Tensor(seed), results[3] = new Tensor(offset);
+        results[2] = new Tensor(state), results[3] = new Tensor(offset);
     });
 }
 
 // gradients: of queries, keys and values; kept: what ft_attention gave
 char *ft_attention_backward(Tensor **gradients, const Tensor *doutput, const Tensor *q, const Tensor *k, const Tensor *v,
-                            const Tensor *const *kept, bool flash) {
+                            const Tensor *const *kept, double rate, bool flash) {
     return attempt([&] {
         Tensor dq, dk, dv;
         if (flash) {
             const auto rows = q->size(2), keys = k->size(2);
             std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
-                *doutput, *q, *k, *v, *kept[0], *kept[1], Tensor(), Tensor(), rows, keys, 0.0, true, *kept[2], *kept[3]);
+                *doutput, *q, *k, *v, *kept[0], *kept[1], Tensor(), Tensor(), rows, keys, rate, true, *kept[2], *kept[3]);
         } else {
             Tensor dbias;
             std::tie(dq, dk, dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
-                *doutput, *q, *k, *v, Tensor(), *kept[0], *kept[1], *kept[2], *kept[3], 0.0, {true, true, true, false}, true);
+                *doutput, *q, *k, *v, Tensor(), *kept[0], *kept[1], *kept[2], *kept[3], rate, {true, true, true, false}, true);
         }
         gradients[0] = new Tensor(dq), gradients[1] = new Tensor(dk), gradients[2] = new Tensor(dv);
     });

@@ -1,6 +1,6 @@
 //! Dropout (Srivastava et al. 2014) whose masks are a function of where they fall: seed, sequence of the run, layer, site, row and
 //! column. Nothing is stored between forward and backward pass, a resumed run draws what an undisturbed one draws, and how sequences are
-//! cut into micro-batches changes no mask.
+//! cut into micro-batches changes no mask. A GPU's attention draws its own: [`Masks::seed`].
 
 use tch::{Device, Kind, Tensor};
 
@@ -104,6 +104,12 @@ impl Masks {
         Tensor::from_slice(&mask).view([batch, heads, length, length])
     }
 
+    /// What seeds libtorch's generator before its own attention kernels drop from the weights of this layer in this micro-batch: the same place has the
+    /// same seed, when it is computed again and when a run resumes.
+    pub fn seed(self) -> u64 {
+        bits(&[self.dropout.seed, self.first_sequence, self.layer, Site::AttentionWeights as u64])
+    }
+
     /// Of row `position` of the micro-batch's `sequence`-th sequence, in a head where the site has heads.
     pub fn row(self, site: Site, sequence: usize, head: usize, position: usize) -> RowMask {
         let rate = match site {
@@ -139,6 +145,16 @@ vectorised! {
 #[expect(clippy::float_cmp, reason = "a factor is one of two exact numbers")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_seed_of_a_place_is_its_own() {
+        let seed = masks(0.0, 6, 1).seed();
+        assert_eq!(masks(0.5, 6, 1).seed(), seed);
+        let mut other_run = masks(0.0, 6, 1);
+        other_run.dropout.seed += 1;
+        let others = [masks(0.0, 7, 1), masks(0.0, 6, 2), masks(0.0, 1, 6), other_run].map(Masks::seed);
+        assert!(!others.contains(&seed), "{others:?}");
+    }
 
     fn masks(rate: f64, first_sequence: u64, layer: u64) -> Masks {
         Masks { dropout: Dropout { seed: 5, residual: rate, attention: 0.5, adapter: 0.0 }, first_sequence, layer }

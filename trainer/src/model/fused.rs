@@ -26,7 +26,7 @@ impl Fused {
             return Ok(Self::Cpu);
         }
         let example = Tensor::zeros([1, 1, 64, channels as i64], (kind, device));
-        let works = |fused: &Self| aten::attention([&example; 3], *fused == Self::Flash).map(|_| ());
+        let works = |fused: &Self| aten::attention([&example; 3], None, *fused == Self::Flash).map(|_| ());
         let refused = match [Self::Flash, Self::Efficient].map(|fused| works(&fused).map(|()| fused)) {
             [Ok(fused), _] | [_, Ok(fused)] => return Ok(fused),
             [_, Err(refused)] => refused,
@@ -66,7 +66,8 @@ pub(super) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
         let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, true, None::<&Tensor>, None);
         (output, log_sum_exp, None)
     } else {
-        let made = aten::attention([&q, &k, &v], layout.fused == Fused::Flash);
+        let dropped = layout.attention_masks().map(|masks| (masks.dropout.attention, masks.seed()));
+        let made = aten::attention([&q, &k, &v], dropped, layout.fused == Fused::Flash);
         let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
         (output, log_sum_exp, Some([seed, offset]))
     };
@@ -85,7 +86,8 @@ fn gradients(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout
     let [q, k, v] = split_heads(&kept.qkv, layout);
     if let Some([seed, offset]) = &kept.seeds {
         let kept = [output, &kept.log_sum_exp, seed, offset];
-        return aten::attention_backward(doutput, [&q, &k, &v], kept, layout.fused == Fused::Flash);
+        let rate = layout.attention_masks().map_or(0.0, |masks| masks.dropout.attention);
+        return aten::attention_backward(doutput, [&q, &k, &v], kept, rate, layout.fused == Fused::Flash);
     }
     if Scores::are_needed(layout) {
         let scores = Scores::new(&q, &k, layout);
@@ -109,8 +111,8 @@ fn gradients(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout
     [dq, dk, dv]
 }
 
-/// The scores of every head at once, `[B, H, T, T]`: libtorch's fused operations have no mask of ours. Only dtypes and devices without
-/// kernels of their own come here, to be compared with.
+/// The scores of every head at once, `[B, H, T, T]`: libtorch's fused operations have no mask of ours, and on a CPU they drop nothing. Only dtypes and
+/// devices without kernels of their own come here, to be compared with.
 struct Scores {
     weights: Tensor,
     /// What the weights are multiplied with, when anything is dropped.
@@ -121,7 +123,7 @@ struct Scores {
 
 impl Scores {
     fn are_needed(layout: Layout<'_>) -> bool {
-        layout.attention_masks().is_some() || layout.documents.is_some()
+        layout.documents.is_some() || (layout.fused == Fused::Cpu && layout.attention_masks().is_some())
     }
 
     fn new(q: &Tensor, k: &Tensor, layout: Layout<'_>) -> Self {
@@ -145,5 +147,44 @@ impl Scores {
 
     fn dropped(&self) -> Tensor {
         self.drop(self.weights.shallow_clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::documents::Documents;
+    use super::super::dropout::{Dropout, Masks};
+    use super::super::gelu::Gelu;
+    use super::*;
+
+    #[test]
+    fn on_a_gpu_only_documents_need_all_scores() {
+        let dropout = Dropout { seed: 1, residual: 0.0, attention: 0.1, adapter: 0.0 };
+        let masks = Some(Masks { dropout, first_sequence: 0, layer: 0 });
+        let documents = Documents::new(&Tensor::zeros([1, 8], (Kind::Int64, Device::Cpu)), 0);
+        let needed = |masks, documents| {
+            let [batch, length, heads] = [1, 8, 1];
+            let (epsilon, gelu, kind) = (1e-5, Gelu::Tanh, Kind::Float);
+            [Fused::Cpu, Fused::Flash, Fused::Efficient]
+                .map(|fused| Scores::are_needed(Layout { batch, length, heads, epsilon, gelu, masks, documents, kind, fused }))
+        };
+        assert_eq!(needed(None, None), [false; 3]);
+        assert_eq!(needed(masks, None), [true, false, false]);
+        assert_eq!(needed(None, Some(&documents)), [true; 3]);
+    }
+
+    /// A CPU has neither of the kernels, and still its generator is what the call has seeded. Tests beside this one draw from it, too.
+    #[test]
+    fn dropped_weights_have_a_seed_and_no_others_do() {
+        let example = Tensor::zeros([1, 1, 8, 8], (Kind::Float, Device::Cpu));
+        let draw_after = |dropped| {
+            let refused = aten::attention([&example; 3], dropped, true).unwrap_err();
+            assert!(refused.contains("_scaled_dot_product_flash_attention"), "{refused}");
+            Tensor::rand([4], (Kind::Double, Device::Cpu))
+        };
+        tch::manual_seed(7);
+        let expected = Tensor::rand([4], (Kind::Double, Device::Cpu));
+        assert!((0..100).any(|_| draw_after(Some((0.1, 7))).equal(&expected)));
+        assert!(!draw_after(None).equal(&expected));
     }
 }
