@@ -218,6 +218,9 @@ pub enum Recompute {
     Selective,
     /// All of a block but its input: a sixteenth of the memory for activations, about a quarter more time.
     Full,
+    /// As `full`, and the inputs leave the device until their block's backward pass: a GPU's for main memory, the CPU's for files beside the
+    /// checkpoints. What is left is the memory for one block's activations.
+    Host,
 }
 
 /// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that

@@ -18,6 +18,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use tch::{Device, Kind, Tensor};
 
+use crate::aten;
 use crate::config::Offload;
 use crate::device;
 use crate::error::Failure;
@@ -46,6 +47,11 @@ impl Place {
         if offload == Offload::Model { Self::Files(directory.to_owned()) } else { Self::Memory }
     }
 
+    /// Where it keeps activations that have left `device`.
+    pub fn of_activations(device: Device, directory: &Path) -> Self {
+        if device.is_cuda() { Self::Locked(device) } else { Self::Files(directory.to_owned()) }
+    }
+
     /// Where it keeps what the optimizer remembers.
     pub fn of_optimizer(offload: Offload, directory: &Path) -> Self {
         if offload == Offload::None { Self::Memory } else { Self::Files(directory.to_owned()) }
@@ -58,7 +64,7 @@ impl Place {
             Self::Memory => return Ok(Tensor::zeros(size, (kind, device))),
             Self::Locked(device) => Mapping { memory: locked(bytes, *device)?, is_file: false },
             Self::Files(directory) => {
-                let failed = |error: io::Error| Failure::io("make room for the model in", directory, &error);
+                let failed = |error: io::Error| Failure::io("make room for tensors in", directory, &error);
                 Mapping { memory: in_file(directory, bytes).map_err(failed)?, is_file: true }
             }
         };
@@ -92,6 +98,22 @@ pub fn release<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
     }
 }
 
+/// Copies `tensor [n, D]` to the first rows of `place [N, D]`, on the host, while its device goes on; from there [`fetched`] brings it back.
+pub fn put_away(tensor: &Tensor, place: &Tensor) -> Tensor {
+    let away = place.narrow(0, 0, tensor.size()[0]);
+    aten::send_home(&away, tensor);
+    release([&away]);
+    away
+}
+
+/// A copy on `device` of what was [`put_away`].
+pub fn fetched(away: &Tensor, device: Device) -> Tensor {
+    aten::await_home(device);
+    let tensor = away.to_device_(device, away.kind(), true, true);
+    release([away]);
+    tensor
+}
+
 fn is_mapped(tensor: &Tensor) -> bool {
     mappings().contains_key(&(tensor.data_ptr() as usize))
 }
@@ -101,7 +123,7 @@ fn mappings() -> std::sync::MutexGuard<'static, BTreeMap<usize, Mapping>> {
 }
 
 fn locked(bytes: u64, device: Device) -> Result<MmapMut, Failure> {
-    let failed = |error: io::Error| Failure::other(format!("cannot make room for the model in main memory: {error}"));
+    let failed = |error: io::Error| Failure::other(format!("cannot make room for tensors in main memory: {error}"));
     let mut memory = MmapMut::map_anon(bytes as usize).map_err(failed)?;
     // In large pages, as the arena. It is advice too.
     #[cfg(target_os = "linux")]
@@ -170,8 +192,21 @@ mod tests {
     }
 
     #[test]
+    fn what_is_put_away_is_fetched_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::of_activations(Device::Cpu, directory.path()).zeros(&[100, 1000], Kind::Float, Device::Cpu).unwrap();
+        for rows in [100, 7] {
+            let tensor = Tensor::arange(rows * 1000, (Kind::Float, Device::Cpu)).view([rows, 1000]) + rows;
+            let away = put_away(&tensor, &place);
+            assert!(is_mapped(&away) && away.size() == [rows, 1000]);
+            let back = fetched(&away, Device::Cpu);
+            assert!(back.equal(&tensor) && !is_mapped(&back));
+        }
+    }
+
+    #[test]
     fn a_directory_that_cannot_be_written_is_named() {
         let refused = Place::Files("/nonexistent/directory".into()).zeros(&[1], Kind::Float, Device::Cpu).unwrap_err();
-        assert!(refused.to_string().starts_with("cannot make room for the model in /nonexistent/directory"), "{refused}");
+        assert!(refused.to_string().starts_with("cannot make room for tensors in /nonexistent/directory"), "{refused}");
     }
 }

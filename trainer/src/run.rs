@@ -98,9 +98,10 @@ impl Run {
         if let Some(lora) = &config.train.lora {
             model = model.with_adapters(&adapters(lora, &shape, config.train.seed, checkpoint.as_deref())?);
         }
+        let rows = config.train.micro_batch.sequences() * config.train.block_size;
         let mut model = model
             .with_offload(config.train.precision, &weights_place)?
-            .with_recompute(config.train.recompute)
+            .with_recompute(config.train.recompute, rows, &Place::of_activations(chosen.device, &config.output))?
             .with_dropout(dropout(&config.train));
         if config.train.document_mask {
             model = model.with_document_mask(dataset.end_of_text());
@@ -169,11 +170,7 @@ impl Run {
         if device.is_cuda() {
             let (gpu, beside) =
                 (TrainingMemory::on_device(shape, settings).total(), TrainingMemory::beside_device(shape, settings));
-            say(&format!(
-                "memory: about {} MiB of the GPU at the peak, and {} MiB of main memory for the optimizer",
-                mib(gpu),
-                mib(beside)
-            ));
+            say(&format!("memory: about {} MiB of the GPU at the peak, and {} MiB of main memory besides", mib(gpu), mib(beside)));
         } else {
             say(&format!("memory: about {} MiB at the peak", mib(TrainingMemory::estimate(shape, settings).total())));
         }

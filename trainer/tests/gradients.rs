@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use ft_trainer::config::{Engine, Precision, Recompute, Variant};
 use ft_trainer::lora::{LinearMap, Lora};
 use ft_trainer::model::{Adapters, Dropout, Gpt2, IGNORED, Parameters, Shape};
+use ft_trainer::offload::Place;
 use ft_trainer::random::{bits, mix};
 use tch::{Device, Kind, Tensor};
 
@@ -402,7 +403,8 @@ fn recomputation_and_masters_in_main_memory_change_no_bit() {
     let trained = |precision, recompute, apart| {
         let model =
             Gpt2::with_masters(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu, apart);
-        let mut model = model.with_engine(Engine::Libtorch).with_precision(precision).with_recompute(recompute);
+        let model = model.with_engine(Engine::Libtorch).with_precision(precision);
+        let mut model = model.with_recompute(recompute, 3 * 64, &Place::Memory).unwrap();
         for _ in 0..2 {
             model.zero_gradients();
             for (inputs, targets) in inputs.chunk(2, 0).iter().zip(targets.chunk(2, 0)) {
@@ -419,7 +421,13 @@ fn recomputation_and_masters_in_main_memory_change_no_bit() {
     };
     for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
         let plain = trained(precision, Recompute::None, false);
-        let ways = [(Recompute::Selective, false), (Recompute::Full, false), (Recompute::None, true), (Recompute::Full, true)];
+        let ways = [
+            (Recompute::Selective, false),
+            (Recompute::Full, false),
+            (Recompute::None, true),
+            (Recompute::Full, true),
+            (Recompute::Host, true),
+        ];
         for (recompute, apart) in ways {
             let other = trained(precision, recompute, apart);
             let pairs = plain.gradients().iter().zip(other.gradients()).chain(plain.parameters().iter().zip(other.parameters()));

@@ -137,5 +137,5 @@ fn preprocess(job: &Job) -> String {
 /// All keys that are flags, with their values.
 fn flags(job: &Job) -> String {
     let flags = job.values.keys().filter(|key| key.starts_with("--"));
-    flags.map(|key| format!(" {key} {}", job.word(key))).collect()
+    flags.map(|key| format!(" {key} {}", job.word(key))).collect::<Vec<_>>().concat()
 }

@@ -14,6 +14,7 @@ use super::parameters::{Affine, BlockTensors};
 use super::product::Write;
 use super::{gelu, linear, norm};
 use crate::config::Recompute;
+use crate::offload::{fetched, put_away};
 
 /// What the backward pass needs of the forward pass.
 pub(super) struct Activations {
@@ -38,6 +39,8 @@ pub(super) enum Kept {
     Products { x: Tensor, attention: Attention, middle: Tensor, hidden: Tensor },
     /// The block's input, 1 width; the forward pass up to the last product is computed again (Chen et al. 2016).
     Input(Tensor),
+    /// The same, which has left the device for the host (after Rajbhandari et al. 2020: ZeRO-R's checkpoints of activations go to the CPU's memory).
+    InputAway(Tensor),
 }
 
 /// Sizes that the rows of a batch are made of, and how they are computed.
@@ -108,13 +111,15 @@ impl Activations {
         layout.onto(&self.middle, &self.activated, &weights.mlp_proj, Site::Network)
     }
 
-    pub fn keep(self, recompute: Recompute) -> Kept {
+    /// `place [rows, D]` on the host is where the input goes, with [`Recompute::Host`].
+    pub fn keep(self, recompute: Recompute, place: Option<&Tensor>) -> Kept {
         match recompute {
             Recompute::None => Kept::All(self),
             Recompute::Selective => {
                 Kept::Products { x: self.x, attention: self.attention, middle: self.middle, hidden: self.hidden }
             }
             Recompute::Full => Kept::Input(self.x),
+            Recompute::Host => Kept::InputAway(put_away(&self.x, place.expect("a place for each block's input"))),
         }
     }
 }
@@ -130,6 +135,7 @@ impl Kept {
                 Activations { x, normal_1, statistics_1, attention, middle, normal_2, statistics_2, hidden, activated }
             }
             Self::Input(x) => forward(x, weights, layout),
+            Self::InputAway(x) => forward(fetched(&x, weights.ln_1.weight.device()), weights, layout),
         }
     }
 }

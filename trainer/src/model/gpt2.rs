@@ -34,6 +34,8 @@ pub struct Gpt2 {
     /// `[context, D]`, where positions are not learnt.
     sinusoids: Option<Tensor>,
     recompute: Recompute,
+    /// Where the input of each block waits for its backward pass, `[rows, D]`, if not on the device.
+    inputs_away: Vec<Tensor>,
     dropout: Option<Dropout>,
     /// The token that begins a document, when attention stays inside documents.
     begins_document: Option<i64>,
@@ -80,6 +82,7 @@ impl Gpt2 {
             gradients: None,
             sinusoids,
             recompute,
+            inputs_away: Vec::new(),
             dropout,
             begins_document,
             first_sequence,
@@ -137,10 +140,12 @@ impl Gpt2 {
         Self { engine, ..self }
     }
 
-    /// Keeps less of the forward pass for the backward pass.
-    #[must_use]
-    pub fn with_recompute(self, recompute: Recompute) -> Self {
-        Self { recompute, ..self }
+    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. What leaves the device waits in `place`.
+    pub fn with_recompute(self, recompute: Recompute, rows: usize, place: &Place) -> Result<Self, Failure> {
+        let (size, kind) = ([rows as i64, self.shape.width as i64], self.parameters.token_embedding().kind());
+        let away = |_| place.zeros(&size, kind, Device::Cpu);
+        let layers = if recompute == Recompute::Host { self.shape.layers } else { 0 };
+        Ok(Self { recompute, inputs_away: (0..layers).map(away).collect::<Result<_, Failure>>()?, ..self })
     }
 
     /// Drops some of the activations of [`Gpt2::accumulate`]. Losses, logits and generation know no dropout.
@@ -241,7 +246,8 @@ impl Gpt2 {
     /// `inputs` and `targets` are `[batch, seq]` `i64` on any device; a target of −100 is not counted.
     ///
     /// # Panics
-    /// When `seq` exceeds the context, a token is outside the vocabulary, or libtorch is out of memory.
+    /// When `seq` exceeds the context, the batch has more rows than [`Gpt2::with_recompute`] was told, a token is outside the vocabulary, or libtorch is
+    /// out of memory.
     pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
@@ -318,7 +324,7 @@ impl Gpt2 {
             let (weights, layout) = (self.block(layer, drawn), layout.of_layer(layer));
             let activations = block::forward(x, &weights, layout);
             x = activations.output(&weights, layout);
-            kept.push(activations.keep(self.recompute));
+            kept.push(activations.keep(self.recompute, self.inputs_away.get(layer)));
             if self.recompute != Recompute::None {
                 x = moved_down(&x);
             }

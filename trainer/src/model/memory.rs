@@ -24,7 +24,7 @@ pub struct TrainingMemory {
     pub gradients: u64,
     /// What the optimizer remembers.
     pub optimizer: u64,
-    /// What the forward pass keeps for the backward pass.
+    /// What the forward pass keeps on the device for the backward pass.
     pub activations: u64,
     /// What exists besides while the output head, or one block's backward pass, is computed, the larger of the two; the latter with what is computed
     /// again for it.
@@ -42,7 +42,8 @@ impl TrainingMemory {
         let again = block.all() - kept;
         // The stream that it reads, normalised too, and the gradient of that.
         let head = block.stream + 2 * block.width + head(shape, rows, settings);
-        // Where a whole block is made anew it does not quite fit into the gap that it left. Measured: none to four widths, twelve once.
+        // Where a whole block is made anew between inputs that stay, it does not quite fit into the gap that it left. Measured: none to four widths,
+        // twelve once.
         let unfit = if settings.recompute == Recompute::Full { 2 * block.stream } else { 0 };
         let working = head.max(again + block.backward(settings)) + unfit;
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
@@ -95,13 +96,13 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that belong to the model while a GPU computes, but for the rest of each tensor's last page and one block's
-    /// products on their way.
+    /// Bytes of main memory that tensors take while a GPU computes: masters, gradients and moments, and inputs of blocks, where they are not on it. The
+    /// rest of each tensor's last page, and one block's products on their way, come on top.
     pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
-        if settings.offload == Offload::None {
-            return 0;
-        }
-        2 * F32 * shape.parameters() + Trained::new(shape, settings).remembered(settings.optimizer)
+        let remembered = || Trained::new(shape, settings).remembered(settings.optimizer);
+        let model = if settings.offload == Offload::None { 0 } else { 2 * F32 * shape.parameters() + remembered() };
+        let numbers = (shape.layers * shape.width * settings.micro_batch.sequences() * settings.block_size) as u64;
+        if settings.recompute == Recompute::Host { model + F32 * numbers } else { model }
     }
 
     /// Each part with its name, and the total.
@@ -148,6 +149,7 @@ impl Block {
             Recompute::None => self.all(),
             Recompute::Selective => self.products(),
             Recompute::Full => self.stream,
+            Recompute::Host => 0,
         }
     }
 
@@ -302,15 +304,19 @@ mod tests {
         assert_eq!(device.weights, 2 * shape.parameters());
         assert!((4_900_000_000..5_600_000_000).contains(&device.total()), "{device:?}");
         assert_eq!(TrainingMemory::beside_device(&shape, &settings), 16 * shape.parameters());
+        let away = TrainSettings { recompute: Recompute::Host, ..settings.clone() };
+        let inputs = 48 * 4 * 1024 * 1600 * 4;
+        assert_eq!(TrainingMemory::beside_device(&shape, &away), 16 * shape.parameters() + inputs);
+        assert_eq!(TrainingMemory::on_device(&shape, &away).activations, 0);
         let whole = TrainingMemory::on_device(&shape, &TrainSettings { offload: Offload::None, ..settings });
         assert_eq!(whole.weights + whole.gradients + whole.optimizer, 18 * shape.parameters());
     }
 
     #[test]
     fn recomputation_keeps_fewer_widths() {
-        let [all, products, input] = [Recompute::None, Recompute::Selective, Recompute::Full]
+        let widths = [Recompute::None, Recompute::Selective, Recompute::Full, Recompute::Host]
             .map(|recompute| with(|settings| settings.recompute = recompute).activations / (12 * 2048 * 768 * 4));
-        assert_eq!([all, products, input], [16, 10, 1]);
+        assert_eq!(widths, [16, 10, 1, 0]);
     }
 
     #[test]

@@ -52,7 +52,7 @@ fn saving_memory_and_resuming_change_no_byte() {
         let values = [LIBTORCH, &way, "train.steps=12", "train.checkpoint_every=6"];
         let name = |how: &str| format!("{way}-{how}");
         let expected = bytes(&fixture.trained(&name("plain"), &values));
-        for (recompute, offload) in [("selective", "none"), ("none", "optimizer"), ("full", "optimizer")] {
+        for (recompute, offload) in [("selective", "none"), ("host", "none"), ("none", "optimizer"), ("full", "optimizer")] {
             let how = [format!("train.recompute={recompute}"), format!("train.offload={offload}")];
             let output = fixture.trained(&name(&format!("{recompute}-{offload}")), &[&values[..], &[&how[0], &how[1]]].concat());
             assert!(bytes(&output) == expected, "{way} {recompute} {offload} differs");

@@ -24,8 +24,8 @@ const VALUES: [&str; 10] = [
 #[test]
 fn the_estimate_is_within_five_percent_of_the_peak() {
     let fixture = Fixture::new();
-    let modes =
-        ["train.recompute=none", "train.recompute=selective", "train.recompute=full", "train.offload=model", "train.lora.rank=8"];
+    let recompute = ["none", "selective", "full", "host"].map(|how| format!("train.recompute={how}"));
+    let modes = recompute.iter().map(String::as_str).chain(["train.offload=model", "train.lora.rank=8"]);
     for how in modes {
         let values: Vec<&str> = VALUES.into_iter().chain([how]).collect();
         let summary: Value =

@@ -295,7 +295,15 @@ fn saving_memory_changes_no_byte() {
         let fixture = if way == "best" { &strangers } else { &fixture };
         let name = |recompute: &str| format!("{way}-{recompute}");
         let expected = result(&fixture.trained(&name("none"), values));
-        let savings = [("selective", "none"), ("full", "none"), ("none", "optimizer"), ("selective", "model"), ("full", "model")];
+        let savings = [
+            ("selective", "none"),
+            ("full", "none"),
+            ("host", "none"),
+            ("none", "optimizer"),
+            ("selective", "model"),
+            ("full", "model"),
+            ("host", "model"),
+        ];
         for (recompute, offload) in savings {
             let how = [format!("train.recompute={recompute}"), format!("train.offload={offload}")];
             let values = values.iter().copied().chain(how.iter().map(String::as_str)).collect::<Vec<_>>();
