@@ -163,7 +163,7 @@ mod panels {
                     let kernels = if group.start == 0 { R::KERNELS.copying_tiles } else { R::KERNELS.tiles };
                     let (x, sums) = (&near[group.start * block..], &mut sums[group.start * width + column..]);
                     // SAFETY: as in `stream`; `groups` covers `rows`, and the width is made of tiles.
-                    unsafe { kernels[group.len() - 1](x, block, w, strip.pitch, copy, sums, width, &mut ahead) }
+                    unsafe { kernels[group.len() - 1](x, block, (w, strip.pitch), copy, (sums, width), &mut ahead) }
                 }
             }
         }

@@ -20,7 +20,7 @@ const DOTS: usize = 24;
 /// `x` and its pitch, some rows of the matrix from one column on and its pitch, and the sums, as many columns as these are.
 pub type Pass = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32]);
 /// `x` and its pitch, a tile of the matrix as it lies and its pitch, the tile's copy, the sums from the tile's first on, and their pitch.
-pub type Tile = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32], &mut [f32], usize, &mut Ahead);
+pub type Tile = unsafe fn(&[f32], usize, (&[f32], usize), &mut [f32], (&mut [f32], usize), &mut Ahead);
 /// `x`, the rows of the transposed matrix, the depth of both, the sums and their pitch.
 pub type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize, &mut Ahead);
 
@@ -90,15 +90,13 @@ macro_rules! register {
                 unsafe fn tile<const ROWS: usize, const COPY: bool>(
                     x: &[f32],
                     depth: usize,
-                    w: &[f32],
-                    pitch: usize,
+                    w: (&[f32], usize),
                     copy: &mut [f32],
-                    sums: &mut [f32],
-                    width: usize,
+                    sums: (&mut [f32], usize),
                     ahead: &mut Ahead,
                 ) {
                     // SAFETY: as above.
-                    unsafe { tile_rows::<$register, ROWS, COPY>(x, depth, (w, pitch), copy, (sums, width), ahead) }
+                    unsafe { tile_rows::<$register, ROWS, COPY>(x, depth, w, copy, sums, ahead) }
                 }
                 #[target_feature(enable = $features)]
                 unsafe fn dots<const ROWS: usize, const COLUMNS: usize>(
@@ -187,23 +185,26 @@ register!(
 unsafe fn sums_of_sixteen_lanes(lanes: &[f32; DOTS * LINE], sums: &mut [f32; DOTS]) {
     /// Two registers' halves, quarters or neighbours, by the places that are shuffled.
     macro_rules! folded {
-        ($shuffle:ident, $these:literal + $those:literal, $a:expr, $b:expr) => {
-            _mm512_add_ps($shuffle::<$these>($a, $b), $shuffle::<$those>($a, $b))
-        };
+        ($shuffle:ident, $these:literal + $those:literal, $first:expr, $second:expr) => {{
+            let (first, second) = ($first, $second);
+            _mm512_add_ps($shuffle::<$these>(first, second), $shuffle::<$those>(first, second))
+        }};
     }
     let in_order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
     for (lanes, sums) in lanes.as_chunks::<{ EIGHT * LINE }>().0.iter().zip(sums.as_chunks_mut::<EIGHT>().0) {
         // SAFETY: eight registers' lanes lie there, and there is room for eight sums.
         unsafe {
-            let [a, b, c, d, e, f, g, h] = std::array::from_fn(|number| _mm512_loadu_ps(lanes.as_ptr().add(number * LINE)));
-            let ab = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, a, b);
-            let cd = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, c, d);
-            let ef = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, e, f);
-            let gh = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, g, h);
-            let abcd = folded!(_mm512_shuffle_f32x4, 0x88 + 0xDD, ab, cd);
-            let efgh = folded!(_mm512_shuffle_f32x4, 0x88 + 0xDD, ef, gh);
-            let aebfcgdh = folded!(_mm512_shuffle_ps, 0x44 + 0xEE, abcd, efgh);
-            let twice = _mm512_add_ps(aebfcgdh, _mm512_permute_ps::<0xB1>(aebfcgdh));
+            let registers: [__m512; EIGHT] = std::array::from_fn(|number| _mm512_loadu_ps(lanes.as_ptr().add(number * LINE)));
+            macro_rules! quarters {
+                ($number:literal) => {{
+                    let [one, two, three, four] = [0, 1, 2, 3].map(|next| registers[$number + next]);
+                    let low = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, one, two);
+                    let high = folded!(_mm512_shuffle_f32x4, 0x44 + 0xEE, three, four);
+                    folded!(_mm512_shuffle_f32x4, 0x88 + 0xDD, low, high)
+                }};
+            }
+            let pairs = folded!(_mm512_shuffle_ps, 0x44 + 0xEE, quarters!(0), quarters!(4));
+            let twice = _mm512_add_ps(pairs, _mm512_permute_ps::<0xB1>(pairs));
             _mm256_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps256(_mm512_permutexvar_ps(in_order, twice)));
         }
     }
