@@ -279,7 +279,7 @@ fn dropout(job: &mut Job) {
         job.note(
             "dropout",
             "the program drops what the model's config.json says (embd_pdrop, resid_pdrop, attn_pdrop), 0.1 when that is not here or does \
-             not say; for none set train.dropout and train.attention_dropout to 0; on a GPU the second has to be 0",
+             not say; for none set train.dropout and train.attention_dropout to 0",
         );
     }
 }
