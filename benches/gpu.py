@@ -361,7 +361,9 @@ def offload(binary, device):
                 data = dataset(Path(folder), shape, text_like(16 * shape[4] * shape[5] + 1))
                 train = {"precision": precision, "offload": place, "recompute": "full", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3}
                 file, output = configure(folder, data, shape, 2, device, train)
-                subprocess.run([binary, "train", file], check=True, stdout=subprocess.DEVNULL)
+                run = subprocess.run([binary, "train", file], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                if run.returncode:
+                    raise RuntimeError(f"ft-trainer train ended with {run.returncode}: {run.stderr}")
                 log = map(json.loads, (output / "steps.jsonl").read_text().splitlines())
                 losses = torch.tensor([line["loss"] for line in log if "loss" in line], dtype=torch.float64)
                 [checkpoint] = (output / "checkpoints").glob("step-*")
