@@ -49,7 +49,7 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
     choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu().is_ok()
 }
 
-/// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that a GPU cannot do yet.
+/// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that it cannot do yet.
 pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
     let chosen = choose(settings.device)?;
     let refuse = |what: &str, instead: &str| Err(Failure::input(format!("{what}; {instead}")));
@@ -60,10 +60,6 @@ pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
         return refuse("train.offload = \"optimizer\" moves what adapters hardly have", "remove it, or train.lora");
     }
     if chosen.device.is_cuda() {
-        if settings.document_mask {
-            let what = "train.document_mask keeps all attention scores in memory on a GPU, which this version does not do";
-            return refuse(what, "set it to false, or train.device = \"cpu\"");
-        }
         if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
             // SAFETY: the process has no other thread yet that reads the environment.
             unsafe { std::env::set_var(CUBLAS_WORKSPACE.0, CUBLAS_WORKSPACE.1) };

@@ -21,10 +21,16 @@ const QUERIES: usize = 64;
 pub(super) struct Attention {
     /// Queries, keys, values of all heads, `[N, 3D]`.
     pub(super) qkv: Tensor,
-    /// `[B, H, T]`; a GPU's kernels may pad the rows.
-    pub(super) log_sum_exp: Tensor,
+    /// Of the whole batch, or of one document after the other where libtorch's kernels keep these apart.
+    pub(super) sums: Vec<Sums>,
     /// `[N, D]`.
     pub(super) output: Tensor,
+}
+
+/// What attention keeps of its scores.
+pub(super) struct Sums {
+    /// `[B, H, T]`; a GPU's kernels may pad the rows.
+    pub(super) log_sum_exp: Tensor,
     /// What a GPU's kernels want back besides.
     pub(super) seeds: Option<[Tensor; 2]>,
 }
@@ -119,7 +125,7 @@ fn forward_plain<E: Element, H: Term>(qkv: Tensor, layout: Layout<'_>) -> Attent
             result.chunks(head.channels).zip(&mut output[rows]).for_each(|(row, place)| store(row, place));
         }
     });
-    Attention { qkv, log_sum_exp, output, seeds: None }
+    Attention { qkv, sums: vec![Sums { log_sum_exp, seeds: None }], output }
 }
 
 /// As [`backward`], a head per thread at a time.
@@ -128,7 +134,7 @@ fn backward_plain<E: Element, H: Term>(kept: &Attention, doutput: &Tensor, layou
     let doutput = doutput.contiguous();
     let [qkv, output, doutput] = [&kept.qkv, &kept.output, &doutput].map(elements::<E>);
     let gradients = by_head::<E>(elements_mut(&mut dqkv), layout, 3);
-    let work = gradients.into_iter().zip(floats(&kept.log_sum_exp).chunks(layout.length as usize)).enumerate();
+    let work = gradients.into_iter().zip(floats(&kept.sums[0].log_sum_exp).chunks(layout.length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut places, log_sum_exp))| {
         for rows in layout.parts(number / layout.heads as usize) {
             let head = Head::<H>::new(qkv, layout, number, &rows);

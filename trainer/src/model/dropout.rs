@@ -104,10 +104,10 @@ impl Masks {
         Tensor::from_slice(&mask).view([batch, heads, length, length])
     }
 
-    /// What seeds libtorch's generator before its own attention kernels drop from the weights of this layer in this micro-batch: the same place has the
-    /// same seed, when it is computed again and when a run resumes.
-    pub fn seed(self) -> u64 {
-        bits(&[self.dropout.seed, self.first_sequence, self.layer, Site::AttentionWeights as u64])
+    /// What seeds libtorch's generator before its own attention kernels drop from the weights of this layer in the `part`-th part of this micro-batch: the
+    /// same place has the same seed, when it is computed again and when a run resumes.
+    pub fn seed(self, part: usize) -> u64 {
+        bits(&[self.dropout.seed, self.first_sequence, self.layer, Site::AttentionWeights as u64, part as u64])
     }
 
     /// Of row `position` of the micro-batch's `sequence`-th sequence, in a head where the site has heads.
@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn the_seed_of_a_place_is_its_own() {
-        let seed = masks(0.0, 6, 1).seed();
-        assert_eq!(masks(0.5, 6, 1).seed(), seed);
+        let seed = masks(0.0, 6, 1).seed(0);
+        assert_eq!(masks(0.5, 6, 1).seed(0), seed);
         let mut other_run = masks(0.0, 6, 1);
         other_run.dropout.seed += 1;
-        let others = [masks(0.0, 7, 1), masks(0.0, 6, 2), masks(0.0, 1, 6), other_run].map(Masks::seed);
-        assert!(!others.contains(&seed), "{others:?}");
+        let others = [masks(0.0, 7, 1), masks(0.0, 6, 2), masks(0.0, 1, 6), other_run].map(|masks| masks.seed(0));
+        assert!(!others.contains(&seed) && masks(0.0, 6, 1).seed(1) != seed, "{others:?}");
     }
 
     fn masks(rate: f64, first_sequence: u64, layer: u64) -> Masks {

@@ -1,8 +1,10 @@
 //! Attention in libtorch's fused operations, for every dtype and device that this crate has no kernels for.
 
+use std::ops::Range;
+
 use tch::{Device, Kind, Tensor};
 
-use super::attention::{Attention, join_heads, split_heads};
+use super::attention::{Attention, Sums, join_heads, split_heads};
 use super::block::Layout;
 use crate::aten;
 use crate::error::Failure;
@@ -55,64 +57,102 @@ impl Attention {
     }
 }
 
+/// Sequences of a batch and rows of each that attend to each other alone.
+struct Part {
+    sequences: Range<usize>,
+    rows: Range<usize>,
+}
+
+impl Part {
+    /// The whole batch, or each document of each sequence.
+    fn all(layout: Layout<'_>) -> Vec<Self> {
+        let batch = layout.batch as usize;
+        match layout.documents {
+            None => vec![Self { sequences: 0..batch, rows: 0..layout.length as usize }],
+            Some(documents) => (0..batch)
+                .flat_map(|sequence| documents.of(sequence).map(move |rows| Self { sequences: sequence..sequence + 1, rows }))
+                .collect(),
+        }
+    }
+
+    /// Of `[B, H, T, D / H]`, in the same memory.
+    fn of(&self, heads: &Tensor) -> Tensor {
+        let narrow =
+            |tensor: &Tensor, dimension, range: &Range<usize>| tensor.narrow(dimension, range.start as i64, range.len() as i64);
+        narrow(&narrow(heads, 0, &self.sequences), 2, &self.rows)
+    }
+}
+
+/// What was made of each part, `[rows, …]`, as one.
+fn joined(mut parts: Vec<Tensor>) -> Tensor {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(&parts, 0) }
+}
+
 /// In libtorch's fused operations, for any dtype and device; they read rows at any distance.
 pub(super) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
-    let [q, k, v] = split_heads(&qkv, layout);
-    let (output, log_sum_exp, seeds) = if Scores::are_needed(layout) {
-        let scores = Scores::new(&q, &k, layout);
-        (scores.dropped().matmul(&v), scores.log_sum_exp, None)
-    } else if layout.fused == Fused::Cpu {
+    let heads = split_heads(&qkv, layout);
+    if Scores::are_needed(layout) {
+        let [q, k, v] = &heads;
+        let scores = Scores::new(q, k, layout);
+        let output = join_heads(&scores.dropped().matmul(v));
+        return Attention { qkv, sums: vec![Sums { log_sum_exp: scores.log_sum_exp, seeds: None }], output };
+    }
+    let part = |(number, part): (usize, Part)| {
+        let (output, sums) = forward_part(heads.each_ref().map(|tensor| part.of(tensor)), layout, number);
+        (join_heads(&output), sums)
+    };
+    let (outputs, sums) = Part::all(layout).into_iter().enumerate().map(part).unzip();
+    Attention { qkv, sums, output: joined(outputs) }
+}
+
+/// The `number`-th part of a batch; queries, keys, values and the output are `[B, H, T, D / H]`.
+fn forward_part([q, k, v]: [Tensor; 3], layout: Layout<'_>, number: usize) -> (Tensor, Sums) {
+    if layout.fused == Fused::Cpu {
         let flash = Tensor::internal_scaled_dot_product_flash_attention_for_cpu;
         let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, true, None::<&Tensor>, None);
-        (output, log_sum_exp, None)
-    } else {
-        let dropped = layout.attention_masks().map(|masks| (masks.dropout.attention, masks.seed()));
-        let made = aten::attention([&q, &k, &v], dropped, layout.fused == Fused::Flash);
-        let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
-        (output, log_sum_exp, Some([seed, offset]))
-    };
-    Attention { qkv, log_sum_exp, output: join_heads(&output), seeds }
+        return (output, Sums { log_sum_exp, seeds: None });
+    }
+    let dropped = layout.attention_masks().map(|masks| (masks.dropout.attention, masks.seed(number)));
+    let made = aten::attention([&q, &k, &v], dropped, layout.fused == Fused::Flash);
+    let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
+    (output, Sums { log_sum_exp, seeds: Some([seed, offset]) })
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
 pub(super) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
+    let heads = split_heads(&kept.qkv, layout);
     let [output, doutput] =
         [&kept.output, doutput].map(|rows| rows.view([layout.batch, layout.length, layout.heads, -1]).transpose(1, 2));
-    Tensor::cat(&gradients(kept, &output, &doutput, layout).map(|gradient| join_heads(&gradient)), 1)
+    if Scores::are_needed(layout) {
+        return of_three(Scores::new(&heads[0], &heads[1], layout).backward(&heads, &output, &doutput));
+    }
+    let part = |(part, sums): (Part, &Sums)| {
+        let heads = heads.each_ref().map(|tensor| part.of(tensor));
+        of_three(backward_part(&heads, sums, &part.of(&output), &part.of(&doutput), layout))
+    };
+    joined(Part::all(layout).into_iter().zip(&kept.sums).map(part).collect())
 }
 
-/// Of queries, keys and values, `[B, H, T, D / H]` each.
-fn gradients(kept: &Attention, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
-    let [q, k, v] = split_heads(&kept.qkv, layout);
-    if let Some([seed, offset]) = &kept.seeds {
-        let kept = [output, &kept.log_sum_exp, seed, offset];
+/// Three times `[B, H, T, D / H]` → `[N, 3D]`.
+fn of_three(gradients: [Tensor; 3]) -> Tensor {
+    Tensor::cat(&gradients.map(|gradient| join_heads(&gradient)), 1)
+}
+
+/// The gradients of queries, keys and values, all `[B, H, T, D / H]`.
+fn backward_part([q, k, v]: &[Tensor; 3], sums: &Sums, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
+    let Sums { log_sum_exp, seeds } = sums;
+    if let Some([seed, offset]) = seeds {
         let rate = layout.attention_masks().map_or(0.0, |masks| masks.dropout.attention);
-        return aten::attention_backward(doutput, [&q, &k, &v], kept, rate, layout.fused == Fused::Flash);
+        let kept = [output, log_sum_exp, seed, offset];
+        return aten::attention_backward(doutput, [q, k, v], kept, rate, layout.fused == Fused::Flash);
     }
-    if Scores::are_needed(layout) {
-        let scores = Scores::new(&q, &k, layout);
-        let average = (output * doutput).sum_dim_intlist(-1_i64, true, None);
-        let dscores = &scores.weights * (scores.drop(doutput.matmul(&v.transpose(2, 3))) - average) * scores.scale;
-        let dv = scores.dropped().transpose(2, 3).matmul(doutput);
-        return [dscores.matmul(&k), dscores.transpose(2, 3).matmul(&q), dv];
-    }
-    let (dq, dk, dv) = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward(
-        doutput,
-        &q,
-        &k,
-        &v,
-        output,
-        &kept.log_sum_exp,
-        0.0,
-        true,
-        None::<&Tensor>,
-        None,
-    );
+    let backward = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward;
+    let (dq, dk, dv) = backward(doutput, q, k, v, output, log_sum_exp, 0.0, true, None::<&Tensor>, None);
     [dq, dk, dv]
 }
 
-/// The scores of every head at once, `[B, H, T, T]`: libtorch's fused operations have no mask of ours, and on a CPU they drop nothing. Only dtypes and
-/// devices without kernels of their own come here, to be compared with.
+/// The scores of every head at once, `[B, H, T, T]`: on a CPU libtorch's fused operations drop nothing. Only dtypes without kernels of their own come
+/// here, to be compared with.
 struct Scores {
     weights: Tensor,
     /// What the weights are multiplied with, when anything is dropped.
@@ -123,7 +163,7 @@ struct Scores {
 
 impl Scores {
     fn are_needed(layout: Layout<'_>) -> bool {
-        layout.documents.is_some() || (layout.fused == Fused::Cpu && layout.attention_masks().is_some())
+        layout.fused == Fused::Cpu && layout.attention_masks().is_some()
     }
 
     fn new(q: &Tensor, k: &Tensor, layout: Layout<'_>) -> Self {
@@ -136,6 +176,13 @@ impl Scores {
         let mask = layout.attention_masks().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
         let mask = mask.map(|mask| mask.to_device(q.device()).to_kind(q.kind()));
         Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
+    }
+
+    /// The gradients of queries, keys and values, all `[B, H, T, D / H]`.
+    fn backward(&self, [q, k, v]: &[Tensor; 3], output: &Tensor, doutput: &Tensor) -> [Tensor; 3] {
+        let average = (output * doutput).sum_dim_intlist(-1_i64, true, None);
+        let dscores = &self.weights * (self.drop(doutput.matmul(&v.transpose(2, 3))) - average) * self.scale;
+        [dscores.matmul(k), dscores.transpose(2, 3).matmul(q), self.dropped().transpose(2, 3).matmul(doutput)]
     }
 
     fn drop(&self, weights: Tensor) -> Tensor {
@@ -158,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_a_gpu_only_documents_need_all_scores() {
+    fn only_what_a_cpu_drops_needs_all_scores() {
         let dropout = Dropout { seed: 1, residual: 0.0, attention: 0.1, adapter: 0.0 };
         let masks = Some(Masks { dropout, first_sequence: 0, layer: 0 });
         let documents = Documents::new(&Tensor::zeros([1, 8], (Kind::Int64, Device::Cpu)), 0);
@@ -170,7 +217,8 @@ mod tests {
         };
         assert_eq!(needed(None, None), [false; 3]);
         assert_eq!(needed(masks, None), [true, false, false]);
-        assert_eq!(needed(None, Some(&documents)), [true; 3]);
+        assert_eq!(needed(None, Some(&documents)), [false; 3]);
+        assert_eq!(needed(masks, Some(&documents)), [true, false, false]);
     }
 
     /// A CPU has neither of the kernels, and still its generator is what the call has seeded. Tests beside this one draw from it, too.
