@@ -72,7 +72,7 @@ const TEMPLATES: &[Template] = &[
     },
     Template {
         name: "gpt2-small-openwebtext",
-        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device (a GPU without attention dropout)",
+        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device",
         text: include_str!("../../templates/jobs/gpt2-small-openwebtext.toml"),
     },
     Template {

@@ -59,16 +59,24 @@ impl Sampling {
     }
 }
 
-/// Drops the unlikeliest tokens while what is dropped adds up to at most `1 - top_p` (Holtzman et al. 2020). One token always stays.
+/// Drops the unlikeliest tokens while what is dropped adds up to at most `1 - top_p` (Holtzman et al. 2020). One token always stays. Where that ends is
+/// looked for half by half: to sort a whole vocabulary takes longer than a small model needs for the logits.
 fn nucleus(kept: &mut Vec<(u32, f64)>, top_p: f64) {
-    let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
-    kept.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let mut sum = 0.0;
-    let dropped = kept.iter().take_while(|(_, weight)| {
-        sum += weight;
-        sum <= (1.0 - top_p) * total
-    });
-    let dropped = dropped.count().min(kept.len() - 1);
+    let sum = |tokens: &[(u32, f64)]| tokens.iter().map(|(_, weight)| weight).sum::<f64>();
+    let mut left = (1.0 - top_p) * sum(kept);
+    // All before `dropped` go, all from `bound` on stay, and so does the last one between them.
+    let (mut dropped, mut bound) = (0, kept.len());
+    while bound - dropped > 1 {
+        let half = (bound - dropped) / 2;
+        kept[dropped..bound].select_nth_unstable_by(half, |a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        let unlikelier = sum(&kept[dropped..dropped + half]);
+        if unlikelier <= left {
+            left -= unlikelier;
+            dropped += half;
+        } else {
+            bound = dropped + half;
+        }
+    }
     kept.drain(..dropped);
     kept.sort_unstable_by_key(|(token, _)| *token);
 }
@@ -116,6 +124,25 @@ mod tests {
         assert_eq!(kept(1.0, 0, 0.85), [1, 2, 3]);
         assert_eq!(kept(4.0, 0, 0.85), [0, 1, 2, 3]);
         assert_eq!(kept(1.0, 2, 0.5), [1]);
+    }
+
+    #[test]
+    fn what_is_dropped_of_a_large_vocabulary_is_as_much_as_fits() {
+        let mut all: Vec<(u32, f64)> = (0..10_000).map(|token| (token, f64::from(token * 7919 % 1000))).collect();
+        let left = 0.1 * all.iter().map(|(_, weight)| weight).sum::<f64>();
+        let mut kept = all.clone();
+        nucleus(&mut kept, 0.9);
+        all.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let mut sum = 0.0;
+        let mut expected: Vec<_> = all
+            .into_iter()
+            .skip_while(|(_, weight)| {
+                sum += weight;
+                sum <= left
+            })
+            .collect();
+        expected.sort_unstable_by_key(|(token, _)| *token);
+        assert!(expected.len() < 9000 && kept == expected, "{} kept, not {}", kept.len(), expected.len());
     }
 
     #[test]
