@@ -48,7 +48,7 @@ impl<'a> Before<'a> {
         let message = match self.micro_batch() {
             Some(sequences) if sequences > 1 => return Ok(sequences - 1),
             Some(_) => {
-                "out of memory with one sequence at a time; set train.recompute = \"full\" or train.offload, lower train.block_size, or take a \
+                "out of memory with one sequence at a time; set train.recompute = \"full\" or \"host\", or train.offload, lower train.block_size, or take a \
                  machine with more memory"
             }
             None => {

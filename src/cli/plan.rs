@@ -185,7 +185,7 @@ fn memory(plan: &Plan) -> Option<String> {
     let needed = TrainingMemory::of(&shape, &plan.train, on_gpu).total() >> 20;
     let of_what = if on_gpu { " of the GPU" } else { "" };
     let beside = if on_gpu { TrainingMemory::beside_device(&shape, &plan.train) >> 20 } else { 0 };
-    let beside = if beside > 0 { format!(", and {beside} MiB of main memory for the optimizer") } else { String::new() };
+    let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
     let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
     Some(format!("about {needed} MiB{of_what}{more}{beside}"))
 }

@@ -352,7 +352,7 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
         let _ = writeln!(text, "  {name:<12}{:>12.1} MiB", mib(bytes));
     }
     if beside > 0 {
-        let _ = writeln!(text, "main memory for the optimizer beside it: {:.1} MiB", mib(beside));
+        let _ = writeln!(text, "main memory besides: {:.1} MiB", mib(beside));
     }
     print(&text)
 }
@@ -398,7 +398,7 @@ fn print(text: &str) -> Result<(), Failure> {
 /// What a panic is about: libtorch's messages go on with a C++ stack trace, and tell of memory in words for those who wrote it.
 pub fn sentence(message: &str) -> &str {
     if tells_of_no_memory(message) {
-        return "out of memory; lower train.micro_batch, set train.recompute = \"full\" or train.offload, or take a machine with more memory";
+        return "out of memory; lower train.micro_batch, set train.recompute = \"full\" or \"host\", or train.offload, or take a machine with more memory";
     }
     message.lines().next().unwrap_or_default()
 }

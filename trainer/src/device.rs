@@ -100,12 +100,13 @@ pub fn lock(memory: &mut [u8]) -> Result<(), Failure> {
     let code = register.map(|register| unsafe { register(memory.as_mut_ptr().cast(), memory.len(), 0) });
     let why = match code {
         Some(0) => return Ok(()),
+        Some(2) => "out of memory".to_owned(),
         Some(code) => format!("CUDA's error {code}"),
         None => "CUDA's runtime cannot be found".to_owned(),
     };
     Err(Failure::other(format!(
-        "cannot lock {} MiB of main memory for copies from and to the GPU: {why}; take a machine with more main memory, or set \
-         train.offload = \"none\"",
+        "cannot lock {} MiB of main memory for copies from and to the GPU: {why}; take a machine with more main memory, lower \
+         train.micro_batch, or do without train.offload and train.recompute = \"host\"",
         memory.len() >> 20
     )))
 }

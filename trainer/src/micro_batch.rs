@@ -31,14 +31,18 @@ impl MicroBatch {
     }
 }
 
-/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as need, by the
-/// estimate in bytes, no more than a share of `memory`; always a divisor of the step and at most `limit`. A run that goes on stays with the number it `began` with, so
+/// Whether a run that needs so many bytes should begin where there are so many.
+pub fn fits(needed: u64, there: u64) -> bool {
+    needed as f64 <= SHARE * there as f64
+}
+
+/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as `fit`; always a divisor
+/// of the step and at most `limit`. A run that goes on stays with the number it `began` with, so
 /// that its sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with the same weight,
 /// whatever the number.
 pub fn resolve(
     settings: &TrainSettings,
-    estimate: impl Fn(&TrainSettings) -> u64,
-    memory: u64,
+    fit: impl Fn(&TrainSettings) -> bool,
     began: Option<usize>,
     limit: Option<usize>,
 ) -> TrainSettings {
@@ -49,8 +53,7 @@ pub fn resolve(
         ..settings.clone()
     };
     let asked = if let MicroBatch::Sequences(asked) = settings.micro_batch { asked } else { step };
-    let fits =
-        |sequences: &usize| settings.micro_batch != MicroBatch::Auto || estimate(&of(*sequences)) as f64 <= SHARE * memory as f64;
+    let fits = |sequences: &usize| settings.micro_batch != MicroBatch::Auto || fit(&of(*sequences));
     let most = asked.min(limit.unwrap_or(asked)).max(1);
     let divisors = (1..=most).rev().filter(|sequences| step.is_multiple_of(*sequences));
     of(began.into_iter().filter(|began| *began <= most).chain(divisors).find(fits).unwrap_or(1))
@@ -135,8 +138,8 @@ mod tests {
         let settings = TrainSettings { micro_batch, gradient_accumulation, block_size: 256, ..TrainSettings::default() };
         let model = ModelConfig { preset: Some(Preset::Gpt2), ..ModelConfig::default() };
         let shape = Shape::resolve(&model, 50_257, 256).unwrap();
-        let estimate = |settings: &TrainSettings| TrainingMemory::estimate(&shape, settings).total();
-        let found = resolve(&settings, estimate, memory, began, limit);
+        let fit = |settings: &TrainSettings| fits(TrainingMemory::estimate(&shape, settings).total(), memory);
+        let found = resolve(&settings, fit, began, limit);
         (found.micro_batch.sequences(), found.gradient_accumulation)
     }
 

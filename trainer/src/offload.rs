@@ -98,8 +98,11 @@ pub fn release<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
     }
 }
 
-/// Copies `tensor [n, D]` to the first rows of `place [N, D]`, on the host, while its device goes on; from there [`fetched`] brings it back.
+/// Copies `tensor [n, D]` to the first rows of `place [N, D]`, on the host, while its device goes on; from there [`fetched`] brings it back after
+/// [`aten::await_home`].
 pub fn put_away(tensor: &Tensor, place: &Tensor) -> Tensor {
+    // The one before has left by then, or the device would have all of them at once: whoever launches kernels is far ahead of it.
+    aten::await_home(tensor.device());
     let away = place.narrow(0, 0, tensor.size()[0]);
     aten::send_home(&away, tensor);
     release([&away]);
@@ -108,7 +111,6 @@ pub fn put_away(tensor: &Tensor, place: &Tensor) -> Tensor {
 
 /// A copy on `device` of what was [`put_away`].
 pub fn fetched(away: &Tensor, device: Device) -> Tensor {
-    aten::await_home(device);
     let tensor = away.to_device_(device, away.kind(), true, true);
     release([away]);
     tensor

@@ -76,9 +76,8 @@ impl Run {
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let mut state = resumed.unwrap_or(fresh);
         let mut config = config.clone();
-        let estimate = |settings: &TrainSettings| TrainingMemory::of(&shape, settings, chosen.device.is_cuda()).total();
-        let memory = device::free_memory(chosen.device).unwrap_or_else(available_memory);
-        config.train = micro_batch::resolve(&config.train, estimate, memory, state.micro_batch, config.micro_batch_limit);
+        let fit = |settings: &TrainSettings| has_room(&shape, settings, chosen.device);
+        config.train = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
@@ -188,6 +187,16 @@ impl Run {
         }
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
+    }
+}
+
+/// Whether there is memory for a run, on the device and beside it.
+fn has_room(shape: &Shape, settings: &TrainSettings, device: Device) -> bool {
+    let needed = TrainingMemory::of(shape, settings, device.is_cuda()).total();
+    let main_memory = |needed| micro_batch::fits(needed, available_memory());
+    match device::free_memory(device) {
+        Some(free) => micro_batch::fits(needed, free) && main_memory(TrainingMemory::beside_device(shape, settings)),
+        None => main_memory(needed),
     }
 }
 

@@ -31,7 +31,7 @@ template <typename Work> char *attempt(Work work) {
     }
 }
 
-// Beside the stream that computes.
+// Beside the stream that computes, of the one device that there is.
 c10::Stream way_home(c10::Device device) {
     static const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
     return stream;

@@ -1,6 +1,6 @@
-//! Products of a few rows with a large matrix in `f32`, as generation makes them for every token. With up to a dozen rows the time is that
+//! Products of a few rows with a large matrix in `f32`, as generation makes them for every token. With up to eight or twelve rows the time is that
 //! of reading the matrix from main memory once, so it is read as it lies, in long pieces; with more it is that of computing, and the
-//! first dozen rows leave a copy of some columns in the nearest cache for those that follow. A general product copies in any case, and for
+//! first group of rows leaves a copy of some columns in the nearest cache for those that follow. A general product copies in any case, and for
 //! fewer rows than it is made for.
 //!
 //! For AVX-512 and AVX2; elsewhere, and for sizes that do not fill a tile, the caller's general product serves. Each element is summed in one

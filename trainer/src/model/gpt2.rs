@@ -297,7 +297,7 @@ impl Gpt2 {
     }
 
     /// As [`Gpt2::borrowed`], of a block. A product of 16 bits is a tensor of its own before it is added to a matrix's gradient: it leaves the device as
-    /// it is and is added in main memory, to the same bits. Half as much leaves then, and nothing comes first.
+    /// it is and is added in main memory, to the same bits. Half as much leaves then, and none of it comes first.
     fn borrowed_block(&self, home: &BlockTensors) -> BlockTensors {
         home.map(&|gradient| {
             if self.landings.is_empty() || gradient.dim() != 2 {
@@ -329,6 +329,9 @@ impl Gpt2 {
                 x = moved_down(&x);
             }
             weights.release();
+        }
+        if self.recompute == Recompute::Host {
+            aten::await_home(self.device);
         }
         let final_norm = self.working.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
