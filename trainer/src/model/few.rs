@@ -49,7 +49,7 @@ pub(super) fn is_available() -> bool {
 mod panels {
     use std::ops::Range;
 
-    use super::super::few_kernels::{Ahead, EIGHT, Pass, Register};
+    use super::super::few_kernels::{Ahead, EIGHT, LINE, Pass, Register};
     use super::super::many::Place;
     use super::super::product::Write;
     use super::MOST;
@@ -66,6 +66,9 @@ mod panels {
         pitch: usize,
         width: usize,
     }
+
+    /// Lines of the matrix that a step of a tile's kernel meets.
+    const OF_TILE: usize = 2;
 
     type Multiply = fn(&[f32], usize, Strip<'_>, &mut [f32]);
 
@@ -154,7 +157,8 @@ mod panels {
         for k in (0..depth).step_by(block) {
             let block = block.min(depth - k);
             let next = &strip.w[((k + block) * strip.pitch).min(strip.w.len())..];
-            let mut ahead = Ahead::new(next.as_ptr(), strip.pitch, [R::BLOCK.min(depth - k - block), width], groups().count());
+            let next_block = R::BLOCK.min(depth - k - block);
+            let mut ahead = Ahead::new(next.as_ptr(), strip.pitch, [next_block, width], groups().count(), OF_TILE);
             let copy = &mut copy[..block * R::TILE];
             near.chunks_mut(block).zip(x.chunks(depth)).for_each(|(near, x)| near.copy_from_slice(&x[k..k + block]));
             for column in (0..width).step_by(R::TILE) {
@@ -176,7 +180,9 @@ mod panels {
         for share in (0..width).step_by(R::SHARE) {
             let next = &w[(share + R::SHARE).min(width) * depth..(share + 2 * R::SHARE).min(width) * depth];
             let groups = || groups(rows, R::KERNELS.dots.len());
-            let mut ahead = Ahead::new(next.as_ptr(), depth, [next.len() / depth, depth], groups().count());
+            let at_once = groups().map(|group| R::KERNELS.dots[group.len() - 1].0).max().unwrap_or(1);
+            let lines = (at_once * R::LANES / LINE).max(OF_TILE);
+            let mut ahead = Ahead::new(next.as_ptr(), depth, [next.len() / depth, depth], groups().count(), lines);
             for group in groups() {
                 let (at_once, dots) = R::KERNELS.dots[group.len() - 1];
                 let x = &x[group.start * depth..group.end * depth];

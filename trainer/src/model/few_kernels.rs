@@ -13,7 +13,7 @@ use crate::vectorise::has_avx512;
 /// Rows of the matrix that [`Pass`]es use at once, as they lie.
 pub const EIGHT: usize = 8;
 /// `f32`s that come from memory together.
-const LINE: usize = 16;
+pub const LINE: usize = 16;
 /// Sums that a kernel of dot products has at once, at most.
 const DOTS: usize = 24;
 
@@ -233,17 +233,17 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// All of it is there when `groups` of rows have met as much of the matrix: a step is one group's work with about two lines of that.
-    pub fn new(first: *const f32, pitch: usize, [rows, width]: [usize; 2], groups: usize) -> Self {
-        let lines = width.div_ceil(LINE);
+    /// All of it is there when `groups` of rows have met as much of the matrix, if a step is one group's work with so many `lines` of that.
+    pub fn new(first: *const f32, pitch: usize, [rows, width]: [usize; 2], groups: usize, lines: usize) -> Self {
+        let lines_of_row = width.div_ceil(LINE);
         Self {
             line: first,
-            left_in_row: lines,
-            lines_of_row: lines,
+            left_in_row: lines_of_row,
+            lines_of_row,
             rows,
-            gap: pitch.wrapping_sub(lines * LINE),
+            gap: pitch.wrapping_sub(lines_of_row * LINE),
             steps: 0,
-            pace: groups.div_ceil(2),
+            pace: (groups / lines).max(1),
         }
     }
 
