@@ -150,7 +150,7 @@ fn backward_plain<E: Element, H: Term>(kept: &Attention, doutput: &Tensor, layou
 }
 
 /// `values [N, parts · D]` → for each head of the batch its places, `C` elements for each token and part.
-fn by_head<'a, E>(values: &'a mut [E], layout: Layout<'_>, parts: usize) -> Vec<Vec<&'a mut [E]>> {
+pub(super) fn by_head<'a, E>(values: &'a mut [E], layout: Layout<'_>, parts: usize) -> Vec<Vec<&'a mut [E]>> {
     let [batch, length, heads] = [layout.batch, layout.length, layout.heads].map(|size| size as usize);
     let channels = values.len() / (batch * length * parts * heads);
     let mut places: Vec<_> = (0..batch * heads).map(|_| Vec::with_capacity(length * parts)).collect();

@@ -1,19 +1,24 @@
 //! Generation: one new position at a time, with the keys and values of the earlier ones kept.
 
-use tch::{Kind, Tensor};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
-use super::attention::{join_heads, split_heads};
+use tch::{Device, Kind, Tensor};
+
+use super::attention::{by_head, join_heads, split_heads};
 use super::block::Layout;
 use super::gpt2::Gpt2;
 use super::parameters::{BlockTensors, ModelError, floats, floats_mut, is_plain};
 use super::{gelu, linear, norm};
 use crate::offload::release;
 use crate::parallel;
-use crate::simd::{dot, exp, largest, sum_of};
+use crate::simd::{LANES, dot, exp, largest, sum_of};
 use crate::vectorise::vectorised;
 
 /// New tokens whose attention is computed one by one.
 const FEW: i64 = 16;
+/// Rows of keys and values that are asked for before they are read: processors do so themselves, but no further than the next 4 KiB.
+const AHEAD: usize = 32;
 
 /// Keys and values of every position so far.
 pub struct KvCache {
@@ -136,41 +141,63 @@ fn block_with_cache(
     window: &Window,
 ) -> Tensor {
     let (normal, _) = norm::forward(x, &weights.ln_1, layout.epsilon, layout.kind);
-    let [q, k, v] = split_heads(&linear::forward(&normal, &weights.c_attn), layout); // [batch, H, new, D / H]
-    kept.0.narrow(2, window.first, layout.length).copy_(&k);
-    kept.1.narrow(2, window.first, layout.length).copy_(&v);
-    let heads = if layout.length <= FEW && is_plain(&kept.0) { few_new(&q, kept, window) } else { all_new(&q, kept, window) };
-    let middle = linear::forward_onto(x, &join_heads(&heads), &weights.attn_proj);
+    let qkv = linear::forward(&normal, &weights.c_attn); // [batch · new, 3D]
+    let is_few = layout.length <= FEW && is_plain(&qkv) && is_plain(&kept.0);
+    let heads = if is_few { few_new(&qkv, layout, kept, window) } else { all_new(&qkv, layout, kept, window) };
+    let middle = linear::forward_onto(x, &heads, &weights.attn_proj);
     let (normal, _) = norm::forward(&middle, &weights.ln_2, layout.epsilon, layout.kind);
     let activated = gelu::forward(&linear::forward(&normal, &weights.c_fc), layout.gelu);
     linear::forward_onto(&middle, &activated, &weights.mlp_proj)
 }
 
-/// Attention of any number of new tokens, `q [batch, H, new, D / H]`, in libtorch's operations; the same dimensions come back.
-fn all_new(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Tensor {
-    let [keys, values] = [keys, values].map(|kept| kept.narrow(2, 0, window.length));
-    Tensor::scaled_dot_product_attention(q, &keys, &values, Some(&window.mask), 0.0, false, None, false)
+/// Keeps keys and values of any number of new tokens, `qkv [batch · new, 3D]`, and returns their attention, `[batch · new, D]`, in libtorch's operations.
+fn all_new(qkv: &Tensor, layout: Layout<'_>, kept: &(Tensor, Tensor), window: &Window) -> Tensor {
+    let [q, k, v] = split_heads(qkv, layout); // [batch, H, new, D / H]
+    kept.0.narrow(2, window.first, layout.length).copy_(&k);
+    kept.1.narrow(2, window.first, layout.length).copy_(&v);
+    let [keys, values] = [&kept.0, &kept.1].map(|kept| kept.narrow(2, 0, window.length));
+    join_heads(&Tensor::scaled_dot_product_attention(&q, &keys, &values, Some(&window.mask), 0.0, false, None, false))
 }
 
-/// The same for few new tokens: each key and each value is read in place, and a token's result does not depend on how many others are
-/// new with it.
-fn few_new(q: &Tensor, (keys, values): &(Tensor, Tensor), window: &Window) -> Tensor {
-    let [heads, new] = [1, 2].map(|dimension| q.size()[dimension] as usize);
+/// The same for few new tokens, each of which is read and kept in place by the thread that attends to it; a token's result does not depend on how many
+/// others are new with it.
+fn few_new(qkv: &Tensor, layout: Layout<'_>, (keys, values): &mut (Tensor, Tensor), window: &Window) -> Tensor {
+    let [heads, new, first] = [layout.heads, layout.length, window.first].map(|number| number as usize);
     let [capacity, channels] = [2, 3].map(|dimension| keys.size()[dimension] as usize);
-    let q = q.contiguous();
-    let mut output = q.empty_like();
-    let kept = floats(keys).chunks(capacity * channels).zip(floats(values).chunks(capacity * channels));
-    let work = floats(&q).chunks(new * channels).zip(kept).zip(floats_mut(&mut output).chunks_mut(new * channels)).enumerate();
-    let (padding, first) = (&window.padding, window.first as usize);
-    parallel::run(work.collect(), |(number, ((queries, (keys, values)), output))| {
-        let padding = padding[number / heads] as usize;
-        for (slot, (query, output)) in (first..).zip(queries.chunks(channels).zip(output.chunks_mut(channels))) {
+    let (qkv, width, padding) = (floats(qkv), heads * channels, &window.padding);
+    let mut output = Tensor::empty([layout.batch * layout.length, width as i64], (Kind::Float, Device::Cpu));
+    let kept = floats_mut(keys).chunks_mut(capacity * channels).zip(floats_mut(values).chunks_mut(capacity * channels));
+    let work = by_head::<f32>(floats_mut(&mut output), layout, 1).into_iter().zip(kept).enumerate();
+    parallel::run(work.collect(), |(number, (outputs, (keys, values)))| {
+        let (sequence, head) = (number / heads, number % heads);
+        let row = |token, part| &qkv[(3 * (sequence * new + token) + part) * width + head * channels..][..channels];
+        for token in 0..new {
+            let place = (first + token) * channels..(first + token + 1) * channels;
+            keys[place.clone()].copy_from_slice(row(token, 1));
+            values[place].copy_from_slice(row(token, 2));
+        }
+        let padding = padding[sequence] as usize;
+        for (token, output) in outputs.into_iter().enumerate() {
+            let slot = first + token;
             // A padding token sees itself, as in the mask.
             let seen = padding.min(slot) * channels..(slot + 1) * channels;
-            attend(query, &keys[seen.clone()], &values[seen], output);
+            attend(row(token, 0), &keys[seen.clone()], &values[seen], output);
         }
     });
     output
+}
+
+/// Asks memory for a row of `first`, or of `second` where there are not so many.
+#[expect(clippy::inline_always, reason = "compiled for the registers of the kernel that it is inlined into")]
+#[inline(always)]
+fn ask_for([first, second]: [&[f32]; 2], row: usize, channels: usize) {
+    let place = row * channels;
+    let (rows, place) = if place < first.len() { (first, place) } else { (second, place - first.len()) };
+    #[cfg(target_arch = "x86_64")]
+    for line in (place..rows.len().min(place + channels)).step_by(LANES) {
+        // SAFETY: nothing is read from the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(rows.as_ptr().wrapping_add(line).cast()) }
+    }
 }
 
 vectorised! {
@@ -179,7 +206,8 @@ vectorised! {
         let channels = query.len();
         let scale = 1.0 / (channels as f32).sqrt();
         let mut weights = vec![0.0; keys.len() / channels];
-        for (weight, key) in weights.iter_mut().zip(keys.chunks_exact(channels)) {
+        for (row, (weight, key)) in weights.iter_mut().zip(keys.chunks_exact(channels)).enumerate() {
+            ask_for([keys, values], row + AHEAD, channels);
             *weight = dot(query, key) * scale;
         }
         let peak = largest(&weights);
@@ -188,7 +216,8 @@ vectorised! {
         }
         let share = 1.0 / sum_of(&weights, |weight| weight);
         output.fill(0.0);
-        for (weight, value) in weights.iter().zip(values.chunks_exact(channels)) {
+        for (row, (weight, value)) in weights.iter().zip(values.chunks_exact(channels)).enumerate() {
+            ask_for([values, &[]], row + AHEAD, channels);
             for (output, value) in output.iter_mut().zip(value) {
                 *output += weight * share * value;
             }
