@@ -53,7 +53,7 @@ pub use sign_in::{Way, carried, entra_token, ways};
 const MARKS: &str = "ftctlwrites";
 
 /// So many writes may follow one whose answer was lost until that one is told that it was refused.
-const REMEMBERED: usize = 8;
+const REMEMBERED: usize = 16;
 
 /// A version with its marks. A conditional write adds its own mark to those of the version that it replaces; when it is then told
 /// that the blob has changed, the marks say whether the write was done all the same.
