@@ -8,6 +8,7 @@
 
 #[cfg(all(feature = "torch", target_os = "linux"))]
 mod arena;
+mod arithmetic;
 #[cfg(feature = "torch")]
 mod aten;
 #[cfg(feature = "torch")]

@@ -72,8 +72,7 @@ pub(super) const PREPROCESS: Program = Program {
         Flag { names: &["validpref"], meaning: Text("--validation") },
         Flag { names: &["testpref"], meaning: Nothing("a dataset has text to train on and to validate with") },
         Flag { names: &["destdir"], meaning: Text("--out") },
-        Flag { names: &["srcdict"], meaning: Nothing("tokens keep GPT-2's numbers") },
-        Flag { names: &["padding_factor"], meaning: Nothing("tokens keep GPT-2's numbers") },
+        Flag { names: &["srcdict", "padding_factor"], meaning: Nothing("tokens keep GPT-2's numbers") },
         Flag { names: &["thresholdsrc"], meaning: Must(0.0, "no token is left out here; give 0") },
         Flag { names: &["nwordssrc"], meaning: Must(-1.0, "no token is left out here; give -1") },
         Flag { names: &["dataset_impl"], meaning: Choice(&[("mmap", &[])]) },
@@ -131,7 +130,7 @@ fn encode(job: &Job) -> String {
 
 /// What fairseq reads is tokens, written in decimal: only the user knows the text.
 fn preprocess(job: &Job) -> String {
-    format!("give the text that the encoder read for what it wrote: ftctl prepare {}{}", job.word("text"), flags(job))
+    format!("give the text that the encoder read for what it wrote: {}", encode(job))
 }
 
 /// All keys that are flags, with their values.
