@@ -5,7 +5,8 @@ Usage: python benches/train_step.py PATH/TO/ft-trainer [--shape gpt2|small] [--b
 
 A step is forward, backward, clipping and AdamW on random tokens, 512 of them for the shape of GPT-2 small. All sides alternate: each
 round gives the median step of each of them, and a result is the median of the rounds' ratios, above 1 where ft-trainer is faster. On a
-busy machine only the processor time with one thread means anything. Peak memory is that of the whole process. `--record` appends the
+busy machine only the processor time with one thread means anything: that of the programs, not of the system for them, which for ours depends more on
+how the last checkpoint reaches the disk than on the steps. Peak memory is that of the whole process. `--record` appends the
 table to benches/RESULTS.md.
 
 Peers: transformers' GPT-2 in float32 with eager attention and torch's AdamW as it comes (eager); the same with fused attention
@@ -59,7 +60,7 @@ def run(binary, data, shape, block, threads, precision, steps):
         lines = [json.loads(line) for line in (output / "progress.jsonl").read_text().splitlines()]
     rates = [line["tokens_per_second"] for line in lines if line["event"] == "step"][WARM_UP:]
     wall = statistics.median(tokens / rate for rate in rates) if rates else 0.0
-    return usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024
+    return usage.ru_utime, wall, usage.ru_maxrss / 1024
 
 
 class Peer:
@@ -69,6 +70,7 @@ class Peer:
         command = [sys.executable, __file__, "--serve", json.dumps([name, shape, block, threads])]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.steps(0)  # nothing is measured while it imports and compiles
 
     def steps(self, count):
         print(count, file=self.process.stdin, flush=True)
@@ -95,17 +97,17 @@ def serve(name, shape, block, threads):
     forward = torch.compile(model) if name == "compile" else model
 
     def step():
-        wall, processor = time.perf_counter(), time.process_time()
+        wall, processor = time.perf_counter(), os.times().user
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=name == "autocast"):
             loss = forward(input_ids=batch, labels=batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return time.perf_counter() - wall, time.process_time() - processor
+        return time.perf_counter() - wall, os.times().user - processor
 
     for line in sys.stdin:
-        times = list(zip(*[step() for _ in range(WARM_UP + int(line))][WARM_UP:], strict=True))
+        times = list(zip(*[step() for _ in range(WARM_UP + int(line))][WARM_UP:], strict=True)) or [[0.0], [0.0]]
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps([*map(statistics.median, times), memory]), flush=True)
 
