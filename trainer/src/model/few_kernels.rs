@@ -41,10 +41,10 @@ pub trait Register: Copy {
     const LANES: usize;
     /// Columns of a tile.
     const TILE: usize = 2 * Self::LANES;
-    /// Columns that one thread computes before it asks for more, at most. This and what follows: the second cache is larger where registers are.
-    const PANEL: usize = 64 * Self::LANES;
-    /// Rows of the matrix in a copy that fits into the second cache with what comes next.
-    const BLOCK: usize = 8 * Self::LANES;
+    /// Columns that one thread computes before it asks for more, at most.
+    const PANEL: usize = 512;
+    /// Rows of the matrix in a copy: those of a panel and what comes next fit into the second cache with the sums.
+    const BLOCK: usize = 64;
     /// Rows of a transposed matrix that stay in the second cache while one group of rows after the other meets them.
     const SHARE: usize = 4 * Self::LANES;
     const KERNELS: Kernels;
