@@ -91,7 +91,7 @@ mod panels {
         }
         assert!(x.len() == rows * depth && w.len() == depth * columns && y.len() == rows * columns);
         in_panels::<R>(R::PANEL, [rows, columns], y, Write::Over, |panel, sums| {
-            multiply_transposed::<R>(x, depth, &w[panel.start * depth..panel.end * depth], sums);
+            multiply_transposed::<R>(x, depth, &w[panel.start * depth..], sums);
         })
     }
 
@@ -173,12 +173,14 @@ mod panels {
         }
     }
 
-    /// `x [M, K]` · `wᵀ` for `w [width, K]`, into `sums [M, width]`.
+    /// `x [M, K]` · `wᵀ` for the first rows of `w [at least width, K]`, into `sums [M, width]`.
     fn multiply_transposed<R: Register>(x: &[f32], depth: usize, w: &[f32], sums: &mut [f32]) {
-        let (rows, width) = (x.len() / depth, w.len() / depth);
-        assert!(depth.is_multiple_of(R::LANES) && width.is_multiple_of(R::TILE) && sums.len() == rows * width);
+        let rows = x.len() / depth;
+        let (width, all) = (sums.len() / rows, w.len() / depth);
+        assert!(depth.is_multiple_of(R::LANES) && width.is_multiple_of(R::TILE) && width <= all && sums.len() == rows * width);
         for share in (0..width).step_by(R::SHARE) {
-            let next = &w[(share + R::SHARE).min(width) * depth..(share + 2 * R::SHARE).min(width) * depth];
+            // Behind the panel's rows, too: the same thread likely goes on there.
+            let next = &w[(share + R::SHARE).min(all) * depth..(share + 2 * R::SHARE).min(all) * depth];
             let groups = || groups(rows, R::KERNELS.dots.len());
             let at_once = groups().map(|group| R::KERNELS.dots[group.len() - 1].0).max().unwrap_or(1);
             let lines = (at_once * R::LANES / LINE).max(OF_TILE);
