@@ -35,12 +35,15 @@ struct Arena {
 }
 
 impl Arena {
-    /// The smallest gap that is large enough, the lowest of several.
+    /// The smallest gap that is large enough, the lowest of several. The one at the end comes last: it is what grows, and in the first step it was not there yet,
+    /// so that later steps find the same places.
     fn take(&mut self, bytes: usize) -> Option<usize> {
         // Up to two lines more than asked for: buffers of a power of two would otherwise all begin at the same place of every cache.
         let bytes = (bytes / ALIGNMENT + 2) * ALIGNMENT;
-        let fits = |(address, length): (&usize, &usize)| (*length >= bytes).then_some((*length, *address));
-        let (length, address) = self.free.iter().filter_map(fits).min().or_else(|| self.grow(bytes))?;
+        let fits =
+            |(address, length): (&usize, &usize)| (*length >= bytes).then_some((*address + *length == self.top, *length, *address));
+        let gap = self.free.iter().filter_map(fits).min().map(|(_, length, address)| (length, address));
+        let (length, address) = gap.or_else(|| self.grow(bytes))?;
         self.free.remove(&address);
         if length > bytes {
             self.free.insert(address + bytes, length - bytes);
@@ -174,6 +177,15 @@ mod tests {
         assert!(arena.take(4 * MIB).unwrap() > places[4]);
         assert!(arena.top > top && arena.top <= arena.mapped);
         assert!(!arena.give_back(places[0] + ALIGNMENT), "nothing begins there");
+    }
+
+    #[test]
+    fn the_gap_at_the_end_is_kept_for_what_fits_nowhere_else() {
+        let mut arena = at(5);
+        let [large, _, end] = [5, 1, 2].map(|size| arena.take(size * MIB).unwrap());
+        assert!(arena.give_back(large) && arena.give_back(end));
+        assert_eq!(arena.take(MIB), Some(large));
+        assert_eq!(arena.take(6 * MIB), Some(end));
     }
 
     #[test]

@@ -42,10 +42,7 @@ impl TrainingMemory {
         let again = block.all() - kept;
         // The stream that it reads, normalised too, and the gradient of that.
         let head = block.stream + 2 * block.width + head(shape, rows, settings);
-        // Where a whole block is made anew between inputs that stay, it does not quite fit into the gap that it left. Measured: none to four widths,
-        // twelve once.
-        let unfit = if settings.recompute == Recompute::Full { 2 * block.stream } else { 0 };
-        let working = head.max(again + block.backward(settings)) + unfit;
+        let working = head.max(again + block.backward(settings));
         let copy = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
