@@ -9,38 +9,14 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-
 use crate::error::Failure;
 use crate::files;
+use crate::manifest::{self, MANIFEST};
 
-/// Version of `manifest.json`.
-pub const SCHEMA: &str = "ft.checkpoint/1";
-/// The file that makes a directory a checkpoint.
-pub const MANIFEST: &str = "manifest.json";
 /// Prefix of a checkpoint that is being written, or was when the process died.
 const UNFINISHED: &str = ".unfinished-";
 /// Prefix of a checkpoint whose bytes are not what was written; kept for a human, never read again.
 const DAMAGED: &str = "damaged-";
-
-/// What a checkpoint holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
-    pub schema: String,
-    /// Optimizer steps completed.
-    pub step: u64,
-    /// Every file but this one, by name.
-    pub files: Vec<Entry>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    pub name: String,
-    pub bytes: u64,
-    /// In hexadecimal.
-    pub sha256: String,
-}
 
 /// Name of the checkpoint after `step` steps. Names sort as steps do.
 pub fn name(step: u64) -> String {
@@ -50,26 +26,6 @@ pub fn name(step: u64) -> String {
 /// The step of a checkpoint's name; `None` for anything else found beside it.
 pub fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-").filter(|digits| digits.len() >= 10 && digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
-}
-
-/// Reads every file of a checkpoint and compares it with the manifest. The error says what is wrong with which file.
-pub fn verify(directory: &Path) -> Result<Manifest, String> {
-    let path = directory.join(MANIFEST);
-    let text = fs::read(&path).map_err(|error| format!("{MANIFEST}: {error}"))?;
-    let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| format!("{MANIFEST}: {error}"))?;
-    if manifest.schema != SCHEMA {
-        return Err(format!("{MANIFEST}: its schema is `{}`, this version reads `{SCHEMA}`", manifest.schema));
-    }
-    for entry in &manifest.files {
-        let found = self::entry(directory, &entry.name).map_err(|error| format!("{}: {error}", entry.name))?;
-        if found.bytes != entry.bytes {
-            return Err(format!("{}: {} bytes, the manifest says {}", entry.name, found.bytes, entry.bytes));
-        }
-        if found.sha256 != entry.sha256 {
-            return Err(format!("{}: its SHA-256 is not the manifest's", entry.name));
-        }
-    }
-    Ok(manifest)
 }
 
 /// The checkpoints of one run.
@@ -107,7 +63,7 @@ impl Checkpoints {
     pub fn newest(&self, mut warn: impl FnMut(&str)) -> Result<Option<PathBuf>, Failure> {
         let steps = self.steps()?;
         for &step in &steps {
-            let Err(damage) = verify(&self.path(step)) else { return Ok(Some(self.path(step))) };
+            let Err(damage) = manifest::verify(&self.path(step)) else { return Ok(Some(self.path(step))) };
             warn(&format!("checkpoint {} is damaged ({damage}); falling back to the one before it", name(step)));
         }
         if steps.is_empty() {
@@ -134,11 +90,8 @@ impl Checkpoints {
     fn make(&self, unfinished: &Path, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
         fs::create_dir(unfinished).map_err(|error| Failure::io("create", unfinished, &error))?;
         write(unfinished)?;
+        manifest::write(unfinished, step)?;
         let failed = |error| Failure::io("write checkpoint", unfinished, &error);
-        let files =
-            sorted_names(unfinished)?.iter().map(|name| entry(unfinished, name)).collect::<io::Result<_>>().map_err(failed)?;
-        let manifest = Manifest { schema: SCHEMA.to_owned(), step, files };
-        files::write_json(&unfinished.join(MANIFEST), &manifest)?;
         publish_files(unfinished).map_err(failed)?;
         self.publish(unfinished, step).map_err(failed)
     }
@@ -171,23 +124,8 @@ impl Checkpoints {
     }
 
     fn names(&self) -> Result<Vec<String>, Failure> {
-        sorted_names(&self.directory)
+        files::names(&self.directory)
     }
-}
-
-fn sorted_names(directory: &Path) -> Result<Vec<String>, Failure> {
-    let read =
-        || fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<_>>();
-    let mut names: Vec<String> = read().map_err(|error| Failure::io("read", directory, &error))?;
-    names.sort_unstable();
-    Ok(names)
-}
-
-/// Size and SHA-256 of a file.
-fn entry(directory: &Path, name: &str) -> io::Result<Entry> {
-    let mut hasher = Sha256::new();
-    let bytes = files::hash(&directory.join(name), &mut hasher)?;
-    Ok(Entry { name: name.to_owned(), bytes, sha256: files::hex(&hasher.finalize()) })
 }
 
 /// Brings a flat directory and its files to the disk, readable for whom the manifest is: libraries that write through temporary
@@ -233,10 +171,10 @@ mod tests {
     fn a_manifest_lists_every_file() {
         let (_output, checkpoints) = directory();
         save(&checkpoints, 7);
-        let manifest = verify(&checkpoints.path(7)).unwrap();
+        let manifest = manifest::verify(&checkpoints.path(7)).unwrap();
         let sha256 = "fbab53a5f0ba91d9ec3916a78304a8a0f3ffb7960afe6e8e5e636bf338976de4".to_owned();
         assert_eq!(manifest.step, 7);
-        assert_eq!(manifest.files, [Entry { name: "model.safetensors".to_owned(), bytes: 15, sha256 }]);
+        assert_eq!(manifest.files, [manifest::Entry { name: "model.safetensors".to_owned(), bytes: 15, sha256 }]);
     }
 
     #[test]

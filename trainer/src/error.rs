@@ -43,8 +43,8 @@ impl Failure {
     pub fn io(action: &str, path: &Path, error: &std::io::Error) -> Self {
         use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
         let advice = match error.kind() {
-            StorageFull | QuotaExceeded => ". Free some space and run the same command again: it resumes",
-            FileTooLarge => ". Raise the limit on the size of files (`ulimit -f`) and run the same command again: it resumes",
+            StorageFull | QuotaExceeded => ". Free some space: a run into the same output directory resumes",
+            FileTooLarge => ". Raise the limit on the size of files (`ulimit -f`): a run into the same output directory resumes",
             ReadOnlyFilesystem => ". Choose an output directory that can be written",
             _ => "",
         };

@@ -28,6 +28,15 @@ pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
     }
 }
 
+/// What is in a directory, sorted.
+pub fn names(directory: &Path) -> Result<Vec<String>, Failure> {
+    let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let read = || fs::read_dir(directory)?.map(name).collect::<io::Result<_>>();
+    let mut names: Vec<String> = read().map_err(|error| Failure::io("read", directory, &error))?;
+    names.sort_unstable();
+    Ok(names)
+}
+
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;

@@ -15,6 +15,7 @@ mod aten;
 pub mod best;
 #[cfg(feature = "torch")]
 pub mod blocks;
+#[cfg(feature = "torch")]
 pub mod checkpoint;
 #[cfg(feature = "torch")]
 pub mod cli;
@@ -23,6 +24,8 @@ pub mod config_file;
 pub mod data;
 #[cfg(feature = "torch")]
 pub mod device;
+#[cfg(feature = "torch")]
+mod direct;
 #[cfg(feature = "torch")]
 pub mod ending;
 pub mod error;
@@ -35,6 +38,8 @@ pub mod guard;
 pub mod journal;
 pub mod lora;
 pub mod loss_scale;
+#[cfg(feature = "torch")]
+pub mod manifest;
 pub mod micro_batch;
 pub mod model;
 #[cfg(feature = "torch")]
@@ -70,4 +75,5 @@ mod validation;
 #[cfg(feature = "torch")]
 mod vectorise;
 pub mod waiting;
+#[cfg(feature = "torch")]
 pub mod writing;

@@ -6,8 +6,10 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
+use std::thread;
 use std::time::Instant;
 
 use tch::{Kind, Tensor};
@@ -102,19 +104,17 @@ struct Contents {
 impl Contents {
     /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when neither tensors nor the best weights are read any more.
     fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
-        let failed = |error: FileError| unwritten(error.into());
         if let Some(best) = &self.best {
             best.keep(directory)?;
         }
-        let weights = directory.join(WEIGHTS_FILE);
-        if let Some(adapters) = &self.adapters {
-            adapters.parameters().write_entries(&directory.join(ADAPTER_FILE)).map_err(failed)?;
-            let merged = |name: &str, weight: &Tensor| adapters.merged(name, weight);
-            tensor_file::write_changed(&weights, named(&self.weights), merged).map_err(failed)?;
-        } else {
-            tensor_file::write(&weights, named(&self.weights)).map_err(failed)?;
-        }
-        tensor_file::write(&directory.join(OPTIMIZER_FILE), named(&self.optimizer)).map_err(failed)?;
+        // At once: one file alone does not keep the disk busy.
+        thread::scope(|threads| {
+            let optimizer = self.optimizer;
+            let optimizer = threads.spawn(move || tensor_file::write(&directory.join(OPTIMIZER_FILE), named(&optimizer)));
+            write_weights(&self.weights, self.adapters.as_ref(), directory)?;
+            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+        .map_err(|error| unwritten(error.into()))?;
         drop(copying);
         files::write_json(&directory.join(CONFIG_FILE), &self.model)?;
         for file in &self.tokenizer {
@@ -123,6 +123,14 @@ impl Contents {
         copy(&self.steps.0, directory, self.steps.1)?;
         self.state.write(directory)
     }
+}
+
+/// Merged with the adapters, which are kept beside them, where the run has some.
+fn write_weights(weights: &[(String, Tensor)], adapters: Option<&Adapters>, directory: &Path) -> Result<(), FileError> {
+    let path = directory.join(WEIGHTS_FILE);
+    let Some(adapters) = adapters else { return tensor_file::write(&path, named(weights)) };
+    adapters.parameters().write_entries(&directory.join(ADAPTER_FILE))?;
+    tensor_file::write_changed(&path, named(weights), |name, weight| adapters.merged(name, weight))
 }
 
 fn named(tensors: &[(String, Tensor)]) -> impl Iterator<Item = (String, &Tensor)> {

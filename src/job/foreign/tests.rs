@@ -354,7 +354,8 @@ fn what_trains_nothing_has_its_command_of_ftctl() {
         (
             "python fairseq_cli/preprocess.py --only-source --trainpref train.bpe --validpref valid.bpe --testpref test.bpe \
              --destdir data-bin/web --srcdict dict.txt --dataset-impl mmap --workers 80",
-            "give the text that the encoder read for what it wrote: ftctl prepare 'train.bpe' --out 'data-bin/web' --validation 'valid.bpe'",
+            "with TEXT for what the encoder made 'train.bpe' of and VALIDATION for what it made 'valid.bpe' of: \
+             ftctl prepare 'TEXT' --out 'data-bin/web' --validation 'VALIDATION'",
             "data.format: with \"fairseq\" a job reads what this command writes",
         ),
     ] {

@@ -64,7 +64,7 @@ pub(super) const BPE_ENCODER: Program = Program {
 pub(super) const PREPROCESS: Program = Program {
     names: &["fairseq-preprocess"],
     told_by: None,
-    defaults: &[&[("text", W("TEXT")), ("--out", W("data-bin"))]],
+    defaults: &[&[("--out", W("data-bin"))]],
     positional: None,
     flags: &[&[
         Flag { names: &["only_source"], meaning: Switch("text has no translation beside it here") },
@@ -128,9 +128,16 @@ fn encode(job: &Job) -> String {
     format!("ftctl prepare {}{}", job.word("text"), flags(job))
 }
 
-/// What fairseq reads is tokens, written in decimal: only the user knows the text.
+/// What fairseq reads is tokens, written in decimal: only the user knows the text that they were made of.
 fn preprocess(job: &Job) -> String {
-    format!("give the text that the encoder read for what it wrote: {}", encode(job))
+    let mut of_text = Job { values: job.values.clone(), ..Job::default() };
+    of_text.set("text", "TEXT");
+    let mut stand_for = vec![format!("TEXT for what the encoder made {} of", job.word("text"))];
+    if job.values.contains_key("--validation") {
+        of_text.set("--validation", "VALIDATION");
+        stand_for.push(format!("VALIDATION for what it made {} of", job.word("--validation")));
+    }
+    format!("with {}: {}", stand_for.join(" and "), encode(&of_text))
 }
 
 /// All keys that are flags, with their values.

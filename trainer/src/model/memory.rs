@@ -12,6 +12,8 @@ const F32: u64 = 4;
 const PROGRAM: u64 = 68 * MIB;
 /// The same where numbers of 16 bits are multiplied besides.
 const HALF: u64 = 6 * MIB;
+/// The blocks in which two files of a checkpoint leave for the disk (`direct.rs`).
+const CHECKPOINT: u64 = 8 * MIB;
 /// Share of what comes and goes in a step that lies unused in gaps. Measured.
 const UNUSED: f64 = 0.01;
 
@@ -57,7 +59,7 @@ impl TrainingMemory {
             working,
             program: if settings.precision == Precision::Fp32 { PROGRAM } else { PROGRAM + HALF },
         };
-        memory.program += of_threads(shape, settings) + ((memory.activations + memory.working) as f64 * UNUSED) as u64;
+        memory.program += CHECKPOINT + of_threads(shape, settings) + ((memory.activations + memory.working) as f64 * UNUSED) as u64;
         memory
     }
 

@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorI
 use tch::{Device, Kind, Tensor};
 use thiserror::Error;
 
+use crate::direct::NewFile;
 use crate::offload::release;
 
 /// The numbers of a file begin at a multiple of this many bytes.
@@ -62,17 +63,17 @@ fn write_sorted(
     let metadata = Metadata::new(Some(HashMap::from([("format".to_owned(), "pt".to_owned())])), infos)?;
     let mut header = serde_json::to_vec(&metadata)?;
     header.resize(header.len().next_multiple_of(ALIGNMENT), b' ');
-    let mut file = File::create(path)?;
+    let mut file = NewFile::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
     for (name, dtype, tensor) in tensors {
         write_tensor(&mut file, &change(name, tensor), kind(*dtype))?;
         release([*tensor]);
     }
-    Ok(())
+    Ok(file.finish()?)
 }
 
-fn write_tensor(file: &mut File, tensor: &Tensor, kind: Kind) -> std::io::Result<()> {
+fn write_tensor(file: &mut NewFile, tensor: &Tensor, kind: Kind) -> std::io::Result<()> {
     let plain = tensor.to_device(Device::Cpu).to_kind(kind).contiguous();
     let bytes = plain.numel() * kind.elt_size_in_bytes();
     // SAFETY: the tensor is contiguous, in main memory, and lives until the end of the function; whoever saves it does not change it meanwhile.
