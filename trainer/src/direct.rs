@@ -4,7 +4,7 @@
 //! for a disk of 3 GB/s. A slow disk is left to the page cache, which takes at once what the operating system brings to it later.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use sha2::{Digest, Sha256};
 
 /// Bytes moved at a time. Less would wait for the disk, and for its turn beside the kernels, more often than it moves.
 const BLOCK: usize = 4 << 20;
-/// What a block may take on average: half a gigabyte per second.
-const ALLOWED: Duration = Duration::from_millis(8);
-/// How much longer than that one block may take, or several together, before the page cache takes the rest.
-const PATIENCE: Duration = Duration::from_millis(32);
+/// What a block may take on average: a checkpoint's two files, written at once, leave at half a gigabyte per second at least.
+const ALLOWED: Duration = Duration::from_millis(16);
+/// How much longer one block may take, or several together, before the page cache takes the rest of the file.
+const PATIENCE: Duration = Duration::from_millis(128);
 
 /// A new file, written once from its beginning to its end.
 pub struct NewFile {
@@ -65,12 +65,15 @@ pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
     let mut blocks = Blocks::of(file)?;
     let mut done = 0;
     while done < bytes {
-        let read = blocks.transfer(|file, block| file.read_at(block, done))?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        match blocks.transfer(|file, block| file.read_at(block, done)) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                hasher.update(&blocks.memory[..read]);
+                done += read as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
-        hasher.update(&blocks.memory[..read]);
-        done += read as u64;
     }
     Ok(bytes)
 }
@@ -105,7 +108,7 @@ impl Blocks {
         if self.patience.is_zero() || moved.is_err() {
             self.leave_to_page_cache()?;
         }
-        // Some file systems refuse only now. A disk that is full says so again.
+        // Some file systems refuse only now. What else has failed fails again, at the latest when the file is brought to the disk.
         moved.or_else(|_| transfer(&self.file, &mut self.memory))
     }
 }
@@ -118,7 +121,7 @@ fn set_direct(file: &File, direct: bool) -> io::Result<()> {
 
 #[cfg(not(target_os = "linux"))]
 fn set_direct(_: &File, direct: bool) -> io::Result<()> {
-    if direct { Err(io::ErrorKind::Unsupported.into()) } else { Ok(()) }
+    if direct { Err(ErrorKind::Unsupported.into()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -128,13 +131,19 @@ mod tests {
     use super::*;
     use crate::files;
 
-    /// What is read back of `bytes`, written in pieces of `piece` bytes, the page cache taking all after `patience`.
-    fn written(bytes: &[u8], piece: usize, patience: Duration) -> Vec<u8> {
+    /// What is read back of `bytes`, written in pieces of `piece` bytes, of which the page cache takes all but the first `direct`.
+    fn written(bytes: &[u8], piece: usize, direct: usize) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let mut file = NewFile::create(&path).unwrap();
-        file.blocks.patience = patience;
-        bytes.chunks(piece).for_each(|piece| file.write_all(piece).unwrap());
+        for (number, piece) in bytes.chunks(piece).enumerate() {
+            // As often as the machine is slow.
+            file.blocks.patience = Duration::from_secs(60);
+            if number == direct {
+                file.blocks.leave_to_page_cache().unwrap();
+            }
+            file.write_all(piece).unwrap();
+        }
         file.finish().unwrap();
         let (mut direct, mut cached) = (Sha256::new(), Sha256::new());
         assert_eq!(hash(&path, &mut direct).unwrap(), bytes.len() as u64);
@@ -148,11 +157,30 @@ mod tests {
         let bytes: Vec<u8> = (0..3 * BLOCK as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         for length in [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK] {
             for piece in [1_000_003, BLOCK, 2 * BLOCK + 5] {
-                for patience in [Duration::from_secs(60), Duration::ZERO] {
-                    assert!(written(&bytes[..length], piece, patience) == bytes[..length], "{length} in pieces of {piece}");
+                for direct in [0, 1, 5, usize::MAX] {
+                    assert!(
+                        written(&bytes[..length], piece, direct) == bytes[..length],
+                        "{length} in pieces of {piece}, {direct} of them directly"
+                    );
                 }
             }
         }
+    }
+
+    /// Where the file system can, as the ones of disks do.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn blocks_pass_the_page_cache_until_they_are_left_to_it() {
+        use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
+
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let mut file = NewFile::create(&path).unwrap();
+        let is_direct = |blocks: &Blocks| fcntl_getfl(&blocks.file).unwrap().contains(OFlags::DIRECT);
+        let can = open(&path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).is_ok();
+        assert_eq!((file.blocks.direct, is_direct(&file.blocks)), (can, can));
+        file.blocks.leave_to_page_cache().unwrap();
+        assert_eq!((file.blocks.direct, is_direct(&file.blocks)), (false, false));
     }
 
     #[test]
@@ -160,7 +188,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut blocks = Blocks::of(File::create(directory.path().join("file")).unwrap()).unwrap();
         blocks.direct = true;
-        for (time, direct) in [(ALLOWED / 8, true), (PATIENCE + 2 * ALLOWED, false)] {
+        for (time, direct) in [(Duration::ZERO, true), (PATIENCE + 2 * ALLOWED, false)] {
             let slow = |_: &File, _: &mut [u8]| {
                 thread::sleep(time);
                 Ok(())
@@ -171,7 +199,7 @@ mod tests {
         blocks.direct = true;
         let tries = std::cell::Cell::new(0);
         let refused_once = |_: &File, _: &mut [u8]| match tries.replace(tries.get() + 1) {
-            0 => Err(io::ErrorKind::InvalidInput.into()),
+            0 => Err(ErrorKind::InvalidInput.into()),
             _ => Ok(()),
         };
         blocks.transfer(refused_once).unwrap();

@@ -1,7 +1,7 @@
 //! Files written whole: digests, JSON, and replacing what is there in one step.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -18,12 +18,14 @@ pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
     let mut block = vec![0; BLOCK];
     let mut bytes = 0;
     loop {
-        match file.read(&mut block)? {
-            0 => return Ok(bytes),
-            read => {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(bytes),
+            Ok(read) => {
                 hasher.update(&block[..read]);
                 bytes += read as u64;
             }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
 }

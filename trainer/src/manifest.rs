@@ -36,9 +36,11 @@ pub struct Entry {
 
 /// Makes a checkpoint of what is in `directory`.
 pub fn write(directory: &Path, step: u64) -> Result<(), Failure> {
-    let failed = |error| Failure::io("read", directory, &error);
-    let entries = files::names(directory)?.into_iter().map(|name| entry(directory, name, direct::hash));
-    let files = entries.collect::<io::Result<_>>().map_err(failed)?;
+    let read = |name: String| {
+        let path = directory.join(&name);
+        entry(directory, name, direct::hash).map_err(|error| Failure::io("read", &path, &error))
+    };
+    let files = files::names(directory)?.into_iter().map(read).collect::<Result<_, _>>()?;
     files::write_json(&directory.join(MANIFEST), &Manifest { schema: SCHEMA.to_owned(), step, files })
 }
 

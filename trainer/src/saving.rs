@@ -1,8 +1,8 @@
 //! Checkpoints of a run, written while it goes on.
 //!
-//! Weights and what the optimizer remembers change only in an update. A thread copies them to files while the next step computes its
-//! gradient, and only the update waits for it; digests, and bringing it all to the disk, take no time of the training. There is no second copy
-//! in memory.
+//! Weights and what the optimizer remembers change only in an update. Two threads copy them to files while the next step computes its
+//! gradient, and only the update waits for them; digests, and bringing it all to the disk, take no time of the training. There is no second copy
+//! in memory, but for one tensor of each where they are on a GPU, or adapters are merged.
 
 use std::fs::File;
 use std::io::{self, Read};
