@@ -90,7 +90,7 @@ def main():
     package = packages()["tiktoken-rs"]
     encoding = peer(package / "assets" / "r50k_base.tiktoken")
     different = False
-    for name, texts, bar in [("real text", real(package.parent, arguments.megabytes), 2.0), ("adversarial text", adversarial(), None)]:
+    for name, texts, bar in [("real text", real(package.parent, arguments.megabytes), 2.0), ("adversarial text", adversarial(), 2.0)]:
         size, ratios = sum(len(text.encode()) for text in texts), []
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(arguments.rounds):

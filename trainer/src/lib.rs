@@ -55,6 +55,8 @@ pub mod process;
 pub mod progress;
 pub mod random;
 #[cfg(feature = "torch")]
+mod reporting;
+#[cfg(feature = "torch")]
 pub mod run;
 pub mod sampler;
 #[cfg(feature = "torch")]

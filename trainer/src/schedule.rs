@@ -31,11 +31,6 @@ pub fn learning_rate(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
     }
 }
 
-/// Updates of the final decay of [`Schedule::Wsd`]: as set, or a tenth of the run (Hu et al. 2024, "MiniCPM", section 4.3).
-pub fn decay_steps(settings: &TrainSettings, steps: u64) -> u64 {
-    settings.decay_steps.unwrap_or(steps / 10)
-}
-
 /// The share of the peak learning rate that the last update comes near to.
 fn floor(settings: &TrainSettings) -> f64 {
     settings.min_learning_rate / settings.learning_rate
@@ -56,7 +51,7 @@ fn after_warmup(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
             ((peak - end) * (1.0 - ratio(step - warmup, decay)).powf(settings.power) + end) / peak
         }
         Schedule::Wsd => {
-            let decay = decay_steps(settings, steps);
+            let decay = settings.decay_steps.unwrap_or(0);
             let since = (step + decay).saturating_sub(steps);
             above(floor, 1.0 - ratio(since, decay))
         }

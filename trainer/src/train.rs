@@ -8,17 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::blocks::Batch;
-use crate::checkpoint;
 use crate::config::TrainConfig;
 use crate::data::shard::Split;
 use crate::ending::Summary;
 use crate::error::Failure;
 use crate::guard::Verdict;
-use crate::journal::Record;
 use crate::loss_scale::Overflow;
 use crate::optimizer::{clip_factor, global_norm};
-use crate::process;
-use crate::progress::Event;
 use crate::run::Run;
 use crate::sampler::first_sequence;
 use crate::schedule::learning_rate;
@@ -110,7 +106,7 @@ impl Run {
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
     fn judge(&mut self, loss: f64, gradient_norm: f64) -> Verdict {
         let settings = &self.config.train;
-        if let Some(scaling) = self.state.loss_scale.as_mut().filter(|_| loss.is_finite()) {
+        if let Some(scaling) = self.state.loss_scale.as_mut() {
             if gradient_norm.is_finite() {
                 scaling.passed(&settings.loss_scaling);
             } else if let Overflow::Scale(next) = scaling.overflowed(&settings.loss_scaling) {
@@ -145,44 +141,6 @@ impl Run {
     /// Number in the run of the first sequence of the current step's `micro_step`-th part.
     fn first_sequence(&self, micro_step: u64) -> u64 {
         first_sequence(&self.config.train, self.state.step, micro_step)
-    }
-
-    fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {
-        let step = self.state.step + 1;
-        let saved = self.saved.map_or("there is no checkpoint yet".to_owned(), |saved| {
-            format!("the newest checkpoint is {}", checkpoint::name(saved))
-        });
-        Failure::other(format!(
-            "step {step} diverged: loss {loss}, gradient norm {gradient_norm}; {saved}. \
-             Lower `train.learning_rate`, lengthen `train.warmup_steps` or clip with `train.clip_norm`, and train into a new output directory"
-        ))
-    }
-
-    fn report(&mut self, loss: f64, learning_rate: f64, gradient_norm: f64, skipped: Option<String>) -> Result<(), Failure> {
-        let (step, steps, tokens) = (self.state.step, self.state.steps, self.state.tokens);
-        self.journal.record(&Record::Step { step, loss, learning_rate, gradient_norm, tokens, skipped: skipped.clone() })?;
-        if let Some(reason) = skipped {
-            // Not every number is one that a progress line can hold.
-            return self.journal.tell(Event::Skipped { step, reason });
-        }
-        if step % self.config.train.log_every != 0 && step != steps && step != 1 {
-            return Ok(());
-        }
-        let tokens_per_second = self.pace.take_tokens_per_second();
-        let mfu = self.pace.utilisation(tokens_per_second);
-        let eta_seconds = ((steps - step) * self.config.train.tokens_per_step()) as f64 / tokens_per_second;
-        let peak_memory_bytes = process::peak_memory();
-        self.journal.tell(Event::Step {
-            step,
-            steps,
-            loss,
-            learning_rate,
-            gradient_norm,
-            tokens_per_second,
-            mfu,
-            eta_seconds,
-            peak_memory_bytes,
-        })
     }
 
     /// Every `checkpoint_every` steps and at the end.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{
     Flag, Job,
-    Meaning::*,
+    Meaning::{self, *},
     Setting::{self, Word as W},
 };
 
@@ -75,12 +75,40 @@ fn walk(job: &mut Job, path: &str, value: &Value) {
 
 fn leaf(job: &mut Job, path: &str, value: &str) {
     let shown = format!("ds_config {path}");
-    let known = || KEYS.iter().flat_map(|key| key.names).copied().collect::<Vec<_>>();
-    let applied = KEYS.iter().find(|key| key.names.contains(&path)).map_or_else(
-        || Err(format!("not known here; {}", super::suggest(path, &known(), "known keys"))),
-        |key| job.apply(&shown, &key.meaning, value),
-    );
-    applied.unwrap_or_else(|problem| job.problems.push(format!("{shown}: {problem}")));
+    let Some(key) = KEYS.iter().find(|key| key.names.contains(&path)) else {
+        let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
+        job.problems.push(format!("{shown}: not known here; {}", super::suggest(path, &known, "known keys")));
+        return;
+    };
+    let before = without_config(job, &key.meaning);
+    if let Err(problem) = job.apply(&shown, &key.meaning, value) {
+        job.problems.push(format!("{shown}: {problem}"));
+    } else if let Some((before, number)) =
+        before.zip(value.parse::<f64>().ok()).filter(|(before, number)| before.to_bits() != number.to_bits())
+    {
+        let without = format!("the flags, or transformers without one, say {before}, and its newer versions refuse two values");
+        job.note(&shown, &format!("{number} is taken; {without}"));
+    }
+}
+
+/// What transformers takes where no flag says it.
+const USUAL: [(&str, f64); 5] = [
+    ("train.learning_rate", 5e-5),
+    ("train.epsilon", 1e-8),
+    ("train.clip_norm", 1.0),
+    ("train.gradient_accumulation", 1.0),
+    ("train.warmup_steps", 0.0),
+];
+
+/// What a number is by the flags alone.
+fn without_config(job: &Job, meaning: &Meaning) -> Option<f64> {
+    match meaning {
+        Number(key) | Whole(key) => {
+            job.number(key).or_else(|| USUAL.iter().find(|(usual, _)| usual == key).map(|(_, value)| *value))
+        }
+        Beta(index) => Some(job.betas()[*index]),
+        _ => None,
+    }
 }
 
 const OPTIMIZER: &[(&str, Setting)] = &[("train.offload", W("optimizer"))];

@@ -146,6 +146,12 @@ fn patience(job: &mut Job, value: &str) -> Result<(), String> {
 const PERIOD: &str = "period";
 
 fn finish(job: &mut Job) {
+    if !job.values.contains_key("model.variant") {
+        job.problems.push("--arch: without it fairseq trains a translator; give transformer_lm_gpt".to_owned());
+    }
+    if job.values.contains_key("train.steps") && job.values.contains_key("train.epochs") {
+        job.problems.push("--max-epoch: a run ends by updates or by epochs here; give --max-update or --max-epoch".to_owned());
+    }
     judge_period(job);
     validate_with_checkpoints(job);
     job.note_checkpoints("--keep-interval-updates");

@@ -166,13 +166,16 @@ impl Job {
         }
     }
 
+    fn betas(&self) -> [f64; 2] {
+        let set = self.values.get("train.betas").and_then(Value::as_array);
+        let beta = |index: usize, usual| set.and_then(|betas| as_number(&betas[index])).unwrap_or(usual);
+        [beta(0, 0.9), beta(1, 0.999)]
+    }
+
     fn set_beta(&mut self, index: usize, number: f64) {
-        let mut betas = match self.values.get("train.betas").and_then(Value::as_array) {
-            Some(betas) => betas.clone(),
-            None => vec![0.9.into(), 0.999.into()],
-        };
-        betas[index] = number.into();
-        self.set("train.betas", betas);
+        let mut betas = self.betas();
+        betas[index] = number;
+        self.set("train.betas", betas.map(Value::from).to_vec());
     }
 
     fn apply(&mut self, flag: &str, meaning: &Meaning, value: &str) -> Result<(), String> {
@@ -332,7 +335,7 @@ const ALL_CORES: &str = "all cores are used";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const PRECISION: &str =
     "weights and evaluation stay in float32 here; give the matrix products a narrower `train.precision` in the job file";
-const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1";
+const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1, and as many times the accumulation";
 
 fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or(value.as_integer().map(|number| number as f64))

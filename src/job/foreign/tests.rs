@@ -73,6 +73,17 @@ fn deepspeed_decides_what_the_flags_leave_to_it() {
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(train, expected);
     assert!(translated.text.contains("# ds_config zero_optimization.stage: there is one process"), "{}", translated.text);
+    for told in [
+        "ds_config optimizer.params.betas.1: 0.95 is taken; the flags, or transformers without one, say 0.999",
+        "ds_config scheduler.params.warmup_max_lr: 0.00003 is taken; the flags, or transformers without one, say 0.00005",
+        "ds_config scheduler.params.warmup_num_steps: 10 is taken; the flags, or transformers without one, say 0,",
+        "ds_config gradient_clipping: 0.5 is taken; the flags, or transformers without one, say 1,",
+        "--gradient_checkpointing: with it, or with train.recompute",
+    ] {
+        tells(&translated.notes, told);
+    }
+    let agreed = translate(&format!("{CLM} --learning_rate 3e-5 --warmup_steps 10 --max_grad_norm 0.5 --adam_beta2 0.95"), &read);
+    assert!(!agreed.expect("a job").notes.iter().any(|note| note.contains("is taken")));
 }
 
 /// The configuration that GPT2-XL was fine-tuned with on one V100.
@@ -121,6 +132,8 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         ("--lr_scheduler_type cosin", "did you mean `cosine`?"),
         ("--seed", "--seed: it needs a value"),
         ("stray", "stray: a word that belongs to no flag"),
+        ("--load_best_model_at_end --eval_steps 9", "--load_best_model_at_end: it needs evaluations on the way"),
+        ("--gradient-acumulation-steps 2", "did you mean --gradient-accumulation-steps?"),
         ("--dataset_name wikitext", "--dataset_name: nothing is fetched from a hub"),
         ("--output_dir $OUT", "the command has a `$`"),
         ("; rm", "`;` is the shell's"),
@@ -170,6 +183,8 @@ fn fairseq_train_becomes_a_job() {
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
     }
+    assert!(problems(&FAIRSEQ.replace("--arch transformer_lm_gpt", "")).contains("--arch: without it fairseq trains a translator"));
+    assert!(problems(&format!("{FAIRSEQ} --max-epoch 2")).contains("--max-epoch: a run ends by updates or by epochs here"));
     assert!(problems(&FAIRSEQ.replace("99000", "100000")).contains("--lr-period-updates: a cosine has one period here"));
 }
 
@@ -180,10 +195,43 @@ fn a_switch_may_have_a_value() {
     assert_eq!(precision("--bf16=false"), precision(""));
     assert_ne!(precision("--bf16"), precision(""));
     assert!(
-        job("run_clm.py --train_file a.txt --eval_steps 100 --load_best_model_at_end --metric_for_best_model eval_loss")
-            .train
-            .keep_best
+        job(&format!("{SMALL} --eval_strategy steps --load_best_model_at_end --metric_for_best_model eval_loss")).train.keep_best
     );
+}
+
+#[test]
+fn flags_mean_the_same_in_any_order() {
+    let train = |flags: &str| job(&format!("{SMALL} {flags}")).train;
+    for (flags, turned) in [
+        ("--max_steps 100 --num_train_epochs 3", "--num_train_epochs 3 --max_steps 100"),
+        ("--eval_strategy no --eval_steps 100", "--eval_steps 100 --eval_strategy no"),
+        ("--eval_strategy steps --eval_steps 100", "--eval_steps 100 --eval_strategy steps"),
+    ] {
+        assert_eq!(train(flags), train(turned));
+    }
+    assert_eq!((train("--max_steps 100 --num_train_epochs 3").steps, train("--max_steps -1").steps), (Some(100), None));
+}
+
+#[test]
+fn evaluations_on_the_way_are_those_of_the_program() {
+    let every = |flags: &str| job(&format!("{SMALL} {flags}")).train.eval_every;
+    assert_eq!(every("--eval_strategy steps"), 500, "as often as it logs");
+    assert_eq!(every("--evaluate_during_training --logging_steps 7"), 7);
+    assert_eq!(
+        (every("--eval_strategy steps --eval_steps 9"), every("--eval_strategy no --eval_steps 9"), every("--eval_steps 9")),
+        (9, 0, 0)
+    );
+    tells(
+        &notes(&format!("{SMALL} --eval_steps 9")),
+        "--eval_steps: without --eval_strategy steps the program evaluates at its end",
+    );
+}
+
+#[test]
+fn sizes_comments_and_tf32_are_known() {
+    assert_eq!(job(&format!("{SMALL}-medium # the larger one's type")).train, job(SMALL).train);
+    let tf32 = |flag: &str| job(&format!("{SMALL} --tf32 {flag}")).train.tf32;
+    assert!(tf32("True") && !tf32("false"));
 }
 
 #[test]

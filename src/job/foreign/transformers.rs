@@ -83,15 +83,15 @@ const NO_HUB: &str = "nothing is fetched from a hub; name files";
 const FLAGS: &[Flag] = &[
     Flag { names: &["model_name_or_path"], meaning: Special(model) },
     Flag { names: &["config_name"], meaning: Special(preset) },
-    Flag { names: &["model_type"], meaning: Choice(&[("gpt2", &[])]) },
     Flag {
-        names: &["tokenizer_name"],
+        names: &["tokenizer_name", "model_type"],
         meaning: Choice(&[("gpt2", &[]), ("gpt2-medium", &[]), ("gpt2-large", &[]), ("gpt2-xl", &[])]),
     },
     Flag { names: &["train_file", "train_data_file"], meaning: Path("data.train") },
     Flag { names: &["validation_file", "eval_data_file"], meaning: Path("data.validation") },
     Flag { names: &["validation_split_percentage"], meaning: Special(percentage) },
-    Flag { names: &["do_train", "do_eval", "evaluate_during_training"], meaning: Switch(RUNS_ALWAYS) },
+    Flag { names: &["do_train", "do_eval"], meaning: Switch(RUNS_ALWAYS) },
+    Flag { names: &["evaluate_during_training"], meaning: SwitchTo(&[(STRATEGY, W("steps"))]) },
     Flag { names: &["output_dir", "logging_dir", "cache_dir", "run_name"], meaning: Nothing(NAMED_BY_JOB) },
     Flag { names: &["overwrite_output_dir", "should_continue"], meaning: Switch(NAMED_BY_JOB) },
     Flag { names: &["overwrite_cache"], meaning: Switch(OWN_STORE) },
@@ -137,10 +137,10 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["logging_steps"], meaning: Whole("train.log_every") },
     Flag { names: &["save_steps"], meaning: Whole("train.checkpoint_every") },
     Flag { names: &["save_total_limit"], meaning: Special(super::keep) },
-    Flag { names: &["eval_steps"], meaning: Whole("train.eval_every") },
+    Flag { names: &["eval_steps"], meaning: Whole(EVAL_EVERY) },
     Flag {
         names: &["evaluation_strategy", "eval_strategy"],
-        meaning: Choice(&[("steps", &[]), ("no", &[("train.eval_every", I(0))])]),
+        meaning: Choice(&[("steps", &[(STRATEGY, W("steps"))]), ("no", &[(STRATEGY, W("no"))])]),
     },
     Flag { names: &["logging_strategy", "save_strategy"], meaning: Choice(&[("steps", &[])]) },
     Flag { names: &["logging_first_step"], meaning: Switch("the first step is always logged") },
@@ -155,7 +155,7 @@ const FLAGS: &[Flag] = &[
         meaning: Choice(&[("auto", &[]), ("amp", &[]), ("cuda_amp", &[]), ("apex", &[])]),
     },
     Flag { names: &["torch_dtype", "dtype"], meaning: Refused(PRECISION) },
-    Flag { names: &["tf32"], meaning: Refused("matrices are multiplied in true float32 here") },
+    Flag { names: &["tf32"], meaning: Choice(&[("true", &[("train.tf32", Setting::Yes)]), ("false", &[])]) },
     Flag { names: &["gradient_checkpointing"], meaning: SwitchTo(&[("train.recompute", W("full"))]) },
     Flag { names: &["deepspeed"], meaning: Special(|_, _| Ok(())) },
     Flag { names: &["dataset_name", "dataset_config_name"], meaning: Refused(NO_HUB) },
@@ -176,6 +176,11 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["push_to_hub"], meaning: NoSwitch(NO_HUB) },
     Flag { names: &["low_cpu_mem_usage", "disable_tqdm", "trust_remote_code", "use_fast_tokenizer"], meaning: Switch(OWN_ENGINE) },
 ];
+
+/// Not a setting: it is taken out again.
+const STRATEGY: &str = "strategy";
+const EVAL_EVERY: &str = "train.eval_every";
+const STEPS: &str = "train.steps";
 
 const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
@@ -214,8 +219,7 @@ fn block_size(job: &mut Job, value: &str) -> Result<(), String> {
 fn max_steps(job: &mut Job, value: &str) -> Result<(), String> {
     let steps = super::whole(value)?;
     if steps > 0 {
-        job.set("train.steps", steps);
-        job.values.remove("train.epochs");
+        job.set(STEPS, steps);
     }
     Ok(())
 }
@@ -256,9 +260,33 @@ fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
 }
 
 fn finish(job: &mut Job) {
+    if job.values.contains_key(STEPS) {
+        job.values.remove("train.epochs");
+    }
+    evaluations(job);
     dropout(job);
     loss_scaling(job);
+    let is_large = job.values.get(WEIGHTS).and_then(toml::Value::as_str) == Some("gpt2-xl");
+    if is_large && !job.values.contains_key("train.recompute") {
+        job.note("--gradient_checkpointing", "with it, or with train.recompute = \"full\", GPT-2 XL needs half the memory");
+    }
     job.note_checkpoints("--save_total_limit");
+}
+
+/// The program evaluates on its way only when told to, and then as often as it logs unless told how often.
+fn evaluations(job: &mut Job) {
+    if job.values.remove(STRATEGY) == Some("steps".into()) {
+        if let Some(every) = job.values.get(EVAL_EVERY).or(job.values.get("train.log_every")).cloned() {
+            job.set(EVAL_EVERY, every);
+        }
+        return;
+    }
+    if job.values.remove(EVAL_EVERY).is_some() {
+        job.note("--eval_steps", "without --eval_strategy steps the program evaluates at its end alone");
+    }
+    if job.values.contains_key("train.keep_best") {
+        job.problems.push("--load_best_model_at_end: it needs evaluations on the way; give --eval_strategy steps".to_owned());
+    }
 }
 
 /// The program trains with the rates of the model's configuration.

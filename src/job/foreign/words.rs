@@ -3,7 +3,7 @@
 use super::{Act, Flag, Job};
 use crate::job::wording::nearest;
 
-/// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped. What only a shell could know is refused.
+/// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped, comments. What only a shell could know is refused.
 pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut characters = command.chars();
@@ -19,6 +19,7 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
                 Some(escaped) => word.get_or_insert_default().push(escaped),
             },
             ('$' | '`', None | Some('"')) => return Err(format!("the command has a `{character}`; write out what it stands for")),
+            ('#', None) if word.is_none() => while characters.next().is_some_and(|character| character != '\n') {},
             ('|' | ';' | '&' | '<' | '>', None) => return Err(format!("`{character}` is the shell's; give one command alone")),
             (_, None) if character.is_whitespace() => words.extend(word.take()),
             _ => word.get_or_insert_default().push(character),
@@ -90,6 +91,8 @@ pub(super) fn is_flag(word: &str, name: &str) -> bool {
 fn unknown(job: &mut Job, word: &str, plain: &str, tables: &[&[Flag]]) {
     let known: Vec<&str> = tables.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
     if let Some(near) = nearest(plain, &known) {
+        // Not every program knows both ways of writing it.
+        let near = if word.trim_start_matches('-').contains('-') { near.replace('_', "-") } else { near.to_owned() };
         job.problems.push(format!("{word}: not known here; did you mean --{near}?"));
     } else {
         job.problems.push(format!("{word}: not known here, and near to nothing that is"));

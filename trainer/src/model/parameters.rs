@@ -208,11 +208,15 @@ impl Parameters {
 
     /// The same values with those that take part in matrix products rounded to `kind`, in `place`; the others are shared, not copied.
     pub(super) fn rounded(&self, kind: Kind, place: &Place) -> Result<Self, Failure> {
-        self.try_map(
-            |entry| {
-                if entry.is_multiplied() { place.hold(entry.tensor.to_kind(kind)) } else { Ok(entry.tensor.shallow_clone()) }
-            },
-        )
+        let round = |entry: &Parameter| {
+            if !entry.is_multiplied() {
+                return Ok(entry.tensor.shallow_clone());
+            }
+            let rounded = place.hold(entry.tensor.to_kind(kind));
+            release([&entry.tensor]);
+            rounded
+        };
+        self.try_map(round)
     }
 
     /// As [`Parameters::rounded`], on `device` and sharing nothing.

@@ -25,11 +25,14 @@ const VALUES: [&str; 10] = [
 fn the_estimate_is_within_five_percent_of_the_peak() {
     let fixture = Fixture::new();
     let recompute = ["none", "selective", "full", "host"].map(|how| format!("train.recompute={how}"));
-    let modes = recompute.iter().map(String::as_str).chain(["train.offload=model", "train.lora.rank=8"]);
-    for how in modes {
-        let values: Vec<&str> = VALUES.into_iter().chain([how]).collect();
+    let alone = recompute.iter().map(String::as_str).chain(["train.offload=model", "train.lora.rank=8"]).map(|how| vec![how]);
+    let on_files_in_half = ["train.offload=model", "train.precision=bf16", "train.micro_batch=16"];
+    let apart = ["train.offload=optimizer", "train.engine=libtorch"];
+    for how in alone.chain([on_files_in_half.to_vec(), apart.to_vec()]) {
+        let values: Vec<&str> = VALUES.into_iter().chain(how.iter().copied()).collect();
+        let how = how.join(",");
         let summary: Value =
-            serde_json::from_slice(&std::fs::read(fixture.trained(how, &values).join("summary.json")).unwrap()).unwrap();
+            serde_json::from_slice(&std::fs::read(fixture.trained(&how, &values).join("summary.json")).unwrap()).unwrap();
         let set = values.iter().flat_map(|value| ["--set", value]);
         let inspected = succeed(program().args(["inspect", "--json"]).arg(fixture.path(&format!("{how}.toml"))).args(set));
         let inspected: Value = serde_json::from_str(&inspected).unwrap();
