@@ -107,10 +107,11 @@ impl Run {
     fn judge(&mut self, loss: f64, gradient_norm: f64) -> Verdict {
         let settings = &self.config.train;
         if let Some(scaling) = self.state.loss_scale.as_mut() {
-            if gradient_norm.is_finite() {
+            if loss.is_finite() && gradient_norm.is_finite() {
                 scaling.passed(&settings.loss_scaling);
             } else if let Overflow::Scale(next) = scaling.overflowed(&settings.loss_scaling) {
-                return Verdict::Skip(format!("a gradient overflows fp16; the loss is scaled by {next} from now on"));
+                let what = if loss.is_finite() { "a gradient" } else { "the loss" };
+                return Verdict::Skip(format!("{what} overflows fp16; the loss is scaled by {next} from now on"));
             }
         }
         self.state.guard.judge(settings, loss, gradient_norm)

@@ -167,21 +167,9 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         ),
     ];
     let wsd = train.schedule == Schedule::Wsd;
-    let falls = !matches!(train.schedule, Schedule::Constant | Schedule::WarmupLr);
-    let rises_from_its_own = matches!(train.schedule, Schedule::Wsd | Schedule::WarmupLr);
     let schedule = [
         rule("train.epochs", train.steps.is_none() || train.epochs.is_none(), "a run has either `steps` or `epochs`, not both"),
         rule("train.schedule", !wsd || train.decay_steps.is_some(), "the schedule wsd needs train.decay_steps"),
-        rule(
-            "train.min_learning_rate",
-            falls || train.min_learning_rate == 0.0,
-            "this schedule never falls: take min_learning_rate out, or choose another train.schedule",
-        ),
-        rule(
-            "train.warmup_learning_rate",
-            !rises_from_its_own || train.warmup_learning_rate == 0.0,
-            "the warm-up of this schedule begins where it says itself: take warmup_learning_rate out, or choose another train.schedule",
-        ),
         rule("train.decay_steps", wsd || train.decay_steps.is_none(), "decay_steps goes with schedule = \"wsd\""),
     ];
     let adapters = train.lora.as_deref().into_iter().flat_map(lora);
@@ -271,12 +259,6 @@ mod tests {
         );
         assert_eq!(message(|train| train.betas = [0.9, 1.0]), "train.betas: both betas are at least 0 and below 1, not [0.9, 1.0]");
         assert_eq!(message(|train| train.threads = Some(0)), "train.threads: threads is at least 1, not 0");
-        for schedule in [Schedule::Constant, Schedule::WarmupLr] {
-            let floor = message(|train| (train.schedule, train.min_learning_rate) = (schedule, 1e-6));
-            assert!(floor.starts_with("train.min_learning_rate: this schedule never falls"), "{floor}");
-        }
-        let start = message(|train| (train.schedule, train.warmup_learning_rate) = (Schedule::WarmupLr, 1e-6));
-        assert!(start.starts_with("train.warmup_learning_rate: the warm-up of this schedule"), "{start}");
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
         let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6));

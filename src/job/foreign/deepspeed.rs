@@ -60,33 +60,43 @@ const KEYS: &[Flag] = &[
 pub(super) fn apply(job: &mut Job) {
     let Some(config) = job.deepspeed.clone() else { return };
     job.remove_table("train.loss_scaling.");
-    walk(job, "", &config);
-}
-
-fn walk(job: &mut Job, path: &str, value: &Value) {
-    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-    match value {
-        Value::Object(table) => table.iter().for_each(|(name, value)| walk(job, &below(name), value)),
-        Value::Array(list) => list.iter().enumerate().for_each(|(index, value)| walk(job, &below(&index.to_string()), value)),
-        Value::String(auto) if auto == "auto" => {}
-        value => leaf(job, path, &value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+    let flags = Job { values: job.values.clone(), ..Job::default() };
+    walk(job, &flags, "", &config);
+    // A scale that stands still has no bounds of its own, wherever they are written.
+    if let Some(Err(problem)) = config["fp16"]["loss_scale"].as_f64().map(|scale| loss_scale(job, &scale.to_string())) {
+        job.problems.push(format!("ds_config fp16.loss_scale: {problem}"));
     }
 }
 
-fn leaf(job: &mut Job, path: &str, value: &str) {
+fn walk(job: &mut Job, flags: &Job, path: &str, value: &Value) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    match value {
+        Value::Object(table) => table.iter().for_each(|(name, value)| walk(job, flags, &below(name), value)),
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                walk(job, flags, &below(&index.to_string()), value);
+            }
+        }
+        Value::String(auto) if auto == "auto" => {}
+        value => leaf(job, flags, path, &value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+    }
+}
+
+fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
     let shown = format!("ds_config {path}");
     let Some(key) = KEYS.iter().find(|key| key.names.contains(&path)) else {
         let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
         job.problems.push(format!("{shown}: not known here; {}", super::suggest(path, &known, "known keys")));
         return;
     };
-    let before = without_config(job, &key.meaning);
+    let before = without_config(flags, &key.meaning);
     if let Err(problem) = job.apply(&shown, &key.meaning, value) {
         job.problems.push(format!("{shown}: {problem}"));
     } else if let Some((before, number)) =
         before.zip(value.parse::<f64>().ok()).filter(|(before, number)| before.to_bits() != number.to_bits())
     {
-        let without = format!("the flags, or transformers without one, say {before}, and its newer versions refuse two values");
+        let without =
+            format!("the flags, or the defaults of transformers, say {before}; newer versions of transformers refuse that");
         job.note(&shown, &format!("{number} is taken; {without}"));
     }
 }
@@ -101,12 +111,12 @@ const USUAL: [(&str, f64); 5] = [
 ];
 
 /// What a number is by the flags alone.
-fn without_config(job: &Job, meaning: &Meaning) -> Option<f64> {
+fn without_config(flags: &Job, meaning: &Meaning) -> Option<f64> {
     match meaning {
         Number(key) | Whole(key) => {
-            job.number(key).or_else(|| USUAL.iter().find(|(usual, _)| usual == key).map(|(_, value)| *value))
+            flags.number(key).or_else(|| USUAL.iter().find(|(usual, _)| usual == key).map(|(_, value)| *value))
         }
-        Beta(index) => Some(job.betas()[*index]),
+        Beta(index) => Some(flags.betas()[*index]),
         _ => None,
     }
 }

@@ -146,8 +146,8 @@ fn patience(job: &mut Job, value: &str) -> Result<(), String> {
 const PERIOD: &str = "period";
 
 fn finish(job: &mut Job) {
-    if !job.values.contains_key("model.variant") {
-        job.problems.push("--arch: without it fairseq trains a translator; give transformer_lm_gpt".to_owned());
+    if !job.values.contains_key("model.variant") && !job.problems.iter().any(|problem| problem.starts_with("--a")) {
+        job.problems.push("--arch: fairseq needs it; give transformer_lm_gpt".to_owned());
     }
     if job.values.contains_key("train.steps") && job.values.contains_key("train.epochs") {
         job.problems.push("--max-epoch: a run ends by updates or by epochs here; give --max-update or --max-epoch".to_owned());

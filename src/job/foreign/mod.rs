@@ -335,7 +335,8 @@ const ALL_CORES: &str = "all cores are used";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const PRECISION: &str =
     "weights and evaluation stay in float32 here; give the matrix products a narrower `train.precision` in the job file";
-const ONE_DEVICE: &str = "training on several devices does not exist here yet; give 1, and as many times the accumulation";
+const ONE_DEVICE: &str =
+    "training on several devices does not exist here yet; give 1, and multiply the accumulation by what stood here";
 
 fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or(value.as_integer().map(|number| number as f64))

@@ -74,10 +74,10 @@ fn deepspeed_decides_what_the_flags_leave_to_it() {
     assert_eq!(train, expected);
     assert!(translated.text.contains("# ds_config zero_optimization.stage: there is one process"), "{}", translated.text);
     for told in [
-        "ds_config optimizer.params.betas.1: 0.95 is taken; the flags, or transformers without one, say 0.999",
-        "ds_config scheduler.params.warmup_max_lr: 0.00003 is taken; the flags, or transformers without one, say 0.00005",
-        "ds_config scheduler.params.warmup_num_steps: 10 is taken; the flags, or transformers without one, say 0,",
-        "ds_config gradient_clipping: 0.5 is taken; the flags, or transformers without one, say 1,",
+        "ds_config optimizer.params.betas.1: 0.95 is taken; the flags, or the defaults of transformers, say 0.999",
+        "ds_config scheduler.params.warmup_max_lr: 0.00003 is taken; the flags, or the defaults of transformers, say 0.00005",
+        "ds_config scheduler.params.warmup_num_steps: 10 is taken; the flags, or the defaults of transformers, say 0;",
+        "ds_config gradient_clipping: 0.5 is taken; the flags, or the defaults of transformers, say 1;",
         "--gradient_checkpointing: with it, or with train.recompute",
     ] {
         tells(&translated.notes, told);
@@ -107,7 +107,7 @@ fn half_precision_and_offloading_are_translated() {
     let found = train(config);
     assert_eq!((found.precision, found.offload), (Precision::Fp16, Offload::Optimizer));
     assert_eq!(found.loss_scaling, LossScaling::default());
-    let fixed = train(r#"{"fp16": {"enabled": true, "loss_scale": 128}}"#).loss_scaling;
+    let fixed = train(r#"{"fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 1}}"#).loss_scaling;
     assert_eq!(fixed, LossScaling { initial: 128.0, minimum: 128.0, maximum: 128.0, ..LossScaling::default() });
 }
 
@@ -183,7 +183,7 @@ fn fairseq_train_becomes_a_job() {
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
     }
-    assert!(problems(&FAIRSEQ.replace("--arch transformer_lm_gpt", "")).contains("--arch: without it fairseq trains a translator"));
+    assert!(problems(&FAIRSEQ.replace("--arch transformer_lm_gpt", "")).contains("--arch: fairseq needs it"));
     assert!(problems(&format!("{FAIRSEQ} --max-epoch 2")).contains("--max-epoch: a run ends by updates or by epochs here"));
     assert!(problems(&FAIRSEQ.replace("99000", "100000")).contains("--lr-period-updates: a cosine has one period here"));
 }
@@ -229,7 +229,8 @@ fn evaluations_on_the_way_are_those_of_the_program() {
 
 #[test]
 fn sizes_comments_and_tf32_are_known() {
-    assert_eq!(job(&format!("{SMALL}-medium # the larger one's type")).train, job(SMALL).train);
+    assert_eq!(job(&format!("{SMALL}-medium --config_name gpt2-medium # the larger one's type")).train, job(SMALL).train);
+    assert!(problems(&format!("{SMALL}-medium")).contains("--model_type: \"gpt2-medium\" is no size without"));
     let tf32 = |flag: &str| job(&format!("{SMALL} --tf32 {flag}")).train.tf32;
     assert!(tf32("True") && !tf32("false"));
 }

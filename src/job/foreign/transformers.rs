@@ -84,7 +84,16 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["model_name_or_path"], meaning: Special(model) },
     Flag { names: &["config_name"], meaning: Special(preset) },
     Flag {
-        names: &["tokenizer_name", "model_type"],
+        names: &["model_type"],
+        meaning: Choice(&[
+            ("gpt2", &[]),
+            ("gpt2-medium", &[(TYPE, W("gpt2-medium"))]),
+            ("gpt2-large", &[(TYPE, W("gpt2-large"))]),
+            ("gpt2-xl", &[(TYPE, W("gpt2-xl"))]),
+        ]),
+    },
+    Flag {
+        names: &["tokenizer_name"],
         meaning: Choice(&[("gpt2", &[]), ("gpt2-medium", &[]), ("gpt2-large", &[]), ("gpt2-xl", &[])]),
     },
     Flag { names: &["train_file", "train_data_file"], meaning: Path("data.train") },
@@ -179,6 +188,8 @@ const FLAGS: &[Flag] = &[
 
 /// Not a setting: it is taken out again.
 const STRATEGY: &str = "strategy";
+/// A type that is named as a size; taken out again.
+const TYPE: &str = "type";
 const EVAL_EVERY: &str = "train.eval_every";
 const STEPS: &str = "train.steps";
 
@@ -262,6 +273,12 @@ fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
 fn finish(job: &mut Job) {
     if job.values.contains_key(STEPS) {
         job.values.remove("train.epochs");
+    }
+    if let Some(kind) =
+        job.values.remove(TYPE).filter(|_| ![WEIGHTS, "model.preset"].iter().any(|key| job.values.contains_key(*key)))
+    {
+        job.problems
+            .push(format!("--model_type: {kind} is no size without --model_name_or_path or --config_name; give one of them"));
     }
     evaluations(job);
     dropout(job);

@@ -213,6 +213,7 @@ impl Parameters {
                 return Ok(entry.tensor.shallow_clone());
             }
             let rounded = place.hold(entry.tensor.to_kind(kind));
+            // Or all of them stay in memory until the first update.
             release([&entry.tensor]);
             rounded
         };
