@@ -16,7 +16,7 @@ const KEYS: &[Flag] = &[
     Flag { names: &["fp16.loss_scale"], meaning: Special(loss_scale) },
     Flag { names: &["fp16.loss_scale_window"], meaning: Whole("train.loss_scaling.growth_interval") },
     Flag { names: &["fp16.hysteresis"], meaning: Whole("train.loss_scaling.hysteresis") },
-    Flag { names: &["fp16.min_loss_scale"], meaning: Number("train.loss_scaling.minimum") },
+    Flag { names: &["fp16.min_loss_scale"], meaning: Special(least_scale) },
     Flag { names: &["fp16.initial_scale_power"], meaning: Special(initial_scale) },
     Flag { names: &["zero_optimization.cpu_offload"], meaning: Choice(&[("true", OPTIMIZER), ("false", &[])]) },
     Flag {
@@ -62,10 +62,6 @@ pub(super) fn apply(job: &mut Job) {
     job.remove_table("train.loss_scaling.");
     let flags = Job { values: job.values.clone(), ..Job::default() };
     walk(job, &flags, "", &config);
-    // A scale that stands still has no bounds of its own, wherever they are written.
-    if let Some(Err(problem)) = config["fp16"]["loss_scale"].as_f64().map(|scale| loss_scale(job, &scale.to_string())) {
-        job.problems.push(format!("ds_config fp16.loss_scale: {problem}"));
-    }
 }
 
 fn walk(job: &mut Job, flags: &Job, path: &str, value: &Value) {
@@ -135,6 +131,18 @@ fn loss_scale(job: &mut Job, value: &str) -> Result<(), String> {
 }
 
 fn initial_scale(job: &mut Job, power: &str) -> Result<(), String> {
-    job.set("train.loss_scaling.initial", super::number(power)?.exp2());
+    set_unless_fixed(job, "train.loss_scaling.initial", super::number(power)?.exp2());
     Ok(())
+}
+
+fn least_scale(job: &mut Job, value: &str) -> Result<(), String> {
+    set_unless_fixed(job, "train.loss_scaling.minimum", super::number(value)?);
+    Ok(())
+}
+
+/// The keys come in the order of the file: a scale that does not move may have been read before. Only such a one has a largest value.
+fn set_unless_fixed(job: &mut Job, key: &str, value: f64) {
+    if !job.values.contains_key("train.loss_scaling.maximum") {
+        job.set(key, value);
+    }
 }

@@ -146,7 +146,8 @@ fn patience(job: &mut Job, value: &str) -> Result<(), String> {
 const PERIOD: &str = "period";
 
 fn finish(job: &mut Job) {
-    if !job.values.contains_key("model.variant") && !job.problems.iter().any(|problem| problem.starts_with("--a")) {
+    let is_refused = |problem: &String| ["--arch:", "--a:"].iter().any(|flag| problem.starts_with(flag));
+    if !job.values.contains_key("model.variant") && !job.problems.iter().any(is_refused) {
         job.problems.push("--arch: fairseq needs it; give transformer_lm_gpt".to_owned());
     }
     if job.values.contains_key("train.steps") && job.values.contains_key("train.epochs") {

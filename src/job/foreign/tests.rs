@@ -107,7 +107,8 @@ fn half_precision_and_offloading_are_translated() {
     let found = train(config);
     assert_eq!((found.precision, found.offload), (Precision::Fp16, Offload::Optimizer));
     assert_eq!(found.loss_scaling, LossScaling::default());
-    let fixed = train(r#"{"fp16": {"enabled": true, "loss_scale": 128, "min_loss_scale": 1}}"#).loss_scaling;
+    let fixed =
+        train(r#"{"fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 16, "min_loss_scale": 1}}"#).loss_scaling;
     assert_eq!(fixed, LossScaling { initial: 128.0, minimum: 128.0, maximum: 128.0, ..LossScaling::default() });
 }
 
@@ -133,6 +134,7 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         ("--seed", "--seed: it needs a value"),
         ("stray", "stray: a word that belongs to no flag"),
         ("--load_best_model_at_end --eval_steps 9", "--load_best_model_at_end: it needs evaluations on the way"),
+        ("--lerning_rate=1e-5", "did you mean --learning_rate?"),
         ("--gradient-acumulation-steps 2", "did you mean --gradient-accumulation-steps?"),
         ("--dataset_name wikitext", "--dataset_name: nothing is fetched from a hub"),
         ("--output_dir $OUT", "the command has a `$`"),

@@ -83,15 +83,7 @@ const NO_HUB: &str = "nothing is fetched from a hub; name files";
 const FLAGS: &[Flag] = &[
     Flag { names: &["model_name_or_path"], meaning: Special(model) },
     Flag { names: &["config_name"], meaning: Special(preset) },
-    Flag {
-        names: &["model_type"],
-        meaning: Choice(&[
-            ("gpt2", &[]),
-            ("gpt2-medium", &[(TYPE, W("gpt2-medium"))]),
-            ("gpt2-large", &[(TYPE, W("gpt2-large"))]),
-            ("gpt2-xl", &[(TYPE, W("gpt2-xl"))]),
-        ]),
-    },
+    Flag { names: &["model_type"], meaning: Special(model_type) },
     Flag {
         names: &["tokenizer_name"],
         meaning: Choice(&[("gpt2", &[]), ("gpt2-medium", &[]), ("gpt2-large", &[]), ("gpt2-xl", &[])]),
@@ -192,6 +184,7 @@ const STRATEGY: &str = "strategy";
 const TYPE: &str = "type";
 const EVAL_EVERY: &str = "train.eval_every";
 const STEPS: &str = "train.steps";
+const PRESET: &str = "model.preset";
 
 const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
@@ -209,7 +202,18 @@ fn preset(job: &mut Job, name: &str) -> Result<(), String> {
     if !SIZES.contains(&name) {
         return Err(format!("`{name}` is no published GPT-2; write the numbers into [model] of the job file"));
     }
-    job.set("model.preset", name);
+    job.set(PRESET, name);
+    Ok(())
+}
+
+/// Some name a size as the type; the program takes the size from elsewhere.
+fn model_type(job: &mut Job, name: &str) -> Result<(), String> {
+    if !SIZES.contains(&name) {
+        return Err(format!("`{name}` does not exist here; {}", suggest(name, &SIZES, "values")));
+    }
+    if name != SIZES[0] {
+        job.set(TYPE, name);
+    }
     Ok(())
 }
 
@@ -274,11 +278,10 @@ fn finish(job: &mut Job) {
     if job.values.contains_key(STEPS) {
         job.values.remove("train.epochs");
     }
-    if let Some(kind) =
-        job.values.remove(TYPE).filter(|_| ![WEIGHTS, "model.preset"].iter().any(|key| job.values.contains_key(*key)))
-    {
-        job.problems
-            .push(format!("--model_type: {kind} is no size without --model_name_or_path or --config_name; give one of them"));
+    let has_size = [WEIGHTS, PRESET].iter().any(|key| job.values.contains_key(*key));
+    if let Some(kind) = job.values.remove(TYPE).filter(|_| !has_size) {
+        let problem = format!("--model_type: {kind} is no size without --model_name_or_path or --config_name; give one of them");
+        job.problems.push(problem);
     }
     evaluations(job);
     dropout(job);

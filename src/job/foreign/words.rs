@@ -92,7 +92,8 @@ fn unknown(job: &mut Job, word: &str, plain: &str, tables: &[&[Flag]]) {
     let known: Vec<&str> = tables.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
     if let Some(near) = nearest(plain, &known) {
         // Not every program knows both ways of writing it.
-        let near = if word.trim_start_matches('-').contains('-') { near.replace('_', "-") } else { near.to_owned() };
+        let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
+        let near = if name.contains('-') { near.replace('_', "-") } else { near.to_owned() };
         job.problems.push(format!("{word}: not known here; did you mean --{near}?"));
     } else {
         job.problems.push(format!("{word}: not known here, and near to nothing that is"));

@@ -278,6 +278,25 @@ fn a_skipped_step_does_not_move_the_schedule() {
     assert_same(&expected, &output);
 }
 
+/// After a first update to weights that fp16 cannot hold, the scale falls as far as it may, and only then the run ends.
+#[test]
+fn a_loss_that_overflows_is_skipped_until_its_scale_cannot_fall() {
+    let fixture = Fixture::new();
+    let values = [
+        "train.precision=fp16",
+        "train.learning_rate=1e30",
+        "train.warmup_steps=0",
+        "train.eval_every=0",
+        "train.loss_scaling.initial=4.0",
+        "train.loss_scaling.minimum=1.0",
+        "train.loss_scaling.hysteresis=1",
+    ];
+    let ended = fixture.train(&fixture.config("overflowing"), &values).output().unwrap();
+    assert!(ended.status.code() == Some(1) && stderr(&ended).contains("step 4 diverged: loss NaN"), "{}", stderr(&ended));
+    let log = fs::read_to_string(fixture.path("overflowing").join("steps.jsonl")).unwrap();
+    assert_eq!(log.matches("the loss overflows fp16").count(), 2, "{log}");
+}
+
 /// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again, and is
 /// the same.
 #[test]
