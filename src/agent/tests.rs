@@ -355,7 +355,7 @@ async fn failures_say_why() {
     let mut bench = bench("echo 'step 1'; echo 'error: the loss is not a number' >&2; exit 1").await;
     let record = bench.run().await;
     assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(1)));
-    assert_eq!(record.message, "error: the loss is not a number");
+    assert_eq!(record.message, "the loss is not a number");
     fs::remove_file(bench.path("trainer")).unwrap();
     bench.order.attempt = 2;
     let record = bench.run().await;

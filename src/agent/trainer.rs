@@ -185,14 +185,14 @@ fn last_words(log: &Path) -> String {
     if free < FULL { format!("{words}; the disk of {} is full ({free} bytes are free)", log.display()) } else { words }
 }
 
-/// The last line of the log that speaks of an error, or the last line at all.
+/// The last line of the log that speaks of an error, or the last line at all; without `error: ` in front, which whoever tells of it says too.
 pub(super) fn last_line(log: &Path) -> String {
     const MOST: usize = 500;
     let text = tail(log).unwrap_or_default();
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     let complains = |line: &&str| line.to_lowercase().contains("error") || line.contains("panicked at");
     match lines().rfind(complains).or_else(|| lines().next_back()) {
-        Some(line) => line.chars().take(MOST).collect(),
+        Some(line) => line.trim_start_matches("error: ").chars().take(MOST).collect(),
         None => "the trainer failed and said nothing".to_owned(),
     }
 }

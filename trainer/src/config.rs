@@ -104,8 +104,10 @@ pub enum Schedule {
     /// Warm-up, stable, decay: the peak until `decay_steps` before the end, then linear to `min_learning_rate`.
     Wsd,
     /// DeepSpeed's WarmupLR: the warm-up rises with the logarithm of the step, then the peak to the end. The first two updates have
-    /// learning rate 0.
+    /// the learning rate that the warm-up begins with.
     WarmupLr,
+    /// The same with `warmup_type="linear"`.
+    WarmupLrLinear,
 }
 
 /// How gradients become new weights.
@@ -226,8 +228,8 @@ pub enum Recompute {
 /// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
 /// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
 /// free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and what the optimizer remembers
-/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of two blocks. `model` is
-/// for the CPU's own kernels.
+/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of two blocks. With `model` the
+/// rounded weights of the blocks are in main memory too, and the GPU has those of two blocks at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Offload {
@@ -236,7 +238,7 @@ pub enum Offload {
     None,
     /// What the optimizer remembers: with AdamW half of 16 bytes a weight.
     Optimizer,
-    /// That, weights and gradients: main memory then holds activations and what one block, or the embedding, needs.
+    /// That, weights and gradients: what is computed with then holds activations and what one or two blocks, or the embedding, need.
     Model,
 }
 

@@ -49,15 +49,12 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
     choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu().is_ok()
 }
 
-/// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that it cannot do yet.
+/// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that it cannot do.
 pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
     let chosen = choose(settings.device)?;
-    let refuse = |what: &str, instead: &str| Err(Failure::input(format!("{what}; {instead}")));
-    if uses_libtorch(chosen.device, settings.engine) && settings.offload == Offload::Model {
-        return refuse("train.offload = \"model\" needs the CPU's own kernels", "set \"optimizer\", or train.device = \"cpu\"");
-    }
-    if optimizer_stays_in_main_memory(chosen.device, settings) && settings.lora.is_some() {
-        return refuse("train.offload = \"optimizer\" moves what adapters hardly have", "remove it, or train.lora");
+    if away(chosen.device, settings) != Offload::None && settings.lora.is_some() {
+        let what = "train.offload moves to main memory what adapters hardly have, on a GPU and with libtorch's kernels";
+        return Err(Failure::input(format!("{what}; remove it, or train.lora")));
     }
     if chosen.device.is_cuda() {
         if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {
@@ -74,9 +71,9 @@ pub fn uses_libtorch(device: Device, engine: Engine) -> bool {
     device.is_cuda() || engine == Engine::Libtorch
 }
 
-/// Whether masters, moments and gradients stay in main memory and the device has what one block needs.
-pub fn optimizer_stays_in_main_memory(device: Device, settings: &TrainSettings) -> bool {
-    uses_libtorch(device, settings.engine) && settings.offload == Offload::Optimizer
+/// What stays in main memory, so that the device has what one block needs of it: of the CPU's own kernels nothing, whose memory that is.
+pub fn away(device: Device, settings: &TrainSettings) -> Offload {
+    if uses_libtorch(device, settings.engine) { settings.offload } else { Offload::None }
 }
 
 /// Most memory of a GPU that this process's tensors took at once, in bytes.

@@ -11,7 +11,7 @@ use tch::Device;
 
 use crate::best::Best;
 use crate::checkpoint::Checkpoints;
-use crate::config::{Compat, Precision, TrainConfig, TrainSettings, Variant};
+use crate::config::{Compat, Offload, Precision, TrainConfig, TrainSettings, Variant};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
 use crate::error::Failure;
@@ -80,8 +80,8 @@ impl Run {
         config.train = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
-        let apart = device::optimizer_stays_in_main_memory(chosen.device, &config.train);
-        let weights_place = if apart {
+        let away = device::away(chosen.device, &config.train);
+        let weights_place = if away != Offload::None {
             Place::Locked(chosen.device)
         } else if device::uses_libtorch(chosen.device, config.train.engine) {
             Place::Memory
@@ -93,7 +93,7 @@ impl Run {
             Some(checkpoint) if config.train.lora.is_none() => loaded(&weights_place, checkpoint, damaged)?,
             _ => initial_weights(&weights_place, &config, &shape)?,
         };
-        let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, apart).with_engine(config.train.engine);
+        let mut model = Gpt2::with_masters(shape, &parameters, chosen.device, away).with_engine(config.train.engine);
         if let Some(lora) = &config.train.lora {
             model = model.with_adapters(&adapters(lora, &shape, config.train.seed, checkpoint.as_deref())?);
         }

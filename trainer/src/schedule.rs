@@ -19,7 +19,10 @@ pub fn learning_rate(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
     let (peak, warmup) = (settings.learning_rate, settings.warmup_steps);
     match settings.schedule {
         _ if peak == 0.0 => 0.0,
-        Schedule::WarmupLr => peak * logarithmic_warmup(step, warmup),
+        Schedule::WarmupLr | Schedule::WarmupLrLinear => {
+            let start = settings.warmup_learning_rate;
+            start + (peak - start) * warmup_of_deepspeed(settings.schedule, step, warmup)
+        }
         // `get_wsd_schedule` lets the warm-up start at the floor, the others at 0.
         Schedule::Wsd if step < warmup => peak * above(floor(settings), ratio(step, warmup)),
         _ if step < warmup && settings.warmup_learning_rate > 0.0 => {
@@ -43,7 +46,7 @@ fn after_warmup(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
     let step = step.min(steps.max(warmup));
     let decay = steps.saturating_sub(warmup);
     match settings.schedule {
-        Schedule::Constant | Schedule::WarmupLr => 1.0,
+        Schedule::Constant | Schedule::WarmupLr | Schedule::WarmupLrLinear => 1.0,
         Schedule::Linear => above(floor, ratio(steps.saturating_sub(step), decay)),
         Schedule::Cosine => above(floor, 0.5 * (1.0 + (PI * ratio(step - warmup, decay)).cos())),
         Schedule::Polynomial => {
@@ -62,14 +65,15 @@ fn above(floor: f64, factor: f64) -> f64 {
     factor * (1.0 - floor) + floor
 }
 
-/// DeepSpeed's `WarmupLR` with `warmup_type="log"`: `ln(n + 1) / ln(warm-up)` of the peak, where its counter n is one behind because
-/// it moves after the optimizer, and the very first update has no rate at all. A warm-up is at least 2 there.
-fn logarithmic_warmup(step: u64, warmup: u64) -> f64 {
+/// How much of its way to the peak DeepSpeed's `WarmupLR` has made: `ln(n + 1) / ln(warm-up)` or `n / warm-up`, where its counter n is one behind
+/// because it moves after the optimizer; the very first update is where the warm-up begins. A warm-up is at least 2 there.
+fn warmup_of_deepspeed(schedule: Schedule, step: u64, warmup: u64) -> f64 {
     let warmup = warmup.max(2);
     match step.checked_sub(1) {
         None => 0.0,
-        Some(counter) if counter < warmup => 1.0 / (warmup as f64).ln() * ((counter + 1) as f64).ln(),
-        Some(_) => 1.0,
+        Some(counter) if counter >= warmup => 1.0,
+        Some(counter) if schedule == Schedule::WarmupLrLinear => ratio(counter, warmup),
+        Some(counter) => 1.0 / (warmup as f64).ln() * ((counter + 1) as f64).ln(),
     }
 }
 
@@ -137,12 +141,23 @@ mod tests {
 
     #[test]
     fn warmup_lr_of_deepspeed() {
-        let logarithms = [0.0, 0.0, 1.0, 3.0_f64.ln() / 4.0_f64.ln() * 2.0, 2.0, 2.0];
-        let settings =
-            TrainSettings { learning_rate: 2.0, warmup_steps: 4, schedule: Schedule::WarmupLr, ..TrainSettings::default() };
-        for (step, expected) in (0..).zip(logarithms) {
-            let rate = learning_rate(&settings, step, 10);
-            assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} instead of {expected}");
+        let logarithmic = [0.0, 0.0, 0.5, 3.0_f64.ln() / 4.0_f64.ln(), 1.0, 1.0, 1.0];
+        for (schedule, way) in
+            [(Schedule::WarmupLr, logarithmic), (Schedule::WarmupLrLinear, [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0])]
+        {
+            for start in [0.0, 0.5] {
+                let settings = TrainSettings {
+                    learning_rate: 2.0,
+                    warmup_learning_rate: start,
+                    warmup_steps: 4,
+                    schedule,
+                    ..TrainSettings::default()
+                };
+                for (step, share) in (0..).zip(way) {
+                    let (rate, expected) = (learning_rate(&settings, step, 10), start + (2.0 - start) * share);
+                    assert!((rate - expected).abs() < 1e-12, "{schedule:?} from {start}, step {step}: {rate}, not {expected}");
+                }
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use ft_trainer::config::{Engine, Precision, Recompute, Variant};
+use ft_trainer::config::{Engine, Offload, Precision, Recompute, Variant};
 use ft_trainer::lora::{LinearMap, Lora};
 use ft_trainer::model::{Adapters, Dropout, Gpt2, IGNORED, Parameters, Shape};
 use ft_trainer::offload::Place;
@@ -400,9 +400,9 @@ fn recomputation_and_masters_in_main_memory_change_no_bit() {
     let shape = Shape { layers: 3, heads: 4, width: 64, context: 64, vocabulary: 301, ..tiny() };
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 4, 64);
-    let trained = |precision, recompute, apart| {
+    let trained = |precision, recompute, away| {
         let model =
-            Gpt2::with_masters(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu, apart);
+            Gpt2::with_masters(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu, away);
         let model = model.with_engine(Engine::Libtorch).with_precision(precision);
         let mut model = model.with_recompute(recompute, 3 * 64, &Place::Memory).unwrap();
         for _ in 0..2 {
@@ -420,19 +420,21 @@ fn recomputation_and_masters_in_main_memory_change_no_bit() {
         model
     };
     for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
-        let plain = trained(precision, Recompute::None, false);
+        let plain = trained(precision, Recompute::None, Offload::None);
         let ways = [
-            (Recompute::Selective, false),
-            (Recompute::Full, false),
-            (Recompute::None, true),
-            (Recompute::Full, true),
-            (Recompute::Host, true),
+            (Recompute::Selective, Offload::None),
+            (Recompute::Full, Offload::None),
+            (Recompute::None, Offload::Optimizer),
+            (Recompute::Full, Offload::Optimizer),
+            (Recompute::Host, Offload::Optimizer),
+            (Recompute::None, Offload::Model),
+            (Recompute::Host, Offload::Model),
         ];
-        for (recompute, apart) in ways {
-            let other = trained(precision, recompute, apart);
+        for (recompute, away) in ways {
+            let other = trained(precision, recompute, away);
             let pairs = plain.gradients().iter().zip(other.gradients()).chain(plain.parameters().iter().zip(other.parameters()));
             for (expected, found) in pairs {
-                assert!(expected.tensor.equal(&found.tensor), "{precision:?} {recompute:?} {apart}: {} differs", expected.name);
+                assert!(expected.tensor.equal(&found.tensor), "{precision:?} {recompute:?} {away:?}: {} differs", expected.name);
             }
             assert_eq!(plain.loss(&inputs, &targets), other.loss(&inputs, &targets));
         }

@@ -8,6 +8,7 @@ use super::{
     Setting::{self, Word as W},
 };
 
+const LINEAR: &str = "linear";
 const ALL_PARTITIONS: &str = "there is one process, which has all partitions";
 
 const KEYS: &[Flag] = &[
@@ -24,6 +25,10 @@ const KEYS: &[Flag] = &[
         meaning: Choice(&[("cpu", OPTIMIZER), ("nvme", OPTIMIZER), ("none", &[])]),
     },
     Flag {
+        names: &["zero_optimization.offload_param.device"],
+        meaning: Choice(&[("cpu", &[]), ("nvme", &[]), ("none", &[])]), // See `apply`.
+    },
+    Flag {
         names: &[
             "zero_optimization.stage",
             "zero_optimization.allgather_partitions",
@@ -33,6 +38,13 @@ const KEYS: &[Flag] = &[
             "zero_optimization.reduce_bucket_size",
             "zero_optimization.contiguous_gradients",
             "zero_optimization.offload_optimizer.pin_memory",
+            "zero_optimization.offload_param.pin_memory",
+            "zero_optimization.sub_group_size",
+            "zero_optimization.stage3_max_live_parameters",
+            "zero_optimization.stage3_max_reuse_distance",
+            "zero_optimization.stage3_prefetch_bucket_size",
+            "zero_optimization.stage3_param_persistence_threshold",
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save",
         ],
         meaning: Nothing(ALL_PARTITIONS),
     },
@@ -43,8 +55,8 @@ const KEYS: &[Flag] = &[
     Flag { names: &["optimizer.params.eps"], meaning: Number("train.epsilon") },
     Flag { names: &["optimizer.params.weight_decay"], meaning: Number("train.weight_decay") },
     Flag { names: &["scheduler.type"], meaning: Choice(&[("WarmupLR", &[("train.schedule", W("warmup-lr"))])]) },
-    Flag { names: &["scheduler.params.warmup_type"], meaning: Choice(&[("log", &[])]) },
-    Flag { names: &["scheduler.params.warmup_min_lr"], meaning: Must(0.0, "the warm-up of this schedule begins at 0 here") },
+    Flag { names: &["scheduler.params.warmup_type"], meaning: Choice(&[("log", &[]), (LINEAR, &[])]) },
+    Flag { names: &["scheduler.params.warmup_min_lr"], meaning: Number("train.warmup_learning_rate") },
     Flag { names: &["scheduler.params.warmup_num_steps"], meaning: Whole("train.warmup_steps") },
     Flag { names: &["gradient_accumulation_steps"], meaning: Whole("train.gradient_accumulation") },
     Flag { names: &["train_micro_batch_size_per_gpu"], meaning: Whole("train.micro_batch") },
@@ -62,6 +74,14 @@ pub(super) fn apply(job: &mut Job) {
     job.remove_table("train.loss_scaling.");
     let flags = Job { values: job.values.clone(), ..Job::default() };
     walk(job, &flags, "", &config);
+    // What two keys say together, in whatever order they come.
+    let at = |path: &str| config.pointer(path).and_then(Value::as_str);
+    if at("/scheduler/type") == Some("WarmupLR") && at("/scheduler/params/warmup_type") == Some(LINEAR) {
+        job.set("train.schedule", "warmup-lr-linear");
+    }
+    if matches!(at("/zero_optimization/offload_param/device"), Some("cpu" | "nvme")) {
+        job.set("train.offload", "model");
+    }
 }
 
 fn walk(job: &mut Job, flags: &Job, path: &str, value: &Value) {

@@ -2,7 +2,7 @@ use ft_trainer::config::Variant;
 
 use super::*;
 use crate::job::spec::JobSpec;
-use ft_trainer::config::{LossScaling, Offload, Precision};
+use ft_trainer::config::{LossScaling, Offload, Precision, Schedule};
 
 const NOTHING: &dyn Fn(&str) -> Result<String, String> = &|file| Err(format!("there is no {file}"));
 
@@ -110,16 +110,22 @@ fn half_precision_and_offloading_are_translated() {
     let fixed =
         train(r#"{"fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 16, "min_loss_scale": 1}}"#).loss_scaling;
     assert_eq!(fixed, LossScaling { initial: 128.0, minimum: 128.0, maximum: 128.0, ..LossScaling::default() });
+    let third = train(
+        r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
+            "scheduler": {"params": {"warmup_type": "linear", "warmup_min_lr": 1e-6, "warmup_num_steps": 9}, "type": "WarmupLR"}}"#,
+    );
+    assert_eq!((third.offload, third.schedule), (Offload::Model, Schedule::WarmupLrLinear));
+    assert!((third.warmup_learning_rate - 1e-6).abs() < 1e-12 && third.warmup_steps == 9);
 }
 
 #[test]
 fn what_is_not_to_be_had_is_refused_by_name() {
-    let config = r#"{"fp16": {"enabled": "maybe"}, "zero_optimization": {"offload_param": {"device": "cpu"}}, "bufer": 1}"#;
+    let config = r#"{"fp16": {"enabled": "maybe"}, "zero_optimization": {"zero_hpz_partition_size": 8}, "bufer": 1}"#;
     let found = translate(&format!("{CLM} --fp16_full_eval"), &|_| Ok(config.to_owned())).expect_err("problems").what;
     for problem in [
         "--fp16_full_eval: weights and evaluation stay in float32 here",
         "ds_config fp16.enabled: `maybe` does not exist here",
-        "ds_config zero_optimization.offload_param.device: not known here",
+        "ds_config zero_optimization.zero_hpz_partition_size: not known here",
         "ds_config bufer: not known here",
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");

@@ -47,6 +47,8 @@ unsafe extern "C" {
     ) -> Error;
     fn ft_send_home(home: *const C_tensor, tensor: *const C_tensor) -> Error;
     fn ft_await_home(device: c_int) -> Error;
+    fn ft_send_out(place: *const C_tensor, tensor: *const C_tensor) -> Error;
+    fn ft_await_arrival(device: c_int) -> Error;
     fn ft_set_precision(tf32: bool, deterministic: bool) -> Error;
     #[cfg(target_os = "linux")]
     fn ft_use_arena();
@@ -125,6 +127,21 @@ pub(crate) fn await_home(device: Device) {
     if let Device::Cuda(index) = device {
         // SAFETY: takes no pointer.
         done(unsafe { ft_await_home(index as c_int) });
+    }
+}
+
+/// Copies a tensor in locked main memory to `place`, on a device, when that has done what it was asked until now, and while it does what it is asked
+/// next: who lets it read the copy calls [`await_arrival`] first.
+pub(crate) fn send_out(place: &Tensor, tensor: &Tensor) {
+    // SAFETY: as for `tensors`.
+    done(unsafe { ft_send_out(place.as_ptr(), tensor.as_ptr()) });
+}
+
+/// Lets `device`, not the caller, wait until all is there that was sent out to it.
+pub(crate) fn await_arrival(device: Device) {
+    if let Device::Cuda(index) = device {
+        // SAFETY: takes no pointer.
+        done(unsafe { ft_await_arrival(index as c_int) });
     }
 }
 

@@ -37,6 +37,20 @@ c10::Stream way_home(c10::Device device) {
     return stream;
 }
 
+c10::Stream way_out(c10::Device device) {
+    static const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    return stream;
+}
+
+c10::Stream computing(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+// What `first` was asked until now comes before what `then` is asked from now on.
+void in_order(const c10::Stream &first, const c10::Stream &then) {
+    c10::Event done(first.device_type());
+    done.record(first);
+    done.block(then);
+}
+
 #ifdef __linux__
 extern "C" void *ft_allocate(size_t bytes);
 extern "C" void ft_free(void *memory);
@@ -128,9 +142,7 @@ char *ft_send_home(const Tensor *home, const Tensor *tensor) {
             return;
         }
         const auto way = way_home(device);
-        c10::Event computed(device.type());
-        computed.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-        computed.block(way);
+        in_order(computing(device), way);
         const c10::StreamGuard guard(way);
         home->copy_(*tensor, true);
         tensor->record_stream(way); // Or who computes could have its memory before it is read.
@@ -140,6 +152,28 @@ char *ft_send_home(const Tensor *home, const Tensor *tensor) {
 // Waits until all that was sent is there.
 char *ft_await_home(int device) {
     return attempt([&] { way_home(c10::Device(c10::DeviceType::CUDA, device)).synchronize(); });
+}
+
+// Copies from locked memory when the device has done what it was asked until now, and while it does what it is asked next.
+char *ft_send_out(const Tensor *place, const Tensor *tensor) {
+    return attempt([&] {
+        const auto device = place->device();
+        if (device.is_cpu()) {
+            place->copy_(*tensor);
+            return;
+        }
+        in_order(computing(device), way_out(device));
+        const c10::StreamGuard guard(way_out(device));
+        place->copy_(*tensor, true);
+    });
+}
+
+// What the device is asked from now on waits for all that was sent out.
+char *ft_await_arrival(int index) {
+    return attempt([&] {
+        const c10::Device device(c10::DeviceType::CUDA, index);
+        in_order(way_out(device), computing(device));
+    });
 }
 
 char *ft_set_precision(bool tf32, bool deterministic) {

@@ -13,9 +13,10 @@ use super::gelu::Gelu;
 use super::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
 use super::product::Write;
 use super::shape::Shape;
+use super::stream::Stream;
 use super::{head, kernels, linear, norm, sinusoids};
 use crate::aten;
-use crate::config::{Engine, Precision, Recompute, Variant};
+use crate::config::{Engine, Offload, Precision, Recompute, Variant};
 use crate::error::Failure;
 use crate::offload::{Place, release};
 use crate::trace::span;
@@ -45,13 +46,15 @@ pub struct Gpt2 {
     /// Whose kernels compute on the CPU.
     engine: Engine,
     fused: Fused,
-    /// `parameters` and gradients are in main memory, `working` is on the device and shares nothing with them.
-    apart: bool,
-    /// Where one block's products of 16 bits arrive in main memory, where weights and gradients are `apart`.
+    /// See [`Gpt2::with_masters`].
+    away: Offload,
+    /// Where the blocks' weights are away.
+    stream: Option<Stream>,
+    /// Where one block's products of 16 bits arrive in main memory, where gradients are away.
     landings: Vec<Tensor>,
     /// Those that are on their way, each with the gradient that it will be added to.
     landing: RefCell<Vec<(Tensor, Tensor)>>,
-    /// Nothing has been added to the gradients yet, whatever is in the memory of matrices, or where they are `apart`, of all.
+    /// Nothing has been added to the gradients yet, whatever is in the memory of matrices, or where they are away, of all.
     fresh: bool,
     /// The dtype of the products.
     kind: Kind,
@@ -61,14 +64,15 @@ impl Gpt2 {
     /// Brings the weights to `device`. The dtype of the weights is the dtype of the computation. Weights
     /// that are on `device` already are shared with `parameters`, not copied: two copies of a large model may not fit.
     pub fn new(shape: Shape, parameters: &Parameters, device: Device) -> Self {
-        Self::with_masters(shape, parameters, device, false)
+        Self::with_masters(shape, parameters, device, Offload::None)
     }
 
-    /// As [`Gpt2::new`], where `apart` with weights and gradients in main memory: the device has what products are computed in, from
-    /// [`Gpt2::with_offload`] on, and the gradients of two blocks at a time.
-    pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, apart: bool) -> Self {
+    /// As [`Gpt2::new`], with `away` from the device, from [`Gpt2::with_offload`] on: with `Optimizer` weights and gradients, which are in main memory then; the device has
+    /// a copy of the weights that products are computed with, sharing nothing, and the gradients of two blocks at a time. With `Model` it has two blocks of
+    /// that copy at a time.
+    pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, away: Offload) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
-        let home = if apart { Device::Cpu } else { device };
+        let home = if away == Offload::None { device } else { Device::Cpu };
         let parameters = parameters.to(home, kind);
         let working = parameters.to(home, kind);
         let fused = if device.is_cuda() { Fused::Efficient } else { Fused::Cpu };
@@ -89,7 +93,8 @@ impl Gpt2 {
             device,
             engine: Engine::Own,
             fused,
-            apart,
+            away,
+            stream: None,
             landings: Vec::new(),
             landing: RefCell::default(),
             fresh: false,
@@ -100,10 +105,10 @@ impl Gpt2 {
     /// Trains `adapters` beside the weights, which stay as they are.
     ///
     /// # Panics
-    /// After the gradients are made, and where the model is [`Gpt2::with_masters`] apart.
+    /// After the gradients are made, and where weights are away from the device.
     #[must_use]
     pub fn with_adapters(self, adapters: &Adapters) -> Self {
-        assert!(self.gradients.is_none() && !self.apart, "adapters come first, and lie where the weights are");
+        assert!(self.gradients.is_none() && !self.is_apart(), "adapters come first, and lie where the weights are");
         let kind = self.parameters.token_embedding().kind();
         Self { adapters: Some(adapters.to(self.device, kind)), ..self }
     }
@@ -115,19 +120,22 @@ impl Gpt2 {
         self.with_offload(precision, &Place::Memory).expect("main memory needs no file")
     }
 
-    /// As [`Gpt2::with_precision`], with gradients and, unless they are on a device apart, rounded weights in `place`.
+    /// As [`Gpt2::with_precision`], with gradients and, unless they are on the device alone, rounded weights in `place`.
     pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
         if precision != Precision::Fp32 {
             self.kind = precision.kind();
         }
-        if self.apart {
+        if self.away == Offload::Model {
+            self.working = self.parameters.copied_around_blocks(self.kind, self.device, place)?;
+            self.stream = Some(Stream::new(&self.working, self.shape.layers, self.device));
+        } else if self.is_apart() {
             self.working = self.parameters.copied(self.kind, self.device);
         } else if precision != Precision::Fp32 {
             self.working = self.parameters.rounded(self.kind, place)?;
         }
         self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
         self.gradients = Some(self.trained().zeros_in(place)?);
-        if self.apart && precision != Precision::Fp32 {
+        if self.is_apart() && precision != Precision::Fp32 {
             let maps = self.parameters.block(0).maps().map(|map| place.zeros(&map.weight.size(), self.kind, Device::Cpu));
             self.landings = maps.into_iter().collect::<Result<_, _>>()?;
         }
@@ -175,6 +183,11 @@ impl Gpt2 {
         self.device
     }
 
+    /// Whether weights and gradients are away from the device.
+    fn is_apart(&self) -> bool {
+        self.away != Offload::None
+    }
+
     /// Where libtorch's attention is taken.
     pub fn fused(&self) -> Fused {
         self.fused
@@ -211,12 +224,14 @@ impl Gpt2 {
     /// # Panics
     /// As [`Gpt2::gradients`].
     pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters, &mut dyn FnMut(usize, &Tensor))) {
-        let Self { parameters, working, adapters, gradients, apart, .. } = self;
+        let Self { parameters, working, adapters, gradients, away, stream, .. } = self;
+        let away = *away;
         let gradients = gradients.as_ref().expect("gradients of a model that has computed some");
         tch::no_grad(|| match adapters {
             Some(adapters) => change(adapters.parameters_mut(), gradients, &mut |_, _| ()),
-            None => change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, *apart)),
+            None => change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, away)),
         });
+        stream.iter().for_each(Stream::forget);
     }
 
     /// Puts others in the place of what is trained.
@@ -225,16 +240,18 @@ impl Gpt2 {
             return change(adapters.parameters_mut());
         }
         change(&mut self.parameters);
-        let rounded = |(index, entry): (usize, &Parameter)| self.working.round_again(index, &entry.tensor, self.apart);
+        let rounded = |(index, entry): (usize, &Parameter)| self.working.round_again(index, &entry.tensor, self.away);
         tch::no_grad(|| self.parameters.iter().enumerate().for_each(rounded));
+        self.stream.iter().for_each(Stream::forget);
     }
 
     pub fn zero_gradients(&mut self) {
+        let is_apart = self.is_apart();
         match &mut self.gradients {
             Some(gradients) if self.adapters.is_some() => gradients.zero(),
             Some(gradients) => {
                 self.fresh = true;
-                if !self.apart {
+                if !is_apart {
                     gradients.zero_what_is_added_to();
                 }
             }
@@ -261,7 +278,7 @@ impl Gpt2 {
     /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home. What was added
     /// before is in the copy, so that the sum has the same order and bits.
     pub(super) fn borrowed(&self, gradient: &Tensor) -> Tensor {
-        match (self.apart, self.fresh) {
+        match (self.is_apart(), self.fresh) {
             (false, _) => gradient.shallow_clone(),
             (true, true) => Tensor::zeros(gradient.size(), (gradient.kind(), self.device)),
             (true, false) => gradient.to_device_(self.device, gradient.kind(), true, true),
@@ -271,7 +288,7 @@ impl Gpt2 {
     /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the gradients of two blocks
     /// at most, however far behind it copies are.
     pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
-        if !self.apart {
+        if !self.is_apart() {
             return;
         }
         self.await_home();
@@ -289,7 +306,7 @@ impl Gpt2 {
 
     /// Waits for what was sent home, and adds products to what they belong to.
     fn await_home(&self) {
-        if self.apart {
+        if self.is_apart() {
             aten::await_home(self.device);
             let write = if self.fresh { Write::Over } else { Write::Onto };
             self.landing.take().iter_mut().for_each(|(product, home)| take_in(home, product, write));
@@ -371,7 +388,8 @@ impl Gpt2 {
 
     /// The weights of a block with their adapters; `masks` in training, of sequences of this length.
     pub(super) fn block(&self, layer: usize, masks: Option<(Masks, i64)>) -> BlockTensors {
-        let mut block = self.working.block(layer);
+        let at_home = || self.working.block(layer);
+        let mut block = self.stream.as_ref().map_or_else(at_home, |stream| stream.block(&self.working, layer));
         if let Some(adapters) = &self.adapters {
             adapters.attach(&mut block, adapters.parameters(), layer, masks);
         }

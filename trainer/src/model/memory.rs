@@ -46,16 +46,20 @@ impl TrainingMemory {
         let head = block.stream + 2 * block.width + head(shape, rows, settings);
         let rounded = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
         // As a GPU has it: weights for products beside the masters, the moments in memory, and the embedding's gradient on its way between the two.
-        let apart = settings.engine == Engine::Libtorch && settings.offload == Offload::Optimizer;
-        let (copy, on_its_way) = if apart { (bytes(settings.precision), (F32 + rounded) * largest(shape)) } else { (rounded, 0) };
+        let apart = settings.engine == Engine::Libtorch && settings.offload != Offload::None;
+        let model_in_files = settings.offload == Offload::Model && !apart;
+        let (copies, on_its_way) = if apart {
+            (weights_on_device(shape, settings) + streamed_from(shape, settings), (F32 + rounded) * largest(shape))
+        } else {
+            (rounded * shape.parameters(), 0)
+        };
         let working = head.max(again + block.backward(settings)) + on_its_way;
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
         let trained = Trained::new(shape, settings);
         let (in_files, remembered) = (settings.offload != Offload::None && !apart, trained.remembered(settings.optimizer));
-        let model_in_files = settings.offload == Offload::Model;
         let mut memory = Self {
-            weights: resident(model_in_files, F32, (F32 + copy) * shape.parameters()) + trained.beside_weights(),
+            weights: resident(model_in_files, F32, F32 * shape.parameters() + copies) + trained.beside_weights(),
             gradients: resident(model_in_files, F32, F32 * trained.numbers()).min(F32 * trained.numbers()),
             optimizer: resident(in_files, 2 * F32, remembered).min(remembered),
             activations: layers * kept,
@@ -88,7 +92,7 @@ impl TrainingMemory {
         } else {
             // One block's are on their way to main memory while the next's are computed.
             let of_two_blocks = bytes(settings.precision) * 2 * 12 * (shape.width * shape.width) as u64;
-            (bytes(settings.precision) * parameters, F32 * largest(shape) + of_two_blocks, 0)
+            (weights_on_device(shape, settings), F32 * largest(shape) + of_two_blocks, 0)
         };
         let kept = block.kept(settings.recompute);
         // Logits, and in `f32` their softmax, which turns into the gradient; in half precision that too.
@@ -98,11 +102,15 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that tensors take while a GPU computes: masters, gradients and moments, and inputs of blocks, where they are not on it. The
-    /// rest of each tensor's last page, and one block's products on their way, come on top.
+    /// Bytes of main memory that tensors take while a GPU computes: masters, weights that are streamed, gradients and moments, and inputs of blocks, where they are not
+    /// on it. The rest of each tensor's last page, and one block's products on their way, come on top.
     pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
         let remembered = || Trained::new(shape, settings).remembered(settings.optimizer);
-        let model = if settings.offload == Offload::None { 0 } else { 2 * F32 * shape.parameters() + remembered() };
+        let model = if settings.offload == Offload::None {
+            0
+        } else {
+            2 * F32 * shape.parameters() + streamed_from(shape, settings) + remembered()
+        };
         let numbers = (shape.layers * shape.width * settings.micro_batch.sequences() * settings.block_size) as u64;
         if settings.recompute == Recompute::Host { model + F32 * numbers } else { model }
     }
@@ -199,6 +207,23 @@ fn of_threads(shape: &Shape, settings: &TrainSettings) -> u64 {
     let threads = settings.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let (length, channels) = (settings.block_size as u64, (shape.width / shape.heads) as u64);
     threads as u64 * F32 * length * (8 * channels + 128)
+}
+
+/// Bytes of the weights for products on a device that has no masters: all, or what is no block's and two blocks'.
+fn weights_on_device(shape: &Shape, settings: &TrainSettings) -> u64 {
+    let blocks = if settings.offload == Offload::Model { 2.min(shape.layers) } else { shape.layers };
+    bytes(settings.precision) * (shape.parameters() - in_blocks(shape) + in_blocks(shape) / shape.layers as u64 * blocks as u64)
+}
+
+/// Bytes of the rounded weights in main memory that come to a device block by block. Where nothing is rounded the masters come.
+fn streamed_from(shape: &Shape, settings: &TrainSettings) -> u64 {
+    let are_rounded = settings.precision != Precision::Fp32 && settings.offload == Offload::Model;
+    if are_rounded { bytes(settings.precision) * in_blocks(shape) } else { 0 }
+}
+
+/// Numbers in the tensors of all blocks.
+fn in_blocks(shape: &Shape) -> u64 {
+    shape.tensors().iter().filter(|(name, _)| name.contains(".h.")).map(|(_, dimensions)| numbers(dimensions)).sum()
 }
 
 /// Numbers in the largest tensor.
@@ -310,6 +335,11 @@ mod tests {
         let inputs = 48 * 4 * 1024 * 1600 * 4;
         assert_eq!(TrainingMemory::beside_device(&shape, &away), 16 * shape.parameters() + inputs);
         assert_eq!(TrainingMemory::on_device(&shape, &away).activations, 0);
+        let streamed = TrainSettings { offload: Offload::Model, ..away };
+        let (device, in_blocks) = (TrainingMemory::on_device(&shape, &streamed), 48 * (12 * 1600 * 1600 + 13 * 1600));
+        assert_eq!(device.weights, 2 * (shape.parameters() - in_blocks + in_blocks / 24));
+        assert!(device.total() < 2_000_000_000, "{device:?}");
+        assert_eq!(TrainingMemory::beside_device(&shape, &streamed), 16 * shape.parameters() + 2 * in_blocks + inputs);
         let whole = TrainingMemory::on_device(&shape, &TrainSettings { offload: Offload::None, ..settings });
         assert_eq!(whole.weights + whole.gradients + whole.optimizer, 18 * shape.parameters());
     }

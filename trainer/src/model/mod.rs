@@ -56,6 +56,8 @@ mod product;
 #[cfg(feature = "torch")]
 mod sinusoids;
 #[cfg(feature = "torch")]
+mod stream;
+#[cfg(feature = "torch")]
 pub mod tensor_file;
 
 #[cfg(feature = "torch")]

@@ -13,7 +13,7 @@ use super::product::Write;
 use super::shape::{BLOCK_TENSORS, Shape};
 use super::tensor_file::{self, FileError};
 use super::xglm;
-use crate::config::Variant;
+use crate::config::{Offload, Variant};
 use crate::error::Failure;
 use crate::offload::{Place, release};
 use crate::parallel;
@@ -72,9 +72,31 @@ impl Parameter {
         !self.name.contains(".ln_") && !self.name.ends_with("wpe.weight")
     }
 
+    /// Whether it belongs to a block.
+    pub(super) fn is_in_block(&self) -> bool {
+        self.name.contains(".h.")
+    }
+
     /// Whether it is the matrix of a linear map, `[in, out]`.
     pub(super) fn is_map(&self) -> bool {
-        self.tensor.dim() == 2 && self.name.contains(".h.")
+        self.tensor.dim() == 2 && self.is_in_block()
+    }
+
+    /// See [`Parameters::rounded`].
+    fn rounded(&self, kind: Kind, place: &Place) -> Result<Tensor, Failure> {
+        if !self.is_multiplied() {
+            return Ok(self.tensor.shallow_clone());
+        }
+        let rounded = place.hold(self.tensor.to_kind(kind));
+        // Or all of them stay in memory until the first update.
+        release([&self.tensor]);
+        rounded
+    }
+
+    /// See [`Parameters::copied`].
+    fn copied(&self, kind: Kind, device: Device) -> Tensor {
+        let kind = if self.is_multiplied() { kind } else { self.tensor.kind() };
+        self.tensor.to_device_(device, kind, false, true)
     }
 
     /// Whether weight decay applies: matrices only; biases and layer norms are left alone.
@@ -208,32 +230,29 @@ impl Parameters {
 
     /// The same values with those that take part in matrix products rounded to `kind`, in `place`; the others are shared, not copied.
     pub(super) fn rounded(&self, kind: Kind, place: &Place) -> Result<Self, Failure> {
-        let round = |entry: &Parameter| {
-            if !entry.is_multiplied() {
-                return Ok(entry.tensor.shallow_clone());
-            }
-            let rounded = place.hold(entry.tensor.to_kind(kind));
-            // Or all of them stay in memory until the first update.
-            release([&entry.tensor]);
-            rounded
-        };
-        self.try_map(round)
+        self.try_map(|entry| entry.rounded(kind, place))
     }
 
     /// As [`Parameters::rounded`], on `device` and sharing nothing.
     pub(super) fn copied(&self, kind: Kind, device: Device) -> Self {
-        let copy = |entry: &Parameter| {
-            let kind = if entry.is_multiplied() { kind } else { entry.tensor.kind() };
-            Ok(entry.tensor.to_device_(device, kind, false, true))
-        };
-        self.try_map(copy).expect("main memory and a device need no file")
+        self.try_map(|entry| Ok(entry.copied(kind, device))).expect("main memory and a device need no file")
     }
 
-    /// Takes over a change of `original`, the `index`-th of those that [`Parameters::rounded`] made this of, or where they are `apart`,
-    /// [`Parameters::copied`].
-    pub(super) fn round_again(&mut self, index: usize, original: &Tensor, apart: bool) {
+    /// As [`Parameters::copied`], but for the blocks, which are [`Parameters::rounded`].
+    pub(super) fn copied_around_blocks(&self, kind: Kind, device: Device, place: &Place) -> Result<Self, Failure> {
+        self.try_map(|entry| if entry.is_in_block() { entry.rounded(kind, place) } else { Ok(entry.copied(kind, device)) })
+    }
+
+    /// Takes over a change of `original`, the `index`-th of those that this was made of: by [`Parameters::rounded`] where nothing is `away`, else by
+    /// [`Parameters::copied`] or with `Model` by [`Parameters::copied_around_blocks`].
+    pub(super) fn round_again(&mut self, index: usize, original: &Tensor, away: Offload) {
+        let is_copied = match away {
+            Offload::None => false,
+            Offload::Optimizer => true,
+            Offload::Model => !self.entries[index].is_in_block(),
+        };
         let tensor = &mut self.entries[index].tensor;
-        if apart {
+        if is_copied {
             // On the device it is rounded: the copy is made while the processor goes on.
             tensor.copy_(&original.to_device_(tensor.device(), original.kind(), true, false));
         } else if tensor.kind() == original.kind() {

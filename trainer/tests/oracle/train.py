@@ -7,6 +7,7 @@ error; exit code 1 when one exceeds its bar.
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,8 +27,9 @@ NORM_BAR = 1e-5
 RATE_BAR = 1e-12
 WEIGHTS_BAR = 1e-5
 LOGITS_BAR = 1e-6
-# Times what transformers in float32 is away from float64, where rounding errors grow: two ways of rounding are then as far apart as chance has it.
-PEER = 10.0
+# Of one step: the loss before it and the weights after it, and the norm of the gradients.
+STEP_BAR = 1e-6
+STEP_NORM_BAR = 2e-6
 
 STEPS = 100
 WARMUP = 10
@@ -60,22 +62,25 @@ WITHOUT_FLOOR = {"linear", "constant"}
 
 
 class Curve(NamedTuple):
-    """A run of both sides. Where rounding errors grow, transformers in float32 says how much, and the bars with it."""
+    """A run of both sides; `rounded` are the weights that an update makes rounding errors of the gradient large in, which may be `peer` times as far
+    away from float64 as transformers in float32 is, on the average of all steps."""
 
     schedule: str
     settings: dict = {}
     initial: str = "initial"
     optimizers: Callable = adamw
-    errors_grow: bool = False
+    rounded: str = ""
+    peer: float = 0.0
 
 
 # Adafactor clips the biases of queries, keys and values by one root mean square, in which those of the keys count: rounding errors made as large as
-# the others (without them transformers in float32 is 1e-5 away from float64, with them 8e-3). Muon rounds to bf16.
+# the others, by the size of ours. Muon rounds to bf16 at every product, where gradients that differ in their last digits come to differ in the first. So
+# rounding errors grow from step to step, in transformers as here, and each step is compared by itself.
 ONE_AT_A_TIME = {"micro_batch": 1, "gradient_accumulation": MICRO_BATCH * ACCUMULATION}
 CURVES = {name: Curve(name) for name in SCHEDULES} | {
     "4x128": Curve("cosine", ONE_AT_A_TIME, "larger"),
-    "4x128, Adafactor": Curve("cosine", ONE_AT_A_TIME | {"optimizer": "adafactor"}, "larger", adafactor, True),
-    "4x128, Muon": Curve("cosine", ONE_AT_A_TIME | {"optimizer": "muon"}, "larger", muon, True),
+    "4x128, Adafactor": Curve("cosine", ONE_AT_A_TIME | {"optimizer": "adafactor"}, "larger", adafactor, r"attn\.c_attn\.bias", 2.5),
+    "4x128, Muon": Curve("cosine", ONE_AT_A_TIME | {"optimizer": "muon"}, "larger", muon, r"c_\w+\.weight", 1.25),
 }
 
 MASK = (1 << 64) - 1
@@ -149,6 +154,8 @@ def ours(binary, workspace, name, curve):
     }  # fmt: skip
     if curve.schedule == "wsd":
         settings["decay_steps"] = DECAY
+    if curve.rounded:
+        settings |= {"checkpoint_every": 1, "keep_checkpoints": STEPS}
     config = {"data": str(workspace / "data"), "output": str(output), "initial_weights": str(workspace / curve.initial), "train": settings}
     file = workspace / f"{name}.json"
     file.write_text(json.dumps(config))
@@ -163,32 +170,42 @@ def records_of(output):
     return [record for record in records if "loss" in record]
 
 
-def reference(workspace, tokens, curve, dtype=torch.float64):
+def beginning(workspace, curve, dtype=torch.float64):
+    """The model and its optimizers before the first step."""
     model = transformers.GPT2LMHeadModel.from_pretrained(workspace / curve.initial, attn_implementation="eager").to(dtype)
-    optimizers = curve.optimizers(model, peak=PEAK)
+    return model, curve.optimizers(model, peak=PEAK)
+
+
+def reference(workspace, tokens, curve):
+    model, optimizers = beginning(workspace, curve)
     schedulers = [SCHEDULES[curve.schedule](optimizer) for optimizer in optimizers]
     return list(steps_of(model, tokens, optimizers, schedulers)), model
 
 
 def steps_of(model, tokens, optimizers, schedulers=()):
     """What the log of the same run would say, step by step."""
-    blocks = (len(tokens) - 1) // BLOCK
-    batch = MICRO_BATCH * ACCUMULATION
     for step in range(STEPS):
-        starts = [BLOCK * block(step * batch + row, blocks) for row in range(batch)]
-        window = torch.tensor(numpy.stack([tokens[start : start + BLOCK + 1] for start in starts]))
-        logits = model(input_ids=window[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        model.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        yield {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": optimizers[0].param_groups[0]["lr"]}
-        # Muon's are the only ones.
-        with products_in_bf16():
-            for optimizer in optimizers:
-                optimizer.step()
+        yield one_step(model, tokens, optimizers, step)
         for scheduler in schedulers:
             scheduler.step()
+
+
+def one_step(model, tokens, optimizers, step):
+    """What the log says of it."""
+    blocks = (len(tokens) - 1) // BLOCK
+    batch = MICRO_BATCH * ACCUMULATION
+    starts = [BLOCK * block(step * batch + row, blocks) for row in range(batch)]
+    window = torch.tensor(numpy.stack([tokens[start : start + BLOCK + 1] for start in starts]))
+    logits = model(input_ids=window[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+    model.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    # Muon's are the only ones.
+    with products_in_bf16():
+        for optimizer in optimizers:
+            optimizer.step()
+    return {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": optimizers[0].param_groups[0]["lr"]}
 
 
 def settled(tensor, name):
@@ -208,23 +225,59 @@ def compare(binary, workspace, tokens, name, report):
     print(f"       {name}: loss {expected[0]['loss']:.3f} → {expected[-1]['loss']:.3f}, {clipped} of {STEPS} steps clipped")
     assert fell > 0.5 and 0 < clipped, "the comparison needs a run that learns and is clipped"
     report.check(f"{name}: learning rate", worst(found, expected, "learning_rate"), RATE_BAR)
-    bars = {"loss": LOSS_BAR, "gradient_norm": NORM_BAR, "weights": WEIGHTS_BAR}
-    if CURVES[name].errors_grow:
-        peer, rounded = reference(workspace, tokens, CURVES[name], torch.float32)
-        bars = {key: PEER * worst(peer, expected, key) for key in ("loss", "gradient_norm")}
-        bars["weights"] = PEER * farthest(dict(rounded.named_parameters()), model)[0]
-    report.check(f"{name}: loss, worst of {STEPS} steps", worst(found, expected, "loss"), bars["loss"])
-    report.check(f"{name}: gradient norm, worst of {STEPS} steps", worst(found, expected, "gradient_norm"), bars["gradient_norm"])
-    measured, which = farthest(load_file(checkpoint / "model.safetensors"), model)
-    report.check(f"{name}: weights after the last step ({which})", measured, bars["weights"])
+    if CURVES[name].rounded:
+        return step_by_step(workspace, tokens, name, found, checkpoint.parent, report)
+    report.check(f"{name}: loss, worst of {STEPS} steps", worst(found, expected, "loss"), LOSS_BAR)
+    report.check(f"{name}: gradient norm, worst of {STEPS} steps", worst(found, expected, "gradient_norm"), NORM_BAR)
+    measured, which = max((error, which) for which, error in distances(load_file(checkpoint / "model.safetensors"), model).items())
+    report.check(f"{name}: weights after the last step ({which})", measured, WEIGHTS_BAR)
     return checkpoint
 
 
-def farthest(weights, model):
-    """The largest error of a tensor, and its name."""
+def step_by_step(workspace, tokens, name, found, checkpoints, report):
+    """Each step from where ours stood before it; the last checkpoint."""
+    curve, expected, exactly, roughly = CURVES[name], [], [], []
+    sides = [beginning(workspace, curve, dtype) for dtype in (torch.float64, torch.float32)]
+    for step, record in enumerate(found):
+        for model, optimizers in sides:
+            if step:
+                stand_at(checkpoint, model, optimizers, step)
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = record["learning_rate"]
+        said, _ = (one_step(model, tokens, optimizers, step) for model, optimizers in sides)
+        expected.append(said)
+        (exact, _), (peer, _) = sides
+        checkpoint = checkpoints / f"step-{step + 1:010}"
+        errors, peers = distances(load_file(checkpoint / "model.safetensors"), exact), distances(dict(peer.named_parameters()), exact)
+        exactly += [(error, which) for which, error in errors.items() if not re.search(curve.rounded, which)]
+        roughly += [(errors[which], peers[which]) for which in errors if re.search(curve.rounded, which)]
+    alone = f"each of {STEPS} steps by itself"
+    report.check(f"{name}: loss, {alone}", worst(found, expected, "loss"), STEP_BAR)
+    report.check(f"{name}: gradient norm, {alone}", worst(found, expected, "gradient_norm"), STEP_NORM_BAR)
+    report.check(f"{name}: weights, {alone} ({max(exactly)[1]})", max(exactly)[0], STEP_BAR)
+    ours, peers = (sum(side) / len(roughly) for side in zip(*roughly, strict=True))
+    report.check(f"{name}: weights that rounding errors are made large in, {alone}", ours, curve.peer * peers)
+    return checkpoint
+
+
+def stand_at(checkpoint, model, optimizers, step):
+    """Takes over weights and what the optimizers remember."""
+    weights, remembered = load_file(checkpoint / "model.safetensors"), load_file(checkpoint / "optimizer.safetensors")
+    names = {weight: name for name, weight in model.named_parameters()}
+    for name, weight in model.named_parameters():
+        weight.data.copy_(weights[name])
+    for optimizer in optimizers:
+        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+            ours = {key.removesuffix(f".{names[weight]}"): tensor for key, tensor in remembered.items() if key.endswith(f".{names[weight]}")}
+            state = {"momentum_buffer" if what == "momentum" else what: tensor.to(weight.dtype) for what, tensor in ours.items()}
+            optimizer.state[weight] = {"step": torch.tensor(float(step)), **state}
+
+
+def distances(weights, model):
+    """The error of each tensor."""
     named = dict(model.named_parameters())
     assert set(weights) == set(named), set(weights) ^ set(named)
-    return max((error(settled(weights[key].detach(), key), settled(named[key].data, key)), key) for key in named)
+    return {key: error(settled(weights[key].detach(), key), settled(named[key].data, key)) for key in named}
 
 
 def drawn_by_tensorboard(output, report):

@@ -175,19 +175,23 @@ def optimizers(binary, workspace, report):
         report.check(f"{name}: weights after {STEPS} steps ({which})", measured, BAR)
 
 
-def warmup_lr(peak, warmup, steps):
-    """No rate before the first `step()` of the schedule, which follows the optimizer's."""
+def warmup_lr(start, peak, warmup, steps, kind):
+    """Where it starts before the first `step()` of the schedule, which follows the optimizer's."""
     if WarmupLR:
-        return rates_of(lambda optimizer: WarmupLR(optimizer, warmup_max_lr=peak, warmup_num_steps=warmup), peak, steps)
-    return warmup_lr_formula(peak, warmup, steps)
+        return rates_of(
+            lambda o: WarmupLR(o, warmup_min_lr=start, warmup_max_lr=peak, warmup_num_steps=warmup, warmup_type=kind), peak, steps
+        )
+    return warmup_lr_formula(start, peak, warmup, steps, kind)
 
 
-def warmup_lr_formula(peak, warmup, steps):
+def warmup_lr_formula(start, peak, warmup, steps, kind):
     """`WarmupLR` of DeepSpeed 0.19.8, `runtime/lr_schedules.py`."""
     warmup = max(2, warmup)
     for iteration in range(-1, steps - 1):
-        gamma = (1.0 / math.log(warmup)) * math.log(iteration + 1) if 0 <= iteration < warmup else 1.0
-        yield 0.0 if iteration < 0 else 0.0 + (peak - 0.0) * gamma
+        gamma = 1.0
+        if 0 <= iteration < warmup:
+            gamma = iteration / warmup if kind == "linear" else (1.0 / math.log(warmup)) * math.log(iteration + 1)
+        yield start if iteration < 0 else start + (peak - start) * gamma
 
 
 def fairseq_cosine(peak, start, warmup, steps):
@@ -236,7 +240,11 @@ def schedules(binary, workspace, report):
                     ), peak, steps,
                 ),
             ),
-            "warmup-lr": ({}, warmup_lr(peak, warmup, steps)),
+            "warmup-lr": ({}, warmup_lr(0.0, peak, warmup, steps, "log")),
+            "warmup-lr above zero": (
+                {"schedule": "warmup-lr", "warmup_learning_rate": floor}, warmup_lr(floor, peak, warmup, steps, "log")
+            ),
+            "warmup-lr-linear": ({"warmup_learning_rate": floor}, warmup_lr(floor, peak, warmup, steps, "linear")),
             "cosine of fairseq": ({"schedule": "cosine", "warmup_learning_rate": 1e-7}, fairseq_cosine(peak, 1e-7, warmup, steps)),
         }  # fmt: skip
         for name, (settings, wanted) in named.items():

@@ -28,7 +28,8 @@ fn the_estimate_is_within_five_percent_of_the_peak() {
     let alone = recompute.iter().map(String::as_str).chain(["train.offload=model", "train.lora.rank=8"]).map(|how| vec![how]);
     let on_files_in_half = ["train.offload=model", "train.precision=bf16", "train.micro_batch=16"];
     let apart = ["train.offload=optimizer", "train.engine=libtorch"];
-    for how in alone.chain([on_files_in_half.to_vec(), apart.to_vec()]) {
+    let streamed = ["train.offload=model", "train.engine=libtorch", "train.precision=bf16"];
+    for how in alone.chain([on_files_in_half.to_vec(), apart.to_vec(), streamed.to_vec()]) {
         let values: Vec<&str> = VALUES.into_iter().chain(how.iter().copied()).collect();
         let how = how.join(",");
         let summary: Value =
