@@ -238,7 +238,7 @@ pub enum Offload {
     None,
     /// What the optimizer remembers: with AdamW half of 16 bytes a weight.
     Optimizer,
-    /// That, weights and gradients: what is computed with then holds activations and what one or two blocks, or the embedding, need.
+    /// That, weights and gradients: the memory that computes then holds activations, and what one block, on a GPU two, or the embedding needs.
     Model,
 }
 
@@ -301,7 +301,7 @@ pub struct TrainSettings {
     pub loss_scaling: LossScaling,
     /// What the backward pass computes again to save memory.
     pub recompute: Recompute,
-    /// What lies in files instead of main memory.
+    /// What lies in files instead of main memory; for a GPU, in main memory instead of its own.
     pub offload: Offload,
     /// Trains adapters of a low rank instead of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -53,8 +53,8 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
 pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
     let chosen = choose(settings.device)?;
     if away(chosen.device, settings) != Offload::None && settings.lora.is_some() {
-        let what = "train.offload moves to main memory what adapters hardly have, on a GPU and with libtorch's kernels";
-        return Err(Failure::input(format!("{what}; remove it, or train.lora")));
+        let what = "train.offload does not go together with train.lora on a GPU and with libtorch's kernels";
+        return Err(Failure::input(format!("{what}; remove one of them")));
     }
     if chosen.device.is_cuda() {
         if settings.deterministic && std::env::var_os(CUBLAS_WORKSPACE.0).is_none() {

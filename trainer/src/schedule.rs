@@ -162,6 +162,17 @@ mod tests {
     }
 
     #[test]
+    fn a_warmup_of_deepspeed_is_at_least_two_steps() {
+        for (schedule, third) in [(Schedule::WarmupLr, 1.0), (Schedule::WarmupLrLinear, 0.5)] {
+            for warmup_steps in [0, 1, 2] {
+                let settings = TrainSettings { learning_rate: 1.0, warmup_steps, schedule, ..TrainSettings::default() };
+                let rates: Vec<f64> = (0..5).map(|step| learning_rate(&settings, step, 10)).collect();
+                assert_eq!(rates, [0.0, 0.0, third, 1.0, 1.0], "{schedule:?} over {warmup_steps}");
+            }
+        }
+    }
+
+    #[test]
     fn a_warm_up_may_begin_above_zero() {
         let settings = TrainSettings {
             learning_rate: 2.0,

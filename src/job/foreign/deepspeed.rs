@@ -8,7 +8,9 @@ use super::{
     Setting::{self, Word as W},
 };
 
+const WARMUP: &str = "WarmupLR";
 const LINEAR: &str = "linear";
+const MAPPED: &str = "what lies in files is mapped into memory, in the run's own directory";
 const ALL_PARTITIONS: &str = "there is one process, which has all partitions";
 
 const KEYS: &[Flag] = &[
@@ -26,7 +28,7 @@ const KEYS: &[Flag] = &[
     },
     Flag {
         names: &["zero_optimization.offload_param.device"],
-        meaning: Choice(&[("cpu", &[]), ("nvme", &[]), ("none", &[])]), // See `apply`.
+        meaning: Choice(&[("cpu", &[]), ("nvme", &[]), ("none", &[])]), // See `settle`.
     },
     Flag {
         names: &[
@@ -45,8 +47,26 @@ const KEYS: &[Flag] = &[
             "zero_optimization.stage3_prefetch_bucket_size",
             "zero_optimization.stage3_param_persistence_threshold",
             "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+            "zero_optimization.stage3_gather_fp16_weights_on_model_save",
         ],
         meaning: Nothing(ALL_PARTITIONS),
+    },
+    Flag {
+        names: &[
+            "zero_optimization.offload_optimizer.nvme_path",
+            "zero_optimization.offload_optimizer.buffer_count",
+            "zero_optimization.offload_optimizer.fast_init",
+            "zero_optimization.offload_param.nvme_path",
+            "zero_optimization.offload_param.buffer_count",
+            "zero_optimization.offload_param.buffer_size",
+            "zero_optimization.offload_param.max_in_cpu",
+            "aio.block_size",
+            "aio.queue_depth",
+            "aio.thread_count",
+            "aio.single_submit",
+            "aio.overlap_events",
+        ],
+        meaning: Nothing(MAPPED),
     },
     Flag { names: &["optimizer.type"], meaning: Choice(&[("AdamW", &[])]) },
     Flag { names: &["optimizer.params.lr", "scheduler.params.warmup_max_lr"], meaning: Number("train.learning_rate") },
@@ -54,7 +74,7 @@ const KEYS: &[Flag] = &[
     Flag { names: &["optimizer.params.betas.1"], meaning: Beta(1) },
     Flag { names: &["optimizer.params.eps"], meaning: Number("train.epsilon") },
     Flag { names: &["optimizer.params.weight_decay"], meaning: Number("train.weight_decay") },
-    Flag { names: &["scheduler.type"], meaning: Choice(&[("WarmupLR", &[("train.schedule", W("warmup-lr"))])]) },
+    Flag { names: &["scheduler.type"], meaning: Choice(&[(WARMUP, &[("train.schedule", W("warmup-lr"))])]) },
     Flag { names: &["scheduler.params.warmup_type"], meaning: Choice(&[("log", &[]), (LINEAR, &[])]) },
     Flag { names: &["scheduler.params.warmup_min_lr"], meaning: Number("train.warmup_learning_rate") },
     Flag { names: &["scheduler.params.warmup_num_steps"], meaning: Whole("train.warmup_steps") },
@@ -74,13 +94,29 @@ pub(super) fn apply(job: &mut Job) {
     job.remove_table("train.loss_scaling.");
     let flags = Job { values: job.values.clone(), ..Job::default() };
     walk(job, &flags, "", &config);
-    // What two keys say together, in whatever order they come.
-    let at = |path: &str| config.pointer(path).and_then(Value::as_str);
-    if at("/scheduler/type") == Some("WarmupLR") && at("/scheduler/params/warmup_type") == Some(LINEAR) {
+    settle(job, &config);
+}
+
+/// What two keys say together, in whatever order they come.
+fn settle(job: &mut Job, config: &Value) {
+    let is =
+        |path: &str, word: &str| config.pointer(path).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word));
+    if ["cpu", "nvme"].iter().any(|place| is("/zero_optimization/offload_param/device", place)) {
+        job.set("train.offload", "model");
+    }
+    if !is("/scheduler/type", WARMUP) {
+        return;
+    }
+    if is("/scheduler/params/warmup_type", LINEAR) {
         job.set("train.schedule", "warmup-lr-linear");
     }
-    if matches!(at("/zero_optimization/offload_param/device"), Some("cpu" | "nvme")) {
-        job.set("train.offload", "model");
+    // The scheduler writes its rate over the optimizer's.
+    if let Some(peak) = config.pointer("/scheduler/params/warmup_max_lr").and_then(Value::as_f64) {
+        job.set("train.learning_rate", peak);
+    }
+    if config.pointer("/scheduler/params/warmup_num_steps").is_none() {
+        job.set("train.warmup_steps", 1000);
+        job.note("ds_config scheduler.params", "without warmup_num_steps DeepSpeed takes 1000");
     }
 }
 

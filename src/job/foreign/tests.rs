@@ -111,11 +111,15 @@ fn half_precision_and_offloading_are_translated() {
         train(r#"{"fp16": {"enabled": true, "loss_scale": 128, "initial_scale_power": 16, "min_loss_scale": 1}}"#).loss_scaling;
     assert_eq!(fixed, LossScaling { initial: 128.0, minimum: 128.0, maximum: 128.0, ..LossScaling::default() });
     let third = train(
-        r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
-            "scheduler": {"params": {"warmup_type": "linear", "warmup_min_lr": 1e-6, "warmup_num_steps": 9}, "type": "WarmupLR"}}"#,
+        r#"{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/nvme"}, "offload_optimizer": {"device": "cpu"}},
+            "scheduler": {"params": {"warmup_type": "linear", "warmup_min_lr": 1e-6, "warmup_max_lr": 1e-3}, "type": "WarmupLR"},
+            "optimizer": {"params": {"lr": 5e-5}}}"#,
     );
     assert_eq!((third.offload, third.schedule), (Offload::Model, Schedule::WarmupLrLinear));
-    assert!((third.warmup_learning_rate - 1e-6).abs() < 1e-12 && third.warmup_steps == 9);
+    let is = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{found} instead of {expected}");
+    is(third.warmup_learning_rate, 1e-6);
+    is(third.learning_rate, 1e-3); // The optimizer's is written over.
+    assert_eq!(third.warmup_steps, 1000, "DeepSpeed's default");
 }
 
 #[test]

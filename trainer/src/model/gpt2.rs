@@ -67,9 +67,9 @@ impl Gpt2 {
         Self::with_masters(shape, parameters, device, Offload::None)
     }
 
-    /// As [`Gpt2::new`], with `away` from the device, from [`Gpt2::with_offload`] on: with `Optimizer` weights and gradients, which are in main memory then; the device has
-    /// a copy of the weights that products are computed with, sharing nothing, and the gradients of two blocks at a time. With `Model` it has two blocks of
-    /// that copy at a time.
+    /// As [`Gpt2::new`], with less on the device from [`Gpt2::with_offload`] on. `Optimizer`: weights and gradients are in main memory, and the device has a copy
+    /// of the weights for products, which shares nothing with them, and the gradients of two blocks at a time. `Model`: it has two blocks of that copy
+    /// at a time.
     pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, away: Offload) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
         let home = if away == Offload::None { device } else { Device::Cpu };
@@ -125,13 +125,11 @@ impl Gpt2 {
         if precision != Precision::Fp32 {
             self.kind = precision.kind();
         }
+        if self.is_apart() || precision != Precision::Fp32 {
+            self.working = self.parameters.for_products(self.kind, place, self.device, self.away)?;
+        }
         if self.away == Offload::Model {
-            self.working = self.parameters.copied_around_blocks(self.kind, self.device, place)?;
             self.stream = Some(Stream::new(&self.working, self.shape.layers, self.device));
-        } else if self.is_apart() {
-            self.working = self.parameters.copied(self.kind, self.device);
-        } else if precision != Precision::Fp32 {
-            self.working = self.parameters.rounded(self.kind, place)?;
         }
         self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
         self.gradients = Some(self.trained().zeros_in(place)?);

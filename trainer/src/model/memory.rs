@@ -211,7 +211,7 @@ fn of_threads(shape: &Shape, settings: &TrainSettings) -> u64 {
 
 /// Bytes of the weights for products on a device that has no masters: all, or what is no block's and two blocks'.
 fn weights_on_device(shape: &Shape, settings: &TrainSettings) -> u64 {
-    let blocks = if settings.offload == Offload::Model { 2.min(shape.layers) } else { shape.layers };
+    let blocks = if settings.offload == Offload::Model { 2 } else { shape.layers };
     bytes(settings.precision) * (shape.parameters() - in_blocks(shape) + in_blocks(shape) / shape.layers as u64 * blocks as u64)
 }
 

@@ -1,10 +1,12 @@
-//! Matrix products of bf16 numbers with the instruction of AVX-512 that multiplies pairs of them and adds both products to an `f32`, on processors that
-//! have it and no tiles ([`super::amx`]), as AMD's from Zen 4 on. In place as those of [`super::product`] and arranged as those of [`super::many`]: a copy of
+//! Matrix products of bf16 numbers with the instruction of AVX-512 that multiplies pairs of them and adds both products to an `f32`, on AMD's processors
+//! from Zen 4 on. Intel's that have it take as long for one as for four sums of products of `f32`: there they are multiplied as such, or on
+//! tiles ([`super::amx`]). In place as those of [`super::product`] and arranged as those of [`super::many`]: a copy of
 //! some rows of one factor, which strips of the other pass by. libtorch's products are as fast, but allocate a result that is then added
 //! in a pass of its own, rounded, and are not for a thread alone. Subnormal numbers are zero.
 
 use std::arch::x86_64::{
-    __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps, _mm512_storeu_ps,
+    __cpuid, __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_storeu_ps,
 };
 
 use super::amx;
@@ -26,14 +28,24 @@ const WAITING: usize = 1024;
 type Rows = [[f32; TILE.columns]; TILE.rows];
 
 pub fn is_available() -> bool {
-    has_avx512() && is_x86_feature_detected!("avx512bf16") && !amx::is_available()
+    has_instruction() && is_by(b"AuthenticAMD") && !amx::is_available()
+}
+
+fn has_instruction() -> bool {
+    has_avx512() && is_x86_feature_detected!("avx512bf16")
+}
+
+/// Whether the processor says that this is who made it.
+fn is_by(maker: &[u8; 12]) -> bool {
+    let said = __cpuid(0);
+    maker.as_chunks::<4>().0.iter().zip([said.ebx, said.edx, said.ecx]).all(|(letters, word)| *letters == word.to_le_bytes())
 }
 
 /// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is rounded once, and
 /// summed in one order, whatever the number of threads.
 ///
 /// # Panics
-/// Where [`is_available`] says no.
+/// Where the processor has no such instruction.
 pub fn multiply<E: Element>(
     left: Matrix<'_, Bf16>,
     right: Matrix<'_, Bf16>,
@@ -42,7 +54,7 @@ pub fn multiply<E: Element>(
     write: Write,
     workers: Workers,
 ) {
-    assert!(is_available(), "this processor does not multiply pairs");
+    assert!(has_instruction(), "this processor does not multiply pairs");
     let [depth, columns] = right.size;
     assert!(depth > 0, "a product of {:?} and {:?}", left.size, right.size);
     let most = if depth <= DEEP { columns } else { WAITING };
@@ -198,7 +210,7 @@ mod tests {
     /// Rests along each dimension, odd depths, and depths of several copies, with any number of threads.
     #[test]
     fn equals_the_definition_with_any_number_of_threads() {
-        if !is_available() {
+        if !has_instruction() {
             return;
         }
         let before = tch::get_num_threads();
@@ -229,7 +241,7 @@ mod tests {
     /// Sums that are rounded: their order must not depend on who makes which part. Terms and columns of several copies.
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
-        if !is_available() {
+        if !has_instruction() {
             return;
         }
         let [rows, depth, columns] = [70, 2100, 2200];

@@ -82,7 +82,16 @@ impl Parameter {
         self.tensor.dim() == 2 && self.is_in_block()
     }
 
-    /// See [`Parameters::rounded`].
+    /// Whether the one for products is on a device and shares nothing with this, where so much is `away` from the device.
+    fn is_copied(&self, away: Offload) -> bool {
+        match away {
+            Offload::None => false,
+            Offload::Optimizer => true,
+            Offload::Model => !self.is_in_block(),
+        }
+    }
+
+    /// In `kind` where it takes part in products, and in `place`; else the same, shared.
     fn rounded(&self, kind: Kind, place: &Place) -> Result<Tensor, Failure> {
         if !self.is_multiplied() {
             return Ok(self.tensor.shallow_clone());
@@ -93,7 +102,7 @@ impl Parameter {
         rounded
     }
 
-    /// See [`Parameters::copied`].
+    /// In `kind` where it takes part in products, on `device`.
     fn copied(&self, kind: Kind, device: Device) -> Tensor {
         let kind = if self.is_multiplied() { kind } else { self.tensor.kind() };
         self.tensor.to_device_(device, kind, false, true)
@@ -228,29 +237,17 @@ impl Parameters {
         self.map(|tensor| tensor.to_device(device).to_kind(kind))
     }
 
-    /// The same values with those that take part in matrix products rounded to `kind`, in `place`; the others are shared, not copied.
-    pub(super) fn rounded(&self, kind: Kind, place: &Place) -> Result<Self, Failure> {
-        self.try_map(|entry| entry.rounded(kind, place))
-    }
-
-    /// As [`Parameters::rounded`], on `device` and sharing nothing.
-    pub(super) fn copied(&self, kind: Kind, device: Device) -> Self {
-        self.try_map(|entry| Ok(entry.copied(kind, device))).expect("main memory and a device need no file")
-    }
-
-    /// As [`Parameters::copied`], but for the blocks, which are [`Parameters::rounded`].
-    pub(super) fn copied_around_blocks(&self, kind: Kind, device: Device, place: &Place) -> Result<Self, Failure> {
-        self.try_map(|entry| if entry.is_in_block() { entry.rounded(kind, place) } else { Ok(entry.copied(kind, device)) })
-    }
-
-    /// Takes over a change of `original`, the `index`-th of those that this was made of: by [`Parameters::rounded`] where nothing is `away`, else by
-    /// [`Parameters::copied`] or with `Model` by [`Parameters::copied_around_blocks`].
-    pub(super) fn round_again(&mut self, index: usize, original: &Tensor, away: Offload) {
-        let is_copied = match away {
-            Offload::None => false,
-            Offload::Optimizer => true,
-            Offload::Model => !self.entries[index].is_in_block(),
+    /// The same values, those that take part in matrix products rounded to `kind`: in `place` or, as far as `away` says it, on `device` and sharing nothing.
+    pub(super) fn for_products(&self, kind: Kind, place: &Place, device: Device, away: Offload) -> Result<Self, Failure> {
+        let change = |entry: &Parameter| {
+            if entry.is_copied(away) { Ok(entry.copied(kind, device)) } else { entry.rounded(kind, place) }
         };
+        self.try_map(change)
+    }
+
+    /// Takes over a change of `original`, the `index`-th of those that this was made of, [`Parameters::for_products`] with as much `away`.
+    pub(super) fn round_again(&mut self, index: usize, original: &Tensor, away: Offload) {
+        let is_copied = self.entries[index].is_copied(away);
         let tensor = &mut self.entries[index].tensor;
         if is_copied {
             // On the device it is rounded: the copy is made while the processor goes on.

@@ -25,7 +25,7 @@ impl Stream {
         Self { device, layers, places: [place(), place()], held: Cell::default(), last: Cell::default() }
     }
 
-    /// The weights of a block on the device, until the one after the next is asked for. Sends the next one on its way.
+    /// The weights of a block on the device, until another is asked for. Sends the next one on its way. After a whole pass none is: it turns to one that is there.
     pub fn block(&self, home: &Parameters, layer: usize) -> BlockTensors {
         self.send(home, layer);
         aten::await_arrival(self.device);

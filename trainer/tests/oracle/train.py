@@ -7,6 +7,7 @@ error; exit code 1 when one exceeds its bar.
 """
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -74,7 +75,7 @@ class Curve(NamedTuple):
 
 
 # Adafactor clips the biases of queries, keys and values by one root mean square, in which those of the keys count: rounding errors made as large as
-# the others, by the size of ours. Muon rounds to bf16 at every product, where gradients that differ in their last digits come to differ in the first. So
+# the others. (The second moments that both sides go by are those of our rounding errors.) Muon rounds to bf16 at every product, where gradients that differ in their last digits come to differ in the first. So
 # rounding errors grow from step to step, in transformers as here, and each step is compared by itself.
 ONE_AT_A_TIME = {"micro_batch": 1, "gradient_accumulation": MICRO_BATCH * ACCUMULATION}
 CURVES = {name: Curve(name) for name in SCHEDULES} | {
@@ -171,26 +172,18 @@ def records_of(output):
 
 
 def beginning(workspace, curve, dtype=torch.float64):
-    """The model and its optimizers before the first step."""
+    """The model, its optimizers and their schedules before the first step."""
     model = transformers.GPT2LMHeadModel.from_pretrained(workspace / curve.initial, attn_implementation="eager").to(dtype)
-    return model, curve.optimizers(model, peak=PEAK)
-
-
-def reference(workspace, tokens, curve):
-    model, optimizers = beginning(workspace, curve)
-    schedulers = [SCHEDULES[curve.schedule](optimizer) for optimizer in optimizers]
-    return list(steps_of(model, tokens, optimizers, schedulers)), model
+    optimizers = curve.optimizers(model, peak=PEAK)
+    return model, optimizers, [SCHEDULES[curve.schedule](optimizer) for optimizer in optimizers]
 
 
 def steps_of(model, tokens, optimizers, schedulers=()):
     """What the log of the same run would say, step by step."""
-    for step in range(STEPS):
-        yield one_step(model, tokens, optimizers, step)
-        for scheduler in schedulers:
-            scheduler.step()
+    return [one_step(model, tokens, optimizers, schedulers, step) for step in range(STEPS)]
 
 
-def one_step(model, tokens, optimizers, step):
+def one_step(model, tokens, optimizers, schedulers, step):
     """What the log says of it."""
     blocks = (len(tokens) - 1) // BLOCK
     batch = MICRO_BATCH * ACCUMULATION
@@ -201,11 +194,14 @@ def one_step(model, tokens, optimizers, step):
     model.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    rate = optimizers[0].param_groups[0]["lr"]
     # Muon's are the only ones.
     with products_in_bf16():
         for optimizer in optimizers:
             optimizer.step()
-    return {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": optimizers[0].param_groups[0]["lr"]}
+    for scheduler in schedulers:
+        scheduler.step()
+    return {"loss": loss.item(), "gradient_norm": norm.item(), "learning_rate": rate}
 
 
 def settled(tensor, name):
@@ -214,41 +210,44 @@ def settled(tensor, name):
 
 
 def worst(found, expected, key):
-    return max(abs(f[key] - e[key]) / max(abs(e[key]), 1e-30) for f, e in zip(found, expected, strict=True))
+    errors = [abs(f[key] - e[key]) / max(abs(e[key]), 1e-30) for f, e in zip(found, expected, strict=True)]
+    return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
 def compare(binary, workspace, tokens, name, report):
     found, checkpoint = ours(binary, workspace, name, CURVES[name])
-    expected, model = reference(workspace, tokens, CURVES[name])
+    check = step_by_step if CURVES[name].rounded else all_steps
+    expected = check(workspace, tokens, name, found, checkpoint, report)
     fell = expected[0]["loss"] - expected[-1]["loss"]
     clipped = sum(record["gradient_norm"] > CLIP for record in expected)
     print(f"       {name}: loss {expected[0]['loss']:.3f} → {expected[-1]['loss']:.3f}, {clipped} of {STEPS} steps clipped")
     assert fell > 0.5 and 0 < clipped, "the comparison needs a run that learns and is clipped"
     report.check(f"{name}: learning rate", worst(found, expected, "learning_rate"), RATE_BAR)
-    if CURVES[name].rounded:
-        return step_by_step(workspace, tokens, name, found, checkpoint.parent, report)
+    return checkpoint
+
+
+def all_steps(workspace, tokens, name, found, checkpoint, report):
+    """One run beside the other; what the log of the reference says."""
+    model, optimizers, schedulers = beginning(workspace, CURVES[name])
+    expected = steps_of(model, tokens, optimizers, schedulers)
     report.check(f"{name}: loss, worst of {STEPS} steps", worst(found, expected, "loss"), LOSS_BAR)
     report.check(f"{name}: gradient norm, worst of {STEPS} steps", worst(found, expected, "gradient_norm"), NORM_BAR)
     measured, which = max((error, which) for which, error in distances(load_file(checkpoint / "model.safetensors"), model).items())
     report.check(f"{name}: weights after the last step ({which})", measured, WEIGHTS_BAR)
-    return checkpoint
+    return expected
 
 
-def step_by_step(workspace, tokens, name, found, checkpoints, report):
-    """Each step from where ours stood before it; the last checkpoint."""
+def step_by_step(workspace, tokens, name, found, checkpoint, report):
+    """Each step from where ours stood before it; what the logs of such steps say."""
     curve, expected, exactly, roughly = CURVES[name], [], [], []
-    sides = [beginning(workspace, curve, dtype) for dtype in (torch.float64, torch.float32)]
-    for step, record in enumerate(found):
-        for model, optimizers in sides:
-            if step:
-                stand_at(checkpoint, model, optimizers, step)
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = record["learning_rate"]
-        said, _ = (one_step(model, tokens, optimizers, step) for model, optimizers in sides)
+    sides = exact, peer = [beginning(workspace, curve, dtype) for dtype in (torch.float64, torch.float32)]
+    for step in range(STEPS):
+        for model, optimizers, _ in sides if step else ():
+            stand_at(before, model, optimizers, step)
+        said, _ = (one_step(model, tokens, optimizers, schedulers, step) for model, optimizers, schedulers in sides)
         expected.append(said)
-        (exact, _), (peer, _) = sides
-        checkpoint = checkpoints / f"step-{step + 1:010}"
-        errors, peers = distances(load_file(checkpoint / "model.safetensors"), exact), distances(dict(peer.named_parameters()), exact)
+        before = checkpoint.parent / f"step-{step + 1:010}"
+        errors, peers = distances(load_file(before / "model.safetensors"), exact[0]), distances(dict(peer[0].named_parameters()), exact[0])
         exactly += [(error, which) for which, error in errors.items() if not re.search(curve.rounded, which)]
         roughly += [(errors[which], peers[which]) for which in errors if re.search(curve.rounded, which)]
     alone = f"each of {STEPS} steps by itself"
@@ -257,7 +256,7 @@ def step_by_step(workspace, tokens, name, found, checkpoints, report):
     report.check(f"{name}: weights, {alone} ({max(exactly)[1]})", max(exactly)[0], STEP_BAR)
     ours, peers = (sum(side) / len(roughly) for side in zip(*roughly, strict=True))
     report.check(f"{name}: weights that rounding errors are made large in, {alone}", ours, curve.peer * peers)
-    return checkpoint
+    return expected
 
 
 def stand_at(checkpoint, model, optimizers, step):
