@@ -53,8 +53,8 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["update_freq"], meaning: Whole("train.gradient_accumulation") },
     Flag { names: &["tokens_per_sample"], meaning: Whole("train.block_size") },
     Flag { names: &["sample_break_mode"], meaning: Choice(&[("none", &[])]) },
-    Flag { names: &["max_update"], meaning: Whole("train.steps") },
-    Flag { names: &["max_epoch"], meaning: Number("train.epochs") },
+    Flag { names: &["max_update"], meaning: Special(max_update) },
+    Flag { names: &["max_epoch"], meaning: Special(max_epoch) },
     Flag { names: &["optimizer"], meaning: Choice(&[("adam", &[])]) },
     Flag { names: &["adam_betas"], meaning: Special(betas) },
     Flag { names: &["adam_eps"], meaning: Number("train.epsilon") },
@@ -139,6 +139,17 @@ fn patience(job: &mut Job, value: &str) -> Result<(), String> {
         job.set("train.early_stopping_patience", evaluations);
         job.note("--patience", "a run that stops early ends with the weights of its best evaluation");
     }
+    Ok(())
+}
+
+/// 0 stands for no end, here and below.
+fn max_update(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set_if_positive("train.steps", super::whole(value)?);
+    Ok(())
+}
+
+fn max_epoch(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set_if_positive("train.epochs", super::number(value)?);
     Ok(())
 }
 

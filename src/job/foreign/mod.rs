@@ -138,6 +138,15 @@ impl Job {
         self.values.insert(key.to_owned(), value.into());
     }
 
+    /// Whatever was said before, 0 and less stand for nothing at all.
+    fn set_if_positive<N: PartialOrd + Default + Into<Value>>(&mut self, key: &str, number: N) {
+        if number > N::default() {
+            self.set(key, number);
+        } else {
+            self.values.remove(key);
+        }
+    }
+
     fn note(&mut self, flag: &str, reason: &str) {
         self.notes.push(format!("{flag}: {reason}"));
     }

@@ -171,6 +171,14 @@ const FAIRSEQ: &str = "fairseq-train --task language_modeling data-bin/openwebte
     --save-dir out --criterion cross_entropy --share-decoder-input-output-embed --dropout 0.1 --arch transformer_lm_gpt --no-epoch-checkpoints --checkpoint-activations";
 
 #[test]
+fn a_run_of_fairseq_without_a_last_update_ends_by_epochs() {
+    let by_epochs = FAIRSEQ.replace("--max-update 100000", "--max-update 0 --max-epoch 2").replace("--lr-period-updates 99000", "");
+    let train = job(&by_epochs).train;
+    assert_eq!((train.steps, train.epochs), (None, Some(2.0)));
+    assert_eq!(job(&format!("{FAIRSEQ} --max-epoch 0")).train, job(FAIRSEQ).train);
+}
+
+#[test]
 fn fairseq_train_becomes_a_job() {
     let job = job(FAIRSEQ);
     let expected = "weight_decay = 0.1\nweight_decay_on = \"all\"\nsteps = 100000\nmicro_batch = 8\ngradient_accumulation = 8\n\
@@ -222,6 +230,7 @@ fn flags_mean_the_same_in_any_order() {
         assert_eq!(train(flags), train(turned));
     }
     assert_eq!((train("--max_steps 100 --num_train_epochs 3").steps, train("--max_steps -1").steps), (Some(100), None));
+    assert_eq!(train("--max_steps 100 --max_steps -1").steps, None, "the last one counts");
 }
 
 #[test]
@@ -229,6 +238,7 @@ fn evaluations_on_the_way_are_those_of_the_program() {
     let every = |flags: &str| job(&format!("{SMALL} {flags}")).train.eval_every;
     assert_eq!(every("--eval_strategy steps"), 500, "as often as it logs");
     assert_eq!(every("--evaluate_during_training --logging_steps 7"), 7);
+    assert_eq!(every("--eval_strategy steps --logging_steps 7 --eval_steps 0"), 7);
     assert_eq!(
         (every("--eval_strategy steps --eval_steps 9"), every("--eval_strategy no --eval_steps 9"), every("--eval_steps 9")),
         (9, 0, 0)

@@ -138,7 +138,7 @@ const FLAGS: &[Flag] = &[
     Flag { names: &["logging_steps"], meaning: Whole("train.log_every") },
     Flag { names: &["save_steps"], meaning: Whole("train.checkpoint_every") },
     Flag { names: &["save_total_limit"], meaning: Special(super::keep) },
-    Flag { names: &["eval_steps"], meaning: Whole(EVAL_EVERY) },
+    Flag { names: &["eval_steps"], meaning: Special(eval_steps) },
     Flag {
         names: &["evaluation_strategy", "eval_strategy"],
         meaning: Choice(&[("steps", &[(STRATEGY, W("steps"))]), ("no", &[(STRATEGY, W("no"))])]),
@@ -231,11 +231,15 @@ fn block_size(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// `-1` leaves it to the epochs.
 fn max_steps(job: &mut Job, value: &str) -> Result<(), String> {
-    let steps = super::whole(value)?;
-    if steps > 0 {
-        job.set(STEPS, steps);
-    }
+    job.set_if_positive(STEPS, super::whole(value)?);
+    Ok(())
+}
+
+/// `0` leaves it to `--logging_steps`.
+fn eval_steps(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set_if_positive(EVAL_EVERY, super::whole(value)?);
     Ok(())
 }
 
