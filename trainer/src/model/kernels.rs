@@ -5,7 +5,6 @@ use std::cell::Cell;
 
 use tch::Kind;
 
-use super::{amx, product};
 use crate::config::Engine;
 
 thread_local! {
@@ -25,13 +24,12 @@ pub(crate) fn are_own() -> bool {
     ENGINE.get() == Engine::Own
 }
 
-/// Whether libtorch's products of `kind` take no longer on this processor than those of the same numbers in `f32`. Where oneDNN has none for 16 bits
-/// they are plain loops, with which a step of GPT-2 small takes minutes: before AVX-512, for fp16 before its extension for it. For bf16 it takes
-/// twice as long as for `f32` where the processor has neither tiles nor a fast instruction for pairs.
-pub(crate) fn has_fast_products(kind: Kind) -> bool {
+/// Whether libtorch's products of `kind` are oneDNN's on this processor. Those of 16-bit numbers are plain loops where oneDNN has none: before
+/// AVX-512, for fp16 before its extension for it. A step of GPT-2 small takes minutes with them.
+pub(crate) fn has_onednn_products(kind: Kind) -> bool {
     match kind {
         #[cfg(target_arch = "x86_64")]
-        Kind::BFloat16 => amx::is_available() || product::are_pairs_multiplied(),
+        Kind::BFloat16 => crate::vectorise::has_avx512(),
         #[cfg(target_arch = "x86_64")]
         Kind::Half => is_x86_feature_detected!("avx512fp16"),
         _ => true,

@@ -212,7 +212,8 @@ impl Factor for f32 {
 
 impl Factor for Bf16 {
     fn is_multiplied() -> bool {
-        amx::is_available() || are_pairs_multiplied() || !kernels::has_fast_products(Self::KIND)
+        // oneDNN's are slower than those through `f32` where the processor has neither tiles nor a fast instruction for pairs.
+        cfg!(target_arch = "x86_64") || !kernels::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -226,7 +227,7 @@ impl Factor for Bf16 {
 
 impl Factor for F16 {
     fn is_multiplied() -> bool {
-        !kernels::has_fast_products(Self::KIND)
+        !kernels::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {

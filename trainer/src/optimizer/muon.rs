@@ -61,8 +61,8 @@ fn orthogonal(matrix: &Tensor) -> Tensor {
     let turned = |x: Tensor| if tall { x.tr() } else { x };
     let [a, b, c] = COEFFICIENTS;
     let x = turned(matrix.to_kind(Kind::BFloat16));
-    // Where products in bf16 would take longer they are made in `f32`, from the same numbers.
-    let is_fast = x.device().is_cuda() || kernels::has_fast_products(Kind::BFloat16);
+    // Where products in bf16 would be plain loops they are made in `f32`, from the same numbers.
+    let is_fast = x.device().is_cuda() || kernels::has_onednn_products(Kind::BFloat16);
     let mut x = (&x / x.norm().clamp_min(EPSILON)).to_kind(if is_fast { Kind::BFloat16 } else { Kind::Float });
     for _ in 0..ITERATIONS {
         let gram = rounded(&x.matmul(&x.tr()));
