@@ -115,6 +115,10 @@ fn settle(job: &mut Job, config: &Value) {
         job.set("train.learning_rate", peak);
     }
     if config.pointer("/scheduler/params/warmup_num_steps").is_none() {
+        if job.number("train.steps").is_some_and(|steps| steps < 1000.0) {
+            let problem = "without warmup_num_steps DeepSpeed takes 1000, more than the run has; give it";
+            job.problems.push(format!("ds_config scheduler.params: {problem}"));
+        }
         job.set("train.warmup_steps", 1000);
         job.note("ds_config scheduler.params", "without warmup_num_steps DeepSpeed takes 1000");
     }

@@ -120,6 +120,8 @@ fn half_precision_and_offloading_are_translated() {
     is(third.warmup_learning_rate, 1e-6);
     is(third.learning_rate, 1e-3); // The optimizer's is written over.
     assert_eq!(third.warmup_steps, 1000, "DeepSpeed's default");
+    let short = translate(&format!("{CLM} --max_steps 50"), &|_| Ok(r#"{"scheduler": {"type": "WarmupLR"}}"#.to_owned()));
+    assert!(short.expect_err("a problem").what.contains("without warmup_num_steps DeepSpeed takes 1000, more than the run has"));
 }
 
 #[test]
