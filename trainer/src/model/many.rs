@@ -131,7 +131,8 @@ unsafe fn multiply_part<R: Register, const ROWS: usize, const COLUMNS: usize>(
 ) {
     let ([rows, depth], columns) = (left.size, right.size[1]);
     let block = DEPTH.min(depth);
-    let (mut lefts, mut strip) = (vec![0.0; rows.next_multiple_of(ROWS) * block], vec![0.0; block * COLUMNS]);
+    let (mut lefts, mut strip) = (vec![0.0; rows.next_multiple_of(ROWS) * block], Vec::new());
+    let strip = aligned(&mut strip, block * COLUMNS);
     for k in (0..depth).step_by(DEPTH) {
         let block = DEPTH.min(depth - k);
         for (row, panel) in (0..rows).step_by(ROWS).zip(lefts.chunks_mut(block * ROWS)) {
@@ -140,20 +141,29 @@ unsafe fn multiply_part<R: Register, const ROWS: usize, const COLUMNS: usize>(
         let write = if k == 0 { write } else { Write::Onto };
         for column in (0..columns).step_by(COLUMNS) {
             let width = COLUMNS.min(columns - column);
-            pack::<COLUMNS>(right.part([k, column], [block, width]), &mut strip);
+            pack::<COLUMNS>(right.part([k, column], [block, width]), strip);
             let next = column + width;
             let ahead = (next < columns).then(|| right.part([k, next], [block, COLUMNS.min(columns - next)]));
             for (row, panel) in (0..rows).step_by(ROWS).zip(lefts.chunks(block * ROWS)) {
-                if let Some(ahead) = ahead {
-                    ask_for(ahead, row / ROWS, rows.div_ceil(ROWS));
-                }
+                let ask = |share: usize| {
+                    if let Some(ahead) = ahead {
+                        ask_for(ahead, row + share, rows.next_multiple_of(ROWS));
+                    }
+                };
                 let place = Place { first: place.first.wrapping_add(row * place.pitch + column), ..place };
                 let size = [ROWS.min(rows - row), width];
                 // SAFETY: this many rows and columns of the place are left.
-                unsafe { multiply_tile::<R, ROWS, COLUMNS>(panel, &strip[..block * COLUMNS], place, size, write) }
+                unsafe { multiply_tile::<R, ROWS, COLUMNS>(panel, &strip[..block * COLUMNS], place, size, write, ask) }
             }
         }
     }
+}
+
+/// So many zeros from the beginning of a line on: registers are loaded from one line each.
+pub(super) fn aligned<E: Copy + Default>(memory: &mut Vec<E>, count: usize) -> &mut [E] {
+    memory.resize(count + LINE / size_of::<E>(), E::default());
+    let first = memory.as_ptr().align_offset(LINE);
+    &mut memory[first..][..count]
 }
 
 /// `[depth, width]` as rows of `WIDTH` numbers, zeros after those that there are.
@@ -214,17 +224,21 @@ pub(super) unsafe fn transpose(rows: [*const f32; FOUR], places: [*mut f32; FOUR
 }
 
 /// Asks memory for one of `count` shares of what is copied next.
+#[expect(clippy::inline_always, reason = "a call would put the sums that are in registers into memory")]
+#[inline(always)]
 pub(super) fn ask_for<E: Copy>(next: Matrix<'_, E>, share: usize, count: usize) {
     let turned = if next.steps[1] == 1 { next } else { next.t() };
-    for row in (share..turned.size[0]).step_by(count) {
-        for column in (0..turned.size[1]).step_by(LINE / size_of::<E>()) {
-            // SAFETY: nothing is read from the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(turned.values.as_ptr().wrapping_add(row * turned.steps[0] + column).cast()) }
-        }
+    let lines = turned.size[1].div_ceil(LINE / size_of::<E>());
+    for line in (share..turned.size[0] * lines).step_by(count) {
+        let place = line / lines * turned.steps[0] + line % lines * (LINE / size_of::<E>());
+        // SAFETY: nothing is read from the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(turned.values.as_ptr().wrapping_add(place).cast()) }
     }
 }
 
-/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says.
+/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says. What is needed next, of
+/// the place and whatever `ask` asks for, is asked for over the whole sum: a core waits for some dozen lines at a time, and many at once would
+/// keep the factors waiting behind them.
 ///
 /// # Safety
 /// The processor has the register, of which `COLUMNS` are two; the place has these rows and columns.
@@ -236,22 +250,25 @@ unsafe fn multiply_tile<R: Register, const ROWS: usize, const COLUMNS: usize>(
     place: Place<f32>,
     [rows, columns]: [usize; 2],
     write: Write,
+    ask: impl Fn(usize),
 ) {
     let whole = [rows, columns] == [ROWS, COLUMNS];
     // SAFETY: a chunk has two registers' numbers; the caller promised the rows and columns, and those of `edge` are its own.
     unsafe {
-        if whole {
-            for row in 0..ROWS {
-                _mm_prefetch::<_MM_HINT_T0>(place.first.wrapping_add(row * place.pitch).cast());
-            }
-        }
         let mut sums = [[R::zero(); 2]; ROWS];
-        for (factors, right) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
-            let right = [R::load(right.as_ptr()), R::load(right.as_ptr().add(R::LANES))];
-            for (factor, sums) in factors.iter().zip(&mut sums) {
-                let factor = R::all(*factor);
-                for (sum, right) in sums.iter_mut().zip(right) {
-                    *sum = factor.multiply_add(right, *sum);
+        let share = (left.len() / ROWS).div_ceil(ROWS);
+        for (row, (left, right)) in left.chunks(share * ROWS).zip(right.chunks(share * COLUMNS)).enumerate() {
+            ask(row);
+            for column in (0..COLUMNS).step_by(LINE / size_of::<f32>()).take_while(|_| row < rows) {
+                _mm_prefetch::<_MM_HINT_T0>(place.first.wrapping_add(row * place.pitch + column).cast());
+            }
+            for (factors, right) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLUMNS>().0) {
+                let right = [R::load(right.as_ptr()), R::load(right.as_ptr().add(R::LANES))];
+                for (factor, sums) in factors.iter().zip(&mut sums) {
+                    let factor = R::all(*factor);
+                    for (sum, right) in sums.iter_mut().zip(right) {
+                        *sum = factor.multiply_add(right, *sum);
+                    }
                 }
             }
         }

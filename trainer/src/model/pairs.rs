@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 };
 
 use super::amx;
-use super::many::{FOUR, Place, Tile, ask_for, in_parts, transpose};
+use super::many::{FOUR, Place, Tile, aligned, ask_for, in_parts, transpose};
 use super::product::{DEPTH, Matrix, Workers, Write};
 use crate::simd::{Bf16, Element};
 use crate::vectorise::has_avx512;
@@ -74,7 +74,8 @@ unsafe fn multiply_part<E: Element>(left: Matrix<'_, Bf16>, right: Matrix<'_, Bf
     let ([rows, depth], columns) = (left.size, right.size[1]);
     let tiles = rows.div_ceil(TILE.rows);
     let mut lefts = vec![0; tiles * TILE.rows * DEEP.min(depth).div_ceil(2)];
-    let mut strip = vec![0; TILE.columns * DEPTH.min(depth).div_ceil(2)];
+    let mut strip = Vec::new();
+    let strip = aligned(&mut strip, TILE.columns * DEPTH.min(depth).div_ceil(2));
     // Of one strip, which is done with once all its terms have a copy, or of all.
     let strips = if depth <= DEEP { 1 } else { columns.div_ceil(TILE.columns) };
     let mut sums = vec![Rows::default(); strips * tiles];
@@ -87,7 +88,7 @@ unsafe fn multiply_part<E: Element>(left: Matrix<'_, Bf16>, right: Matrix<'_, Bf
             let mut panels = lefts.as_slice();
             for from in deep.clone().step_by(DEPTH) {
                 let block = DEPTH.min(deep.end - from);
-                pack::<{ TILE.columns }>(right.part([from, column], [block, width]), &mut strip);
+                pack::<{ TILE.columns }>(right.part([from, column], [block, width]), strip);
                 let next = if from + block < deep.end { [from + block, column] } else { [k, column + width] };
                 let ahead = (next[1] < columns)
                     .then(|| right.part(next, [DEPTH.min(deep.end - next[0]), TILE.columns.min(columns - next[1])]));
