@@ -1,4 +1,4 @@
-//! Matrix products of `f32` with AVX-512 and AVX2. Some hundred rows of one factor, as many terms of each as are summed at once, are copied
+//! Matrix products in `f32` with AVX-512 and AVX2, of numbers that become `f32` where they are copied. Some hundred rows of one factor, as many terms of each as are summed at once, are copied
 //! so that they stay in a core's second cache; one strip of the other factor after the other passes by them, copied into the first cache, and
 //! what comes next is asked for meanwhile (Goto, van de Geijn: "Anatomy of High-Performance Matrix Multiplication", 2008). Each element is
 //! summed in one order, whatever the number of threads.
@@ -11,6 +11,7 @@ use std::arch::x86_64::{
 use super::few_kernels::Register;
 use super::product::{DEPTH, Matrix, Workers, Write, fits};
 use crate::parallel::{self, threads};
+use crate::simd::Element;
 
 /// Bytes that come from memory together.
 const LINE: usize = 64;
@@ -21,10 +22,10 @@ pub(super) const FOUR: usize = 4;
 
 /// What is special to one kind of register. A tile has two of them in each row: with AVX-512 sixteen of thirty-two registers hold its sums, with
 /// AVX2 twelve of sixteen.
-struct Kind {
+struct Kind<I: Copy> {
     is_available: fn() -> bool,
     tile: Tile,
-    multiply: unsafe fn(Matrix<'_>, Matrix<'_>, Place<f32>, Write),
+    multiply: unsafe fn(Matrix<'_, I>, Matrix<'_, I>, Place<f32>, Write),
 }
 
 /// Rows and columns that a kernel sums in registers.
@@ -36,33 +37,30 @@ pub(super) struct Tile {
     pub block: usize,
 }
 
-const KINDS: [Kind; 2] = [
-    Kind {
-        is_available: <__m512 as Register>::is_available,
-        tile: Tile { rows: 8, columns: <__m512 as Register>::TILE, block: 512 },
-        multiply: wide,
-    },
-    Kind {
-        is_available: <__m256 as Register>::is_available,
-        tile: Tile { rows: 6, columns: <__m256 as Register>::TILE, block: 192 },
-        multiply: narrow,
-    },
-];
+const WIDE: Tile = Tile { rows: 8, columns: <__m512 as Register>::TILE, block: 512 };
+const NARROW: Tile = Tile { rows: 6, columns: <__m256 as Register>::TILE, block: 192 };
+
+fn kinds<I: Element>() -> [Kind<I>; 2] {
+    [
+        Kind { is_available: <__m512 as Register>::is_available, tile: WIDE, multiply: wide },
+        Kind { is_available: <__m256 as Register>::is_available, tile: NARROW, multiply: narrow },
+    ]
+}
 
 /// # Safety
 /// As for [`multiply_part`].
-#[target_feature(enable = "avx512f")]
-unsafe fn wide(left: Matrix<'_>, right: Matrix<'_>, place: Place<f32>, write: Write) {
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn wide<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, place: Place<f32>, write: Write) {
     // SAFETY: the caller promised what is asked for.
-    unsafe { multiply_part::<__m512, { KINDS[0].tile.rows }, { KINDS[0].tile.columns }>(left, right, place, write) }
+    unsafe { multiply_part::<I, __m512, { WIDE.rows }, { WIDE.columns }>(left, right, place, write) }
 }
 
 /// # Safety
 /// As for [`multiply_part`].
 #[target_feature(enable = "avx2,fma")]
-unsafe fn narrow(left: Matrix<'_>, right: Matrix<'_>, place: Place<f32>, write: Write) {
+unsafe fn narrow<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, place: Place<f32>, write: Write) {
     // SAFETY: as above.
-    unsafe { multiply_part::<__m256, { KINDS[1].tile.rows }, { KINDS[1].tile.columns }>(left, right, place, write) }
+    unsafe { multiply_part::<I, __m256, { NARROW.rows }, { NARROW.columns }>(left, right, place, write) }
 }
 
 /// A result, or some of its rows and columns: threads write different ones of the same rows.
@@ -76,13 +74,27 @@ pub(super) struct Place<E> {
 unsafe impl<E: Send> Send for Place<E> {}
 
 /// `left [M, K] · right [K, N]` into `result`, `[M, N]` with rows `pitch` apart. False: this is a case for another product, and nothing was done.
-pub fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write, workers: Workers) -> bool {
+pub fn multiply<I: Element>(
+    left: Matrix<'_, I>,
+    right: Matrix<'_, I>,
+    result: &mut [f32],
+    pitch: usize,
+    write: Write,
+    workers: Workers,
+) -> bool {
     let serves = |tile: Tile| left.size[0] >= tile.rows && right.size[1] >= tile.columns && left.size[1] > 0;
-    let kind = KINDS.iter().find(|kind| (kind.is_available)()).filter(|kind| serves(kind.tile));
-    kind.inspect(|kind| multiply_with(kind, left, right, (result, pitch), write, workers)).is_some()
+    let kind = kinds().into_iter().find(|kind| (kind.is_available)()).filter(|kind| serves(kind.tile));
+    kind.map(|kind| multiply_with(&kind, left, right, (result, pitch), write, workers)).is_some()
 }
 
-fn multiply_with(kind: &Kind, left: Matrix<'_>, right: Matrix<'_>, result: (&mut [f32], usize), write: Write, workers: Workers) {
+fn multiply_with<I: Element>(
+    kind: &Kind<I>,
+    left: Matrix<'_, I>,
+    right: Matrix<'_, I>,
+    result: (&mut [f32], usize),
+    write: Write,
+    workers: Workers,
+) {
     // SAFETY: the processor has the registers; the parts are apart and inside the result.
     in_parts(kind.tile, left, right, result, workers, |left, right, place| unsafe { (kind.multiply)(left, right, place, write) });
 }
@@ -123,9 +135,9 @@ pub(super) fn in_parts<I: Copy + Sync, E: Send>(
 /// The processor has the register, of which `COLUMNS` are two; `place` is `[M, N]`, this thread's alone.
 #[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into what names its features")]
 #[inline(always)]
-unsafe fn multiply_part<R: Register, const ROWS: usize, const COLUMNS: usize>(
-    left: Matrix<'_>,
-    right: Matrix<'_>,
+unsafe fn multiply_part<I: Element, R: Register, const ROWS: usize, const COLUMNS: usize>(
+    left: Matrix<'_, I>,
+    right: Matrix<'_, I>,
     place: Place<f32>,
     write: Write,
 ) {
@@ -136,12 +148,12 @@ unsafe fn multiply_part<R: Register, const ROWS: usize, const COLUMNS: usize>(
     for k in (0..depth).step_by(DEPTH) {
         let block = DEPTH.min(depth - k);
         for (row, panel) in (0..rows).step_by(ROWS).zip(lefts.chunks_mut(block * ROWS)) {
-            pack::<ROWS>(left.part([row, k], [ROWS.min(rows - row), block]).t(), panel);
+            pack::<I, ROWS>(left.part([row, k], [ROWS.min(rows - row), block]).t(), panel);
         }
         let write = if k == 0 { write } else { Write::Onto };
         for column in (0..columns).step_by(COLUMNS) {
             let width = COLUMNS.min(columns - column);
-            pack::<COLUMNS>(right.part([k, column], [block, width]), strip);
+            pack::<I, COLUMNS>(right.part([k, column], [block, width]), strip);
             let next = column + width;
             let ahead = (next < columns).then(|| right.part([k, next], [block, COLUMNS.min(columns - next)]));
             for (row, panel) in (0..rows).step_by(ROWS).zip(lefts.chunks(block * ROWS)) {
@@ -167,7 +179,9 @@ pub(super) fn aligned<E: Copy + Default>(memory: &mut Vec<E>, count: usize) -> &
 }
 
 /// `[depth, width]` as rows of `WIDTH` numbers, zeros after those that there are.
-fn pack<const WIDTH: usize>(matrix: Matrix<'_>, packed: &mut [f32]) {
+#[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into what names its features")]
+#[inline(always)]
+fn pack<I: Element, const WIDTH: usize>(matrix: Matrix<'_, I>, packed: &mut [f32]) {
     let ([depth, width], [down, across]) = (matrix.size, matrix.steps);
     let (packed, _) = packed[..depth * WIDTH].as_chunks_mut::<WIDTH>();
     if width < WIDTH {
@@ -176,7 +190,10 @@ fn pack<const WIDTH: usize>(matrix: Matrix<'_>, packed: &mut [f32]) {
     if across == 1 {
         for (k, packed) in packed.iter_mut().enumerate() {
             let from = &matrix.values[k * down..][..width];
-            if width == WIDTH { packed.copy_from_slice(from) } else { packed[..width].copy_from_slice(from) }
+            match <&[I; WIDTH]>::try_from(from) {
+                Ok(from) => *packed = from.map(I::get),
+                Err(_) => packed.iter_mut().zip(from).for_each(|(packed, value)| *packed = value.get()),
+            }
         }
         return;
     }
@@ -185,17 +202,17 @@ fn pack<const WIDTH: usize>(matrix: Matrix<'_>, packed: &mut [f32]) {
     for column in (0..width).step_by(FOUR).take_while(|_| whole > 0) {
         // The last ones may have been among those before: they are the same again.
         let column = column.min(width - FOUR);
-        let rows = [0, 1, 2, 3].map(|row| &matrix.values[(column + row) * across..][..whole]);
+        let rows = [0, 1, 2, 3].map(|row| matrix.values[(column + row) * across..][..whole].as_chunks::<FOUR>().0);
         for (block, packed) in packed.as_chunks_mut::<FOUR>().0.iter_mut().enumerate() {
-            let block = rows.map(|row| row[block * FOUR..][..FOUR].as_ptr());
+            let block = rows.map(|row| row[block].map(I::get));
             let places = packed.each_mut().map(|row| row[column..column + FOUR].as_mut_ptr());
             // SAFETY: that many numbers lie there, and there is room for as many.
-            unsafe { transpose(block, places) }
+            unsafe { transpose(block.each_ref().map(|row| row.as_ptr()), places) }
         }
     }
     for (column, from) in (0..width).map(|column| (column, &matrix.values[column * across..][whole..depth])) {
         for (packed, value) in packed[whole..].iter_mut().zip(from) {
-            packed[column] = *value;
+            packed[column] = value.get();
         }
     }
 }
@@ -307,6 +324,17 @@ unsafe fn keep<R: Register, const ROWS: usize>(sums: &[[R; 2]; ROWS], place: Pla
 mod tests {
     use super::super::product::tests::equals_the_definition;
     use super::*;
+    use crate::simd::{Bf16, F16};
+
+    fn equals_the_definition_with_every_kind<I: Element>() {
+        for kind in kinds::<I>().iter().filter(|kind| (kind.is_available)()) {
+            for size in [[200, 267, 140], [610, 40, 57], [40, 13, 610], [193, 8, 270], [6, 300, 16], [3, 1, 5]] {
+                equals_the_definition::<I, f32>(size, |left, right, result, pitch, write| {
+                    multiply_with(kind, left, right, (result, pitch), write, Workers::All);
+                });
+            }
+        }
+    }
 
     /// Sizes of which one thread and three make different parts, with rests along each dimension.
     #[test]
@@ -314,13 +342,9 @@ mod tests {
         let before = tch::get_num_threads();
         for threads in [1, 3] {
             tch::set_num_threads(threads);
-            for kind in KINDS.iter().filter(|kind| (kind.is_available)()) {
-                for size in [[200, 267, 140], [610, 40, 57], [40, 13, 610], [193, 8, 270], [6, 300, 16], [3, 1, 5]] {
-                    equals_the_definition::<f32, f32>(size, |left, right, result, pitch, write| {
-                        multiply_with(kind, left, right, (result, pitch), write, Workers::All);
-                    });
-                }
-            }
+            equals_the_definition_with_every_kind::<f32>();
+            equals_the_definition_with_every_kind::<Bf16>();
+            equals_the_definition_with_every_kind::<F16>();
         }
         tch::set_num_threads(before);
     }

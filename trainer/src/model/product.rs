@@ -147,11 +147,19 @@ pub(super) fn multiply_plainly(
     }
 }
 
-/// Rows, columns and terms of which [`multiply_widened`] holds copies at once: three of them fit into a shared cache.
+/// Rows, columns and terms of which [`multiply_widened`] holds sums or copies at once: three of them fit into a shared cache.
 const WIDENED: usize = 1024;
 
-/// The same for numbers of 16 bits that the processor does not multiply itself: copies in `f32`, a piece at a time, are multiplied in their
-/// place, and the result is rounded once.
+/// The same for numbers of 16 bits that the processor does not multiply itself, into `f32`.
+fn multiply_widened_to_f32<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, result: &mut [f32], pitch: usize, write: Write) {
+    #[cfg(target_arch = "x86_64")]
+    if many::multiply(left, right, result, pitch, write, Workers::All) {
+        return;
+    }
+    multiply_widened(left, right, result, pitch, write);
+}
+
+/// The same a piece at a time, each element of which is rounded once.
 fn multiply_widened<I: Element, E: Element>(
     left: Matrix<'_, I>,
     right: Matrix<'_, I>,
@@ -161,16 +169,10 @@ fn multiply_widened<I: Element, E: Element>(
 ) {
     let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
     assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
-    let (mut left_copy, mut right_copy, mut sums) = (Vec::new(), Vec::new(), Vec::new());
-    let pieces = |size: usize| (0..size).step_by(WIDENED).map(move |first| (first, WIDENED.min(size - first)));
+    let (mut copies, mut sums) = (Default::default(), Vec::new());
     for ((row, rows), (column, columns)) in pieces(rows).flat_map(|row| pieces(columns).map(move |column| (row, column))) {
-        sums.clear();
         sums.resize(rows * columns, 0.0);
-        for (k, depth) in pieces(depth) {
-            let left = left.part([row, k], [rows, depth]).widened(&mut left_copy);
-            let right = right.part([k, column], [depth, columns]).widened(&mut right_copy);
-            multiply_plainly(left, right, &mut sums, columns, if k == 0 { Write::Over } else { Write::Onto }, Workers::All);
-        }
+        sum_widened(left.part([row, 0], [rows, depth]), right.part([0, column], [depth, columns]), &mut sums, &mut copies);
         let places = sums.chunks_mut(columns).zip(result[row * pitch..].chunks_mut(pitch));
         parallel::run(places.collect(), |(sums, place): (&mut [f32], &mut [E])| {
             let place = &mut place[column..column + columns];
@@ -179,6 +181,26 @@ fn multiply_widened<I: Element, E: Element>(
             }
             store(sums, place);
         });
+    }
+}
+
+fn pieces(size: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..size).step_by(WIDENED).map(move |first| (first, WIDENED.min(size - first)))
+}
+
+/// One piece into `sums`, of `copies` of its factors where no kernel reads them itself.
+fn sum_widened<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, sums: &mut [f32], copies: &mut [Vec<f32>; 2]) {
+    let ([rows, depth], columns) = (left.size, right.size[1]);
+    #[cfg(target_arch = "x86_64")]
+    if many::multiply(left, right, sums, columns, Write::Over, Workers::All) {
+        return;
+    }
+    sums.fill(0.0);
+    let [left_copy, right_copy] = copies;
+    for (k, depth) in pieces(depth) {
+        let left = left.part([0, k], [rows, depth]).widened(left_copy);
+        let right = right.part([k, 0], [depth, columns]).widened(right_copy);
+        multiply_plainly(left, right, sums, columns, Write::Onto, Workers::All);
     }
 }
 
@@ -217,11 +239,15 @@ impl Factor for Bf16 {
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
-        multiply_bf16(left, right, result, pitch, write);
+        if !multiply_bf16(left, right, result, pitch, write) {
+            multiply_widened(left, right, result, pitch, write);
+        }
     }
 
     fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write) {
-        multiply_bf16(left, right, result, pitch, write);
+        if !multiply_bf16(left, right, result, pitch, write) {
+            multiply_widened_to_f32(left, right, result, pitch, write);
+        }
     }
 }
 
@@ -235,18 +261,27 @@ impl Factor for F16 {
     }
 
     fn multiply_to_f32(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [f32], pitch: usize, write: Write) {
-        multiply_widened(left, right, result, pitch, write);
+        multiply_widened_to_f32(left, right, result, pitch, write);
     }
 }
 
-fn multiply_bf16<E: Element>(left: Matrix<'_, Bf16>, right: Matrix<'_, Bf16>, result: &mut [E], pitch: usize, write: Write) {
+/// With the processor's tiles or pairs of bf16 numbers. False: it has neither, and nothing was done.
+fn multiply_bf16<E: Element>(
+    left: Matrix<'_, Bf16>,
+    right: Matrix<'_, Bf16>,
+    result: &mut [E],
+    pitch: usize,
+    write: Write,
+) -> bool {
     if amx::is_available() {
         amx::multiply(left, right, result, pitch, write);
-    } else if are_pairs_multiplied() {
-        multiply_pairs(left, right, result, pitch, write, Workers::All);
-    } else {
-        multiply_widened(left, right, result, pitch, write);
+        return true;
     }
+    let are_pairs = are_pairs_multiplied();
+    if are_pairs {
+        multiply_pairs(left, right, result, pitch, write, Workers::All);
+    }
+    are_pairs
 }
 
 /// Whether [`multiply_pairs`] serves on this processor.
@@ -354,6 +389,10 @@ pub(super) mod tests {
         widened_equals_the_definition::<Bf16, f32>();
         widened_equals_the_definition::<F16, F16>();
         widened_equals_the_definition::<F16, f32>();
+        for size in [[3, 5, 7], [40, 300, 70], [2, 0, 3]] {
+            equals_the_definition::<Bf16, f32>(size, multiply_widened_to_f32);
+            equals_the_definition::<F16, f32>(size, multiply_widened_to_f32);
+        }
     }
 
     /// Every way that the products of this crate are laid out, with sizes on both sides of what the kernels handle at once.
