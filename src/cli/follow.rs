@@ -3,6 +3,7 @@
 use std::{future::Future, io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     exit::{Exit, Failure},
@@ -130,11 +131,16 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     Err(Failure::new(exit, message).fix(format!("{log}`ftctl explain {}` what was tried", record.id)))
 }
 
-/// Returns when the user presses Ctrl-C.
+/// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM).
 pub async fn interrupt() {
-    if tokio::signal::ctrl_c().await.is_err() {
+    let come = async |kind| match signal(kind) {
+        Ok(mut signals) => signals.recv().await,
         // Without a handler the signal ends the program by itself.
-        std::future::pending::<()>().await;
+        Err(_) => std::future::pending().await,
+    };
+    tokio::select! {
+        _ = come(SignalKind::interrupt()) => {}
+        _ = come(SignalKind::terminate()) => {}
     }
 }
 

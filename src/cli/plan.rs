@@ -23,7 +23,7 @@ use crate::{
         plan::{DataPlan, Plan},
         units::Money,
     },
-    lifecycle::image,
+    lifecycle::{doctor, image},
     output::{Show, Table},
 };
 
@@ -57,6 +57,11 @@ impl Arguments {
         let plan = plan.priced(price)?;
         if let Err(Failure { message, .. }) = image::check(&world, &plan) {
             world.report.warn(&format!("{message}: it cannot run before there is one; `ftctl push` sends one to a registry"));
+        }
+        for finding in doctor::examine_material(&plan, app.settings.directories.cache()?) {
+            if finding.health == Health::Bad {
+                world.report.warn(&format!("{}: {}; it cannot run before that is mended", finding.what, finding.message));
+            }
         }
         let room = match world.provider.answers().await {
             Ok(()) => world.provider.room(&plan).await,

@@ -494,6 +494,11 @@ touch "$2/torch/lib/libc10.so"
 
 #[test]
 fn who_waits_for_another_set_up_can_be_interrupted() {
+    is_undone_at(rustix::process::Signal::INT);
+    is_undone_at(rustix::process::Signal::TERM);
+}
+
+fn is_undone_at(signal: rustix::process::Signal) {
     let set_up = SetUp::new();
     let sandbox = &set_up.sandbox;
     sandbox.write_rehearsal("waits");
@@ -505,7 +510,7 @@ fn who_waits_for_another_set_up_can_be_interrupted() {
     let mut said = BufReader::new(run.stderr.take().expect("piped")).lines().map(|line| line.expect("a line"));
     assert!(said.any(|line| line == "waiting for another ftctl that is installing libtorch"));
     let pid = rustix::process::Pid::from_child(&run);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("interrupted");
+    rustix::process::kill_process(pid, signal).expect("interrupted");
     let start = Instant::now();
     let status = loop {
         match run.try_wait().expect("waited") {
@@ -513,12 +518,15 @@ fn who_waits_for_another_set_up_can_be_interrupted() {
             None if start.elapsed() < Duration::from_secs(60) => thread::sleep(Duration::from_millis(5)),
             None => {
                 run.kill().expect("killed");
-                panic!("Ctrl-C was not heard");
+                panic!("{signal:?} was not heard");
             }
         }
     };
     let last = said.last().expect("a last word");
-    assert!(status.code() == Some(130) && last.starts_with("error: interrupted; nothing of waits-"), "{status}: {last}");
+    assert!(
+        status.code() == Some(130) && last.starts_with("error: interrupted; nothing of waits-"),
+        "{signal:?}: {status}: {last}"
+    );
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use tch::Tensor;
 
+use crate::data::error::DataError;
 use crate::data::shard::TokenStream;
 use crate::model::IGNORED;
 
@@ -15,20 +16,23 @@ pub struct Batch {
 impl Batch {
     /// Reads the given blocks: windows of `block_size + 1` tokens at multiples of `block_size`. Where a window reaches past the
     /// end of the stream the targets are [`IGNORED`].
-    pub fn read(stream: &TokenStream, blocks: impl IntoIterator<Item = u64>, block_size: usize) -> Self {
+    ///
+    /// # Errors
+    /// As for [`TokenStream::read`].
+    pub fn read(stream: &TokenStream, blocks: impl IntoIterator<Item = u64>, block_size: usize) -> Result<Self, DataError> {
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let mut window = vec![0; block_size + 1];
         for block in blocks {
             let start = block * block_size as u64;
             let found = (stream.len() - start).min(window.len() as u64) as usize;
-            stream.read(start, &mut window[..found]);
+            stream.read(start, &mut window[..found])?;
             inputs.extend_from_slice(&window[..found.min(block_size)]);
             targets.extend_from_slice(&window[1..found]);
             inputs.resize(inputs.len().next_multiple_of(block_size), 0);
             targets.resize(targets.len().next_multiple_of(block_size), IGNORED);
         }
         let tensor = |tokens: &[i64]| Tensor::from_slice(tokens).view([-1, block_size as i64]);
-        Self { inputs: tensor(&inputs), targets: tensor(&targets) }
+        Ok(Self { inputs: tensor(&inputs), targets: tensor(&targets) })
     }
 }
 

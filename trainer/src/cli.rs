@@ -269,7 +269,7 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
     };
     let model = Gpt2::new(shape, &parameters, device);
     let reading = Reading { block_size, batch: arguments.batch, limit: arguments.sequences };
-    let evaluation = eval::evaluate(&model, dataset.split(split), reading, |_, _| true);
+    let evaluation = eval::evaluate(&model, dataset.split(split), reading, |_, _| true)?;
     let nothing = || Failure::input(format!("the {} split of {} has no token to predict", split.name(), arguments.data.display()));
     let mut value = json!({"schema": "ft.eval/1", "split": split, "block_size": block_size});
     merge(&mut value, &evaluation.ok_or_else(nothing)?);

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::blocks::{Batch, covering};
+use crate::data::error::DataError;
 use crate::data::shard::TokenStream;
 use crate::model::Gpt2;
 
@@ -37,23 +38,26 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
 }
 
 /// Evaluates; `None` when the stream has nothing to predict or `go_on` (called with sequences done and in all) says no.
+///
+/// # Errors
+/// As for [`TokenStream::read`].
 pub fn evaluate(
     model: &Gpt2,
     stream: &TokenStream,
     reading: Reading,
     mut go_on: impl FnMut(u64, u64) -> bool,
-) -> Option<Evaluation> {
+) -> Result<Option<Evaluation>, DataError> {
     let sequences = sequences(stream, reading);
     let (mut sum, mut tokens) = (0.0, 0);
     for first in (0..sequences).step_by(reading.batch) {
         if !go_on(first, sequences) {
-            return None;
+            return Ok(None);
         }
-        let batch = Batch::read(stream, first..sequences.min(first + reading.batch as u64), reading.block_size);
+        let batch = Batch::read(stream, first..sequences.min(first + reading.batch as u64), reading.block_size)?;
         let (loss, counted) = model.loss(&batch.inputs, &batch.targets);
         sum += loss;
         tokens += counted as u64;
     }
     let loss = sum / tokens as f64;
-    (tokens > 0).then(|| Evaluation { loss, perplexity: loss.exp(), tokens, sequences })
+    Ok((tokens > 0).then(|| Evaluation { loss, perplexity: loss.exp(), tokens, sequences }))
 }

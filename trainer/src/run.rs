@@ -32,6 +32,9 @@ use crate::state::{self, Identity, State};
 use crate::writing::Writing;
 use crate::{device, trace, validate};
 
+/// Threads for each core of the machine, at most: some are of use where others share it.
+const THREADS_PER_CORE: usize = 8;
+
 /// What the optimizer remembers, in a checkpoint.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
@@ -61,6 +64,7 @@ impl Run {
     /// Resumes the run in `config.output`, or starts one there.
     pub fn open(config: &TrainConfig) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
+        let threads = threads(&config.train)?;
         let chosen = device::prepare(&config.train)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = lock(&config.output)?;
@@ -72,7 +76,7 @@ impl Run {
         let shape = shape(config, dataset.vocabulary())?;
         let checkpoints = Checkpoints::open(&config.output)?;
         let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
-        let fresh = fresh_state(config, &dataset, &sampler, &shape)?;
+        let fresh = fresh_state(config, &dataset, &sampler, &shape, threads)?;
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let mut state = resumed.unwrap_or(fresh);
         let mut config = config.clone();
@@ -269,11 +273,16 @@ fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Fa
 }
 
 /// Position 0 of the run that the configuration describes.
-fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
+fn fresh_state(
+    config: &TrainConfig,
+    dataset: &Dataset,
+    sampler: &Sampler,
+    shape: &Shape,
+    threads: usize,
+) -> Result<State, Failure> {
     let settings = &config.train;
     let steps = steps(settings, sampler.blocks());
     validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let weights = config.initial_weights.as_deref().map(weights_digest).transpose()?;
     Ok(State {
         schema: state::SCHEMA.to_owned(),
@@ -283,7 +292,7 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         skipped: 0,
         guard: Guard::default(),
         loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
-        threads: settings.threads.unwrap_or_else(cores),
+        threads,
         micro_batch: None,
         log_bytes: 0,
         evaluated: None,
@@ -293,6 +302,18 @@ fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape
         seconds: 0.0,
         identity: Identity::new(dataset.digest().to_owned(), weights, shape.config_json(None), settings)?,
     })
+}
+
+/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step.
+fn threads(settings: &TrainSettings) -> Result<usize, Failure> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    match settings.threads {
+        Some(threads) if threads > THREADS_PER_CORE * cores => Err(Failure::input(format!(
+            "train.threads: {threads} threads on a machine with {cores} cores wait for each other; set at most {}, or leave it out for {cores}",
+            THREADS_PER_CORE * cores
+        ))),
+        threads => Ok(threads.unwrap_or(cores)),
+    }
 }
 
 /// Steps in all: as set, or as many whole steps as the epochs hold, at least one.

@@ -71,7 +71,7 @@ impl Run {
         self.model.zero_gradients();
         let mut sum = 0.0;
         for micro_step in 0..self.config.train.gradient_accumulation as u64 {
-            let batch = self.micro_batch(micro_step);
+            let batch = self.micro_batch(micro_step)?;
             self.model.begin_at_sequence(self.first_sequence(micro_step));
             sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
         }
@@ -131,12 +131,12 @@ impl Run {
     }
 
     /// The `micro_step`-th part of the current step's sequences.
-    fn micro_batch(&self, micro_step: u64) -> Batch {
+    fn micro_batch(&self, micro_step: u64) -> Result<Batch, Failure> {
         let _span = span("data");
         let first = self.first_sequence(micro_step);
         let settings = &self.config.train;
         let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
-        Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)
+        Ok(Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)?)
     }
 
     /// Number in the run of the first sequence of the current step's `micro_step`-th part.

@@ -35,7 +35,7 @@ impl Run {
                 say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));
             }
             !(stop.load(Ordering::Relaxed) && self.may_pause())
-        });
+        })?;
         let Some(evaluation) = evaluation else { return Ok(false) };
         self.note(evaluation)?;
         Ok(true)

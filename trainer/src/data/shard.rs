@@ -128,8 +128,8 @@ impl Dataset {
         let text = read_description(directory)?;
         let description = parse_description(directory, &text)?;
         Ok(Self {
-            train: TokenStream::open(directory, description.dtype, &description.train)?,
-            validation: TokenStream::open(directory, description.dtype, &description.validation)?,
+            train: TokenStream::open(directory, &description, &description.train)?,
+            validation: TokenStream::open(directory, &description, &description.validation)?,
             digest: hex(&Sha256::digest(&text)),
             directory: directory.to_owned(),
             description,
@@ -211,12 +211,14 @@ fn check_digest(path: &Path, expected: &str) -> Result<(), DataError> {
 #[derive(Debug)]
 pub struct TokenStream {
     dtype: Dtype,
+    vocabulary: usize,
     shards: Vec<MappedShard>,
     tokens: u64,
 }
 
 #[derive(Debug)]
 struct MappedShard {
+    path: PathBuf,
     /// Position of the first token in the whole split.
     start: u64,
     tokens: u64,
@@ -224,11 +226,13 @@ struct MappedShard {
 }
 
 impl TokenStream {
-    fn open(directory: &Path, dtype: Dtype, split: &SplitDescription) -> Result<Self, DataError> {
-        let mut stream = Self { dtype, shards: Vec::new(), tokens: 0 };
+    fn open(directory: &Path, description: &Description, split: &SplitDescription) -> Result<Self, DataError> {
+        let Description { dtype, vocabulary, .. } = *description;
+        let mut stream = Self { dtype, vocabulary, shards: Vec::new(), tokens: 0 };
         for shard in &split.shards {
-            let map = map_shard(&directory.join(&shard.file), dtype, shard.tokens)?;
-            stream.shards.push(MappedShard { start: stream.tokens, tokens: shard.tokens, map });
+            let path = directory.join(&shard.file);
+            let map = map_shard(&path, dtype, shard.tokens)?;
+            stream.shards.push(MappedShard { path, start: stream.tokens, tokens: shard.tokens, map });
             stream.tokens += shard.tokens;
         }
         Ok(stream)
@@ -245,17 +249,29 @@ impl TokenStream {
 
     /// Fills `out` with the tokens from position `start` on, across shard borders.
     ///
+    /// # Errors
+    /// [`DataError::Damaged`] where a token is beyond the vocabulary: no embedding has a row for it.
+    ///
     /// # Panics
     /// As indexing a slice does, when `start + out.len()` exceeds [`TokenStream::len`].
-    pub fn read(&self, start: u64, out: &mut [i64]) {
+    pub fn read(&self, start: u64, out: &mut [i64]) -> Result<(), DataError> {
         let end = start + out.len() as u64;
         assert!(end <= self.tokens, "tokens {start}..{end} of {}", self.tokens);
         let mut shard = self.shards.partition_point(|shard| shard.start + shard.tokens <= start);
         let mut filled = 0;
         while filled < out.len() {
-            filled += self.shards[shard].copy(self.dtype, start + filled as u64, &mut out[filled..]);
+            let (from, part) = (start + filled as u64, &mut out[filled..]);
+            let count = self.shards[shard].copy(self.dtype, from, part);
+            let within = from - self.shards[shard].start;
+            if let Some(place) = part[..count].iter().position(|token| *token >= self.vocabulary as i64) {
+                let (token, place) = (part[place], within + place as u64);
+                let reason = format!("its token {place} is {token}, and the vocabulary has {}", self.vocabulary);
+                return Err(DataError::Damaged { path: self.shards[shard].path.clone(), reason });
+            }
+            filled += count;
             shard += 1;
         }
+        Ok(())
     }
 }
 

@@ -24,7 +24,7 @@ fn quietly(config: &DataConfig, out: &Path) -> Result<PreparedSummary, DataError
 fn documents(dataset: &Dataset, split: Split) -> Vec<String> {
     let stream = dataset.split(split);
     let mut ids = vec![0; stream.len() as usize];
-    stream.read(0, &mut ids);
+    stream.read(0, &mut ids).unwrap();
     let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
     let tokenizer = dataset.tokenizer().unwrap();
     let end = dataset.end_of_text();
@@ -227,10 +227,27 @@ fn reading_crosses_shard_borders() {
         assert!(dataset.split(Split::Validation).is_empty());
         for (start, length) in (0..50).flat_map(|start| (0..=50 - start).map(move |length| (start, length))) {
             let mut out = vec![-1; length];
-            dataset.split(Split::Train).read(start as u64, &mut out);
+            dataset.split(Split::Train).read(start as u64, &mut out).unwrap();
             assert!(out.iter().zip(&tokens[start..]).all(|(read, written)| *read == i64::from(*written)), "{start}+{length}");
         }
     }
+}
+
+#[test]
+fn a_token_beyond_the_vocabulary_is_damage() {
+    let directory = tempfile::tempdir().unwrap();
+    let (dataset, _) = sharded(directory.path(), Dtype::U32);
+    drop(dataset);
+    let path = directory.path().join("train-00002.tokens");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[64 + 3 * 4 + 2] = 1; // the fourth of this shard, 65,536 more than it was
+    std::fs::write(&path, bytes).unwrap();
+    let dataset = Dataset::open(directory.path()).unwrap();
+    let read = |start, length| dataset.split(Split::Train).read(start, &mut vec![0; length]);
+    read(0, 17).unwrap();
+    read(18, 32).unwrap();
+    let message = read(10, 20).unwrap_err().to_string();
+    assert!(message.contains("train-00002.tokens is damaged: its token 3 is 87636, and the vocabulary has 65536"), "{message}");
 }
 
 #[test]
@@ -289,7 +306,7 @@ fn token_files_of_other_programs_are_taken_over() {
         let summary = of_tokens(folder.path(), format).unwrap();
         let dataset = Dataset::open(&folder.path().join("out")).unwrap();
         let mut found = [0; 4];
-        dataset.split(Split::Train).read(0, &mut found);
+        dataset.split(Split::Train).read(0, &mut found).unwrap();
         assert_eq!(found, tokens.map(i64::from), "{format}");
         let train = &summary.description.train;
         assert_eq!((train.tokens, train.documents, train.bytes), (4, 2, 16), "Hello world, Hello");
