@@ -23,7 +23,7 @@ use std::{
     future::Future,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -57,6 +57,8 @@ use crate::{
 const SHIP_EVERY: Duration = Duration::from_millis(250);
 /// How often requests to cancel, and the lease, are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Trouble that lasts so long is told with the heartbeat: what a moment cures is not worth a word.
+const LASTS: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 10_000 });
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
 /// A lease of the *same* attempt is somebody else's at the latest when its holder has not renewed it for this long; other attempts are
@@ -135,6 +137,7 @@ struct Agent<'a> {
     patience: Duration,
     stop: StopRequest,
     phase: watch::Sender<Phase>,
+    trouble: Mutex<Option<String>>,
     started: Timestamp,
     /// `None` where another agent of the attempt lives on this machine, or where its disk is out of order.
     identity: Option<Identity>,
@@ -148,7 +151,7 @@ impl<'a> Agent<'a> {
         let phase = watch::Sender::new(Phase::Staging);
         let identity = folder.identity().ok().flatten();
         let (stop, started) = (StopRequest::new(), Timestamp::now());
-        Ok(Self { store, order, work, folder, report, patience, stop, phase, started, identity })
+        Ok(Self { store, order, work, folder, report, patience, stop, phase, trouble: Mutex::default(), started, identity })
     }
 
     /// How the attempt ended, if it has.
@@ -423,8 +426,8 @@ impl<'a> Agent<'a> {
         let job = &self.order.job;
         if looks.is_multiple_of(LOOKS_PER_BEAT) {
             let phase = if self.stop.get().is_some() { Phase::Stopping } else { *self.phase.borrow() };
-            let beat =
-                Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat: looks / LOOKS_PER_BEAT, time: Timestamp::now(), phase };
+            let (beat, trouble) = (looks / LOOKS_PER_BEAT, self.trouble().clone());
+            let beat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: Timestamp::now(), phase, trouble };
             write_json(&*self.store, &path::heartbeat(job, self.order.attempt), &beat, Condition::Always).await?;
         }
         if !lease.still_held().await? {
@@ -455,18 +458,32 @@ impl<'a> Agent<'a> {
         Duration::from_secs(self.order.grace_seconds)
     }
 
-    /// Repeats `act` while its errors are `curable`, with growing pauses, until the agent's patience ends. Says so once when it begins.
+    fn trouble(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Repeats `act` while its errors are `curable`, with growing pauses, until the agent's patience ends. Says so once when it begins, and
+    /// with the heartbeat while it lasts.
     async fn persist<T>(&self, what: &str, curable: fn(&StoreError) -> bool, mut act: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
         let mut pause = BACKOFF[0];
         loop {
             match act().await {
                 Err(error) if curable(&error) && begun.elapsed() < self.patience => {
+                    let told = format!("could not {what}: {error}; trying again");
                     if pause == BACKOFF[0] {
-                        self.report.warn(&format!("could not {what}: {error}; trying again"));
+                        self.report.warn(&told);
+                    }
+                    if begun.elapsed() > LASTS {
+                        *self.trouble() = Some(told);
                     }
                 }
-                done => return done,
+                done => {
+                    if begun.elapsed() > LASTS {
+                        *self.trouble() = None;
+                    }
+                    return done;
+                }
             }
             sleep(pause).await;
             pause = (2 * pause).min(BACKOFF[1]);

@@ -143,6 +143,25 @@ async fn everything_reaches_the_store() {
 }
 
 #[tokio::test]
+async fn what_keeps_the_agent_waiting_is_told_with_its_heartbeat() {
+    let bench = bench(EVERYTHING).await;
+    let job = &bench.order.job;
+    let trouble = async || {
+        let beat: Option<(Heartbeat, _)> = find_json(&*bench.store, &path::heartbeat(job, 1)).await.unwrap();
+        beat.and_then(|(beat, _)| beat.trouble)
+    };
+    *bench.faulty.unreachable.lock().unwrap() = path::checkpoints(job);
+    let record = bench.run_beside(async {
+        until(async || trouble().await.is_some()).await;
+        let told = trouble().await.unwrap();
+        assert!(told.starts_with("could not fetch the newest checkpoint: ") && told.ends_with("; trying again"), "{told}");
+        bench.faulty.unreachable.lock().unwrap().clear();
+    });
+    assert_eq!(record.await.reason, ExitReason::Succeeded);
+    assert_eq!(bench.steps().await, [2, 3]);
+}
+
+#[tokio::test]
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_receives_everything() {
     let azurite = azurite::start();
@@ -317,7 +336,7 @@ async fn a_vanished_holder_of_the_same_attempt_is_outlasted_and_a_living_one_is_
     let beats = async {
         for beat in 0.. {
             let time = Timestamp::UNIX_EPOCH;
-            let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time, phase: Phase::Training };
+            let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time, phase: Phase::Training, trouble: None };
             let path = path::heartbeat(&bench.order.job, 1);
             write_json(&*bench.store, &path, &heartbeat, Condition::Always).await.unwrap();
             sleep(LEASE_TTL / 2).await;

@@ -102,6 +102,9 @@ pub struct Heartbeat {
     pub beat: u64,
     pub time: Timestamp,
     pub phase: Phase,
+    /// What has kept the agent waiting for a while, and is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// What the agent is doing.

@@ -40,6 +40,8 @@ pub struct Vigil {
     /// What the machine was at, and since when.
     at: Option<(String, Instant)>,
     warned: bool,
+    /// What the agent says keeps it waiting.
+    trouble: Option<String>,
 }
 
 fn within(time: Option<Instant>, span: Duration) -> bool {
@@ -64,7 +66,13 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
         if vigil.warned && !has_signs {
             world.report.line(&format!("{} is heard of again", attempt.machine_name()));
         }
-        (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at) = (beat, vigil.looked, false, None);
+        let trouble = beat.as_ref().and_then(|beat| beat.trouble.clone());
+        match (&vigil.trouble, &trouble) {
+            (None, Some(trouble)) => world.report.warn(&format!("{} {trouble}", attempt.machine_name())),
+            (Some(_), None) => world.report.line(&format!("{} goes on", attempt.machine_name())),
+            _ => {}
+        }
+        (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at, vigil.trouble) = (beat, vigil.looked, false, None, trouble);
         return Ok(None);
     }
     if within(vigil.heard, QUIET) {

@@ -34,7 +34,7 @@ pub enum DataError {
     #[error("{path} has an invalid UTF-8 byte in {place}; convert it (iconv -f ENCODING -t UTF-8) or remove the row")]
     InvalidUtf8Row { path: PathBuf, place: String },
     #[error(
-        "{path} has a NUL byte at offset {offset}, so it is probably not text; remove it (tr -d '\\000') or leave the file out"
+        "{path} has a NUL byte at offset {offset}: it is UTF-16 (iconv -f UTF-16 -t UTF-8 converts it), or not text (leave it out, or remove such bytes with tr -d '\\000')"
     )]
     NulByte { path: PathBuf, offset: u64 },
     #[error("{path} has a NUL byte in {place}; remove the byte or the row")]

@@ -178,7 +178,12 @@ fn mistakes_in_the_text_are_named() {
         ("dir", b"-", None, "cannot read DIR/dir: Is a directory"),
         ("u.txt", b"-", None, "u.txt is not UTF-8 text: invalid byte at offset 9000000; convert it (iconv"),
         ("cut.txt", b"-", None, "cut.txt is not UTF-8 text: invalid byte at offset 3;"),
-        ("n.txt", b"ab\0c", None, "n.txt has a NUL byte at offset 2, so it is probably not text; remove it (tr -d '\\000')"),
+        (
+            "n.txt",
+            b"ab\0c",
+            None,
+            "n.txt has a NUL byte at offset 2: it is UTF-16 (iconv -f UTF-16 -t UTF-8 converts it), or not text",
+        ),
         ("n.csv", b"text\na\nb\0\n", None, "n.csv has a NUL byte in line 3; remove the byte or the row"),
         ("n.jsonl", b"{\"text\": \"\\u0000\"}", None, "n.jsonl has a NUL byte in line 1;"),
         ("u.csv", b"text\na\n\xff\n", None, "u.csv has an invalid UTF-8 byte in line 3;"),
