@@ -23,7 +23,7 @@ use std::{
     future::Future,
     io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -58,7 +58,7 @@ const SHIP_EVERY: Duration = Duration::from_millis(250);
 /// How often requests to cancel, and the lease, are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Trouble that lasts so long is told with the heartbeat: what a moment cures is not worth a word.
-const LASTS: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 10_000 });
+const LASTS: Duration = Duration::from_secs(5);
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
 /// A lease of the *same* attempt is somebody else's at the latest when its holder has not renewed it for this long; other attempts are
@@ -137,7 +137,7 @@ struct Agent<'a> {
     patience: Duration,
     stop: StopRequest,
     phase: watch::Sender<Phase>,
-    trouble: Mutex<Option<String>>,
+    trouble: watch::Sender<Option<String>>,
     started: Timestamp,
     /// `None` where another agent of the attempt lives on this machine, or where its disk is out of order.
     identity: Option<Identity>,
@@ -151,7 +151,7 @@ impl<'a> Agent<'a> {
         let phase = watch::Sender::new(Phase::Staging);
         let identity = folder.identity().ok().flatten();
         let (stop, started) = (StopRequest::new(), Timestamp::now());
-        Ok(Self { store, order, work, folder, report, patience, stop, phase, trouble: Mutex::default(), started, identity })
+        Ok(Self { store, order, work, folder, report, patience, stop, phase, trouble: watch::Sender::new(None), started, identity })
     }
 
     /// How the attempt ended, if it has.
@@ -426,7 +426,7 @@ impl<'a> Agent<'a> {
         let job = &self.order.job;
         if looks.is_multiple_of(LOOKS_PER_BEAT) {
             let phase = if self.stop.get().is_some() { Phase::Stopping } else { *self.phase.borrow() };
-            let (beat, trouble) = (looks / LOOKS_PER_BEAT, self.trouble().clone());
+            let (beat, trouble) = (looks / LOOKS_PER_BEAT, self.trouble.borrow().clone());
             let beat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: Timestamp::now(), phase, trouble };
             write_json(&*self.store, &path::heartbeat(job, self.order.attempt), &beat, Condition::Always).await?;
         }
@@ -458,36 +458,36 @@ impl<'a> Agent<'a> {
         Duration::from_secs(self.order.grace_seconds)
     }
 
-    fn trouble(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Repeats `act` while its errors are `curable`, with growing pauses, until the agent's patience ends. Says so once when it begins, and
     /// with the heartbeat while it lasts.
     async fn persist<T>(&self, what: &str, curable: fn(&StoreError) -> bool, mut act: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
-        let mut pause = BACKOFF[0];
+        let (mut pause, mut failing, mut told) = (BACKOFF[0], None, None);
         loop {
             match act().await {
                 Err(error) if curable(&error) && begun.elapsed() < self.patience => {
-                    let told = format!("could not {what}: {error}; trying again");
-                    if pause == BACKOFF[0] {
-                        self.report.warn(&told);
-                    }
-                    if begun.elapsed() > LASTS {
-                        *self.trouble() = Some(told);
+                    let trouble = format!("could not {what}: {error}; trying again");
+                    if failing.get_or_insert_with(Instant::now).elapsed() > LASTS {
+                        self.trouble.send_replace(Some(trouble));
+                        told.get_or_insert(Told(&self.trouble));
+                    } else if pause == BACKOFF[0] {
+                        self.report.warn(&trouble);
                     }
                 }
-                done => {
-                    if begun.elapsed() > LASTS {
-                        *self.trouble() = None;
-                    }
-                    return done;
-                }
+                done => return done,
             }
             sleep(pause).await;
             pause = (2 * pause).min(BACKOFF[1]);
         }
+    }
+}
+
+/// Trouble that was told, and is over when this is dropped: cured, or given up.
+struct Told<'a>(&'a watch::Sender<Option<String>>);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Runs `work`, which brings a job up. The first Ctrl-C undoes what there is of the job; the second ends the program at once.
+/// Runs `work`, which brings a job up. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a second Ctrl-C ends the program at once.
 pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::select! {
         done = work => return done,
@@ -30,7 +30,8 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
     world.report.warn(&format!("interrupted: removing what there is of {id} (Ctrl-C again to leave it)"));
     tokio::select! {
         undone = Box::pin(cancel::cancel(world, id, Duration::ZERO)) => undone?,
-        () = interrupt() => {
+        // Not SIGTERM: some pipelines send both, one soon after the other.
+        () = ctrl_c() => {
             let message = format!("{id} was left half made");
             return Err(Failure::new(Exit::Interrupted, message).fix(format!("ftctl down {id}")));
         }
@@ -38,8 +39,8 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
     Err(Failure::new(Exit::Interrupted, format!("interrupted; nothing of {id} is left")))
 }
 
-/// Waits for the end of a job while `log` is shown, driving the job when nobody else does. Ctrl-C and the end of `timeout` detach: the
-/// job goes on.
+/// Waits for the end of a job while `log` is shown, driving the job when nobody else does. Ctrl-C, SIGTERM and the end of `timeout`
+/// detach: the job goes on.
 pub async fn to_the_end(
     world: &World,
     id: &JobId,
@@ -132,15 +133,23 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
 }
 
 /// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM).
-pub async fn interrupt() {
-    let come = async |kind| match signal(kind) {
-        Ok(mut signals) => signals.recv().await,
+async fn interrupt() {
+    tokio::select! {
+        () = ctrl_c() => {}
+        () = come(SignalKind::terminate()) => {}
+    }
+}
+
+/// Returns when the user presses Ctrl-C.
+pub async fn ctrl_c() {
+    come(SignalKind::interrupt()).await;
+}
+
+async fn come(kind: SignalKind) {
+    match signal(kind) {
+        Ok(mut signals) => drop(signals.recv().await),
         // Without a handler the signal ends the program by itself.
         Err(_) => std::future::pending().await,
-    };
-    tokio::select! {
-        _ = come(SignalKind::interrupt()) => {}
-        _ = come(SignalKind::terminate()) => {}
     }
 }
 

@@ -60,7 +60,8 @@ impl Arguments {
         }
         for finding in doctor::examine_material(&plan, app.settings.directories.cache()?) {
             if finding.health == Health::Bad {
-                world.report.warn(&format!("{}: {}; it cannot run before that is mended", finding.what, finding.message));
+                let fix = finding.fix.map(|fix| format!(" ({fix})")).unwrap_or_default();
+                world.report.warn(&format!("{}: {}: it cannot run before that is mended{fix}", finding.what, finding.message));
             }
         }
         let room = match world.provider.answers().await {

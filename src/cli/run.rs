@@ -15,7 +15,8 @@ use crate::{
 
 /// Carry a job through its whole life: data, trainer, machine, training, results, clean-up
 ///
-/// The log goes to stderr, the receipt to stdout. Ctrl-C before the job runs undoes everything; afterwards the job goes on.
+/// The log goes to stderr, the receipt to stdout. Ctrl-C or SIGTERM before the job runs undoes everything; afterwards the job
+/// goes on.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl run job.toml\n  ftctl run job.toml --set train.steps=50 --ttl 30m")]
 pub struct Arguments {

@@ -54,7 +54,7 @@ impl Arguments {
             let stop = app.block_on(async {
                 tokio::select! {
                     () = tokio::time::sleep(EVERY) => Ok(false),
-                    () = follow::interrupt() => Ok(true),
+                    () = follow::ctrl_c() => Ok(true),
                 }
             })?;
             if stop {

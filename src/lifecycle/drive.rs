@@ -85,17 +85,15 @@ async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease) -
 }
 
 /// Runs `work` while renewing the lease. A stage may take minutes (a build, an upload); the lease lives seconds, so that a crash is
-/// noticed soon. A store that is full or away for less than that ends nothing. `None` when it was lost.
+/// noticed soon. `None` when it was lost.
 async fn held<T>(lease: &mut Lease, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
-    let (mut work, mut renewed) = (pin!(work), tokio::time::Instant::now());
+    let mut work = pin!(work);
     loop {
         tokio::select! {
             result = &mut work => return result.map(Some),
             () = tokio::time::sleep(RENEW) => match lease.renew().await {
-                Ok(()) => renewed = tokio::time::Instant::now(),
                 Err(StoreError::Conflict { .. }) => return Ok(None),
-                Err(error) if renewed.elapsed() >= LEASE => return Err(error.into()),
-                Err(_) => {}
+                renewed => renewed?,
             },
         }
     }
@@ -142,22 +140,17 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
         Exit::Conflict | Exit::Network | Exit::MayBill => Err(failure),
         _ if job.record.state == State::TearingDown => Err(failure),
         // Credentials that ended are the user's affair, and no reason to take a machine from a job that trains.
-        Exit::Denied if job.record.state == State::Running => Err(left_alone(&job.record, failure, "sign in again, then ")),
+        Exit::Denied if job.record.state == State::Running => {
+            let id = &job.record.id;
+            Err(Failure { message: format!("{}; the job {id} goes on by itself", failure.message), ..failure }
+                .fix(format!("sign in again, then `ftctl logs -f {id}`")))
+        }
         // The stage can never succeed: end the job, so that nothing is left behind, and keep the reason.
         _ => match job.end(Outcome::Failed, failure.exit, failure_text(&failure)).await {
             Ok(()) => Ok(()),
-            // Its store is what is out of order, and the agent waits for it.
-            Err(_) if job.record.state == State::Running => Err(left_alone(&job.record, failure, "when that is mended, ")),
             Err(_) => Err(failure),
         },
     }
-}
-
-/// An end of the looking, and not of the job.
-fn left_alone(record: &Record, failure: Failure, first: &str) -> Failure {
-    let id = &record.id;
-    let message = format!("{}; the job {id} goes on by itself", failure.message);
-    Failure { message, ..failure }.fix(format!("{first}`ftctl logs -f {id}` follows it"))
 }
 
 fn failure_text(failure: &Failure) -> String {
@@ -169,13 +162,10 @@ fn failure_text(failure: &Failure) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        future::pending,
-        sync::{Arc, atomic::Ordering},
-    };
+    use std::{future::pending, sync::Arc};
 
     use super::*;
-    use crate::store::{Store, faulty::FaultyStore, lease::Holder, memory::MemoryStore};
+    use crate::store::{Store, lease::Holder, memory::MemoryStore};
 
     #[tokio::test(start_paused = true)]
     async fn work_ends_with_its_lease_and_without_a_failure() {
@@ -189,25 +179,5 @@ mod tests {
         // A higher attempt stands for the supervisor who found it lapsed.
         take(1).await;
         assert!(matches!(held(&mut lease, pending::<Result<()>>()).await, Ok(None)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_store_that_is_away_ends_work_when_its_lease_lapses() {
-        let faulty = FaultyStore::new(Arc::new(MemoryStore::new()));
-        let store: Arc<dyn Store> = Arc::clone(&faulty) as _;
-        let taken = Lease::acquire(&store, "lease".to_owned(), Holder::this_process(0), LEASE).await;
-        let Ok(Acquired::Held(mut lease)) = taken else { panic!("{taken:?}") };
-        let away = |span| {
-            let faulty = Arc::clone(&faulty);
-            async move {
-                faulty.down.store(true, Ordering::SeqCst);
-                tokio::time::sleep(span).await;
-                faulty.down.store(false, Ordering::SeqCst);
-                tokio::time::sleep(LEASE).await;
-                Ok(7)
-            }
-        };
-        assert!(matches!(held(&mut lease, away(4 * RENEW)).await, Ok(Some(7))));
-        assert!(held(&mut lease, away(LEASE + RENEW)).await.is_err());
     }
 }

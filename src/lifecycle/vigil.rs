@@ -40,8 +40,6 @@ pub struct Vigil {
     /// What the machine was at, and since when.
     at: Option<(String, Instant)>,
     warned: bool,
-    /// What the agent says keeps it waiting.
-    trouble: Option<String>,
 }
 
 fn within(time: Option<Instant>, span: Duration) -> bool {
@@ -66,13 +64,13 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
         if vigil.warned && !has_signs {
             world.report.line(&format!("{} is heard of again", attempt.machine_name()));
         }
-        let trouble = beat.as_ref().and_then(|beat| beat.trouble.clone());
-        match (&vigil.trouble, &trouble) {
+        let [before, now] = [&vigil.heartbeat, &beat].map(|beat| beat.as_ref().and_then(|beat| beat.trouble.as_ref()));
+        match (before, now) {
             (None, Some(trouble)) => world.report.warn(&format!("{} {trouble}", attempt.machine_name())),
             (Some(_), None) => world.report.line(&format!("{} goes on", attempt.machine_name())),
             _ => {}
         }
-        (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at, vigil.trouble) = (beat, vigil.looked, false, None, trouble);
+        (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at) = (beat, vigil.looked, false, None);
         return Ok(None);
     }
     if within(vigil.heard, QUIET) {

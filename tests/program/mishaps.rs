@@ -272,6 +272,18 @@ fn a_plan_tells_the_memory_of_what_computes() {
 }
 
 #[test]
+fn a_plan_warns_of_data_that_is_not_there() {
+    let sandbox = Sandbox::new();
+    sandbox.write("job.toml", "name = \"a\"\n[data]\ntrain = [\"nowhere.txt\"]\n");
+    let plan = || sandbox.run(&["plan", "job.toml"]);
+    let said = plan();
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains("nowhere.txt does not exist") && said.stderr.contains("it cannot run before"), "{}", said.stderr);
+    sandbox.write("nowhere.txt", "text");
+    assert!(!plan().stderr.contains("it cannot run before"));
+}
+
+#[test]
 fn a_dataset_has_a_name_that_jobs_take_it_by() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("named");

@@ -64,7 +64,6 @@ impl Run {
     /// Resumes the run in `config.output`, or starts one there.
     pub fn open(config: &TrainConfig) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
-        let threads = threads(&config.train)?;
         let chosen = device::prepare(&config.train)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = lock(&config.output)?;
@@ -76,7 +75,10 @@ impl Run {
         let shape = shape(config, dataset.vocabulary())?;
         let checkpoints = Checkpoints::open(&config.output)?;
         let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
-        let fresh = fresh_state(config, &dataset, &sampler, &shape, threads)?;
+        if checkpoint.is_none() {
+            check_threads(&config.train)?;
+        }
+        let fresh = fresh_state(config, &dataset, &sampler, &shape)?;
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
         let mut state = resumed.unwrap_or(fresh);
         let mut config = config.clone();
@@ -273,13 +275,7 @@ fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Fa
 }
 
 /// Position 0 of the run that the configuration describes.
-fn fresh_state(
-    config: &TrainConfig,
-    dataset: &Dataset,
-    sampler: &Sampler,
-    shape: &Shape,
-    threads: usize,
-) -> Result<State, Failure> {
+fn fresh_state(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
     let settings = &config.train;
     let steps = steps(settings, sampler.blocks());
     validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
@@ -292,7 +288,7 @@ fn fresh_state(
         skipped: 0,
         guard: Guard::default(),
         loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
-        threads,
+        threads: settings.threads.unwrap_or_else(cores),
         micro_batch: None,
         log_bytes: 0,
         evaluated: None,
@@ -304,16 +300,22 @@ fn fresh_state(
     })
 }
 
-/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step.
-fn threads(settings: &TrainSettings) -> Result<usize, Failure> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    match settings.threads {
-        Some(threads) if threads > THREADS_PER_CORE * cores => Err(Failure::input(format!(
-            "train.threads: {threads} threads on a machine with {cores} cores wait for each other; set at most {}, or leave it out for {cores}",
-            THREADS_PER_CORE * cores
-        ))),
-        threads => Ok(threads.unwrap_or(cores)),
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step. A run that is resumed has the threads
+/// that it began with, on any machine.
+fn check_threads(settings: &TrainSettings) -> Result<(), Failure> {
+    let (threads, most) = (settings.threads.unwrap_or(1), THREADS_PER_CORE * cores());
+    if threads <= most {
+        return Ok(());
     }
+    Err(Failure::input(format!(
+        "train.threads: {threads} threads on a machine with {} cores wait for each other; set at most {most}, or leave it out for {}",
+        cores(),
+        cores()
+    )))
 }
 
 /// Steps in all: as set, or as many whole steps as the epochs hold, at least one.

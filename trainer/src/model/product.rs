@@ -172,7 +172,9 @@ fn multiply_widened<I: Element, E: Element>(
     let (mut copies, mut sums) = (Default::default(), Vec::new());
     for ((row, rows), (column, columns)) in pieces(rows).flat_map(|row| pieces(columns).map(move |column| (row, column))) {
         sums.resize(rows * columns, 0.0);
-        sum_widened(left.part([row, 0], [rows, depth]), right.part([0, column], [depth, columns]), &mut sums, &mut copies);
+        if depth > 0 {
+            sum_widened(left.part([row, 0], [rows, depth]), right.part([0, column], [depth, columns]), &mut sums, &mut copies);
+        }
         let places = sums.chunks_mut(columns).zip(result[row * pitch..].chunks_mut(pitch));
         parallel::run(places.collect(), |(sums, place): (&mut [f32], &mut [E])| {
             let place = &mut place[column..column + columns];
