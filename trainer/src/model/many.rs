@@ -348,4 +348,24 @@ mod tests {
         }
         tch::set_num_threads(before);
     }
+
+    /// Numbers whose sums are rounded: another order would show in the bits.
+    #[test]
+    fn any_number_of_threads_gives_the_same_bits() {
+        let numbers: Vec<f32> = (0..610 * 600).map(|n| 3.0 * (n as f32).sin()).collect();
+        let before = tch::get_num_threads();
+        for [rows, depth, columns] in [[610, 600, 140], [40, 600, 610]] {
+            let (left, right) = (Matrix::new(&numbers, [rows, depth], depth), Matrix::new(&numbers, [columns, depth], depth).t());
+            for kind in kinds().iter().filter(|kind| (kind.is_available)()) {
+                let found = [1, 3].map(|threads| {
+                    tch::set_num_threads(threads);
+                    let mut result = vec![1.0; rows * columns];
+                    multiply_with(kind, left, right, (&mut result, columns), Write::Onto, Workers::All);
+                    result.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                });
+                assert!(found[0] == found[1], "[{rows}, {depth}, {columns}], tiles of {} rows", kind.tile.rows);
+            }
+        }
+        tch::set_num_threads(before);
+    }
 }
