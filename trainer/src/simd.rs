@@ -3,12 +3,27 @@
 
 #![expect(clippy::inline_always, reason = "what a kernel calls is compiled for its registers only when it is inlined into it")]
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+
 use tch::Kind;
 
 use crate::vectorise::vectorised;
 
 /// Running sums kept side by side, as many as fill the widest vector register.
 pub(crate) const LANES: usize = 16;
+
+/// Asks memory for what is soon read at `place`, which may be anywhere.
+#[inline(always)]
+pub(crate) fn ask_for(place: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: nothing is read from the address.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
 
 /// How a number is stored; arithmetic is always in `f32`.
 pub(crate) trait Element: Copy + Send + Sync + Default {

@@ -1,8 +1,5 @@
 //! Generation: one new position at a time, with the keys and values of the earlier ones kept.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{by_head, join_heads, split_heads};
@@ -12,7 +9,7 @@ use super::parameters::{BlockTensors, ModelError, floats, floats_mut, is_plain};
 use super::{gelu, linear, norm};
 use crate::offload::release;
 use crate::parallel;
-use crate::simd::{LANES, dot, exp, largest, sum_of};
+use crate::simd::{LANES, ask_for, dot, exp, largest, sum_of};
 use crate::vectorise::vectorised;
 
 /// New tokens whose attention is computed one by one.
@@ -190,13 +187,11 @@ fn few_new(qkv: &Tensor, layout: Layout<'_>, (keys, values): &mut (Tensor, Tenso
 /// Asks memory for a row of `first`, or of `second` where there are not so many.
 #[expect(clippy::inline_always, reason = "compiled for the registers of the kernel that it is inlined into")]
 #[inline(always)]
-fn ask_for([first, second]: [&[f32]; 2], row: usize, channels: usize) {
+fn ask_for_row([first, second]: [&[f32]; 2], row: usize, channels: usize) {
     let place = row * channels;
     let (rows, place) = if place < first.len() { (first, place) } else { (second, place - first.len()) };
-    #[cfg(target_arch = "x86_64")]
     for line in (place..rows.len().min(place + channels)).step_by(LANES) {
-        // SAFETY: nothing is read from the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(rows.as_ptr().wrapping_add(line).cast()) }
+        ask_for(rows.as_ptr().wrapping_add(line));
     }
 }
 
@@ -207,7 +202,7 @@ vectorised! {
         let scale = 1.0 / (channels as f32).sqrt();
         let mut weights = vec![0.0; keys.len() / channels];
         for (row, (weight, key)) in weights.iter_mut().zip(keys.chunks_exact(channels)).enumerate() {
-            ask_for([keys, values], row + AHEAD, channels);
+            ask_for_row([keys, values], row + AHEAD, channels);
             *weight = dot(query, key) * scale;
         }
         let peak = largest(&weights);
@@ -217,7 +212,7 @@ vectorised! {
         let share = 1.0 / sum_of(&weights, |weight| weight);
         output.fill(0.0);
         for (row, (weight, value)) in weights.iter().zip(values.chunks_exact(channels)).enumerate() {
-            ask_for([values, &[]], row + AHEAD, channels);
+            ask_for_row([values, &[]], row + AHEAD, channels);
             for (output, value) in output.iter_mut().zip(value) {
                 *output += weight * share * value;
             }

@@ -14,10 +14,14 @@ use super::{Rule, Update};
 use crate::aten;
 use crate::model::parameters::{floats, floats_mut, is_plain};
 use crate::parallel;
+use crate::simd::{LANES, ask_for};
 use crate::vectorise::vectorised;
 
 /// Elements one thread updates at a time: four arrays of them stay in a core's own cache.
 pub(super) const CHUNK: usize = 1 << 14;
+
+/// Elements of each array that are asked for before they are read: processors do so themselves, but no further than the next 4 KiB.
+const AHEAD: usize = 256;
 
 /// What epsilon is added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,11 +126,26 @@ vectorised! {
             [numbers.gradient_scale, numbers.keep, numbers.step_size, numbers.correction, numbers.epsilon].map(|number| number as f32);
         let [beta_1, beta_2] = numbers.betas.map(|beta| beta as f32);
         let [rest_1, rest_2] = numbers.betas.map(|beta| (1.0 - beta) as f32);
-        for (((parameter, gradient), first), second) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
+        let update = |parameter: &mut f32, gradient: &f32, first: &mut f32, second: &mut f32| {
             let gradient = gradient * scale;
             *first = *first * beta_1 + gradient * rest_1;
             *second = *second * beta_2 + gradient * gradient * rest_2;
             *parameter = *parameter * keep - step_size * *first / (second.sqrt() * correction + epsilon);
+        };
+        let (parameters, parameter) = parameter.as_chunks_mut::<LANES>();
+        let (gradients, gradient) = gradient.as_chunks::<LANES>();
+        let (firsts, first) = first.as_chunks_mut::<LANES>();
+        let (seconds, second) = second.as_chunks_mut::<LANES>();
+        for (((parameter, gradient), first), second) in parameters.iter_mut().zip(gradients).zip(firsts).zip(seconds) {
+            for place in [parameter.as_ptr(), gradient.as_ptr(), first.as_ptr(), second.as_ptr()] {
+                ask_for(place.wrapping_add(AHEAD));
+            }
+            for (((parameter, gradient), first), second) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
+                update(parameter, gradient, first, second);
+            }
+        }
+        for (((parameter, gradient), first), second) in parameter.iter_mut().zip(gradient).zip(first).zip(second) {
+            update(parameter, gradient, first, second);
         }
     }
 }
