@@ -3,7 +3,10 @@
 use std::{future::Future, io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::Mutex,
+};
 
 use crate::{
     exit::{Exit, Failure},
@@ -66,9 +69,9 @@ async fn over(timeout: Option<Span>) -> Span {
     span
 }
 
-/// A line that broke is the end of the looking, and not of the job.
+/// A line that broke, or a store whose disk is full, is the end of the looking, and not of the job.
 fn goes_on(id: &JobId, failure: Failure) -> Failure {
-    if failure.exit != Exit::Network {
+    if !matches!(failure.exit, Exit::Network | Exit::Failure) {
         return failure;
     }
     Failure { message: format!("{}; the job {id} goes on", failure.message), exit: failure.exit, ..detached(id) }
@@ -134,28 +137,48 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
 
 /// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM).
 async fn interrupt() {
+    static TERMINATIONS: Signals = Signals::const_new(None);
     tokio::select! {
         () = ctrl_c() => {}
-        () = come(SignalKind::terminate()) => {}
+        () = come(SignalKind::terminate(), &TERMINATIONS) => {}
     }
 }
 
 /// Returns when the user presses Ctrl-C.
 pub async fn ctrl_c() {
-    come(SignalKind::interrupt()).await;
+    static INTERRUPTS: Signals = Signals::const_new(None);
+    come(SignalKind::interrupt(), &INTERRUPTS).await;
 }
 
-async fn come(kind: SignalKind) {
-    match signal(kind) {
-        Ok(mut signals) => drop(signals.recv().await),
+/// Those of one kind since the first wait for one: from then on they do not end the program, so that one which comes between two waits has to end
+/// the next.
+type Signals = Mutex<Option<Signal>>;
+
+async fn come(kind: SignalKind, signals: &Signals) {
+    let mut signals = signals.lock().await;
+    if signals.is_none() {
+        *signals = signal(kind).ok();
+    }
+    match &mut *signals {
+        Some(signals) => drop(signals.recv().await),
         // Without a handler the signal ends the program by itself.
-        Err(_) => std::future::pending().await,
+        None => std::future::pending().await,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_signal_between_two_waits_ends_the_next() {
+        static SIGNALS: Signals = Signals::const_new(None);
+        let wait = |patience| tokio::time::timeout(patience, come(SignalKind::user_defined1(), &SIGNALS));
+        assert!(wait(Duration::from_millis(10)).await.is_err(), "none came");
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::USR1).unwrap();
+        wait(Duration::from_secs(30)).await.expect("it came before");
+        assert!(wait(Duration::from_millis(10)).await.is_err(), "it ended one wait");
+    }
 
     #[test]
     fn who_loses_the_line_is_told_how_to_find_the_job_again() {

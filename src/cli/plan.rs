@@ -7,8 +7,8 @@ use std::{
 
 use clap::Args;
 use ft_trainer::{
-    config::DeviceChoice,
-    micro_batch::MicroBatch,
+    config::{DeviceChoice, Offload, Recompute, TrainSettings},
+    micro_batch::{MicroBatch, available_memory},
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
 };
 use serde_json::{Value, json};
@@ -63,6 +63,9 @@ impl Arguments {
                 let fix = finding.fix.map(|fix| format!(" ({fix})")).unwrap_or_default();
                 world.report.warn(&format!("{}: {}: it cannot run before that is mended{fix}", finding.what, finding.message));
             }
+        }
+        if let Some(lack) = Memory::of(&plan).and_then(|memory| memory.lack(&plan)) {
+            world.report.warn(&lack);
         }
         let room = match world.provider.answers().await {
             Ok(()) => world.provider.room(&plan).await,
@@ -132,8 +135,8 @@ impl Show for Planned {
             table.pair("starts from", weights);
         }
         table.pair("training", training(plan));
-        if let Some(memory) = memory(plan) {
-            table.pair("memory", memory);
+        if let Some(memory) = Memory::of(plan) {
+            table.pair("memory", memory.text(plan));
         }
         table.pair("attempts", format!("at most {}", plan.retry.attempts));
         table.pair("time to live", plan.ttl.to_string());
@@ -171,29 +174,81 @@ fn training(plan: &Plan) -> String {
     format!("{length} of {} tokens", train.tokens_per_step())
 }
 
-/// What the trainer will need at its peak, where the model and its vocabulary are known before the data is prepared.
-fn memory(plan: &Plan) -> Option<String> {
-    let DataPlan::Text(data) = &plan.data else { return None };
-    let vocabulary = data.tokenizer.vocabulary.unwrap_or(PUBLISHED_VOCABULARY);
-    let shape = match &plan.initial_weights {
-        Some(directory) => Shape::read(Path::new(directory)).ok()?,
-        None => Shape::resolve(&plan.model, vocabulary, plan.train.block_size).ok()?,
-    };
-    let on_gpu = match plan.train.device {
-        DeviceChoice::Cpu => false,
-        DeviceChoice::Cuda => true,
-        DeviceChoice::Auto => match plan.backend.as_str() {
-            "gce" => plan.gce.accelerators > 0,
-            "docker" => plan.docker.gpus != Gpus::None,
-            _ => false,
-        },
-    };
-    let needed = TrainingMemory::of(&shape, &plan.train, on_gpu).total() >> 20;
-    let of_what = if on_gpu { " of the GPU" } else { "" };
-    let beside = if on_gpu { TrainingMemory::beside_device(&shape, &plan.train) >> 20 } else { 0 };
-    let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
-    let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
-    Some(format!("about {needed} MiB{of_what}{more}{beside}"))
+/// The memory that training needs at its peak, in bytes.
+struct Memory {
+    on_gpu: bool,
+    /// Of what computes: as the plan says, and at least.
+    needed: u64,
+    least: u64,
+    /// Of main memory, where a GPU computes.
+    beside: u64,
+}
+
+impl Memory {
+    /// `None` where the model or its vocabulary is not known before the data is prepared.
+    fn of(plan: &Plan) -> Option<Self> {
+        let shape = match (&plan.initial_weights, &plan.data) {
+            (Some(directory), _) => Shape::read(Path::new(directory)).ok()?,
+            (None, DataPlan::Text(data)) => {
+                let vocabulary = data.tokenizer.vocabulary.unwrap_or(PUBLISHED_VOCABULARY);
+                Shape::resolve(&plan.model, vocabulary, plan.train.block_size).ok()?
+            }
+            _ => return None,
+        };
+        let on_gpu = match plan.train.device {
+            DeviceChoice::Cpu => false,
+            DeviceChoice::Cuda => true,
+            DeviceChoice::Auto => match plan.backend.as_str() {
+                "gce" => plan.gce.accelerators > 0,
+                "docker" => plan.docker.gpus != Gpus::None,
+                _ => false,
+            },
+        };
+        let of = |train: &TrainSettings| TrainingMemory::of(&shape, train, on_gpu).total();
+        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
+        let beside = if on_gpu { TrainingMemory::beside_device(&shape, &one) } else { 0 };
+        Some(Self { on_gpu, needed: of(&plan.train), least: of(&one), beside })
+    }
+
+    fn text(&self, plan: &Plan) -> String {
+        let of_what = if self.on_gpu { " of the GPU" } else { "" };
+        let beside = self.beside >> 20;
+        let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
+        let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
+        format!("about {} MiB{of_what}{more}{beside}", self.needed >> 20)
+    }
+
+    /// What there is too little of for even one sequence at a time: with more of them, a run that runs out of memory goes on with fewer.
+    fn lack(&self, plan: &Plan) -> Option<String> {
+        let gce = &plan.gce;
+        let there = match plan.backend.as_str() {
+            "local" if !self.on_gpu => vec![(self.least, available_memory(), "this machine has".to_owned())],
+            "gce" => {
+                let card = gce.card().filter(|_| self.on_gpu);
+                let card = card.map(|card| (self.least, u64::from(card.memory_gb) << 30, format!("a {} has", gce.accelerator)));
+                let main = if self.on_gpu { self.beside } else { self.least };
+                let main = (main, u64::from(gce.memory_gb) << 30, format!("a {} has", gce.machine_type()));
+                card.into_iter().chain([main]).collect()
+            }
+            _ => Vec::new(),
+        };
+        let (needed, there, has) = there.into_iter().find(|(needed, there, _)| needed > there)?;
+        let train = &plan.train;
+        let settings = [
+            (train.recompute != Recompute::Full, "train.recompute = \"full\""),
+            (train.offload == Offload::None, "train.offload = \"optimizer\""),
+            (train.offload != Offload::Model, "train.offload = \"model\""),
+            (true, "a smaller train.block_size"),
+            (true, "a larger machine"),
+        ];
+        let helps: Vec<&str> = settings.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect();
+        Some(format!(
+            "it needs about {} MiB of memory even for one sequence at a time, and {has} {} MiB; what helps: {}",
+            needed >> 20,
+            there >> 20,
+            helps.join(", ")
+        ))
+    }
 }
 
 fn machine(gce: &GcePlan) -> String {

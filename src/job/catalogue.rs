@@ -97,6 +97,8 @@ pub struct Accelerator {
     /// The regional metric of its machines' vCPUs, where the service has one.
     #[serde(default)]
     pub cpu_quota: Option<String>,
+    /// Of one card, by its maker's sheet.
+    pub memory_gb: u32,
     /// What the libraries on the machine must have kernels for.
     pub compute_capability: f64,
     /// When its prices were read.

@@ -1,11 +1,9 @@
 //! Carries a job on from wherever it stands. There is no daemon: whoever holds the job's supervisor lease drives, everyone else
 //! watches, and the next one takes over when the holder is gone.
 
-use std::{
-    future::Future,
-    pin::pin,
-    time::{Duration, Instant},
-};
+use std::{future::Future, pin::pin, time::Duration};
+
+use tokio::time::Instant;
 
 use super::{Next, Result, World, journal::Journal, step};
 use crate::{
@@ -49,6 +47,8 @@ const LEASE: Duration = Duration::from_secs(15);
 const RENEW: Duration = Duration::from_secs(3);
 /// How often a watcher looks.
 const WATCH: Duration = Duration::from_millis(500);
+/// Without a renewal for so long, a supervisor no longer drives: after three quarters of the lease's life another may take it.
+const UNRENEWED: Duration = Duration::from_secs(9);
 /// Network errors in a row after which a person should look.
 const MAX_FAILURES: u32 = 8;
 /// Tear-downs in a row that failed at once.
@@ -59,42 +59,75 @@ const LONG: Duration = Duration::from_secs(5);
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
     let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), world.supervisor.clone(), LEASE);
+    // An invocation that never held the lease has nothing to go on with.
+    let mut failures = MAX_FAILURES;
     loop {
-        let record = super::journal::read(world.store.as_ref(), id).await?.0;
-        if until.reached(&record) {
-            return Ok(record);
-        }
-        match contender.acquire().await? {
+        let asked = Instant::now();
+        match take(world, id, until, &mut contender).await {
+            Ok(Taken::Over(record)) => return Ok(*record),
             // Whoever was held up for longer than the lease lives (a laptop that slept) goes on as a watcher.
-            Acquired::Held(lease) => {
-                if let Some(record) = drive_with(world, id, until, lease).await? {
+            Ok(Taken::Held(lease)) => {
+                failures = 0;
+                if let Some(record) = drive_with(world, id, until, lease, asked).await? {
                     return Ok(record);
                 }
             }
-            Acquired::HeldBy(_) => world.clock.sleep(WATCH.min(contender.lapses_in())).await,
+            Ok(Taken::Elsewhere) => world.clock.sleep(WATCH.min(contender.lapses_in())).await,
+            // The store was there a moment ago.
+            Err(failure) if matches!(failure.exit, Exit::Network | Exit::Failure) && failures < MAX_FAILURES => {
+                if failures == 0 {
+                    world.report.warn(&format!("{}; trying again", failure.message));
+                }
+                world.clock.sleep(WATCH * (1 << failures)).await;
+                failures += 1;
+            }
+            Err(failure) => return Err(failure),
         }
     }
 }
 
-/// `None` when somebody else has taken the lease meanwhile.
-async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease) -> Result<Option<Record>> {
-    let result = held(&mut lease, carry(world, id, until)).await;
+enum Taken {
+    Over(Box<Record>),
+    Held(Lease),
+    Elsewhere,
+}
+
+async fn take(world: &World, id: &JobId, until: Until, contender: &mut Contender) -> Result<Taken> {
+    let record = super::journal::read(world.store.as_ref(), id).await?.0;
+    if until.reached(&record) {
+        return Ok(Taken::Over(Box::new(record)));
+    }
+    Ok(match contender.acquire().await? {
+        Acquired::Held(lease) => Taken::Held(lease),
+        Acquired::HeldBy(_) => Taken::Elsewhere,
+    })
+}
+
+/// `None` when somebody else has, or may have, taken the lease meanwhile.
+async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease, taken: Instant) -> Result<Option<Record>> {
+    let result = held(&mut lease, taken, carry(world, id, until)).await;
     // Best effort: a lease that stays lapses by itself, and at once when this process ends.
     let _ = lease.release().await;
     result
 }
 
-/// Runs `work` while renewing the lease. A stage may take minutes (a build, an upload); the lease lives seconds, so that a crash is
-/// noticed soon. `None` when it was lost.
-async fn held<T>(lease: &mut Lease, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
+/// Runs `work` while renewing the lease, which was `taken` then at the earliest. A stage may take minutes (a build, an upload); the lease lives
+/// seconds, so that a crash is noticed soon. `None` when it was lost, or could not be renewed for so long that it may be.
+async fn held<T>(lease: &mut Lease, taken: Instant, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
     let mut work = pin!(work);
+    let mut renewed = taken;
     loop {
-        tokio::select! {
+        let asked = tokio::select! {
             result = &mut work => return result.map(Some),
-            () = tokio::time::sleep(RENEW) => match lease.renew().await {
-                Err(StoreError::Conflict { .. }) => return Ok(None),
-                renewed => renewed?,
-            },
+            () = tokio::time::sleep(RENEW) => Instant::now(),
+        };
+        match lease.renew().await {
+            Ok(()) => renewed = asked,
+            Err(StoreError::Conflict { .. }) => return Ok(None),
+            Err(_) if renewed.elapsed() >= UNRENEWED => return Ok(None),
+            // A disk that is full for a moment, a line that is away.
+            Err(StoreError::Io { .. }) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }
@@ -132,15 +165,15 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
     match failure.exit {
         // Somebody else wrote the record (a cancel, a second supervisor): read it and go on from there.
         Exit::Conflict if !last_try => job.reload().await,
-        Exit::Network | Exit::MayBill if !last_try => {
+        exit if !last_try && may_pass(exit, job.state_kept()) => {
             world.report.warn(&format!("{}; trying again", failure.message));
             world.clock.sleep(job.record.plan.retry.pause(failures)).await;
             job.reload().await
         }
         Exit::Conflict | Exit::Network | Exit::MayBill => Err(failure),
-        _ if job.record.state == State::TearingDown => Err(failure),
+        _ if job.state_kept() == State::TearingDown => Err(failure),
         // Credentials that ended are the user's affair, and no reason to take a machine from a job that trains.
-        Exit::Denied if job.record.state == State::Running => {
+        Exit::Denied if job.state_kept() == State::Running => {
             let id = &job.record.id;
             Err(Failure { message: format!("{}; the job {id} goes on by itself", failure.message), ..failure }
                 .fix(format!("sign in again, then `ftctl logs -f {id}`")))
@@ -153,6 +186,15 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
     }
 }
 
+/// What another try may cure. A disk that is full for a moment is no end of a job that trains, nor of one that has trained.
+fn may_pass(exit: Exit, state: State) -> bool {
+    match exit {
+        Exit::Network | Exit::MayBill => true,
+        Exit::Failure => matches!(state, State::Running | State::Collecting),
+        _ => false,
+    }
+}
+
 fn failure_text(failure: &Failure) -> String {
     match &failure.fix {
         Some(fix) => format!("{}\n{fix}", failure.message),
@@ -162,22 +204,47 @@ fn failure_text(failure: &Failure) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{future::pending, sync::Arc};
+    use std::{
+        future::pending,
+        sync::{Arc, atomic::Ordering},
+    };
 
     use super::*;
-    use crate::store::{Store, lease::Holder, memory::MemoryStore};
+    use crate::store::{Store, faulty::FaultyStore, lease::Holder, memory::MemoryStore};
+
+    async fn take(store: &Arc<dyn Store>, attempt: u32) -> Lease {
+        match Lease::acquire(store, "lease".to_owned(), Holder::this_process(attempt), LEASE).await {
+            Ok(Acquired::Held(lease)) => lease,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn work_ends_with_its_lease_and_without_a_failure() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let take = async |attempt| match Lease::acquire(&store, "lease".to_owned(), Holder::this_process(attempt), LEASE).await {
-            Ok(Acquired::Held(lease)) => lease,
-            other => panic!("{other:?}"),
-        };
-        let mut lease = take(0).await;
-        assert!(matches!(held(&mut lease, async { Ok(7) }).await, Ok(Some(7))));
+        let mut lease = take(&store, 0).await;
+        assert!(matches!(held(&mut lease, Instant::now(), async { Ok(7) }).await, Ok(Some(7))));
         // A higher attempt stands for the supervisor who found it lapsed.
-        take(1).await;
-        assert!(matches!(held(&mut lease, pending::<Result<()>>()).await, Ok(None)));
+        take(&store, 1).await;
+        assert!(matches!(held(&mut lease, Instant::now(), pending::<Result<()>>()).await, Ok(None)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_away_ends_work_only_when_another_may_take_the_lease() {
+        let faulty = FaultyStore::new(Arc::new(MemoryStore::new()));
+        let store: Arc<dyn Store> = faulty.clone();
+        let mut lease = take(&store, 0).await;
+        faulty.down.store(true, Ordering::SeqCst);
+        let work = async {
+            tokio::time::sleep(2 * RENEW + Duration::from_secs(1)).await;
+            faulty.down.store(false, Ordering::SeqCst);
+            tokio::time::sleep(2 * LEASE).await;
+            Ok(7)
+        };
+        assert!(matches!(held(&mut lease, Instant::now(), work).await, Ok(Some(7))));
+        faulty.down.store(true, Ordering::SeqCst);
+        let begun = Instant::now();
+        assert!(matches!(held(&mut lease, begun, pending::<Result<()>>()).await, Ok(None)));
+        assert!(begun.elapsed() < LEASE * 3 / 4, "{:?}", begun.elapsed());
     }
 }

@@ -23,6 +23,7 @@ pub struct Journal {
     pub out_of_sight: bool,
     /// What this invocation has heard of the running attempt.
     pub vigil: Vigil,
+    kept: State,
     etag: ETag,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
@@ -45,12 +46,14 @@ impl Journal {
     }
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
-        Self { record, out_of_sight: false, vigil: Vigil::default(), etag, store: world.store.clone(), clock: world.clock.clone() }
+        let (kept, store, clock) = (record.state, world.store.clone(), world.clock.clone());
+        Self { record, out_of_sight: false, vigil: Vigil::default(), kept, etag, store, clock }
     }
 
     /// Reads the record again, whatever this invocation thought.
     pub async fn reload(&mut self) -> Result<()> {
         (self.record, self.etag) = read(self.store.as_ref(), &self.record.id).await?;
+        self.kept = self.record.state;
         Ok(())
     }
 
@@ -58,7 +61,13 @@ impl Journal {
     pub async fn save(&mut self) -> Result<()> {
         let condition = Condition::IfMatch(self.etag.clone());
         self.etag = self.store.put(&path::record(&self.record.id), encode(&self.record), condition).await?;
+        self.kept = self.record.state;
         Ok(())
+    }
+
+    /// The state that is written down: another one was entered in vain where that could not be.
+    pub fn state_kept(&self) -> State {
+        self.kept
     }
 
     pub fn note(&mut self, kind: EventKind) {

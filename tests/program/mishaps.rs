@@ -272,6 +272,25 @@ fn a_plan_tells_the_memory_of_what_computes() {
 }
 
 #[test]
+fn a_plan_warns_of_a_model_that_no_machine_of_its_kind_holds() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.run(&["init", "gpt2-xl-v100", "--out", "job.toml"]).code, Some(0));
+    fs::create_dir(sandbox.path("gpt2-xl")).expect("a directory");
+    let shape =
+        json!({ "model_type": "gpt2", "n_layer": 48, "n_head": 25, "n_embd": 1600, "n_positions": 1024, "vocab_size": 50257 });
+    sandbox.write("gpt2-xl/config.json", shape.to_string());
+    let warned = |sets: &[&str]| {
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        let plan = ["plan", "job.toml", "--store", "azure://account/container"];
+        let said = sandbox.run(&plan.into_iter().chain(sets).collect::<Vec<_>>());
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        said.stderr.contains("MiB of memory even for one sequence at a time, and a v100 has 16384 MiB").then_some(said.stderr)
+    };
+    assert_eq!(warned(&[]), None);
+    assert!(warned(&["train.offload=none"]).is_some_and(|said| said.contains("what helps: train.offload = \"optimizer\", ")));
+}
+
+#[test]
 fn a_plan_warns_of_data_that_is_not_there() {
     let sandbox = Sandbox::new();
     sandbox.write("job.toml", "name = \"a\"\n[data]\ntrain = [\"nowhere.txt\"]\n");
