@@ -21,7 +21,8 @@ pub struct Arguments {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let (world, record) = app.block_on(app.job(&self.job))?;
-        app.output.show(&explain(&record, world.clock.now()))
+        let explanation = app.block_on(explain(&world, &record))?;
+        app.output.show(&explanation)
     }
 }
 

@@ -74,7 +74,8 @@ fn goes_on(id: &JobId, failure: Failure) -> Failure {
     if !matches!(failure.exit, Exit::Network | Exit::Failure) {
         return failure;
     }
-    Failure { message: format!("{}; the job {id} goes on", failure.message), exit: failure.exit, ..detached(id) }
+    let message = format!("{}; the job {id} goes on", failure.message);
+    Failure { message, exit: failure.exit, fix: failure.fix.or(detached(id).fix) }
 }
 
 /// What a user who stopped looking can do next.
@@ -139,6 +140,8 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
 async fn interrupt() {
     static TERMINATIONS: Signals = Signals::const_new(None);
     tokio::select! {
+        // Of both at once, Ctrl-C is the one that must not be left for the next wait: a second one ends the program.
+        biased;
         () = ctrl_c() => {}
         () = come(SignalKind::terminate(), &TERMINATIONS) => {}
     }

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use ft_trainer::{
-    config::{DeviceChoice, Offload, Recompute, TrainSettings},
+    config::{DeviceChoice, Engine, Offload, Recompute, TrainSettings},
     micro_batch::{MicroBatch, available_memory},
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
 };
@@ -177,11 +177,9 @@ fn training(plan: &Plan) -> String {
 /// The memory that training needs at its peak, in bytes.
 struct Memory {
     on_gpu: bool,
-    /// Of what computes: as the plan says, and at least.
-    needed: u64,
-    least: u64,
-    /// Of main memory, where a GPU computes.
-    beside: u64,
+    /// Of what computes, and of main memory beside a GPU: as the plan says, and with one sequence at a time.
+    needed: [u64; 2],
+    least: [u64; 2],
 }
 
 impl Memory {
@@ -204,51 +202,59 @@ impl Memory {
                 _ => false,
             },
         };
-        let of = |train: &TrainSettings| TrainingMemory::of(&shape, train, on_gpu).total();
+        let of = |train: &TrainSettings| {
+            let beside = if on_gpu { TrainingMemory::beside_device(&shape, train) } else { 0 };
+            [TrainingMemory::of(&shape, train, on_gpu).total(), beside]
+        };
         let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
-        let beside = if on_gpu { TrainingMemory::beside_device(&shape, &one) } else { 0 };
-        Some(Self { on_gpu, needed: of(&plan.train), least: of(&one), beside })
+        Some(Self { on_gpu, needed: of(&plan.train), least: of(&one) })
     }
 
     fn text(&self, plan: &Plan) -> String {
         let of_what = if self.on_gpu { " of the GPU" } else { "" };
-        let beside = self.beside >> 20;
+        let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
         let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
         let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
-        format!("about {} MiB{of_what}{more}{beside}", self.needed >> 20)
+        format!("about {needed} MiB{of_what}{more}{beside}")
     }
 
     /// What there is too little of for even one sequence at a time: with more of them, a run that runs out of memory goes on with fewer.
     fn lack(&self, plan: &Plan) -> Option<String> {
-        let gce = &plan.gce;
-        let there = match plan.backend.as_str() {
-            "local" if !self.on_gpu => vec![(self.least, available_memory(), "this machine has".to_owned())],
-            "gce" => {
-                let card = gce.card().filter(|_| self.on_gpu);
-                let card = card.map(|card| (self.least, u64::from(card.memory_gb) << 30, format!("a {} has", gce.accelerator)));
-                let main = if self.on_gpu { self.beside } else { self.least };
-                let main = (main, u64::from(gce.memory_gb) << 30, format!("a {} has", gce.machine_type()));
-                card.into_iter().chain([main]).collect()
+        let (gce, [computes, beside]) = (&plan.gce, self.least);
+        let of_machine = (u64::from(gce.memory_gb) << 30, format!("a {} has", gce.machine_type()));
+        let (needed, (there, has), helps) = match (plan.backend.as_str(), self.on_gpu) {
+            ("local", false) => (computes, (available_memory(), "this machine has free".to_owned()), savings(&plan.train, false)),
+            ("gce", false) => (computes, of_machine, savings(&plan.train, false)),
+            ("gce", true) if beside > of_machine.0 => (beside, of_machine, vec!["more compute.gce.memory_gb"]),
+            ("gce", true) => {
+                let memory = u64::from(gce.card()?.memory_gb) << 30;
+                (computes, (memory, format!("a {} has", gce.accelerator)), savings(&plan.train, true))
             }
-            _ => Vec::new(),
+            _ => return None,
         };
-        let (needed, there, has) = there.into_iter().find(|(needed, there, _)| needed > there)?;
-        let train = &plan.train;
-        let settings = [
-            (train.recompute != Recompute::Full, "train.recompute = \"full\""),
-            (train.offload == Offload::None, "train.offload = \"optimizer\""),
-            (train.offload != Offload::Model, "train.offload = \"model\""),
-            (true, "a smaller train.block_size"),
-            (true, "a larger machine"),
-        ];
-        let helps: Vec<&str> = settings.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect();
-        Some(format!(
-            "it needs about {} MiB of memory even for one sequence at a time, and {has} {} MiB; what helps: {}",
-            needed >> 20,
-            there >> 20,
-            helps.join(", ")
-        ))
+        (needed > there).then(|| {
+            let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
+            let helps = helps.join(", ");
+            format!(
+                "it needs about {needed} MiB of memory even for one sequence at a time, and {has} {there} MiB; what helps: {helps}"
+            )
+        })
     }
+}
+
+/// What makes the memory smaller that computes.
+fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
+    // With libtorch's kernels on the CPU nothing lies in files: what is offloaded is there twice.
+    let may_offload = on_gpu || train.engine != Engine::Libtorch;
+    let settings = [
+        (matches!(train.recompute, Recompute::None | Recompute::Selective), "train.recompute = \"full\""),
+        (train.recompute == Recompute::Full, "train.recompute = \"host\""),
+        (may_offload && train.offload == Offload::None, "train.offload = \"optimizer\""),
+        (may_offload && train.offload != Offload::Model, "train.offload = \"model\""),
+        (true, "a smaller train.block_size"),
+        (true, "a larger machine"),
+    ];
+    settings.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect()
 }
 
 fn machine(gce: &GcePlan) -> String {

@@ -45,11 +45,12 @@ impl Until {
 const LEASE: Duration = Duration::from_secs(15);
 /// Leaves two more tries before it lapses.
 const RENEW: Duration = Duration::from_secs(3);
-/// How often a watcher looks.
+/// How often a watcher looks, and the longest it waits for a store that fails.
 const WATCH: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(30);
 /// Without a renewal for so long, a supervisor no longer drives: after three quarters of the lease's life another may take it.
 const UNRENEWED: Duration = Duration::from_secs(9);
-/// Network errors in a row after which a person should look.
+/// Errors in a row that might have passed, after which a person should look.
 const MAX_FAILURES: u32 = 8;
 /// Tear-downs in a row that failed at once.
 const MAX_TEAR_DOWNS: u32 = 3;
@@ -59,7 +60,7 @@ const LONG: Duration = Duration::from_secs(5);
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
     let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), world.supervisor.clone(), LEASE);
-    // An invocation that never held the lease has nothing to go on with.
+    // The first look at the store must succeed.
     let mut failures = MAX_FAILURES;
     loop {
         let asked = Instant::now();
@@ -72,13 +73,16 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
                     return Ok(record);
                 }
             }
-            Ok(Taken::Elsewhere) => world.clock.sleep(WATCH.min(contender.lapses_in())).await,
+            Ok(Taken::Elsewhere) => {
+                failures = 0;
+                world.clock.sleep(WATCH.min(contender.lapses_in())).await;
+            }
             // The store was there a moment ago.
             Err(failure) if matches!(failure.exit, Exit::Network | Exit::Failure) && failures < MAX_FAILURES => {
                 if failures == 0 {
                     world.report.warn(&format!("{}; trying again", failure.message));
                 }
-                world.clock.sleep(WATCH * (1 << failures)).await;
+                world.clock.sleep((WATCH * (1 << failures)).min(LONGEST)).await;
                 failures += 1;
             }
             Err(failure) => return Err(failure),
@@ -119,7 +123,7 @@ async fn held<T>(lease: &mut Lease, taken: Instant, work: impl Future<Output = R
     loop {
         let asked = tokio::select! {
             result = &mut work => return result.map(Some),
-            () = tokio::time::sleep(RENEW) => Instant::now(),
+            () = tokio::time::sleep(RENEW.min(UNRENEWED.saturating_sub(renewed.elapsed()))) => Instant::now(),
         };
         match lease.renew().await {
             Ok(()) => renewed = asked,
@@ -165,7 +169,7 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
     match failure.exit {
         // Somebody else wrote the record (a cancel, a second supervisor): read it and go on from there.
         Exit::Conflict if !last_try => job.reload().await,
-        exit if !last_try && may_pass(exit, job.state_kept()) => {
+        exit if !last_try && may_pass(exit, job) => {
             world.report.warn(&format!("{}; trying again", failure.message));
             world.clock.sleep(job.record.plan.retry.pause(failures)).await;
             job.reload().await
@@ -186,11 +190,11 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
     }
 }
 
-/// What another try may cure. A disk that is full for a moment is no end of a job that trains, nor of one that has trained.
-fn may_pass(exit: Exit, state: State) -> bool {
-    match exit {
-        Exit::Network | Exit::MayBill => true,
-        Exit::Failure => matches!(state, State::Running | State::Collecting),
+/// What another try may cure. A disk that is full for a moment is no end of a job that trains or has trained.
+fn may_pass(exit: Exit, job: &Journal) -> bool {
+    match (exit, job.state_kept()) {
+        (Exit::Network | Exit::MayBill, _) | (Exit::Failure, State::Running | State::Collecting | State::TearingDown) => true,
+        (Exit::Failure, State::Provisioning | State::Submitting) => job.record.attempt > 1,
         _ => false,
     }
 }

@@ -3,11 +3,15 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::job::{
-    event::{Event, EventKind},
-    id::JobId,
-    record::Record,
-    state::State,
+use super::{Result, World, supervise};
+use crate::{
+    job::{
+        event::{Event, EventKind},
+        id::{JobId, path},
+        record::Record,
+        state::State,
+    },
+    store::lease,
 };
 
 pub const EXPLANATION_SCHEMA: &str = "ftctl.explanation/1";
@@ -32,32 +36,55 @@ pub struct Told {
     pub text: String,
 }
 
-pub fn explain(record: &Record, now: Timestamp) -> Explanation {
-    let retry_at = record.retry_at.filter(|at| *at > now && !record.state.is_finished());
-    Explanation {
+pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
+    let (store, now) = (world.store.as_ref(), world.clock.now());
+    let holder = lease::holder(store, &path::supervisor_lease(&record.id)).await?;
+    let sight = Sight {
+        retry_at: record.retry_at.filter(|at| *at > now && !record.state.is_finished()),
+        ended: supervise::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
+        is_driven: holder.is_some_and(|holder| !holder.is_gone(&world.supervisor)),
+    };
+    Ok(Explanation {
         schema: EXPLANATION_SCHEMA,
         id: record.id.clone(),
         state: record.state.label(record.outcome).to_owned(),
-        now: situation(record, retry_at),
-        retry_at,
+        now: situation(record, &sight),
+        retry_at: sight.retry_at,
         events: record.events.iter().map(|event| told(event, record.attempt)).collect(),
-    }
+    })
 }
 
-fn situation(record: &Record, retry_at: Option<Timestamp>) -> String {
+/// What a job's record does not have.
+#[derive(Default)]
+struct Sight {
+    retry_at: Option<Timestamp>,
+    /// What the agent of the attempt that runs, as the record has it, said when it ended.
+    ended: Option<String>,
+    /// Whether an invocation carries it on, as far as can be seen from here.
+    is_driven: bool,
+}
+
+fn situation(record: &Record, sight: &Sight) -> String {
     let reason = record.reason.as_deref().unwrap_or("no reason is known");
-    match (record.state, retry_at) {
-        (State::Finished, _) => format!("it is over: {reason}"),
+    let what = match (record.state, sight.retry_at) {
+        (State::Finished, _) => return format!("it is over: {reason}"),
+        (State::Submitting, _) if !record.submitted => return "everything is ready; `ftctl submit` starts it".to_owned(),
         (State::TearingDown, _) => format!("its machine is being destroyed: {reason}"),
         (_, Some(at)) => format!("it waits until {at:.0} before it asks for a machine again"),
         (State::Planned | State::Uploading, _) => "its data is being prepared and uploaded".to_owned(),
         (State::Imaging, _) => "its trainer is being built".to_owned(),
         (State::Provisioning, _) => "it asks for a machine".to_owned(),
-        (State::Submitting, _) if !record.submitted => "everything is ready; `ftctl submit` starts it".to_owned(),
         (State::Submitting, _) => "its agent is being started".to_owned(),
-        (State::Running, _) => format!("attempt {} of at most {} runs", record.attempt, record.plan.retry.attempts),
+        (State::Running, _) => match &sight.ended {
+            None => return format!("attempt {} of at most {} runs", record.attempt, record.plan.retry.attempts),
+            Some(message) => format!("attempt {} has ended: {message}", record.attempt),
+        },
         (State::Collecting, _) => "its results are being collected".to_owned(),
+    };
+    if sight.is_driven {
+        return what;
     }
+    format!("{what}; nothing happens until an invocation goes on with it: `ftctl logs -f {}`", record.id)
 }
 
 fn told(event: &Event, last_attempt: u32) -> Told {
@@ -92,6 +119,25 @@ mod tests {
         let cost = "the attempt ended at step 30: preempted; the next resumes from step 20 (10 steps are done again)";
         assert_eq!(told(&event(1, ended.clone()), 2).text, cost);
         assert_eq!(told(&event(2, ended), 2).text, "the attempt ended at step 30: preempted");
+    }
+
+    #[test]
+    fn a_job_that_nobody_drives_says_how_it_goes_on() {
+        let mut record = Record::new(JobId::derive("left", "1"), crate::provider::conformance::plan(), Timestamp::UNIX_EPOCH);
+        (record.attempt, record.submitted) = (1, true);
+        let mut said = |state, ended: Option<&str>, is_driven| {
+            record.state = state;
+            situation(&record, &Sight { ended: ended.map(str::to_owned), is_driven, ..Sight::default() })
+        };
+        assert_eq!(said(State::Imaging, None, true), "its trainer is being built");
+        let left = said(State::Imaging, None, false);
+        assert!(
+            left.starts_with("its trainer is being built; nothing happens until") && left.contains("`ftctl logs -f left-"),
+            "{left}"
+        );
+        assert_eq!(said(State::Running, None, false), "attempt 1 of at most 1 runs");
+        let ended = said(State::Running, Some("trained to the end"), false);
+        assert!(ended.starts_with("attempt 1 has ended: trained to the end; nothing happens until"), "{ended}");
     }
 
     #[test]

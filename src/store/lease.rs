@@ -46,7 +46,7 @@ impl Holder {
     }
 
     /// Proof of death: the process ran where `here` runs, and is no more.
-    fn is_gone(&self, here: &Holder) -> bool {
+    pub fn is_gone(&self, here: &Holder) -> bool {
         self.host == here.host && self.realm == here.realm && !process_lives(self.pid, self.started)
     }
 }
