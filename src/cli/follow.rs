@@ -132,8 +132,10 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
         Some(Outcome::Cancelled) => format!("the job {} was {}", record.id, record.reason.as_deref().unwrap_or("cancelled")),
         _ => format!("the job {} {}: {why}", record.id, record.state.label(record.outcome)),
     };
-    let log = if record.attempt > 0 { format!("`ftctl logs {}` shows what it wrote, ", record.id) } else { String::new() };
-    Err(Failure::new(exit, message).fix(format!("{log}`ftctl explain {}` what was tried", record.id)))
+    let id = &record.id;
+    let wrote = format!("`ftctl logs {id}` shows what it wrote, `ftctl explain {id}` what was tried");
+    let fix = if record.attempt > 0 { wrote } else { format!("`ftctl explain {id}` shows what was tried") };
+    Err(Failure::new(exit, message).fix(fix))
 }
 
 /// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM).

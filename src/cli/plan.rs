@@ -8,6 +8,7 @@ use std::{
 use clap::Args;
 use ft_trainer::{
     config::{DeviceChoice, Engine, Offload, Recompute, TrainSettings},
+    data::tokenizer::Tokenizer,
     micro_batch::{MicroBatch, available_memory},
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
 };
@@ -188,7 +189,10 @@ impl Memory {
         let shape = match (&plan.initial_weights, &plan.data) {
             (Some(directory), _) => Shape::read(Path::new(directory)).ok()?,
             (None, DataPlan::Text(data)) => {
-                let vocabulary = data.tokenizer.vocabulary.unwrap_or(PUBLISHED_VOCABULARY);
+                let vocabulary = match &data.tokenizer.directory {
+                    Some(directory) => Tokenizer::load(Path::new(directory)).ok()?.vocabulary(),
+                    None => data.tokenizer.vocabulary.unwrap_or(PUBLISHED_VOCABULARY),
+                };
                 Shape::resolve(&plan.model, vocabulary, plan.train.block_size).ok()?
             }
             _ => return None,

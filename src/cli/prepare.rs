@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Take the [data] table of this job file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "column", "tokenizer", "vocabulary"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "column", "tokenizer", "vocabulary", "tokenizer_from"])]
     job: Option<PathBuf>,
     /// Text that is on this machine already
     #[arg(long, conflicts_with = "text")]
@@ -54,6 +54,9 @@ pub struct Arguments {
     /// Size of a trained vocabulary
     #[arg(long, value_name = "TOKENS")]
     vocabulary: Option<usize>,
+    /// The vocabulary in this directory, such as that of the weights to train on
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tokenizer", "vocabulary"])]
+    tokenizer_from: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -90,7 +93,9 @@ impl Arguments {
     /// The flags as the [data] table that they stand for.
     fn config(&self, base: &Path) -> Result<DataConfig, Failure> {
         let below = |paths: &[String]| paths.iter().map(|path| base.join(path).to_string_lossy().into_owned()).collect();
+        let directory = self.tokenizer_from.as_ref().map(|directory| base.join(directory).to_string_lossy().into_owned());
         let kind = match self.tokenizer {
+            _ if directory.is_some() => TokenizerKind::Files,
             Tokenizer::Gpt2 => TokenizerKind::Gpt2,
             Tokenizer::Train => TokenizerKind::Train,
         };
@@ -102,7 +107,7 @@ impl Arguments {
             validation_fraction: self.validation_fraction,
             limit_bytes: self.limit_bytes,
             column: self.column.clone(),
-            tokenizer: TokenizerConfig { kind, vocabulary: self.vocabulary },
+            tokenizer: TokenizerConfig { kind, vocabulary: self.vocabulary, directory },
         };
         validate::all_hold(validate::data(&config)).map_err(|broken| Failure::new(Exit::Usage, broken.message))?;
         Ok(config)
@@ -114,7 +119,7 @@ fn of_job(path: &Path) -> Result<DataConfig, Failure> {
     let nothing = || Failure::new(Exit::Usage, format!("{} has no [data] table: its dataset is prepared already", path.display()));
     let mut config = spec.data.ok_or_else(nothing)?;
     let base = path.parent().unwrap_or(path);
-    for path in config.train.iter_mut().chain(&mut config.validation) {
+    for path in config.train.iter_mut().chain(&mut config.validation).chain(&mut config.tokenizer.directory) {
         *path = base.join(&*path).to_string_lossy().into_owned();
     }
     Ok(config)

@@ -81,8 +81,13 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
             Money { micros: record.attempts.iter().map(of).sum() }
         }),
         may_still_bill: record.attempts.iter().any(|attempt| attempt.ended.is_none()) && status::cost(record, now) > Money::ZERO,
-        lost_steps: record.attempts.iter().map(|attempt| attempt.lost_steps).sum(),
+        lost_steps: record.attempts.iter().map(|attempt| lost_steps(record, attempt)).sum(),
     }
+}
+
+/// Steps of an attempt that the next one did again: what the last one lost is lost, and not done twice.
+fn lost_steps(record: &Record, attempt: &Attempt) -> u64 {
+    if attempt.attempt < record.attempt { attempt.lost_steps } else { 0 }
 }
 
 /// Of each attempt's cost the part that its lost steps are of all its steps; all of it where there were none and another attempt followed.
@@ -91,7 +96,7 @@ fn wasted(record: &Record, now: Timestamp) -> Money {
         let cost = status::cost_of(record, attempt, now).micros;
         match attempt.last_step.saturating_sub(attempt.first_step) {
             0 => cost * u64::from(attempt.attempt < record.attempt),
-            steps => cost.saturating_mul(attempt.lost_steps.min(steps)) / steps,
+            steps => cost.saturating_mul(lost_steps(record, attempt).min(steps)) / steps,
         }
     };
     Money { micros: record.attempts.iter().map(of).sum() }
@@ -106,7 +111,7 @@ mod tests {
     fn waste_is_what_was_done_again_and_what_came_to_nothing() {
         let mut record = Record::new(attempt("job").job, plan(), Timestamp::UNIX_EPOCH);
         let hour = |number: i64| Timestamp::from_second(3_600 * number).expect("a time");
-        let steps = [(0, 0, 0), (0, 100, 25), (75, 175, 0), (175, 175, 0)];
+        let steps = [(0, 0, 0), (0, 100, 25), (75, 175, 0), (175, 175, 1)];
         for (number, (first_step, last_step, lost_steps)) in (1..).zip(steps) {
             let (started, ended) = (hour(number), Some(hour(number + 1)));
             let price_per_hour = Money { micros: 1_000_000 };
@@ -117,6 +122,7 @@ mod tests {
         record.attempt = 4;
         let receipt = receipt(&record, hour(9));
         assert_eq!((receipt.cost.micros, receipt.wasted.micros), (4_000_000, 1_250_000));
+        assert_eq!(receipt.lost_steps, 25, "what the last attempt lost was not done again");
         assert_eq!(receipt.lasting_cost, None, "nobody takes such machines away");
         record.plan.backend = "gce".to_owned();
         let lasting = record.plan.lasting_price().expect("a spot machine");

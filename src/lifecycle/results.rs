@@ -15,7 +15,7 @@ pub struct Results {
     pub step: u64,
     /// On the validation split, before the first step.
     pub first_perplexity: Option<f64>,
-    /// On the validation split, as measured last; `None` until it was measured after a step.
+    /// On the validation split, of the weights that the job ended with, else as measured last; `None` until it was measured after a step.
     pub last_perplexity: Option<f64>,
     /// Text that the trained model wrote.
     pub sample: Option<String>,
@@ -27,8 +27,15 @@ impl Results {
             Event::Eval { step: 0, perplexity, .. } => self.first_perplexity = Some(perplexity),
             Event::Eval { perplexity, .. } => self.last_perplexity = Some(perplexity),
             Event::Sample { text, .. } => self.sample = Some(text),
-            Event::Step { step, .. } | Event::Done { step, .. } => self.step = self.step.max(step),
-            Event::Start { .. } | Event::Skipped { .. } | Event::Checkpoint { .. } | Event::Unknown => {}
+            Event::Step { step, .. } | Event::Skipped { step, .. } | Event::Checkpoint { step, .. } => {
+                self.step = self.step.max(step);
+            }
+            Event::Done { step, perplexity, .. } => {
+                self.step = self.step.max(step);
+                // Where the best weights are kept, those of the last evaluation may be others.
+                self.last_perplexity = perplexity.or(self.last_perplexity);
+            }
+            Event::Start { .. } | Event::Unknown => {}
         }
     }
 }
@@ -68,5 +75,10 @@ mod tests {
         assert_eq!((results.first_perplexity, results.last_perplexity), (Some(300.0), None));
         results.add(measured(5, 30.0));
         assert_eq!((results.first_perplexity, results.last_perplexity), (Some(300.0), Some(30.0)));
+        let done = |perplexity| Event::Done { step: 5, seconds: 1.0, perplexity };
+        results.add(done(None));
+        assert_eq!(results.last_perplexity, Some(30.0));
+        results.add(done(Some(20.0)));
+        assert_eq!((results.step, results.last_perplexity), (5, Some(20.0)), "the best weights, and not the last");
     }
 }

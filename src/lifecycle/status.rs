@@ -136,7 +136,7 @@ fn apply(status: &mut JobStatus, event: &Event) {
             (status.step, status.steps, status.loss) = (Some(step), Some(steps), Some(loss));
             (status.tokens_per_second, status.eta_seconds) = (Some(tokens_per_second), Some(eta_seconds));
         }
-        Event::Eval { perplexity, .. } => status.perplexity = Some(perplexity),
+        Event::Eval { step, perplexity, .. } => (status.step, status.perplexity) = (Some(step), Some(perplexity)),
         Event::Skipped { step, .. } | Event::Checkpoint { step, .. } | Event::Sample { step, .. } | Event::Done { step, .. } => {
             status.step = Some(step);
         }
@@ -175,7 +175,11 @@ pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Op
     Ok(lines
         .iter()
         .filter_map(|line| match line.event {
-            Event::Step { step, .. } | Event::Checkpoint { step, .. } | Event::Start { step, .. } => Some(step),
+            Event::Start { step, .. }
+            | Event::Step { step, .. }
+            | Event::Skipped { step, .. }
+            | Event::Eval { step, .. }
+            | Event::Checkpoint { step, .. } => Some(step),
             _ => None,
         })
         .max())

@@ -67,7 +67,7 @@ pub(super) fn there(path: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Failure::new(Exit::NotFound, format!("there is no {}", path.display()))
-        .fix("correct the path in the job file; a relative one begins where the file is"))
+        .fix("correct the path; in a job file a relative one begins where the file is"))
 }
 
 async fn send(world: &World, directory: &Path) -> Result<String> {
@@ -123,7 +123,9 @@ pub fn prepare(config: &DataConfig, cache: &Path, out: &Path, report: &dyn Repor
     })?)
 }
 
+/// Before any text is read: a tokenizer that is not there is known at once.
 fn sources_of(config: &DataConfig, cache: &Path) -> Result<Option<Vec<PathBuf>>> {
+    config.tokenizer.files().try_for_each(|file| there(&file))?;
     match config.source {
         Some(TextSource::CargoDependencies) => cargo_sources(cache).map(Some),
         None => Ok(None),

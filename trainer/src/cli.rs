@@ -20,6 +20,7 @@ use crate::micro_batch::MicroBatch;
 use crate::model::{Gpt2, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
 use crate::oracle;
 use crate::process;
+use crate::run::check_tokenizer;
 use crate::sampling::Sampling;
 use crate::schedule::learning_rate;
 use crate::train::{Outcome, train};
@@ -246,7 +247,9 @@ fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
         stamp_lines();
     }
     let Outcome::Stopped { step } = train(&config, &process::STOP)? else { return Ok(0) };
-    say(&format!("stopped on request; checkpoint {} is complete, the same command resumes from it", checkpoint::name(step)));
+    // A job of ftctl's is taken up by the next attempt, if there is one.
+    let next = if std::env::var_os("FTCTL_JOB_ID").is_some() { "" } else { ", the same command resumes from it" };
+    say(&format!("stopped on request; checkpoint {} is complete{next}", checkpoint::name(step)));
     Ok(STOPPED)
 }
 
@@ -263,6 +266,7 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
     let dataset = Dataset::open(&arguments.data)?;
     let block_size = arguments.block_size.unwrap_or(shape.context);
     shape.agrees_with(&ModelConfig::default(), dataset.vocabulary(), block_size).map_err(Failure::input)?;
+    check_tokenizer(&arguments.model, &dataset)?;
     let split = match arguments.split {
         SplitName::Train => Split::Train,
         SplitName::Validation => Split::Validation,

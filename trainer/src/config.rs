@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::data::tokenizer::Tokenizer;
 use crate::lora::Lora;
 use crate::micro_batch::MicroBatch;
 
@@ -503,6 +504,14 @@ fn default_validation_fraction() -> f64 {
     0.05
 }
 
+impl TokenizerConfig {
+    /// The files of a tokenizer that is there.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let directory = self.directory.as_ref().map(PathBuf::from);
+        directory.into_iter().flat_map(|directory| Tokenizer::READ.map(|name| directory.join(name)))
+    }
+}
+
 /// What the files under `[data]` hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -536,6 +545,9 @@ pub struct TokenizerConfig {
     /// Size of a vocabulary trained on the text (with the 256 bytes and end-of-text); only with `kind = "train"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
+    /// Directory with the tokenizer's `vocab.json` and `merges.txt`, such as that of the weights to start from; only with `kind = "files"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -546,4 +558,6 @@ pub enum TokenizerKind {
     Gpt2,
     /// A byte-level BPE trained on the training text.
     Train,
+    /// The byte-level BPE that lies in `directory`: what weights that were trained with it must be trained on with, too.
+    Files,
 }

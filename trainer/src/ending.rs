@@ -7,7 +7,8 @@ use crate::config::SampleConfig;
 use crate::device;
 use crate::error::Failure;
 use crate::files;
-use crate::generate::{self, Request};
+use crate::generate::{self, Finish, Request};
+use crate::journal::say;
 use crate::process;
 use crate::progress::Event;
 use crate::run::{Run, unwritten};
@@ -64,7 +65,7 @@ impl Run {
         }
         let summary = self.summary();
         files::write_json(&self.config.output.join("summary.json"), &summary)?;
-        self.journal.tell(Event::Done { step, seconds: summary.seconds })?;
+        self.journal.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
         Ok(Outcome::Complete(summary))
     }
 
@@ -80,6 +81,9 @@ impl Run {
             draft: false, // The estimate of a run's memory knows none.
         };
         let continuation = generate::generate(&self.model, &[prompt], &request)?.swap_remove(0);
+        if continuation.finish == Finish::Context {
+            say(&format!("the sample ends where the model's context of {} tokens ends", self.model.shape().context));
+        }
         Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))
     }
 

@@ -184,7 +184,7 @@ fn sentence(event: &Event, (unit, nats): (&str, f64)) -> String {
         }
         Event::Checkpoint { name, .. } => format!("checkpoint {name}"),
         Event::Sample { text, .. } => format!("sample\n{text}"),
-        Event::Done { step, seconds } => format!("done: {step} steps in {}", duration(*seconds)),
+        Event::Done { step, seconds, .. } => format!("done: {step} steps in {}", duration(*seconds)),
         Event::Unknown => String::new(),
     }
 }
@@ -239,7 +239,7 @@ mod tests {
         let path = output.path().join("progress.jsonl");
         fs::write(&path, "{\"v\":1}\n{\"v\":").unwrap();
         let mut journal = Journal::open(output.path(), None).unwrap();
-        journal.tell(Event::Done { step: 3, seconds: 1.0 }).unwrap();
+        journal.tell(Event::Done { step: 3, seconds: 1.0, perplexity: None }).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines[1]), (3, "{\"v\":"));

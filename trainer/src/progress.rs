@@ -67,7 +67,13 @@ pub enum Event {
     /// Text generated at the end.
     Sample { step: u64, text: String },
     /// The run is complete.
-    Done { step: u64, seconds: f64 },
+    Done {
+        step: u64,
+        seconds: f64,
+        /// Of the weights that the run ended with, on the validation split; absent without one, and in lines of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        perplexity: Option<f64>,
+    },
     /// Anything a newer trainer says.
     #[serde(other)]
     Unknown,

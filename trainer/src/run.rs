@@ -14,6 +14,7 @@ use crate::checkpoint::Checkpoints;
 use crate::config::{Compat, Offload, Precision, TrainConfig, TrainSettings, Variant};
 use crate::data::error::{Class, DataError};
 use crate::data::shard::{Dataset, Split};
+use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
 use crate::files;
 use crate::guard::Guard;
@@ -77,6 +78,8 @@ impl Run {
         let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
         if checkpoint.is_none() {
             check_threads(&config.train)?;
+            check_validation(&config.train, &dataset)?;
+            config.initial_weights.as_deref().map_or(Ok(()), |weights| check_tokenizer(weights, &dataset))?;
         }
         let fresh = fresh_state(config, &dataset, &sampler, &shape)?;
         let resumed = checkpoint.as_deref().map(|checkpoint| resumed_state(checkpoint, &fresh, &config.train)).transpose()?;
@@ -183,6 +186,9 @@ impl Run {
         let less =
             self.config.micro_batch_limit.map_or(String::new(), |limit| format!(", because memory ran out with {}", limit + 1));
         say(&format!("a step is {parts} x {sequences} sequences{less}"));
+        if settings.lora.is_some() && self.config.initial_weights.is_none() {
+            say("adapters are trained beside random weights, because the run names no initial_weights");
+        }
         if let Some(lora) = &settings.lora {
             let (rank, alpha, trained) = (lora.rank, lora.alpha, grouped(lora.parameters(shape)));
             let maps: Vec<&str> = lora.maps().map(LinearMap::name).collect();
@@ -253,6 +259,24 @@ fn shape(config: &TrainConfig, vocabulary: usize) -> Result<Shape, Failure> {
 fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
     let Some(directory) = &config.initial_weights else { return Parameters::random_in(place, shape, config.train.seed) };
     loaded(place, directory, Failure::input)
+}
+
+fn check_validation(settings: &TrainSettings, dataset: &Dataset) -> Result<(), Failure> {
+    if !settings.keeps_best() || dataset.description().validation.tokens > 1 {
+        return Ok(());
+    }
+    let key = if settings.keep_best { "train.keep_best" } else { "train.early_stopping_patience" };
+    Err(Failure::input(format!("{key} needs a validation loss, and the dataset has no validation text; add some, or remove {key}")))
+}
+
+/// Refuses data whose numbers stand for other tokens than those that the weights were trained on. Weights may lie there without a tokenizer.
+pub(crate) fn check_tokenizer(weights: &Path, dataset: &Dataset) -> Result<(), Failure> {
+    let Ok(known) = Tokenizer::load(weights) else { return Ok(()) };
+    let Some((id, known, found)) = known.difference(&dataset.tokenizer()?) else { return Ok(()) };
+    Err(Failure::input(format!(
+        "token {id} is {known} for the weights and {found} in the dataset; prepare the data with the weights' own tokenizer: [data.tokenizer] \
+         kind = \"files\" and directory = their directory"
+    )))
 }
 
 /// Those of the checkpoint, or the first.

@@ -40,6 +40,9 @@ pub fn all_hold(rules: impl IntoIterator<Item = Rule>) -> Result<(), Broken> {
     broken.map_or(Ok(()), |Rule { key, message, .. }| Err(Broken { key, message }))
 }
 
+/// Of any size that is multiplied with others.
+const MOST: usize = 1 << 20;
+
 /// The rules of a trainer configuration. Those of the model's shape wait for the weights: see [`crate::model::shape::ShapeError`].
 pub fn config(config: &TrainConfig) -> Vec<Rule> {
     train(&config.train).into_iter().chain(config.sample.iter().flat_map(sample)).collect()
@@ -71,6 +74,11 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
         ),
         rule(key, learnt || size.is_none(), "vocabulary goes with kind = \"train\"; GPT-2's own has 50,257 tokens"),
         rule(key, !learnt || size.is_some(), "kind = \"train\" needs the size of the vocabulary to learn"),
+        rule(
+            "data.tokenizer.directory",
+            (data.tokenizer.kind == TokenizerKind::Files) == data.tokenizer.directory.is_some(),
+            "kind = \"files\" and directory = \"DIR\", where the files are, go together",
+        ),
     ]
 }
 
@@ -91,6 +99,10 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
         at_least("model.heads", heads, 1),
         at_least("model.width", width, least_width(variant.unwrap_or_default()) as u64),
         at_least("model.context", context, 1),
+        at_most("model.layers", layers, 10_000),
+        at_most("model.heads", heads, MOST),
+        at_most("model.width", width, MOST),
+        at_most("model.context", context, MOST),
         rule("train.lora", can_adapt, LORA_VARIANT),
         rule(
             if heads.is_some() { "model.heads" } else { "model.width" },
@@ -121,6 +133,10 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_least("train.eval_sequences", train.eval_sequences, 1),
         at_least("train.threads", train.threads, 1),
         at_least("train.early_stopping_patience", train.early_stopping_patience, 1),
+        at_most("train.block_size", Some(train.block_size), MOST),
+        at_most("train.micro_batch", Some(train.micro_batch.sequences()), MOST),
+        at_most("train.gradient_accumulation", Some(train.gradient_accumulation), MOST),
+        rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
         rule(
             "train.early_stopping_patience",
             train.early_stopping_patience.is_none() || train.eval_every > 0,
@@ -218,6 +234,11 @@ pub fn at_least<N: TryInto<u64>>(key: &'static str, value: Option<N>, least: u64
     rule(key, value >= least, format!("{} is at least {least}, not {value}", last(key)))
 }
 
+/// A bound above all that is of use, so that sizes can be multiplied.
+fn at_most(key: &'static str, value: Option<usize>, most: usize) -> Rule {
+    rule(key, value.is_none_or(|value| value <= most), format!("{} is at most {most}, not {}", last(key), value.unwrap_or(0)))
+}
+
 fn above_zero(key: &'static str, value: f64) -> Rule {
     rule(key, value > 0.0 && value.is_finite(), format!("{} is a finite number above 0, not {value}", last(key)))
 }
@@ -259,6 +280,10 @@ mod tests {
         );
         assert_eq!(message(|train| train.betas = [0.9, 1.0]), "train.betas: both betas are at least 0 and below 1, not [0.9, 1.0]");
         assert_eq!(message(|train| train.threads = Some(0)), "train.threads: threads is at least 1, not 0");
+        assert_eq!(
+            message(|train| train.gradient_accumulation = 1 << 62),
+            format!("train.gradient_accumulation: gradient_accumulation is at most 1048576, not {}", 1_u64 << 62)
+        );
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
         let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6));

@@ -62,6 +62,10 @@ impl Run {
 
     /// Ends a run that keeps its best weights with them: what it leaves is what was measured to be best.
     pub(crate) fn take_best(&mut self) -> Result<(), Failure> {
+        if self.state.step < self.state.steps {
+            let evaluations = self.config.train.early_stopping_patience.unwrap_or(0);
+            say(&format!("stopped early: the validation loss has not improved for {evaluations} evaluations"));
+        }
         let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
         self.let_checkpoint_copy();
         let mut restored = Ok(());

@@ -81,7 +81,7 @@ const KEYS: &[Flag] = &[
     Flag { names: &["gradient_accumulation_steps"], meaning: Whole("train.gradient_accumulation") },
     Flag { names: &["train_micro_batch_size_per_gpu"], meaning: Whole("train.micro_batch") },
     Flag { names: &["gradient_clipping"], meaning: Number("train.clip_norm") },
-    Flag { names: &["train_batch_size"], meaning: Nothing("it follows from micro-batch and accumulation") },
+    Flag { names: &["train_batch_size"], meaning: Nothing("it is micro-batch times accumulation") },
     Flag {
         names: &["steps_per_print", "wall_clock_breakdown", "zero_allow_untested_optimizer"],
         meaning: Nothing("the trainer has its own log"),
@@ -103,6 +103,16 @@ fn settle(job: &mut Job, config: &Value) {
         |path: &str, word: &str| config.pointer(path).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word));
     if ["cpu", "nvme"].iter().any(|place| is("/zero_optimization/offload_param/device", place)) {
         job.set("train.offload", "model");
+    }
+    let [micro_batch, parts] =
+        [("train.micro_batch", 8.0), ("train.gradient_accumulation", 1.0)].map(|(key, usual)| job.number(key).unwrap_or(usual));
+    if let Some(asked) =
+        config.get("train_batch_size").and_then(Value::as_f64).filter(|asked| (asked - micro_batch * parts).abs() > 0.5)
+    {
+        job.problems.push(format!(
+            "ds_config train_batch_size: {asked} is not the micro-batch of {micro_batch} times the accumulation of {parts}, which DeepSpeed \
+             refuses in one process; make them agree, or leave it \"auto\""
+        ));
     }
     if !is("/scheduler/type", WARMUP) {
         return;

@@ -136,6 +136,11 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
     }
+    let sizes = r#"{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}"#;
+    let found = translate(CLM, &|_| Ok(sizes.to_owned())).expect_err("a problem").what;
+    assert!(found.contains("train_batch_size: 32 is not the micro-batch of 4 times the accumulation of 4"), "{found}");
+    let agree = sizes.replace("32", "16");
+    assert!(translate(CLM, &|_| Ok(agree.clone())).is_ok());
     let base = "python run_clm.py --train_file a.txt";
     for (added, problem) in [
         ("--lerning_rate 1", "--lerning_rate: not known here; did you mean --learning_rate?"),
@@ -150,6 +155,7 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         ("--gradient-acumulation-steps 2", "did you mean --gradient-accumulation-steps?"),
         ("--dataset_name wikitext", "--dataset_name: nothing is fetched from a hub"),
         ("--output_dir $OUT", "the command has a `$`"),
+        ("--output_dir ~/out", "the command has a `~`"),
         ("; rm", "`;` is the shell's"),
         ("--output_dir 'a", "never closed"),
         ("--deepspeed none.json", "--deepspeed: there is no none.json"),

@@ -6,6 +6,8 @@ use crate::job::wording::nearest;
 /// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped, comments. What only a shell could know is refused.
 pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    // Lines of a file that was written on Windows end with both.
+    let command = command.replace("\r\n", "\n");
     let mut characters = command.chars();
     while let Some(character) = characters.next() {
         match (character, quote) {
@@ -19,6 +21,7 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
                 Some(escaped) => word.get_or_insert_default().push(escaped),
             },
             ('$' | '`', None | Some('"')) => return Err(format!("the command has a `{character}`; write out what it stands for")),
+            ('~', None) if word.is_none() => return Err("the command has a `~`; write out what it stands for".to_owned()),
             ('#', None) if word.is_none() => while characters.next().is_some_and(|character| character != '\n') {},
             ('|' | ';' | '&' | '<' | '>', None) => return Err(format!("`{character}` is the shell's; give one command alone")),
             (_, None) if character.is_whitespace() => words.extend(word.take()),

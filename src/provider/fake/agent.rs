@@ -91,7 +91,10 @@ impl Story<'_> {
         }
         if step == steps {
             self.evaluate(step);
-            self.report(self.agent.time_of(step, self.work), Event::Done { step, seconds: self.work.duration.0.as_secs_f64() });
+            self.report(
+                self.agent.time_of(step, self.work),
+                Event::Done { step, seconds: self.work.duration.0.as_secs_f64(), perplexity: None },
+            );
         } else if train.checkpoint_every > 0 && step.is_multiple_of(train.checkpoint_every) {
             self.checkpoint(step);
         }

@@ -57,7 +57,7 @@ pub enum ShapeError {
     #[error("model.variant = {asked:?}, but the initial weights are {found:?}'s; remove model.variant or start from other weights")]
     Variant { asked: Variant, found: Variant },
     #[error(
-        "the dataset's tokenizer has {dataset} tokens, but the initial weights know {weights}; prepare the data with the weights' own tokenizer"
+        "the dataset's tokenizer has {dataset} tokens, but the weights know {weights}; prepare the data with the weights' own tokenizer: [data.tokenizer] kind = \"files\" and directory = their directory"
     )]
     Vocabulary { dataset: usize, weights: usize },
 }

@@ -84,17 +84,42 @@ fn weights() {
     let other_vocabulary = copy_of(&fixture, &model, "vocabulary");
     let config = fs::read_to_string(model.join("config.json")).unwrap().replace("\"vocab_size\": ", "\"vocab_size\": 9");
     fs::write(other_vocabulary.join("config.json"), config).unwrap();
-    assert_fails(
-        &with_weights(&fixture, &other_vocabulary),
-        2,
-        &["the dataset's tokenizer has ", "but the initial weights know 9"],
-    );
+    assert_fails(&with_weights(&fixture, &other_vocabulary), 2, &["the dataset's tokenizer has ", "but the weights know 9"]);
+
+    let other_tokens = copy_of(&fixture, &model, "tokens");
+    fs::copy(model.join("merges.txt"), other_tokens.join("merges.txt")).unwrap();
+    let vocabulary = fs::read_to_string(model.join("vocab.json")).unwrap();
+    let mut ids: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&vocabulary).unwrap();
+    for id in ids.values_mut().filter(|id| [5, 6].map(Some).contains(&id.as_u64())) {
+        *id = (11 - id.as_u64().unwrap()).into();
+    }
+    fs::write(other_tokens.join("vocab.json"), serde_json::json!(ids).to_string()).unwrap();
+    let differs = ["token 5 is \"'\" for the weights and \"&\" in the dataset", "kind = \"files\" and directory = their directory"];
+    assert_fails(&with_weights(&fixture, &other_tokens), 2, &differs);
+    let data = fixture.path("data");
+    let evaluated = program().arg("eval").arg("--model").arg(&other_tokens).arg("--data").arg(&data).output().unwrap();
+    assert_fails(&evaluated, 2, &differs);
 
     let pickle = copy_of(&fixture, &model, "pickle");
     fs::rename(pickle.join("model.safetensors"), pickle.join("pytorch_model.bin")).unwrap();
     assert_fails(&with_weights(&fixture, &pickle), 2, &["only as pytorch_model.bin, a pickle"]);
 
     assert_fails(&with_weights(&fixture, &fixture.path("absent")), 2, &["absent/config.json: No such file"]);
+}
+
+/// The best of no evaluations.
+#[test]
+fn best_weights_without_validation_text() {
+    let fixture = Fixture::new();
+    let data = fixture.path("data").join("dataset.json");
+    let description = fs::read_to_string(&data).unwrap();
+    let mut description: serde_json::Value = serde_json::from_str(&description).unwrap();
+    description["validation"] = serde_json::json!({ "tokens": 0, "documents": 0, "bytes": 0, "shards": [] });
+    fs::write(&data, description.to_string()).unwrap();
+    for set in ["train.keep_best=true", "train.early_stopping_patience=2"] {
+        let failed = fixture.train(&fixture.config("output"), &[set]).output().unwrap();
+        assert_fails(&failed, 2, &[set.split('=').next().unwrap(), "the dataset has no validation text"]);
+    }
 }
 
 /// A limit on the size of files stands in for a full disk: both fail in the middle of a write.

@@ -51,7 +51,7 @@ impl Fixture {
             validation_fraction: 0.1,
             limit_bytes: None,
             column: None,
-            tokenizer: TokenizerConfig { kind: TokenizerKind::Train, vocabulary: Some(300) },
+            tokenizer: TokenizerConfig { kind: TokenizerKind::Train, vocabulary: Some(300), directory: None },
         };
         let out = self.path(name);
         prepare(&config, None, &out, &mut |_, _, _| ()).unwrap();

@@ -93,12 +93,12 @@ impl Inputs {
 }
 
 /// A name for the dataset that `prepare` would make, without reading the text: a digest of the configuration and of each
-/// file's path, size and time of change. For a cache of prepared datasets.
+/// file's path, the tokenizer's too, size and time of change. For a cache of prepared datasets.
 pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> {
     let mut digest = Sha256::new();
     digest.update(format!("{REVISION}\n{}\n", serde_json::json!(config)));
     let beside = files.iter().filter(|_| config.format == DataFormat::Fairseq).flat_map(|path| token_files::beside(path));
-    for path in files.iter().cloned().chain(beside) {
+    for path in files.iter().cloned().chain(beside).chain(config.tokenizer.files()) {
         let metadata = path.metadata().map_err(|error| DataError::reading(&path, error))?;
         let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         digest.update(format!("{}\0{}\0{}\n", path.display(), metadata.len(), changed.as_nanos()));
@@ -174,6 +174,9 @@ fn make_tokenizer(
     selection: &Selection<'_>,
     progress: &mut Progress<'_>,
 ) -> Result<Tokenizer, DataError> {
+    if let Some(directory) = &config.directory {
+        return Tokenizer::load(Path::new(directory));
+    }
     let Some(vocabulary) = config.vocabulary else { return Tokenizer::gpt2() };
     let mut counts = PieceCounts::default();
     let mut batch = Vec::new();

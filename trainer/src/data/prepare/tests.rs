@@ -337,3 +337,26 @@ fn a_token_file_that_is_something_else_is_refused() {
     std::fs::write(folder.path().join("train.idx"), "MMIDIDX\0\0 and so on").unwrap();
     assert!(of_tokens(folder.path(), "fairseq").unwrap_err().to_string().contains("does not begin with MMIDIDX and version 1"));
 }
+
+/// Which is not the one that would be learnt on the text.
+#[test]
+fn text_becomes_tokens_of_a_tokenizer_that_is_there() {
+    let folder = folder(&[("one.txt", &"to be or not to be ".repeat(40)), ("two.txt", &"a rose is a rose is a rose ".repeat(40))]);
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let learnt = |text: &str| serde_json::json!({"train": [path(text)], "tokenizer": {"kind": "train", "vocabulary": 280}});
+    let tokenizer = |config: &DataConfig, name: &str| {
+        quietly(config, &folder.path().join(name)).unwrap();
+        Dataset::open(&folder.path().join(name)).unwrap().tokenizer().unwrap()
+    };
+    let one = tokenizer(&config(learnt("one.txt")), "one");
+    assert!(one.difference(&tokenizer(&config(learnt("two.txt")), "two")).is_some());
+    let given = config(serde_json::json!({"train": [path("two.txt")], "tokenizer": {"kind": "files", "directory": path("one")}}));
+    assert_eq!(one.difference(&tokenizer(&given, "given")), None);
+    let dataset = Dataset::open(&folder.path().join("given")).unwrap();
+    assert!(documents(&dataset, Split::Train)[0].starts_with("a rose is a rose"));
+    let key = || super::key(&given, &[folder.path().join("two.txt")]).unwrap();
+    let before = key();
+    let merges = folder.path().join("one/merges.txt");
+    std::fs::write(&merges, std::fs::read_to_string(&merges).unwrap() + "\n").unwrap();
+    assert_ne!(key(), before, "the tokenizer's files belong to the dataset's name");
+}

@@ -16,6 +16,7 @@ const TOKENIZER: &str = "tokenizer.json";
 const VOCABULARY: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 const CONFIG: &str = "tokenizer_config.json";
+pub const READ: [&str; 2] = [VOCABULARY, MERGES];
 pub const NAMES: [&str; 4] = [TOKENIZER, VOCABULARY, MERGES, CONFIG];
 
 /// Bytes that stand for themselves.

@@ -46,6 +46,9 @@ impl Tokenizer {
     /// The files that [`Tokenizer::save`] writes.
     pub const FILES: [&str; 4] = files::NAMES;
 
+    /// Those of them that [`Tokenizer::load`] reads.
+    pub const READ: [&str; 2] = files::READ;
+
     /// GPT-2's 50,257 tokens. Costs some tens of milliseconds.
     pub fn gpt2() -> Result<Self, DataError> {
         let mut tokens = gpt2::tokens()?;
@@ -66,6 +69,15 @@ impl Tokenizer {
         learnt.tokens.push(END_OF_TEXT.into());
         let made = Self::assemble(learnt.tokens, learnt.pairs);
         Ok(made.unwrap_or_else(|reason| unreachable!("every merge made a token, but {reason}")))
+    }
+
+    /// Where another tokenizer has another token, with the two: `None` when both have the same tokens.
+    pub fn difference(&self, other: &Self) -> Option<(usize, String, String)> {
+        let shown = |tokens: &[Vec<u8>], id: usize| {
+            tokens.get(id).map_or("nothing".to_owned(), |token| format!("{:?}", String::from_utf8_lossy(token)))
+        };
+        let id = (0..self.tokens.len().max(other.tokens.len())).find(|id| self.tokens.get(*id) != other.tokens.get(*id))?;
+        Some((id, shown(&self.tokens, id), shown(&other.tokens, id)))
     }
 
     /// Number of token ids.
