@@ -119,7 +119,7 @@ fn of_job(path: &Path) -> Result<DataConfig, Failure> {
     let nothing = || Failure::new(Exit::Usage, format!("{} has no [data] table: its dataset is prepared already", path.display()));
     let mut config = spec.data.ok_or_else(nothing)?;
     let base = path.parent().unwrap_or(path);
-    for path in config.train.iter_mut().chain(&mut config.validation).chain(&mut config.tokenizer.directory) {
+    for path in config.paths_mut() {
         *path = base.join(&*path).to_string_lossy().into_owned();
     }
     Ok(config)

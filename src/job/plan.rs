@@ -242,7 +242,7 @@ fn data(spec: &JobSpec, base: &Path) -> Result<DataPlan, PlanError> {
         (None, None) => Err(PlanError::NoData),
         (None, Some(data)) => {
             let mut data = data.clone();
-            for path in data.train.iter_mut().chain(&mut data.validation).chain(&mut data.tokenizer.directory) {
+            for path in data.paths_mut() {
                 *path = absolute(path, base)?;
             }
             Ok(DataPlan::Text(data))

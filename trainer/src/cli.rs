@@ -247,9 +247,8 @@ fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
         stamp_lines();
     }
     let Outcome::Stopped { step } = train(&config, &process::STOP)? else { return Ok(0) };
-    // A job of ftctl's is taken up by the next attempt, if there is one.
-    let next = if std::env::var_os("FTCTL_JOB_ID").is_some() { "" } else { ", the same command resumes from it" };
-    say(&format!("stopped on request; checkpoint {} is complete{next}", checkpoint::name(step)));
+    let name = checkpoint::name(step);
+    say(&format!("stopped on request; checkpoint {name} is complete: a run into the same output directory resumes from it"));
     Ok(STOPPED)
 }
 

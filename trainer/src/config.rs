@@ -504,11 +504,10 @@ fn default_validation_fraction() -> f64 {
     0.05
 }
 
-impl TokenizerConfig {
-    /// The files of a tokenizer that is there.
-    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
-        let directory = self.directory.as_ref().map(PathBuf::from);
-        directory.into_iter().flat_map(|directory| Tokenizer::READ.map(|name| directory.join(name)))
+impl DataConfig {
+    /// Where files are: those that are relative begin where the job file is.
+    pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        self.train.iter_mut().chain(&mut self.validation).chain(&mut self.tokenizer.directory)
     }
 }
 
@@ -548,6 +547,14 @@ pub struct TokenizerConfig {
     /// Directory with the tokenizer's `vocab.json` and `merges.txt`, such as that of the weights to start from; only with `kind = "files"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
+}
+
+impl TokenizerConfig {
+    /// The files of a tokenizer that is there.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let directory = self.directory.as_ref().map(PathBuf::from);
+        directory.into_iter().flat_map(|directory| Tokenizer::READ.map(|name| directory.join(name)))
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

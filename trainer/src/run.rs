@@ -23,6 +23,7 @@ use crate::lora::{LinearMap, Lora};
 use crate::loss_scale::LossScale;
 use crate::micro_batch::{self, available_memory};
 use crate::model::parameters::ModelError;
+use crate::model::shape::OWN_TOKENIZER;
 use crate::model::tensor_file::{FileError, TensorFile};
 use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape, TrainingMemory, has_tiles};
 use crate::offload::Place;
@@ -273,10 +274,7 @@ fn check_validation(settings: &TrainSettings, dataset: &Dataset) -> Result<(), F
 pub(crate) fn check_tokenizer(weights: &Path, dataset: &Dataset) -> Result<(), Failure> {
     let Ok(known) = Tokenizer::load(weights) else { return Ok(()) };
     let Some((id, known, found)) = known.difference(&dataset.tokenizer()?) else { return Ok(()) };
-    Err(Failure::input(format!(
-        "token {id} is {known} for the weights and {found} in the dataset; prepare the data with the weights' own tokenizer: [data.tokenizer] \
-         kind = \"files\" and directory = their directory"
-    )))
+    Err(Failure::input(format!("token {id} is {known} for the weights and {found} in the dataset; {OWN_TOKENIZER}")))
 }
 
 /// Those of the checkpoint, or the first.

@@ -104,16 +104,7 @@ fn settle(job: &mut Job, config: &Value) {
     if ["cpu", "nvme"].iter().any(|place| is("/zero_optimization/offload_param/device", place)) {
         job.set("train.offload", "model");
     }
-    let [micro_batch, parts] =
-        [("train.micro_batch", 8.0), ("train.gradient_accumulation", 1.0)].map(|(key, usual)| job.number(key).unwrap_or(usual));
-    if let Some(asked) =
-        config.get("train_batch_size").and_then(Value::as_f64).filter(|asked| (asked - micro_batch * parts).abs() > 0.5)
-    {
-        job.problems.push(format!(
-            "ds_config train_batch_size: {asked} is not the micro-batch of {micro_batch} times the accumulation of {parts}, which DeepSpeed \
-             refuses in one process; make them agree, or leave it \"auto\""
-        ));
-    }
+    check_batch(job, config);
     if !is("/scheduler/type", WARMUP) {
         return;
     }
@@ -131,6 +122,19 @@ fn settle(job: &mut Job, config: &Value) {
         }
         job.set("train.warmup_steps", 1000);
         job.note("ds_config scheduler.params", "without warmup_num_steps DeepSpeed takes 1000");
+    }
+}
+
+/// DeepSpeed refuses a batch that its parts do not multiply to.
+fn check_batch(job: &mut Job, config: &Value) {
+    let parts = ["train.micro_batch", "train.gradient_accumulation"].map(|key| in_force(job, key).unwrap_or(1.0));
+    let batch = config.get("train_batch_size").and_then(Value::as_f64);
+    if let Some(batch) = batch.filter(|batch| (batch - parts[0] * parts[1]).abs() > 0.5) {
+        job.problems.push(format!(
+            "ds_config train_batch_size: {batch} is not the micro-batch of {} times the accumulation of {}, which DeepSpeed refuses in one \
+             process; make them agree, or leave it \"auto\"",
+            parts[0], parts[1]
+        ));
     }
 }
 
@@ -179,12 +183,14 @@ const USUAL: [(&str, f64); 5] = [
 /// What a number is by the flags alone.
 fn without_config(flags: &Job, meaning: &Meaning) -> Option<f64> {
     match meaning {
-        Number(key) | Whole(key) => {
-            flags.number(key).or_else(|| USUAL.iter().find(|(usual, _)| usual == key).map(|(_, value)| *value))
-        }
+        Number(key) | Whole(key) => in_force(flags, key),
         Beta(index) => Some(flags.betas()[*index]),
         _ => None,
     }
+}
+
+fn in_force(job: &Job, key: &str) -> Option<f64> {
+    job.number(key).or_else(|| USUAL.iter().find(|(usual, _)| *usual == key).map(|(_, value)| *value))
 }
 
 const OPTIMIZER: &[(&str, Setting)] = &[("train.offload", W("optimizer"))];

@@ -37,6 +37,10 @@ pub struct Shape {
     pub variant: Variant,
 }
 
+/// What to do about data that was made with another tokenizer than the weights'.
+pub(crate) const OWN_TOKENIZER: &str =
+    "prepare the data with the weights' own tokenizer: [data.tokenizer] kind = \"files\" and directory = their directory";
+
 /// A shape that no model can have, or that contradicts the data or the weights at hand.
 #[derive(Debug, Error, PartialEq)]
 pub enum ShapeError {
@@ -56,9 +60,7 @@ pub enum ShapeError {
     Contradiction { field: &'static str, asked: usize, found: usize },
     #[error("model.variant = {asked:?}, but the initial weights are {found:?}'s; remove model.variant or start from other weights")]
     Variant { asked: Variant, found: Variant },
-    #[error(
-        "the dataset's tokenizer has {dataset} tokens, but the weights know {weights}; prepare the data with the weights' own tokenizer: [data.tokenizer] kind = \"files\" and directory = their directory"
-    )]
+    #[error("the dataset's tokenizer has {dataset} tokens, but the weights know {weights}; {OWN_TOKENIZER}")]
     Vocabulary { dataset: usize, weights: usize },
 }
 
