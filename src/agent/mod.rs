@@ -42,6 +42,7 @@ use self::{
 };
 use crate::{
     job::{
+        digest::Digest,
         id::path,
         order::{CancelRequest, EXIT_SCHEMA, ExitReason, ExitRecord, HEARTBEAT_SCHEMA, Heartbeat, Phase, RunOrder},
         report::Report,
@@ -255,8 +256,8 @@ impl<'a> Agent<'a> {
     }
 
     /// Datasets are shared by all jobs of this machine: the directory is named by the content.
-    async fn stage_dataset(&self, digest: &str, cache: &Path) -> Result<PathBuf> {
-        let target = cache.join("datasets").join(digest);
+    async fn stage_dataset(&self, digest: &Digest, cache: &Path) -> Result<PathBuf> {
+        let target = cache.join("datasets").join(digest.as_str());
         let target = std::path::absolute(&target).unwrap_or(target);
         self.persist("fetch the data", is_passing, async || dataset::download(&self.store, digest, &target, self.report).await)
             .await?;

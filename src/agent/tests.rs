@@ -14,6 +14,7 @@ use ft_trainer::config::{ModelConfig, TrainConfig, TrainSettings};
 use super::*;
 use crate::{
     job::{
+        digest::Digest,
         id::JobId,
         order::{CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
         report::Silent,
@@ -186,7 +187,7 @@ async fn reaches_the_store(bench: Bench) {
     let (beat, _): (Heartbeat, _) = store::read_json(&*bench.store, &path::heartbeat(job, 1)).await.unwrap();
     assert_eq!(beat.schema, HEARTBEAT_SCHEMA);
     let config: TrainConfig = serde_json::from_slice(&fs::read(bench.folder().config()).unwrap()).unwrap();
-    assert_eq!(config.data, bench.path("cache/datasets").join(&bench.order.dataset));
+    assert_eq!(config.data, bench.path("cache/datasets").join(bench.order.dataset.as_str()));
     assert!(config.data.join("dataset.json").exists());
     // The attempt is over: the same order again only tells how it ended.
     bench.write_trainer("exit 1");
@@ -382,7 +383,7 @@ async fn failures_say_why() {
     assert_eq!(record.reason, ExitReason::Failed);
     assert!(record.message.contains("cannot start the trainer"), "{}", record.message);
     bench.order.attempt = 3;
-    bench.order.dataset = "0".repeat(64);
+    bench.order.dataset = Digest::of(b"nothing");
     let record = bench.run().await;
     assert_eq!(record.reason, ExitReason::Failed);
     assert!(record.message.contains("is not in the store"), "{}", record.message);

@@ -95,6 +95,6 @@ impl Show for Sent {
     }
 
     fn names(&self) -> Vec<String> {
-        vec![self.uploaded.digest.clone()]
+        vec![self.uploaded.digest.to_string()]
     }
 }

@@ -6,7 +6,7 @@ use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
     gce,
-    id::{MAX_NAME, valid_name},
+    id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     spec::JobSpec,
 };
 
@@ -61,6 +61,11 @@ fn retry_and_limits(spec: &JobSpec) -> Vec<Rule> {
     let zero = |span: Option<super::units::Span>| span.is_some_and(|span| span.0.is_zero());
     vec![
         at_least("retry.attempts", spec.retry.attempts, 1),
+        rule(
+            "retry.attempts",
+            spec.retry.attempts.is_none_or(|attempts| attempts <= MAX_ATTEMPTS),
+            format!("a job has at most {MAX_ATTEMPTS} attempts"),
+        ),
         rule("limits.ttl", !zero(spec.limits.ttl), "a time to live of 0s leaves no time to train"),
     ]
 }

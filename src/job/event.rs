@@ -3,11 +3,12 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::state::State;
+use super::{id::attempt_number, state::State};
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     pub time: Timestamp,
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     #[serde(flatten)]
     pub kind: EventKind,

@@ -3,13 +3,30 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use sha2::{Digest, Sha256};
 
 /// `<name>-<six characters>`: lower-case letters, digits and hyphens, at most 48 characters, so that it fits every cloud's rules.
+///
+/// Every path, label and name of a job is made from it, so nothing else ever becomes one: text from a store or a cloud is parsed while it is
+/// deserialised.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "String", into = "String")]
 pub struct JobId(String);
+
+impl TryFrom<String> for JobId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text).ok_or_else(|| format!("`{}` is no id of a job", text.escape_debug()))
+    }
+}
+
+impl From<JobId> for String {
+    fn from(id: JobId) -> Self {
+        id.0
+    }
+}
 
 /// Longest job name: an id is seven characters longer, an attempt's machine name five more, and GCE allows 63.
 pub const MAX_NAME: usize = 40;
@@ -66,7 +83,20 @@ impl fmt::Display for JobId {
 pub struct AttemptId {
     pub job: JobId,
     /// Counts from 1 and only rises.
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
+}
+
+/// Most attempts of a job. A number from a store that is larger would be counted up to by whoever looks at every attempt.
+pub const MAX_ATTEMPTS: u32 = 10_000;
+
+/// Reads the number of an attempt; 0 stands for none yet.
+pub fn attempt_number<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let number = u32::deserialize(from)?;
+    if number <= MAX_ATTEMPTS {
+        return Ok(number);
+    }
+    Err(de::Error::custom(format!("attempt {number} is beyond the most that a job may have ({MAX_ATTEMPTS})")))
 }
 
 impl AttemptId {
@@ -82,13 +112,14 @@ impl AttemptId {
     /// The reverse of [`AttemptId::machine_name`].
     pub fn from_machine_name(name: &str) -> Option<Self> {
         let (job, attempt) = name.rsplit_once("-a")?;
-        Some(Self { job: JobId::parse(job)?, attempt: attempt.parse().ok()? })
+        let attempt = attempt.parse().ok().filter(|number| *number <= MAX_ATTEMPTS)?;
+        Some(Self { job: JobId::parse(job)?, attempt }).filter(|id| id.machine_name() == name)
     }
 }
 
 /// Paths inside the store.
 pub mod path {
-    use super::JobId;
+    use super::{super::digest::Digest, JobId};
 
     /// Everything ftctl keeps is below this, so that a container can be shared and the layout can change.
     pub const ROOT: &str = "ftctl/v1";
@@ -162,8 +193,8 @@ pub mod path {
     pub fn datasets() -> String {
         format!("{ROOT}/datasets")
     }
-    /// `digest` is the hexadecimal SHA-256 of the manifest.
-    pub fn dataset_manifest(digest: &str) -> String {
+    /// `digest` is that of the manifest.
+    pub fn dataset_manifest(digest: &Digest) -> String {
         format!("{ROOT}/datasets/{digest}/manifest.json")
     }
     pub fn dataset_names() -> String {
@@ -181,8 +212,8 @@ pub mod path {
     pub fn job_contents(id: &JobId) -> String {
         format!("{}/contents", job(id))
     }
-    /// The object below `contents` that holds the bytes with this hexadecimal SHA-256.
-    pub fn content(contents: &str, digest: &str) -> String {
-        format!("{contents}/{}/{digest}", digest.get(..2).unwrap_or_default())
+    /// The object below `contents` that holds the bytes with this digest.
+    pub fn content(contents: &str, digest: &Digest) -> String {
+        format!("{contents}/{}/{digest}", &digest.as_str()[..2])
     }
 }

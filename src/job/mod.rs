@@ -4,6 +4,7 @@
 pub mod catalogue;
 pub mod check;
 pub mod clock;
+pub mod digest;
 pub mod docker;
 pub mod document;
 pub mod event;

@@ -4,7 +4,10 @@ use ft_trainer::config::{ModelConfig, SampleConfig, TrainSettings};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::id::JobId;
+use super::{
+    digest::Digest,
+    id::{JobId, attempt_number},
+};
 
 pub const ORDER_SCHEMA: &str = "ftctl.order/1";
 
@@ -13,14 +16,15 @@ pub const ORDER_SCHEMA: &str = "ftctl.order/1";
 pub struct RunOrder {
     pub schema: String,
     pub job: JobId,
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     /// URL of the store as the machine reaches it.
     pub store: String,
     /// Digest of the prepared dataset.
-    pub dataset: String,
+    pub dataset: Digest,
     /// Digest of an uploaded Hugging Face directory, when the run starts from existing weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initial_weights: Option<String>,
+    pub initial_weights: Option<Digest>,
     pub trainer: TrainerImage,
     pub model: ModelConfig,
     pub train: TrainSettings,
@@ -55,6 +59,7 @@ pub const EXIT_SCHEMA: &str = "ftctl.exit/1";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
     pub schema: String,
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     pub reason: ExitReason,
     /// The trainer's exit code, when it exited by itself.

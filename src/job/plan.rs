@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     catalogue,
+    digest::Digest,
     docker::DockerPlan,
     gce::{GcePlan, Recovery},
     image::ImageSpec,
@@ -82,7 +83,7 @@ pub enum DataPlan {
     /// A prepared directory on this machine.
     Directory(String),
     /// A dataset that is in the store already.
-    Digest(String),
+    Digest(Digest),
     /// The dataset of the store that has this name when the job begins.
     Named(String),
 }
@@ -234,10 +235,10 @@ fn retry(typed: &RetrySpec) -> RetryPlan {
 
 fn data(spec: &JobSpec, base: &Path) -> Result<DataPlan, PlanError> {
     match (&spec.dataset, &spec.data) {
-        (Some(dataset), _) if is_digest(dataset) => Ok(DataPlan::Digest(dataset.clone())),
-        (Some(dataset), _) => Ok(match dataset.strip_prefix('@') {
-            Some(name) => DataPlan::Named(name.to_owned()),
-            None => DataPlan::Directory(absolute(dataset, base)?),
+        (Some(dataset), _) => Ok(match (Digest::parse(dataset), dataset.strip_prefix('@')) {
+            (Some(digest), _) => DataPlan::Digest(digest),
+            (None, Some(name)) => DataPlan::Named(name.to_owned()),
+            (None, None) => DataPlan::Directory(absolute(dataset, base)?),
         }),
         (None, None) => Err(PlanError::NoData),
         (None, Some(data)) => {
@@ -248,11 +249,6 @@ fn data(spec: &JobSpec, base: &Path) -> Result<DataPlan, PlanError> {
             Ok(DataPlan::Text(data))
         }
     }
-}
-
-/// A hexadecimal SHA-256, as `ftctl upload` prints it.
-fn is_digest(text: &str) -> bool {
-    text.len() == 64 && text.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c))
 }
 
 fn absolute(path: &str, base: &Path) -> Result<String, PlanError> {
@@ -292,7 +288,10 @@ mod tests {
     fn a_dataset_is_a_digest_a_name_or_a_directory() {
         assert_eq!(resolve("name = \"a\"\ndataset = \"@texts\"").data, DataPlan::Named("texts".to_owned()));
         let digest = "0123456789abcdef".repeat(4);
-        assert_eq!(resolve(&format!("name = \"a\"\ndataset = \"{digest}\"")).data, DataPlan::Digest(digest.clone()));
+        assert_eq!(
+            resolve(&format!("name = \"a\"\ndataset = \"{digest}\"")).data,
+            DataPlan::Digest(Digest::parse(&digest).expect("a digest"))
+        );
         let directory = format!("/home/me/jobs/{}", &digest[1..]);
         assert_eq!(resolve(&format!("name = \"a\"\ndataset = \"{}\"", &digest[1..])).data, DataPlan::Directory(directory));
     }

@@ -5,8 +5,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    digest::Digest,
     event::{Event, EventKind},
-    id::JobId,
+    id::{JobId, attempt_number},
     order::TrainerImage,
     plan::Plan,
     state::{Outcome, State},
@@ -32,13 +33,14 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
     /// The current attempt; counts from 1 and only rises. 0: none yet.
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     pub attempts: Vec<Attempt>,
     pub plan: Plan,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dataset: Option<String>,
+    pub dataset: Option<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initial_weights: Option<String>,
+    pub initial_weights: Option<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trainer: Option<TrainerImage>,
     /// Next time the provider is asked again after a refusal.
@@ -55,6 +57,7 @@ pub struct Record {
 /// One attempt as the receipt shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     pub started: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -15,6 +15,7 @@ use crate::{
     exit::{Exit, Failure},
     image::sources,
     job::{
+        digest::Digest,
         plan::DataPlan,
         report::{Report, Unit},
         state::State,
@@ -42,7 +43,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     Ok(Next::Now)
 }
 
-async fn existing(world: &World, digest: String) -> Result<String> {
+async fn existing(world: &World, digest: Digest) -> Result<Digest> {
     if dataset::exists(world.store.as_ref(), &digest).await? {
         return Ok(digest);
     }
@@ -51,7 +52,7 @@ async fn existing(world: &World, digest: String) -> Result<String> {
 }
 
 /// The job keeps the digest: what the name stands for later does not matter to it.
-async fn named(world: &World, name: &str) -> Result<String> {
+async fn named(world: &World, name: &str) -> Result<Digest> {
     match dataset::named(world.store.as_ref(), name).await {
         Err(StoreError::NotFound { .. }) => {
             Err(Failure::new(Exit::NotFound, format!("there is no dataset named {name} in the store {}", world.store.url()))
@@ -70,12 +71,12 @@ pub(super) fn there(path: &Path) -> Result<()> {
         .fix("correct the path; in a job file a relative one begins where the file is"))
 }
 
-async fn send(world: &World, directory: &Path) -> Result<String> {
+async fn send(world: &World, directory: &Path) -> Result<Digest> {
     there(directory)?;
     let uploaded = dataset::upload(&world.store, directory, world.report.as_ref()).await?;
     world.report.line(&format!(
         "dataset {}: {} files, {} of {} bytes sent",
-        &uploaded.digest[..12],
+        &uploaded.digest.as_str()[..12],
         uploaded.files,
         uploaded.sent_bytes,
         uploaded.bytes

@@ -7,6 +7,7 @@ use ft_trainer::config::{ModelConfig, TrainSettings};
 
 use super::{Class, Provider, Sighting};
 use crate::job::{
+    digest::Digest,
     docker::DockerPlan,
     id::{AttemptId, JobId},
     image::ImageSpec,
@@ -48,7 +49,7 @@ pub fn plan() -> Plan {
         gce: Box::default(),
         image: ImageSpec::default(),
         store: "memory".to_owned(),
-        data: DataPlan::Digest("0".repeat(64)),
+        data: DataPlan::Digest(Digest::of(b"data")),
         initial_weights: None,
         model: ModelConfig::default(),
         train: TrainSettings { steps: Some(100), checkpoint_every: 20, ..TrainSettings::default() },
@@ -70,7 +71,7 @@ pub fn order(attempt: &AttemptId) -> RunOrder {
         job: attempt.job.clone(),
         attempt: attempt.attempt,
         store: plan.store,
-        dataset: "0".repeat(64),
+        dataset: Digest::of(b"data"),
         initial_weights: None,
         trainer: TrainerImage::None,
         model: plan.model,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, FileEntry, Result, Store, check_format, content, fetch, find_json, lease::Lease, write_json};
 use crate::job::{
-    id::{JobId, path},
+    id::{JobId, attempt_number, path},
     report::{Report, Silent},
 };
 
@@ -20,6 +20,7 @@ const READABLE: &[&str] = &["ftctl.artifacts/1", ARTIFACTS_SCHEMA];
 pub struct ArtifactsManifest {
     pub schema: String,
     /// The attempt that left them.
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     pub files: Vec<FileEntry>,
 }

@@ -10,7 +10,8 @@ use super::{
     read_json, write_json,
 };
 use crate::job::{
-    id::{JobId, path},
+    digest::Digest,
+    id::{JobId, attempt_number, path},
     report::{Report, Silent},
 };
 
@@ -25,6 +26,7 @@ pub struct CheckpointManifest {
     /// Optimizer steps completed.
     pub step: u64,
     /// The attempt that wrote it.
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     pub files: Vec<FileEntry>,
 }
@@ -145,7 +147,7 @@ pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usi
         return Ok(());
     }
     lease.renew().await?;
-    let named = |files: Vec<FileEntry>| files.iter().flat_map(FileEntry::contents).cloned().collect::<HashSet<String>>();
+    let named = |files: Vec<FileEntry>| files.iter().flat_map(FileEntry::contents).cloned().collect::<HashSet<Digest>>();
     let old_contents = named(files_of(store, job, old).await?);
     let mut kept_contents = named(files_of(store, job, kept).await?);
     kept_contents.extend(named(artifacts::files(store, job).await?));
@@ -234,7 +236,7 @@ mod tests {
         let manifest = bench.commit(&mut lease, 20, &files).await.unwrap();
         assert_eq!((manifest.step, manifest.bytes()), (20, 12));
         let written = bench.counting.take_written();
-        let weights = path::content(&path::job_contents(&bench.job), &crate::store::sha256(b"weights 20"));
+        let weights = path::content(&path::job_contents(&bench.job), &Digest::of(b"weights 20"));
         assert_eq!(written, [weights, path::attempt_lease(&bench.job), manifest_path(&bench.job, 20)]);
         assert_eq!(bench.commit(&mut lease, 20, &files).await.unwrap(), manifest);
         assert_eq!(bench.counting.take_written(), Vec::<String>::new());
@@ -260,7 +262,7 @@ mod tests {
         let mut lease = bench.lease(1).await;
         bench.commit(&mut lease, 10, &[("a", "one"), ("manifest.json", "two")]).await.unwrap();
         let to = bench.directory.path().join("step-10");
-        let content = path::content(&path::job_contents(&bench.job), &crate::store::sha256(b"two"));
+        let content = path::content(&path::job_contents(&bench.job), &Digest::of(b"two"));
         let good = bench.store.get(&content).await.unwrap().bytes;
         bench.store.put(&content, "twx".into(), Condition::Always).await.unwrap();
         let error = fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap_err();

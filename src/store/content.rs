@@ -21,14 +21,15 @@ use std::{
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::Semaphore,
     task::{JoinError, JoinSet},
 };
 
-use super::{Condition, Result, Store, StoreError, sha256};
+use super::{Condition, Result, Store, StoreError};
 use crate::job::{
+    digest::Digest,
     id::path,
     report::{Report, Unit},
 };
@@ -45,11 +46,11 @@ pub struct FileEntry {
     /// Relative, separated by `/`.
     pub path: String,
     pub size: u64,
-    /// Hexadecimal SHA-256 of the bytes; of a file in several chunks that of their digests, 32 bytes each, in order.
-    pub sha256: String,
-    /// Hexadecimal SHA-256 of each 4 MiB; absent when there is only one, and in what versions before this one stored.
+    /// Of the bytes; of a file in several chunks that of their digests, 32 bytes each, in order.
+    pub sha256: Digest,
+    /// Of each 4 MiB; absent when there is only one, and in what versions before this one stored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub chunks: Vec<String>,
+    pub chunks: Vec<Digest>,
 }
 
 impl FileEntry {
@@ -57,19 +58,19 @@ impl FileEntry {
     pub(super) fn new(path: String, size: u64, mut chunks: Vec<[u8; 32]>) -> Self {
         if let [only] = chunks[..] {
             chunks.clear();
-            return Self { path, size, sha256: hex::encode(only), chunks: Vec::new() };
+            return Self { path, size, sha256: only.into(), chunks: Vec::new() };
         }
-        let sha256 = sha256(chunks.as_flattened());
-        Self { path, size, sha256, chunks: chunks.iter().map(hex::encode).collect() }
+        let sha256 = Digest::of(chunks.as_flattened());
+        Self { path, size, sha256, chunks: chunks.into_iter().map(Digest::from).collect() }
     }
 
     /// A file that is one object.
     pub fn of_bytes(path: String, bytes: &[u8]) -> Self {
-        Self { path, size: bytes.len() as u64, sha256: sha256(bytes), chunks: Vec::new() }
+        Self { path, size: bytes.len() as u64, sha256: Digest::of(bytes), chunks: Vec::new() }
     }
 
     /// The digests of the objects that hold its bytes, in order.
-    pub(super) fn contents(&self) -> &[String] {
+    pub(super) fn contents(&self) -> &[Digest] {
         if self.chunks.is_empty() { slice::from_ref(&self.sha256) } else { &self.chunks }
     }
 
@@ -97,7 +98,7 @@ pub(super) struct Sent {
     pub new_files: u64,
     pub new_bytes: u64,
     /// The digests that were in the store already.
-    pub relied: HashSet<String>,
+    pub relied: HashSet<Digest>,
 }
 
 /// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to it;
@@ -132,7 +133,7 @@ pub(super) async fn send(store: &Arc<dyn Store>, contents: &str, source: &Path, 
         while let Some(((_, at), (digest, was))) = passed.next_if(|((of, _), _)| *of == index) {
             match was {
                 Was::Missing => missing += 1,
-                Was::Present => drop(sent.relied.insert(hex::encode(digest))),
+                Was::Present => drop(sent.relied.insert(digest.into())),
                 Was::Seen => {}
             }
             sent.new_bytes += if was == Was::Missing { file.length(at) } else { 0 };
@@ -145,7 +146,7 @@ pub(super) async fn send(store: &Arc<dyn Store>, contents: &str, source: &Path, 
 }
 
 /// Whether the store has lost one of the contents with these digests.
-pub(super) async fn lacks_any(store: &Arc<dyn Store>, contents: &str, digests: HashSet<String>) -> Result<bool> {
+pub(super) async fn lacks_any(store: &Arc<dyn Store>, contents: &str, digests: HashSet<Digest>) -> Result<bool> {
     let present = present(store, contents).await?;
     let asked = concurrently(store.jobs(), digests.into_iter().collect(), |digest| {
         let (store, name) = (Arc::clone(store), path::content(contents, &digest));
@@ -242,7 +243,7 @@ impl Pass {
         if !self.seen.lock().unwrap_or_else(PoisonError::into_inner).insert(digest) {
             return Ok(Was::Seen);
         }
-        let name = path::content(&self.contents, &hex::encode(digest));
+        let name = path::content(&self.contents, &digest.into());
         let present = match &self.present {
             Some(present) => present.contains(&name),
             None => self.store.head(&name).await?.is_some(),
@@ -370,13 +371,13 @@ fn relative_name(root: &Path, path: &Path) -> Result<String> {
 }
 
 /// Reads a manifest and checks its digest before anything in it is believed.
-pub(super) async fn verified(store: &dyn Store, path: &str, digest: &str) -> Result<Bytes> {
+pub(super) async fn verified(store: &dyn Store, path: &str, digest: &Digest) -> Result<Bytes> {
     let object = store.get(path).await?;
-    let found = sha256(&object.bytes);
-    if found == digest {
+    let found = Digest::of(&object.bytes);
+    if found == *digest {
         Ok(object.bytes)
     } else {
-        Err(StoreError::Damaged { path: path.to_owned(), expected: digest.to_owned(), found })
+        Err(StoreError::Damaged { path: path.to_owned(), expected: digest.to_string(), found: found.to_string() })
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinHandle,
@@ -25,6 +25,7 @@ use super::{
     directory,
 };
 use crate::job::{
+    digest::Digest,
     id::path,
     report::{Report, Unit},
 };
@@ -169,12 +170,12 @@ impl Source {
 }
 
 /// Fails when what was hashed is not what `name` should be.
-fn right(name: &str, expected: &str, hasher: Sha256) -> Result<()> {
-    let found = hex::encode(hasher.finalize());
-    if found == expected {
+fn right(name: &str, expected: &Digest, hasher: Sha256) -> Result<()> {
+    let found = Digest::from(<[u8; 32]>::from(hasher.finalize()));
+    if found == *expected {
         return Ok(());
     }
-    Err(StoreError::Damaged { path: name.to_owned(), expected: expected.to_owned(), found })
+    Err(StoreError::Damaged { path: name.to_owned(), expected: expected.to_string(), found: found.to_string() })
 }
 
 /// Runs `work` as [`on_thread`] does; `writing` has one more sender until its result, and every file in it, is dropped or handed over.
@@ -247,7 +248,7 @@ fn leading(local: &File, file: &FileEntry) -> io::Result<u64> {
             hasher.update(&buffer[..read]);
             count += read as u64;
         }
-        if hex::encode(hasher.finalize()) != *digest {
+        if Digest::from(<[u8; 32]>::from(hasher.finalize())) != *digest {
             break;
         }
         right += count;
@@ -272,7 +273,7 @@ impl Partial {
         Ok((partial, begin))
     }
 
-    fn open(folder: &Path, digest: &str) -> io::Result<Self> {
+    fn open(folder: &Path, digest: &Digest) -> io::Result<Self> {
         let path = folder.join(format!("{PARTIAL}{digest}"));
         loop {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
@@ -287,7 +288,7 @@ impl Partial {
     }
 
     /// For who fetches what somebody else is fetching to the same folder.
-    fn open_another(folder: &Path, digest: &str) -> io::Result<Self> {
+    fn open_another(folder: &Path, digest: &Digest) -> io::Result<Self> {
         loop {
             let prefix = format!("{PARTIAL}{digest}-");
             let made = tempfile::Builder::new().prefix(&prefix).permissions(directory::readable()).tempfile_in(folder)?;
@@ -408,7 +409,7 @@ mod tests {
     use super::*;
     use crate::{
         job::report::Silent,
-        store::{Condition, memory::MemoryStore, sha256},
+        store::{Condition, memory::MemoryStore},
     };
 
     #[test]
@@ -450,8 +451,9 @@ mod tests {
                 }
             }
         });
+        let digest = Digest::of(b"whole");
         for round in 0..3_000 {
-            let partial = if round % 2 == 0 { Partial::open(&to, "digest") } else { Partial::open_another(&to, "digest") }.unwrap();
+            let partial = if round % 2 == 0 { Partial::open(&to, &digest) } else { Partial::open_another(&to, &digest) }.unwrap();
             fs::rename(&partial.path, to.join("whole")).unwrap();
         }
         over.store(1, Ordering::SeqCst);
@@ -462,7 +464,7 @@ mod tests {
     }
 
     /// Fetches what is stored in `objects` under the digests of `file`'s, with `left` here from an interrupted fetch.
-    async fn continues(file: &FileEntry, bytes: &[u8], left: &[u8], objects: &[(&str, &[u8])]) {
+    async fn continues(file: &FileEntry, bytes: &[u8], left: &[u8], objects: &[(&Digest, &[u8])]) {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         for (digest, bytes) in objects {
             let object = path::content("contents", digest);
@@ -490,7 +492,7 @@ mod tests {
     async fn an_interrupted_file_is_continued_where_it_ended() {
         let (bytes, file) = twelve_megabytes();
         assert_eq!(file.chunks.len(), 3);
-        let objects: Vec<(&str, &[u8])> = file.chunks.iter().map(String::as_str).zip(bytes.chunks(CHUNK as usize)).collect();
+        let objects: Vec<(&Digest, &[u8])> = file.chunks.iter().zip(bytes.chunks(CHUNK as usize)).collect();
         let wrong = [&vec![7; 5 << 20], &bytes[5 << 20..]].concat();
         for left in [&bytes[..0], &bytes[..1], &bytes[..5 << 20], &bytes, &wrong, &vec![7; 13_000_000]] {
             continues(&file, &bytes, left, &objects).await;
@@ -515,7 +517,7 @@ mod tests {
     #[tokio::test]
     async fn large_objects_of_older_versions_are_read() {
         let (bytes, file) = twelve_megabytes();
-        let old = FileEntry { sha256: sha256(&bytes), chunks: Vec::new(), ..file };
+        let old = FileEntry { sha256: Digest::of(&bytes), chunks: Vec::new(), ..file };
         for left in [&bytes[..5 << 20], &bytes] {
             continues(&old, &bytes, left, &[(&old.sha256, &bytes)]).await;
         }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{Condition, ETag, Result, Store, StoreError, find_json, write_json};
+use crate::job::id::attempt_number;
 
 pub const LEASE_SCHEMA: &str = "ftctl.lease/1";
 
@@ -24,6 +25,7 @@ pub struct Holder {
     /// The process's start in clock ticks since boot: tells it from a later process with the same number.
     pub started: u64,
     /// A higher attempt takes the lease from a lower one, never the reverse. Supervisors are all 0.
+    #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
     /// Differs between two holders that are alike in everything else.
     pub nonce: String,

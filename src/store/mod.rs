@@ -10,7 +10,6 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
-use sha2::{Digest, Sha256};
 
 pub mod artifacts;
 pub mod azure;
@@ -270,11 +269,6 @@ fn to_json<T: Serialize>(path: &str, value: &T) -> Result<Bytes> {
         serde_json::to_vec_pretty(value).map_err(|error| StoreError::Invalid(format!("{path} cannot be written: {error}")))?;
     text.push(b'\n');
     Ok(text.into())
-}
-
-/// The hexadecimal SHA-256 of `bytes`.
-pub fn sha256(bytes: &[u8]) -> String {
-    hex::encode(Sha256::digest(bytes))
 }
 
 /// Refuses a path that some store would take for another object, or for something outside.

@@ -12,21 +12,22 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{FileEntry, Meta, Result, Store, checkpoint, dataset};
-use crate::job::id::{JobId, path};
+use crate::job::{
+    digest::Digest,
+    id::{JobId, path},
+};
 
 /// What records and names stand for.
 #[derive(Debug, Default)]
 pub struct Needed {
-    /// Digests.
-    pub datasets: HashSet<String>,
+    pub datasets: HashSet<Digest>,
     pub jobs: HashSet<JobId>,
 }
 
 /// What may go.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Unneeded {
-    /// Digests.
-    pub datasets: Vec<String>,
+    pub datasets: Vec<Digest>,
     /// Those without a record.
     pub jobs: Vec<JobId>,
     /// Contents of files, also those of the datasets above.
@@ -54,7 +55,7 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
     let contents = store.list(&path::contents()).await?;
     let mut named = Vec::new();
     for manifest in store.list(&path::datasets()).await? {
-        let Some(digest) = manifest.path.rsplit('/').nth(1).map(str::to_owned) else { continue };
+        let Some(digest) = manifest.path.rsplit('/').nth(1).and_then(Digest::parse) else { continue };
         if is_old(&manifest) && !needed.datasets.contains(&digest) {
             found.datasets.push(digest);
         } else {
@@ -90,13 +91,13 @@ fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<M
 
 /// Removes it. Answers the datasets that were uploaded meanwhile and relied on something that is gone now: they have been withdrawn,
 /// and another upload mends them.
-pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<String>> {
+pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<Digest>> {
     store.delete_all(&unneeded.datasets.iter().map(|digest| path::dataset_manifest(digest)).collect::<Vec<_>>()).await?;
     let gone: Vec<String> = unneeded.contents.iter().chain(&unneeded.remains).map(|meta| meta.path.clone()).collect();
     store.delete_all(&gone).await?;
     let gone: HashSet<String> = gone.into_iter().collect();
     let mut withdrawn = Vec::new();
-    for digest in store.children(&path::datasets()).await? {
+    for digest in store.children(&path::datasets()).await?.iter().filter_map(|name| Digest::parse(name)) {
         let files = dataset::files(store.as_ref(), &digest).await?;
         let mut relied = files.iter().flat_map(FileEntry::contents).map(|digest| path::content(&path::contents(), digest));
         if let Some(lost) = relied.find(|path| gone.contains(path))
@@ -125,7 +126,7 @@ mod tests {
         Timestamp::now() + SignedDuration::from_hours(48)
     }
 
-    async fn upload(store: &Arc<dyn Store>, folder: &Path, files: &[(&str, &str)]) -> String {
+    async fn upload(store: &Arc<dyn Store>, folder: &Path, files: &[(&str, &str)]) -> Digest {
         let source = tempfile::tempdir_in(folder).unwrap();
         for (name, text) in files {
             fs::write(source.path().join(name), text).unwrap();
@@ -147,7 +148,7 @@ mod tests {
         assert!(find(&store, &needed, Timestamp::now(), DAY).await.unwrap().is_empty(), "nothing is old enough");
         let found = find(&store, &needed, later(), DAY).await.unwrap();
         assert_eq!((&found.datasets, &found.jobs, found.objects, found.bytes), (&vec![gone.clone()], &vec![without], 3, 13));
-        assert_eq!(remove(&store, &found).await.unwrap(), Vec::<String>::new());
+        assert_eq!(remove(&store, &found).await.unwrap(), Vec::<Digest>::new());
         assert!(find(&store, &needed, later(), DAY).await.unwrap().is_empty());
         dataset::verify(&store, &kept, &Silent).await.unwrap();
         assert!(!dataset::exists(&*store, &gone).await.unwrap());

@@ -72,7 +72,7 @@ attempts = 200
         for name in ["FTCTL_STORE", "FTCTL_BACKEND", "FTCTL_PROFILE", "FTCTL_OUTPUT"] {
             command.env_remove(name);
         }
-        command.envs(self.variables.iter().cloned());
+        command.env("FTCTL_TRUST_PROJECT", "1").envs(self.variables.iter().cloned());
         command
     }
 

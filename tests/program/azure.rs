@@ -370,6 +370,7 @@ fn stored_bytes(url: &str) -> u64 {
 }
 
 fn download(url: &str, digest: &str, to: &Path) {
+    let digest = &ftctl::job::digest::Digest::parse(digest).expect("a digest");
     in_store(url, async |store| dataset::download(&store, digest, to, &Silent).await.map(drop)).expect("a download");
 }
 

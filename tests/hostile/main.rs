@@ -1,0 +1,7 @@
+//! Stores, clouds, projects and machines that mean harm (docs/security.md): each test is somebody who may write to one of them, and a user who
+//! runs an everyday verb.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
