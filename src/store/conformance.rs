@@ -13,6 +13,7 @@ pub async fn passes(store: Arc<dyn Store>) {
     appends_land_once(&*store).await;
     lists_what_is_there(&*store).await;
     takes_large_objects(&*store).await;
+    reads_no_more_than_it_may(&*store).await;
     refuses_wrong_paths(&*store).await;
     one_of_many_creates(&store).await;
     counts_to(&store, 4, 25).await;
@@ -105,6 +106,16 @@ async fn takes_large_objects(store: &dyn Store) {
     assert!(matches!(store.put("large/it", bytes.clone(), Condition::IfMatch(etag)).await, Err(StoreError::Conflict { .. })));
     assert!(store.get("large/it").await.unwrap().bytes == bytes[1..]);
     assert!(store.get_range("large/it", 4_000_000..9_000_000).await.unwrap() == bytes[4_000_001..9_000_001]);
+}
+
+async fn reads_no_more_than_it_may(store: &dyn Store) {
+    put(store, "limit/it", "0123456789", Condition::Always).await.unwrap();
+    assert_eq!(store.get_limited("limit/it", 10).await.unwrap().bytes, "0123456789");
+    for (path, most) in [("limit/it", 9), ("limit/it", 0), ("large/it", 5_000_000), ("large/it", 9_999_998)] {
+        let error = store.get_limited(path, most).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Unreadable(why) if why.starts_with(path)), "{error}");
+    }
+    assert_eq!(store.get_limited("large/it", 9_999_999).await.unwrap().bytes.len(), 9_999_999);
 }
 
 async fn refuses_wrong_paths(store: &dyn Store) {

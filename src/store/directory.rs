@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, check_size};
 
 /// The one name in the directory that holds no objects.
 pub(super) const PRIVATE: &str = ".ftctl";
@@ -69,8 +69,9 @@ impl Store for DirectoryStore {
         &self.url
     }
 
-    async fn get(&self, path: &str) -> Result<Object> {
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         let (file, metadata) = self.root.open(path)?;
+        check_size(path, metadata.len(), most)?;
         let mut bytes = Vec::with_capacity(metadata.len() as usize);
         // The length is the one that the version names, even when a log grows meanwhile.
         file.take(metadata.len()).read_to_end(&mut bytes).map_err(|error| self.root.failed("read", path, error))?;

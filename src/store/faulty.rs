@@ -99,9 +99,9 @@ impl Store for FaultyStore {
     fn url(&self) -> &str {
         self.inner.url()
     }
-    async fn get(&self, path: &str) -> Result<Object> {
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         self.before(path).await?;
-        self.inner.get(path).await
+        self.inner.get_limited(path, most).await
     }
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
         self.before(path).await?;

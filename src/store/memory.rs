@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, check_size};
 
 const URL: &str = "memory:";
 
@@ -75,9 +75,10 @@ impl Store for MemoryStore {
         URL
     }
 
-    async fn get(&self, path: &str) -> Result<Object> {
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         let objects = self.objects();
         let stored = objects.find(path)?;
+        check_size(path, stored.bytes.len() as u64, most)?;
         Ok(Object { bytes: Bytes::copy_from_slice(&stored.bytes), etag: etag(stored.version) })
     }
 
