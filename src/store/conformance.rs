@@ -18,6 +18,7 @@ pub async fn passes(store: Arc<dyn Store>) {
     one_of_many_creates(&store).await;
     counts_to(&store, 4, 25).await;
     appends_of_many_are_all_there(&store, 4, 25).await;
+    what_is_written_stays_while_its_neighbours_go(&store, 4, 250).await;
 }
 
 async fn put(store: &dyn Store, path: &str, text: &str, condition: Condition) -> Result<ETag, StoreError> {
@@ -187,6 +188,28 @@ pub async fn assert_lines(store: &dyn Store, writers: usize, times: usize) {
         let own: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&format!("{writer} "))).collect();
         assert_eq!(own, (0..times).map(|line| line.to_string()).collect::<Vec<_>>());
     }
+}
+
+/// Every writer deletes what it wrote, and with it now and then the last object of a folder that another is about to write to.
+async fn what_is_written_stays_while_its_neighbours_go(store: &Arc<dyn Store>, writers: usize, times: usize) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..writers {
+        let store = Arc::clone(store);
+        tasks.spawn(async move {
+            for round in 0..times {
+                let (path, text) = (format!("neighbours/{}/{writer}", round % 2), format!("{writer} {round}"));
+                if writer % 2 == 0 {
+                    put(&*store, &path, &text, Condition::IfAbsent).await.unwrap();
+                } else {
+                    store.append(&path, 0, text.clone().into()).await.unwrap();
+                }
+                assert_eq!(store.get(&path).await.unwrap().bytes, text);
+                store.delete(&path).await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(store.list("neighbours").await.unwrap(), []);
 }
 
 async fn counts_to(store: &Arc<dyn Store>, writers: usize, times: usize) {

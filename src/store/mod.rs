@@ -16,6 +16,7 @@ pub mod azure;
 #[cfg(test)]
 #[path = "../../tests/common/azurite.rs"]
 pub(crate) mod azurite;
+mod beneath;
 pub mod checkpoint;
 #[cfg(test)]
 mod conformance;
@@ -28,6 +29,7 @@ mod fetch;
 pub mod lease;
 pub mod log;
 pub mod memory;
+mod names;
 #[cfg(test)]
 #[path = "../../tests/common/secrets.rs"]
 pub(crate) mod secrets;
