@@ -641,7 +641,10 @@ mod tests {
                 store.get_range(path, 0..1).await.unwrap_err(),
                 store.append(path, 0, "theirs".into()).await.unwrap_err(),
             ];
-            assert!(errors.iter().all(|error| error.to_string().contains("is a symbolic link, which ftctl does not open")), "{errors:?}");
+            assert!(
+                errors.iter().all(|error| error.to_string().contains("is a symbolic link, which ftctl does not open")),
+                "{errors:?}"
+            );
         }
         let errors = [
             store.put("jobs/folder/new", "theirs".into(), Condition::Always).await.unwrap_err(),
