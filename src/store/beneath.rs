@@ -43,14 +43,14 @@ pub(super) fn enter(above: &Dir, name: &str) -> io::Result<Dir> {
     above.open_dir_nofollow(name).map_err(|error| explained(above, name, error))
 }
 
-/// As [`folder`]; what is missing is made, with `mode` as far as the `umask` allows. `made` sees each folder that has a new one.
+/// As [`folder`]; what is missing is made, with `mode` as far as the `umask` allows. `grown` sees each folder that has a new one.
 /// [`ErrorKind::NotFound`]: a deletion took one away meanwhile; see [`again`].
-pub(super) fn make(root: &Dir, path: &str, mode: u32, made: impl Fn(&Dir) -> io::Result<()>) -> io::Result<Dir> {
+pub(super) fn make(root: &Dir, path: &str, mode: u32, grown: impl Fn(&Dir) -> io::Result<()>) -> io::Result<Dir> {
     parts(path).try_fold(root.try_clone()?, |above, name| match enter(&above, name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             match above.create_dir_with(name, DirBuilder::new().mode(mode)) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                created => created.and_then(|()| made(&above))?,
+                created => created.and_then(|()| grown(&above))?,
             }
             enter(&above, name)
         }

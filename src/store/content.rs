@@ -97,8 +97,10 @@ impl FileEntry {
 /// What stands for a file in several chunks.
 fn digest_of_all(chunks: &[Digest]) -> Digest {
     let mut hasher = Sha256::new();
-    // A digest is hexadecimal.
-    chunks.iter().for_each(|chunk| hasher.update(hex::decode(chunk.as_str()).unwrap_or_default()));
+    for chunk in chunks {
+        // A digest is hexadecimal.
+        hasher.update(hex::decode(chunk.as_str()).unwrap_or_default());
+    }
     <[u8; 32]>::from(hasher.finalize()).into()
 }
 

@@ -14,6 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use cap_fs_ext::DirExt as _;
 use cap_std::fs::{Dir, OpenOptions};
 use sha2::{Digest as _, Sha256};
 use tokio::{
@@ -428,14 +429,15 @@ fn prune(folder: &Dir, prefix: &str, named: &HashSet<String>) -> io::Result<()> 
         let name = entry.file_name();
         // A name that is no UTF-8 is in no manifest.
         let path = name.to_str().map(|name| format!("{prefix}{name}"));
-        if entry.file_type()?.is_dir() {
-            if let Some(path) = path {
-                prune(&beneath::enter(folder, &name.to_string_lossy())?, &format!("{path}/"), named)?;
+        match (path, entry.file_type()?.is_dir()) {
+            (Some(path), true) => {
+                prune(&folder.open_dir_nofollow(&name)?, &format!("{path}/"), named)?;
+                // Stays unless it is empty now.
+                let _ = folder.remove_dir(&name);
             }
-            // Stays unless it is empty now.
-            let _ = folder.remove_dir(&name);
-        } else if path.is_none_or(|path| !named.contains(&path)) {
-            folder.remove_file(&name)?;
+            (None, true) => folder.remove_dir_all(&name)?,
+            (Some(path), false) if named.contains(&path) => {}
+            (_, false) => folder.remove_file(&name)?,
         }
     }
     Ok(())

@@ -155,6 +155,6 @@ mod tests {
 
     #[tokio::test]
     async fn conforms() {
-        crate::store::conformance::passes(Arc::new(MemoryStore::new())).await;
+        crate::store::conformance::passes(Arc::new(MemoryStore::new()), 1_000).await;
     }
 }

@@ -92,7 +92,7 @@ fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<M
 /// Removes it. Answers the datasets that were uploaded meanwhile and relied on something that is gone now: they have been withdrawn,
 /// and another upload mends them.
 pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<Digest>> {
-    store.delete_all(&unneeded.datasets.iter().map(|digest| path::dataset_manifest(digest)).collect::<Vec<_>>()).await?;
+    store.delete_all(&unneeded.datasets.iter().map(path::dataset_manifest).collect::<Vec<_>>()).await?;
     let gone: Vec<String> = unneeded.contents.iter().chain(&unneeded.remains).map(|meta| meta.path.clone()).collect();
     store.delete_all(&gone).await?;
     let gone: HashSet<String> = gone.into_iter().collect();
