@@ -138,7 +138,9 @@ mod tests {
         for here in ["127.0.0.1:80", "127.0.0.1", "localhost:65535", "[::1]:1", "[::1]"] {
             assert!(asked(here), "{here}");
         }
-        for elsewhere in ["", "evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "127.0.0.1:x", "10.0.0.1:80", "localhost:80:80"] {
+        for elsewhere in
+            ["", "evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "127.0.0.1:x", "10.0.0.1:80", "localhost:80:80"]
+        {
             assert!(!asked(elsewhere), "{elsewhere}");
         }
         assert!(!is_here(&Request::default()), "no host at all");
