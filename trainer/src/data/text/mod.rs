@@ -3,6 +3,7 @@
 mod cargo;
 mod documents;
 mod files;
+mod pages;
 mod rows;
 
 pub use cargo::cargo_dependencies;
