@@ -31,8 +31,7 @@ pub const TRAINER: &str = "/opt/ftctl/bin/ft-trainer";
 pub const REPOSITORY: &str = "ftctl";
 
 /// By digest: a tag may be moved to another image.
-const BASE: &str =
-    "docker.io/library/debian:bookworm-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251";
+const BASE: &str = "docker.io/library/debian:bookworm-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251";
 const BUILDER: &str =
     "docker.io/library/rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1";
 const DOCKERFILE: &str = "docker/Dockerfile";
@@ -135,7 +134,9 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
     let mut steps = Steps::new(&log, report)?;
     report.line(&format!("building {} at {}", recipe.reference(), engine.endpoint));
     for image in recipe.beginnings().filter(|image| !image.contains("@sha256:")) {
-        report.warn(&format!("{image} is named by a tag, which may be another image tomorrow; NAME@sha256:DIGEST is always the same"));
+        report.warn(&format!(
+            "{image} is named by a tag, which may be another image tomorrow; NAME@sha256:DIGEST is always the same"
+        ));
     }
     let failed = |error: &Error| ImageError::of_engine(&engine.endpoint, "build the image", error);
     let request = Request::post(query(&recipe, classic))

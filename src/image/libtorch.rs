@@ -257,7 +257,10 @@ mod tests {
         for wheels in [CPU, CUDA].map(|variant| variant.wheels.concat()) {
             let lines = wheels.replace(" \\\n", " ");
             let wheels: Vec<&str> = lines.lines().filter(|line| !line.starts_with('#')).collect();
-            assert!(wheels[0].starts_with(&format!("torch=={VERSION} ")) && wheels.iter().all(|wheel| wheel.contains("==")), "{lines}");
+            assert!(
+                wheels[0].starts_with(&format!("torch=={VERSION} ")) && wheels.iter().all(|wheel| wheel.contains("==")),
+                "{lines}"
+            );
             let digests = |wheel: &str| {
                 let digests: Vec<&str> = wheel.split(' ').skip(1).filter(|word| !word.is_empty()).collect();
                 !digests.is_empty() && digests.iter().all(|digest| digest.len() == "--hash=sha256:".len() + 64)

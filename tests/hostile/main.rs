@@ -5,3 +5,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod devcloud;
+mod inputs;
+mod terminal;
