@@ -8,7 +8,7 @@ use ftctl::{
         record::Record,
         state::{Outcome, State},
     },
-    store::{self, Condition, Store as _},
+    store::{self, Condition},
 };
 use jiff::Timestamp;
 use serde_json::Value;
