@@ -19,8 +19,8 @@ const SLACK: u64 = 16 << 20;
 const MOST_ENTRIES: i64 = 4 << 20;
 /// A byte of a stream of LZ4 gives as many at most, and the library does not stop before its end.
 const LZ4_RATIO: u64 = 255;
-/// The library reads these without a check: PLAIN, both names of dictionaries, and RLE for levels.
-const ENCODINGS: [i64; 4] = [0, 2, 3, 8];
+/// Those of texts: PLAIN, both names of dictionaries, and two of differences.
+const ENCODINGS: [i64; 5] = [0, 2, 6, 7, 8];
 
 /// Fails with what is wrong with the pages of a column in one row group of `file`.
 pub fn check(file: &File, chunk: &ColumnChunkMetaData) -> Result<(), String> {
@@ -87,9 +87,7 @@ impl Header {
             }
             () if !(0..=MOST_ENTRIES).contains(&self.entries) => Err(format!("is a dictionary of {} entries", self.entries)),
             () if self.levels > self.packed.min(self.unpacked) => Err("has more levels than bytes".to_owned()),
-            () if !ENCODINGS.contains(&self.encoding) => {
-                Err("has a delta encoding, which is not read; write the file with plain pages or dictionaries".to_owned())
-            }
+            () if !ENCODINGS.contains(&self.encoding) => Err(format!("has encoding {}, which is none of texts", self.encoding)),
             () => Ok(()),
         }
     }

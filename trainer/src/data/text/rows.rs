@@ -6,7 +6,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::basic::Type;
+use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -14,6 +15,7 @@ use parquet::schema::types::ColumnDescPtr;
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use super::delta::Checked;
 use super::documents::{Part, Visit};
 use super::pages;
 use crate::data::DataError;
@@ -260,12 +262,16 @@ pub fn parquet(path: &Path, file: File, column: Option<&str>, visit: &mut Visit<
     let not_text = || table.not_text(&columns[index], "row 1".to_owned());
     let is_chosen = |column: &ColumnDescPtr| column.path().parts() == [columns[index].as_str()] && column.max_rep_level() == 0;
     let leaf = schema.columns().iter().position(is_chosen).ok_or_else(not_text)?;
+    let descriptor = schema.column(leaf);
+    if descriptor.physical_type() != Type::BYTE_ARRAY {
+        return Err(not_text());
+    }
     let mut rows = Rows { table: &table, column: &columns[index], number: 0, bytes: 0, length };
     for group in 0..reader.num_row_groups() {
         pages::check(&pages, reader.metadata().row_group(group).column(leaf)).map_err(|reason| structure(&reason))?;
-        let column = reader.get_row_group(group).and_then(|group| group.get_column_reader(leaf)).map_err(broken)?;
-        let ColumnReader::ByteArrayColumnReader(column) = column else { return Err(not_text()) };
-        rows.read(column, visit)?;
+        let pages = reader.get_row_group(group).and_then(|group| group.get_column_page_reader(leaf)).map_err(broken)?;
+        let pages = Checked { pages, has_levels: descriptor.max_def_level() > 0 };
+        rows.read(ColumnReaderImpl::new(descriptor.clone(), Box::new(pages)), visit)?;
     }
     Ok(())
 }

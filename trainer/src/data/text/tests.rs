@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
-use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
@@ -27,6 +27,9 @@ fn read(path: &Path, column: Option<&str>) -> Result<Vec<String>, DataError> {
     assert_eq!(found.pop().as_deref(), Some(""), "the last document ended");
     Ok(found)
 }
+
+/// Of texts that are no dictionary's.
+const ENCODINGS: [Encoding; 3] = [Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY];
 
 struct Folder(tempfile::TempDir);
 
@@ -159,9 +162,26 @@ fn parquet_files_that_swell_are_refused() {
     let long = plain().set_compression(Compression::UNCOMPRESSED);
     let (reason, _) = refused(&folder.one_page("long.parquet", &[vec![b'a'; (32 << 20) + 1].into()], long));
     assert!(reason.contains("row 1: a row has 32 MiB at most"), "{reason}");
-    for encoding in [Encoding::DELTA_BYTE_ARRAY, Encoding::DELTA_LENGTH_BYTE_ARRAY] {
-        let path = folder.one_page("delta.parquet", &[ByteArray::from("x")], plain().set_encoding(encoding));
-        assert!(refused(&path).0.contains("has a delta encoding, which is not read; write the file"), "{encoding}");
+    // Values that share all of a long first one.
+    let shared = plain().set_encoding(Encoding::DELTA_BYTE_ARRAY);
+    let path = folder.one_page("shared.parquet", &vec![vec![b'a'; 1 << 20].into(); 100], shared);
+    assert!(path.metadata().unwrap().len() < 10_000);
+    let (reason, documents) = refused(&path);
+    assert!(reason.contains("bytes cannot be so much text") && documents < 20, "{documents}: {reason}");
+}
+
+#[test]
+fn parquet_rows_are_documents_in_every_encoding() {
+    let folder = Folder::new();
+    let rows: Vec<String> =
+        (0..500).map(|number| format!("{} {number} {}", ROWS[number % 5], "and so on ".repeat(number % 7))).collect();
+    let values: Vec<ByteArray> = rows.iter().map(|row| ByteArray::from(row.as_str())).collect();
+    for encoding in ENCODINGS {
+        for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+            let properties =
+                WriterProperties::builder().set_dictionary_enabled(false).set_encoding(encoding).set_writer_version(version);
+            assert_eq!(read(&folder.one_page("rows.parquet", &values, properties), None).unwrap(), rows, "{encoding}");
+        }
     }
 }
 
@@ -169,8 +189,15 @@ fn parquet_files_that_swell_are_refused() {
 fn whatever_a_byte_of_a_parquet_file_says_it_is_read_or_refused() {
     let folder = Folder::new();
     let rows = ROWS.map(Some);
-    for codec in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::GZIP(parquet::basic::GzipLevel::default())] {
-        let whole = std::fs::read(folder.parquet("whole.parquet", "text", &rows, codec)).unwrap();
+    let codecs = [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::GZIP(parquet::basic::GzipLevel::default())];
+    let compressed = codecs.map(|codec| folder.parquet(&format!("{codec}.parquet"), "text", &rows, codec));
+    let texts = ROWS.map(ByteArray::from);
+    let encoded = ENCODINGS.map(|encoding| {
+        let properties = WriterProperties::builder().set_dictionary_enabled(false).set_encoding(encoding);
+        folder.one_page(&format!("{encoding}.parquet"), &texts, properties)
+    });
+    for path in compressed.iter().chain(&encoded) {
+        let whole = std::fs::read(path).unwrap();
         for place in 0..whole.len() {
             for change in [0x01, 0x80, 0xff] {
                 let mut changed = whole.clone();
