@@ -95,23 +95,22 @@ fn numbers(mut data: &[u8], most: u64) -> Option<(Vec<u64>, &[u8])> {
         return None;
     }
     let mut last = signed(varint(&mut data)?);
+    let length = |number: i64| u64::try_from(i32::try_from(number).ok()?).ok();
     let mut numbers = Vec::new();
-    let mut add = |number: i64| Some(numbers.push(u64::try_from(i32::try_from(number).ok()?).ok()?));
-    let mut left = count;
-    if left > 0 {
-        add(last)?;
-        left -= 1;
+    if count > 0 {
+        numbers.push(length(last)?);
     }
+    let mut left = count.saturating_sub(1);
     while left > 0 {
-        let least = signed(varint(&mut data)?);
+        let smallest = signed(varint(&mut data)?);
         for width in data.split_off(..usize::try_from(parts).ok()?)?.iter().copied() {
             if left == 0 {
                 break;
             }
             let packed = data.split_off(..usize::from(width) * of_part as usize / 8).filter(|_| width <= 32)?;
             for place in 0..of_part.min(left) {
-                last = last.checked_add(least)?.checked_add(bits(packed, place * u64::from(width), width))?;
-                add(last)?;
+                last = last.checked_add(smallest)?.checked_add(bits(packed, place * u64::from(width), width))?;
+                numbers.push(length(last)?);
             }
             left -= of_part.min(left);
         }
