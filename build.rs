@@ -11,7 +11,7 @@ use flate2::{Compression, write::DeflateEncoder};
 
 /// What a build of either program needs; cargo asks for every program that a manifest names, the benchmark too. Tests are left out:
 /// they change often and change nothing that is built.
-const ROOTS: [&str; 12] = [
+const ROOTS: [&str; 13] = [
     "Cargo.toml",
     "Cargo.lock",
     "build.rs",
@@ -20,6 +20,7 @@ const ROOTS: [&str; 12] = [
     "docker/Dockerfile",
     "docker/libtorch.sh",
     "docker/libraries.sh",
+    "docker/wheels",
     "trainer/Cargo.toml",
     "trainer/build.rs",
     "trainer/benches",

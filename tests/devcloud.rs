@@ -42,17 +42,18 @@ impl Running {
         Self { child, environment, sandbox }
     }
 
-    fn endpoint(&self) -> &str {
-        &self.environment.iter().find(|(name, _)| name == "FTCTL_ENDPOINT_GCE").expect("an endpoint").1
+    fn variable(&self, name: &str) -> &str {
+        &self.environment.iter().find(|(known, _)| known == name).expect(name).1
     }
 
     /// Status and body.
     fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
-            let url = format!("{}{path}", self.endpoint());
+            let url = format!("{}{path}", self.variable("FTCTL_ENDPOINT_GCE"));
             let method = method.parse().expect("a method");
-            let request = reqwest::Client::new().request(method, url).bearer_auth("x").body(body.to_string());
+            let token = self.variable("CLOUDSDK_AUTH_ACCESS_TOKEN");
+            let request = reqwest::Client::new().request(method, url).bearer_auth(token).body(body.to_string());
             let answer = request.send().await.expect("an answer");
             let status = answer.status().as_u16();
             (status, serde_json::from_slice(&answer.bytes().await.expect("a body")).unwrap_or_default())
@@ -281,7 +282,7 @@ fn os_login() -> String {
 fn gcloud_takes_what_ftctl_asks_of_it() {
     let job = Submitted::start();
     let token = job.devcloud.sandbox.path("token");
-    std::fs::write(&token, "devcloud").expect("written");
+    std::fs::write(&token, job.devcloud.variable("CLOUDSDK_AUTH_ACCESS_TOKEN")).expect("written");
     let path = std::env::var_os("PATH").expect("a path");
     let gcloud = std::env::split_paths(&path).map(|directory| directory.join("gcloud")).find(|program| program.is_file());
     let gcloud = gcloud.expect("gcloud");
@@ -304,7 +305,7 @@ fn gcloud_takes_what_ftctl_asks_of_it() {
 fn gcloud_and_ftctl_see_and_delete_each_others_machines() {
     let devcloud = Running::start(&json!({ "boot": "1s" }));
     let token = devcloud.sandbox.path("token");
-    std::fs::write(&token, "devcloud").expect("written");
+    std::fs::write(&token, devcloud.variable("CLOUDSDK_AUTH_ACCESS_TOKEN")).expect("written");
     let gcloud = |arguments: &str| {
         let mut command = Command::new("gcloud");
         command.args(arguments.split_whitespace()).env("CLOUDSDK_CONFIG", devcloud.sandbox.home());

@@ -33,7 +33,7 @@ enum Cloud {
 
 /// Simulate Google's Compute Engine until interrupted; each machine is a process that runs its startup script
 ///
-/// Without --engine no image is fetched: the agent is this ftctl, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
+/// Only who has the token that it prints is its client; each start has another one. Without --engine no image is fetched: the agent is this ftctl, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  export DEVCLOUD_IMAGE_PATH=$(dirname $(ftctl build --print path))\n  ftctl devcloud gce >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud gce --speed 60 --script faults.json"
@@ -94,7 +94,7 @@ impl Gce {
         let runtime = runtime.map_err(|error| failed("start the asynchronous runtime", &error))?;
         runtime.block_on(async {
             let devcloud = Devcloud::start(options).await.map_err(|error| failed("listen", &error))?;
-            let environment = gce::client_environment(devcloud.address, &self.project);
+            let environment = devcloud.client_environment(&self.project);
             let shown = app.output.show(&Ready(environment));
             if shown.is_ok() {
                 let mut terminated = signal(SignalKind::terminate()).map_err(|error| failed("wait for signals", &error))?;

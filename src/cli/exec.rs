@@ -109,7 +109,7 @@ async fn join(remote: Remote, terminal: bool, output: &mut Output) -> Result<u8,
     let passing = async {
         while let Some(piece) = pieces.next().await {
             match piece? {
-                Piece::Output(bytes) => output.data(&bytes)?,
+                Piece::Output(bytes) => output.raw(&bytes)?,
                 Piece::Errors(bytes) => output.errors(&bytes),
             }
         }

@@ -51,7 +51,8 @@ impl Reply {
     }
 }
 
-/// Answers every connection until the task ends. `None` closes the connection without an answer.
+/// Answers every connection until the task ends. `None` closes the connection without an answer. A request for another host than this
+/// computer is refused: a page in a browser can have its own name lead here, and no more than that would make it a client.
 pub async fn serve<H, F>(listener: TcpListener, handle: H)
 where
     H: Fn(Request) -> F + Send + Sync + 'static,
@@ -68,10 +69,19 @@ where
     }
 }
 
+/// Whether the request is for this computer. The port may be that of somebody who passes it on.
+fn is_here(request: &Request) -> bool {
+    let Some(host) = request.header("host") else { return false };
+    let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());
+    ["127.0.0.1", "localhost", "[::1]"].contains(&port.map_or(host, |(name, _)| name))
+}
+
 async fn converse<F: Future<Output = Option<Reply>>>(stream: TcpStream, handle: &impl Fn(Request) -> F) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     while let Some(request) = read(&mut stream).await? {
-        let Some(reply) = handle(request).await else { return Ok(()) };
+        let elsewhere = || Reply::new(403, "text/plain", "This service is for programs of this computer: ask 127.0.0.1.");
+        let reply = if is_here(&request) { handle(request).await } else { Some(elsewhere()) };
+        let Some(reply) = reply else { return Ok(()) };
         let mut bytes = format!("HTTP/1.1 {} \r\ncontent-length: {}\r\n", reply.status, reply.body.len()).into_bytes();
         for (name, value) in &reply.headers {
             bytes.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
@@ -116,4 +126,23 @@ async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> 
     request.body.resize(length, 0);
     stream.read_exact(&mut request.body).await?;
     Ok(Some(request))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_computer_are_here() {
+        let asked = |host: &str| is_here(&Request { headers: vec![("host".to_owned(), host.to_owned())], ..Request::default() });
+        for here in ["127.0.0.1:80", "127.0.0.1", "localhost:65535", "[::1]:1", "[::1]"] {
+            assert!(asked(here), "{here}");
+        }
+        for elsewhere in
+            ["", "evil.example", "evil.example:80", "127.0.0.1.evil.example:80", "127.0.0.1:x", "10.0.0.1:80", "localhost:80:80"]
+        {
+            assert!(!asked(elsewhere), "{elsewhere}");
+        }
+        assert!(!is_here(&Request::default()), "no host at all");
+    }
 }

@@ -30,8 +30,10 @@ pub const TRAINER: &str = "/opt/ftctl/bin/ft-trainer";
 /// The image's name; its tag is the digest.
 pub const REPOSITORY: &str = "ftctl";
 
-const BASE: &str = "docker.io/library/debian:bookworm-slim";
-const BUILDER: &str = "docker.io/library/rust:1.95-bookworm";
+/// By digest: a tag may be moved to another image.
+const BASE: &str = "docker.io/library/debian:bookworm-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251";
+const BUILDER: &str =
+    "docker.io/library/rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1";
 const DOCKERFILE: &str = "docker/Dockerfile";
 
 /// An image that an engine has.
@@ -66,8 +68,9 @@ impl Recipe {
             context.add("prebuilt/none", &[][..]);
             context.add("certificates/more.pem", certificates);
         }
-        for name in [DOCKERFILE, "docker/libtorch.sh", "docker/libraries.sh"] {
-            context.add(name, embedded(name)?);
+        embedded(DOCKERFILE)?;
+        for (name, bytes) in sources::all().iter().filter(|(name, _)| name.starts_with("docker/")) {
+            context.add(name, bytes.as_slice());
         }
         let arguments = arguments(spec)?;
         let mut hash = Sha256::new();
@@ -76,6 +79,11 @@ impl Recipe {
         }
         context.hash(&mut hash)?;
         Ok(Self { context, arguments, network: spec.network.clone(), digest: hex::encode(hash.finalize()) })
+    }
+
+    /// The images that it begins with.
+    fn beginnings(&self) -> impl Iterator<Item = &String> {
+        ["BASE", "BUILDER"].iter().filter_map(|name| self.arguments.get(name))
     }
 
     pub fn reference(&self) -> String {
@@ -125,6 +133,11 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
     fetch_private(engine, &recipe, report).await?;
     let mut steps = Steps::new(&log, report)?;
     report.line(&format!("building {} at {}", recipe.reference(), engine.endpoint));
+    for image in recipe.beginnings().filter(|image| !image.contains("@sha256:")) {
+        report.warn(&format!(
+            "{image} is named by a tag, which may be another image tomorrow; NAME@sha256:DIGEST is always the same"
+        ));
+    }
     let failed = |error: &Error| ImageError::of_engine(&engine.endpoint, "build the image", error);
     let request = Request::post(query(&recipe, classic))
         .header(CONTENT_TYPE, "application/x-tar")
@@ -141,7 +154,7 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
 /// may have it fetches itself.
 async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) -> Result<()> {
     let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    for image in ["BASE", "BUILDER"].iter().filter_map(|name| recipe.arguments.get(name)) {
+    for image in recipe.beginnings() {
         let credentials = registry::credentials(image, &variable, std::future::ready(None)).await;
         let failed = |class, why| ImageError::Source { image: image.clone(), class, why };
         let credentials = credentials.map_err(|error| failed(registry::Class::Denied, error.to_string()))?;

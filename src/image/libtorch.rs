@@ -24,8 +24,8 @@ struct Variant {
     name: &'static str,
     /// Directory below `libtorch/` in the cache.
     directory: &'static str,
-    /// What pip is told besides `torch`.
-    arguments: &'static [&'static str],
+    /// Wheels by version and digest: what pip installs, and nothing else.
+    wheels: &'static [&'static str],
     /// On disk after installation, for the progress bar only (download and unpacked wheel, Linux x86-64); where it is known.
     expected_bytes: Option<u64>,
 }
@@ -35,16 +35,21 @@ struct Variant {
 const CPU: Variant = Variant {
     name: "cpu",
     directory: VERSION,
-    arguments: if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        &["--no-deps", "nvidia-cuda-runtime==13.*", "nvidia-cuda-cupti==13.*"]
+    wheels: if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        &[include_str!("../../docker/wheels/cpu.txt"), include_str!("../../docker/wheels/cpu-links.txt")]
     } else {
-        &["--no-deps"]
+        &[include_str!("../../docker/wheels/cpu.txt")]
     },
     expected_bytes: Some(1_750_000_000),
 };
 
-/// With all packages that the wheel names, which are CUDA's libraries for the most part.
-const CUDA: Variant = Variant { name: "cuda", directory: "2.11.0-cuda", arguments: &[], expected_bytes: None };
+/// With CUDA's libraries, all that the wheel names.
+const CUDA: Variant = Variant {
+    name: "cuda",
+    directory: "2.11.0-cuda",
+    wheels: &[include_str!("../../docker/wheels/cu130.txt")],
+    expected_bytes: None,
+};
 
 /// Chooses the variant; absent, a machine with NVIDIA's driver has CUDA.
 const VARIANT: &str = "FTCTL_LIBTORCH";
@@ -171,11 +176,14 @@ async fn pip(partial: &Path) -> Result<Vec<String>> {
 async fn run_pip(pip: &[String], partial: &Path, variant: Variant, report: &dyn Report) -> Result<()> {
     let temporary = partial.join("temporary");
     fs::create_dir_all(&temporary).map_err(io_error("create", &temporary))?;
+    let wheels = partial.join("wheels.txt");
+    fs::write(&wheels, variant.wheels.concat()).map_err(io_error("write", &wheels))?;
     let log_path = partial.with_extension("log");
     let log = fs::File::create(&log_path).map_err(io_error("create", &log_path))?;
     let mut command = Command::new(&pip[0]);
-    command.args(&pip[1..]).args(["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check", "--target"]);
-    command.arg(partial.join("site")).arg(format!("torch=={VERSION}")).args(variant.arguments);
+    command.args(&pip[1..]).args(["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check"]);
+    command.args(["--require-hashes", "--no-deps", "--only-binary=:all:", "--requirement"]).arg(&wheels);
+    command.arg("--target").arg(partial.join("site"));
     command.env("TMPDIR", &temporary).stdin(Stdio::null()).kill_on_drop(true);
     command.stdout(log.try_clone().map_err(io_error("open", &log_path))?).stderr(log);
     let mut child =
@@ -242,5 +250,22 @@ mod tests {
         let refused = variant(Some("cu130"), true).unwrap_err().to_string();
         assert!(refused.contains("FTCTL_LIBTORCH is `cu130`; set it to `cpu` or `cuda`"), "{refused}");
         assert!(CUDA.directory.starts_with(VERSION) && CUDA.directory != CPU.directory);
+    }
+
+    #[test]
+    fn every_wheel_has_a_version_and_a_digest() {
+        for wheels in [CPU, CUDA].map(|variant| variant.wheels.concat()) {
+            let lines = wheels.replace(" \\\n", " ");
+            let wheels: Vec<&str> = lines.lines().filter(|line| !line.starts_with('#')).collect();
+            assert!(
+                wheels[0].starts_with(&format!("torch=={VERSION} ")) && wheels.iter().all(|wheel| wheel.contains("==")),
+                "{lines}"
+            );
+            let digests = |wheel: &str| {
+                let digests: Vec<&str> = wheel.split(' ').skip(1).filter(|word| !word.is_empty()).collect();
+                !digests.is_empty() && digests.iter().all(|digest| digest.len() == "--hash=sha256:".len() + 64)
+            };
+            assert!(wheels.iter().all(|wheel| digests(wheel)), "{lines}");
+        }
     }
 }

@@ -17,6 +17,8 @@ use toml::{
     de::{DeTable, DeValue, Deserializer},
 };
 
+use super::printable;
+
 /// Far above any file a person writes; keeps a mistyped path (a data set, a device) from filling the memory.
 const MAX_BYTES: u64 = 1 << 20;
 
@@ -254,7 +256,8 @@ fn excerpt(line: usize, text: &str, column: usize, width: usize) -> String {
     let skipped = column.saturating_sub(EXCERPT / 2);
     let shown: Vec<char> = text.chars().skip(skipped).take(EXCERPT).collect();
     let column = column - skipped;
-    let printable: String = shown.iter().map(|c| if c.is_control() && *c != '\t' { '\u{fffd}' } else { *c }).collect();
+    let printable = shown.iter().collect::<String>();
+    let printable = printable::text(&printable);
     let padding: String = (0..column - 1).map(|i| if shown.get(i) == Some(&'\t') { '\t' } else { ' ' }).collect();
     let carets = "^".repeat(width.min(shown.len().saturating_sub(column - 1)).max(1));
     let margin = " ".repeat(line.to_string().len());

@@ -15,6 +15,7 @@ pub mod id;
 pub mod image;
 pub mod order;
 pub mod plan;
+pub mod printable;
 pub mod record;
 pub mod report;
 pub mod spec;

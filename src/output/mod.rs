@@ -12,10 +12,14 @@ use serde_json::{Value, json};
 
 use crate::{
     exit::{Exit, Failure},
-    job::report::{Format, Report, Verbosity},
+    job::{
+        printable,
+        report::{Format, Report, Verbosity},
+    },
 };
 
 mod bars;
+mod clean;
 pub mod format;
 pub mod page;
 mod stderr;
@@ -49,11 +53,18 @@ pub struct Output {
     talk: Arc<talk::Talk>,
     /// Whether stdout has its one JSON value.
     printed: bool,
+    /// Bytes on their way to a terminal.
+    stream: clean::Stream,
 }
 
 impl Output {
     pub fn new(format: Format, verbosity: Verbosity) -> Self {
-        Self { format, talk: Arc::new(talk::Talk::new(verbosity, Style::of_stderr())), printed: false }
+        Self {
+            format,
+            talk: Arc::new(talk::Talk::new(verbosity, Style::of_stderr())),
+            printed: false,
+            stream: clean::Stream::default(),
+        }
     }
 
     pub fn format(&self) -> Format {
@@ -68,28 +79,28 @@ impl Output {
     /// Prints a value in the chosen format.
     pub fn show(&mut self, value: &dyn Show) -> Result<(), Failure> {
         let text = self.text_of(value);
-        self.data(text.as_bytes())
+        self.raw(text.as_bytes())
     }
 
     /// As [`Output::show`], while this thread does other things.
     pub async fn show_apart(&mut self, value: &dyn Show) -> Result<(), Failure> {
         let text = self.text_of(value);
-        self.write_apart(text.into_bytes()).await.map_err(|error| stdout_failed(&error))
+        self.raw_apart(text.into_bytes()).await.map_err(|error| stdout_failed(&error))
     }
 
     fn text_of(&self, value: &dyn Show) -> String {
         match self.format {
-            Format::Table => with_newline(value.text()),
+            Format::Table => with_newline(printable::text(&value.text()).into_owned()),
             Format::Json => pretty(&stamped(value.schema(), value.json())),
-            Format::Jsonl => lines(value.lines().into_iter().map(|line| stamped(value.schema(), line))),
-            Format::Name => lines(value.names()),
+            Format::Jsonl => clean::json(lines(value.lines().into_iter().map(|line| stamped(value.schema(), line)))),
+            Format::Name => lines(value.names().iter().map(|name| printable::line(name))),
         }
     }
 
     /// Prints a value again, while a user watches it: on a terminal in place of the last one.
     pub fn show_again(&mut self, value: &dyn Show, watched: bool) -> Result<(), Failure> {
         if watched && self.format == Format::Table && io::stdout().is_terminal() {
-            self.data(b"\x1b[H\x1b[2J")?;
+            self.raw(b"\x1b[H\x1b[2J")?;
         }
         self.show(value)
     }
@@ -101,21 +112,36 @@ impl Output {
             (Err(failure), Format::Json) => {
                 let mut both = stamped(value.schema(), value.json());
                 both["error"] = error_json(failure)["error"].take();
-                self.data(pretty(&both).as_bytes())
+                self.raw(pretty(&both).as_bytes())
             }
             _ => self.show(value),
         };
         verdict.and(shown)
     }
 
-    /// Prints bytes as they are: log lines, generated text, a schema, a completion script.
+    /// Prints log lines, generated text, a schema, a completion script: as they are, but without orders to a terminal.
     pub fn data(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        if self.is_terminal() {
+            let text = self.stream.clean(bytes);
+            self.raw(text.as_bytes())
+        } else {
+            self.raw(bytes)
+        }
+    }
+
+    /// As [`Output::data`], while this thread does other things: the reader may stand still (`ftctl logs -f JOB | less`).
+    pub async fn write_apart(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        let bytes = if self.is_terminal() { self.stream.clean(&bytes).into_bytes() } else { bytes };
+        self.raw_apart(bytes).await
+    }
+
+    /// Prints bytes as they are, also on a terminal: what was made for one, and what a command wrote that the user had ftctl run.
+    pub fn raw(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.printed = true;
         write(&self.talk, bytes).map_err(|error| stdout_failed(&error))
     }
 
-    /// Prints bytes while this thread does other things: their reader may stand still (`ftctl logs -f JOB | less`).
-    pub async fn write_apart(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+    async fn raw_apart(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         self.printed = true;
         let talk = Arc::clone(&self.talk);
         let written = tokio::task::spawn_blocking(move || write(&talk, &bytes));
@@ -145,7 +171,7 @@ impl Output {
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
             return Err(Failure::new(Exit::Usage, format!("{question} There is no terminal to ask on")).fix("add -y to say yes"));
         }
-        self.errors(format!("{question} [y/N] ").as_bytes());
+        self.errors(format!("{} [y/N] ", printable::text(question)).as_bytes());
         let mut answer = String::new();
         let read = io::stdin().read_line(&mut answer);
         match read {
@@ -163,7 +189,7 @@ impl Output {
         let as_json = matches!(self.format, Format::Json | Format::Jsonl) && !self.printed;
         if as_json {
             let value = stamped(ERROR_SCHEMA, error_json(failure));
-            let text = if self.format == Format::Json { pretty(&value) } else { format!("{value}\n") };
+            let text = if self.format == Format::Json { pretty(&value) } else { clean::json(lines([value])) };
             // There is nobody left to tell when stdout cannot take it.
             let _ = io::stdout().lock().write_all(text.as_bytes());
         } else {
@@ -213,7 +239,7 @@ fn stamped(schema: &str, value: Value) -> Value {
 }
 
 fn pretty(value: &Value) -> String {
-    format!("{value:#}\n")
+    clean::json(format!("{value:#}\n"))
 }
 
 fn lines<T: Display>(items: impl IntoIterator<Item = T>) -> String {

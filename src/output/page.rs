@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::job::printable;
+
 /// One number over the steps, rising.
 #[derive(Debug, Clone, Copy)]
 pub struct Chart<'a> {
@@ -40,7 +42,7 @@ pub fn page(title: &str, facts: &[(&str, String)], charts: &[Chart<'_>]) -> Stri
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    printable::text(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 fn figure(chart: &Chart<'_>) -> String {

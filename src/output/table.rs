@@ -1,6 +1,10 @@
 //! Tables: aligned columns, no lines, as kubectl prints them.
 
+use std::borrow::Cow;
+
 use comfy_table::{CellAlignment, ContentArrangement, presets};
+
+use crate::job::printable;
 
 /// One cell.
 #[derive(Debug, Clone)]
@@ -42,6 +46,11 @@ impl Table {
         self.row([Cell::text(name), Cell::text(value)]);
     }
 
+    /// A value may have several lines, which stand below its first. In a list they would look like other rows.
+    fn shown<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        if self.header.is_empty() { printable::text(text) } else { printable::line(text) }
+    }
+
     pub fn render(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -53,8 +62,8 @@ impl Table {
                 cells
                     .iter()
                     .map(|cell| match cell {
-                        Cell::Text(text) => comfy_table::Cell::new(text),
-                        Cell::Number(text) => comfy_table::Cell::new(text).set_alignment(CellAlignment::Right),
+                        Cell::Text(text) => comfy_table::Cell::new(self.shown(text)),
+                        Cell::Number(text) => comfy_table::Cell::new(self.shown(text)).set_alignment(CellAlignment::Right),
                     })
                     .collect::<Vec<_>>(),
             );
@@ -63,5 +72,21 @@ impl Table {
             column.set_padding((0, 2));
         });
         table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_of_a_list_is_no_other_row() {
+        let mut list = Table::new(&["NAME", "STATE"]);
+        list.row([Cell::text("a\nb  succeeded\u{1b}[2J"), Cell::text("failed")]);
+        assert_eq!(list.render().lines().count(), 2);
+        assert!(!list.render().contains('\u{1b}'));
+        let mut pairs = Table::default();
+        pairs.pair("reason", "first\nstate  succeeded\u{9b}2J");
+        assert_eq!(pairs.render(), "reason  first\n        state  succeeded\u{fffd}2J");
     }
 }

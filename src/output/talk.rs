@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{Style, bars::Reached, format, stderr::Stderr};
-use crate::job::report::{Report, Unit, Verbosity};
+use crate::job::{
+    printable,
+    report::{Report, Unit, Verbosity},
+};
 
 /// How often a long piece of work says that it goes on when there is no terminal.
 const EVERY: Duration = Duration::from_secs(60);
@@ -43,14 +46,15 @@ impl Talk {
 
     /// The last words of a failed program, whatever the verbosity.
     pub fn error(&self, message: &str, fix: Option<&str>) {
-        self.say(&format!("{} {message}", self.paint("error:", "1;31")));
+        self.say(&self.paint("error:", "1;31"), message);
         if let Some(fix) = fix {
-            self.say(&format!("  {} {fix}", self.paint("fix:", "1;32")));
+            self.say(&format!("  {}", self.paint("fix:", "1;32")), fix);
         }
     }
 
-    fn say(&self, text: &str) {
-        self.stderr.line(text.to_owned());
+    /// The label is ours, the text may have words from outside.
+    fn say(&self, label: &str, text: &str) {
+        self.stderr.line(format!("{label} {}", printable::text(text)));
     }
 
     fn paint(&self, text: &str, code: &str) -> String {
@@ -61,42 +65,43 @@ impl Talk {
 impl Report for Talk {
     fn stage(&self, number: usize, of: usize, title: &str) {
         if self.verbosity > Verbosity::Quiet {
-            self.say(&format!("{} {title}", self.paint(&format!("[{number}/{of}]"), "1;36")));
+            self.say(&self.paint(&format!("[{number}/{of}]"), "1;36"), title);
         }
     }
 
     fn line(&self, text: &str) {
         if self.verbosity > Verbosity::Quiet {
-            self.say(text);
+            self.stderr.line(printable::text(text).into_owned());
         }
     }
 
     fn detail(&self, text: &str) {
         if self.verbosity == Verbosity::Verbose {
-            self.say(&self.paint(text, "2"));
+            self.stderr.line(self.paint(&printable::text(text), "2"));
         }
     }
 
     fn warn(&self, text: &str) {
-        self.say(&format!("{} {text}", self.paint("warning:", "1;33")));
+        self.say(&self.paint("warning:", "1;33"), text);
     }
 
     fn progress(&self, what: &str, done: u64, total: Option<u64>, unit: Unit) {
         if self.verbosity == Verbosity::Quiet {
             return;
         }
+        let what = printable::line(what);
         let reached = Reached { done, total, unit };
         // A thread that panicked while it talked has broken nothing.
         let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
-        let pace = works.entry(what.to_owned()).or_insert_with(|| Pace::new(what, Instant::now()));
+        let pace = works.entry(what.to_string()).or_insert_with(|| Pace::new(&what, Instant::now()));
         let line = pace.line(Instant::now(), done, total, unit).filter(|_| reached.is_end() || !self.style.live);
         if reached.is_end() {
-            works.remove(what);
+            works.remove(&*what);
         }
         drop(works);
-        self.stderr.progress(what, reached);
+        self.stderr.progress(&what, reached);
         if let Some(line) = line {
-            self.say(&line);
+            self.stderr.line(line);
         }
     }
 }

@@ -5,5 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-
+mod devcloud;
 mod files;
+mod inputs;
+mod terminal;

@@ -15,6 +15,7 @@ use crate::sandbox::Sandbox;
 pub struct Devcloud {
     child: Child,
     pub endpoint: String,
+    token: String,
 }
 
 impl Devcloud {
@@ -30,25 +31,33 @@ impl Devcloud {
         let pairs = lines.map(|line| line.unwrap().split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap());
         sandbox.variables.extend(pairs);
         sandbox.variables.push(("FTCTL_BACKEND".into(), "gce".into()));
-        let (_, endpoint) = sandbox.variables.iter().find(|(name, _)| name == "FTCTL_ENDPOINT_GCE").unwrap();
-        Self { child, endpoint: endpoint.to_str().unwrap().to_owned() }
+        let told = |name: &str| {
+            let (_, value) = sandbox.variables.iter().find(|(known, _)| known == name).unwrap();
+            value.to_str().unwrap().to_owned()
+        };
+        Self { child, endpoint: told("FTCTL_ENDPOINT_GCE"), token: told("CLOUDSDK_AUTH_ACCESS_TOKEN") }
     }
 
     pub fn ask(&self, method: &str, lever: &str, body: &str) -> Value {
         self.curl(&["-X", method, "--data", body], &format!("devcloud/{lever}"))
     }
 
+    fn curl_command(&self) -> Command {
+        let mut command = Command::new("curl");
+        command.args(["-s", "-H", &format!("Authorization: Bearer {}", self.token)]);
+        command
+    }
+
     fn curl(&self, arguments: &[&str], path: &str) -> Value {
         let url = format!("{}/{path}", self.endpoint);
-        let output = Command::new("curl").arg("-sf").args(arguments).arg(&url).output().unwrap();
+        let output = self.curl_command().arg("-f").args(arguments).arg(&url).output().unwrap();
         assert!(output.status.success(), "{arguments:?} {url}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
     /// Everything of this kind in every zone, as the cloud's own interface lists it.
     pub fn everywhere(&self, kind: &str) -> Vec<Value> {
-        let answer =
-            self.curl(&["-H", "Authorization: Bearer devcloud"], &format!("compute/v1/projects/devcloud/aggregated/{kind}"));
+        let answer = self.curl(&[], &format!("compute/v1/projects/devcloud/aggregated/{kind}"));
         let zones = answer["items"].as_object().unwrap().values();
         zones.flat_map(|zone| zone[kind].as_array().unwrap().clone()).collect()
     }
@@ -66,7 +75,7 @@ impl Devcloud {
             let name = machine["name"].as_str().unwrap().to_owned();
             let url = format!("{}/devcloud/preempt?instance={name}", self.endpoint);
             // One that has gone meanwhile is refused.
-            Command::new("curl").args(["-s", "-X", "POST", &url]).output().unwrap();
+            self.curl_command().args(["-X", "POST", &url]).output().unwrap();
             name
         });
         taken.collect()

@@ -8,12 +8,16 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::files::read_at_most;
 use crate::model::Shape;
+use crate::model::shape::MOST;
 
 /// Name of the adapters inside peft's directory, and in a checkpoint.
 pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
 /// What makes a directory peft's. A checkpoint has none: transformers would look for the model that the adapters belong to.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// Bytes that it has at most.
+const LONGEST: u64 = 1 << 20;
 
 /// Trains low-rank adapters beside the linear maps of every block instead of the weights, which stay as they are and get neither gradients nor
 /// moments. The defaults are peft's.
@@ -109,10 +113,13 @@ impl Lora {
     pub fn read(directory: &Path) -> Result<Self, String> {
         let path = directory.join(ADAPTER_CONFIG);
         let refuse = |reason: String| format!("{}: {reason}", path.display());
-        let text = std::fs::read(&path).map_err(|error| refuse(error.to_string()))?;
+        let text = read_at_most(&path, LONGEST).map_err(|error| refuse(error.to_string()))?;
         let config: PeftConfig = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
         if config.peft_type != "LORA" || config.use_dora || config.use_rslora {
             return Err(refuse("only LoRA as published is computed here, without DoRA and rank-stabilised scales".to_owned()));
+        }
+        if !(1..=MOST).contains(&config.r) {
+            return Err(refuse(format!("r is 1 to {MOST}, not {}", config.r)));
         }
         let is_named = |map: LinearMap, name: &String| map.name() == name || map.name().ends_with(&format!(".{name}"));
         let named = |map: &LinearMap| config.target_modules.iter().any(|name| is_named(*map, name));

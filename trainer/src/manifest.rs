@@ -1,6 +1,5 @@
 //! What makes a directory a checkpoint: a file that lists every other one with its size and SHA-256, so that a reader can prove what it loads.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -15,6 +14,8 @@ use crate::files;
 pub const SCHEMA: &str = "ft.checkpoint/1";
 /// The file that makes a directory a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
+/// Bytes of the longest; a file takes some hundred.
+const LONGEST: u64 = 4 << 20;
 
 /// What a checkpoint holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,13 +48,16 @@ pub fn write(directory: &Path, step: u64) -> Result<(), Failure> {
 /// Reads every file of a checkpoint and compares it with the manifest. The error says what is wrong with which file.
 pub fn verify(directory: &Path) -> Result<Manifest, String> {
     let path = directory.join(MANIFEST);
-    let text = fs::read(&path).map_err(|error| format!("{MANIFEST}: {error}"))?;
+    let text = files::read_at_most(&path, LONGEST).map_err(|error| format!("{MANIFEST}: {error}"))?;
     let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| format!("{MANIFEST}: {error}"))?;
     if manifest.schema != SCHEMA {
         return Err(format!("{MANIFEST}: its schema is `{}`, this version reads `{SCHEMA}`", manifest.schema));
     }
     for written in &manifest.files {
         let name = &written.name;
+        if Path::new(name).file_name().is_none_or(|file| file != name.as_str()) {
+            return Err(format!("{MANIFEST}: `{name}` is no name of a file beside it"));
+        }
         let found = entry(directory, name.clone(), files::hash).map_err(|error| format!("{name}: {error}"))?;
         if found.bytes != written.bytes {
             return Err(format!("{name}: {} bytes, the manifest says {}", found.bytes, written.bytes));

@@ -1,6 +1,5 @@
 //! `trainer_state.json`: where a run stands, and what it must be resumed with.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -8,13 +7,15 @@ use serde_json::{Map, Value};
 
 use crate::config::TrainSettings;
 use crate::error::Failure;
-use crate::files::write_json;
+use crate::files::{read_at_most, write_json};
 use crate::guard::Guard;
 use crate::loss_scale::LossScale;
 
 /// Version of `trainer_state.json`.
 pub const SCHEMA: &str = "ft.trainer_state/1";
 pub const FILE: &str = "trainer_state.json";
+/// Bytes that it has at most.
+const LONGEST: u64 = 4 << 20;
 
 /// The position of a run after `step` optimizer steps. Which data comes next follows from `step`, the learning rate from the updates among them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -153,12 +154,12 @@ fn compare(key: &str, saved: &Value, now: &Value, lines: &mut Vec<String>) {
 impl State {
     /// Updates that the optimizer has made.
     pub fn updates(&self) -> u64 {
-        self.step - self.skipped
+        self.step.saturating_sub(self.skipped)
     }
 
     pub fn read(checkpoint: &Path) -> Result<Self, Failure> {
         let path = checkpoint.join(FILE);
-        let text = fs::read(&path).map_err(|error| Failure::io("read", &path, &error))?;
+        let text = read_at_most(&path, LONGEST).map_err(|error| Failure::io("read", &path, &error))?;
         let unreadable = |error: serde_json::Error| Failure::Integrity(format!("cannot resume from {}: {error}", path.display()));
         let value: Value = serde_json::from_slice(&text).map_err(unreadable)?;
         if value["schema"] != SCHEMA {

@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::data::tokenizer::SMALLEST;
 use crate::lora::Lora;
-use crate::model::shape::{PUBLISHED_CONTEXT, least_width};
+use crate::model::shape::{MOST, MOST_LAYERS, MOST_TOKENS, PUBLISHED_CONTEXT, least_width};
 
 /// fairseq's files have queries, keys and values apart, and so would peft's adapters of them.
 pub const LORA_VARIANT: &str = "adapters are for GPT-2's own variant, not for fairseq's";
@@ -40,8 +40,8 @@ pub fn all_hold(rules: impl IntoIterator<Item = Rule>) -> Result<(), Broken> {
     broken.map_or(Ok(()), |Rule { key, message, .. }| Err(Broken { key, message }))
 }
 
-/// Of any size that is multiplied with others.
-const MOST: usize = 1 << 20;
+/// Of all tokens that go through a model together, so that the bytes of the largest one's activations can be counted.
+const MOST_AT_ONCE: usize = 1 << 24;
 
 /// The rules of a trainer configuration. Those of the model's shape wait for the weights: see [`crate::model::shape::ShapeError`].
 pub fn config(config: &TrainConfig) -> Vec<Rule> {
@@ -72,6 +72,7 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
             size.is_none_or(|size| size >= SMALLEST),
             format!("the vocabulary has at least {SMALLEST} tokens: the 256 bytes and end-of-text"),
         ),
+        at_most(key, size, MOST_TOKENS),
         rule(key, learnt || size.is_none(), "vocabulary goes with kind = \"train\"; GPT-2's own has 50,257 tokens"),
         rule(key, !learnt || size.is_some(), "kind = \"train\" needs the size of the vocabulary to learn"),
         rule(
@@ -99,7 +100,7 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
         at_least("model.heads", heads, 1),
         at_least("model.width", width, least_width(variant.unwrap_or_default()) as u64),
         at_least("model.context", context, 1),
-        at_most("model.layers", layers, 10_000),
+        at_most("model.layers", layers, MOST_LAYERS),
         at_most("model.heads", heads, MOST),
         at_most("model.width", width, MOST),
         at_most("model.context", context, MOST),
@@ -123,6 +124,7 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
 
 /// The rules of a `[train]` table.
 pub fn train(train: &TrainSettings) -> Vec<Rule> {
+    let at_once = train.micro_batch.sequences().saturating_mul(train.block_size);
     let counts = [
         at_least("train.block_size", Some(train.block_size), 2),
         at_least("train.micro_batch", Some(train.micro_batch.sequences()), 1),
@@ -135,6 +137,11 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_least("train.early_stopping_patience", train.early_stopping_patience, 1),
         at_most("train.block_size", Some(train.block_size), MOST),
         at_most("train.micro_batch", Some(train.micro_batch.sequences()), MOST),
+        rule(
+            "train.micro_batch",
+            at_once <= MOST_AT_ONCE,
+            format!("{at_once} tokens go through the model at once; {MOST_AT_ONCE} are the most"),
+        ),
         at_most("train.gradient_accumulation", Some(train.gradient_accumulation), MOST),
         rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
         rule(
@@ -193,11 +200,12 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
     counts.into_iter().chain(numbers).chain(schedule).chain(adapters).chain(length).collect()
 }
 
-fn lora(lora: &Lora) -> [Rule; 5] {
+fn lora(lora: &Lora) -> [Rule; 6] {
     let maps = &lora.target_modules;
     let repeated = maps.iter().enumerate().any(|(place, map)| maps[..place].contains(map));
     [
         at_least("train.lora.rank", Some(lora.rank), 1),
+        at_most("train.lora.rank", Some(lora.rank), MOST),
         above_zero("train.lora.alpha", lora.alpha),
         rule("train.lora.dropout", below_one(lora.dropout), format!("dropout is at least 0 and below 1, not {}", lora.dropout)),
         rule("train.lora.target_modules", !maps.is_empty(), "adapters need a map to adapt: attn.c_attn is peft's choice"),

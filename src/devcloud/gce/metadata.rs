@@ -19,9 +19,12 @@ const ROOT: &str = "/computeMetadata/v1/";
 
 /// Serves one machine for as long as the task lives.
 pub async fn serve(devcloud: Arc<Devcloud>, place: Place, listener: TcpListener) {
-    let handle = move |request: Request| {
+    let handle = move |mut request: Request| {
         let (devcloud, place) = (devcloud.clone(), place.clone());
         async move {
+            if !enter(&mut request, &devcloud.key.of_metadata(&place)) {
+                return Some(absent());
+            }
             let silent = |instance: &Instance| instance.troubles.contains(&TroubleKind::MetadataSilent);
             if request.path().starts_with(ROOT) && devcloud.at_present().instances.get(&place).is_some_and(silent) {
                 std::future::pending::<()>().await;
@@ -30,6 +33,14 @@ pub async fn serve(devcloud: Arc<Devcloud>, place: Place, listener: TcpListener)
         }
     };
     http::serve(listener, handle).await;
+}
+
+/// Takes the secret from the request's path, if it is there.
+fn enter(request: &mut Request, secret: &str) -> bool {
+    let below = request.path().strip_prefix('/').and_then(|path| path.strip_prefix(secret)).map(str::to_owned);
+    let Some((url, below)) = request.url.as_mut().zip(below) else { return false };
+    url.set_path(&below);
+    true
 }
 
 async fn answer(devcloud: &Arc<Devcloud>, place: &Place, request: &Request) -> Reply {
@@ -55,8 +66,9 @@ async fn get(devcloud: &Devcloud, place: &Place, path: &str, request: &Request) 
     let waits = request.query("wait_for_change").as_deref() == Some("true");
     let limit = request.query("timeout_sec").and_then(|seconds| seconds.parse().ok()).map_or(Duration::MAX, Duration::from_secs);
     let mut known = request.query("last_etag").filter(|etag| etag != "0");
+    let token = devcloud.key.of_service_account(place);
     loop {
-        let Some(value) = devcloud.at_present().instances.get(place).and_then(|instance| value(instance, path)) else {
+        let Some(value) = devcloud.at_present().instances.get(place).and_then(|instance| value(instance, path, &token)) else {
             return absent();
         };
         let etag = hex::encode(&Sha256::digest(value.as_bytes())[..8]);
@@ -71,7 +83,7 @@ async fn get(devcloud: &Devcloud, place: &Place, path: &str, request: &Request) 
     }
 }
 
-fn value(instance: &Instance, path: &str) -> Option<String> {
+fn value(instance: &Instance, path: &str, token: &str) -> Option<String> {
     if let Some(key) = path.strip_prefix("instance/attributes/") {
         return if key.is_empty() {
             Some(instance.metadata.keys().flat_map(|key| [key, "\n"]).collect())
@@ -87,7 +99,7 @@ fn value(instance: &Instance, path: &str) -> Option<String> {
         "instance/service-accounts/default/email" => instance.service_account()["email"].as_str()?.to_owned(),
         "instance/service-accounts/default/token" => {
             instance.service_account()["email"].as_str()?;
-            json!({ "access_token": format!("of-{}", instance.name), "expires_in": 3_599, "token_type": "Bearer" }).to_string()
+            json!({ "access_token": token, "expires_in": 3_599, "token_type": "Bearer" }).to_string()
         }
         "instance/maintenance-event" => "NONE".to_owned(),
         _ => return None,

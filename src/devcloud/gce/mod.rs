@@ -1,7 +1,8 @@
 //! A simulated Compute Engine. Its answers are those that Google's own command line was seen to get; what is refused there is refused
 //! here. Each virtual machine is a session of processes that runs the real startup script against a metadata server of its own.
 //!
-//! Below `/devcloud/` are the levers that no real cloud has:
+//! Whoever knows the token of [`Devcloud::client_environment`] is its client, nobody else on this computer; each machine has secrets of its
+//! own ([`key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
 //!
 //! | request | does |
 //! |---|---|
@@ -18,6 +19,7 @@ mod cloud;
 mod filter;
 mod groups;
 mod instance;
+mod key;
 mod metadata;
 mod prices;
 mod script;
@@ -40,7 +42,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use self::{api::Refusal, clock::Clock, cloud::Cloud, script::FaultKind, vm::Host};
+use self::{api::Refusal, clock::Clock, cloud::Cloud, key::Key, script::FaultKind, vm::Host};
 use super::http::{self, Reply};
 
 pub use script::{SCRIPT_SCHEMA, Script};
@@ -82,24 +84,34 @@ struct Call {
     status: u16,
 }
 
+/// Who may ask.
+enum Caller {
+    /// Whoever started this, and whom they told the token.
+    Client,
+    /// A machine, with the rights of its service account.
+    Machine,
+}
+
 pub struct Devcloud {
     cloud: Mutex<Cloud>,
     clock: Mutex<Clock>,
     calls: Mutex<Vec<Call>>,
     host: Host,
-    pub address: SocketAddr,
+    key: Key,
+    address: SocketAddr,
 }
 
 impl Devcloud {
     /// Begins to answer, in tasks of the current runtime; [`Devcloud::shut_down`] ends what runs.
     pub async fn start(options: Options) -> io::Result<Arc<Self>> {
+        let key = Key::new()?;
         let listener = TcpListener::bind(options.listen).await?;
         let address = listener.local_addr()?;
         let clock = Clock::new(options.speed);
         let cloud = Cloud::new(&options.project, &format!("http://{address}"), options.script, clock.now(), options.speed);
         let host = Host::new(options.state, options.executable, options.variables, options.engine);
         let (cloud, clock) = (Mutex::new(cloud), Mutex::new(clock));
-        let devcloud = Arc::new(Self { cloud, clock, calls: Mutex::default(), host, address });
+        let devcloud = Arc::new(Self { cloud, clock, calls: Mutex::default(), host, key, address });
         let (server, ticker) = (devcloud.clone(), devcloud.clone());
         tokio::spawn(http::serve(listener, move |request| {
             let devcloud = server.clone();
@@ -113,6 +125,18 @@ impl Devcloud {
             }
         });
         Ok(devcloud)
+    }
+
+    /// Variables by name, which make a program its client.
+    pub fn client_environment(&self, project: &str) -> BTreeMap<&'static str, String> {
+        let service = format!("http://{}", self.address);
+        BTreeMap::from([
+            ("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", format!("{service}/compute/v1/")),
+            ("FTCTL_ENDPOINT_GCE", service),
+            ("GOOGLE_CLOUD_PROJECT", project.to_owned()),
+            ("CLOUDSDK_CORE_PROJECT", project.to_owned()),
+            ("CLOUDSDK_AUTH_ACCESS_TOKEN", self.key.of_clients()),
+        ])
     }
 
     /// Simulated time.
@@ -149,9 +173,10 @@ impl Devcloud {
 
     async fn answer(self: Arc<Self>, heard: http::Request) -> Option<Reply> {
         let path = heard.path().to_owned();
-        let mut reply = match path.strip_prefix("/devcloud/") {
-            Some(lever) => Some(self.pull(lever, &heard)),
-            None => self.serve(&path, &heard).await,
+        let mut reply = match (self.admit(&heard), path.strip_prefix("/devcloud/")) {
+            (Err(refusal), _) => Some(reply(&Err(refusal))),
+            (Ok(Caller::Client), Some(lever)) => Some(self.pull(lever, &heard)),
+            (Ok(_), _) => self.serve(&path, &heard).await,
         };
         let now = self.at_present().now;
         if let Some(reply) = &mut reply {
@@ -161,11 +186,19 @@ impl Devcloud {
         reply
     }
 
+    /// Who asks.
+    fn admit(&self, heard: &http::Request) -> Result<Caller, Refusal> {
+        let token = heard.header("authorization").and_then(|value| value.strip_prefix("Bearer ")).filter(|token| !token.is_empty());
+        let token = token.ok_or_else(|| Refusal::new(401, "required", "Login Required."))?;
+        if token == self.key.of_clients() {
+            return Ok(Caller::Client);
+        }
+        let is_machine = self.at_present().instances.keys().any(|place| token == self.key.of_service_account(place));
+        if is_machine { Ok(Caller::Machine) } else { Err(fault_of(401)) }
+    }
+
     async fn serve(&self, path: &str, heard: &http::Request) -> Option<Reply> {
         let refuse = |status, reason, message: &str| Some(reply(&Err(Refusal::new(status, reason, message))));
-        if heard.header("authorization").and_then(|value| value.strip_prefix("Bearer ")).is_none_or(str::is_empty) {
-            return refuse(401, "required", "Login Required.");
-        }
         // The billing catalogue has a host of its own in the real cloud.
         let below = path.strip_prefix("/compute/v1/projects/").map(|below| below.split('/').skip(1).collect());
         let products = || path.starts_with("/v1/services/").then(|| path.split('/').skip(1).collect());
@@ -294,16 +327,4 @@ fn reply(answer: &api::Answer) -> Reply {
 #[cfg(test)]
 pub fn metrics() -> std::collections::BTreeSet<String> {
     Cloud::metrics()
-}
-
-/// Variables by name, for tests and for what prints them.
-pub fn client_environment(address: SocketAddr, project: &str) -> BTreeMap<&'static str, String> {
-    let endpoint = format!("http://{address}/compute/v1/");
-    BTreeMap::from([
-        ("FTCTL_ENDPOINT_GCE", format!("http://{address}")),
-        ("GOOGLE_CLOUD_PROJECT", project.to_owned()),
-        ("CLOUDSDK_CORE_PROJECT", project.to_owned()),
-        ("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", endpoint),
-        ("CLOUDSDK_AUTH_ACCESS_TOKEN", "devcloud".to_owned()),
-    ])
 }

@@ -98,7 +98,8 @@ impl Host {
         fs::write(&script, text)?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let mut command = self.command(&disk, &tools, &script);
-        command.env("GCE_METADATA_HOST", listener.local_addr()?.to_string()).env("DEVCLOUD_CARDS", cards.to_string());
+        let metadata = format!("{}/{}", listener.local_addr()?, devcloud.key.of_metadata(place));
+        command.env("GCE_METADATA_HOST", metadata).env("DEVCLOUD_CARDS", cards.to_string());
         let container = format!("devcloud-{}", place.1);
         command.env("DEVCLOUD_CONTAINER", &container);
         if has(TroubleKind::NoEngine) {

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    devcloud::gce::{Devcloud, Options, client_environment},
+    devcloud::gce::{Devcloud, Options},
     job::{clock::SystemClock, finding::Health, units::Money},
     provider::conformance::{World, attempt, order, plan, suite},
     store::memory::MemoryStore,
@@ -43,7 +43,7 @@ impl Place {
             engine: false,
         };
         let devcloud = Devcloud::start(options).await.expect("it listens");
-        let environment = client_environment(devcloud.address, "my-project");
+        let environment = devcloud.client_environment("my-project");
         Self { devcloud, environment, state }
     }
 
@@ -59,18 +59,23 @@ impl Place {
         entries.filter(|path| path.extension().is_some_and(|name| name == attempt.machine_name().as_str())).collect()
     }
 
+    /// Pulls one of devcloud's levers.
+    async fn pull(&self, method: reqwest::Method, lever: &str, body: &Value) -> Value {
+        let url = format!("{}/devcloud/{lever}", self.environment["FTCTL_ENDPOINT_GCE"]);
+        let request = reqwest::Client::new().request(method, url).bearer_auth(&self.environment["CLOUDSDK_AUTH_ACCESS_TOKEN"]);
+        let answer = request.body(body.to_string()).send().await.expect("an answer").bytes().await.expect("a body");
+        serde_json::from_slice(&answer).expect("JSON")
+    }
+
     /// What everything has cost.
     async fn bill(&self) -> Value {
-        let url = format!("{}/devcloud/bill", self.environment["FTCTL_ENDPOINT_GCE"]);
-        let bill = reqwest::get(url).await.expect("an answer").bytes().await.expect("a body");
-        serde_json::from_slice(&bill).expect("JSON")
+        self.pull(reqwest::Method::GET, "bill", &Value::Null).await
     }
 
     /// Every call, as the service heard it.
     async fn calls(&self) -> Vec<Value> {
-        let url = format!("{}/devcloud/calls", self.environment["FTCTL_ENDPOINT_GCE"]);
-        let calls = reqwest::get(url).await.expect("an answer").bytes().await.expect("a body");
-        serde_json::from_slice(&calls).expect("JSON")
+        let calls = self.pull(reqwest::Method::GET, "calls", &Value::Null).await;
+        calls.as_array().expect("a list").clone()
     }
 
     /// The calls that changed something, by name and status.

@@ -17,6 +17,7 @@ pub use super::error::DataError;
 use super::tokenizer::Tokenizer;
 use crate::files;
 pub(crate) use crate::files::hex;
+use crate::model::shape::MOST_TOKENS;
 
 /// Name of the description inside a dataset's directory.
 pub const DESCRIPTION: &str = "dataset.json";
@@ -24,6 +25,9 @@ pub const DESCRIPTION: &str = "dataset.json";
 pub const SCHEMA: &str = "ft.dataset/1";
 /// Tokens in a full shard: 200 MB at 2 bytes a token.
 pub const SHARD_TOKENS: u64 = 100_000_000;
+
+/// Bytes of the longest description: thirty thousand shards of it are three trillion tokens.
+const LONGEST: u64 = 4 << 20;
 
 const MAGIC: &[u8; 8] = b"FTTOKENS";
 const VERSION: u32 = 1;
@@ -181,7 +185,7 @@ fn read_description(directory: &Path) -> Result<Vec<u8>, DataError> {
         return Err(DataError::NotADataset { path: directory.to_owned(), reason: "it does not exist".into() });
     }
     let path = directory.join(DESCRIPTION);
-    std::fs::read(&path).map_err(|error| match error.kind() {
+    files::read_at_most(&path, LONGEST).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
             DataError::NotADataset { path: directory.to_owned(), reason: format!("it has no {DESCRIPTION}") }
         }
@@ -193,9 +197,30 @@ fn parse_description(directory: &Path, text: &[u8]) -> Result<Description, DataE
     let refuse = |reason: String| DataError::NotADataset { path: directory.join(DESCRIPTION), reason };
     let value: serde_json::Value = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
     match value.get("schema").and_then(serde_json::Value::as_str) {
-        Some(SCHEMA) => serde_json::from_value(value).map_err(|error| refuse(error.to_string())),
-        Some(other) => Err(refuse(format!("its schema is `{other}`, this program reads `{SCHEMA}`"))),
-        None => Err(refuse("it names no schema".into())),
+        Some(SCHEMA) => {}
+        Some(other) => return Err(refuse(format!("its schema is `{other}`, this program reads `{SCHEMA}`"))),
+        None => return Err(refuse("it names no schema".into())),
+    }
+    let description: Description = serde_json::from_value(value).map_err(|error| refuse(error.to_string()))?;
+    description.check().map_err(refuse)?;
+    Ok(description)
+}
+
+impl Description {
+    /// What must hold whoever wrote it.
+    fn check(&self) -> Result<(), String> {
+        if !(1..=MOST_TOKENS).contains(&self.vocabulary) {
+            return Err(format!("its vocabulary has {} tokens, and it may have 1 to {MOST_TOKENS}", self.vocabulary));
+        }
+        if self.end_of_text as usize >= self.vocabulary {
+            return Err(format!("its end-of-text {} is none of its {} tokens", self.end_of_text, self.vocabulary));
+        }
+        let shards = [&self.train, &self.validation].into_iter().flat_map(|split| &split.shards).map(|shard| &shard.file);
+        let mut names = self.tokenizer.files.iter().map(|file| &file.file).chain(shards);
+        match names.find(|name| Path::new(name).file_name().is_none_or(|file| file != name.as_str())) {
+            Some(outside) => Err(format!("`{outside}` is no name of a file beside it")),
+            None => Ok(()),
+        }
     }
 }
 
@@ -229,11 +254,16 @@ impl TokenStream {
     fn open(directory: &Path, description: &Description, split: &SplitDescription) -> Result<Self, DataError> {
         let Description { dtype, vocabulary, .. } = *description;
         let mut stream = Self { dtype, vocabulary, shards: Vec::new(), tokens: 0 };
+        let damaged = |reason| DataError::Damaged { path: directory.join(DESCRIPTION), reason };
         for shard in &split.shards {
             let path = directory.join(&shard.file);
             let map = map_shard(&path, dtype, shard.tokens)?;
+            let end = stream.tokens.checked_add(shard.tokens);
             stream.shards.push(MappedShard { path, start: stream.tokens, tokens: shard.tokens, map });
-            stream.tokens += shard.tokens;
+            stream.tokens = end.ok_or_else(|| damaged("its shards have more tokens than can be counted".to_owned()))?;
+        }
+        if stream.tokens != split.tokens {
+            return Err(damaged(format!("it says {} tokens, its shards have {}", split.tokens, stream.tokens)));
         }
         Ok(stream)
     }
@@ -310,7 +340,8 @@ pub(super) fn map(path: &Path) -> Result<Mmap, DataError> {
 fn map_shard(path: &Path, dtype: Dtype, tokens: u64) -> Result<Mmap, DataError> {
     let damaged = |reason: String| DataError::Damaged { path: path.to_owned(), reason };
     let map = map(path)?;
-    let expected = HEADER as u64 + tokens * dtype.bytes() as u64;
+    // No file is as long as where this ends.
+    let expected = tokens.saturating_mul(dtype.bytes() as u64).saturating_add(HEADER as u64);
     if map.len() as u64 != expected {
         return Err(damaged(format!("it has {} bytes, {DESCRIPTION} says {expected}", map.len())));
     }
@@ -415,4 +446,60 @@ pub fn file_digest(path: &Path) -> std::io::Result<String> {
     let mut digest = Sha256::new();
     files::hash(path, &mut digest)?;
     Ok(hex(&digest.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A dataset of three tokens, its description changed.
+    fn open(change: impl FnOnce(&mut Value)) -> Result<u64, DataError> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(directory.path(), Split::Train, Dtype::U16, 2);
+        writer.push(&[1, 2, 3]).unwrap();
+        let shards = writer.finish().unwrap();
+        let mut description = json!({
+            "schema": SCHEMA,
+            "tokenizer": { "kind": "gpt2", "files": [] },
+            "vocabulary": 4,
+            "end_of_text": 3,
+            "dtype": "u16",
+            "train": { "tokens": 3, "documents": 1, "bytes": 3, "shards": shards },
+            "validation": { "tokens": 0, "documents": 0, "bytes": 0, "shards": [] },
+        });
+        change(&mut description);
+        std::fs::write(directory.path().join(DESCRIPTION), description.to_string()).unwrap();
+        let dataset = Dataset::open(directory.path())?;
+        let train = dataset.split(Split::Train);
+        let mut tokens = vec![0; train.len() as usize];
+        train.read(0, &mut tokens)?;
+        Ok(train.len())
+    }
+
+    #[test]
+    fn a_description_that_is_not_so_is_refused() {
+        assert_eq!(open(|_| ()).unwrap(), 3);
+        let set =
+            |pointer: &'static str, value: Value| move |description: &mut Value| *description.pointer_mut(pointer).unwrap() = value;
+        let refused = |pointer, value| open(set(pointer, value)).expect_err(pointer).to_string();
+        for tokens in [1_u64, 3, 1 << 31, 1 << 62, 1 << 63, u64::MAX] {
+            let reason = refused("/train/shards/0/tokens", json!(tokens));
+            assert!(reason.contains("it has 68 bytes, dataset.json says "), "{reason}");
+        }
+        for tokens in [0, 2, 1_u64 << 63] {
+            assert!(refused("/train/tokens", json!(tokens)).contains("its shards have 3"));
+        }
+        for vocabulary in [0_u64, (1 << 24) + 1, 1 << 63, u64::MAX] {
+            assert!(refused("/vocabulary", json!(vocabulary)).contains("its vocabulary has"));
+        }
+        assert!(refused("/end_of_text", json!(4)).contains("its end-of-text 4 is none of its 4 tokens"));
+        assert!(refused("/vocabulary", json!(3)).contains("its end-of-text 3"));
+        for outside in ["/etc/passwd", "../x", "a/b", "", ".", ".."] {
+            assert!(refused("/train/shards/0/file", json!(outside)).contains("is no name of a file beside it"), "{outside}");
+        }
+        let long = open(|description| description["more"] = "x".repeat(LONGEST as usize).into()).expect_err("too long").to_string();
+        assert!(long.contains("more than 4194304 bytes"), "{long}");
+    }
 }

@@ -8,9 +8,12 @@ use thiserror::Error;
 use super::shape::{Shape, ShapeError};
 use super::xglm;
 use crate::config::Variant;
+use crate::files::read_at_most;
 
 /// Name of the file inside a model directory.
 pub const CONFIG_FILE: &str = "config.json";
+/// Bytes that it has at most.
+const LONGEST: u64 = 1 << 20;
 
 /// Why a `config.json` cannot be used.
 #[derive(Debug, Error)]
@@ -39,8 +42,8 @@ impl Shape {
     /// Reads `config.json` of a Hugging Face directory and refuses a model that is not the GPT-2 computed here.
     pub fn read(directory: &Path) -> Result<Self, ConfigError> {
         let path = directory.join(CONFIG_FILE);
-        let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-        let value: Value = serde_json::from_str(&text).map_err(|source| ConfigError::Json { path: path.clone(), source })?;
+        let text = read_at_most(&path, LONGEST).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let value: Value = serde_json::from_slice(&text).map_err(|source| ConfigError::Json { path: path.clone(), source })?;
         let shape = value
             .as_object()
             .ok_or_else(|| "the file must hold one JSON object".to_owned())
@@ -134,9 +137,10 @@ pub(super) fn optional_number(config: &Map<String, Value>, key: &str) -> Result<
         None | Some(Value::Null) => Ok(None),
         Some(value) => value
             .as_u64()
-            .and_then(|number| usize::try_from(number).ok())
-            .map(Some)
-            .ok_or_else(|| format!("{key} = {value} is not a whole number")),
+            // Above every bound of a shape, and small enough to be multiplied before it is held against one.
+            .and_then(|number| u32::try_from(number).ok())
+            .map(|number| Some(number as usize))
+            .ok_or_else(|| format!("{key} = {value} is not a whole number of 32 bits")),
     }
 }
 
@@ -200,11 +204,35 @@ mod tests {
             ("tie_word_embeddings", json!(false), "token embedding"),
             ("n_inner", json!(1024), "3072"),
             ("n_layer", json!(-2), "whole number"),
+            ("n_embd", json!(1_u64 << 62), "32 bits"),
+            ("n_layer", json!(1_u64 << 62), "32 bits"),
         ];
         for (key, value, expected) in cases {
             let reason = changed(key, value).expect_err("must be refused");
             assert!(reason.contains(expected) && reason.contains(key), "{reason}");
         }
         assert!(changed("n_inner", json!(3072)).is_ok());
+    }
+
+    #[test]
+    fn a_file_is_held_against_the_bounds_of_a_job_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(CONFIG_FILE);
+        let read = |change: &dyn Fn(&mut Map<String, Value>)| {
+            let mut config: Map<String, Value> = serde_json::from_str(PUBLISHED).expect("test JSON");
+            change(&mut config);
+            std::fs::write(&path, Value::Object(config).to_string()).expect("written");
+            Shape::read(directory.path()).map_err(|error| error.to_string())
+        };
+        assert!(read(&|_| ()).is_ok());
+        for (key, name, most) in
+            [("n_layer", "layers", 10_000), ("n_positions", "context", 1 << 20), ("vocab_size", "vocabulary", 1 << 24)]
+        {
+            assert!(read(&|config| drop(config.insert(key.to_owned(), json!(most)))).is_ok(), "{key}");
+            let refused = read(&|config| drop(config.insert(key.to_owned(), json!(most + 1)))).expect_err(key);
+            assert!(refused.ends_with(&format!("model.{name} = {} is too large; it is at most {most}", most + 1)), "{refused}");
+        }
+        let refused = read(&|config| drop(config.insert("x".to_owned(), "y".repeat(1 << 20).into()))).expect_err("too long");
+        assert!(refused.contains("more than 1048576 bytes"), "{refused}");
     }
 }

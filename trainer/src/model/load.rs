@@ -10,11 +10,14 @@ use super::shape::Shape;
 use super::tensor_file::{FileError, TensorFile};
 use super::xglm;
 use crate::config::Variant;
+use crate::files::read_at_most;
 use crate::offload::{Place, release};
 
 const INDEX_FILE: &str = "model.safetensors.index.json";
 const PICKLE_FILES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 const HEAD: &str = "lm_head.weight";
+/// Bytes; a tensor takes about a hundred.
+const LONGEST_INDEX: u64 = 16 << 20;
 
 impl Parameters {
     /// Reads `config.json` and `model.safetensors` (or its shards) as `f32` in main memory. Names may lack the prefix
@@ -84,7 +87,7 @@ struct Index {
 }
 
 fn shards(index: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let text = std::fs::read(index).map_err(|source| FileError::Open { path: index.to_owned(), source })?;
+    let text = read_at_most(index, LONGEST_INDEX).map_err(|source| FileError::Open { path: index.to_owned(), source })?;
     let refuse = |reason: String| ModelError::Index { path: index.to_owned(), reason };
     let parsed: Index = serde_json::from_slice(&text).map_err(|error| refuse(format!("not a safetensors index: {error}")))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();

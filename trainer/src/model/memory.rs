@@ -271,6 +271,7 @@ mod tests {
     use super::*;
     use crate::config::Variant;
     use crate::micro_batch::MicroBatch;
+    use crate::model::shape::{MOST, MOST_LAYERS, MOST_TOKENS};
 
     fn small() -> Shape {
         Shape {
@@ -342,6 +343,18 @@ mod tests {
         assert_eq!(TrainingMemory::beside_device(&shape, &streamed), 16 * shape.parameters() + 2 * in_blocks + inputs);
         let whole = TrainingMemory::on_device(&shape, &TrainSettings { offload: Offload::None, ..settings });
         assert_eq!(whole.weights + whole.gradients + whole.optimizer, 18 * shape.parameters());
+    }
+
+    /// The largest that a job file or a model's own file may say: what each part needs, and all of them, is a number.
+    #[test]
+    fn the_largest_model_can_be_counted() {
+        let shape = Shape { layers: MOST_LAYERS, heads: MOST, width: MOST, context: MOST, vocabulary: MOST_TOKENS, ..small() };
+        let settings = TrainSettings { block_size: MOST, micro_batch: MicroBatch::Sequences(16), ..TrainSettings::default() };
+        for precision in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
+            let settings = TrainSettings { precision, lora: Some(Box::default()), ..settings.clone() };
+            assert!(TrainingMemory::estimate(&shape, &settings).total() > 1 << 60);
+            assert!(TrainingMemory::on_device(&shape, &settings).total() > 1 << 60);
+        }
     }
 
     #[test]

@@ -12,6 +12,11 @@ pub(crate) const PUBLISHED_CONTEXT: usize = 1024;
 /// Tokens of every published GPT-2.
 pub const PUBLISHED_VOCABULARY: usize = 50_257;
 
+/// More than any model has, so that sizes can be multiplied: of layers, of tokens, and of everything else.
+pub(crate) const MOST_LAYERS: usize = 10_000;
+pub(crate) const MOST_TOKENS: usize = 1 << 24;
+pub(crate) const MOST: usize = 1 << 20;
+
 /// Sines and cosines need two frequencies each.
 pub(crate) fn least_width(variant: Variant) -> usize {
     match variant {
@@ -46,6 +51,8 @@ pub(crate) const OWN_TOKENIZER: &str =
 pub enum ShapeError {
     #[error("model.{0} is 0; it must be at least 1")]
     Zero(&'static str),
+    #[error("model.{field} = {found} is too large; it is at most {most}")]
+    TooLarge { field: &'static str, found: usize, most: usize },
     #[error("model.heads = {heads} does not divide model.width = {width}; every head gets width / heads channels")]
     HeadsDivideWidth { heads: usize, width: usize },
     #[error("model.width = {width} is too narrow; sinusoidal positions need {least}")]
@@ -120,14 +127,19 @@ impl Shape {
     /// The rules every shape obeys, wherever its numbers came from.
     pub(super) fn check(&self) -> Result<(), ShapeError> {
         let numbers = [
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("width", self.width),
-            ("context", self.context),
-            ("vocabulary", self.vocabulary),
+            ("layers", self.layers, MOST_LAYERS),
+            ("heads", self.heads, MOST),
+            ("width", self.width, MOST),
+            ("context", self.context, MOST),
+            ("vocabulary", self.vocabulary, MOST_TOKENS),
         ];
-        if let Some((name, _)) = numbers.into_iter().find(|(_, number)| *number == 0) {
-            return Err(ShapeError::Zero(name));
+        for (field, found, most) in numbers {
+            if found == 0 {
+                return Err(ShapeError::Zero(field));
+            }
+            if found > most {
+                return Err(ShapeError::TooLarge { field, found, most });
+            }
         }
         let least = least_width(self.variant);
         if self.width < least {
@@ -261,6 +273,17 @@ mod tests {
         assert_eq!(refuse(ModelConfig { heads: Some(0), ..ModelConfig::default() }, 16), ShapeError::Zero("heads"));
         assert_eq!(refuse(ModelConfig::default(), 1025), ShapeError::BlockTooLong { block_size: 1025, context: 1024 });
         assert_eq!(refuse(ModelConfig::default(), 1), ShapeError::BlockTooShort(1));
+        let deep = ModelConfig { layers: Some(1 << 62), ..ModelConfig::default() };
+        assert_eq!(refuse(deep, 16), ShapeError::TooLarge { field: "layers", found: 1 << 62, most: MOST_LAYERS });
+    }
+
+    #[test]
+    fn the_largest_shape_can_be_counted() {
+        let largest =
+            Shape { layers: MOST_LAYERS, heads: MOST, width: MOST, context: MOST, vocabulary: MOST_TOKENS, ..preset(Preset::Gpt2) };
+        assert_eq!(largest.check(), Ok(()));
+        // Weights, their gradients and an optimizer's two numbers of each, in 4 bytes.
+        assert!(largest.parameters().checked_mul(16).is_some());
     }
 
     #[test]

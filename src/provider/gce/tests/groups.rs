@@ -70,8 +70,7 @@ impl Place {
         let machines = self.provider().of_job(&attempt("job").job).await.expect("listed");
         for machine in machines {
             let name = last(&machine["name"]);
-            let url = format!("{}/devcloud/preempt?instance={name}", self.environment["FTCTL_ENDPOINT_GCE"]);
-            reqwest::Client::new().post(url).send().await.expect("an answer");
+            self.pull(reqwest::Method::POST, &format!("preempt?instance={name}"), &Value::Null).await;
         }
     }
 
@@ -215,9 +214,8 @@ async fn a_group_without_a_machine_says_why_and_makes_one_when_there_is_one() {
     .await;
     assert_eq!(provider.observe(&attempt).await.expect("seen"), Sighting::Alive { agent: true });
     place.devcloud.skip(Duration::from_secs(5));
-    let url = format!("{}/devcloud/script", place.environment["FTCTL_ENDPOINT_GCE"]);
-    let script = json!({ "boot": "1s", "stock_outs": ["us-central1-a"] }).to_string();
-    reqwest::Client::new().put(url).body(script).send().await.expect("an answer");
+    let script = json!({ "boot": "1s", "stock_outs": ["us-central1-a"] });
+    place.pull(reqwest::Method::PUT, "script", &script).await;
     until("a start", async || place.group_starts() == 1).await;
     let machine = provider.find(&attempt).await.expect("seen").expect("there");
     assert_eq!(last(&machine["zone"]), "us-central1-b", "born with its order: nobody told it");
@@ -304,9 +302,8 @@ async fn machines_of_a_group_that_may_not_be_seen_stay_and_are_told() {
     provider.provision(&attempt, &grouped(), &image()).await.expect("made");
     provider.launch(&grouped_order()).await.expect("told");
     until("a machine", async || provider.find(&attempt).await.expect("seen").is_some()).await;
-    let url = format!("{}/devcloud/script", place.environment["FTCTL_ENDPOINT_GCE"]);
     let denied = json!({ "call": "compute.instanceGroupManagers.aggregatedList", "kind": { "status": 403 }, "times": 2 });
-    reqwest::Client::new().put(url).body(json!({ "faults": [denied] }).to_string()).send().await.expect("an answer");
+    place.pull(reqwest::Method::PUT, "script", &json!({ "faults": [denied] })).await;
     let error = provider.destroy(&attempt.job).await.expect_err("it would come again");
     assert!(error.left_behind == LeftBehind::Removable && error.message.contains(&group::name(&attempt.job)), "{error}");
     provider.destroy(&attempt.job).await.expect("destroyed");

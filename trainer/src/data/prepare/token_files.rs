@@ -9,6 +9,7 @@ use crate::config::DataFormat;
 use crate::data::DataError;
 use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer, map};
 use crate::data::tokenizer::Tokenizer;
+use crate::files::read_at_most;
 
 /// Bytes read at a time; a multiple of every token's size.
 const BLOCK: usize = 1 << 20;
@@ -21,6 +22,8 @@ const FAIRSEQ_HEADER: usize = 26;
 /// `<s>`, `<pad>`, `</s>` and `<unk>` come before the words of fairseq's dictionary.
 const FAIRSEQ_END_OF_LINE: usize = 2;
 const FAIRSEQ_SPECIALS: usize = 4;
+/// Bytes; that of GPT-2's tokens has less than one million.
+const LONGEST_DICTIONARY: u64 = 16 << 20;
 
 /// Gets GPT-2's tokens and the bytes that they have in the file.
 type Visit<'a> = dyn FnMut(&[u32], usize) -> Result<(), DataError> + 'a;
@@ -126,7 +129,8 @@ impl TokenFile {
         let index = Self { path: index, start: 0, width: 1, tokens: None, translation: None };
         // 12 bytes a line: for a large text more than belongs into memory.
         let (width, tokens) = fairseq_index(&map(&index.path)?).map_err(|reason| index.malformed("its structure", &reason))?;
-        let text = std::fs::read_to_string(&dictionary).map_err(|error| DataError::reading(&dictionary, error))?;
+        let text = read_at_most(&dictionary, LONGEST_DICTIONARY).map_err(|error| DataError::reading(&dictionary, error))?;
+        let text = String::from_utf8_lossy(&text);
         Ok(Self { width, tokens: Some(tokens), translation: Some(fairseq_translation(&text, tokenizer)), ..self })
     }
 
@@ -194,10 +198,10 @@ fn fairseq_index(content: &[u8]) -> Result<(usize, u64), String> {
     }
     let mut tokens = 0_u64;
     for (size, position) in sizes.as_chunks().0.iter().zip(positions.as_chunks().0) {
-        if u64::from_le_bytes(*position) != tokens * width as u64 {
+        if Some(u64::from_le_bytes(*position)) != tokens.checked_mul(width as u64) {
             return Err("its lines do not follow one another".to_owned());
         }
-        tokens += u64::from(u32::from_le_bytes(*size));
+        tokens = tokens.checked_add(u64::from(u32::from_le_bytes(*size))).ok_or("it has more tokens than can be counted")?;
     }
     Ok((width, tokens))
 }

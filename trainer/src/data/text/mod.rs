@@ -1,8 +1,10 @@
 //! Where text comes from: files found by path or pattern, the documents inside them, and named sources.
 
 mod cargo;
+mod delta;
 mod documents;
 mod files;
+mod pages;
 mod rows;
 
 pub use cargo::cargo_dependencies;

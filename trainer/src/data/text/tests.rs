@@ -2,9 +2,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder, WriterVersion};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
@@ -28,6 +28,9 @@ fn read(path: &Path, column: Option<&str>) -> Result<Vec<String>, DataError> {
     Ok(found)
 }
 
+/// Of texts that are no dictionary's.
+const ENCODINGS: [Encoding; 3] = [Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY];
+
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -39,6 +42,21 @@ impl Folder {
         let path = self.0.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// A parquet file with one column of texts, all of them in one page.
+    fn one_page(&self, name: &str, rows: &[ByteArray], properties: WriterPropertiesBuilder) -> PathBuf {
+        let path = self.0.path().join(name);
+        let schema = Arc::new(parse_message_type("message rows { REQUIRED BINARY text (UTF8); }").unwrap());
+        let properties = properties.set_data_page_size_limit(usize::MAX).set_statistics_enabled(EnabledStatistics::None).build();
+        let mut writer = SerializedFileWriter::new(File::create(&path).unwrap(), schema, Arc::new(properties)).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut texts = group.next_column().unwrap().unwrap();
+        texts.typed::<ByteArrayType>().write_batch(rows, None, None).unwrap();
+        texts.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
         path
     }
 
@@ -112,6 +130,99 @@ fn parquet_rows_are_documents_under_every_codec() {
     }
     let path = folder.parquet("body.parquet", "body", &rows, Compression::SNAPPY);
     assert_eq!(read(&path, Some("body")).unwrap(), ROWS);
+}
+
+/// What reading this file says is wrong, and how many documents it gave before.
+fn refused(path: &Path) -> (String, u64) {
+    let mut documents = 0;
+    let read = super::documents(path, None, &mut |_| {
+        documents += 1;
+        Ok(())
+    });
+    (read.expect_err("must be refused").to_string(), documents)
+}
+
+#[test]
+fn parquet_files_that_swell_are_refused() {
+    let folder = Folder::new();
+    let zstd = || WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::default()));
+    let plain = || zstd().set_dictionary_enabled(false);
+    // 40 MiB of one letter in one page, which has some thousand bytes.
+    let path = folder.one_page("page.parquet", &vec![vec![b'a'; 8 << 20].into(); 5], plain());
+    assert!(path.metadata().unwrap().len() < 20_000);
+    let (reason, documents) = refused(&path);
+    assert!(reason.contains("unpacks to 41943060, which is too much") && documents == 0, "{reason}");
+    // A dictionary of one word, and a run of it.
+    let path = folder.one_page("run.parquet", &vec![ByteArray::from("x"); 2_000_000], zstd());
+    let (reason, documents) = refused(&path);
+    assert!(reason.contains("bytes cannot be so much text") && documents < 1_500_000, "{documents}: {reason}");
+    let path = folder.one_page("words.parquet", &vec![vec![b'a'; 1 << 16].into(); 5_000], zstd());
+    let (reason, documents) = refused(&path);
+    assert!(reason.contains("bytes cannot be so much text") && documents < 1_000, "{documents}: {reason}");
+    let long = plain().set_compression(Compression::UNCOMPRESSED);
+    let (reason, _) = refused(&folder.one_page("long.parquet", &[vec![b'a'; (32 << 20) + 1].into()], long));
+    assert!(reason.contains("row 1: a row has 32 MiB at most"), "{reason}");
+    // Values that share all of a long first one.
+    let shared = plain().set_encoding(Encoding::DELTA_BYTE_ARRAY);
+    let path = folder.one_page("shared.parquet", &vec![vec![b'a'; 1 << 20].into(); 100], shared);
+    assert!(path.metadata().unwrap().len() < 10_000);
+    let (reason, documents) = refused(&path);
+    assert!(reason.contains("bytes cannot be so much text") && documents < 20, "{documents}: {reason}");
+}
+
+#[test]
+fn parquet_rows_are_documents_in_every_encoding() {
+    let folder = Folder::new();
+    let rows: Vec<String> =
+        (0..500).map(|number| format!("{} {number} {}", ROWS[number % 5], "and so on ".repeat(number % 7))).collect();
+    let values: Vec<ByteArray> = rows.iter().map(|row| ByteArray::from(row.as_str())).collect();
+    for encoding in ENCODINGS {
+        for version in [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0] {
+            let properties =
+                WriterProperties::builder().set_dictionary_enabled(false).set_encoding(encoding).set_writer_version(version);
+            assert_eq!(read(&folder.one_page("rows.parquet", &values, properties), None).unwrap(), rows, "{encoding}");
+        }
+    }
+}
+
+#[test]
+fn whatever_a_byte_of_a_parquet_file_says_it_is_read_or_refused() {
+    let folder = Folder::new();
+    let rows = ROWS.map(Some);
+    let codecs = [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::GZIP(parquet::basic::GzipLevel::default())];
+    let compressed = codecs.map(|codec| folder.parquet(&format!("{codec}.parquet"), "text", &rows, codec));
+    let texts = ROWS.map(ByteArray::from);
+    let encoded = ENCODINGS.map(|encoding| {
+        let properties = WriterProperties::builder().set_dictionary_enabled(false).set_encoding(encoding);
+        folder.one_page(&format!("{encoding}.parquet"), &texts, properties)
+    });
+    for path in compressed.iter().chain(&encoded) {
+        let whole = std::fs::read(path).unwrap();
+        for place in 0..whole.len() {
+            for change in [0x01, 0x80, 0xff] {
+                let mut changed = whole.clone();
+                changed[place] ^= change;
+                let _ = read(&folder.file("changed.parquet", changed), Some("text"));
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_without_end_are_refused() {
+    let folder = Folder::new();
+    let long = "a\n".repeat(17 << 20);
+    let too_long = "a row has 32 MiB at most; put a longer text into a file of its own";
+    let (reason, documents) = refused(&folder.file("q.csv", format!("text\nfirst\n\"{long}")));
+    assert!(reason.contains("in line 2: ") && reason.contains(too_long) && documents == 1, "{reason}");
+    let line = long.replace('\n', " ");
+    let (reason, _) = refused(&folder.file("l.jsonl", format!("{{\"text\": \"first\"}}\n{{\"text\": \"{line}")));
+    assert!(reason.contains("in line 2: ") && reason.contains(too_long), "{reason}");
+    let columns: Vec<String> = (0..10_001).map(|number| format!("\"{number}\": 0")).collect();
+    let (reason, _) = refused(&folder.file("w.jsonl", format!("{{{}}}", columns.join(", "))));
+    assert!(reason.contains("it has more than 10000 columns"), "{reason}");
+    let nested = format!("{{\"x\": {}0{}, \"text\": \"kept\", \"y\": [1, {{}}]}}", "[".repeat(100), "]".repeat(100));
+    assert_eq!(read(&folder.file("n.jsonl", nested), None).unwrap(), ["kept"]);
 }
 
 #[test]

@@ -11,11 +11,14 @@ use serde_json::{Map, Value, json};
 
 use super::{END_OF_TEXT, Tokenizer};
 use crate::data::DataError;
+use crate::files::read_at_most;
 
 const TOKENIZER: &str = "tokenizer.json";
 const VOCABULARY: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 const CONFIG: &str = "tokenizer_config.json";
+/// Bytes of the longest file that is read: GPT-2's have one million, those of a million tokens some thirty.
+const LONGEST: u64 = 64 << 20;
 pub const READ: [&str; 2] = [VOCABULARY, MERGES];
 pub const NAMES: [&str; 4] = [TOKENIZER, VOCABULARY, MERGES, CONFIG];
 
@@ -112,7 +115,7 @@ fn config() -> Value {
 /// The names of the tokens by id.
 fn read_vocabulary(path: &Path) -> Result<Vec<String>, DataError> {
     let refuse = |reason: String| DataError::Tokenizer { path: path.to_owned(), reason };
-    let text = std::fs::read(path).map_err(|error| DataError::reading(path, error))?;
+    let text = read_at_most(path, LONGEST).map_err(|error| DataError::reading(path, error))?;
     let ids: FxHashMap<String, usize> = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
     let mut names = vec![None; ids.len()];
     for (name, id) in ids {
@@ -126,7 +129,9 @@ fn read_vocabulary(path: &Path) -> Result<Vec<String>, DataError> {
 
 /// The pairs of ids that `merges.txt` joins, in its order.
 fn read_merges(path: &Path, names: &[String]) -> Result<Vec<(u32, u32)>, DataError> {
-    let text = std::fs::read_to_string(path).map_err(|error| DataError::reading(path, error))?;
+    let text = read_at_most(path, LONGEST).map_err(|error| DataError::reading(path, error))?;
+    let no_text = |_| DataError::Tokenizer { path: path.to_owned(), reason: "it is not UTF-8 text".to_owned() };
+    let text = String::from_utf8(text).map_err(no_text)?;
     let ids: FxHashMap<&str, u32> = names.iter().zip(0..).map(|(name, id)| (name.as_str(), id)).collect();
     let merge = |(number, line): (usize, &str)| {
         let pair = line.split_once(' ').and_then(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?)));

@@ -1,0 +1,58 @@
+//! What clients and machines must know: nothing of it can be guessed, and at the next start it is all different.
+
+use std::io;
+
+use sha2::{Digest, Sha256};
+
+use super::cloud::Place;
+
+pub struct Key([u8; 32]);
+
+impl Key {
+    pub fn new() -> io::Result<Self> {
+        let mut bytes = [0; 32];
+        aws_lc_rs::rand::fill(&mut bytes).map_err(|_| io::Error::other("the system has no random numbers"))?;
+        Ok(Self(bytes))
+    }
+
+    /// The token of whoever started this.
+    pub fn of_clients(&self) -> String {
+        self.derived("client", "", "")
+    }
+
+    /// The token that a machine gets from its metadata server.
+    pub fn of_service_account(&self, (zone, name): &Place) -> String {
+        self.derived("service account", zone, name)
+    }
+
+    /// Comes before every path of a machine's metadata server. Google's can be reached from its machine alone; ours from this whole computer.
+    pub fn of_metadata(&self, (zone, name): &Place) -> String {
+        self.derived("metadata", zone, name)
+    }
+
+    fn derived(&self, purpose: &str, zone: &str, name: &str) -> String {
+        let words = format!("\0{purpose}\0{zone}\0{name}");
+        // Half of the digest: what is cut off cannot be continued to another purpose's.
+        hex::encode(&Sha256::digest([&self.0, words.as_bytes()].concat())[..16])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_another() {
+        let (key, other) = (Key::new().unwrap(), Key::new().unwrap());
+        let places = [("a".to_owned(), "b".to_owned()), ("a".to_owned(), "c".to_owned())];
+        let of = |key: &Key| {
+            let machines = places.iter().flat_map(|place| [key.of_service_account(place), key.of_metadata(place)]);
+            machines.chain([key.of_clients()]).collect::<Vec<_>>()
+        };
+        let mut all = [of(&key), of(&other)].concat();
+        assert_eq!(of(&key), all[..5]);
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 10);
+    }
+}

@@ -1,0 +1,86 @@
+//! Files that a user was given, and that want the machine's memory or time: each is refused, with a sentence.
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::common::{Said, Sandbox};
+
+/// Kilobytes of addresses that ftctl may have, most of which it never touches: its threads' stacks and maps are among them. 300 MB of memory
+/// fit, two gigabytes do not.
+const ADDRESSES: u32 = 900_000;
+/// Programs that are not optimised read a million rows slowly.
+const LIMIT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 200 } else { 10 });
+
+/// Runs ftctl with bounded memory and time.
+fn run(sandbox: &Sandbox, arguments: &[&str]) -> Said {
+    let ftctl = sandbox.command(arguments);
+    let mut bounded = Command::new("sh");
+    bounded.args(["-c", &format!("ulimit -v {ADDRESSES}; exec \"$@\""), "sh"]).arg(ftctl.get_program()).args(ftctl.get_args());
+    bounded.current_dir(sandbox.path("")).env_clear().stdin(std::process::Stdio::null());
+    bounded.envs(ftctl.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let begun = Instant::now();
+    let said = Sandbox::said(&mut bounded);
+    assert!(begun.elapsed() < LIMIT, "{arguments:?} took {:?}", begun.elapsed());
+    said
+}
+
+/// Each file has a few thousand bytes: a page of 40 MiB, of which there could be any number, and two million rows of one letter.
+/// The trainer's own tests make such files by hand.
+#[test]
+fn parquet_files_that_swell_take_no_memory() {
+    let inputs: [(&str, &[u8], &str); 2] = [
+        ("page.parquet", include_bytes!("inputs/page.parquet"), "which is too much"),
+        ("run.parquet", include_bytes!("inputs/run.parquet"), "bytes cannot be so much text"),
+    ];
+    for (name, bytes, reason) in inputs {
+        let sandbox = Sandbox::new();
+        sandbox.write(name, bytes);
+        let said = run(&sandbox, &["prepare", name, "--out", "prepared"]);
+        assert!(said.code == Some(2) && said.stderr.contains(reason), "{name}: {:?} {}", said.code, said.stderr);
+        assert!(!sandbox.path("prepared").exists());
+    }
+}
+
+#[test]
+fn rows_without_end_take_no_memory() {
+    let text = "a ".repeat(100 << 20);
+    for (name, begin) in [("rows.csv", "text\n\""), ("rows.jsonl", "{\"text\": \"")] {
+        let sandbox = Sandbox::new();
+        sandbox.write(name, [begin, &text].concat());
+        let said = run(&sandbox, &["prepare", name, "--out", "prepared"]);
+        assert!(
+            said.code == Some(2) && said.stderr.contains("a row has 32 MiB at most"),
+            "{name}: {:?} {}",
+            said.code,
+            said.stderr
+        );
+    }
+}
+
+/// Of a model that somebody offers for fine-tuning.
+#[test]
+fn a_models_numbers_take_no_memory() {
+    let config = json!({ "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 50_257 });
+    let numbers =
+        [("n_layer", 1_u64 << 62), ("n_layer", 10_001), ("n_embd", 1 << 62), ("n_positions", 1 << 40), ("vocab_size", u64::MAX)];
+    for (key, number) in numbers {
+        let sandbox = Sandbox::new();
+        std::fs::create_dir(sandbox.path("weights")).unwrap();
+        let mut config = config.clone();
+        config[key] = number.into();
+        sandbox.write("weights/config.json", config.to_string());
+        sandbox.write("weights/model.safetensors", "");
+        sandbox.write("text.txt", "some words\n".repeat(100));
+        sandbox.write(
+            "job.toml",
+            "name = \"given\"\ninitial_weights = \"weights\"\n[data]\ntrain = [\"text.txt\"]\n[train]\nblock_size = 16\n",
+        );
+        let said = run(&sandbox, &["plan", "job.toml"]);
+        // The plan says nothing of a model that it cannot read; the trainer refuses it.
+        assert_eq!(said.code, Some(0), "{key} = {number}: {} {}", said.stdout, said.stderr);
+    }
+}
