@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, journal, teardown};
+use super::{Result, World, down, journal, teardown};
 use crate::{
     exit::Exit,
     job::{id::JobId, plan::DataPlan, state::State},
@@ -18,6 +18,8 @@ use crate::{
 
 /// Nothing younger is taken for unneeded.
 const DAY: Duration = Duration::from_secs(86_400);
+/// Clocks that are further apart are no ground to end what may be at work.
+const SKEW: Duration = Duration::from_secs(300);
 
 pub const SWEEP_SCHEMA: &str = "ftctl.sweep/1";
 
@@ -28,37 +30,47 @@ pub struct Leftover {
     pub why: String,
 }
 
-/// Machines past their expiry, and (unless `expired_only`) machines whose job is finished or unknown to this store.
+/// Machines past their expiry, and (unless `expired_only`) machines whose job is finished or unknown to this store: those of this user and this
+/// store, or everybody's where the world means them.
 pub async fn find(world: &World, expired_only: bool) -> Result<Vec<Leftover>> {
-    let now = world.clock.now();
+    let meant = down::find(world).await?.meant;
+    // By the cloud's own clock, not by that of whoever asks: where it is not known, nothing has expired.
+    let now = world.provider.now().await;
     let mut leftovers = Vec::new();
-    for resource in world.provider.list().await? {
-        let why = match resource.expires.filter(|expires| *expires <= now) {
-            Some(expires) => Some(format!("expired {expires:.0}")),
-            None if expired_only => None,
-            None => unneeded(world, &resource).await?,
-        };
-        if let Some(why) = why {
-            leftovers.push(Leftover { resource, why });
-        }
+    for resource in meant {
+        let why = unneeded(world, &resource, now, expired_only).await?;
+        leftovers.extend(why.map(|why| Leftover { resource, why }));
     }
     Ok(leftovers)
 }
 
-async fn unneeded(world: &World, resource: &Resource) -> Result<Option<String>> {
+async fn unneeded(world: &World, resource: &Resource, now: Option<Timestamp>, expired_only: bool) -> Result<Option<String>> {
+    let without_job = without_job(world, resource).await;
+    let Some((now, expires)) = now.zip(resource.expires).filter(|(now, expires)| expires <= now) else {
+        return if expired_only { Ok(None) } else { without_job };
+    };
+    match without_job {
+        Err(failure) if matches!(failure.exit, Exit::Network | Exit::Denied) => Err(failure),
+        Ok(None) if world.clock.now().duration_since(now).unsigned_abs() > SKEW => {
+            world.report.warn(&format!(
+                "{} is left alone: it expired {expires:.0} and its job is not finished, but it is {now:.0} by its backend's clock, and not by \
+                 this machine's; correct the clock, or end the job with `ftctl down {}`",
+                resource.name, resource.attempt.job
+            ));
+            Ok(None)
+        }
+        _ => Ok(Some(format!("expired {expires:.0}"))),
+    }
+}
+
+/// Why no job needs the machine, as far as this store knows; `None` while one may.
+async fn without_job(world: &World, resource: &Resource) -> Result<Option<String>> {
+    if !resource.belongs.goes_with_its_job() {
+        return Ok(Some(resource.belongs.apart()));
+    }
     match journal::read(world.store.as_ref(), &resource.attempt.job).await {
-        Ok((record, _)) if record.state == State::Finished => Ok(Some("its job is finished".to_owned())),
-        Ok(_) => Ok(None),
-        Err(failure) if failure.exit == Exit::NotFound => Ok(match &resource.store {
-            // It may be training: who looks into that store knows.
-            Some(store) if store != world.store.url() => {
-                world
-                    .report
-                    .line(&format!("{} is left alone until its time is over: its job is in the store {store}", resource.name));
-                None
-            }
-            _ => Some("no record of its job in this store".to_owned()),
-        }),
+        Ok((record, _)) => Ok((record.state == State::Finished).then(|| "its job is finished".to_owned())),
+        Err(failure) if failure.exit == Exit::NotFound => Ok(Some("no record of its job in this store".to_owned())),
         Err(failure) => Err(failure),
     }
 }

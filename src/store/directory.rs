@@ -10,7 +10,7 @@ use std::{
     ops::Range,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, identity};
 
 /// The one name in the directory that holds no objects.
 pub(super) const PRIVATE: &str = ".ftctl";
@@ -49,7 +49,7 @@ impl DirectoryStore {
             _ => {}
         }
         let url = path.display().to_string();
-        Ok(Self { root: Arc::new(Root { path }), url })
+        Ok(Self { root: Arc::new(Root { path, drawn: OnceLock::new() }), url })
     }
 
     /// Writes wait for locks and for the disk: they run where they hold nobody up. Reads of a local file are over sooner than
@@ -67,6 +67,10 @@ impl DirectoryStore {
 impl Store for DirectoryStore {
     fn url(&self) -> &str {
         &self.url
+    }
+
+    async fn identity(&self) -> Result<crate::job::digest::Digest> {
+        self.root.identity()
     }
 
     async fn get(&self, path: &str) -> Result<Object> {
@@ -127,6 +131,8 @@ impl Store for DirectoryStore {
 
 struct Root {
     path: PathBuf,
+    /// The id of a store that has none yet.
+    drawn: OnceLock<String>,
 }
 
 impl Root {
@@ -187,6 +193,34 @@ impl Root {
             .map_err(|error| self.failed("lock", path, error))
     }
 
+    fn id(&self) -> PathBuf {
+        self.path.join(PRIVATE).join("id")
+    }
+
+    /// That of the id in `.ftctl/id`; before there is one, of the id that this process's first write gives the store.
+    fn identity(&self) -> Result<crate::job::digest::Digest> {
+        match fs::read(self.id()) {
+            Ok(id) => Ok(identity::of(id)),
+            Err(error) if is_absent(&error) => Ok(identity::of(self.drawn.get_or_init(identity::draw))),
+            Err(error) => Err(self.failed("read", "its id", error)),
+        }
+    }
+
+    /// Gives the store its id, unless it has one.
+    fn name(&self) -> io::Result<()> {
+        let id = self.id();
+        if id.exists() {
+            return Ok(());
+        }
+        let mut file = self.temporary()?;
+        file.write_all(self.drawn.get_or_init(identity::draw).as_bytes())?;
+        file.as_file().sync_all()?;
+        match file.persist_noclobber(&id) {
+            Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error),
+            _ => sync_parent(&id),
+        }
+    }
+
     fn temporary(&self) -> io::Result<NamedTempFile> {
         let directory = self.path.join(PRIVATE).join("temporary");
         fs::create_dir_all(&directory)?;
@@ -206,6 +240,7 @@ impl Root {
         let target = self.locate(path)?;
         // Asked twice: here to spare the copy of a file that is in the store already, below to be sure.
         allowed(path, condition, self.metadata(path)?.as_ref())?;
+        self.name().map_err(failed)?;
         let mut temporary = self.temporary().map_err(failed)?;
         fill(temporary.as_file_mut())?;
         temporary.as_file().sync_all().map_err(failed)?;
@@ -543,7 +578,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_store_and_what_to_do() {
-        let root = Root { path: std::env::temp_dir() };
+        let root = Root { path: std::env::temp_dir(), drawn: OnceLock::new() };
         for (number, expected) in [
             (rustix::io::Errno::NOSPC, "MB are free); free some space"),
             (rustix::io::Errno::DQUOT, "MB are free); free some space"),

@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Condition, ETag, Meta, Object, Result, Store, StoreError};
+use crate::job::digest::Digest;
 
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
@@ -98,6 +99,10 @@ fn failed(action: &'static str, path: &str) -> StoreError {
 impl Store for FaultyStore {
     fn url(&self) -> &str {
         self.inner.url()
+    }
+
+    async fn identity(&self) -> Result<Digest> {
+        self.inner.identity().await
     }
     async fn get(&self, path: &str) -> Result<Object> {
         self.before(path).await?;
