@@ -14,7 +14,7 @@ use crate::{
         record::{RECORD_SCHEMA, Record},
         state::{Outcome, State},
     },
-    store::{Condition, ETag, Store, StoreError},
+    store::{self, Condition, ETag, Store, StoreError},
 };
 
 pub struct Journal {
@@ -98,7 +98,7 @@ fn encode(record: &Record) -> Bytes {
 
 /// The record of a job, or [`Exit::NotFound`].
 pub async fn read(store: &dyn Store, id: &JobId) -> Result<(Record, ETag)> {
-    let object = store.get(&path::record(id)).await.map_err(|error| match error {
+    let object = store::get_json(store, &path::record(id)).await.map_err(|error| match error {
         StoreError::NotFound { store, .. } => Failure::new(Exit::NotFound, format!("there is no job {id} in the store {store}"))
             .fix("`ftctl status --all` lists the jobs of this store"),
         other => other.into(),

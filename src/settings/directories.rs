@@ -2,6 +2,8 @@
 
 use std::{
     ffi::OsString,
+    fs,
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -46,13 +48,28 @@ impl Directories {
         self.config.as_deref()
     }
 
-    /// Holds the embedded store and what must survive.
-    pub fn state(&self) -> Result<&Path, SettingsError> {
-        self.state.as_deref().ok_or(NO_STORE)
+    /// The store of a user who names none.
+    pub(super) fn embedded_store(&self) -> Option<PathBuf> {
+        self.state.as_ref().map(|state| state.join("store"))
     }
 
-    /// Holds what can be made again: libtorch, the built trainer. Safe to delete.
-    pub fn cache(&self) -> Result<&Path, SettingsError> {
-        self.cache.as_deref().ok_or(SettingsError::NoHome { what: "the cache", variable: "XDG_CACHE_HOME" })
+    /// Holds the embedded store and what must survive. See [`private`].
+    pub fn state(&self) -> Result<&Path, SettingsError> {
+        self.state.as_deref().map(private).ok_or(NO_STORE)
     }
+
+    /// Holds what can be made again: libtorch, the built trainer. Safe to delete. See [`private`].
+    pub fn cache(&self) -> Result<&Path, SettingsError> {
+        self.cache.as_deref().map(private).ok_or(SettingsError::NoHome { what: "the cache", variable: "XDG_CACHE_HOME" })
+    }
+}
+
+/// Makes a directory of ftctl's own, for its owner alone. One that is there already becomes so: texts, weights and tokens of clouds lie below it.
+/// Where this is impossible, the write that follows says why.
+fn private(directory: &Path) -> &Path {
+    let _ = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    if fs::metadata(directory).is_ok_and(|found| found.permissions().mode() & 0o077 != 0) {
+        let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
+    }
+    directory
 }

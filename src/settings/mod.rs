@@ -152,7 +152,7 @@ impl Settings {
     }
 
     fn from_stack(stack: &Stack, profile: Setting<Option<String>>, directories: Directories, files: Vec<PathBuf>) -> Self {
-        let embedded = directories.state().ok().map(|state| state.join("store").to_string_lossy().into_owned());
+        let embedded = directories.embedded_store().map(|store| store.to_string_lossy().into_owned());
         Self {
             profile,
             backend: stack.get(BACKEND, DEFAULT_BACKEND.to_owned(), |layer| layer.backend.clone()),

@@ -135,19 +135,39 @@ fn mistakes_in_files_have_a_place_and_mistakes_in_variables_a_name() {
 
 #[test]
 fn directories_follow_the_xdg_rules() {
-    let resolve = |variables: &[(&str, &str)], home: Option<&str>| {
+    let resolve = |variables: &[(&str, &Path)], home: Option<&Path>| {
         let variable = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value));
         Directories::resolve(&Surroundings { variable: &variable, home: home.map(PathBuf::from), working_directory: "/".into() })
     };
-    let usual = resolve(&[], Some("/home/me"));
-    assert_eq!(usual.config(), Some(Path::new("/home/me/.config/ftctl")));
-    assert_eq!(usual.state().expect("a place"), Path::new("/home/me/.local/state/ftctl"));
-    assert_eq!(usual.cache().expect("a place"), Path::new("/home/me/.cache/ftctl"));
-    let moved = resolve(&[("XDG_STATE_HOME", "/var/state"), ("XDG_CACHE_HOME", "relative")], Some("/home/me"));
-    assert_eq!(moved.state().expect("a place"), Path::new("/var/state/ftctl"));
-    assert_eq!(moved.cache().expect("a place"), Path::new("/home/me/.cache/ftctl"), "a relative value is ignored");
-    let homeless = resolve(&[("XDG_STATE_HOME", "/var/state")], None);
+    let place = tempfile::tempdir().expect("a directory");
+    let (home, elsewhere) = (place.path().join("home"), place.path().join("var/state"));
+    let usual = resolve(&[], Some(&home));
+    assert_eq!(usual.config(), Some(home.join(".config/ftctl").as_path()));
+    assert!(!home.exists(), "nothing is made that nobody uses");
+    assert_eq!(usual.state().expect("a place"), home.join(".local/state/ftctl"));
+    assert_eq!(usual.cache().expect("a place"), home.join(".cache/ftctl"));
+    let moved = resolve(&[("XDG_STATE_HOME", &elsewhere), ("XDG_CACHE_HOME", Path::new("relative"))], Some(&home));
+    assert_eq!(moved.state().expect("a place"), elsewhere.join("ftctl"));
+    assert_eq!(moved.cache().expect("a place"), home.join(".cache/ftctl"), "a relative value is ignored");
+    let homeless = resolve(&[("XDG_STATE_HOME", &elsewhere)], None);
     assert_eq!(homeless.config(), None);
     assert!(homeless.state().is_ok());
     assert!(homeless.cache().expect_err("no place").to_string().contains("XDG_CACHE_HOME"));
+}
+
+#[test]
+fn what_ftctl_keeps_is_for_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let home = tempfile::tempdir().expect("a directory");
+    let directories = Directories::resolve(&Surroundings {
+        variable: &|_| None,
+        home: Some(home.path().to_owned()),
+        working_directory: "/".into(),
+    });
+    let mode = |path: &Path| std::fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let state = directories.state().expect("a place");
+    assert_eq!(mode(state), 0o700);
+    std::fs::set_permissions(state, std::fs::Permissions::from_mode(0o755)).expect("changed");
+    assert_eq!(mode(directories.state().expect("a place")), 0o700, "one of an earlier version");
+    assert_eq!(mode(directories.cache().expect("a place")), 0o700);
 }

@@ -37,8 +37,15 @@ pub async fn commit(store: &Arc<dyn Store>, job: &JobId, lease: &mut Lease, atte
     write_json(store.as_ref(), &manifest_path(job), &manifest, Condition::Always).await.map(drop)
 }
 
-/// The files that the job left; none before its first attempt ended.
+/// The files that the job left, which can be put into a folder; none before its first attempt ended.
 pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
+    let files = stored(store, job).await?;
+    content::check(&files)?;
+    Ok(files)
+}
+
+/// As [`files`], for who only asks which contents are named.
+pub(super) async fn stored(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
     let name = manifest_path(job);
     let Some((manifest, _)) = find_json::<ArtifactsManifest>(store, &name).await? else { return Ok(Vec::new()) };
     check_format(&name, &manifest.schema, READABLE)?;
@@ -49,7 +56,7 @@ pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, to: &Path, report: &dyn Report) -> Result<Vec<FileEntry>> {
     let files = files(store.as_ref(), job).await?;
     if !files.is_empty() {
-        fetch::fetch(store, &path::job_contents(job), &files, to, report).await?;
+        fetch::fetch(store, &path::job_contents(job), &files, &fetch::Target::make(to).await?, report).await?;
     }
     Ok(files)
 }

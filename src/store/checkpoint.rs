@@ -1,13 +1,13 @@
 //! Checkpoints in the store: contents by digest, so that unchanged files are not sent again, and a manifest that is written last
 //! by whoever holds the attempt's lease. A checkpoint without its manifest does not exist.
 
-use std::{collections::HashSet, fs, path::Path, sync::Arc};
+use std::{collections::HashSet, path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Condition, FileEntry, Result, Store, StoreError, artifacts, check_format, content, directory, fetch, find_json, lease::Lease,
-    read_json, write_json,
+    Condition, FileEntry, Result, Store, StoreError, artifacts, check_format, content, fetch, find_json, lease::Lease, read_json,
+    write_json,
 };
 use crate::job::{
     digest::Digest,
@@ -33,7 +33,7 @@ pub struct CheckpointManifest {
 
 impl CheckpointManifest {
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.size).sum()
+        self.files.iter().fold(0, |total, file| total.saturating_add(file.size))
     }
 }
 
@@ -80,6 +80,7 @@ pub async fn list(store: &dyn Store, job: &JobId) -> Result<Vec<u64>> {
     let mut steps = Vec::new();
     for name in store.children(&path::checkpoints(job)).await? {
         if let Ok(step) = name.parse()
+            && path::checkpoint(job, step).ends_with(&format!("/{name}"))
             && store.head(&manifest_path(job, step)).await?.is_some()
         {
             steps.push(step);
@@ -89,11 +90,21 @@ pub async fn list(store: &dyn Store, job: &JobId) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// The manifest of one step.
+/// The manifest of one step; its files can be put into a folder.
 pub async fn manifest(store: &dyn Store, job: &JobId, step: u64) -> Result<CheckpointManifest> {
+    let manifest = stored(store, job, step).await?;
+    content::check(&manifest.files)?;
+    Ok(manifest)
+}
+
+/// As [`manifest`], for who only asks which contents are named.
+async fn stored(store: &dyn Store, job: &JobId, step: u64) -> Result<CheckpointManifest> {
     let name = manifest_path(job, step);
     let (manifest, _): (CheckpointManifest, _) = read_json(store, &name).await?;
     check_format(&name, &manifest.schema, READABLE)?;
+    if manifest.step != step {
+        return Err(StoreError::Unreadable(format!("{name} says that it is of step {}; it is damaged", manifest.step)));
+    }
     Ok(manifest)
 }
 
@@ -116,24 +127,22 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
     let contents = path::job_contents(job);
     if !to.is_dir() {
         let failed = |source| StoreError::Io { action: "write", path: to.display().to_string(), source };
-        let name = to.file_name().unwrap_or_default().to_string_lossy();
-        let partial = to.with_file_name(format!(".{name}.partial"));
         let claim = content::on_thread({
-            let partial = partial.clone();
-            move || fetch::claim_folder(&partial)
+            let to = to.to_owned();
+            move || fetch::Claim::on(&to)
         });
-        let _claim = claim.await.map_err(failed)?;
+        let claim = claim.await.map_err(failed)?;
         if !to.is_dir() {
             // What an interrupted fetch left there is used, unless it belongs to another checkpoint.
-            fetch::keep_only(&partial, &manifest.files).map_err(failed)?;
-            fetch::fetch(store, &contents, &manifest.files, &partial, report).await?;
-            fs::rename(&partial, to).and_then(|()| directory::sync_parent(to)).map_err(failed)?;
+            claim.keep_only(&manifest.files).map_err(failed)?;
+            fetch::fetch(store, &contents, &manifest.files, claim.target(), report).await?;
+            claim.name().map_err(failed)?;
             return Ok(manifest);
         }
-        // Whoever had the claim before has done it.
-        let _ = fs::remove_dir(&partial);
+        // Another fetch had the claim before, and has done it.
+        claim.drop_empty();
     }
-    fetch::fetch(store, &contents, &manifest.files, to, report).await?;
+    fetch::fetch(store, &contents, &manifest.files, &fetch::Target::make(to).await?, report).await?;
     Ok(manifest)
 }
 
@@ -150,7 +159,7 @@ pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usi
     let named = |files: Vec<FileEntry>| files.iter().flat_map(FileEntry::contents).cloned().collect::<HashSet<Digest>>();
     let old_contents = named(files_of(store, job, old).await?);
     let mut kept_contents = named(files_of(store, job, kept).await?);
-    kept_contents.extend(named(artifacts::files(store, job).await?));
+    kept_contents.extend(named(artifacts::stored(store, job).await?));
     // In this order: contents that are named are there.
     store.delete_all(&old.iter().map(|step| manifest_path(job, *step)).collect::<Vec<_>>()).await?;
     let contents = path::job_contents(job);
@@ -163,7 +172,7 @@ pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usi
 async fn files_of(store: &dyn Store, job: &JobId, steps: &[u64]) -> Result<Vec<FileEntry>> {
     let mut files = Vec::new();
     for step in steps {
-        match manifest(store, job, *step).await {
+        match stored(store, job, *step).await {
             Err(StoreError::NotFound { .. }) => {}
             found => files.extend(found?.files),
         }
@@ -174,13 +183,13 @@ async fn files_of(store: &dyn Store, job: &JobId, steps: &[u64]) -> Result<Vec<F
 /// The files of a job: those of every checkpoint, and its artefacts.
 pub(super) async fn all_files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
     let mut files = files_of(store, job, &list(store, job).await?).await?;
-    files.extend(artifacts::files(store, job).await?);
+    files.extend(artifacts::stored(store, job).await?);
     Ok(files)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{fs, time::Duration};
 
     use super::*;
     use crate::store::{
@@ -254,6 +263,42 @@ mod tests {
         // The holder may replace what a step was, for instance after a run with other bits.
         let replaced = bench.commit(&mut second, 10, &[("a", "again")]).await.unwrap();
         assert_eq!(latest(&*bench.store, &bench.job).await.unwrap(), Some(replaced));
+    }
+
+    #[tokio::test]
+    async fn a_manifest_is_of_the_step_under_which_it_lies() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        bench.commit(&mut lease, 10, &[("a", "one")]).await.unwrap();
+        let object = bench.store.get(&manifest_path(&bench.job, 10)).await.unwrap();
+        bench.store.put(&manifest_path(&bench.job, 99), object.bytes.clone(), Condition::Always).await.unwrap();
+        for name in ["10", "+10", "00000000010"] {
+            let other = format!("{}/{name}/manifest.json", path::checkpoints(&bench.job));
+            bench.store.put(&other, object.bytes.clone(), Condition::Always).await.unwrap();
+        }
+        assert_eq!(list(&*bench.store, &bench.job).await.unwrap(), [10, 99]);
+        let error = latest(&*bench.store, &bench.job).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Unreadable(why) if why.contains("says that it is of step 10")), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_hidden_folder_is_not_entered_through_a_link() {
+        let bench = bench();
+        let mut lease = bench.lease(1).await;
+        bench.commit(&mut lease, 10, &[("a", "one")]).await.unwrap();
+        let outside = bench.directory.path().join("outside");
+        fs::create_dir_all(outside.join("thesis")).unwrap();
+        fs::write(outside.join("thesis/text"), "mine").unwrap();
+        let to = bench.directory.path().join("to");
+        std::os::unix::fs::symlink(&outside, bench.directory.path().join(".to.partial")).unwrap();
+        let error = fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap_err().to_string();
+        assert!(error.contains("`.to.partial` is a symbolic link"), "{error}");
+        fs::remove_file(bench.directory.path().join(".to.partial")).unwrap();
+        fs::create_dir(bench.directory.path().join(".to.partial")).unwrap();
+        std::os::unix::fs::symlink(&outside, bench.directory.path().join(".to.partial/b")).unwrap();
+        fetch(&bench.store, &bench.job, 10, &to, &Silent).await.unwrap();
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 1);
+        assert_eq!(fs::read(outside.join("thesis/text")).unwrap(), b"mine");
     }
 
     #[tokio::test]

@@ -13,10 +13,12 @@ pub async fn passes(store: Arc<dyn Store>) {
     appends_land_once(&*store).await;
     lists_what_is_there(&*store).await;
     takes_large_objects(&*store).await;
+    reads_no_more_than_it_may(&*store).await;
     refuses_wrong_paths(&*store).await;
     one_of_many_creates(&store).await;
     counts_to(&store, 4, 25).await;
     appends_of_many_are_all_there(&store, 4, 25).await;
+    what_is_written_stays_while_its_neighbours_go(&store, 4, 250).await;
 }
 
 async fn put(store: &dyn Store, path: &str, text: &str, condition: Condition) -> Result<ETag, StoreError> {
@@ -107,6 +109,16 @@ async fn takes_large_objects(store: &dyn Store) {
     assert!(store.get_range("large/it", 4_000_000..9_000_000).await.unwrap() == bytes[4_000_001..9_000_001]);
 }
 
+async fn reads_no_more_than_it_may(store: &dyn Store) {
+    put(store, "limit/it", "0123456789", Condition::Always).await.unwrap();
+    assert_eq!(store.get_limited("limit/it", 10).await.unwrap().bytes, "0123456789");
+    for (path, most) in [("limit/it", 9), ("limit/it", 0), ("large/it", 5_000_000), ("large/it", 9_999_998)] {
+        let error = store.get_limited(path, most).await.unwrap_err();
+        assert!(matches!(&error, StoreError::Unreadable(why) if why.starts_with(path)), "{error}");
+    }
+    assert_eq!(store.get_limited("large/it", 9_999_999).await.unwrap().bytes.len(), 9_999_999);
+}
+
 async fn refuses_wrong_paths(store: &dyn Store) {
     for path in ["", "/etc/passwd", "../up", "a/../b", "a/./b", "a//b", "a/", "a\0b", "a\\b", ".ftctl/locks/00"] {
         assert!(matches!(store.get(path).await, Err(StoreError::Invalid(_))), "get {path:?}");
@@ -176,6 +188,28 @@ pub async fn assert_lines(store: &dyn Store, writers: usize, times: usize) {
         let own: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&format!("{writer} "))).collect();
         assert_eq!(own, (0..times).map(|line| line.to_string()).collect::<Vec<_>>());
     }
+}
+
+/// Every writer deletes what it wrote, and with it now and then the last object of a folder that another is about to write to.
+async fn what_is_written_stays_while_its_neighbours_go(store: &Arc<dyn Store>, writers: usize, times: usize) {
+    let mut tasks = tokio::task::JoinSet::new();
+    for writer in 0..writers {
+        let store = Arc::clone(store);
+        tasks.spawn(async move {
+            for round in 0..times {
+                let (path, text) = (format!("neighbours/{}/{writer}", round % 2), format!("{writer} {round}"));
+                if writer % 2 == 0 {
+                    put(&*store, &path, &text, Condition::IfAbsent).await.unwrap();
+                } else {
+                    store.append(&path, 0, text.clone().into()).await.unwrap();
+                }
+                assert_eq!(store.get(&path).await.unwrap().bytes, text);
+                store.delete(&path).await.unwrap();
+            }
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(store.list("neighbours").await.unwrap(), []);
 }
 
 async fn counts_to(store: &Arc<dyn Store>, writers: usize, times: usize) {

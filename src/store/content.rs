@@ -27,7 +27,7 @@ use tokio::{
     task::{JoinError, JoinSet},
 };
 
-use super::{Condition, Result, Store, StoreError};
+use super::{Condition, Result, Store, StoreError, get_json, names};
 use crate::job::{
     digest::Digest,
     id::path,
@@ -79,14 +79,40 @@ impl FileEntry {
         self.chunks.is_empty() && self.size > CHUNK
     }
 
-    /// A manifest comes from outside.
-    pub(super) fn check(&self) -> Result<()> {
-        if self.chunks.is_empty() || self.chunks.len() as u64 == self.size.div_ceil(CHUNK) {
-            return Ok(());
-        }
+    fn check(&self) -> Result<()> {
         let (found, size) = (self.chunks.len(), self.size);
-        Err(StoreError::Unreadable(format!("the manifest has {found} chunks for the {size} bytes of {}; it is damaged", self.path)))
+        let wrong = if found > 0 && found as u64 != size.div_ceil(CHUNK) {
+            format!("has {found} chunks for the {size} bytes of")
+        } else if found > 0 && self.sha256 != digest_of_all(&self.chunks) {
+            "names chunks that are not those of the digest of".to_owned()
+        } else if size == 0 && self.sha256 != Digest::of(b"") {
+            "has a digest for the empty file".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(StoreError::Unreadable(format!("the manifest {wrong} `{}`; it is damaged", self.path.escape_debug())))
     }
+}
+
+/// What stands for a file in several chunks.
+fn digest_of_all(chunks: &[Digest]) -> Digest {
+    let mut hasher = Sha256::new();
+    // A digest is hexadecimal.
+    chunks.iter().for_each(|chunk| hasher.update(hex::decode(chunk.as_str()).unwrap_or_default()));
+    <[u8; 32]>::from(hasher.finalize()).into()
+}
+
+/// Refuses the files of a manifest that contradict themselves or each other, before anything of them is done. Answers their size.
+pub(super) fn check(files: &[FileEntry]) -> Result<u64> {
+    if let Some(why) = names::why_not(files.iter().map(|file| file.path.as_str())) {
+        return Err(StoreError::Unreadable(format!("the manifest's {why}; it is refused")));
+    }
+    files.iter().try_for_each(FileEntry::check)?;
+    let total = files.iter().try_fold(0_u64, |total, file| total.checked_add(file.size));
+    // Half of what fits, so that a sum with another manifest's does, too.
+    total
+        .filter(|total| *total <= u64::MAX / 2)
+        .ok_or_else(|| StoreError::Unreadable("the manifest's files have more bytes than can be counted; it is damaged".to_owned()))
 }
 
 /// What sending a tree came to.
@@ -302,6 +328,9 @@ impl LocalFile {
             return Err(StoreError::Invalid(format!("{} holds no files", source.display())));
         }
         found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        if let Some(why) = names::why_not(found.iter().map(|file| file.name.as_str())) {
+            return Err(StoreError::Invalid(format!("in {} {why}; give it another name", source.display())));
+        }
         Ok(found)
     }
 
@@ -372,7 +401,7 @@ fn relative_name(root: &Path, path: &Path) -> Result<String> {
 
 /// Reads a manifest and checks its digest before anything in it is believed.
 pub(super) async fn verified(store: &dyn Store, path: &str, digest: &Digest) -> Result<Bytes> {
-    let object = store.get(path).await?;
+    let object = get_json(store, path).await?;
     let found = Digest::of(&object.bytes);
     if found == *digest {
         Ok(object.bytes)

@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Condition, FileEntry, Result, Store, StoreError, check_format,
+    Condition, FileEntry, MOST_MANIFEST, Result, Store, StoreError, check_format,
     content::{self, Sent},
     fetch, find_json, parse_json, read_json, to_json, write_json,
 };
@@ -82,7 +82,14 @@ fn uploaded(digest: Digest, sent: &Sent) -> Uploaded {
 }
 
 fn manifest_bytes(sent: &Sent) -> Result<bytes::Bytes> {
-    to_json("the manifest", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: sent.files.clone() })
+    let manifest = to_json("the manifest", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: sent.files.clone() })?;
+    if manifest.len() as u64 > MOST_MANIFEST {
+        let (files, bytes) = (sent.files.len(), manifest.len());
+        return Err(StoreError::Invalid(format!(
+            "the manifest of {files} files would have {bytes} bytes, and no ftctl reads more than {MOST_MANIFEST}; pack small files together"
+        )));
+    }
+    Ok(manifest)
 }
 
 /// Whether `digest` names a dataset that is completely in the store.
@@ -100,7 +107,9 @@ pub async fn set_name(store: &dyn Store, name: &str, digest: &Digest) -> Result<
 /// The digest of the dataset that has this name at present.
 pub async fn named(store: &dyn Store, name: &str) -> Result<Digest> {
     check_name(name)?;
-    let (entry, _): (NameEntry, _) = read_json(store, &path::dataset_name(name)).await?;
+    let path = path::dataset_name(name);
+    let (entry, _): (NameEntry, _) = read_json(store, &path).await?;
+    check_format(&path, &entry.schema, &[NAME_SCHEMA])?;
     Ok(entry.digest)
 }
 
@@ -113,8 +122,15 @@ pub fn check_name(name: &str) -> Result<()> {
     Err(StoreError::Invalid(format!("`{name}` is no name for a dataset: {rule} {MAX_NAME}")))
 }
 
-/// The manifest, verified against its digest.
+/// The manifest, verified against its digest; its files can be put into a folder.
 pub async fn manifest(store: &dyn Store, digest: &Digest) -> Result<DatasetManifest> {
+    let manifest = stored(store, digest).await?;
+    content::check(&manifest.files)?;
+    Ok(manifest)
+}
+
+/// As [`manifest`], for who only asks which contents are named.
+async fn stored(store: &dyn Store, digest: &Digest) -> Result<DatasetManifest> {
     let name = path::dataset_manifest(digest);
     let manifest: DatasetManifest = parse_json(&name, &content::verified(store, &name, digest).await?)?;
     check_format(&name, &manifest.schema, READABLE)?;
@@ -125,7 +141,7 @@ pub async fn manifest(store: &dyn Store, digest: &Digest) -> Result<DatasetManif
 /// again; a file has its name only when it is complete, so an interrupted download is continued by repeating it.
 pub async fn download(store: &Arc<dyn Store>, digest: &Digest, to: &Path, report: &dyn Report) -> Result<DatasetManifest> {
     let manifest = manifest(store.as_ref(), digest).await?;
-    fetch::fetch(store, &path::contents(), &manifest.files, to, report).await?;
+    fetch::fetch(store, &path::contents(), &manifest.files, &fetch::Target::make(to).await?, report).await?;
     Ok(manifest)
 }
 
@@ -137,7 +153,7 @@ pub async fn verify(store: &Arc<dyn Store>, digest: &Digest, report: &dyn Report
 
 /// The files of a dataset; none when it is gone.
 pub(super) async fn files(store: &dyn Store, digest: &Digest) -> Result<Vec<FileEntry>> {
-    match manifest(store, digest).await {
+    match stored(store, digest).await {
         Err(StoreError::NotFound { .. }) => Ok(Vec::new()),
         found => Ok(found?.files),
     }
@@ -148,7 +164,10 @@ pub async fn all_named(store: &dyn Store) -> Result<Vec<Digest>> {
     let mut digests = Vec::new();
     for entry in store.list(&path::dataset_names()).await? {
         let found: Option<(NameEntry, _)> = find_json(store, &entry.path).await?;
-        digests.extend(found.map(|(entry, _)| entry.digest));
+        if let Some((found, _)) = found {
+            check_format(&entry.path, &found.schema, &[NAME_SCHEMA])?;
+            digests.push(found.digest);
+        }
     }
     Ok(digests)
 }
@@ -157,10 +176,13 @@ pub async fn all_named(store: &dyn Store) -> Result<Vec<Digest>> {
 mod tests {
     use std::{fs, os::unix::fs::symlink, sync::atomic::Ordering};
 
+    use bytes::Bytes;
+    use serde_json::json;
+
     use super::*;
     use crate::{
         job::report::Silent,
-        store::{faulty::FaultyStore, memory::MemoryStore},
+        store::{content::CHUNK, faulty::FaultyStore, memory::MemoryStore},
     };
 
     fn content_of(bytes: &[u8]) -> String {
@@ -399,14 +421,118 @@ mod tests {
         verify(&bench.store, &uploaded.digest, &Silent).await.unwrap();
     }
 
+    /// Stores a manifest that says `files`, and fetches it to `to`.
+    async fn fetch_of(bench: &Bench, files: serde_json::Value, to: &str) -> Result<DatasetManifest> {
+        let text = serde_json::json!({ "schema": DATASET_SCHEMA, "files": files }).to_string();
+        let digest = Digest::of(text.as_bytes());
+        bench.store.put(&path::dataset_manifest(&digest), text.into(), Condition::Always).await.unwrap();
+        download(&bench.store, &digest, &bench.path(to), &Silent).await
+    }
+
+    fn entry(path: &str, size: u64, bytes: &[u8]) -> serde_json::Value {
+        serde_json::json!({ "path": path, "size": size, "sha256": Digest::of(bytes) })
+    }
+
     #[tokio::test]
-    async fn a_manifest_cannot_write_outside() {
+    async fn a_manifest_that_contradicts_itself_writes_nothing() {
         let bench = bench();
-        let file = FileEntry::of_bytes("../outside".to_owned(), b"");
-        let manifest = to_json("", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: vec![file] }).unwrap();
-        let digest = Digest::of(&manifest);
-        bench.store.put(&path::dataset_manifest(&digest), manifest, Condition::Always).await.unwrap();
-        let error = download(&bench.store, &digest, &bench.path("to"), &Silent).await.unwrap_err().to_string();
-        assert!(error.contains("`../outside`"), "{error}");
+        for bytes in [&b"tokens"[..], b"other", b""] {
+            bench.store.put(&content_of(bytes), Bytes::copy_from_slice(bytes), Condition::Always).await.unwrap();
+        }
+        let good = entry("a", 6, b"tokens");
+        let digest = Digest::of(b"tokens");
+        let chunked =
+            |sha256: &Digest, size: u64| json!({ "path": "b", "size": size, "sha256": sha256, "chunks": [digest, digest] });
+        let of_chunks = Digest::of(&hex::decode(digest.as_str().repeat(2)).unwrap());
+        let cases = [
+            (json!([entry("../outside", 6, b"tokens")]), "`../outside` is no relative path"),
+            (json!([entry("/outside", 6, b"tokens")]), "is no relative path"),
+            (json!([entry(".ftctl-partial-/x", 6, b"tokens")]), "is called as an unfinished download is"),
+            (json!([entry("a\u{1b}]52;c;x\u{7}", 6, b"tokens")]), "is an order to a terminal"),
+            (json!([good, entry("a", 5, b"other")]), "are one file"),
+            (json!([good, entry("A.", 5, b"other")]), "are one file"),
+            (json!([good, entry("a/b", 5, b"other")]), "a file and a folder"),
+            (json!([good, chunked(&digest, CHUNK + 1)]), "names chunks that are not those"),
+            (json!([good, chunked(&of_chunks, 6)]), "has 2 chunks for the 6 bytes"),
+            (json!([good, chunked(&of_chunks, u64::MAX)]), "has 2 chunks for"),
+            (json!([good, entry("b", 0, b"other")]), "has a digest for the empty file"),
+            (json!([good, entry("b", u64::MAX, b"other"), entry("c", u64::MAX, b"other")]), "more bytes than can be counted"),
+            (json!([{ "path": "b", "size": 6, "sha256": "/../../outside" }]), "is no digest"),
+        ];
+        for (number, (files, why)) in cases.into_iter().enumerate() {
+            let error = fetch_of(&bench, files, &format!("to-{number}")).await.unwrap_err();
+            assert!(matches!(&error, StoreError::Unreadable(text) if text.contains(why)), "{error}");
+            assert!(!error.to_string().contains(|c: char| c.is_control()), "{error:?}");
+            assert!(!bench.path(&format!("to-{number}")).exists(), "{error}");
+        }
+    }
+
+    /// The digest of what came is right, and yet it is not what the manifest says.
+    #[tokio::test]
+    async fn a_length_that_is_not_the_objects_is_damage() {
+        let bench = bench();
+        let large: Vec<u8> = vec![7; CHUNK as usize];
+        for bytes in [&b"tokens"[..], &large] {
+            bench.store.put(&content_of(bytes), Bytes::copy_from_slice(bytes), Condition::Always).await.unwrap();
+        }
+        let (whole, last) = (Digest::of(&large), Digest::of(b"tokens"));
+        let both = Digest::of(&hex::decode(format!("{whole}{last}")).unwrap());
+        let chunked = json!({ "path": "b", "size": CHUNK + 100, "sha256": both, "chunks": [whole, last] });
+        for file in
+            [entry("b", 4_000_000, b"tokens"), entry("b", 5_000_000, b"tokens"), entry("b", u64::MAX / 2, b"tokens"), chunked]
+        {
+            for _ in 0..2 {
+                let error = fetch_of(&bench, json!([file]), "to").await.unwrap_err();
+                assert!(matches!(&error, StoreError::Unreadable(why) if why.contains("has 6 bytes")), "{error}");
+                assert!(!bench.path("to/b").exists());
+            }
+        }
+        assert!(fetch_of(&bench, json!([entry("b", 5, b"tokens")]), "to").await.is_err(), "longer than it should be");
+    }
+
+    #[tokio::test]
+    async fn what_was_planted_in_the_target_is_not_followed() {
+        let bench = bench();
+        bench.store.put(&content_of(b"tokens"), "tokens".into(), Condition::Always).await.unwrap();
+        let outside = bench.path("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("keys"), "mine").unwrap();
+        fs::write(outside.join(".ftctl-partial-mine"), "mine").unwrap();
+        fs::create_dir(bench.path("to")).unwrap();
+        symlink(&outside, bench.path("to/folder")).unwrap();
+        symlink(outside.join("keys"), bench.path("to/keys")).unwrap();
+        symlink(outside.join(".ftctl-partial-mine"), bench.path("to/.ftctl-partial-link")).unwrap();
+        let error = fetch_of(&bench, json!([entry("folder/keys", 6, b"tokens")]), "to").await.unwrap_err().to_string();
+        assert!(error.contains("`folder` is a symbolic link"), "{error}");
+        let file = FileEntry::of_bytes("keys".to_owned(), b"tokens");
+        assert_eq!(crate::store::in_the_way(std::slice::from_ref(&file), &bench.path("to")).await, [bench.path("to/keys")]);
+        // Replaced, and not written through; the partial file is named by us, so a link may wait for it.
+        let partial = crate::store::fetch::partial_name(&file);
+        symlink(outside.join("keys"), bench.path("to").join(&partial)).unwrap();
+        let error = fetch_of(&bench, json!([file]), "to").await.unwrap_err().to_string();
+        assert!(error.contains("is a symbolic link"), "{error}");
+        fs::remove_file(bench.path("to").join(&partial)).unwrap();
+        fetch_of(&bench, json!([file]), "to").await.unwrap();
+        assert!(fs::symlink_metadata(bench.path("to/keys")).unwrap().is_file());
+        assert_eq!(fs::read(outside.join("keys")).unwrap(), b"mine");
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 2);
+        // The target itself is what the user typed.
+        symlink(bench.path("to"), bench.path("typed")).unwrap();
+        fetch_of(&bench, json!([file]), "typed").await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn names_that_cannot_come_back_are_not_sent() {
+        for (name, why) in
+            [("a\nb", "an order to a terminal"), (".ftctl-partial-left", "an unfinished download"), ("Train/0.BIN", "are one file")]
+        {
+            let bench = bench();
+            let path = bench.path("source").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+            let error = bench.upload().await.unwrap_err();
+            assert!(matches!(&error, StoreError::Invalid(text) if text.contains(why) && !text.contains('\n')), "{error}");
+            assert_eq!(bench.counting.take_written(), Vec::<String>::new());
+        }
     }
 }

@@ -3,12 +3,17 @@
 //! Writers in any number of processes are kept apart by advisory locks in `.ftctl/locks`; readers take none, because an object
 //! changes by a rename and a log only grows. What a crash leaves behind is a temporary file in `.ftctl/temporary`, which nobody
 //! lists and which a later writer removes.
+//!
+//! Others may write to the directory, too, or it came with a repository: every operation opens it once and reaches the rest beneath that handle
+//! (see [`beneath`]). A symbolic link, a pipe or a device in it is no object.
 
 use std::{
-    fs::{self, File, Metadata, OpenOptions},
+    collections::hash_map::RandomState,
+    fs::{self, DirBuilder, File},
+    hash::{BuildHasher as _, Hasher as _},
     io::{self, Read, Seek, SeekFrom, Write},
     ops::Range,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
@@ -16,14 +21,26 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use cap_std::fs::{Dir, MetadataExt as _, OpenOptions, OpenOptionsExt as _};
 use jiff::Timestamp;
+use rustix::fs::{Stat, fstat};
 use sha2::{Digest, Sha256};
-use tempfile::NamedTempFile;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, identity};
+use super::{
+    Condition, ETag, Meta, Object, Result, Store, StoreError,
+    beneath::{self, is_absent, is_file, split},
+    check_path, check_prefix, check_size, identity,
+};
 
 /// The one name in the directory that holds no objects.
 pub(super) const PRIVATE: &str = ".ftctl";
+
+const LOCKS: &str = ".ftctl/locks";
+const TEMPORARY: &str = ".ftctl/temporary";
+
+/// Below [`PRIVATE`]: the text that no other store has.
+const ID: &str = "id";
+const LONGEST_ID: u64 = 4_096;
 
 /// Locks are shared by the paths with the same first byte of digest: a fixed number of files however many objects there are.
 const LOCK_BYTES: usize = 1;
@@ -37,7 +54,8 @@ pub struct DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// Opens the store at `path`, which need not exist: the first write creates it, and reading an absent store finds nothing.
+    /// Opens the store at `path`, which need not exist: the first write creates it, for its owner alone, and reading an absent store finds
+    /// nothing. Whose it is does not matter: nothing in it leads elsewhere, and on a shared disk colleagues write to one store.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |source| StoreError::Io { action: "open", path: path.display().to_string(), source };
         let path = std::path::absolute(path).map_err(failed)?;
@@ -73,26 +91,29 @@ impl Store for DirectoryStore {
         self.root.identity()
     }
 
-    async fn get(&self, path: &str) -> Result<Object> {
-        let (file, metadata) = self.root.open(path)?;
-        let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
+        let (file, stat) = self.root.read(path)?;
+        check_size(path, length(&stat), most)?;
+        let mut bytes = Vec::with_capacity(length(&stat) as usize);
         // The length is the one that the version names, even when a log grows meanwhile.
-        file.take(metadata.len()).read_to_end(&mut bytes).map_err(|error| self.root.failed("read", path, error))?;
-        Ok(Object { bytes: bytes.into(), etag: version(&metadata) })
+        file.take(length(&stat)).read_to_end(&mut bytes).map_err(|error| self.root.failed("read", path, error))?;
+        Ok(Object { bytes: bytes.into(), etag: version(&stat) })
     }
 
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
-        let (mut file, metadata) = self.root.open(path)?;
-        let length = range.end.min(metadata.len()).saturating_sub(range.start);
-        let mut bytes = Vec::with_capacity(length as usize);
-        file.seek(SeekFrom::Start(range.start))
-            .and_then(|_| file.take(length).read_to_end(&mut bytes))
-            .map_err(|error| self.root.failed("read", path, error))?;
+        let (mut file, stat) = self.root.read(path)?;
+        let wanted = range.end.min(length(&stat)).saturating_sub(range.start);
+        let mut bytes = Vec::with_capacity(wanted as usize);
+        if wanted > 0 {
+            file.seek(SeekFrom::Start(range.start))
+                .and_then(|_| file.take(wanted).read_to_end(&mut bytes))
+                .map_err(|error| self.root.failed("read", path, error))?;
+        }
         Ok(bytes.into())
     }
 
     async fn head(&self, path: &str) -> Result<Option<Meta>> {
-        Ok(self.root.metadata(path)?.map(|metadata| meta(path.to_owned(), &metadata)))
+        Ok(self.root.stat(path)?.map(|stat| meta(path.to_owned(), &stat)))
     }
 
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
@@ -111,14 +132,18 @@ impl Store for DirectoryStore {
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
         check_prefix(prefix)?;
         let mut found = Vec::new();
-        self.root.walk(prefix, &mut found)?;
+        self.root.look(prefix, |folder| walk(folder, prefix, &mut found))?;
         found.sort_unstable_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
     }
 
     async fn children(&self, prefix: &str) -> Result<Vec<String>> {
         check_prefix(prefix)?;
-        let mut names: Vec<String> = self.root.entries(prefix)?.into_iter().map(|(name, _)| name).collect();
+        let mut names = Vec::new();
+        self.root.look(prefix, |folder| {
+            names = entries(folder, prefix)?.into_iter().map(|(name, _)| name).collect();
+            Ok(())
+        })?;
         names.sort_unstable();
         Ok(names)
     }
@@ -135,10 +160,51 @@ struct Root {
     drawn: OnceLock<String>,
 }
 
+/// The directory opened for a write.
+struct Opened {
+    dir: Dir,
+    /// What is in it is as open to others as the directory itself: a folder that a group shares stays one, and a careless `umask` opens nothing.
+    mode: u32,
+}
+
+impl Opened {
+    /// A folder that is made if need be, so that it survives a power failure.
+    fn folder(&self, path: &str) -> io::Result<Dir> {
+        beneath::make(&self.dir, path, self.mode | 0o700, beneath::sync)
+    }
+
+    fn options(&self) -> OpenOptions {
+        OpenOptions::new().mode((self.mode | 0o600) & 0o666).clone()
+    }
+
+    /// Keeps every other writer of `path` out, in this process and in others, until dropped or until this process dies.
+    fn lock(&self, path: &str) -> io::Result<File> {
+        let name = hex::encode(&Sha256::digest(path)[..LOCK_BYTES]);
+        let file = beneath::open(&self.folder(LOCKS)?, &name, self.options().write(true).create(true))?;
+        file.lock().map(|()| file)
+    }
+}
+
 impl Root {
-    fn locate(&self, path: &str) -> Result<PathBuf> {
-        check_path(path)?;
-        Ok(self.path.join(path))
+    fn open(&self) -> io::Result<Opened> {
+        let dir = beneath::named(&self.path)?;
+        let mode = dir.dir_metadata()?.mode() & 0o777;
+        Ok(Opened { dir, mode })
+    }
+
+    /// As [`Root::open`]; where there is no directory, it is made for its owner alone.
+    fn make(&self) -> io::Result<Opened> {
+        match self.open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let missing: Vec<&Path> = self.path.ancestors().take_while(|path| !path.exists()).collect();
+                missing.into_iter().rev().try_for_each(|path| match DirBuilder::new().mode(0o700).create(path) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                    made => made.and_then(|()| sync_parent(path)),
+                })?;
+                self.open()
+            }
+            opened => opened,
+        }
     }
 
     /// The error as the user needs it: which store, and for a full disk how full.
@@ -165,103 +231,110 @@ impl Root {
         }
     }
 
-    fn metadata(&self, path: &str) -> Result<Option<Metadata>> {
-        match fs::metadata(self.locate(path)?) {
-            Ok(metadata) => Ok(metadata.is_file().then_some(metadata)),
+    fn stat(&self, path: &str) -> Result<Option<Stat>> {
+        check_path(path)?;
+        let (folder, name) = split(path);
+        let found = beneath::named(&self.path)
+            .and_then(|root| beneath::folder(&root, folder))
+            .and_then(|folder| beneath::stat(&folder, name));
+        match found {
             Err(error) if is_absent(&error) => Ok(None),
+            found => Ok(found.map_err(|error| self.failed("read", path, error))?.filter(is_file)),
+        }
+    }
+
+    fn read(&self, path: &str) -> Result<(File, Stat)> {
+        check_path(path)?;
+        let (folder, name) = split(path);
+        let opened = beneath::named(&self.path)
+            .and_then(|root| beneath::folder(&root, folder))
+            .and_then(|folder| beneath::open(&folder, name, OpenOptions::new().read(true)))
+            .and_then(|file| Ok((fstat(&file)?, file)));
+        match opened {
+            Ok((stat, file)) => Ok((file, stat)),
+            Err(error) if is_absent(&error) => {
+                Err(StoreError::NotFound { store: self.path.display().to_string(), path: path.to_owned() })
+            }
             Err(error) => Err(self.failed("read", path, error)),
         }
     }
 
-    fn open(&self, path: &str) -> Result<(File, Metadata)> {
-        let opened = File::open(self.locate(path)?).and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-        match opened {
-            Ok((file, metadata)) if metadata.is_file() => Ok((file, metadata)),
-            Err(error) if !is_absent(&error) => Err(self.failed("read", path, error)),
-            _ => Err(StoreError::NotFound { store: self.path.display().to_string(), path: path.to_owned() }),
+    /// Looks into a folder, if there is one.
+    fn look(&self, prefix: &str, see: impl FnOnce(&Dir) -> io::Result<()>) -> Result<()> {
+        match beneath::named(&self.path).and_then(|root| beneath::folder(&root, prefix)).and_then(|folder| see(&folder)) {
+            Err(error) if is_absent(&error) => Ok(()),
+            seen => seen.map_err(|error| self.failed("list", prefix, error)),
         }
-    }
-
-    /// Keeps every other writer of `path` out, in this process and in others, until dropped or until this process dies.
-    fn lock(&self, path: &str) -> Result<File> {
-        let name = hex::encode(&Sha256::digest(path)[..LOCK_BYTES]);
-        let directory = self.path.join(PRIVATE).join("locks");
-        let open = || OpenOptions::new().write(true).create(true).truncate(false).open(directory.join(&name));
-        open()
-            .or_else(|_| fs::create_dir_all(&directory).and_then(|()| open()))
-            .and_then(|file| file.lock().map(|()| file))
-            .map_err(|error| self.failed("lock", path, error))
-    }
-
-    fn id(&self) -> PathBuf {
-        self.path.join(PRIVATE).join("id")
     }
 
     /// That of the id in `.ftctl/id`; before there is one, of the id that this process's first write gives the store.
     fn identity(&self) -> Result<crate::job::digest::Digest> {
-        match fs::read(self.id()) {
-            Ok(id) => Ok(identity::of(id)),
+        let opened = beneath::named(&self.path)
+            .and_then(|root| beneath::folder(&root, PRIVATE))
+            .and_then(|folder| beneath::open(&folder, ID, OpenOptions::new().read(true)));
+        let mut id = Vec::new();
+        match opened.and_then(|file| file.take(LONGEST_ID).read_to_end(&mut id)) {
+            Ok(_) => Ok(identity::of(id)),
             Err(error) if is_absent(&error) => Ok(identity::of(self.drawn.get_or_init(identity::draw))),
-            Err(error) => Err(self.failed("read", "its id", error)),
+            Err(error) => Err(self.failed("read", ".ftctl/id", error)),
         }
     }
 
     /// Gives the store its id, unless it has one.
-    fn name(&self) -> io::Result<()> {
-        let id = self.id();
-        if id.exists() {
+    fn name(&self, root: &Opened) -> io::Result<()> {
+        let folder = root.folder(PRIVATE)?;
+        if beneath::stat(&folder, ID)?.is_some() {
             return Ok(());
         }
-        let mut file = self.temporary()?;
-        file.write_all(self.drawn.get_or_init(identity::draw).as_bytes())?;
-        file.as_file().sync_all()?;
-        match file.persist_noclobber(&id) {
-            Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => Err(error.error),
-            _ => sync_parent(&id),
+        let mut temporary = Temporary::new(root)?;
+        temporary.file.write_all(self.drawn.get_or_init(identity::draw).as_bytes())?;
+        temporary.file.sync_all()?;
+        let _lock = root.lock(ID)?;
+        if beneath::stat(&folder, ID)?.is_none() {
+            temporary.folder.rename(&temporary.name, &folder, ID)?;
         }
-    }
-
-    fn temporary(&self) -> io::Result<NamedTempFile> {
-        let directory = self.path.join(PRIVATE).join("temporary");
-        fs::create_dir_all(&directory)?;
-        for entry in fs::read_dir(&directory)?.flatten() {
-            let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|time| time.elapsed().unwrap_or_default());
-            if age.is_ok_and(|age| age > ABANDONED) {
-                // Another writer may have been quicker.
-                let _ = fs::remove_file(entry.path());
-            }
-        }
-        tempfile::Builder::new().permissions(readable()).tempfile_in(directory)
+        beneath::sync(&folder)
     }
 
     /// Replaces an object by what `fill` writes, when `condition` holds. The bytes are on the disk before the object has its name.
     fn write(&self, path: &str, condition: &Condition, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<ETag> {
         let failed = |error| self.failed("write", path, error);
-        let target = self.locate(path)?;
         // Asked twice: here to spare the copy of a file that is in the store already, below to be sure.
-        allowed(path, condition, self.metadata(path)?.as_ref())?;
-        self.name().map_err(failed)?;
-        let mut temporary = self.temporary().map_err(failed)?;
-        fill(temporary.as_file_mut())?;
-        temporary.as_file().sync_all().map_err(failed)?;
-        let _lock = self.lock(path)?;
-        let present = self.metadata(path)?;
+        allowed(path, condition, self.stat(path)?.as_ref())?;
+        let root = self.make().map_err(failed)?;
+        self.name(&root).map_err(failed)?;
+        let mut temporary = Temporary::new(&root).map_err(failed)?;
+        fill(&mut temporary.file)?;
+        temporary.file.sync_all().map_err(failed)?;
+        let _lock = root.lock(path).map_err(|error| self.failed("lock", path, error))?;
+        let present = self.stat(path)?;
         allowed(path, condition, present.as_ref())?;
-        let etag = stamp(temporary.as_file(), present.as_ref()).map_err(failed)?;
-        rename(temporary, &target).map_err(failed)?;
-        sync_parent(&target).map_err(failed)?;
+        let etag = stamp(&temporary.file, present.as_ref()).map_err(failed)?;
+        let (folder, name) = split(path);
+        let named = beneath::again(|| {
+            let folder = root.folder(folder)?;
+            temporary.folder.rename(&temporary.name, &folder, name)?;
+            Ok(folder)
+        });
+        named.and_then(|folder| beneath::sync(&folder)).map_err(failed)?;
         Ok(etag)
     }
 
     /// No `fsync`: the writer keeps what it sent until the end of the job, so that a power failure costs a repetition, not a line.
     fn append(&self, path: &str, offset: u64, bytes: &[u8]) -> Result<u64> {
         let failed = |error| self.failed("append to", path, error);
-        let target = self.locate(path)?;
-        let _lock = self.lock(path)?;
+        check_path(path)?;
+        let root = self.make().map_err(failed)?;
+        let _lock = root.lock(path).map_err(|error| self.failed("lock", path, error))?;
         let wrong = |length| StoreError::WrongOffset { path: path.to_owned(), expected: offset, length };
-        let mut options = OpenOptions::new();
+        let (folder, name) = split(path);
+        let mut options = root.options();
         options.append(true).create(offset == 0);
-        let mut file = match in_existing_parent(&target, || options.open(&target)) {
+        let opened = match offset {
+            0 => beneath::again(|| beneath::open(&root.folder(folder)?, name, &options)),
+            _ => beneath::folder(&root.dir, folder).and_then(|folder| beneath::open(&folder, name, &options)),
+        };
+        let mut file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(wrong(0)),
             opened => opened.map_err(failed)?,
         };
@@ -278,139 +351,180 @@ impl Root {
     }
 
     fn delete(&self, path: &str) -> Result<()> {
-        let target = self.locate(path)?;
-        let _lock = self.lock(path)?;
-        match fs::remove_file(&target) {
-            Err(error) if !is_absent(&error) => return Err(self.failed("delete", path, error)),
-            _ => {}
-        }
-        // Folders are no objects: the empty ones go, up to the first that is not empty.
-        let mut folders = target.ancestors().skip(1);
-        let standing = folders.find(|folder| *folder == self.path || fs::remove_dir(folder).is_err()).unwrap_or(&self.path);
-        // What is deleted next (contents after the manifest that named them) must not be gone before this is.
-        match File::open(standing).and_then(|folder| folder.sync_all()) {
-            Err(error) if !is_absent(&error) => Err(self.failed("delete", path, error)),
-            _ => Ok(()),
-        }
-    }
-
-    /// The names in the folder `prefix` and whether each is a folder; none when there is no such folder.
-    fn entries(&self, prefix: &str) -> Result<Vec<(String, bool)>> {
-        let read = || -> io::Result<Vec<(String, bool)>> {
-            let mut names = Vec::new();
-            for entry in fs::read_dir(self.path.join(prefix))? {
-                let entry = entry?;
-                // A name that is no UTF-8 was not written through a store.
-                if let Ok(name) = entry.file_name().into_string()
-                    && name != PRIVATE
-                {
-                    names.push((name, entry.file_type()?.is_dir()));
-                }
-            }
-            Ok(names)
+        let failed = |error| self.failed("delete", path, error);
+        check_path(path)?;
+        let root = match self.open() {
+            Err(error) if is_absent(&error) => return Ok(()),
+            opened => opened.map_err(failed)?,
         };
-        match read() {
-            Err(error) if is_absent(&error) => Ok(Vec::new()),
-            names => names.map_err(|error| self.failed("list", prefix, error)),
-        }
-    }
-
-    fn walk(&self, prefix: &str, found: &mut Vec<Meta>) -> Result<()> {
-        for (name, is_folder) in self.entries(prefix)? {
-            let path = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
-            if is_folder {
-                self.walk(&path, found)?;
-            } else if let Some(metadata) = self.metadata(&path)? {
-                found.push(meta(path, &metadata));
-            }
-        }
-        Ok(())
+        let _lock = root.lock(path).map_err(|error| self.failed("lock", path, error))?;
+        remove(root.dir, path).map_err(failed)
     }
 }
 
-fn meta(path: String, metadata: &Metadata) -> Meta {
-    let modified = metadata.modified().ok().and_then(|time| Timestamp::try_from(time).ok()).unwrap_or_default();
-    Meta { path, size: metadata.len(), modified }
+/// Removes an object and the folders that are empty then, up to the first that is not: folders are no objects.
+fn remove(root: Dir, path: &str) -> io::Result<()> {
+    let (folder, name) = split(path);
+    let names: Vec<&str> = beneath::parts(folder).collect();
+    let mut way = vec![root];
+    for name in &names {
+        match beneath::enter(&way[way.len() - 1], name) {
+            Err(error) if is_absent(&error) => break,
+            entered => way.push(entered?),
+        }
+    }
+    if way.len() > names.len() {
+        match way[names.len()].remove_file(name) {
+            Err(error) if !is_absent(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    while let [.., above, _] = &way[..]
+        && above.remove_dir(names[way.len() - 2]).is_ok()
+    {
+        way.pop();
+    }
+    // What is deleted next (contents after the manifest that named them) must not be gone before this is.
+    beneath::sync(&way[way.len() - 1])
+}
+
+/// The names in a folder that may be those of objects or their folders, and whether each is a folder. What was not written through a store is
+/// left out: links, pipes, names that no store takes.
+fn entries(folder: &Dir, prefix: &str) -> io::Result<Vec<(String, bool)>> {
+    let mut found = Vec::new();
+    for entry in folder.entries()? {
+        let entry = entry?;
+        let kind = match entry.file_type() {
+            // Gone since it was listed.
+            Err(error) if is_absent(&error) => continue,
+            kind => kind?,
+        };
+        if let Ok(name) = entry.file_name().into_string()
+            && (kind.is_dir() || kind.is_file())
+            && check_path(&below(prefix, &name)).is_ok()
+        {
+            found.push((name, kind.is_dir()));
+        }
+    }
+    Ok(found)
+}
+
+fn below(prefix: &str, name: &str) -> String {
+    if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") }
+}
+
+fn walk(folder: &Dir, prefix: &str, found: &mut Vec<Meta>) -> io::Result<()> {
+    for (name, is_folder) in entries(folder, prefix)? {
+        let path = below(prefix, &name);
+        if !is_folder {
+            found.extend(beneath::stat(folder, &name)?.filter(is_file).map(|stat| meta(path, &stat)));
+            continue;
+        }
+        match beneath::enter(folder, &name).and_then(|folder| walk(&folder, &path, found)) {
+            // Gone since it was listed.
+            Err(error) if is_absent(&error) => {}
+            walked => walked?,
+        }
+    }
+    Ok(())
+}
+
+/// A new file without an object's name; removed when dropped, unless it has got one.
+struct Temporary {
+    folder: Dir,
+    name: String,
+    file: File,
+}
+
+impl Temporary {
+    fn new(root: &Opened) -> io::Result<Self> {
+        let folder = root.folder(TEMPORARY)?;
+        remove_abandoned(&folder)?;
+        loop {
+            let name = format!("{MADE}{:016x}", RandomState::new().build_hasher().finish());
+            match beneath::create(&folder, &name, &root.options()) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                created => return created.map(|file| Self { folder, name, file }),
+            }
+        }
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // An object by now, as a rule.
+        let _ = self.folder.remove_file(&self.name);
+    }
+}
+
+/// Begins the names of temporary files; at least six letters or digits follow.
+const MADE: &str = ".tmp";
+
+fn remove_abandoned(folder: &Dir) -> io::Result<()> {
+    for entry in folder.entries()?.flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let random = name.strip_prefix(MADE).unwrap_or_default();
+        let is_ours = random.len() >= 6 && random.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if is_ours
+            && let Some(stat) = beneath::stat(folder, &name)?.filter(is_file)
+            && modified(&stat).elapsed().is_ok_and(|age| age > ABANDONED)
+        {
+            // Another writer may have been quicker.
+            let _ = folder.remove_file(&name);
+        }
+    }
+    Ok(())
+}
+
+fn length(stat: &Stat) -> u64 {
+    stat.st_size as u64
+}
+
+fn modified(stat: &Stat) -> SystemTime {
+    let (seconds, nanoseconds) = (stat.st_mtime, Duration::from_nanos(stat.st_mtime_nsec as u64));
+    let since = Duration::from_secs(seconds.unsigned_abs());
+    let whole = if seconds < 0 { SystemTime::UNIX_EPOCH.checked_sub(since) } else { SystemTime::UNIX_EPOCH.checked_add(since) };
+    whole.and_then(|whole| whole.checked_add(nanoseconds)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn meta(path: String, stat: &Stat) -> Meta {
+    Meta { path, size: length(stat), modified: Timestamp::try_from(modified(stat)).unwrap_or_default() }
 }
 
 /// Time, inode and length. [`stamp`] makes the time rise with every write of a path whatever the clock does, so that no two
 /// versions share it, and no content has to be read to know the version.
-fn version(metadata: &Metadata) -> ETag {
-    ETag(format!("{:x}.{:09}-{:x}-{:x}", metadata.mtime(), metadata.mtime_nsec(), metadata.ino(), metadata.len()))
+fn version(stat: &Stat) -> ETag {
+    ETag(format!("{:x}.{:09}-{:x}-{:x}", stat.st_mtime, stat.st_mtime_nsec, stat.st_ino, stat.st_size))
 }
 
 /// Gives a file its time: now, or just after the one it replaces.
-fn stamp(file: &File, present: Option<&Metadata>) -> io::Result<ETag> {
+fn stamp(file: &File, present: Option<&Stat>) -> io::Result<ETag> {
+    let after = |present| modified(present).checked_add(Duration::from_nanos(1));
     let now = SystemTime::now();
-    let time = match present {
-        Some(present) => now.max(present.modified()? + Duration::from_nanos(1)),
-        None => now,
-    };
-    file.set_modified(time)?;
-    file.metadata().map(|metadata| version(&metadata))
+    file.set_modified(present.and_then(after).map_or(now, |after| now.max(after)))?;
+    Ok(version(&fstat(file)?))
 }
 
-fn allowed(path: &str, condition: &Condition, present: Option<&Metadata>) -> Result<()> {
+fn allowed(path: &str, condition: &Condition, present: Option<&Stat>) -> Result<()> {
     let holds = match condition {
         Condition::Always => true,
         Condition::IfAbsent => present.is_none(),
-        Condition::IfMatch(etag) => present.is_some_and(|metadata| version(metadata) == *etag),
+        Condition::IfMatch(etag) => present.is_some_and(|stat| version(stat) == *etag),
     };
     if holds { Ok(()) } else { Err(StoreError::Conflict { path: path.to_owned() }) }
 }
 
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-fn rename(temporary: NamedTempFile, target: &Path) -> io::Result<()> {
-    let temporary = temporary.into_temp_path();
-    in_existing_parent(target, || fs::rename(&temporary, target))?;
-    // It has another name now; there is nothing to clean up.
-    temporary.keep().map(drop).or(Ok(()))
-}
-
-/// Does something in a folder that may not exist yet, and that the deletion of its last other object may take away meanwhile.
-fn in_existing_parent<T>(target: &Path, act: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    let parent = target.parent().unwrap_or(Path::new("/"));
-    let mut tries = 0;
-    loop {
-        match act() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < 10 && !parent.exists() => {
-                make_folder(parent)?;
-                tries += 1;
-            }
-            done => return done,
-        }
-    }
-}
-
-/// Creates a folder and those above it that are missing, each so that it survives a power failure.
-fn make_folder(folder: &Path) -> io::Result<()> {
-    match (fs::create_dir(folder), folder.parent()) {
-        (Ok(()), _) => sync_parent(folder),
-        (Err(error), _) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
-            make_folder(parent)?;
-            make_folder(folder)
-        }
-        (failed, _) => failed,
-    }
-}
-
-/// What `umask` leaves of "everybody may read and write": temporary files are for their owner alone, objects and downloads are not.
-pub(super) fn readable() -> fs::Permissions {
-    fs::Permissions::from_mode(0o666)
-}
-
 /// Makes a rename survive a power failure.
-pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+fn sync_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Child, Command, Stdio};
+    use std::{
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+        process::{Child, Command, Stdio},
+    };
 
     use super::*;
     use crate::{
@@ -525,18 +639,119 @@ mod tests {
         assert_eq!(store.list("").await.unwrap(), []);
         let temporary = directory.path().join("store").join(PRIVATE).join("temporary");
         assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
-        // What a killed writer leaves goes with a later write.
-        let left = temporary.join("left");
-        File::create(&left).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
+        // What a killed writer of this or an earlier version leaves goes with a later write. Nothing else does.
+        let old = |name: &str| {
+            let path = temporary.join(name);
+            File::create(&path).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
+            path
+        };
+        let (left, earlier, other) = (old(".tmp0123456789abcdef"), old(".tmpaB3xYz"), old("thesis.tex"));
         store.put("a", "whole".into(), Condition::Always).await.unwrap();
-        assert!(!left.exists());
+        assert!(!left.exists() && !earlier.exists() && other.exists());
+    }
+
+    /// `path`, an old file outside of the store, and what is in it.
+    fn outside(directory: &Path, name: &str) -> PathBuf {
+        let path = directory.join("outside").join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "mine").unwrap();
+        File::open(&path).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
+        path
+    }
+
+    #[tokio::test]
+    async fn a_link_in_the_store_leads_nowhere() {
+        let (directory, store) = fresh();
+        let theirs = outside(directory.path(), ".tmpabcdef");
+        let link = |target: &str, path: &str| {
+            let path = directory.path().join("store").join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::os::unix::fs::symlink(target, path).unwrap();
+        };
+        link("../../outside", "jobs/folder");
+        link("../../outside/.tmpabcdef", "jobs/file");
+        link("../../outside/new", "jobs/log");
+        store.put("jobs/real", "x".into(), Condition::Always).await.unwrap();
+        let names: Vec<String> = store.list("").await.unwrap().into_iter().map(|meta| meta.path).collect();
+        assert_eq!(names, ["jobs/real"]);
+        assert_eq!(store.children("jobs").await.unwrap(), ["real"]);
+        for path in ["jobs/file", "jobs/folder/.tmpabcdef", "jobs/log"] {
+            let errors = [
+                store.get(path).await.unwrap_err(),
+                store.get_range(path, 0..1).await.unwrap_err(),
+                store.append(path, 0, "theirs".into()).await.unwrap_err(),
+            ];
+            assert!(
+                errors.iter().all(|error| error.to_string().contains("is a symbolic link, which ftctl does not open")),
+                "{errors:?}"
+            );
+        }
+        let errors = [
+            store.put("jobs/folder/new", "theirs".into(), Condition::Always).await.unwrap_err(),
+            store.delete("jobs/folder/.tmpabcdef").await.unwrap_err(),
+            store.list("jobs/folder").await.unwrap_err(),
+            store.children("jobs/folder").await.unwrap_err(),
+            store.head("jobs/folder/.tmpabcdef").await.unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.to_string().contains("`folder` is a symbolic link")), "{errors:?}");
+        assert_eq!(store.head("jobs/file").await.unwrap(), None);
+        // A write takes a link's place, as it takes that of any object.
+        store.put("jobs/file", "whole".into(), Condition::IfAbsent).await.unwrap();
+        assert_eq!(store.get("jobs/file").await.unwrap().bytes, "whole");
+        store.delete("jobs/file").await.unwrap();
+        for private in ["temporary", "locks"] {
+            let (directory, store) = fresh();
+            let theirs = outside(directory.path(), ".tmpabcdef");
+            let path = directory.path().join("store").join(PRIVATE);
+            fs::create_dir_all(&path).unwrap();
+            std::os::unix::fs::symlink("../../outside", path.join(private)).unwrap();
+            let error = store.put("a", "x".into(), Condition::Always).await.unwrap_err().to_string();
+            assert!(error.contains("is a symbolic link"), "{error}");
+            assert_eq!(fs::read_dir(theirs.parent().unwrap()).unwrap().count(), 1);
+        }
+        assert_eq!(fs::read(&theirs).unwrap(), b"mine");
+        assert_eq!(fs::read_dir(theirs.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_object_neither_waits_nor_fills_the_memory() {
+        let (directory, store) = fresh();
+        store.put("jobs/real", "x".into(), Condition::Always).await.unwrap();
+        let at = |name: &str| directory.path().join("store/jobs").join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        fs::write(at("no\nname"), "").unwrap();
+        File::create(at("large.json")).unwrap().set_len(1 << 40).unwrap();
+        assert!(store.get("jobs/pipe").await.unwrap_err().to_string().contains("`pipe` is no plain file"));
+        assert!(matches!(store.get("jobs").await, Err(StoreError::NotFound { .. })));
+        assert!(store.append("jobs/pipe", 0, "x".into()).await.is_err());
+        let error = super::super::get_json(&store, "jobs/large.json").await.unwrap_err();
+        assert!(matches!(&error, StoreError::Unreadable(why) if why.contains("1099511627776 bytes")), "{error}");
+        assert!(matches!(store.get("jobs/large.json").await, Err(StoreError::Unreadable(_))));
+        assert_eq!(store.children("jobs").await.unwrap(), ["large.json", "real"]);
+        assert_eq!(store.list("").await.unwrap().len(), 2);
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[tokio::test]
+    async fn a_new_store_is_its_owners_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = DirectoryStore::open(&directory.path().join("state/ftctl/store")).unwrap();
+        store.put("a/b", "x".into(), Condition::Always).await.unwrap();
+        for folder in ["state", "state/ftctl", "state/ftctl/store", "state/ftctl/store/.ftctl", "state/ftctl/store/a"] {
+            assert_eq!(mode(&directory.path().join(folder)), 0o700, "{folder}");
+        }
+        assert_eq!(mode(&directory.path().join("state/ftctl/store/a/b")), 0o600);
     }
 
     /// A store on a shared disk is for the group that the folder is for.
     #[tokio::test]
     async fn objects_and_downloads_are_as_readable_as_other_new_files() {
         let (directory, store) = fresh();
-        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        fs::create_dir(directory.path().join("store")).unwrap();
+        fs::set_permissions(directory.path().join("store"), fs::Permissions::from_mode(0o755)).unwrap();
         let usual = directory.path().join("usual");
         std::fs::write(&usual, "tokens").unwrap();
         store.put("a/b", "x".into(), Condition::Always).await.unwrap();
@@ -552,9 +767,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_clock_may_go_back() {
-        let (_directory, store) = fresh();
+        let (directory, store) = fresh();
         let etag = store.put("a", "1".into(), Condition::Always).await.unwrap();
-        let object = File::open(store.root.locate("a").unwrap()).unwrap();
+        let object = File::open(directory.path().join("store/a")).unwrap();
         object.set_modified(SystemTime::now() + Duration::from_secs(8 * 3_600)).unwrap();
         let ahead = store.get("a").await.unwrap().etag;
         let next = store.put("a", "1".into(), Condition::IfMatch(ahead.clone())).await.unwrap();

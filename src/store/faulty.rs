@@ -104,9 +104,10 @@ impl Store for FaultyStore {
     async fn identity(&self) -> Result<Digest> {
         self.inner.identity().await
     }
-    async fn get(&self, path: &str) -> Result<Object> {
+
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         self.before(path).await?;
-        self.inner.get(path).await
+        self.inner.get_limited(path, most).await
     }
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
         self.before(path).await?;

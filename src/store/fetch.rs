@@ -1,11 +1,12 @@
 //! Contents become files again: several at once, in pieces read ahead, verified, continued where an interrupted fetch ended.
 
 use std::{
-    collections::{HashSet, VecDeque},
-    fs::{self, File, OpenOptions, TryLockError},
-    io::{self, Read as _, Seek, SeekFrom, Write},
-    os::unix::fs::MetadataExt,
-    path::{Component, Path, PathBuf},
+    collections::{HashSet, VecDeque, hash_map::RandomState},
+    ffi::OsString,
+    fs::{self, File, TryLockError},
+    hash::{BuildHasher as _, Hasher as _},
+    io::{self, ErrorKind, Read as _, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,6 +14,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use cap_std::fs::{Dir, OpenOptions};
 use sha2::{Digest as _, Sha256};
 use tokio::{
     sync::{Semaphore, mpsc},
@@ -21,8 +23,9 @@ use tokio::{
 
 use super::{
     FileEntry, Result, Store, StoreError,
-    content::{CHUNK, compute, concurrently, joined, on_thread, watched},
-    directory,
+    beneath::{self, split},
+    content::{CHUNK, check, compute, concurrently, joined, on_thread, watched},
+    names::PARTIAL,
 };
 use crate::job::{
     digest::Digest,
@@ -36,8 +39,38 @@ const AHEAD: usize = 8;
 /// What all pieces together may hold in memory, in KiB.
 const MEMORY_KIB: usize = 48 << 10;
 
-/// Beginning of the names of files that are not complete yet; the digest of the content follows.
-const PARTIAL: &str = ".ftctl-partial-";
+/// As the `umask` leaves it.
+const USUAL: u32 = 0o777;
+
+/// A folder that files are put in, and nowhere else.
+#[derive(Clone)]
+pub(super) struct Target {
+    dir: Arc<Dir>,
+    /// For messages.
+    path: PathBuf,
+}
+
+impl Target {
+    /// The directory that the user named, made if need be.
+    pub async fn make(path: &Path) -> Result<Self> {
+        let path = path.to_owned();
+        on_thread(move || {
+            let made = fs::create_dir_all(&path).and_then(|()| beneath::named(&path));
+            made.map_err(|error| cannot_write(&path, error)).map(|dir| Self { dir: Arc::new(dir), path })
+        })
+        .await
+    }
+
+    /// The folder of a file, and the file's name in it.
+    fn place<'f>(&self, file: &'f FileEntry) -> io::Result<(Dir, &'f str)> {
+        let (folder, name) = split(&file.path);
+        Ok((beneath::folder(&self.dir, folder)?, name))
+    }
+
+    fn failed(&self, file: &FileEntry, error: io::Error) -> StoreError {
+        cannot_write(&self.path.join(&file.path), error)
+    }
+}
 
 /// Puts the files of a manifest below `to`, verified, each under its name only when complete. A file that is there already and has
 /// the right digest is not fetched again, and one that an interrupted fetch began is continued. Nothing below `to` changes any more
@@ -46,25 +79,21 @@ pub(super) async fn fetch(
     store: &Arc<dyn Store>,
     contents: &str,
     files: &[FileEntry],
-    to: &Path,
+    to: &Target,
     report: &dyn Report,
 ) -> Result<()> {
-    for file in files {
-        check_relative(&file.path)?;
-        file.check()?;
-    }
+    let total = check(files)?;
     on_thread({
-        let (to, files) = (to.to_owned(), files.to_vec());
-        move || make_folders(&to, &files).map_err(|error| cannot_write(&to, error))
+        let (to, files) = (to.clone(), files.to_vec());
+        move || make_folders(&to.dir, &files).map_err(|error| cannot_write(&to.path, error))
     })
     .await?;
-    let total = files.iter().map(|file| file.size).sum();
     let counter = Arc::new(AtomicU64::new(0));
     let source = Source::new(store, contents);
     let (writing, mut written) = mpsc::channel(1);
     let fetching = concurrently(store.jobs(), files.to_vec(), |file| {
-        let (source, local, counter, writing) = (source.clone(), to.join(&file.path), Arc::clone(&counter), writing.clone());
-        async move { fetch_one(&source, &file, &local, &counter, &writing).await }
+        let (source, to, counter, writing) = (source.clone(), to.clone(), Arc::clone(&counter), writing.clone());
+        async move { fetch_one(&source, &file, &to, &counter, &writing).await }
     });
     let fetched =
         watched(fetching, &counter, |done| report.progress("Fetching files", done.min(total), Some(total), Unit::Bytes)).await;
@@ -72,29 +101,27 @@ pub(super) async fn fetch(
     drop(writing);
     written.recv().await;
     fetched?;
-    let (to, files) = (to.to_owned(), files.to_vec());
+    let (to, files) = (to.clone(), files.to_vec());
     on_thread(move || {
-        let finished = folders(&to, &files).iter().try_for_each(|folder| {
+        let finished = folders(&files).into_iter().try_for_each(|folder| {
+            let folder = beneath::folder(&to.dir, folder)?;
             // A fetch that failed just before this one may have held a file that was then begun under another name.
-            remove_abandoned(folder, &HashSet::new())?;
-            File::open(folder)?.sync_all()
+            remove_abandoned(&folder, &HashSet::new())?;
+            beneath::sync(&folder)
         });
-        finished.map_err(|error| cannot_write(&to, error))
+        finished.map_err(|error| cannot_write(&to.path, error))
     })
     .await
 }
 
 /// Reads the contents of `files` back and compares them with their digests.
 pub(super) async fn verify(store: &Arc<dyn Store>, contents: &str, files: &[FileEntry], report: &dyn Report) -> Result<()> {
-    let total = files.iter().map(|file| file.size).sum();
+    let total = check(files)?;
     let counter = Arc::new(AtomicU64::new(0));
     let source = Source::new(store, contents);
     let reading = concurrently(store.jobs(), files.to_vec(), |file| {
         let (source, counter) = (source.clone(), Arc::clone(&counter));
-        async move {
-            file.check()?;
-            source.pull(&file, 0, &counter, |_| Ok(())).await
-        }
+        async move { source.pull(&file, 0, &counter, |_| Ok(())).await }
     });
     watched(reading, &counter, |done| report.progress("Verifying files", done, Some(total), Unit::Bytes)).await?;
     Ok(())
@@ -123,6 +150,11 @@ impl Source {
         counter: &AtomicU64,
         mut take: impl FnMut(&Bytes) -> Result<()>,
     ) -> Result<()> {
+        if file.is_one_large_object() {
+            let name = path::content(&self.contents, &file.sha256);
+            let found = self.store.head(&name).await?;
+            found.map_or(Ok(()), |found| full(&name, file.size, found.size))?;
+        }
         let mut whole = (begin == 0 && file.is_one_large_object()).then(Sha256::new);
         let mut ahead = VecDeque::new();
         let mut next = begin;
@@ -158,13 +190,15 @@ impl Source {
         let (store, name) = (Arc::clone(&self.store), path::content(&self.contents, &digest));
         Some(tokio::spawn(async move {
             let bytes = store.get_range(&name, begin..begin + length).await?;
+            let found = bytes.len() as u64;
             let bytes = if is_whole {
+                let name = name.clone();
                 compute(move || right(&name, &digest, Sha256::new_with_prefix(&bytes)).map(|()| bytes)).await
             } else {
                 Ok(bytes)
             };
             drop(room);
-            bytes
+            bytes.and_then(|bytes| full(&name, length, found).map(|()| bytes))
         }))
     }
 }
@@ -178,39 +212,48 @@ fn right(name: &str, expected: &Digest, hasher: Sha256) -> Result<()> {
     Err(StoreError::Damaged { path: name.to_owned(), expected: expected.to_string(), found: found.to_string() })
 }
 
+/// Fails when an object is not as long as the manifest says: the right digest shows only that its bytes are those that it names.
+fn full(name: &str, expected: u64, found: u64) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(StoreError::Unreadable(format!("{name} has {found} bytes, and its manifest says {expected}; one of them is damaged")))
+}
+
 /// Runs `work` as [`on_thread`] does; `writing` has one more sender until its result, and every file in it, is dropped or handed over.
 async fn write<T: Send + 'static>(writing: &mpsc::Sender<()>, work: impl FnOnce() -> T + Send + 'static) -> T {
     let writing = writing.clone();
     on_thread(move || (work(), writing)).await.0
 }
 
-async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &AtomicU64, writing: &mpsc::Sender<()>) -> Result<()> {
+async fn fetch_one(source: &Source, file: &FileEntry, to: &Target, counter: &AtomicU64, writing: &mpsc::Sender<()>) -> Result<()> {
     let present = on_thread({
-        let (local, file) = (local.to_owned(), file.clone());
-        move || is_present(&local, &file)
+        let (to, file) = (to.clone(), file.clone());
+        move || is_present(&to.dir, &file)
     });
     if present.await {
         counter.fetch_add(file.size, Ordering::Relaxed);
         return Ok(());
     }
-    let failed = |error| cannot_write(local, error);
     let (mut partial, begin) = write(writing, {
-        let (local, file) = (local.to_owned(), file.clone());
-        move || Partial::begin(&local, &file).map_err(|error| cannot_write(&local, error))
+        let (to, file) = (to.clone(), file.clone());
+        move || Partial::begin(&to, &file).map_err(|error| to.failed(&file, error))
     })
     .await?;
     counter.fetch_add(begin, Ordering::Relaxed);
+    let failed = |error| to.failed(file, error);
     let pulled = source.pull(file, begin, counter, |bytes| partial.file.write_all(bytes).map_err(failed)).await;
     if let Err(error) = pulled {
         if file.is_one_large_object() {
-            let _ = fs::remove_file(&partial.path);
+            let _ = partial.folder.remove_file(&partial.name);
         }
         return Err(error);
     }
-    let local = local.to_owned();
+    let (to, file) = (to.clone(), file.clone());
     write(writing, move || {
-        let named = partial.file.sync_all().and_then(|()| fs::rename(&partial.path, &local));
-        named.map_err(|error| cannot_write(&local, error))
+        let (_, name) = split(&file.path);
+        let named = partial.file.sync_all().and_then(|()| partial.folder.rename(&partial.name, &partial.folder, name));
+        named.map_err(|error| to.failed(&file, error))
     })
     .await
 }
@@ -218,25 +261,34 @@ async fn fetch_one(source: &Source, file: &FileEntry, local: &Path, counter: &At
 /// What is below `to` under the name of one of these files and is something else: a fetch would replace it.
 pub async fn in_the_way(files: &[FileEntry], to: &Path) -> Vec<PathBuf> {
     let (to, files) = (to.to_owned(), files.to_vec());
-    let is_other = |local: &Path, file: &FileEntry| fs::symlink_metadata(local).is_ok() && !is_present(local, file);
     on_thread(move || {
-        let all = files.iter().map(|file| (to.join(&file.path), file));
-        all.filter(|(local, file)| is_other(local, file)).map(|(local, _)| local).collect()
+        let Ok(dir) = beneath::named(&to) else { return Vec::new() };
+        let others = files.iter().filter(|file| is_there(&dir, file) && !is_present(&dir, file));
+        others.map(|file| to.join(&file.path)).collect()
     })
     .await
 }
 
-fn is_present(local: &Path, file: &FileEntry) -> bool {
-    let same_size = fs::symlink_metadata(local).is_ok_and(|metadata| metadata.is_file() && metadata.len() == file.size);
-    same_size && File::open(local).and_then(|opened| leading(&opened, file)).is_ok_and(|right| right == file.size)
+/// Whether anything has the name of a file.
+fn is_there(to: &Dir, file: &FileEntry) -> bool {
+    let (folder, name) = split(&file.path);
+    beneath::folder(to, folder).and_then(|folder| beneath::stat(&folder, name)).is_ok_and(|found| found.is_some())
+}
+
+fn is_present(to: &Dir, file: &FileEntry) -> bool {
+    let (folder, name) = split(&file.path);
+    let opened = beneath::folder(to, folder).and_then(|folder| beneath::open(&folder, name, OpenOptions::new().read(true)));
+    let same_size = |opened: &File| opened.metadata().is_ok_and(|metadata| metadata.len() == file.size);
+    opened.is_ok_and(|opened| same_size(&opened) && leading(&opened, file).is_ok_and(|right| right == file.size))
 }
 
 /// How many of the first bytes of `local` are those of `file`: whole objects.
 fn leading(local: &File, file: &FileEntry) -> io::Result<u64> {
-    let length = if file.is_one_large_object() { file.size } else { CHUNK };
+    let longest = if file.is_one_large_object() { file.size } else { CHUNK };
     let mut buffer = vec![0; 1 << 20];
     let mut right = 0;
     for digest in file.contents() {
+        let length = longest.min(file.size - right);
         let mut hasher = Sha256::new();
         let mut object = local.take(length);
         let mut count = 0;
@@ -248,7 +300,7 @@ fn leading(local: &File, file: &FileEntry) -> io::Result<u64> {
             hasher.update(&buffer[..read]);
             count += read as u64;
         }
-        if Digest::from(<[u8; 32]>::from(hasher.finalize())) != *digest {
+        if count != length || Digest::from(<[u8; 32]>::from(hasher.finalize())) != *digest {
             break;
         }
         right += count;
@@ -259,95 +311,156 @@ fn leading(local: &File, file: &FileEntry) -> io::Result<u64> {
 /// A file on its way. Other fetches leave it alone for as long as it is open: it is locked.
 struct Partial {
     file: File,
-    path: PathBuf,
+    folder: Dir,
+    name: String,
 }
 
 impl Partial {
     /// With the length of what an interrupted fetch left of the same content and is right; what follows it is cut off.
-    fn begin(local: &Path, file: &FileEntry) -> io::Result<(Self, u64)> {
-        let folder = local.parent().unwrap_or(Path::new(""));
-        let mut partial = Self::open(folder, &file.sha256)?;
+    fn begin(to: &Target, file: &FileEntry) -> io::Result<(Self, u64)> {
+        let (folder, _) = to.place(file)?;
+        let mut partial = Self::open(folder, partial_name(file))?;
         let begin = leading(&partial.file, file)?;
         partial.file.set_len(begin)?;
         partial.file.seek(SeekFrom::Start(begin))?;
         Ok((partial, begin))
     }
 
-    fn open(folder: &Path, digest: &Digest) -> io::Result<Self> {
-        let path = folder.join(format!("{PARTIAL}{digest}"));
+    fn open(folder: Dir, name: String) -> io::Result<Self> {
+        let options = OpenOptions::new().read(true).write(true).create(true).clone();
         loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            let file = beneath::open(&folder, &name, &options)?;
             match file.try_lock() {
-                Err(TryLockError::WouldBlock) => return Self::open_another(folder, digest),
+                Err(TryLockError::WouldBlock) => return Self::open_another(folder, &name),
                 Err(TryLockError::Error(error)) => return Err(error),
                 // Between its opening and its lock another fetch may have completed or removed it.
-                Ok(()) if is_at(&file, &path)? => return Ok(Self { file, path }),
+                Ok(()) if beneath::is_at(&file, &folder, &name)? => return Ok(Self { file, folder, name }),
                 Ok(()) => {}
             }
         }
     }
 
     /// For who fetches what somebody else is fetching to the same folder.
-    fn open_another(folder: &Path, digest: &Digest) -> io::Result<Self> {
+    fn open_another(folder: Dir, name: &str) -> io::Result<Self> {
         loop {
-            let prefix = format!("{PARTIAL}{digest}-");
-            let made = tempfile::Builder::new().prefix(&prefix).permissions(directory::readable()).tempfile_in(folder)?;
-            made.as_file().lock()?;
-            if is_at(made.as_file(), made.path())? {
-                let (file, path) = made.keep().map_err(|error| error.error)?;
-                return Ok(Self { file, path });
+            let name = format!("{name}-{:016x}", RandomState::new().build_hasher().finish());
+            let file = match beneath::create(&folder, &name, &OpenOptions::new()) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
+                created => created?,
+            };
+            file.lock()?;
+            if beneath::is_at(&file, &folder, &name)? {
+                return Ok(Self { file, folder, name });
             }
         }
     }
 }
 
-/// Makes a folder and keeps others who want to fill it waiting until the result is dropped.
-pub(super) fn claim_folder(path: &Path) -> io::Result<File> {
-    loop {
-        fs::create_dir_all(path)?;
-        let folder = File::open(path)?;
-        folder.lock()?;
-        // Whoever had the claim before may have given the folder its name.
-        if is_at(&folder, path)? {
-            return Ok(folder);
+/// Named by what the file shall be, in our own words: nothing of a manifest's text is in it.
+pub(super) fn partial_name(file: &FileEntry) -> String {
+    format!("{PARTIAL}{}", Digest::of(format!("{}\0{}\0{}", file.sha256, file.size, file.path).as_bytes()))
+}
+
+/// The hidden folder beside a directory that is not there yet, in which it is put together; for one fetch at a time.
+pub(super) struct Claim {
+    /// Where both are.
+    above: Dir,
+    hidden: String,
+    name: OsString,
+    target: Target,
+    _lock: File,
+}
+
+impl Claim {
+    /// Waits while another fetch has it.
+    pub fn on(to: &Path) -> io::Result<Self> {
+        let parent = to.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        let name = to.file_name().unwrap_or_default().to_owned();
+        fs::create_dir_all(parent)?;
+        let above = beneath::named(parent)?;
+        let hidden = format!(".{}.partial", name.to_string_lossy());
+        loop {
+            let dir = beneath::again(|| beneath::make(&above, &hidden, USUAL, |_| Ok(())))?;
+            let lock = beneath::as_file(&dir)?;
+            lock.lock()?;
+            // The fetch that had the claim before may have given the folder its name.
+            if beneath::is_at(&lock, &above, &hidden)? {
+                let target = Target { dir: Arc::new(dir), path: parent.join(&hidden) };
+                return Ok(Self { above, hidden, name, target, _lock: lock });
+            }
         }
     }
-}
 
-/// Whether `path` still is the name of the open file.
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    let open = file.metadata()?;
-    match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        named => named.map(|named| (named.dev(), named.ino()) == (open.dev(), open.ino())),
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Removes every file that a manifest does not name: what an interrupted fetch of something else left.
+    pub fn keep_only(&self, files: &[FileEntry]) -> io::Result<()> {
+        let paths = files.iter().map(|file| file.path.clone());
+        let partials = files.iter().map(|file| beside(&file.path, &partial_name(file)));
+        prune(&self.target.dir, "", &paths.chain(partials).collect())
+    }
+
+    /// Gives the directory its name, now that it is complete.
+    pub fn name(&self) -> io::Result<()> {
+        self.above.rename(&self.hidden, &self.above, &self.name)?;
+        beneath::sync(&self.above)
+    }
+
+    /// For the fetch that found the directory complete.
+    pub fn drop_empty(&self) {
+        let _ = self.above.remove_dir(&self.hidden);
     }
 }
 
-/// `to` and every folder that the files need.
-fn folders(to: &Path, files: &[FileEntry]) -> HashSet<PathBuf> {
-    let parents = files.iter().filter_map(|file| to.join(&file.path).parent().map(Path::to_owned));
-    parents.chain([to.to_owned()]).collect()
+/// The path of `name` in the folder of `path`.
+fn beside(path: &str, name: &str) -> String {
+    match split(path) {
+        ("", _) => name.to_owned(),
+        (folder, _) => format!("{folder}/{name}"),
+    }
 }
 
-/// Where each file is while it is on its way.
-fn partials(to: &Path, files: &[FileEntry]) -> HashSet<PathBuf> {
-    files.iter().map(|file| to.join(&file.path).with_file_name(format!("{PARTIAL}{}", file.sha256))).collect()
+fn prune(folder: &Dir, prefix: &str, named: &HashSet<String>) -> io::Result<()> {
+    for entry in folder.entries()? {
+        let entry = entry?;
+        let name = entry.file_name();
+        // A name that is no UTF-8 is in no manifest.
+        let path = name.to_str().map(|name| format!("{prefix}{name}"));
+        if entry.file_type()?.is_dir() {
+            if let Some(path) = path {
+                prune(&beneath::enter(folder, &name.to_string_lossy())?, &format!("{path}/"), named)?;
+            }
+            // Stays unless it is empty now.
+            let _ = folder.remove_dir(&name);
+        } else if path.is_none_or(|path| !named.contains(&path)) {
+            folder.remove_file(&name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Every folder that the files need, the one that all are in among them.
+fn folders(files: &[FileEntry]) -> HashSet<&str> {
+    files.iter().map(|file| split(&file.path).0).chain([""]).collect()
 }
 
 /// Creates the folders and removes what interrupted fetches of something else left in them.
-fn make_folders(to: &Path, files: &[FileEntry]) -> io::Result<()> {
-    let wanted = partials(to, files);
-    for folder in folders(to, files) {
-        fs::create_dir_all(&folder)?;
+fn make_folders(to: &Dir, files: &[FileEntry]) -> io::Result<()> {
+    let wanted = files.iter().map(partial_name).collect();
+    for folder in folders(files) {
+        let folder = beneath::again(|| beneath::make(to, folder, USUAL, |_| Ok(())))?;
         remove_abandoned(&folder, &wanted)?;
     }
     Ok(())
 }
 
-fn remove_abandoned(folder: &Path, wanted: &HashSet<PathBuf>) -> io::Result<()> {
-    for entry in fs::read_dir(folder)?.flatten() {
-        if entry.file_name().to_string_lossy().starts_with(PARTIAL) && !wanted.contains(&entry.path()) {
-            remove_if_abandoned(&entry.path());
+fn remove_abandoned(folder: &Dir, wanted: &HashSet<String>) -> io::Result<()> {
+    for entry in folder.entries()?.flatten() {
+        let name = entry.file_name();
+        if let Some(name) = name.to_str().filter(|name| name.starts_with(PARTIAL) && !wanted.contains(*name)) {
+            remove_if_abandoned(folder, name);
         }
     }
     Ok(())
@@ -355,51 +468,17 @@ fn remove_abandoned(folder: &Path, wanted: &HashSet<PathBuf>) -> io::Result<()> 
 
 /// A living fetch holds its file's lock until the file has its name. The file goes while we hold the lock, so that whoever made it
 /// and waits for the lock finds out. Between our opening and our lock the file may have got its name and another fetch begun a file here.
-fn remove_if_abandoned(path: &Path) {
-    if let Ok(file) = File::open(path)
+fn remove_if_abandoned(folder: &Dir, name: &str) {
+    if let Ok(file) = beneath::open(folder, name, OpenOptions::new().read(true))
         && file.try_lock().is_ok()
-        && is_at(&file, path).unwrap_or(false)
+        && beneath::is_at(&file, folder, name).unwrap_or(false)
     {
-        let _ = fs::remove_file(path);
+        let _ = folder.remove_file(name);
     }
-}
-
-/// Removes from `folder` every file that a manifest does not name: what an interrupted fetch of something else left.
-pub(super) fn keep_only(folder: &Path, files: &[FileEntry]) -> io::Result<()> {
-    fn prune(folder: &Path, named: &HashSet<PathBuf>) -> io::Result<()> {
-        let entries = match fs::read_dir(folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                prune(&entry.path(), named)?;
-                // Stays unless it is empty now.
-                let _ = fs::remove_dir(entry.path());
-            } else if !named.contains(&entry.path()) {
-                fs::remove_file(entry.path())?;
-            }
-        }
-        Ok(())
-    }
-    let mut named = partials(folder, files);
-    named.extend(files.iter().map(|file| folder.join(&file.path)));
-    prune(folder, &named)
 }
 
 fn cannot_write(local: &Path, source: io::Error) -> StoreError {
     StoreError::Io { action: "write", path: local.display().to_string(), source }
-}
-
-/// A manifest comes from outside: its names must stay below the directory they are put in.
-fn check_relative(name: &str) -> Result<()> {
-    let plain = !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
-    if plain {
-        Ok(())
-    } else {
-        Err(StoreError::Unreadable(format!("the manifest names `{name}`, which is no relative path; it is refused")))
-    }
 }
 
 #[cfg(test)]
@@ -425,7 +504,8 @@ mod tests {
                 store.put(&path::content("contents", &file.sha256), text.into(), Condition::Always).await.unwrap();
             }
             let folder = tempfile::tempdir().unwrap();
-            let error = fetch(&store, "contents", &files, folder.path(), &Silent).await.unwrap_err();
+            let to = Target::make(folder.path()).await.unwrap();
+            let error = fetch(&store, "contents", &files, &to, &Silent).await.unwrap_err();
             assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
             let names = || {
                 let entries = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
@@ -441,26 +521,28 @@ mod tests {
     #[test]
     fn a_fetch_at_work_is_not_taken_for_an_abandoned_one() {
         let folder = tempfile::tempdir().unwrap();
-        let to = folder.path().to_owned();
+        let to = beneath::named(folder.path()).unwrap();
         let over = Arc::new(AtomicU64::new(0));
         let cleaner = std::thread::spawn({
-            let (to, over) = (to.clone(), Arc::clone(&over));
+            let (to, over) = (to.try_clone().unwrap(), Arc::clone(&over));
             move || {
                 while over.load(Ordering::SeqCst) == 0 {
                     make_folders(&to, &[]).unwrap();
                 }
             }
         });
-        let digest = Digest::of(b"whole");
+        let name = partial_name(&FileEntry::of_bytes("whole".to_owned(), b"whole"));
         for round in 0..3_000 {
-            let partial = if round % 2 == 0 { Partial::open(&to, &digest) } else { Partial::open_another(&to, &digest) }.unwrap();
-            fs::rename(&partial.path, to.join("whole")).unwrap();
+            let folder = to.try_clone().unwrap();
+            let partial =
+                if round % 2 == 0 { Partial::open(folder, name.clone()) } else { Partial::open_another(folder, &name) }.unwrap();
+            partial.folder.rename(&partial.name, &to, "whole").unwrap();
         }
         over.store(1, Ordering::SeqCst);
         cleaner.join().unwrap();
-        fs::write(to.join(format!("{PARTIAL}killed")), "").unwrap();
+        fs::write(folder.path().join(format!("{PARTIAL}killed")), "").unwrap();
         make_folders(&to, &[]).unwrap();
-        assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "what a killed one left goes");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "what a killed one left goes");
     }
 
     /// Fetches what is stored in `objects` under the digests of `file`'s, with `left` here from an interrupted fetch.
@@ -472,11 +554,10 @@ mod tests {
         }
         let to = tempfile::tempdir().unwrap();
         fs::create_dir(to.path().join("in")).unwrap();
-        for partial in partials(to.path(), slice::from_ref(file)) {
-            fs::write(partial, left).unwrap();
-        }
+        fs::write(to.path().join("in").join(partial_name(file)), left).unwrap();
         verify(&store, "contents", slice::from_ref(file), &Silent).await.unwrap();
-        fetch(&store, "contents", slice::from_ref(file), to.path(), &Silent).await.unwrap();
+        let target = Target::make(to.path()).await.unwrap();
+        fetch(&store, "contents", slice::from_ref(file), &target, &Silent).await.unwrap();
         assert!(fs::read(to.path().join("in/file")).unwrap() == bytes);
         assert_eq!(fs::read_dir(to.path().join("in")).unwrap().count(), 1);
     }
@@ -507,10 +588,9 @@ mod tests {
         store.put(&last, Bytes::copy_from_slice(&bytes[2 * CHUNK as usize..]), Condition::Always).await.unwrap();
         let to = tempfile::tempdir().unwrap();
         fs::create_dir(to.path().join("in")).unwrap();
-        for partial in partials(to.path(), slice::from_ref(&file)) {
-            fs::write(partial, &bytes[..9 << 20]).unwrap();
-        }
-        fetch(&store, "contents", slice::from_ref(&file), to.path(), &Silent).await.unwrap();
+        fs::write(to.path().join("in").join(partial_name(&file)), &bytes[..9 << 20]).unwrap();
+        let target = Target::make(to.path()).await.unwrap();
+        fetch(&store, "contents", slice::from_ref(&file), &target, &Silent).await.unwrap();
         assert!(fs::read(to.path().join("in/file")).unwrap() == bytes);
     }
 
@@ -525,7 +605,8 @@ mod tests {
         let object = path::content("contents", &old.sha256);
         store.put(&object, [&bytes[1..], &[0]].concat().into(), Condition::Always).await.unwrap();
         let to = tempfile::tempdir().unwrap();
-        let error = fetch(&store, "contents", slice::from_ref(&old), to.path(), &Silent).await.unwrap_err();
+        let target = Target::make(to.path()).await.unwrap();
+        let error = fetch(&store, "contents", slice::from_ref(&old), &target, &Silent).await.unwrap_err();
         assert!(matches!(&error, StoreError::Damaged { path, .. } if *path == object), "{error}");
         assert!(!to.path().join("in/file").exists());
     }

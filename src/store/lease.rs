@@ -10,7 +10,7 @@ use std::{fs, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{Condition, ETag, Result, Store, StoreError, find_json, write_json};
+use super::{Condition, ETag, Result, Store, StoreError, check_format, find_json, write_json};
 use crate::job::id::attempt_number;
 
 pub const LEASE_SCHEMA: &str = "ftctl.lease/1";
@@ -113,14 +113,14 @@ impl Contender {
     /// and at the latest after [`Contender::lapses_in`].
     pub async fn acquire(&mut self) -> Result<Acquired> {
         loop {
-            let found: Option<(Body, ETag)> = find_json(self.store.as_ref(), &self.path).await?;
+            let found = find(self.store.as_ref(), &self.path).await?;
             let (beat, condition) = match found {
                 None => (0, Condition::IfAbsent),
                 Some((body, etag)) => match body.holder {
                     Some(other) if other.nonce != self.holder.nonce && !self.may_take(&other, &etag) => {
                         return Ok(Acquired::HeldBy(other));
                     }
-                    _ => (body.beat + 1, Condition::IfMatch(etag)),
+                    _ => (body.beat.saturating_add(1), Condition::IfMatch(etag)),
                 },
             };
             let mut lease =
@@ -174,7 +174,7 @@ impl Lease {
 
     /// Shows that the holder lives, and proves that it still holds: the fence before whatever must not happen twice.
     pub async fn renew(&mut self) -> Result<()> {
-        self.beat += 1;
+        self.beat = self.beat.saturating_add(1);
         let condition = self.etag.clone().map_or(Condition::IfAbsent, Condition::IfMatch);
         self.write(condition).await
     }
@@ -190,9 +190,9 @@ impl Lease {
         let Some(mut etag) = self.etag else { return Ok(()) };
         let mut beat = self.beat;
         loop {
-            let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: None, beat: beat + 1 };
+            let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: None, beat: beat.saturating_add(1) };
             match write_json(self.store.as_ref(), &self.path, &body, Condition::IfMatch(etag)).await {
-                Err(StoreError::Conflict { .. }) => match find_json::<Body>(self.store.as_ref(), &self.path).await? {
+                Err(StoreError::Conflict { .. }) => match find(self.store.as_ref(), &self.path).await? {
                     // The answer to the last renewal was lost: it is still ours, in another version.
                     Some((found, newer)) if found.holder.as_ref() == Some(&self.holder) => (etag, beat) = (newer, found.beat),
                     _ => return Ok(()),
@@ -206,7 +206,7 @@ impl Lease {
         let body = Body { schema: LEASE_SCHEMA.to_owned(), holder: Some(self.holder.clone()), beat: self.beat };
         self.etag = match write_json(self.store.as_ref(), &self.path, &body, condition).await {
             // The answer of an earlier try may have been lost: then what is there is ours.
-            Err(conflict @ StoreError::Conflict { .. }) => match find_json::<Body>(self.store.as_ref(), &self.path).await? {
+            Err(conflict @ StoreError::Conflict { .. }) => match find(self.store.as_ref(), &self.path).await? {
                 Some((found, etag)) if found.holder.as_ref() == Some(&self.holder) => {
                     self.beat = found.beat;
                     Some(etag)
@@ -221,8 +221,13 @@ impl Lease {
 
 /// Who holds the lease at `path`, or held it last without a word of farewell.
 pub async fn holder(store: &dyn Store, path: &str) -> Result<Option<Holder>> {
+    Ok(find(store, path).await?.and_then(|(body, _)| body.holder))
+}
+
+async fn find(store: &dyn Store, path: &str) -> Result<Option<(Body, ETag)>> {
     let found: Option<(Body, ETag)> = find_json(store, path).await?;
-    Ok(found.and_then(|(body, _)| body.holder))
+    found.as_ref().map_or(Ok(()), |(body, _)| check_format(path, &body.schema, &[LEASE_SCHEMA]))?;
+    Ok(found)
 }
 
 /// See [`Lease::witness`].

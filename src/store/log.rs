@@ -34,7 +34,7 @@ impl LogReader {
 
     /// The next bytes, at most 1 MiB; empty when there are none yet, also when the log has not begun.
     pub async fn read(&mut self) -> Result<Bytes> {
-        match self.store.get_range(&self.path, self.offset..self.offset + CHUNK).await {
+        match self.store.get_range(&self.path, self.offset..self.offset.saturating_add(CHUNK)).await {
             Ok(bytes) => {
                 self.offset += bytes.len() as u64;
                 Ok(bytes)

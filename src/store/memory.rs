@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, identity};
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, check_size, identity};
 use crate::job::digest::Digest;
 
 const URL: &str = "memory:";
@@ -81,9 +81,10 @@ impl Store for MemoryStore {
         Ok(self.identity.get_or_init(|| identity::of(identity::draw())).clone())
     }
 
-    async fn get(&self, path: &str) -> Result<Object> {
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         let objects = self.objects();
         let stored = objects.find(path)?;
+        check_size(path, stored.bytes.len() as u64, most)?;
         Ok(Object { bytes: Bytes::copy_from_slice(&stored.bytes), etag: etag(stored.version) })
     }
 

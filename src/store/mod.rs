@@ -18,6 +18,7 @@ pub mod azure;
 #[cfg(test)]
 #[path = "../../tests/common/azurite.rs"]
 pub(crate) mod azurite;
+mod beneath;
 pub mod checkpoint;
 #[cfg(test)]
 mod conformance;
@@ -31,6 +32,7 @@ mod identity;
 pub mod lease;
 pub mod log;
 pub mod memory;
+mod names;
 #[cfg(test)]
 #[path = "../../tests/common/secrets.rs"]
 pub(crate) mod secrets;
@@ -125,7 +127,14 @@ pub trait Store: Send + Sync {
         Ok(Vec::new())
     }
 
-    async fn get(&self, path: &str) -> Result<Object>;
+    /// A whole object, unless it is longer than `most` bytes: [`StoreError::Unreadable`], before it is read. Somebody else may have written it,
+    /// and its length must not decide how much memory this process takes.
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object>;
+
+    /// As [`Store::get_limited`], for what has no more fitting limit.
+    async fn get(&self, path: &str) -> Result<Object> {
+        self.get_limited(path, MOST).await
+    }
 
     /// The bytes of `range` that exist; empty when it begins at or behind the end. Fails when the object does not exist.
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes>;
@@ -238,9 +247,34 @@ fn percent_decode(text: &str) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
+/// Most bytes of an object that is read as a whole: the progress of a million steps has fewer.
+const MOST: u64 = 128 << 20;
+
+/// Of a JSON object: a record of 10,000 attempts has fewer.
+const MOST_JSON: u64 = 16 << 20;
+
+/// Of a manifest, which has 80 bytes for each 4 MiB of a file: of 3 TB it has fewer.
+const MOST_MANIFEST: u64 = 64 << 20;
+
+/// Reads an object that holds JSON, if it is no longer than such ever are.
+pub async fn get_json(store: &dyn Store, path: &str) -> Result<Object> {
+    let most = if path.ends_with("/manifest.json") { MOST_MANIFEST } else { MOST_JSON };
+    store.get_limited(path, most).await
+}
+
+/// Refuses what has more bytes than objects of its kind ever have.
+fn check_size(path: &str, length: u64, most: u64) -> Result<()> {
+    if length <= most {
+        return Ok(());
+    }
+    Err(StoreError::Unreadable(format!(
+        "{path} in the store has {length} bytes, and no more than {most} are read; it is not ftctl's work"
+    )))
+}
+
 /// Reads a JSON object together with the version a conditional write needs.
 pub async fn read_json<T: DeserializeOwned>(store: &dyn Store, path: &str) -> Result<(T, ETag)> {
-    let object = store.get(path).await?;
+    let object = get_json(store, path).await?;
     Ok((parse_json(path, &object.bytes)?, object.etag))
 }
 
@@ -267,6 +301,7 @@ fn check_format(path: &str, found: &str, known: &[&str]) -> Result<()> {
         return Ok(());
     }
     let known = known.join("`, `");
+    let found = found.escape_debug();
     Err(StoreError::OtherFormat(format!("{path} is of the format `{found}`, this version reads `{known}`; use a newer ftctl")))
 }
 
@@ -279,7 +314,7 @@ fn to_json<T: Serialize>(path: &str, value: &T) -> Result<Bytes> {
 
 /// Refuses a path that some store would take for another object, or for something outside.
 fn check_path(path: &str) -> Result<()> {
-    let wrong = |why: &str| Err(StoreError::Invalid(format!("`{path}` cannot be a path in a store: {why}")));
+    let wrong = |why: &str| Err(StoreError::Invalid(format!("`{}` cannot be a path in a store: {why}", path.escape_debug())));
     if path.len() > 1_000 {
         return wrong("it is longer than 1,000 bytes");
     }

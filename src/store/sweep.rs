@@ -78,7 +78,7 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
     }
     found.contents.retain(is_old);
     found.objects = (found.contents.len() + found.remains.len()) as u64;
-    found.bytes = found.contents.iter().chain(&found.remains).map(|meta| meta.size).sum();
+    found.bytes = found.contents.iter().chain(&found.remains).fold(0, |total, meta| total.saturating_add(meta.size));
     Ok(found)
 }
 

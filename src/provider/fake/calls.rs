@@ -103,8 +103,8 @@ impl Store for CrashingStore {
         self.store.jobs()
     }
 
-    async fn get(&self, path: &str) -> Result<Object> {
-        self.calls.make("get", path, self.store.get(path)).await
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
+        self.calls.make("get", path, self.store.get_limited(path, most)).await
     }
 
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {

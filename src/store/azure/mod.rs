@@ -274,9 +274,9 @@ impl Store for AzureStore {
         Ok(variables)
     }
 
-    async fn get(&self, path: &str) -> Result<Object> {
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         check(path)?;
-        self.segments().whole(path).await?.ok_or_else(|| self.not_found(path))
+        self.segments().whole(path, most).await?.ok_or_else(|| self.not_found(path))
     }
 
     async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {

@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use jiff::Timestamp;
 
 use super::{
-    super::{Object, Result, StoreError},
+    super::{Object, Result, StoreError, check_size},
     Marked,
     client::{Client, nonsense},
     sums::md5,
@@ -220,15 +220,18 @@ impl Segments<'_> {
         Ok(Some(read.bytes()))
     }
 
-    /// The whole of an object, all of one version.
-    pub async fn whole(&self, path: &str) -> Result<Option<Object>> {
+    /// The whole of an object of at most `most` bytes, all of one version.
+    pub async fn whole(&self, path: &str, most: u64) -> Result<Option<Object>> {
         loop {
-            let Some(first) = self.piece(path, 0, PIECE).await? else { return Ok(None) };
+            // The answer to a request for the first bytes says how many there are.
+            let Some(first) = self.piece(path, 0, PIECE.min(most.saturating_add(1))).await? else { return Ok(None) };
+            check_size(path, first.of.length, most)?;
             let etag = first.of.version().into_etag();
             if first.bytes.len() as u64 == first.of.length && first.of.appends < self.full {
                 return Ok(Some(Object { bytes: first.bytes, etag }));
             }
-            let Some(bytes) = self.range(path, 0, u64::MAX).await? else { return Ok(None) };
+            let Some(bytes) = self.range(path, 0, most.saturating_add(1)).await? else { return Ok(None) };
+            check_size(path, bytes.len() as u64, most)?;
             let Some(tail) = self.find_tail(path, 0).await? else { return Ok(None) };
             // A log only grows; anything else must not have changed meanwhile.
             if tail.last.appends > 0 || tail.last.version().into_etag() == etag {

@@ -1,0 +1,225 @@
+//! Who may write to a store, or has put a repository together, wants files outside of it: written, removed, read, or the reader held up.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant, SystemTime},
+};
+
+use ftctl::job::digest::Digest;
+use serde_json::{Value, json};
+
+use crate::common::{Said, Sandbox};
+
+/// Nobody made it: what is in the store is all that a job is.
+const JOB: &str = "hostile-bcdfgh";
+
+const CHUNK: usize = 4 << 20;
+
+/// A store in a directory, somebody else's work, and a file of the user's.
+struct Place {
+    sandbox: Sandbox,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self { sandbox: Sandbox::new() };
+        place.put("record.json", "{}");
+        fs::create_dir(place.sandbox.path("mine")).unwrap();
+        place.sandbox.write("mine/keys", "mine");
+        let long_ago = SystemTime::now() - Duration::from_secs(10 * 86_400);
+        for name in ["mine/old.txt", "mine/.tmpabcdef"] {
+            File::create(place.sandbox.path(name)).unwrap().set_modified(long_ago).unwrap();
+        }
+        place
+    }
+
+    fn of_job(&self, path: &str) -> PathBuf {
+        let path = self.sandbox.path("store/ftctl/v1/jobs").join(JOB).join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    fn put(&self, path: &str, bytes: impl AsRef<[u8]>) {
+        fs::write(self.of_job(path), bytes).unwrap();
+    }
+
+    fn content(&self, bytes: &[u8]) -> Digest {
+        let digest = Digest::of(bytes);
+        self.put(&format!("contents/{}/{digest}", &digest.as_str()[..2]), bytes);
+        digest
+    }
+
+    fn checkpoint(&self, step: u64, files: &Value) {
+        let manifest = json!({ "schema": "ftctl.checkpoint/2", "step": 7, "attempt": 1, "files": files });
+        self.put(&format!("checkpoints/{step:010}/manifest.json"), manifest.to_string());
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        let mut command = self.sandbox.command(arguments);
+        Sandbox::said(command.env("FTCTL_STORE", self.sandbox.path("store")))
+    }
+
+    fn download(&self) -> Said {
+        self.run(&["download", JOB, "--to", "model", "--overwrite"])
+    }
+
+    fn is_untouched(&self) {
+        assert_eq!(fs::read_to_string(self.sandbox.path("mine/keys")).unwrap(), "mine");
+        assert_eq!(fs::read_dir(self.sandbox.path("mine")).unwrap().count(), 3);
+    }
+}
+
+/// S4, S18, S19: a manifest's text becomes no path, and what it says of its files is compared before a byte is written.
+#[test]
+fn a_manifest_writes_what_it_says_below_its_folder_or_nothing() {
+    let place = Place::new();
+    let (tokens, other) = (place.content(b"tokens"), place.content(b"other"));
+    let one = |path: &str, size: u64, sha256: &Value| json!({ "path": path, "size": size, "sha256": sha256 });
+    let (tokens, other) = (json!(tokens), json!(other));
+    let first = place.content(&vec![7; CHUNK]);
+    let way_out = json!(format!("/../../{}/mine/keys", place.sandbox.path("").display()));
+    let chunked = |sha256: &Value| json!({ "path": "a", "size": 2 * CHUNK, "sha256": sha256, "chunks": [first, first] });
+    let cases = [
+        ("a digest that leads out", json!([one(".ftctl-partial-/x", 6, &tokens), chunked(&way_out)])),
+        ("a digest that is one, of something else", json!([chunked(&tokens)])),
+        ("a folder for the way out", json!([one(".ftctl-partial-/x", 6, &tokens)])),
+        ("a way out", json!([one("../mine/keys", 6, &tokens)])),
+        ("an absolute path", json!([one(place.sandbox.path("mine/keys").to_str().unwrap(), 6, &tokens)])),
+        ("an order to the terminal", json!([one("a\u{1b}]52;c;eA==\u{7}", 6, &tokens)])),
+        ("the same name twice", json!([one("a", 6, &tokens), one("a", 5, &other)])),
+        ("a name for two systems", json!([one("a", 6, &tokens), one("A", 5, &other)])),
+        ("a file and a folder", json!([one("a", 6, &tokens), one("a/b", 5, &other)])),
+        ("a size that is not the object's", json!([one("a", 4_000_000, &tokens)])),
+        ("a size that an earlier version might have stored", json!([one("a", 1 << 40, &tokens)])),
+        ("the largest size", json!([one("a", u64::MAX, &tokens)])),
+        ("sizes that wrap", json!([one("a", 1 << 63, &tokens), one("b", 1 << 63, &other)])),
+    ];
+    for (what, files) in cases {
+        place.checkpoint(7, &files);
+        let began = Instant::now();
+        for dry in [&["--dry-run"][..], &[]] {
+            let said = place.run(&[&["download", JOB, "--to", "model", "--overwrite"], dry].concat());
+            let harmless = said.code == Some(0) && !dry.is_empty();
+            assert!(said.code == Some(9) || harmless, "{what}: {:?} {}", said.code, said.stderr);
+            assert!(!said.stderr.contains(|c: char| c.is_control() && c != '\n'), "{what}: {:?}", said.stderr);
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(!place.sandbox.path("model").exists(), "{what}");
+        place.is_untouched();
+    }
+    // A checkpoint under another step's name.
+    place.checkpoint(9, &json!([one("a", 6, &tokens)]));
+    assert_eq!(place.download().code, Some(9));
+    fs::remove_dir_all(place.of_job("checkpoints/0000000009")).unwrap();
+    place.checkpoint(7, &json!([one("a", 6, &tokens)]));
+    assert_eq!(place.download().code, Some(0));
+    assert_eq!(fs::read_to_string(place.sandbox.path("model/a")).unwrap(), "tokens");
+}
+
+/// Links that somebody else left where the files are to go.
+#[test]
+fn a_download_goes_through_no_link() {
+    let place = Place::new();
+    let tokens = place.content(b"tokens");
+    place.checkpoint(7, &json!([{ "path": "folder/keys", "size": 6, "sha256": tokens }]));
+    fs::create_dir(place.sandbox.path("model")).unwrap();
+    symlink("../mine", place.sandbox.path("model/folder")).unwrap();
+    let said = place.download();
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.contains("`folder` is a symbolic link, which ftctl does not open"), "{}", said.stderr);
+    place.is_untouched();
+    place.checkpoint(7, &json!([{ "path": "keys", "size": 6, "sha256": tokens }]));
+    symlink("../mine/keys", place.sandbox.path("model/keys")).unwrap();
+    assert_eq!(place.run(&["download", JOB, "--to", "model"]).code, Some(2), "the link is the user's");
+    assert_eq!(place.download().code, Some(0));
+    assert!(place.sandbox.path("model/keys").symlink_metadata().unwrap().is_file());
+    place.is_untouched();
+}
+
+/// S9: git keeps symbolic links, and a repository may bring a store.
+#[test]
+fn a_stores_links_delete_and_write_nothing_elsewhere() {
+    for private in ["temporary", "locks"] {
+        let place = Place::new();
+        fs::create_dir(place.sandbox.path("store/.ftctl")).unwrap();
+        symlink("../../mine", place.sandbox.path("store/.ftctl").join(private)).unwrap();
+        place.sandbox.write("tokens", "tokens");
+        let said = place.run(&["upload", "tokens"]);
+        assert_eq!(said.code, Some(1), "{}", said.stderr);
+        assert!(said.stderr.contains(&format!("`{private}` is a symbolic link, which ftctl does not open")), "{}", said.stderr);
+        place.is_untouched();
+    }
+}
+
+#[test]
+fn a_log_is_not_written_at_the_end_of_a_link() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("linked");
+    assert_eq!(sandbox.run(&["up", "job.toml"]).code, Some(0));
+    let status: Value = serde_json::from_str(&sandbox.run(&["status", "linked", "-o", "json"]).stdout).unwrap();
+    let id = status["id"].as_str().unwrap();
+    let attempt = sandbox.state().join("store/ftctl/v1/jobs").join(id).join("attempts/1");
+    fs::create_dir_all(&attempt).unwrap();
+    symlink(sandbox.path("created"), attempt.join("log")).unwrap();
+    let said = sandbox.run(&["submit", "job.toml", "--wait"]);
+    assert!(!sandbox.path("created").exists(), "{}", said.stderr);
+}
+
+#[test]
+fn a_pipe_or_an_endless_object_holds_nobody_up() {
+    let place = Place::new();
+    let pipe = |path: &Path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    fs::remove_file(place.of_job("record.json")).unwrap();
+    pipe(&place.of_job("record.json"));
+    let began = Instant::now();
+    let said = place.run(&["status", JOB]);
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    assert!(place.run(&["status"]).code.is_some());
+    fs::remove_file(place.of_job("record.json")).unwrap();
+    File::create(place.of_job("record.json")).unwrap().set_len(1 << 40).unwrap();
+    for arguments in [&["status", JOB][..], &["logs", JOB], &["explain", JOB]] {
+        let said = place.run(arguments);
+        assert_eq!(said.code, Some(9), "{arguments:?}: {}", said.stderr);
+        assert!(said.stderr.contains("1099511627776 bytes"), "{}", said.stderr);
+    }
+    File::create(place.of_job("checkpoints/0000000007/manifest.json")).unwrap().set_len(1 << 40).unwrap();
+    assert_eq!(place.download().code, Some(9));
+    assert!(began.elapsed() < Duration::from_secs(30));
+}
+
+/// A careless `umask` opens nothing; a store that a group shares on purpose stays as it is.
+#[test]
+fn what_ftctl_makes_is_for_its_owner_alone() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("private");
+    let script = "umask 0; exec \"$@\"";
+    let run = |arguments: &[&str]| {
+        let ftctl = sandbox.command(arguments);
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", script, "sh"])
+            .arg(ftctl.get_program())
+            .args(ftctl.get_args())
+            .current_dir(sandbox.path(""))
+            .env_clear();
+        command.envs(ftctl.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        let said = Sandbox::said(&mut command);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+    };
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    run(&["submit", "job.toml", "--wait"]);
+    for private in [sandbox.state(), sandbox.state().join("store"), sandbox.home().join(".cache/ftctl")] {
+        assert_eq!(mode(&private), 0o700, "{}", private.display());
+    }
+    let shared = sandbox.path("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o2770)).unwrap();
+    run(&["upload", "data", "--store", "shared"]);
+    assert_eq!(mode(&shared), 0o2770);
+    for (folder, expected) in [("shared/ftctl", 0o770), ("shared/.ftctl/locks", 0o770)] {
+        assert_eq!(mode(&sandbox.path(folder)) & 0o777, expected, "{folder}");
+    }
+}
