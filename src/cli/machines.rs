@@ -38,7 +38,8 @@ pub fn show(world: &World, machines: &[Machine]) {
 
 /// Which of them are not our own, as a sentence before a question; empty where all are.
 pub fn of_others<'r>(resources: impl Iterator<Item = &'r Resource>) -> String {
-    let others: Vec<&str> = resources.filter(|resource| resource.belongs.whose != Whose::Ours).map(|resource| resource.name.as_str()).collect();
+    let others: Vec<&str> =
+        resources.filter(|resource| resource.belongs.whose != Whose::Ours).map(|resource| resource.name.as_str()).collect();
     match others[..] {
         [] => String::new(),
         [one] => format!("{one} is not of this user and this store. "),

@@ -37,7 +37,8 @@ impl Arguments {
         let backend = app.settings.backend.value.clone();
         let world = app.world_of(&backend, self.everybody)?;
         let leftovers = app.block_on(sweep::find(&world, self.expired))?;
-        let mut swept = Swept { leftovers, data: None, destroyed: false, everybody: self.everybody.then(|| (backend, world.clock.now())) };
+        let mut swept =
+            Swept { leftovers, data: None, destroyed: false, everybody: self.everybody.then(|| (backend, world.clock.now())) };
         swept.data = if self.data { Some(app.block_on(sweep::find_data(&world, Timestamp::now()))?) } else { None };
         if !app.dry_run && !swept.leftovers.is_empty() {
             if self.everybody {

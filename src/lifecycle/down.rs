@@ -31,7 +31,8 @@ async fn none_elsewhere(world: &World, id: &JobId) -> Result<()> {
     let all = world.provider.list().await?;
     let Some(left) = all.iter().find(|resource| resource.attempt.job == *id && !world.reaches(resource)) else { return Ok(()) };
     let message = format!("{} is left alone: {}", left.name, left.belongs.apart());
-    Err(Failure::new(Exit::Conflict, message).fix(format!("name that store with --store, or add --everybody: `ftctl down {id} --everybody`")))
+    Err(Failure::new(Exit::Conflict, message)
+        .fix(format!("name that store with --store, or add --everybody: `ftctl down {id} --everybody`")))
 }
 
 /// What [`down`] would do, one act a line.

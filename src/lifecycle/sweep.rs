@@ -46,20 +46,40 @@ pub async fn find(world: &World, expired_only: bool) -> Result<Vec<Leftover>> {
 
 async fn unneeded(world: &World, resource: &Resource, now: Option<Timestamp>, expired_only: bool) -> Result<Option<String>> {
     let without_job = without_job(world, resource).await;
-    let Some((now, expires)) = now.zip(resource.expires).filter(|(now, expires)| expires <= now) else {
-        return if expired_only { Ok(None) } else { without_job };
-    };
-    match without_job {
-        Err(failure) if matches!(failure.exit, Exit::Network | Exit::Denied) => Err(failure),
-        Ok(None) if world.clock.now().duration_since(now).unsigned_abs() > SKEW => {
+    match (time_of(resource.expires, now, world.clock.now()), without_job) {
+        (Time::Left, _) if expired_only => Ok(None),
+        (Time::Left, without_job) => without_job,
+        (_, Err(failure)) if matches!(failure.exit, Exit::Network | Exit::Denied) => Err(failure),
+        (Time::Doubtful { over, now }, Ok(None)) => {
             world.report.warn(&format!(
-                "{} is left alone: it expired {expires:.0} and its job is not finished, but it is {now:.0} by its backend's clock, and not by \
+                "{} is left alone: it expired {over:.0} and its job is not finished, but it is {now:.0} by its backend's clock, and not by \
                  this machine's; correct the clock, or end the job with `ftctl down {}`",
                 resource.name, resource.attempt.job
             ));
             Ok(None)
         }
-        _ => Ok(Some(format!("expired {expires:.0}"))),
+        (Time::Doubtful { over, .. } | Time::Over(over), _) => Ok(Some(format!("expired {over:.0}"))),
+    }
+}
+
+/// How a machine's time stands.
+#[derive(Debug, PartialEq, Eq)]
+enum Time {
+    Left,
+    Over(Timestamp),
+    /// Over by its backend's clock, which is far from ours.
+    Doubtful {
+        over: Timestamp,
+        now: Timestamp,
+    },
+}
+
+/// By the backend's clock, `now`, and not by ours, `here`: a laptop that is a day ahead has not outlived anybody.
+fn time_of(expires: Option<Timestamp>, now: Option<Timestamp>, here: Timestamp) -> Time {
+    match expires.zip(now).filter(|(expires, now)| expires <= now) {
+        None => Time::Left,
+        Some((over, now)) if here.duration_since(now).unsigned_abs() > SKEW => Time::Doubtful { over, now },
+        Some((over, _)) => Time::Over(over),
     }
 }
 
@@ -108,4 +128,24 @@ pub async fn reap(world: &World, leftovers: &[Leftover]) -> Result<()> {
         teardown::destroy(world, job).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backends_clock_says_what_has_expired() {
+        let at = |hours: i64| Timestamp::from_second(hours * 3_600).unwrap();
+        let (noon, one) = (at(12), at(13));
+        assert_eq!(time_of(Some(one), Some(noon), noon), Time::Left);
+        assert_eq!(time_of(Some(noon), Some(one), one), Time::Over(noon));
+        // Whoever asks is a day ahead, or a day behind.
+        assert_eq!(time_of(Some(one), Some(noon), at(36)), Time::Left);
+        assert_eq!(time_of(Some(noon), Some(one), at(-11)), Time::Doubtful { over: noon, now: one });
+        assert_eq!(time_of(Some(noon), Some(one), at(36)), Time::Doubtful { over: noon, now: one });
+        // Nobody can say, or nothing ends it.
+        assert_eq!(time_of(Some(noon), None, one), Time::Left);
+        assert_eq!(time_of(None, Some(one), one), Time::Left);
+    }
 }

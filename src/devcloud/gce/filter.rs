@@ -58,7 +58,8 @@ fn tokens(expression: &str) -> Option<Tokens> {
                 (Token::Quoted(quoted.to_owned()), quoted.len() + 2)
             }
             _ => {
-                let word = rest.split(|c: char| c.is_whitespace() || "()=!:\"<>".contains(c)).next().filter(|word| !word.is_empty())?;
+                let word =
+                    rest.split(|c: char| c.is_whitespace() || "()=!:\"<>".contains(c)).next().filter(|word| !word.is_empty())?;
                 (Token::Word(word.to_owned()), word.len())
             }
         };

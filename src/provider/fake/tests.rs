@@ -382,6 +382,9 @@ async fn client() {
 async fn run_client(state: &Path, crash_at: Option<CrashAt>) -> std::process::ExitStatus {
     let script = Script { crash_at, ..Script::default() };
     fs::create_dir_all(state.join("fake")).expect("directory");
+    // A job's record is written before its machine is made, and with it the store's id.
+    fs::create_dir_all(state.join("store/.ftctl")).expect("directory");
+    fs::write(state.join("store/.ftctl/id"), "the id of this store").expect("id");
     fs::write(state.join("fake/script.json"), serde_json::to_vec(&script).expect("json")).expect("script");
     let mut client = Command::new(std::env::current_exe().expect("this program"));
     client.args(["--ignored", "--exact", "provider::fake::tests::client"]).env("FTCTL_TEST_CLIENT", state);
@@ -410,8 +413,9 @@ async fn a_client_can_be_killed_around_every_call() {
         assert_eq!(status.signal(), Some(9), "call {call} {when:?}");
         assert_eq!(calls(state.path()).last().expect("a call").call, call);
         assert!(run_client(state.path(), None).await.success(), "call {call} {when:?}");
-        let cloud =
-            Fake::open(&state.path().join("fake"), Party::new("me", Arc::new(MemoryStore::new()))).and_then(|fake| fake.load()).expect("cloud");
+        let cloud = Fake::open(&state.path().join("fake"), Party::new("me", Arc::new(MemoryStore::new())))
+            .and_then(|fake| fake.load())
+            .expect("cloud");
         assert!(cloud.machines.is_empty());
         let kinds: Vec<_> = cloud.effects.iter().map(|effect| effect.kind).collect();
         let once = [EffectKind::MachineCreated, EffectKind::AgentStarted, EffectKind::MachineDestroyed];

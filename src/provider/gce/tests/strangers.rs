@@ -19,7 +19,8 @@ impl Place {
     /// Everything that there is, as somebody with the console sees it.
     async fn everything(&self) -> Vec<String> {
         let client = self.provider().client;
-        let named = |kind: &'static str, found: Vec<Value>| found.into_iter().map(move |one| format!("{kind} {}", last(&one["name"])));
+        let named =
+            |kind: &'static str, found: Vec<Value>| found.into_iter().map(move |one| format!("{kind} {}", last(&one["name"])));
         let machines = client.everywhere("instances", "").await.expect("listed");
         let groups = client.everywhere(group::GROUPS, "").await.expect("listed");
         let templates = client.call(Call::get("global/instanceTemplates")).await.expect("listed");
@@ -156,7 +157,8 @@ async fn labels_say_whose_a_machine_is_and_are_what_the_cloud_takes() {
     let calls = place.calls().await;
     let insert = calls.iter().find(|call| call["call"] == "compute.instances.insert").expect("an insert");
     let labels = insert["body"]["labels"].as_object().expect("labels");
-    let valid = |text: &str| text.len() <= 63 && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c));
+    let valid =
+        |text: &str| text.len() <= 63 && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c));
     assert!(labels.iter().all(|(key, value)| valid(key) && value.as_str().is_some_and(valid)), "{labels:?}");
     let belongs = |place: Gce| async move { place.list().await.expect("listed")[0].belongs.clone() };
     let mine = belongs(place.provider_of(party)).await;
