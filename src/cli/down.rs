@@ -1,15 +1,19 @@
 //! `ftctl down`: machines are destroyed, and the backend is asked whether that is true.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, Place, intent::Intent};
+use super::{
+    App, Place,
+    intent::Intent,
+    machines::{self, Machine},
+};
 use crate::{
     exit::{Exit, Failure},
     job::id::JobId,
-    lifecycle::{World, down, plan},
+    lifecycle::{World, down, journal, plan},
     output::{Show, format},
     provider::registry::NAMES,
 };
@@ -23,77 +27,91 @@ pub struct Arguments {
     /// Id or name of the job
     #[arg(required_unless_present = "all")]
     job: Option<String>,
-    /// Every job of this store, every machine of the backend, and what builds of images left; without `--backend` every backend that
-    /// costs nothing to ask
+    /// Every job of this store, every machine of the backend that is of this user and this store, and what builds of images left; without
+    /// `--backend` every backend that costs nothing to ask
     #[arg(long, conflicts_with = "job")]
     all: bool,
+    /// Machines of other users and stores as well: shows whose they are, and asks
+    #[arg(long)]
+    everybody: bool,
     #[command(flatten)]
     pub place: Place,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let worlds = self.worlds(app)?;
-        let (jobs, mut rest) = app.block_on(async { Ok((self.jobs(app, &worlds).await?, self.rest(&worlds, true).await?)) })?;
+        let places = self.places(app)?;
+        let (Meant { jobs, machines }, mut rest) =
+            app.block_on(async { Ok((self.meant(app, &places).await?, self.rest(&places, true).await?)) })?;
+        if self.everybody && !machines.is_empty() {
+            machines::show(&places[0].1, &machines);
+        }
         if app.dry_run {
             let acts = app.block_on(preview(&jobs))?;
             return app.output.show(&Intent(acts.into_iter().chain(rest.iter().map(|what| format!("remove {what}"))).collect()));
         }
         if !jobs.is_empty() || !rest.is_empty() {
-            app.output.confirm(&question(&jobs, rest.len()), app.yes)?;
+            app.output.confirm(&question(&jobs, &machines, rest.len()), app.yes)?;
         }
         app.block_on(async {
             for (id, world) in &jobs {
                 down::down(world, id).await?;
             }
             // A build that was cut off may have ended meanwhile, and left more.
-            rest = self.rest(&worlds, false).await?;
+            rest = self.rest(&places, false).await?;
             Ok(())
         })?;
-        app.output.show(&Gone { jobs: jobs.into_keys().collect(), rest })
+        app.output.show(&Gone { jobs: jobs.into_keys().collect(), machines, rest })
     }
 
     /// The backend of the settings; with `--all` and no backend named beside it, those that cost nothing to ask as well.
-    fn worlds(&self, app: &App<'_>) -> Result<Vec<World>, Failure> {
-        let mut worlds = vec![app.world(&app.settings.backend.value)?];
+    fn places(&self, app: &App<'_>) -> Result<Vec<(String, World)>, Failure> {
+        let open = |name: &str| app.world_of(name, self.everybody).map(|world| (name.to_owned(), world));
+        let mut places = vec![open(&app.settings.backend.value)?];
         if self.all && self.place.backend.is_none() {
             let others = NAMES.into_iter().filter(|name| *name != app.settings.backend.value);
-            worlds.extend(others.filter_map(|name| app.world(name).ok()).filter(|world| !world.provider.capabilities().bills));
+            places.extend(others.filter_map(|name| open(name).ok()).filter(|(_, world)| !world.provider.capabilities().bills));
         }
-        Ok(worlds)
+        Ok(places)
     }
 
-    /// Every job that is meant, with the world of its backend.
-    async fn jobs(&self, app: &App<'_>, worlds: &[World]) -> Result<BTreeMap<JobId, World>, Failure> {
-        let first = &worlds[0];
-        let mut jobs = BTreeMap::new();
+    /// Every job that is meant, and the machines that were found when all are.
+    async fn meant(&self, app: &App<'_>, places: &[(String, World)]) -> Result<Meant, Failure> {
+        let (_, first) = &places[0];
+        let mut meant = Meant::default();
         if let Some(text) = &self.job {
-            let id = match (plan::find(first.store.as_ref(), text).await, JobId::parse(text)) {
-                (Ok(id), _) => id,
-                // The record may be lost; the machines are found by the id alone.
-                (Err(failure), Some(id)) if failure.exit == Exit::NotFound => id,
-                (Err(failure), _) => return Err(failure),
-            };
-            jobs.insert(id, first.clone());
+            meant.jobs.insert(id_of(first, text).await?, first.clone());
         } else {
-            for world in worlds {
-                let owners = self.answered(world, down::owners(world).await)?;
-                jobs.extend(owners.into_iter().map(|id| (id, world.clone())));
+            let mut of_others = BTreeSet::new();
+            for (backend, world) in places {
+                let found = self.answered(world, down::find(world).await)?;
+                of_others.extend(found.of_others);
+                meant.jobs.extend(found.meant.iter().map(|resource| (resource.attempt.job.clone(), world.clone())));
+                meant.machines.extend(found.meant.into_iter().map(|resource| Machine { backend: backend.clone(), resource }));
             }
-            for id in down::unfinished(first.store.as_ref()).await? {
-                jobs.entry(id).or_insert_with(|| first.clone());
+            let unfinished = down::unfinished(first.store.as_ref()).await?;
+            for id in unfinished.into_iter().filter(|id| !of_others.contains(id)) {
+                meant.jobs.entry(id).or_insert_with(|| first.clone());
             }
         }
-        for (id, world) in &mut jobs {
-            *world = backend_of(app, world, id).await?;
+        for (id, world) in &mut meant.jobs {
+            *world = self.backend_of(app, world, id).await?;
         }
-        Ok(jobs)
+        Ok(meant)
+    }
+
+    /// The backend that the job's record names, else the one of the settings.
+    async fn backend_of(&self, app: &App<'_>, fallback: &World, id: &JobId) -> Result<World, Failure> {
+        match journal::read(fallback.store.as_ref(), id).await {
+            Ok((record, _)) => app.world_of(&record.plan.backend, self.everybody),
+            Err(_) => Ok(fallback.clone()),
+        }
     }
 
     /// Removes what builds of images left, or with `only_look` names it.
-    async fn rest(&self, worlds: &[World], only_look: bool) -> Result<Vec<String>, Failure> {
+    async fn rest(&self, places: &[(String, World)], only_look: bool) -> Result<Vec<String>, Failure> {
         let mut rest = Vec::new();
-        for world in worlds.iter().filter(|_| self.all) {
+        for (_, world) in places.iter().filter(|_| self.all) {
             rest.extend(self.answered(world, down::tidy(world, only_look).await)?);
         }
         Ok(rest)
@@ -101,22 +119,23 @@ impl Arguments {
 
     /// A backend that cannot be asked is an error where money or the user's word is at stake. Elsewhere nothing of ours is known to be on
     /// it: jobs that have a record fail by themselves.
-    fn answered<T>(&self, world: &World, answer: Result<Vec<T>, Failure>) -> Result<Vec<T>, Failure> {
+    fn answered<T: Default>(&self, world: &World, answer: Result<T, Failure>) -> Result<T, Failure> {
         match answer {
             Err(failure) if self.place.backend.is_none() && !world.provider.capabilities().bills => {
                 world.report.detail(&format!("not asked for what is left: {failure}"));
-                Ok(Vec::new())
+                Ok(T::default())
             }
             answer => answer,
         }
     }
 }
 
-fn question(jobs: &BTreeMap<JobId, World>, rest: usize) -> String {
+fn question(jobs: &BTreeMap<JobId, World>, machines: &[Machine], rest: usize) -> String {
     let names: Vec<&str> = jobs.keys().map(JobId::as_str).collect();
-    let machines = (!names.is_empty()).then(|| format!("Destroy the machines of {}?", names.join(", ")));
+    let others = machines::of_others(machines.iter().map(|machine| &machine.resource));
+    let destroy = (!names.is_empty()).then(|| format!("Destroy the machines of {}?", names.join(", ")));
     let rest = (rest > 0).then(|| format!("Remove {} that builds of images left?", format::of(rest as u64, "thing")));
-    machines.into_iter().chain(rest).collect::<Vec<_>>().join(" ")
+    others + &destroy.into_iter().chain(rest).collect::<Vec<_>>().join(" ")
 }
 
 async fn preview(jobs: &BTreeMap<JobId, World>) -> Result<Vec<String>, Failure> {
@@ -127,16 +146,26 @@ async fn preview(jobs: &BTreeMap<JobId, World>) -> Result<Vec<String>, Failure> 
     Ok(acts)
 }
 
-/// The backend that the job's record names, else the one of the settings.
-async fn backend_of(app: &App<'_>, fallback: &World, id: &JobId) -> Result<World, Failure> {
-    match crate::lifecycle::journal::read(fallback.store.as_ref(), id).await {
-        Ok((record, _)) => app.world(&record.plan.backend),
-        Err(_) => Ok(fallback.clone()),
+/// What the user means.
+#[derive(Default)]
+struct Meant {
+    /// With the world of each one's backend.
+    jobs: BTreeMap<JobId, World>,
+    machines: Vec<Machine>,
+}
+
+/// The record may be lost; the machines are found by the id alone.
+async fn id_of(world: &World, text: &str) -> Result<JobId, Failure> {
+    match (plan::find(world.store.as_ref(), text).await, JobId::parse(text)) {
+        (Err(failure), Some(id)) if failure.exit == Exit::NotFound => Ok(id),
+        (found, _) => found,
     }
 }
 
 struct Gone {
     jobs: Vec<JobId>,
+    /// With `--all` those that were found.
+    machines: Vec<Machine>,
     /// Of no job.
     rest: Vec<String>,
 }
@@ -147,7 +176,7 @@ impl Show for Gone {
     }
 
     fn json(&self) -> Value {
-        json!({ "gone": self.jobs, "removed": self.rest })
+        json!({ "gone": self.jobs, "machines": self.machines, "removed": self.rest })
     }
 
     fn text(&self) -> String {

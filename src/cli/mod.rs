@@ -51,6 +51,7 @@ mod intent;
 mod job_file;
 mod line;
 mod logs;
+mod machines;
 mod plan;
 mod prepare;
 mod push;

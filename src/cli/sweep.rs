@@ -4,7 +4,7 @@ use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{App, Place};
+use super::{App, Place, machines};
 use crate::{
     exit::Failure,
     lifecycle::sweep::{self, Leftover, SWEEP_SCHEMA},
@@ -14,14 +14,17 @@ use crate::{
 
 /// Destroy machines that nobody needs any more, found from the backend's own truth
 ///
-/// Those past their time to live, and those whose job is finished or unknown to this store. A machine whose job is in another store is left
-/// alone until its time is over.
+/// Those past their time to live, and those whose job is finished or unknown to this store. Only machines of this user and this store are
+/// meant: others are left alone, and the backend ends them when their time is over.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl sweep --dry-run\n  ftctl sweep --expired -y\n  ftctl sweep --data --dry-run")]
 pub struct Arguments {
     /// Only machines past their time to live
     #[arg(long)]
     expired: bool,
+    /// Machines of other users and stores as well: shows whose they are, and asks
+    #[arg(long)]
+    everybody: bool,
     /// Also what the store holds for no job and no name: datasets, half-made jobs, contents; nothing younger than a day
     #[arg(long, conflicts_with = "expired")]
     data: bool,
@@ -31,19 +34,27 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let world = app.world(&app.settings.backend.value)?;
+        let backend = app.settings.backend.value.clone();
+        let world = app.world_of(&backend, self.everybody)?;
         let leftovers = app.block_on(sweep::find(&world, self.expired))?;
-        let data = if self.data { Some(app.block_on(sweep::find_data(&world, Timestamp::now()))?) } else { None };
-        if !app.dry_run && !leftovers.is_empty() {
-            let names: Vec<&str> = leftovers.iter().map(|leftover| leftover.resource.name.as_str()).collect();
-            app.output.confirm(&format!("Destroy {}?", names.join(", ")), app.yes)?;
-            app.block_on(sweep::reap(&world, &leftovers))?;
+        let mut swept =
+            Swept { leftovers, data: None, destroyed: false, everybody: self.everybody.then(|| (backend, world.clock.now())) };
+        swept.data = if self.data { Some(app.block_on(sweep::find_data(&world, Timestamp::now()))?) } else { None };
+        if !app.dry_run && !swept.leftovers.is_empty() {
+            if self.everybody {
+                world.report.line(&swept.table());
+            }
+            let names: Vec<&str> = swept.leftovers.iter().map(|leftover| leftover.resource.name.as_str()).collect();
+            let others = machines::of_others(swept.leftovers.iter().map(|leftover| &leftover.resource));
+            app.output.confirm(&format!("{others}Destroy {}?", names.join(", ")), app.yes)?;
+            app.block_on(sweep::reap(&world, &swept.leftovers))?;
         }
-        if let Some(data) = data.as_ref().filter(|data| !app.dry_run && !data.is_empty()) {
+        if let Some(data) = swept.data.as_ref().filter(|data| !app.dry_run && !data.is_empty()) {
             app.output.confirm(&format!("Remove {} from the store?", in_words(data)), app.yes)?;
             app.block_on(sweep::remove_data(&world, data))?;
         }
-        app.output.show(&Swept { leftovers, data, destroyed: !app.dry_run })
+        swept.destroyed = !app.dry_run;
+        app.output.show(&swept)
     }
 }
 
@@ -57,6 +68,27 @@ struct Swept {
     /// Of the store, when it was asked for.
     data: Option<Unneeded>,
     destroyed: bool,
+    /// The backend and its time, where machines of others are meant as well.
+    everybody: Option<(String, Timestamp)>,
+}
+
+impl Swept {
+    fn table(&self) -> String {
+        let Some((backend, now)) = &self.everybody else { return self.own_table() };
+        let mut table = Table::new(&[&machines::COLUMNS[..], &["WHY"]].concat());
+        for Leftover { resource, why } in &self.leftovers {
+            table.row(machines::row(backend, resource, *now).into_iter().chain([Cell::text(why)]));
+        }
+        table.render()
+    }
+
+    fn own_table(&self) -> String {
+        let mut table = Table::new(&["MACHINE", "JOB", "WHY"]);
+        for Leftover { resource, why } in &self.leftovers {
+            table.row([Cell::text(&resource.name), Cell::text(resource.attempt.job.to_string()), Cell::text(why)]);
+        }
+        table.render()
+    }
 }
 
 impl Show for Swept {
@@ -73,13 +105,9 @@ impl Show for Swept {
     }
 
     fn text(&self) -> String {
-        let mut table = Table::new(&["MACHINE", "JOB", "WHY"]);
-        for Leftover { resource, why } in &self.leftovers {
-            table.row([Cell::text(&resource.name), Cell::text(resource.attempt.job.to_string()), Cell::text(why)]);
-        }
         let verb = if self.destroyed { "destroyed" } else { "found" };
         let data = self.data.as_ref().map(|data| format!("\nin the store: {}", in_words(data))).unwrap_or_default();
-        format!("{}\n{} {verb}{data}", table.render(), self.leftovers.len())
+        format!("{}\n{} {verb}{data}", self.table(), self.leftovers.len())
     }
 
     fn names(&self) -> Vec<String> {

@@ -43,7 +43,12 @@ impl App<'_> {
 
     /// The world of a backend, with the store of the settings.
     pub fn world(&self, backend: &str) -> Result<World, Failure> {
-        self.connect(backend, self.store()?, self.settings.ttl.value)
+        self.world_of(backend, false)
+    }
+
+    /// As [`App::world`]; with `everybody` machines of other users and stores are meant as well.
+    pub fn world_of(&self, backend: &str, everybody: bool) -> Result<World, Failure> {
+        self.connect(backend, self.store()?, self.settings.ttl.value, everybody)
     }
 
     /// The backend of the settings; and, where the command line names none, those that cost money and have unfinished jobs of this store.
@@ -65,7 +70,7 @@ impl App<'_> {
     /// The world that a plan asks for.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
         let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
-        self.connect(&plan.backend, store, plan.ttl)
+        self.connect(&plan.backend, store, plan.ttl, false)
     }
 
     /// As [`App::world_of_plan`], for who only looks: a store that nobody here is signed in to is told, and left alone.
@@ -74,7 +79,7 @@ impl App<'_> {
             if failure.exit != Exit::Denied {
                 return Err(failure);
             }
-            let world = self.connect(&plan.backend, Arc::new(MemoryStore::new()), plan.ttl)?;
+            let world = self.connect(&plan.backend, Arc::new(MemoryStore::new()), plan.ttl, false)?;
             world.report.warn(&failure.message);
             Ok(world)
         })
@@ -85,7 +90,7 @@ impl App<'_> {
         let store = self.store()?;
         let id = plan::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
-        Ok((self.connect(&record.plan.backend, store, record.plan.ttl)?, record))
+        Ok((self.connect(&record.plan.backend, store, record.plan.ttl, false)?, record))
     }
 
     /// As [`App::job`], for what needs no provider.
@@ -95,18 +100,19 @@ impl App<'_> {
         Ok((store, id))
     }
 
-    fn connect(&self, backend: &str, store: Arc<dyn Store>, life: Span) -> Result<World, Failure> {
+    fn connect(&self, backend: &str, store: Arc<dyn Store>, life: Span, everybody: bool) -> Result<World, Failure> {
         let environment = Environment {
             state: self.settings.directories.state()?.to_owned(),
             executable: executable()?,
             variables: env::vars_os().collect(),
             agent_life: life.0 + FAREWELL,
             store,
+            everybody,
         };
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let cache = self.settings.directories.cache()?.to_owned();
         let supervisor = Holder::this_process(0);
-        Ok(World { store, provider, clock, report: self.output.report(), cache, supervisor })
+        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor })
     }
 }
 

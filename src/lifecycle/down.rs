@@ -2,17 +2,37 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{Result, World, cancel, journal, teardown};
-use crate::{job::id::JobId, store::Store};
+use super::{Resource, Result, World, cancel, journal, teardown};
+use crate::{
+    exit::{Exit, Failure},
+    job::id::JobId,
+    provider::Whose,
+    store::Store,
+};
 
 /// Destroys the machines of a job and proves it. A job that is not finished is cancelled first, so that nobody starts it again; one
 /// whose record is lost or unreadable is destroyed by its id alone.
+///
+/// # Errors
+/// [`Exit::Conflict`] when this store knows no such job, and another one has machines of it.
 pub async fn down(world: &World, id: &JobId) -> Result<()> {
-    let unfinished = journal::read(world.store.as_ref(), id).await.is_ok_and(|(record, _)| !record.state.is_finished());
-    if unfinished {
+    let read = journal::read(world.store.as_ref(), id).await;
+    if read.as_ref().is_ok_and(|(record, _)| !record.state.is_finished()) {
         cancel::cancel(world, id, Duration::ZERO).await?;
     }
-    teardown::destroy(world, id).await
+    teardown::destroy(world, id).await?;
+    match read {
+        Err(failure) if failure.exit == Exit::NotFound => none_elsewhere(world, id).await,
+        _ => Ok(()),
+    }
+}
+
+async fn none_elsewhere(world: &World, id: &JobId) -> Result<()> {
+    let all = world.provider.list().await?;
+    let Some(left) = all.iter().find(|resource| resource.attempt.job == *id && !world.reaches(resource)) else { return Ok(()) };
+    let message = format!("{} is left alone: {}", left.name, left.belongs.apart());
+    Err(Failure::new(Exit::Conflict, message)
+        .fix(format!("name that store with --store, or add --everybody: `ftctl down {id} --everybody`")))
 }
 
 /// What [`down`] would do, one act a line.
@@ -20,12 +40,31 @@ pub async fn preview(world: &World, id: &JobId) -> Result<Vec<String>> {
     let record = journal::read(world.store.as_ref(), id).await.ok().map(|(record, _)| record);
     let cancel = record.filter(|record| !record.state.is_finished()).map(|_| format!("cancel {id}"));
     let machines = teardown::remaining(world, id).await?;
-    Ok(cancel.into_iter().chain(machines.into_iter().map(|machine| format!("destroy {}", machine.name))).collect())
+    let destroy = |machine: Resource| match machine.belongs.apart() {
+        why if why.is_empty() => format!("destroy {}", machine.name),
+        why => format!("destroy {} ({why})", machine.name),
+    };
+    Ok(cancel.into_iter().chain(machines.into_iter().map(destroy)).collect())
 }
 
-/// The jobs that own something at the provider.
-pub async fn owners(world: &World) -> Result<Vec<JobId>> {
-    Ok(world.provider.list().await?.into_iter().map(|resource| resource.attempt.job).collect())
+/// What a verb that names no job finds at a backend.
+#[derive(Default)]
+pub struct Found {
+    /// This user's machines of this store, or everybody's where the world means them.
+    pub meant: Vec<Resource>,
+    /// Jobs with machines of another user, which this store has as well.
+    pub of_others: BTreeSet<JobId>,
+}
+
+/// Looks at every machine of the backend, and names those that it leaves alone.
+pub async fn find(world: &World) -> Result<Found> {
+    let (meant, others): (Vec<_>, Vec<_>) = world.provider.list().await?.into_iter().partition(|resource| world.owns(resource));
+    others.iter().for_each(|resource| world.leave_alone(resource));
+    let theirs = others.into_iter().filter(|resource| resource.belongs.whose == Whose::OtherOwner);
+    let of_others: BTreeSet<JobId> = theirs.map(|resource| resource.attempt.job).collect();
+    // With a machine its whole job goes.
+    let meant = meant.into_iter().filter(|resource| !of_others.contains(&resource.attempt.job)).collect();
+    Ok(Found { meant, of_others })
 }
 
 /// The jobs of this store that are not finished. An unreadable record counts: it is no reason to leave a machine behind.

@@ -39,7 +39,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use crate::{
     exit::Failure,
     job::{clock::Clock, report::Report, state::State},
-    provider::Provider,
+    provider::{Provider, Whose},
     store::{Store, lease::Holder},
 };
 
@@ -56,8 +56,28 @@ pub struct World {
     pub report: Arc<dyn Report>,
     /// Safe to delete: libtorch, built trainers, prepared datasets.
     pub cache: PathBuf,
+    /// Machines of others are meant as well.
+    pub everybody: bool,
     /// Who drives: the same all through one invocation, so that its roll-back need not wait for the lease of what it interrupted.
     pub supervisor: Holder,
+}
+
+impl World {
+    /// Whether what names no job is meant for this machine.
+    pub fn owns(&self, resource: &Resource) -> bool {
+        self.everybody || resource.belongs.whose == Whose::Ours
+    }
+
+    /// Whether what is asked for its job by the id is meant for this machine.
+    pub fn reaches(&self, resource: &Resource) -> bool {
+        self.everybody || resource.belongs.goes_with_its_job()
+    }
+
+    /// Says that what names no job is not done to a machine.
+    fn leave_alone(&self, resource: &Resource) {
+        let why = resource.belongs.apart();
+        self.report.line(&format!("{} is left alone until its time is over: {why}", resource.name));
+    }
 }
 
 /// When to look at the job again.

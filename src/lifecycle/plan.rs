@@ -37,7 +37,10 @@ pub async fn open(world: &World, plan: Plan, key: Option<&str>, submit: bool) ->
 
 async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     let store = world.store.as_ref();
-    let fresh = JobId::derive(&plan.name, &key.map_or_else(nonce, |key| format!("key {key}")));
+    let fresh = match key {
+        Some(key) => of_key(store, &plan.name, key).await?,
+        None => JobId::derive(&plan.name, &nonce()),
+    };
     let entry: Option<(NameEntry, _)> = find_json(store, &path::name(&plan.name)).await?;
     let (id, condition) = match entry {
         None => (fresh, Condition::IfAbsent),
@@ -53,6 +56,17 @@ async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool)
     let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), id: id.clone() };
     write_json(store, &path::name(&plan.name), &entry, condition).await?;
     create(world, id, plan, key, submit).await
+}
+
+/// The id that a key stands for. The store is part of it: the same key in another store, as the numbers of builds are, is another job, and no
+/// machine is taken for that of both. An older ftctl left the store out: a job that it made so keeps its id.
+async fn of_key(store: &dyn Store, name: &str, key: &str) -> Result<JobId> {
+    let older = JobId::derive(name, &format!("key {key}"));
+    match journal::read(store, &older).await {
+        Ok((record, _)) if has_key(&record, Some(key)) => Ok(older),
+        Err(failure) if failure.exit != Exit::NotFound => Err(failure),
+        _ => Ok(JobId::derive(name, &format!("key {key}\0store {}", store.identity().await?))),
+    }
 }
 
 fn has_key(record: &Record, key: Option<&str>) -> bool {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, journal, teardown};
+use super::{Result, World, down, journal, teardown};
 use crate::{
     exit::Exit,
     job::{id::JobId, plan::DataPlan, state::State},
@@ -18,6 +18,8 @@ use crate::{
 
 /// Nothing younger is taken for unneeded.
 const DAY: Duration = Duration::from_secs(86_400);
+/// Clocks that are further apart are no ground to end what may be at work.
+const SKEW: Duration = Duration::from_secs(300);
 
 pub const SWEEP_SCHEMA: &str = "ftctl.sweep/1";
 
@@ -28,37 +30,67 @@ pub struct Leftover {
     pub why: String,
 }
 
-/// Machines past their expiry, and (unless `expired_only`) machines whose job is finished or unknown to this store.
+/// Machines past their expiry, and (unless `expired_only`) machines whose job is finished or unknown to this store: those of this user and this
+/// store, or everybody's where the world means them.
 pub async fn find(world: &World, expired_only: bool) -> Result<Vec<Leftover>> {
-    let now = world.clock.now();
+    let meant = down::find(world).await?.meant;
+    // By the cloud's own clock, not by that of whoever asks: where it is not known, nothing has expired.
+    let now = world.provider.now().await;
     let mut leftovers = Vec::new();
-    for resource in world.provider.list().await? {
-        let why = match resource.expires.filter(|expires| *expires <= now) {
-            Some(expires) => Some(format!("expired {expires:.0}")),
-            None if expired_only => None,
-            None => unneeded(world, &resource).await?,
-        };
-        if let Some(why) = why {
-            leftovers.push(Leftover { resource, why });
-        }
+    for resource in meant {
+        let why = unneeded(world, &resource, now, expired_only).await?;
+        leftovers.extend(why.map(|why| Leftover { resource, why }));
     }
     Ok(leftovers)
 }
 
-async fn unneeded(world: &World, resource: &Resource) -> Result<Option<String>> {
+async fn unneeded(world: &World, resource: &Resource, now: Option<Timestamp>, expired_only: bool) -> Result<Option<String>> {
+    let without_job = without_job(world, resource).await;
+    match (time_of(resource.expires, now, world.clock.now()), without_job) {
+        (Time::Left, _) if expired_only => Ok(None),
+        (Time::Left, without_job) => without_job,
+        (_, Err(failure)) if matches!(failure.exit, Exit::Network | Exit::Denied) => Err(failure),
+        (Time::Doubtful { over, now }, Ok(None)) => {
+            world.report.warn(&format!(
+                "{} is left alone: it expired {over:.0} and its job is not finished, but it is {now:.0} by its backend's clock, and not by \
+                 this machine's; correct the clock, or end the job with `ftctl down {}`",
+                resource.name, resource.attempt.job
+            ));
+            Ok(None)
+        }
+        (Time::Doubtful { over, .. } | Time::Over(over), _) => Ok(Some(format!("expired {over:.0}"))),
+    }
+}
+
+/// How a machine's time stands.
+#[derive(Debug, PartialEq, Eq)]
+enum Time {
+    Left,
+    Over(Timestamp),
+    /// Over by its backend's clock, which is far from ours.
+    Doubtful {
+        over: Timestamp,
+        now: Timestamp,
+    },
+}
+
+/// By the backend's clock, `now`, and not by ours, `here`: a laptop that is a day ahead has not outlived anybody.
+fn time_of(expires: Option<Timestamp>, now: Option<Timestamp>, here: Timestamp) -> Time {
+    match expires.zip(now).filter(|(expires, now)| expires <= now) {
+        None => Time::Left,
+        Some((over, now)) if here.duration_since(now).unsigned_abs() > SKEW => Time::Doubtful { over, now },
+        Some((over, _)) => Time::Over(over),
+    }
+}
+
+/// Why no job needs the machine, as far as this store knows; `None` while one may.
+async fn without_job(world: &World, resource: &Resource) -> Result<Option<String>> {
+    if !resource.belongs.goes_with_its_job() {
+        return Ok(Some(resource.belongs.apart()));
+    }
     match journal::read(world.store.as_ref(), &resource.attempt.job).await {
-        Ok((record, _)) if record.state == State::Finished => Ok(Some("its job is finished".to_owned())),
-        Ok(_) => Ok(None),
-        Err(failure) if failure.exit == Exit::NotFound => Ok(match &resource.store {
-            // It may be training: who looks into that store knows.
-            Some(store) if store != world.store.url() => {
-                world
-                    .report
-                    .line(&format!("{} is left alone until its time is over: its job is in the store {store}", resource.name));
-                None
-            }
-            _ => Some("no record of its job in this store".to_owned()),
-        }),
+        Ok((record, _)) => Ok((record.state == State::Finished).then(|| "its job is finished".to_owned())),
+        Err(failure) if failure.exit == Exit::NotFound => Ok(Some("no record of its job in this store".to_owned())),
         Err(failure) => Err(failure),
     }
 }
@@ -96,4 +128,24 @@ pub async fn reap(world: &World, leftovers: &[Leftover]) -> Result<()> {
         teardown::destroy(world, job).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_backends_clock_says_what_has_expired() {
+        let at = |hours: i64| Timestamp::from_second(hours * 3_600).unwrap();
+        let (noon, one) = (at(12), at(13));
+        assert_eq!(time_of(Some(one), Some(noon), noon), Time::Left);
+        assert_eq!(time_of(Some(noon), Some(one), one), Time::Over(noon));
+        // Whoever asks is a day ahead, or a day behind.
+        assert_eq!(time_of(Some(one), Some(noon), at(36)), Time::Left);
+        assert_eq!(time_of(Some(noon), Some(one), at(-11)), Time::Doubtful { over: noon, now: one });
+        assert_eq!(time_of(Some(noon), Some(one), at(36)), Time::Doubtful { over: noon, now: one });
+        // Nobody can say, or nothing ends it.
+        assert_eq!(time_of(Some(noon), None, one), Time::Left);
+        assert_eq!(time_of(None, Some(one), one), Time::Left);
+    }
 }

@@ -63,7 +63,7 @@ async fn try_to_destroy(world: &World, id: &JobId) -> Result<()> {
 /// What the provider still shows of a job.
 pub async fn remaining(world: &World, id: &JobId) -> Result<Vec<Resource>> {
     let all = world.provider.list().await?;
-    Ok(all.into_iter().filter(|resource| resource.attempt.job == *id).collect())
+    Ok(all.into_iter().filter(|resource| resource.attempt.job == *id && world.reaches(resource)).collect())
 }
 
 fn may_bill(id: &JobId, why: &str) -> Failure {

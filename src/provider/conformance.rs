@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use ft_trainer::config::{ModelConfig, TrainSettings};
 
-use super::{Class, Provider, Sighting};
+use super::{Class, Provider, Sighting, Whose};
 use crate::job::{
     digest::Digest,
     docker::DockerPlan,
@@ -21,6 +21,9 @@ use crate::job::{
 pub trait World: Send + Sync {
     /// A client of its own for the same place, as a second laptop would have it.
     fn client(&self) -> Arc<dyn Provider>;
+
+    /// A client whose jobs are in another store; with `everybody` it means the machines of others as well.
+    fn elsewhere(&self, everybody: bool) -> Arc<dyn Provider>;
 
     /// Lets the agent of this attempt finish its work, and returns when nothing of it runs any more.
     async fn finish(&self, attempt: &AttemptId);
@@ -101,6 +104,7 @@ pub async fn suite(world: &dyn World) {
     preemption_comes_before_the_agent(world).await;
     attempts_stand_side_by_side(world).await;
     destroy_leaves_other_jobs_alone(world).await;
+    machines_of_another_store_are_left_alone(world).await;
     assert_eq!(names(world).await, [""; 0], "every check cleans up after itself");
 }
 
@@ -148,6 +152,8 @@ async fn provision_makes_one_machine(world: &dyn World) {
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].name.clone(), &first[0].attempt), (attempt.machine_name(), &attempt), "names derive from ids");
     assert_eq!(first[0].expires, first[0].since.checked_add(plan().ttl.0).ok(), "the kill switch is set from the start");
+    assert_eq!(first[0].belongs.whose, Whose::Ours);
+    assert!(client.now().await.is_some_and(|now| now >= first[0].since), "by the clock of its times");
     assert_eq!(client.price(&plan()).await.expect("price").per_hour, first[0].price_per_hour);
     destroyed(world, &attempt).await;
     destroyed(world, &attempt).await;
@@ -239,4 +245,25 @@ async fn destroy_leaves_other_jobs_alone(world: &dyn World) {
     destroyed(world, &one).await;
     assert_eq!(see(world, &other).await, Sighting::Alive { agent: true });
     destroyed(world, &other).await;
+}
+
+/// Equal names in two stores: a record that was copied, a debt that was made up.
+async fn machines_of_another_store_are_left_alone(world: &dyn World) {
+    let (attempt, other) = (started(world, "not-theirs").await, world.elsewhere(false));
+    let error = other.provision(&attempt, &plan(), &world.image()).await.expect_err("it is another's");
+    assert_eq!(error.class, Class::Conflict, "{error}");
+    let launched = other.launch(&order(&attempt)).await.map_err(|error| error.class);
+    assert_eq!(launched, Err(Class::Network), "as if there were none");
+    assert_eq!(other.observe(&attempt).await, Ok(Sighting::Gone));
+    other.preempt(&attempt).await.expect_err("it is another's");
+    other.session(&attempt, &["true".to_owned()], false).await.map(drop).expect_err("it is another's");
+    other.destroy(&attempt.job).await.expect("there is nothing of its own");
+    assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: true });
+    let seen = other.list().await.expect("list");
+    let seen = seen.iter().find(|resource| resource.attempt == attempt).expect("shown");
+    assert_eq!(seen.belongs.whose, Whose::OtherStore);
+    world.finish(&attempt).await;
+    assert_eq!(world.starts(&attempt), 1);
+    world.elsewhere(true).destroy(&attempt.job).await.expect("who means everybody's machines gets them");
+    destroyed(world, &attempt).await;
 }

@@ -28,9 +28,11 @@ pub mod gce;
 pub mod local;
 pub mod registry;
 pub mod session;
+pub mod whose;
 
 pub use error::{Class, LeftBehind, ProviderError};
 pub use session::Session;
+pub use whose::{Belongs, Whose};
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 
@@ -70,9 +72,8 @@ pub struct Resource {
     /// When the provider destroys it by itself.
     pub expires: Option<Timestamp>,
     pub price_per_hour: Money,
-    /// Which store has its job, where the machine can tell.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub store: Option<String>,
+    #[serde(flatten)]
+    pub belongs: Belongs,
 }
 
 /// What can be seen of an attempt.
@@ -113,6 +114,9 @@ pub struct Console {
 
 /// The contract. Every method may be called again after a crash at any instant and must then find, not repeat, what was done:
 /// names are derived from the attempt, so there is nothing to remember.
+///
+/// A machine is an attempt's by what it says itself, never by its name alone. One whose job is in another store is as if it were not there,
+/// but for [`Provider::provision`], which refuses, and [`Provider::list`], which shows it.
 #[async_trait]
 pub trait Provider: Send + Sync {
     fn capabilities(&self) -> Capabilities;
@@ -138,7 +142,7 @@ pub trait Provider: Send + Sync {
     async fn price(&self, plan: &Plan) -> Result<Price>;
 
     /// Creates the machine of this attempt, or finds it. An existing one is not changed. `image` is what [`Capabilities::trainer`]
-    /// asked for.
+    /// asked for. Fails as [`Class::Conflict`] when something that is not of this job has the name.
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()>;
 
     /// What was refused on the way to the machine that [`Provider::provision`] made last, in words: told once.
@@ -170,8 +174,11 @@ pub trait Provider: Send + Sync {
     /// sent is sent first where the machine allows it. Returns when [`Provider::list`] no longer shows the job.
     async fn destroy(&self, job: &JobId) -> Result<()>;
 
-    /// Everything of ours that exists, from the provider's own truth.
+    /// Everything of ours that exists, from the provider's own truth, and what of others can be told apart.
     async fn list(&self) -> Result<Vec<Resource>>;
+
+    /// The time by the clock that [`Resource::expires`] is of; `None` where nobody can say.
+    async fn now(&self) -> Option<Timestamp>;
 
     /// Removes what of ours belongs to no job, unless `only_look`, and names it.
     async fn tidy(&self, _only_look: bool) -> Result<Vec<String>> {

@@ -10,6 +10,7 @@ use super::{
     fake::Fake,
     gce::Gce,
     local::{self, Local},
+    whose::Party,
 };
 use crate::{
     job::{
@@ -35,9 +36,15 @@ pub struct Environment {
     pub agent_life: Duration,
     /// The job's store.
     pub store: Arc<dyn Store>,
+    /// Machines of other stores are meant as well.
+    pub everybody: bool,
 }
 
 impl Environment {
+    fn party(&self) -> Party {
+        Party { owner: owner(self), store: self.store.clone(), everybody: self.everybody }
+    }
+
     /// Empty ones count as absent.
     fn variable(&self, wanted: &str) -> Option<String> {
         let (_, value) = self.variables.iter().find(|(name, value)| name == wanted && !value.is_empty())?;
@@ -67,8 +74,8 @@ pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
 fn open_local(environment: &Environment) -> Connected {
     let variables = agent_environment(environment);
     let Environment { state, executable, store, .. } = environment.clone();
-    let clock = Arc::new(SystemClock);
-    let settings = local::Settings { state, executable, variables, notice: local::PREEMPTION_NOTICE, clock: clock.clone() };
+    let (party, clock) = (environment.party(), Arc::new(SystemClock));
+    let settings = local::Settings { state, party, executable, variables, notice: local::PREEMPTION_NOTICE, clock: clock.clone() };
     Connected { provider: Arc::new(Local::new(settings)), store, clock }
 }
 
@@ -76,7 +83,7 @@ fn open_docker(environment: &Environment) -> Connected {
     let store = environment.store.clone();
     let clock = Arc::new(SystemClock);
     let settings = docker::Settings {
-        owner: owner(environment),
+        party: environment.party(),
         address: azure::address(store.url(), &|name| environment.variable(name)).unwrap_or_default(),
         store: store.url().to_owned(),
         variables: agent_environment(environment),
@@ -86,7 +93,7 @@ fn open_docker(environment: &Environment) -> Connected {
     Connected { provider: Arc::new(Docker::new(settings)), store, clock }
 }
 
-/// The user's name, by which what is theirs is told from what others have on the same engine.
+/// The user's name, by which what is theirs is told from what others have on the same engine, or in the same project.
 fn owner(environment: &Environment) -> String {
     let name = environment.variable("USER").or_else(|| environment.variable("LOGNAME"));
     name.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()))
@@ -96,7 +103,7 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
     let store = environment.store.clone();
     let clock = Arc::new(SystemClock);
     let prices = Some(environment.state.join("prices.json"));
-    let provider = Gce::open(&|name| environment.variable(name), store.clone(), clock.clone(), prices)?;
+    let provider = Gce::open(&|name| environment.variable(name), environment.party(), clock.clone(), prices)?;
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 
@@ -120,7 +127,7 @@ fn agent_environment(environment: &Environment) -> AgentEnvironment {
 }
 
 fn open_fake(environment: &Environment) -> Result<Connected> {
-    let fake = Arc::new(Fake::open(&environment.state.join("fake"), environment.store.clone())?);
+    let fake = Arc::new(Fake::open(&environment.state.join("fake"), environment.party())?);
     Ok(Connected { store: fake.client_store(), clock: fake.clock(), provider: fake })
 }
 
@@ -147,6 +154,7 @@ mod tests {
             variables: ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_AUTH_ACCESS_TOKEN"].map(|name| (name.into(), "x".into())).to_vec(),
             agent_life: Duration::ZERO,
             store: Arc::new(MemoryStore::new()),
+            everybody: false,
         };
         for name in NAMES {
             assert!(open(name, &environment).is_ok(), "{name}");

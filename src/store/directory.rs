@@ -15,7 +15,7 @@ use std::{
     ops::Range,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -29,7 +29,7 @@ use sha2::{Digest, Sha256};
 use super::{
     Condition, ETag, Meta, Object, Result, Store, StoreError,
     beneath::{self, is_absent, is_file, split},
-    check_path, check_prefix, check_size,
+    check_path, check_prefix, check_size, identity,
 };
 
 /// The one name in the directory that holds no objects.
@@ -37,6 +37,10 @@ pub(super) const PRIVATE: &str = ".ftctl";
 
 const LOCKS: &str = ".ftctl/locks";
 const TEMPORARY: &str = ".ftctl/temporary";
+
+/// Below [`PRIVATE`]: the text that no other store has.
+const ID: &str = "id";
+const LONGEST_ID: u64 = 4_096;
 
 /// Locks are shared by the paths with the same first byte of digest: a fixed number of files however many objects there are.
 const LOCK_BYTES: usize = 1;
@@ -63,7 +67,7 @@ impl DirectoryStore {
             _ => {}
         }
         let url = path.display().to_string();
-        Ok(Self { root: Arc::new(Root { path }), url })
+        Ok(Self { root: Arc::new(Root { path, drawn: OnceLock::new() }), url })
     }
 
     /// Writes wait for locks and for the disk: they run where they hold nobody up. Reads of a local file are over sooner than
@@ -81,6 +85,10 @@ impl DirectoryStore {
 impl Store for DirectoryStore {
     fn url(&self) -> &str {
         &self.url
+    }
+
+    async fn identity(&self) -> Result<crate::job::digest::Digest> {
+        self.root.identity()
     }
 
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
@@ -148,6 +156,8 @@ impl Store for DirectoryStore {
 
 struct Root {
     path: PathBuf,
+    /// The id of a store that has none yet.
+    drawn: OnceLock<String>,
 }
 
 /// The directory opened for a write.
@@ -257,12 +267,42 @@ impl Root {
         }
     }
 
+    /// That of the id in `.ftctl/id`; before there is one, of the id that this process's first write gives the store.
+    fn identity(&self) -> Result<crate::job::digest::Digest> {
+        let opened = beneath::named(&self.path)
+            .and_then(|root| beneath::folder(&root, PRIVATE))
+            .and_then(|folder| beneath::open(&folder, ID, OpenOptions::new().read(true)));
+        let mut id = Vec::new();
+        match opened.and_then(|file| file.take(LONGEST_ID).read_to_end(&mut id)) {
+            Ok(_) => Ok(identity::of(id)),
+            Err(error) if is_absent(&error) => Ok(identity::of(self.drawn.get_or_init(identity::draw))),
+            Err(error) => Err(self.failed("read", ".ftctl/id", error)),
+        }
+    }
+
+    /// Gives the store its id, unless it has one.
+    fn name(&self, root: &Opened) -> io::Result<()> {
+        let folder = root.folder(PRIVATE)?;
+        if beneath::stat(&folder, ID)?.is_some() {
+            return Ok(());
+        }
+        let mut temporary = Temporary::new(root)?;
+        temporary.file.write_all(self.drawn.get_or_init(identity::draw).as_bytes())?;
+        temporary.file.sync_all()?;
+        let _lock = root.lock(ID)?;
+        if beneath::stat(&folder, ID)?.is_none() {
+            temporary.folder.rename(&temporary.name, &folder, ID)?;
+        }
+        beneath::sync(&folder)
+    }
+
     /// Replaces an object by what `fill` writes, when `condition` holds. The bytes are on the disk before the object has its name.
     fn write(&self, path: &str, condition: &Condition, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<ETag> {
         let failed = |error| self.failed("write", path, error);
         // Asked twice: here to spare the copy of a file that is in the store already, below to be sure.
         allowed(path, condition, self.stat(path)?.as_ref())?;
         let root = self.make().map_err(failed)?;
+        self.name(&root).map_err(failed)?;
         let mut temporary = Temporary::new(&root).map_err(failed)?;
         fill(&mut temporary.file)?;
         temporary.file.sync_all().map_err(failed)?;
@@ -753,7 +793,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_store_and_what_to_do() {
-        let root = Root { path: std::env::temp_dir() };
+        let root = Root { path: std::env::temp_dir(), drawn: OnceLock::new() };
         for (number, expected) in [
             (rustix::io::Errno::NOSPC, "MB are free); free some space"),
             (rustix::io::Errno::DQUOT, "MB are free); free some space"),

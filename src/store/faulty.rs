@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Condition, ETag, Meta, Object, Result, Store, StoreError};
+use crate::job::digest::Digest;
 
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
@@ -99,6 +100,11 @@ impl Store for FaultyStore {
     fn url(&self) -> &str {
         self.inner.url()
     }
+
+    async fn identity(&self) -> Result<Digest> {
+        self.inner.identity().await
+    }
+
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
         self.before(path).await?;
         self.inner.get_limited(path, most).await

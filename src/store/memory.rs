@@ -3,20 +3,22 @@
 use std::{
     collections::BTreeMap,
     ops::Range,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, check_size};
+use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix, check_size, identity};
+use crate::job::digest::Digest;
 
 const URL: &str = "memory:";
 
 #[derive(Default)]
 pub struct MemoryStore {
     objects: Mutex<Objects>,
+    identity: OnceLock<Digest>,
 }
 
 #[derive(Default)]
@@ -73,6 +75,10 @@ fn below<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
 impl Store for MemoryStore {
     fn url(&self) -> &'static str {
         URL
+    }
+
+    async fn identity(&self) -> Result<Digest> {
+        Ok(self.identity.get_or_init(|| identity::of(identity::draw())).clone())
     }
 
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {

@@ -11,6 +11,8 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::job::digest::Digest;
+
 pub mod artifacts;
 pub mod azure;
 #[cfg(test)]
@@ -26,6 +28,7 @@ pub mod directory;
 #[cfg(test)]
 pub(crate) mod faulty;
 mod fetch;
+mod identity;
 pub mod lease;
 pub mod log;
 pub mod memory;
@@ -109,6 +112,9 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 pub trait Store: Send + Sync {
     /// As the user named it, for messages and for the agent's order.
     fn url(&self) -> &str;
+
+    /// Which store this is, wherever it is seen from: the same however its URL is spelled, and never that of another one.
+    async fn identity(&self) -> Result<Digest>;
 
     /// How many requests at once hide the store's latency.
     fn jobs(&self) -> usize {

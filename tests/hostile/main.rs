@@ -8,4 +8,5 @@ mod common;
 mod devcloud;
 mod files;
 mod inputs;
+mod machines;
 mod terminal;

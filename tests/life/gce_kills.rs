@@ -259,7 +259,7 @@ impl Place {
         let mut other = Sandbox::new();
         other.variables.clone_from(&self.sandbox.variables);
         other.variables.retain(|(name, _)| name != "FTCTL_STORE");
-        other.ok(&["down", "--all", "-y"]);
+        other.ok(&["down", "--all", "--everybody", "-y"]);
     }
 }
 

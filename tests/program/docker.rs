@@ -229,6 +229,8 @@ fn docker_containers_without_a_record_are_found_and_sent_home() {
     place.trained_to(&job, 20);
     std::fs::create_dir(place.sandbox.path("another")).expect("a directory");
     let elsewhere = ["down", "--all", "--store", "another"];
+    assert!(!place.ok(&[&elsewhere[..], &["-y"]].concat()).contains(&job), "it is of another store");
+    let elsewhere = [&elsewhere[..], &["--everybody"]].concat();
     let acts = place.ok(&[&elsewhere[..], &["--dry-run"]].concat());
     assert!(acts.contains(&format!("destroy {job}-a1")), "{acts}");
     assert!(place.ok(&[&elsewhere[..], &["-y"]].concat()).contains(&format!("{job}: gone")));

@@ -161,14 +161,18 @@ fn a_sweep_leaves_machines_alone_whose_job_is_in_another_store() {
     assert!(
         said.stderr.contains(&format!("{id}-a1 is left alone until its time is over: its job is in the store {}", other.display()))
     );
-    // Lost is not elsewhere.
+    // A record that is lost is not elsewhere.
+    std::fs::remove_dir_all(other.join("ftctl")).expect("removed");
+    let dry = sandbox.run(&["sweep", "--dry-run", "--store", "other"]);
+    assert!(dry.stdout.contains("no record of its job in this store") && dry.stdout.ends_with("1 found\n"), "{}", dry.stdout);
+    // A store that is lost is: nobody can say any more that it was this one.
     std::fs::remove_dir_all(&other).expect("removed");
     let said = sandbox.run(&["sweep", "-y", "--store", "other"]);
-    assert!(
-        said.stdout.contains("no record of its job in this store") && said.stdout.ends_with("1 destroyed\n"),
-        "{}",
-        said.stdout
-    );
+    assert!(said.stdout.ends_with("0 destroyed\n") && said.stderr.contains("is left alone"), "{}", said.stderr);
+    let said = sandbox.run(&["down", &id, "-y", "--store", "other"]);
+    assert!(said.code == Some(12) && said.stderr.contains(&format!("ftctl down {id} --everybody")), "{}", said.stderr);
+    let said = sandbox.run(&["sweep", "--everybody", "-y", "--store", "other"]);
+    assert!(said.stdout.contains(&format!("{id}-a1")) && said.stdout.ends_with("1 destroyed\n"), "{}", said.stdout);
 }
 
 #[test]

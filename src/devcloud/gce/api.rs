@@ -24,6 +24,15 @@ pub struct Request {
     pub body: Value,
 }
 
+impl Request {
+    /// As somebody hears it who does not listen to the end.
+    pub fn unfiltered(&self) -> Self {
+        let mut request = self.clone();
+        request.query.remove("filter");
+        request
+    }
+}
+
 /// An answer that is an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {

@@ -28,6 +28,8 @@ pub struct Script {
     pub quota_in_operation: bool,
     pub preemptions: Vec<Preemption>,
     pub troubles: Vec<Trouble>,
+    /// Lists answer with everything, whatever was asked for: who goes by the filter alone touches what is not meant.
+    pub ignores_filters: bool,
     /// What machines cost, and the billing catalogue says, beside the table in this program.
     pub price_factor: f64,
 }
@@ -46,6 +48,7 @@ impl Default for Script {
             quota_in_operation: false,
             preemptions: Vec::new(),
             troubles: Vec::new(),
+            ignores_filters: false,
             price_factor: 1.0,
         }
     }

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use bollard::{
-    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status},
+    models::{ContainerInspectResponse, ContainerState, ContainerStateStatusEnum as Status, ContainerSummary},
     query_parameters::{
         ContainerArchiveInfoOptions, KillContainerOptions, ListContainersOptions, LogsOptions, RemoveContainerOptions,
         UploadToContainerOptions,
@@ -20,13 +20,23 @@ use super::{
 };
 use crate::{
     docker,
-    job::docker::numbers,
-    provider::{Class, LeftBehind, ProviderError, Resource, Result, error::last_statement},
+    job::{
+        docker::numbers,
+        id::{AttemptId, JobId},
+    },
+    provider::{Class, LeftBehind, ProviderError, Resource, Result, error::last_statement, whose::Mark},
 };
 
 impl Docker {
     pub(super) async fn inspect(&self, name: &str) -> Result<Option<ContainerInspectResponse>> {
         found(&format!("look at the container {name}"), self.engine().await?.docker.inspect_container(name, None).await)
+    }
+
+    /// The attempt's container. One that only has its name is as if it were not there.
+    pub(super) async fn container(&self, attempt: &AttemptId) -> Result<Option<ContainerInspectResponse>> {
+        let mark = self.mark().await?;
+        let found = self.inspect(&attempt.machine_name()).await?;
+        Ok(found.filter(|found| labels(found).is_some_and(|labels| machine::is_of(labels, &attempt.job, &mark))))
     }
 
     /// Whether its agent has begun, or never may.
@@ -53,16 +63,28 @@ impl Docker {
         }
     }
 
-    /// Every container of the job, whoever made it, in the order of attempts.
-    pub(super) async fn containers(&self, label: &str, value: &str) -> Result<Vec<Resource>> {
-        let filters = HashMap::from([("label".to_owned(), vec![format!("{label}={value}")])]);
+    /// The containers of the job, whoever made them.
+    pub(super) async fn containers_of(&self, job: &JobId) -> Result<Vec<Resource>> {
+        let mark = self.mark().await?;
+        self.containers(&format!("{}={job}", machine::JOB), &mark, |labels| machine::is_of(labels, job, &mark)).await
+    }
+
+    /// Every container with this label, or with this value of it, of which `keep` holds, in the order of attempts.
+    pub(super) async fn containers(
+        &self,
+        label: &str,
+        mark: &Mark<'_>,
+        keep: impl Fn(&HashMap<String, String>) -> bool,
+    ) -> Result<Vec<Resource>> {
+        let filters = HashMap::from([("label".to_owned(), vec![label.to_owned()])]);
         let options = ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
         let answer = self.engine().await?.docker.list_containers(Some(options)).await;
         let summaries = answer.map_err(|error| failed("list containers", &error))?;
-        let mut found: Vec<Resource> = summaries
-            .into_iter()
-            .filter_map(|container| machine::resource(container.names?.first()?, &container.labels?))
-            .collect();
+        let kept = |container: ContainerSummary| {
+            let labels = container.labels.filter(&keep)?;
+            machine::resource(container.names?.first()?, &labels, mark)
+        };
+        let mut found: Vec<Resource> = summaries.into_iter().filter_map(kept).collect();
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
     }
@@ -137,6 +159,10 @@ impl Docker {
         let answer = self.engine().await?.docker.remove_container(name, Some(options)).await;
         done(&format!("remove the container {name}"), answer).map_err(|error| error.leaving(LeftBehind::Removable))
     }
+}
+
+pub(super) fn labels(found: &ContainerInspectResponse) -> Option<&HashMap<String, String>> {
+    found.config.as_ref()?.labels.as_ref()
 }
 
 pub(super) fn status(found: &ContainerInspectResponse) -> Status {

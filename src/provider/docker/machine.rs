@@ -22,7 +22,10 @@ use crate::{
         plan::Plan,
         units::Money,
     },
-    provider::Resource,
+    provider::{
+        Resource,
+        whose::{Mark, Said, is_label},
+    },
 };
 
 pub const ORDER: &str = "ftctl/order.json";
@@ -33,7 +36,9 @@ pub const BEGUN: &str = "ftctl/begun";
 pub const OWNER: &str = "ftctl.owner";
 pub const JOB: &str = "ftctl.job";
 const ATTEMPT: &str = "ftctl.attempt";
+/// A digest; an older ftctl wrote the URL here.
 const STORE: &str = "ftctl.store";
+const STORE_URL: &str = "ftctl.store-url";
 const SINCE: &str = "ftctl.since";
 const EXPIRES: &str = "ftctl.expires";
 
@@ -50,6 +55,7 @@ pub struct Order<'a> {
     /// Where it is a directory.
     pub store: Option<&'a Path>,
     pub owner: &'a str,
+    pub mark: &'a Mark<'a>,
     pub now: Timestamp,
 }
 
@@ -77,7 +83,8 @@ fn labels(order: &Order<'_>, plan: &Plan) -> HashMap<String, String> {
         (OWNER, order.owner.to_owned()),
         (JOB, order.attempt.job.to_string()),
         (ATTEMPT, order.attempt.attempt.to_string()),
-        (STORE, order.url.to_owned()),
+        (STORE, order.mark.store.clone()),
+        (STORE_URL, order.url.to_owned()),
         (SINCE, order.now.to_string()),
         (EXPIRES, expires.to_string()),
     ];
@@ -129,11 +136,23 @@ fn bind(source: &str, target: &str, read_only: bool) -> Mount {
 }
 
 /// What a container says of itself; `None` when it is none of ours. One whose times are damaged counts as expired.
-pub fn resource(name: &str, labels: &HashMap<String, String>) -> Option<Resource> {
+pub fn resource(name: &str, labels: &HashMap<String, String>, mark: &Mark<'_>) -> Option<Resource> {
     let attempt = AttemptId::new(&JobId::parse(labels.get(JOB)?)?, labels.get(ATTEMPT)?.parse().ok()?);
     let time = |label| labels.get(label).and_then(|text| text.parse().ok());
     let since = time(SINCE).unwrap_or(Timestamp::UNIX_EPOCH);
     let expires = time(EXPIRES).or(Some(since));
-    let (name, store) = (name.trim_start_matches('/').to_owned(), labels.get(STORE).cloned());
-    Some(Resource { name, attempt, since, expires, price_per_hour: Money::ZERO, store })
+    let (name, belongs) = (name.trim_start_matches('/').to_owned(), mark.belongs(said(labels)));
+    Some(Resource { name, attempt, since, expires, price_per_hour: Money::ZERO, belongs })
+}
+
+/// What labels say of whose a container is.
+pub fn said(labels: &HashMap<String, String>) -> Said<'_> {
+    let text = |label| labels.get(label).map(String::as_str);
+    let (store, older) = (text(STORE).filter(|text| is_label(text)), text(STORE).filter(|text| !is_label(text)));
+    Said { owner: text(OWNER), store, url: text(STORE_URL).or(older) }
+}
+
+/// Whether labels say that a container is of this job, and of no equal one in another store.
+pub fn is_of(labels: &HashMap<String, String>, job: &JobId, mark: &Mark<'_>) -> bool {
+    labels.get(JOB).is_some_and(|text| text == job.as_str()) && mark.reaches(said(labels))
 }

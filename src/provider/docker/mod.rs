@@ -27,6 +27,7 @@ use bollard::{
     models::{ContainerInspectResponse, ContainerStateStatusEnum as Status},
     query_parameters::{CreateContainerOptions, StopContainerOptions},
 };
+use jiff::Timestamp;
 use tokio::{
     sync::OnceCell,
     time::{Instant, sleep},
@@ -34,12 +35,13 @@ use tokio::{
 
 use self::{
     archive::Entry,
-    containers::{gone, runs, status, user_of},
+    containers::{gone, labels, runs, status, user_of},
     error::{done, failed},
     machine::{BEGUN, ENVIRONMENT, ORDER},
 };
 use super::{
     AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, TrainerFrom,
+    whose::{Mark, Party, Whose, namesake, unknown_store},
 };
 use crate::{
     docker::{self, Engine},
@@ -70,7 +72,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct Settings {
     /// Whose containers [`Provider::list`] shows.
-    pub owner: String,
+    pub party: Party,
     /// As the job's order names it.
     pub store: String,
     /// Where requests to the store go.
@@ -94,6 +96,10 @@ impl Docker {
 
     async fn engine(&self) -> Result<&Engine> {
         Ok(self.engine.get_or_try_init(|| docker::connect(&Silent)).await?)
+    }
+
+    async fn mark(&self) -> Result<Mark<'_>> {
+        self.settings.party.mark().await.map_err(unknown_store)
     }
 }
 
@@ -135,9 +141,9 @@ impl Provider for Docker {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
-        let name = attempt.machine_name();
+        let (name, mark) = (attempt.machine_name(), self.mark().await?);
         if let Some(found) = self.inspect(&name).await? {
-            return ours(&name, attempt, &found);
+            return ours(&name, attempt, &found, &mark);
         }
         let order = machine::Order {
             attempt,
@@ -145,8 +151,9 @@ impl Provider for Docker {
             user: self.user(plan)?,
             url: &self.settings.store,
             store: self.directory(),
-            owner: &self.settings.owner,
-            now: self.settings.clock.now(),
+            owner: &self.settings.party.owner,
+            mark: &mark,
+            now: self.now().await.unwrap_or_else(|| self.settings.clock.now()),
         };
         let body = machine::container(&order, plan);
         let begun = Instant::now();
@@ -155,7 +162,7 @@ impl Provider for Docker {
             let Err(error) = self.engine().await?.docker.create_container(Some(options), body.clone()).await else { return Ok(()) };
             // Another client was faster; its container has the name for a moment before it is there.
             if let Some(found) = self.inspect(&name).await? {
-                return ours(&name, attempt, &found);
+                return ours(&name, attempt, &found, &mark);
             }
             let failed = failed(&format!("make the container {name}"), &error);
             if failed.class != Class::Conflict || begun.elapsed() > KILL_LIMIT {
@@ -166,8 +173,9 @@ impl Provider for Docker {
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {
-        let name = AttemptId::new(&order.job, order.attempt).machine_name();
-        let found = self.inspect(&name).await?.ok_or_else(|| gone(&name))?;
+        let attempt = AttemptId::new(&order.job, order.attempt);
+        let name = attempt.machine_name();
+        let found = self.container(&attempt).await?.ok_or_else(|| gone(&name))?;
         if status(&found) != Status::CREATED || self.has_begun(&name).await? {
             return Ok(());
         }
@@ -180,7 +188,7 @@ impl Provider for Docker {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
         let name = attempt.machine_name();
-        let Some(found) = self.inspect(&name).await? else { return Ok(Sighting::Gone) };
+        let Some(found) = self.container(attempt).await? else { return Ok(Sighting::Gone) };
         Ok(match status(&found) {
             Status::CREATED if self.has_begun(&name).await? => {
                 Sighting::Dead { why: "the container was taken away before its agent was started".to_owned() }
@@ -193,7 +201,7 @@ impl Provider for Docker {
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
         let name = attempt.machine_name();
-        let Some(found) = self.inspect(&name).await? else {
+        let Some(found) = self.container(attempt).await? else {
             return Err(ProviderError::new(Class::Invalid, format!("there is no container {name} to take away")));
         };
         if status(&found) == Status::CREATED {
@@ -206,7 +214,7 @@ impl Provider for Docker {
     }
 
     async fn destroy(&self, job: &JobId) -> Result<()> {
-        let containers = self.containers(machine::JOB, job.as_str()).await?;
+        let containers = self.containers_of(job).await?;
         for container in &containers {
             self.power_off(&container.name).await?;
         }
@@ -218,7 +226,7 @@ impl Provider for Docker {
         }
         let begun = Instant::now();
         loop {
-            let left = self.containers(machine::JOB, job.as_str()).await?;
+            let left = self.containers_of(job).await?;
             let Some(first) = left.first() else { return Ok(()) };
             if begun.elapsed() > KILL_LIMIT {
                 let why = format!("the engine does not remove the container {}", first.name);
@@ -229,7 +237,14 @@ impl Provider for Docker {
     }
 
     async fn list(&self) -> Result<Vec<Resource>> {
-        self.containers(machine::OWNER, &self.settings.owner).await
+        let Party { owner, everybody, .. } = &self.settings.party;
+        let label = if *everybody { machine::OWNER.to_owned() } else { format!("{}={owner}", machine::OWNER) };
+        self.containers(&label, &self.mark().await?, |_| true).await
+    }
+
+    /// The engine's.
+    async fn now(&self) -> Option<Timestamp> {
+        self.engine().await.ok()?.docker.info().await.ok()?.system_time?.parse().ok()
     }
 
     async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
@@ -237,15 +252,23 @@ impl Provider for Docker {
     }
 
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
-        session::open(&self.engine().await?.docker, &attempt.machine_name(), command, terminal).await
+        let name = attempt.machine_name();
+        self.container(attempt).await?.ok_or_else(|| {
+            ProviderError::new(Class::Invalid, format!("there is no container {name}")).fix("`ftctl status` shows which jobs run")
+        })?;
+        session::open(&self.engine().await?.docker, &name, command, terminal).await
     }
 }
 
-fn ours(name: &str, attempt: &AttemptId, found: &ContainerInspectResponse) -> Result<()> {
-    let labels = found.config.as_ref().and_then(|config| config.labels.as_ref());
-    if labels.and_then(|labels| machine::resource(name, labels)).is_some_and(|resource| resource.attempt == *attempt) {
-        return Ok(());
+fn ours(name: &str, attempt: &AttemptId, found: &ContainerInspectResponse, mark: &Mark<'_>) -> Result<()> {
+    match labels(found).and_then(|labels| machine::resource(name, labels, mark)) {
+        Some(resource) if resource.attempt != *attempt || resource.belongs.whose == Whose::OtherStore => {
+            Err(namesake(&format!("a container {name}"), &resource.belongs))
+        }
+        Some(_) => Ok(()),
+        None => {
+            let message = format!("a container that is not ftctl's has the name {name}");
+            Err(ProviderError::new(Class::Conflict, message).fix(format!("docker rename {name} another-name")))
+        }
     }
-    let message = format!("a container that is not ftctl's has the name {name}");
-    Err(ProviderError::new(Class::Conflict, message).fix(format!("docker rename {name} another-name")))
 }

@@ -13,6 +13,7 @@ use crate::{
         conformance::{self, World, attempt, order, plan},
         session::Piece,
     },
+    store::memory::MemoryStore,
 };
 
 const IMAGE: &str = "ftctl-test/agent";
@@ -35,7 +36,7 @@ while :; do sleep 1 & wait $!; done
 
 struct Containers {
     store: tempfile::TempDir,
-    owner: String,
+    party: Party,
 }
 
 impl Containers {
@@ -43,7 +44,8 @@ impl Containers {
     async fn new(owner: &str) -> Self {
         static MADE: OnceCell<()> = OnceCell::const_new();
         MADE.get_or_init(|| async { make_image() }).await;
-        let containers = Self { store: tempfile::tempdir().unwrap(), owner: format!("{owner}-{}", std::process::id()) };
+        let party = Party::new(format!("{owner}-{}", std::process::id()), Arc::new(MemoryStore::new()));
+        let containers = Self { store: tempfile::tempdir().unwrap(), party };
         for left in containers.docker().list().await.unwrap() {
             containers.docker().destroy(&left.attempt.job).await.unwrap();
         }
@@ -51,8 +53,12 @@ impl Containers {
     }
 
     fn docker(&self) -> Docker {
+        self.docker_of(self.party.clone())
+    }
+
+    fn docker_of(&self, party: Party) -> Docker {
         Docker::new(Settings {
-            owner: self.owner.clone(),
+            party,
             store: self.store.path().display().to_string(),
             address: String::new(),
             variables: Arc::new(|| {
@@ -112,6 +118,10 @@ impl World for Containers {
         Arc::new(self.docker())
     }
 
+    fn elsewhere(&self, everybody: bool) -> Arc<dyn Provider> {
+        Arc::new(self.docker_of(Party { everybody, ..Party::new(self.party.owner.clone(), Arc::new(MemoryStore::new())) }))
+    }
+
     async fn finish(&self, attempt: &AttemptId) {
         until(|| self.starts(attempt) == 1).await;
         self.signal(attempt, "SIGUSR1").await;
@@ -136,7 +146,7 @@ async fn docker_passes_the_suite_and_leaves_nothing() {
     let nameless = || docker_says(&["image", "ls", "-q", "--filter", "dangling=true"]);
     let before = nameless();
     conformance::suite(&containers).await;
-    let label = format!("label=ftctl.owner={}", containers.owner);
+    let label = format!("label=ftctl.owner={}", containers.party.owner);
     assert_eq!(docker_says(&["ps", "-aq", "--filter", &label]), "");
     for kind in ["volume", "network"] {
         assert_eq!(docker_says(&[kind, "ls", "-q", "--filter", "label=ftctl.owner"]), "");

@@ -20,7 +20,10 @@ use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::script::{CrashAt, When};
-use crate::store::{Condition, ETag, Meta, Object, Result, Store};
+use crate::{
+    job::digest::Digest,
+    store::{Condition, ETag, Meta, Object, Result, Store},
+};
 
 /// One line of `calls.jsonl`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +93,10 @@ impl CrashingStore {
 impl Store for CrashingStore {
     fn url(&self) -> &str {
         self.store.url()
+    }
+
+    async fn identity(&self) -> Result<Digest> {
+        self.store.identity().await
     }
 
     fn jobs(&self) -> usize {

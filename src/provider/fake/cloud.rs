@@ -15,7 +15,10 @@ use crate::{
         order::{ExitReason, Phase, RunOrder},
         units::Money,
     },
-    provider::{Class, ProviderError, Resource, Result, Sighting},
+    provider::{
+        Class, ProviderError, Resource, Result, Sighting,
+        whose::{Mark, Said, namesake},
+    },
 };
 
 pub const CLOUD_SCHEMA: &str = "ftctl.fake-cloud/1";
@@ -43,6 +46,9 @@ pub struct Machine {
     pub price_per_hour: Money,
     pub agent: Option<Agent>,
     pub end: Option<End>,
+    /// The label of the store that has its job.
+    #[serde(default)]
+    pub store: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -150,6 +156,10 @@ impl Machine {
         !self.end.as_ref().is_some_and(|end| end.gone)
     }
 
+    fn said(&self) -> Said<'_> {
+        Said { store: self.store.as_deref(), ..Said::default() }
+    }
+
     pub fn lives(&self) -> bool {
         self.end.is_none()
     }
@@ -202,22 +212,31 @@ impl Cloud {
         Some(fault)
     }
 
-    pub fn provision(&mut self, attempt: &AttemptId, ttl: Duration, script: &Script) {
+    pub fn provision(&mut self, attempt: &AttemptId, ttl: Duration, script: &Script, mark: &Mark<'_>) -> Result<()> {
         let name = attempt.machine_name();
-        if self.machines.get(&name).is_some_and(Machine::exists) {
-            return;
+        match self.machines.get(&name).filter(|machine| machine.exists()) {
+            Some(machine) if mark.reaches(machine.said()) => return Ok(()),
+            Some(machine) => return Err(namesake(&format!("a machine {name}"), &mark.belongs(machine.said()))),
+            None => {}
         }
-        let (created, expires) = (self.now, after(self.now, ttl));
-        let machine =
-            Machine { attempt: attempt.clone(), created, expires, price_per_hour: script.price_per_hour, agent: None, end: None };
+        let machine = Machine {
+            attempt: attempt.clone(),
+            created: self.now,
+            expires: after(self.now, ttl),
+            price_per_hour: script.price_per_hour,
+            agent: None,
+            end: None,
+            store: Some(mark.store.clone()),
+        };
         self.machines.insert(name.clone(), machine);
         self.record(EffectKind::MachineCreated, name);
+        Ok(())
     }
 
-    pub fn launch(&mut self, order: &RunOrder, first_step: u64) -> Result<()> {
+    pub fn launch(&mut self, order: &RunOrder, first_step: u64, mark: &Mark<'_>) -> Result<()> {
         let attempt = AttemptId::new(&order.job, order.attempt);
         let (now, name) = (self.now, attempt.machine_name());
-        let machine = self.find(&attempt)?;
+        let machine = self.find(&attempt, mark)?;
         if machine.agent.is_some() || !machine.lives() {
             return Ok(());
         }
@@ -237,8 +256,9 @@ impl Cloud {
         }
     }
 
-    pub fn observe(&self, attempt: &AttemptId, script: &Script) -> Result<Sighting> {
-        let Some(machine) = self.machines.get(&attempt.machine_name()) else { return Ok(Sighting::Gone) };
+    pub fn observe(&self, attempt: &AttemptId, script: &Script, mark: &Mark<'_>) -> Result<Sighting> {
+        let machine = self.machines.get(&attempt.machine_name()).filter(|machine| mark.reaches(machine.said()));
+        let Some(machine) = machine else { return Ok(Sighting::Gone) };
         let hidden = script.out_of_sight.iter().filter(|hidden| hidden.attempt == attempt.attempt).any(|hidden| {
             let from = after(machine.created, hidden.after.0);
             (from..after(from, hidden.lasting.0)).contains(&self.now)
@@ -254,23 +274,23 @@ impl Cloud {
     }
 
     /// A drill: the cloud takes the machine now, with its usual notice.
-    pub fn preempt(&mut self, attempt: &AttemptId) -> Result<()> {
+    pub fn preempt(&mut self, attempt: &AttemptId, mark: &Mark<'_>) -> Result<()> {
         let end = End { at: self.now, why: "preempted".to_owned(), exit: Some(ExitReason::Preempted), gone: false };
-        let machine = self.find(attempt)?;
+        let machine = self.find(attempt, mark)?;
         machine.end.get_or_insert(end);
         Ok(())
     }
 
-    pub fn destroy(&mut self, job: &JobId) {
-        let names: Vec<_> =
-            self.machines.iter().filter(|(_, machine)| machine.attempt.job == *job).map(|(name, _)| name.clone()).collect();
+    pub fn destroy(&mut self, job: &JobId, mark: &Mark<'_>) {
+        let meant = |machine: &Machine| machine.attempt.job == *job && mark.reaches(machine.said());
+        let names: Vec<_> = self.machines.iter().filter(|(_, machine)| meant(machine)).map(|(name, _)| name.clone()).collect();
         for name in names {
             self.machines.remove(&name);
             self.record(EffectKind::MachineDestroyed, name);
         }
     }
 
-    pub fn list(&self) -> Vec<Resource> {
+    pub fn list(&self, mark: &Mark<'_>) -> Vec<Resource> {
         let existing = self.machines.iter().filter(|(_, machine)| machine.exists());
         existing
             .map(|(name, machine)| Resource {
@@ -279,7 +299,11 @@ impl Cloud {
                 since: machine.created,
                 expires: Some(machine.expires),
                 price_per_hour: machine.price_per_hour,
-                store: machine.agent.as_ref().map(|agent| agent.order.store.clone()),
+                belongs: mark.belongs(Said {
+                    owner: Some(&mark.owner),
+                    url: machine.agent.as_ref().map(|agent| agent.order.store.as_str()),
+                    ..machine.said()
+                }),
             })
             .collect()
     }
@@ -298,9 +322,9 @@ impl Cloud {
         }
     }
 
-    fn find(&mut self, attempt: &AttemptId) -> Result<&mut Machine> {
+    fn find(&mut self, attempt: &AttemptId, mark: &Mark<'_>) -> Result<&mut Machine> {
         let name = attempt.machine_name();
-        let machine = self.machines.get_mut(&name).filter(|machine| machine.exists());
+        let machine = self.machines.get_mut(&name).filter(|machine| machine.exists() && mark.reaches(machine.said()));
         machine.ok_or_else(|| ProviderError::new(Class::Network, format!("the fake cloud has no machine {name} any more")))
     }
 

@@ -35,7 +35,10 @@ pub use self::{
     cloud::{CLOUD_SCHEMA, Cloud, Effect, EffectKind},
     script::{Call, CrashAt, Fault, FaultKind, OutOfSight, Preemption, SCRIPT_SCHEMA, Script, When, Work},
 };
-use super::{Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom};
+use super::{
+    Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom,
+    whose::{Mark, Party, unknown_store},
+};
 use crate::{
     job::{
         clock::Clock,
@@ -49,30 +52,30 @@ use crate::{
 pub struct Fake {
     directory: PathBuf,
     script: Script,
-    /// As the machines reach it: what they write is no call of ours.
-    store: Arc<dyn Store>,
+    /// Its store as the machines reach it: what they write is no call of ours.
+    party: Party,
     calls: Arc<Calls>,
     /// The clock when it was last looked at.
     seen: Mutex<Timestamp>,
 }
 
 impl Fake {
-    /// Opens the cloud whose files are in `directory` (made when needed) for machines that reach `store`. Fails as
+    /// Opens the cloud whose files are in `directory` (made when needed) for machines that reach the party's store. Fails as
     /// [`Class::Invalid`] when the script or the cloud's own file cannot be read.
-    pub fn open(directory: &Path, store: Arc<dyn Store>) -> Result<Self> {
+    pub fn open(directory: &Path, party: Party) -> Result<Self> {
         fs::create_dir_all(directory).map_err(|error| failed("make", directory, &error))?;
         let script: Script = read_json(&directory.join("script.json"))?.unwrap_or_default();
         check_schema(&directory.join("script.json"), &script.schema, SCRIPT_SCHEMA)?;
         let log = directory.join("calls.jsonl");
         let calls = Calls::open(&log, script.crash_at).map_err(|error| failed("open", &log, &error))?;
-        let fake = Self { directory: directory.to_owned(), seen: Mutex::new(script.start), script, store, calls: Arc::new(calls) };
+        let fake = Self { directory: directory.to_owned(), seen: Mutex::new(script.start), script, party, calls: Arc::new(calls) };
         fake.load()?;
         Ok(fake)
     }
 
     /// The same store for a client of this cloud, with its calls counted.
     pub fn client_store(&self) -> Arc<dyn Store> {
-        Arc::new(CrashingStore::new(self.store.clone(), self.calls.clone()))
+        Arc::new(CrashingStore::new(self.party.store.clone(), self.calls.clone()))
     }
 
     /// The virtual clock. Sleeping on it costs no time.
@@ -121,7 +124,7 @@ impl Fake {
         let before = cloud.clone();
         for job in cloud.listeners() {
             let wish: Option<(CancelRequest, _)> =
-                find_json(self.store.as_ref(), &path::cancel(&job)).await.map_err(|error| store_failed(&error))?;
+                find_json(self.party.store.as_ref(), &path::cancel(&job)).await.map_err(|error| store_failed(&error))?;
             if wish.is_some() {
                 cloud.cancel(&job);
             }
@@ -141,7 +144,7 @@ impl Fake {
                 continue;
             }
             let performance = agent::perform(machine, agent, &self.script.job, before.now);
-            agent::tell(self.store.as_ref(), agent, &performance).await.map_err(|error| store_failed(&error))?;
+            agent::tell(self.party.store.as_ref(), agent, &performance).await.map_err(|error| store_failed(&error))?;
             if let Some(agent) = &mut machine.agent {
                 agent.told = Some(told);
             }
@@ -178,6 +181,10 @@ impl Fake {
         error.map_or(answer, Err)
     }
 
+    async fn mark(&self) -> Result<Mark<'_>> {
+        self.party.mark().await.map_err(unknown_store)
+    }
+
     async fn sleep(&self, duration: Duration) -> Result<()> {
         let _lock = self.lock().await?;
         let mut cloud = self.load()?;
@@ -196,38 +203,46 @@ impl Provider for Fake {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {
-        let act = |cloud: &mut Cloud| {
-            cloud.provision(attempt, plan.ttl.0, &self.script);
-            Ok(())
-        };
+        let mark = self.mark().await?;
+        let act = |cloud: &mut Cloud| cloud.provision(attempt, plan.ttl.0, &self.script, &mark);
         self.call(Call::Provision, &attempt.machine_name(), Some(attempt), act).await
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {
         let attempt = AttemptId::new(&order.job, order.attempt);
-        let latest = checkpoint::latest(self.store.as_ref(), &order.job).await.map_err(|error| store_failed(&error))?;
+        let latest = checkpoint::latest(self.party.store.as_ref(), &order.job).await.map_err(|error| store_failed(&error))?;
         let first_step = latest.map_or(0, |manifest| manifest.step);
-        self.call(Call::Launch, &attempt.machine_name(), Some(&attempt), |cloud| cloud.launch(order, first_step)).await
+        let mark = self.mark().await?;
+        self.call(Call::Launch, &attempt.machine_name(), Some(&attempt), |cloud| cloud.launch(order, first_step, &mark)).await
     }
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
-        self.call(Call::Observe, &attempt.machine_name(), Some(attempt), |cloud| cloud.observe(attempt, &self.script)).await
+        let mark = self.mark().await?;
+        let act = |cloud: &mut Cloud| cloud.observe(attempt, &self.script, &mark);
+        self.call(Call::Observe, &attempt.machine_name(), Some(attempt), act).await
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
-        self.call(Call::Preempt, &attempt.machine_name(), Some(attempt), |cloud| cloud.preempt(attempt)).await
+        let mark = self.mark().await?;
+        self.call(Call::Preempt, &attempt.machine_name(), Some(attempt), |cloud| cloud.preempt(attempt, &mark)).await
     }
 
     async fn destroy(&self, job: &JobId) -> Result<()> {
+        let mark = self.mark().await?;
         let act = |cloud: &mut Cloud| {
-            cloud.destroy(job);
+            cloud.destroy(job, &mark);
             Ok(())
         };
         self.call(Call::Destroy, job.as_str(), None, act).await
     }
 
     async fn list(&self) -> Result<Vec<Resource>> {
-        self.call(Call::List, "", None, |cloud| Ok(cloud.list())).await
+        let mark = self.mark().await?;
+        self.call(Call::List, "", None, |cloud| Ok(cloud.list(&mark))).await
+    }
+
+    async fn now(&self) -> Option<Timestamp> {
+        Some(*self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -34,7 +34,7 @@ impl Rehearsal {
     }
 
     fn fake(&self) -> Arc<Fake> {
-        Arc::new(Fake::open(self.directory.path(), self.store.clone()).expect("open"))
+        Arc::new(Fake::open(self.directory.path(), Party::new("me", self.store.clone())).expect("open"))
     }
 
     async fn pass(&self, duration: Duration) {
@@ -78,6 +78,11 @@ impl Rehearsal {
 impl World for Rehearsal {
     fn client(&self) -> Arc<dyn Provider> {
         self.fake()
+    }
+
+    fn elsewhere(&self, everybody: bool) -> Arc<dyn Provider> {
+        let party = Party { everybody, ..Party::new("me", Arc::new(MemoryStore::new())) };
+        Arc::new(Fake::open(self.directory.path(), party).expect("open"))
     }
 
     async fn finish(&self, _: &AttemptId) {
@@ -338,7 +343,7 @@ async fn a_script_of_this_version_loads_and_a_wrong_one_says_where() {
     let directory = tempfile::tempdir().expect("directory");
     let script = |text: &str| {
         fs::write(directory.path().join("script.json"), text).expect("script");
-        Fake::open(directory.path(), store.clone()).map(|fake| fake.script.clone())
+        Fake::open(directory.path(), Party::new("me", store.clone())).map(|fake| fake.script.clone())
     };
     let everything = include_str!("script-1.json");
     let read = script(everything).expect("version 1");
@@ -357,7 +362,7 @@ async fn a_script_of_this_version_loads_and_a_wrong_one_says_where() {
 /// A life in small, as often as it takes.
 async fn life(state: &Path) {
     let store: Arc<dyn Store> = Arc::new(DirectoryStore::open(&state.join("store")).expect("store"));
-    let fake = Arc::new(Fake::open(&state.join("fake"), store).expect("fake"));
+    let fake = Arc::new(Fake::open(&state.join("fake"), Party::new("me", store)).expect("fake"));
     let (attempt, store) = (attempt("crashes"), fake.client_store());
     fake.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     store.put("order", "order".into(), Condition::Always).await.expect("put");
@@ -377,6 +382,9 @@ async fn client() {
 async fn run_client(state: &Path, crash_at: Option<CrashAt>) -> std::process::ExitStatus {
     let script = Script { crash_at, ..Script::default() };
     fs::create_dir_all(state.join("fake")).expect("directory");
+    // A job's record is written before its machine is made, and with it the store's id.
+    fs::create_dir_all(state.join("store/.ftctl")).expect("directory");
+    fs::write(state.join("store/.ftctl/id"), "the id of this store").expect("id");
     fs::write(state.join("fake/script.json"), serde_json::to_vec(&script).expect("json")).expect("script");
     let mut client = Command::new(std::env::current_exe().expect("this program"));
     client.args(["--ignored", "--exact", "provider::fake::tests::client"]).env("FTCTL_TEST_CLIENT", state);
@@ -405,8 +413,9 @@ async fn a_client_can_be_killed_around_every_call() {
         assert_eq!(status.signal(), Some(9), "call {call} {when:?}");
         assert_eq!(calls(state.path()).last().expect("a call").call, call);
         assert!(run_client(state.path(), None).await.success(), "call {call} {when:?}");
-        let cloud =
-            Fake::open(&state.path().join("fake"), Arc::new(MemoryStore::new())).and_then(|fake| fake.load()).expect("cloud");
+        let cloud = Fake::open(&state.path().join("fake"), Party::new("me", Arc::new(MemoryStore::new())))
+            .and_then(|fake| fake.load())
+            .expect("cloud");
         assert!(cloud.machines.is_empty());
         let kinds: Vec<_> = cloud.effects.iter().map(|effect| effect.kind).collect();
         let once = [EffectKind::MachineCreated, EffectKind::AgentStarted, EffectKind::MachineDestroyed];

@@ -5,7 +5,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::client::{Client, last};
+use super::{
+    super::whose::Mark,
+    client::{Client, last},
+};
 use crate::job::{gce::GcePlan, id::AttemptId, order::TrainerImage};
 
 /// What the machine runs at its start.
@@ -17,6 +20,9 @@ pub const ATTEMPT: &str = "ftctl-attempt";
 /// Seconds of life, and the end of it in seconds since 1970: the cloud's own clock tells when they began.
 pub const LIFETIME: &str = "ftctl-lifetime";
 pub const EXPIRES: &str = "ftctl-expires";
+/// Digests of whoever made it, and of the store that has its job.
+pub const OWNER: &str = "ftctl-owner";
+pub const STORE: &str = "ftctl-store";
 /// Present on machines that a group makes.
 pub const RECOVERY: &str = "ftctl-recovery";
 /// Of the metadata: the URL of that group.
@@ -89,6 +95,11 @@ pub fn instance(
     });
     add_accelerators(&mut body, client, plan, zone);
     body
+}
+
+/// Says whose the machine is, or the machines of a template are.
+pub fn sign(body: &mut Value, mark: &Mark<'_>) {
+    (body["labels"][OWNER], body["labels"][STORE]) = (json!(mark.owner), json!(mark.store));
 }
 
 /// What a group makes machines of: the body of an insert without what belongs to one machine. They end at the same time, however often one is

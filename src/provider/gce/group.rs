@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{
+    super::whose::{Mark, namesake},
     Class, END, Gce, LOOK, ProviderError, Refusal, Resource, Result, body,
     client::{Call, last},
-    machine::{created, expires},
+    equal,
+    machine::{created, expires, is_of, said},
 };
 use crate::job::{
     gce::region,
@@ -35,7 +37,7 @@ pub fn name(job: &JobId) -> String {
 
 /// The filter that finds them.
 fn of(job: &JobId) -> String {
-    format!("name = {}", name(job))
+    equal("name", &name(job))
 }
 
 fn path(group: &Value) -> String {
@@ -44,6 +46,15 @@ fn path(group: &Value) -> String {
 
 fn of_job(labels: &Value) -> Option<JobId> {
     JobId::parse(labels[body::JOB].as_str()?)
+}
+
+/// What its machines are labelled with, and by that itself.
+fn labels(group: &Value) -> &Value {
+    &group["allInstancesConfig"]["properties"]["labels"]
+}
+
+fn order(group: &Value) -> Option<RunOrder> {
+    serde_json::from_str(metadata(group, body::ORDER)?).ok()
 }
 
 /// Whether a machine that is off, or gone, is made anew.
@@ -58,7 +69,13 @@ pub fn metadata<'g>(group: &'g Value, key: &str) -> Option<&'g str> {
 
 impl Gce {
     pub(super) async fn group(&self, job: &JobId) -> Result<Option<Value>, Refusal> {
-        Ok(self.groups(&of(job)).await?.into_iter().next())
+        self.of_this(job, self.groups(&of(job)).await?).await
+    }
+
+    /// Of what a list has answered, the group that is the job's.
+    async fn of_this(&self, job: &JobId, groups: Vec<Value>) -> Result<Option<Value>, Refusal> {
+        let (mark, name) = (self.mark().await?, name(job));
+        Ok(groups.into_iter().find(|group| group["name"] == name.as_str() && is_of(labels(group), job, &mark)))
     }
 
     /// Who may not list groups is shown none; one who deletes machines of a group has to see it.
@@ -74,9 +91,13 @@ impl Gce {
         let (name, region) = (name(&attempt.job), region(&plan.gce.zones[0]));
         let url = self.client.url(&format!("regions/{region}/{GROUPS}/{name}"));
         let now = self.client.cloud_time().unwrap_or_else(|| self.clock.now());
-        let properties = body::template(&self.client, attempt, &plan.gce, image, plan.lifetime(), now, &url);
-        let labels = properties["labels"].clone();
-        self.insert(TEMPLATES, json!({ "name": name, "properties": properties })).await?;
+        let mut properties = body::template(&self.client, attempt, &plan.gce, image, plan.lifetime(), now, &url);
+        body::sign(&mut properties, &self.mark().await?);
+        let of_machines = properties["labels"].clone();
+        if !self.insert(TEMPLATES, json!({ "name": name, "properties": properties })).await? {
+            let found = self.templates(&of(&attempt.job)).await?;
+            self.only_ours(&attempt.job, "an instance template", found.iter().map(|found| (found, template_labels(found)))).await?;
+        }
         let zone = |zone: &String| json!({ "zone": self.client.url(&format!("zones/{zone}")) });
         let group = json!({
             "name": name,
@@ -89,24 +110,36 @@ impl Gce {
             "instanceLifecyclePolicy": {
                 "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES", "onRepair": { "allowChangingZone": "YES" },
             },
-            "allInstancesConfig": { "properties": { "labels": labels } },
+            "allInstancesConfig": { "properties": { "labels": of_machines } },
         });
-        self.insert(&format!("regions/{region}/{GROUPS}"), group).await
+        if !self.insert(&format!("regions/{region}/{GROUPS}"), group).await? {
+            let found = self.groups(&of(&attempt.job)).await?;
+            self.only_ours(&attempt.job, "an instance group", found.iter().map(|found| (found, labels(found)))).await?;
+        }
+        Ok(())
     }
 
-    /// One that is there already is of this job, whose name it has.
-    async fn insert(&self, path: &str, body: Value) -> Result<()> {
+    /// `false` when there is one of that name already.
+    async fn insert(&self, path: &str, body: Value) -> Result<bool> {
         match self.client.change(Call::change(Method::POST, path, Some(body))).await {
-            Err(refusal) if refusal.status == Some(409) => Ok(()),
-            done => Ok(done?),
+            Err(refusal) if refusal.status == Some(409) => Ok(false),
+            done => Ok(done.map(|()| true)?),
         }
+    }
+
+    /// What has the name of the job's group is the job's, by its labels, or in the way.
+    async fn only_ours<'v>(&self, job: &JobId, what: &str, found: impl Iterator<Item = (&'v Value, &'v Value)>) -> Result<()> {
+        let (mark, name) = (self.mark().await?, name(job));
+        let mut strangers = found.filter(|(found, labels)| found["name"] == name.as_str() && !is_of(labels, job, &mark));
+        let refused = |(_, labels)| Err(namesake(&format!("{what} {name}"), &mark.belongs(said(labels, None))));
+        strangers.next().map_or(Ok(()), refused)
     }
 
     /// Gives the machines that will be made what the agent is told, and has the first made.
     pub(super) async fn begin_group(&self, job: &JobId, told: &[(&str, String)]) -> Result<()> {
         loop {
             let gone = || ProviderError::new(Class::Network, format!("there is no group {} any more", name(job)));
-            let group = self.client.everywhere(GROUPS, &of(job)).await?.into_iter().next().ok_or_else(gone)?;
+            let group = self.of_this(job, self.client.everywhere(GROUPS, &of(job)).await?).await?.ok_or_else(gone)?;
             if metadata(&group, body::ORDER).is_some() {
                 let resize = Call::change(Method::POST, format!("{}/resize", path(&group)), None).query("size", "1");
                 return if group["targetSize"] == 0 { Ok(self.client.change(resize).await?) } else { Ok(()) };
@@ -146,19 +179,22 @@ impl Gce {
 
     /// A template costs nothing, and counts against a quota: what cannot be removed now is found by `sweep`.
     pub(super) async fn delete_template(&self, job: &JobId) {
-        for template in self.templates(&of(job)).await.unwrap_or_default() {
+        let (Ok(mark), name) = (self.mark().await, name(job)) else { return };
+        let found = self.templates(&of(job)).await.unwrap_or_default().into_iter();
+        for template in found.filter(|found| found["name"] == name && is_of(template_labels(found), job, &mark)) {
             let _ = self.remove(template_path(&template)).await;
         }
     }
 
     /// Templates of jobs whose groups are no more. A young one may belong to a group that is about to be made.
     pub(super) async fn tidy_templates(&self, only_look: bool) -> Result<Vec<String>, Refusal> {
+        let (mark, templates) = (self.mark().await?, self.templates("").await?);
         let now = self.client.cloud_time().unwrap_or_else(|| self.clock.now());
         let mut found = Vec::new();
-        for template in self.templates("").await? {
-            let Some(job) = of_job(&template["properties"]["labels"]).filter(|_| created(&template) + YOUNG < now) else {
-                continue;
-            };
+        for template in templates {
+            let labels = template_labels(&template);
+            let meant = mark.owns(said(labels, None)) && created(&template) + YOUNG < now;
+            let Some(job) = of_job(labels).filter(|_| meant) else { continue };
             if self.group(&job).await?.is_none() {
                 found.push(format!("instance template {}", last(&template["name"])));
                 if !only_look {
@@ -182,21 +218,24 @@ impl Gce {
     }
 }
 
+fn template_labels(template: &Value) -> &Value {
+    &template["properties"]["labels"]
+}
+
 fn template_path(template: &Value) -> String {
     format!("{TEMPLATES}/{}", last(&template["name"]))
 }
 
 /// A group costs nothing by itself, and makes what does.
-pub fn resource(group: &Value) -> Option<Resource> {
-    let labels = &group["allInstancesConfig"]["properties"]["labels"];
+pub fn resource(group: &Value, mark: &Mark<'_>) -> Option<Resource> {
+    let (labels, order) = (labels(group), order(group));
     let job = of_job(labels)?;
-    let order = metadata(group, body::ORDER).and_then(|order| serde_json::from_str::<RunOrder>(order).ok());
     Some(Resource {
         name: group["name"].as_str()?.to_owned(),
         attempt: AttemptId::new(&job, labels[body::ATTEMPT].as_str().and_then(|number| number.parse().ok()).unwrap_or(0)),
         since: created(group),
         expires: expires(labels),
         price_per_hour: Money::ZERO,
-        store: order.map(|order| order.store),
+        belongs: mark.belongs(said(labels, order.as_ref().map(|order| order.store.as_str()))),
     })
 }

@@ -5,7 +5,15 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{super::Resource, body, client::last, prices::PriceList};
+use super::{
+    super::{
+        Resource,
+        whose::{Mark, Said},
+    },
+    body,
+    client::last,
+    prices::PriceList,
+};
 use crate::job::{
     catalogue::{self, Machine},
     gce::region,
@@ -32,17 +40,33 @@ pub fn is_grouped(machine: &Value) -> bool {
     machine["labels"][body::RECOVERY].is_string()
 }
 
+/// The order that a machine was given.
+fn order(machine: &Value) -> Option<RunOrder> {
+    serde_json::from_str(metadata(machine, body::ORDER)?["value"].as_str()?).ok()
+}
+
+/// What labels say of whose something is; `url` is the store of its order.
+pub fn said<'m>(labels: &'m Value, url: Option<&'m str>) -> Said<'m> {
+    Said { owner: labels[body::OWNER].as_str(), store: labels[body::STORE].as_str(), url }
+}
+
+/// Whether labels say that something is of this job, and of no equal one in another store. A filter is no proof: whatever a list answers is
+/// compared before it is touched.
+pub fn is_of(labels: &Value, job: &JobId, mark: &Mark<'_>) -> bool {
+    labels[body::JOB] == job.as_str() && mark.reaches(said(labels, None))
+}
+
 /// What its labels say of that, which a machine that is made anew shares with those before it.
 pub fn expires(labels: &Value) -> Option<Timestamp> {
     Timestamp::from_second(labels[body::EXPIRES].as_str()?.parse().ok()?).ok()
 }
 
 /// A machine of ours, whoever made it; `None` for one whose label names no job.
-pub fn resource(machine: &Value, prices: Option<&PriceList>) -> Option<Resource> {
+pub fn resource(machine: &Value, mark: &Mark<'_>, prices: Option<&PriceList>) -> Option<Resource> {
     let label = |key: &str| machine["labels"][key].as_str();
     let job = JobId::parse(label(body::JOB)?)?;
     let since = created(machine);
-    let order = metadata(machine, body::ORDER).and_then(|item| serde_json::from_str::<RunOrder>(item["value"].as_str()?).ok());
+    let order = order(machine);
     let life = label(body::LIFETIME).and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
     let alone = life.and_then(|life| since.checked_add(life).ok());
     Some(Resource {
@@ -51,7 +75,7 @@ pub fn resource(machine: &Value, prices: Option<&PriceList>) -> Option<Resource>
         since,
         expires: if is_grouped(machine) { expires(&machine["labels"]) } else { alone },
         price_per_hour: price(machine, prices),
-        store: order.map(|order| order.store),
+        belongs: mark.belongs(said(&machine["labels"], order.as_ref().map(|order| order.store.as_str()))),
     })
 }
 

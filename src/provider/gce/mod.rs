@@ -43,12 +43,13 @@ use tokio::time::{Instant, sleep};
 use self::{
     client::{Call, Client, http_date, last},
     credentials::Credentials,
-    machine::{created, is_grouped, is_on, metadata},
+    machine::{created, is_grouped, is_of, is_on, metadata, said},
     prices::Kept,
     refusal::Refusal,
 };
 use super::{
     Capabilities, Class, Console, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, Signs, TrainerFrom,
+    whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
     job::{
@@ -75,6 +76,7 @@ const FAREWELL: Duration = Duration::from_secs(3_600);
 pub struct Gce {
     client: Client,
     store: Arc<dyn Store>,
+    party: Party,
     clock: Arc<dyn Clock>,
     refused: Mutex<Vec<String>>,
     prices: Kept,
@@ -87,7 +89,7 @@ impl Gce {
     /// cloud, so list prices are known to those who are not signed in.
     pub fn open(
         variables: credentials::Variables<'_>,
-        store: Arc<dyn Store>,
+        party: Party,
         clock: Arc<dyn Clock>,
         prices: Option<PathBuf>,
     ) -> Result<Self> {
@@ -106,7 +108,8 @@ impl Gce {
         let compute = compute.unwrap_or_else(|| PUBLIC.to_owned());
         let client = Client::new(compute, billing, project, credentials)?;
         let path = variables("PATH").unwrap_or_default();
-        Ok(Self { client, store, clock, refused: Mutex::default(), prices: Kept(prices), path })
+        let store = party.store.clone();
+        Ok(Self { client, store, party, clock, refused: Mutex::default(), prices: Kept(prices), path })
     }
 
     /// A machine by its name, in whatever zone it is; the oldest, should there be two.
@@ -122,12 +125,36 @@ impl Gce {
         Ok(found)
     }
 
+    /// The job's machines, less those of an equal job in another store.
     async fn of_job(&self, job: &JobId) -> Result<Vec<Value>, Refusal> {
-        self.client.everywhere("instances", &format!("labels.{} = {job}", body::JOB)).await
+        let mark = self.mark().await?;
+        let mut found = self.client.everywhere("instances", &equal(&format!("labels.{}", body::JOB), job.as_str())).await?;
+        found.retain(|machine| is_of(&machine["labels"], job, &mark));
+        Ok(found)
+    }
+
+    async fn mark(&self) -> Result<Mark<'_>, Refusal> {
+        self.party.mark().await.map_err(|error| Refusal::lost("tell whose machines are meant", &unknown_store(error)))
+    }
+
+    /// Whether the attempt's machine is there. Something else that only has its name, in whatever zone, is a conflict.
+    async fn is_there(&self, attempt: &AttemptId) -> Result<bool> {
+        let (mark, name) = (self.mark().await?, attempt.machine_name());
+        let mut found = self.client.everywhere("instances", &equal("name", &name)).await?;
+        found.retain(|machine| machine["name"] == name.as_str());
+        let ours = |machine: &Value| is_of(&machine["labels"], &attempt.job, &mark);
+        match found.iter().find(|machine| !ours(machine)) {
+            Some(stranger) if !found.iter().any(ours) => {
+                let what = format!("a machine {name} in {}", last(&stranger["zone"]));
+                Err(namesake(&what, &mark.belongs(said(&stranger["labels"], None))))
+            }
+            _ => Ok(!found.is_empty()),
+        }
     }
 
     /// Tries the zones in order, each once. Every refusal is kept for the user.
     async fn make(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+        let mark = self.mark().await?;
         let mut refused: Vec<(String, Refusal)> = Vec::new();
         let ranked = if plan.gce.rank_zones { Some(advice::ranked(&self.client, &plan.gce).await.0) } else { None };
         for zone in ranked.as_ref().unwrap_or(&plan.gce.zones) {
@@ -136,7 +163,8 @@ impl Gce {
                 continue;
             }
             let life = plan.lifetime();
-            let body = body::instance(&self.client, attempt, &plan.gce, image, zone, life, self.clock.now());
+            let mut body = body::instance(&self.client, attempt, &plan.gce, image, zone, life, self.clock.now());
+            body::sign(&mut body, &mark);
             let insert = Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body));
             match self.client.change(insert).await {
                 Ok(()) => {
@@ -145,7 +173,7 @@ impl Gce {
                 }
                 // Another client was faster, or this one before its answer was lost.
                 Err(refusal) if refusal.status == Some(409) => {
-                    if self.find(attempt).await?.is_some() {
+                    if self.is_there(attempt).await? {
                         return Ok(self.keep_the_oldest(attempt).await?);
                     }
                     let why = format!("{}, and it is not to be seen", refusal.message.trim_end_matches('.'));
@@ -189,7 +217,10 @@ impl Gce {
     }
 
     async fn preemptions(&self) -> Result<Vec<Value>, Refusal> {
-        self.client.everywhere("operations", "operationType = compute.instances.preempted").await
+        const PREEMPTED: &str = "compute.instances.preempted";
+        let mut found = self.client.everywhere("operations", &equal("operationType", PREEMPTED)).await?;
+        found.retain(|operation| operation["operationType"] == PREEMPTED);
+        Ok(found)
     }
 
     /// Why a machine is switched off.
@@ -278,10 +309,13 @@ impl Provider for Gce {
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
         // Taken away again while nobody looked: it has cost its time, so the attempt is over, and another has what is left.
-        if self.find(attempt).await?.is_some() || self.was_preempted(attempt).await? {
+        let grouped = plan.gce.recovery == Recovery::Group;
+        // A group's machine has a name that the cloud gives it.
+        let there = if grouped { self.find(attempt).await?.is_some() } else { self.is_there(attempt).await? };
+        if there || self.was_preempted(attempt).await? {
             return Ok(());
         }
-        if plan.gce.recovery == Recovery::Group {
+        if grouped {
             return self.make_group(attempt, plan, image).await;
         }
         self.make(attempt, plan, image).await
@@ -410,11 +444,17 @@ impl Provider for Gce {
 
     async fn list(&self) -> Result<Vec<Resource>> {
         let machines = self.client.everywhere("instances", &format!("labels.{}:*", body::JOB)).await?;
-        let prices = self.prices.list(&self.client);
-        let mut found: Vec<Resource> = machines.iter().filter_map(|machine| machine::resource(machine, prices.as_ref())).collect();
-        found.extend(self.groups("").await?.iter().filter_map(group::resource));
+        let (mark, prices) = (self.mark().await?, self.prices.list(&self.client));
+        let shown = |machine| machine::resource(machine, &mark, prices.as_ref());
+        let mut found: Vec<Resource> = machines.iter().filter_map(shown).collect();
+        found.extend(self.groups("").await?.iter().filter_map(|group| group::resource(group, &mark)));
         found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
         Ok(found)
+    }
+
+    /// That of its last answer.
+    async fn now(&self) -> Option<Timestamp> {
+        self.client.cloud_time()
     }
 
     async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
@@ -430,6 +470,11 @@ impl Provider for Gce {
         let machine = self.find(attempt).await?.filter(|machine| machine["status"] == "RUNNING").ok_or_else(absent)?;
         Ok(Session::Program(ssh::session(gcloud, &self.client.project, &machine, command, terminal)))
     }
+}
+
+/// The filter for what has this value in a field.
+fn equal(field: &str, value: &str) -> String {
+    format!("{field} = {}", json!(value))
 }
 
 /// A deletion that was refused leaves what it was about.

@@ -4,6 +4,7 @@ mod discovery;
 mod groups;
 mod histories;
 mod prices;
+mod strangers;
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -24,6 +25,7 @@ struct Place {
     devcloud: Arc<Devcloud>,
     environment: BTreeMap<&'static str, String>,
     state: tempfile::TempDir,
+    store: Arc<dyn Store>,
 }
 
 impl Place {
@@ -44,12 +46,16 @@ impl Place {
         };
         let devcloud = Devcloud::start(options).await.expect("it listens");
         let environment = devcloud.client_environment("my-project");
-        Self { devcloud, environment, state }
+        Self { devcloud, environment, state, store: Arc::new(MemoryStore::new()) }
     }
 
     fn provider(&self) -> Gce {
+        self.provider_of(Party::new("me", self.store.clone()))
+    }
+
+    fn provider_of(&self, party: Party) -> Gce {
         let variables = |name: &str| self.environment.get(name).cloned();
-        let mut gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock), None).expect("signed in");
+        let mut gce = Gce::open(&variables, party, Arc::new(SystemClock), None).expect("signed in");
         gce.client.pauses = [Duration::from_millis(1), Duration::from_millis(2)];
         gce
     }
@@ -95,6 +101,11 @@ impl Drop for Place {
     }
 }
 
+/// Who has a store of their own.
+fn somebody() -> Party {
+    Party::new("somebody", Arc::new(MemoryStore::new()))
+}
+
 fn image() -> TrainerImage {
     TrainerImage::Image { reference: "registry.example/ftctl@sha256:00".to_owned() }
 }
@@ -103,6 +114,10 @@ fn image() -> TrainerImage {
 impl World for Place {
     fn client(&self) -> Arc<dyn Provider> {
         Arc::new(self.provider())
+    }
+
+    fn elsewhere(&self, everybody: bool) -> Arc<dyn Provider> {
+        Arc::new(self.provider_of(Party { everybody, ..somebody() }))
     }
 
     async fn finish(&self, attempt: &AttemptId) {
@@ -154,7 +169,7 @@ fn seed_body(change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
         let known = BTreeMap::from([("GOOGLE_CLOUD_PROJECT", "my-project"), ("CLOUDSDK_AUTH_ACCESS_TOKEN", "x")]);
         known.get(name).map(|value| (*value).to_owned())
     };
-    let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock), None).expect("signed in");
+    let gce = Gce::open(&variables, somebody(), Arc::new(SystemClock), None).expect("signed in");
     let mut plan = crate::job::gce::GcePlan::default();
     change(&mut plan);
     let hour = Duration::from_secs(3_600);
@@ -445,7 +460,7 @@ async fn who_is_not_signed_in_is_told_prices_and_nothing_else() {
         (&["CLOUDSDK_AUTH_ACCESS_TOKEN"], Class::Invalid, "no project"),
     ] {
         let variables = |name: &str| set.contains(&name).then(|| "x".to_owned());
-        let gce = Gce::open(&variables, Arc::new(MemoryStore::new()), Arc::new(SystemClock), None).expect("nothing is asked");
+        let gce = Gce::open(&variables, somebody(), Arc::new(SystemClock), None).expect("nothing is asked");
         let plan = Plan { store: "azure://account/container".to_owned(), ..plan() };
         assert_eq!(gce.price(&plan).await.expect("a price").per_hour, plan.gce.price_per_hour());
         for error in [gce.answers().await.expect_err("no token"), gce.list().await.expect_err("no token")] {

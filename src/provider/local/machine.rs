@@ -33,7 +33,11 @@ use crate::{
         order::RunOrder,
         units::Money,
     },
-    provider::{Resource, error::last_statement},
+    provider::{
+        Resource,
+        error::last_statement,
+        whose::{Mark, Said},
+    },
 };
 
 const MACHINE_SCHEMA: &str = "ftctl.local-machine/1";
@@ -54,6 +58,9 @@ struct Card {
     attempt: AttemptId,
     created: Timestamp,
     expires: Option<Timestamp>,
+    /// The label of the store that has its job.
+    #[serde(default)]
+    store: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,7 +109,7 @@ impl Machine {
     }
 
     /// Makes the directory with everything in it appear at once; one that exists is left alone.
-    pub fn create(&self, now: Timestamp, ttl: Duration) -> io::Result<()> {
+    pub fn create(&self, now: Timestamp, ttl: Duration, store: &str) -> io::Result<()> {
         let base = self.directory.parent().unwrap_or(Path::new("."));
         if self.directory.exists() {
             return Ok(());
@@ -113,6 +120,7 @@ impl Machine {
             attempt: self.attempt.clone(),
             created: now,
             expires: now.checked_add(ttl).ok(),
+            store: Some(store.to_owned()),
         };
         let making = tempfile::Builder::new().prefix(&format!(".{}.", self.attempt.machine_name())).tempdir_in(base)?;
         write_json(&making.path().join("machine.json"), &card)?;
@@ -210,19 +218,31 @@ impl Machine {
         }
     }
 
+    /// `None` where it is damaged, or gone.
+    fn card(&self) -> Option<Card> {
+        serde_json::from_slice(&fs::read(self.directory.join("machine.json")).ok()?).ok()
+    }
+
+    /// The label of the store that has its job, unless an older ftctl made it.
+    pub fn store(&self) -> Option<String> {
+        self.card()?.store
+    }
+
     /// What [`all`] found, in full; `None` when it went away meanwhile. A machine whose card is damaged (a full disk, an editor)
-    /// counts as expired, so that a sweep takes it.
-    pub fn resource(&self) -> io::Result<Option<Resource>> {
+    /// counts as expired; a sweep takes it when its order says whose it is.
+    pub fn resource(&self, mark: &Mark<'_>) -> io::Result<Option<Resource>> {
         let found = match fs::metadata(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             found => found?,
         };
-        let card = fs::read(self.directory.join("machine.json")).ok().and_then(|bytes| serde_json::from_slice::<Card>(&bytes).ok());
+        let card = self.card();
         let modified = Timestamp::try_from(found.modified()?).map_err(io::Error::other)?;
-        let (since, expires) = card.map_or((modified, Some(modified)), |card| (card.created, card.expires));
+        let (since, expires) = card.as_ref().map_or((modified, Some(modified)), |card| (card.created, card.expires));
         let order = fs::read(self.order()).ok().and_then(|bytes| serde_json::from_slice::<RunOrder>(&bytes).ok());
         let (name, attempt, price_per_hour) = (self.attempt.machine_name(), self.attempt.clone(), Money::ZERO);
-        Ok(Some(Resource { name, attempt, since, expires, price_per_hour, store: order.map(|order| order.store) }))
+        let store = card.as_ref().and_then(|card| card.store.as_deref());
+        let belongs = mark.belongs(Said { owner: Some(&mark.owner), store, url: order.as_ref().map(|order| order.store.as_str()) });
+        Ok(Some(Resource { name, attempt, since, expires, price_per_hour, belongs }))
     }
 }
 

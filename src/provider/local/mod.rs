@@ -27,12 +27,14 @@ use std::{
 };
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
 use super::{
     AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, TrainerFrom,
     error::last_statement,
+    whose::{Mark, Party, Said, namesake, unknown_store},
 };
 use crate::job::{
     clock::Clock,
@@ -53,6 +55,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(30 * 60);
 pub struct Settings {
     /// `$XDG_STATE_HOME/ftctl`; made when needed.
     pub state: PathBuf,
+    pub party: Party,
     /// The program whose `agent` verb runs beside the trainer: ftctl itself.
     pub executable: PathBuf,
     /// The agent's whole environment.
@@ -81,6 +84,16 @@ impl Local {
 
     fn machine(&self, attempt: &AttemptId) -> Machine {
         Machine::new(&self.base(), attempt)
+    }
+
+    async fn mark(&self) -> Result<Mark<'_>> {
+        self.settings.party.mark().await.map_err(unknown_store)
+    }
+
+    /// The attempt's machine, which need not be there; `None` when an equal job of another store has it.
+    async fn reached(&self, attempt: &AttemptId) -> Result<Option<Machine>> {
+        let (mark, machine) = (self.mark().await?, self.machine(attempt));
+        Ok(is_reached(&machine, &mark).then_some(machine))
     }
 
     /// Every machine there is, in the order of attempts.
@@ -148,12 +161,20 @@ impl Provider for Local {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {
-        let machine = self.machine(attempt);
-        machine.create(self.settings.clock.now(), plan.ttl.0).map_err(|error| failed("make", machine.directory(), &error))
+        let (mark, machine) = (self.mark().await?, self.machine(attempt));
+        let made = machine.create(self.settings.clock.now(), plan.ttl.0, &mark.store);
+        made.map_err(|error| failed("make", machine.directory(), &error))?;
+        if is_reached(&machine, &mark) {
+            return Ok(());
+        }
+        let belongs = mark.belongs(Said { store: machine.store().as_deref(), ..Said::default() });
+        Err(namesake(&format!("a machine {}", attempt.machine_name()), &belongs))
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {
-        let machine = self.machine(&AttemptId::new(&order.job, order.attempt));
+        let attempt = AttemptId::new(&order.job, order.attempt);
+        let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
+        let machine = self.reached(&attempt).await?.ok_or_else(gone)?;
         let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error).leaving(LeftBehind::Removable);
         let command = self.agent(&machine).await?;
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
@@ -162,7 +183,7 @@ impl Provider for Local {
     }
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
-        let machine = self.machine(attempt);
+        let Some(machine) = self.reached(attempt).await? else { return Ok(Sighting::Gone) };
         let failed = |error: io::Error| failed("look at", machine.directory(), &error);
         match machine.agent().map_err(failed)? {
             None => Ok(Sighting::Gone),
@@ -177,10 +198,8 @@ impl Provider for Local {
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
-        let machine = self.machine(attempt);
-        if !machine.directory().exists() {
-            return Err(ProviderError::new(Class::Invalid, format!("there is no machine {} to take away", attempt.machine_name())));
-        }
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {} to take away", attempt.machine_name()));
+        let machine = self.reached(attempt).await?.filter(|machine| machine.directory().exists()).ok_or_else(absent)?;
         let (mark, notice) =
             (machine.mark().map_err(|error| failed("look at", machine.directory(), &error))?, self.settings.notice);
         blocking(&machine, move || process::terminate(&mark, notice)).await?;
@@ -188,7 +207,12 @@ impl Provider for Local {
     }
 
     async fn destroy(&self, job: &JobId) -> Result<()> {
-        let machines: Vec<_> = self.machines()?.into_iter().filter(|machine| machine.attempt.job == *job).collect();
+        let mark = self.mark().await?;
+        let all = self.machines()?.into_iter().filter(|machine| machine.attempt.job == *job);
+        let (machines, others): (Vec<_>, Vec<_>) = all.partition(|machine| is_reached(machine, &mark));
+        if machines.is_empty() && !others.is_empty() {
+            return Ok(());
+        }
         for machine in &machines {
             power_off(machine).await?;
         }
@@ -203,19 +227,25 @@ impl Provider for Local {
     }
 
     async fn list(&self) -> Result<Vec<Resource>> {
+        let mark = self.mark().await?;
         self.machines()?
             .iter()
-            .map(|machine| machine.resource().map_err(|error| failed("look at", machine.directory(), &error)))
+            .map(|machine| machine.resource(&mark).map_err(|error| failed("look at", machine.directory(), &error)))
             .filter_map(Result::transpose)
             .collect()
     }
 
+    async fn now(&self) -> Option<Timestamp> {
+        Some(self.settings.clock.now())
+    }
+
     /// In the attempt's directory, with the machine's mark, so that it ends with the machine.
     async fn session(&self, attempt: &AttemptId, command: &[String], _terminal: bool) -> Result<Session> {
-        let machine = self.machine(attempt);
+        let still = || ProviderError::new(Class::Invalid, format!("{} does not run", attempt.machine_name()));
+        let machine = self.reached(attempt).await?.ok_or_else(still)?;
         let failed = |error: io::Error| failed("look at", machine.directory(), &error);
         let (Some(Agent::Running), [program, arguments @ ..]) = (machine.agent().map_err(failed)?, command) else {
-            return Err(ProviderError::new(Class::Invalid, format!("{} does not run", attempt.machine_name())));
+            return Err(still());
         };
         let attempts = self.work(&attempt.job).join(attempt.attempt.to_string());
         let place = if attempts.is_dir() { attempts } else { machine.directory().to_owned() };
@@ -223,6 +253,10 @@ impl Provider for Local {
         session.args(arguments).current_dir(place).env(process::MARK, machine.mark().map_err(failed)?);
         Ok(Session::Program(session))
     }
+}
+
+fn is_reached(machine: &Machine, mark: &Mark<'_>) -> bool {
+    mark.reaches(Said { store: machine.store().as_deref(), ..Said::default() })
 }
 
 /// Ends everything that runs on the machine and makes sure that nothing is started on it later.

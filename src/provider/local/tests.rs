@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     job::clock::SystemClock,
     provider::conformance::{self, World, attempt, order, plan},
+    store::{directory::DirectoryStore, memory::MemoryStore},
 };
 
 /// Stands for `ftctl agent`: counts its starts, has a child of its own, and works until it is told to finish.
@@ -24,6 +25,7 @@ echo "all done"
 
 struct Machines {
     state: tempfile::TempDir,
+    party: Party,
 }
 
 impl Machines {
@@ -32,11 +34,12 @@ impl Machines {
         let agent = state.path().join("agent.sh");
         fs::write(&agent, AGENT).expect("agent");
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).expect("executable");
-        Self { state }
+        let party = party(state.path());
+        Self { state, party }
     }
 
     fn settings(&self) -> Settings {
-        settings(self.state.path())
+        settings(self.state.path(), self.party.clone())
     }
 
     fn local(&self) -> Local {
@@ -68,7 +71,14 @@ impl Machines {
     }
 }
 
-fn settings(state: &Path) -> Settings {
+/// The same for every process: a store has its id from its first write on.
+fn party(state: &Path) -> Party {
+    fs::create_dir_all(state.join("store/.ftctl")).expect("a directory");
+    fs::write(state.join("store/.ftctl/id"), "the id of this store").expect("written");
+    Party::new("me", Arc::new(DirectoryStore::open(&state.join("store")).expect("a store")))
+}
+
+fn settings(state: &Path, party: Party) -> Settings {
     let variables: Vec<(OsString, OsString)> =
         vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
     let variables = Arc::new(move || {
@@ -77,6 +87,7 @@ fn settings(state: &Path) -> Settings {
     });
     Settings {
         state: state.to_owned(),
+        party,
         executable: state.join("agent.sh"),
         variables,
         notice: Duration::from_millis(50),
@@ -97,6 +108,11 @@ async fn until(mut done: impl FnMut() -> bool) {
 impl World for Machines {
     fn client(&self) -> Arc<dyn Provider> {
         Arc::new(self.local())
+    }
+
+    fn elsewhere(&self, everybody: bool) -> Arc<dyn Provider> {
+        let party = Party { everybody, ..Party::new("me", Arc::new(MemoryStore::new())) };
+        Arc::new(Local::new(settings(self.state.path(), party)))
     }
 
     async fn finish(&self, attempt: &AttemptId) {
@@ -276,7 +292,7 @@ async fn a_damaged_machine_is_listed_as_expired() {
 #[ignore = "started by the test that kills it"]
 async fn launcher() {
     let state = std::env::var_os("FTCTL_TEST_LAUNCHER").expect("a state directory");
-    let local = Local::new(settings(Path::new(&state)));
+    let local = Local::new(settings(Path::new(&state), party(Path::new(&state))));
     let attempt = attempt("launcher");
     local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
     local.launch(&order(&attempt)).await.expect("launch");

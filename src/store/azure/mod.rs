@@ -27,7 +27,7 @@ use self::{
     transport::Load,
     wire::{Folder, timestamp},
 };
-use super::{Condition, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use super::{Condition, Digest, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
 
 mod batch;
 mod blocks;
@@ -254,6 +254,12 @@ fn check(path: &str) -> Result<()> {
 impl Store for AzureStore {
     fn url(&self) -> &str {
         &self.url
+    }
+
+    /// That of its address as the URL alone gives it, through whatever endpoint it is reached here.
+    async fn identity(&self) -> Result<Digest> {
+        let address = Location::parse(&self.url, None)?;
+        Ok(Digest::of(address.url(Some(&address.blob(""))).as_str().trim_end_matches('/').as_bytes()))
     }
 
     fn jobs(&self) -> usize {

@@ -6,7 +6,7 @@ use crate::job::{
     units::Span,
 };
 
-fn grouped() -> Plan {
+pub fn grouped() -> Plan {
     let mut plan = plan();
     plan.gce.zones = vec!["us-central1-a".into(), "us-central1-b".into()];
     (plan.gce.recovery, plan.gce.service_account) = (Recovery::Group, Some("machine@my-project.iam.gserviceaccount.com".into()));
@@ -50,7 +50,7 @@ pub async fn every_call(place: &Place) {
     }
 }
 
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < Duration::from_secs(60), "{what} within a minute");

@@ -1,0 +1,83 @@
+//! Which store is which. Where a store has no name of its own in the world, it is what somebody drew for it once.
+
+use crate::job::digest::Digest;
+
+/// What nobody else draws.
+pub(super) fn draw() -> String {
+    let mut bytes = [0; 32];
+    // It reads the system's generator, which fails on no system that ftctl runs on; two stores of the same identity would be one to a cloud.
+    aws_lc_rs::rand::fill(&mut bytes).expect("the system has random numbers");
+    hex::encode(bytes)
+}
+
+/// The identity of a store with this text. Labels of machines show the identity, and from it nobody finds the text.
+pub(super) fn of(text: impl AsRef<[u8]>) -> Digest {
+    Digest::of(text.as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Condition, Limits, Store as _, azure, directory::DirectoryStore, memory::MemoryStore};
+
+    fn container(url: &str, endpoint: Option<&str>) -> azure::AzureStore {
+        let variables = |name: &str| match name {
+            "AZURE_STORAGE_KEY" => Some("a2V5".to_owned()),
+            "FTCTL_ENDPOINT_BLOB" => endpoint.map(str::to_owned),
+            _ => None,
+        };
+        azure::open(url, &variables, Limits::default()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_container_is_known_by_its_address_however_it_is_spelled_or_reached() {
+        let identity = async |url, endpoint| container(url, endpoint).identity().await.unwrap();
+        let one = identity("azure://acc/box", None).await;
+        for (url, endpoint) in [
+            ("azure://acc/box/", None),
+            ("https://acc.blob.core.windows.net/box", None),
+            ("https://ACC.blob.core.windows.net:443/box/", None),
+            ("azure://acc/box", Some("http://127.0.0.1:10000/acc")),
+        ] {
+            assert_eq!(identity(url, endpoint).await, one, "{url} at {endpoint:?}");
+        }
+        for other in [
+            "azure://acc/box/team",
+            "azure://acc/box2",
+            "azure://acc2/box",
+            "https://acc.blob.core.usgovcloudapi.net/box",
+            "http://127.0.0.1:10000/acc/box",
+        ] {
+            assert_ne!(identity(other, None).await, one, "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_is_known_by_what_was_drawn_for_it() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("store");
+        let (first, second) = (DirectoryStore::open(&path).unwrap(), DirectoryStore::open(&path).unwrap());
+        let early = first.identity().await.unwrap();
+        assert!(!path.exists(), "looking makes nothing");
+        first.put("a", "b".into(), Condition::Always).await.unwrap();
+        assert_eq!(first.identity().await.unwrap(), early, "what was told before the first write holds");
+        second.put("c", "d".into(), Condition::Always).await.unwrap();
+        assert_eq!(second.identity().await.unwrap(), early);
+        assert_eq!(second.list("").await.unwrap().len(), 2, "the id is no object");
+        // It moves with the directory, and a new one at its place is another.
+        std::fs::rename(&path, place.path().join("moved")).unwrap();
+        let (moved, new) = (DirectoryStore::open(&place.path().join("moved")).unwrap(), DirectoryStore::open(&path).unwrap());
+        assert_eq!(moved.identity().await.unwrap(), early);
+        assert_ne!(new.identity().await.unwrap(), early);
+        // Who reads an identity on a machine's label cannot make a store of it.
+        std::fs::create_dir_all(path.join(".ftctl")).unwrap();
+        std::fs::write(path.join(".ftctl/id"), early.as_str()).unwrap();
+        assert_ne!(new.identity().await.unwrap(), early);
+    }
+
+    #[tokio::test]
+    async fn stores_in_memory_are_never_the_same() {
+        let (one, other) = (MemoryStore::new(), MemoryStore::new());
+        assert_eq!(one.identity().await.unwrap(), one.identity().await.unwrap());
+        assert_ne!(one.identity().await.unwrap(), other.identity().await.unwrap());
+    }
+}
