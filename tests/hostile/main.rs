@@ -5,3 +5,6 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod listener;
+mod sign_in;
+mod trust;
