@@ -14,3 +14,4 @@ pub mod output;
 pub mod provider;
 pub mod settings;
 pub mod store;
+pub mod transit;

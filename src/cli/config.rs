@@ -9,7 +9,7 @@ use super::App;
 use crate::{
     exit::Failure,
     output::{Cell, Show, Table},
-    settings::{Origin, Settings},
+    settings::{Origin, Settings, trust::Claims},
 };
 
 /// Show the settings in force
@@ -37,7 +37,11 @@ enum Action {
 impl Config {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         match self.action {
-            Action::Show { origin } => app.output.show(&InForce { rows: rows(&app.settings), origin }),
+            Action::Show { origin } => {
+                let Claims { file, places } = &app.settings.project;
+                let waits = if app.trusts(&app.settings.project) { Vec::new() } else { places.keys().cloned().collect() };
+                app.output.show(&InForce { rows: rows(&app.settings), origin, waits, file: file.clone() })
+            }
             Action::Path => app.output.show(&Files(app.settings.files.clone())),
         }
     }
@@ -71,6 +75,9 @@ fn rows(settings: &Settings) -> Vec<Row> {
 struct InForce {
     rows: Vec<Row>,
     origin: bool,
+    /// What the project's file says, and counts only when the user trusts it.
+    waits: Vec<String>,
+    file: PathBuf,
 }
 
 impl Show for InForce {
@@ -80,7 +87,8 @@ impl Show for InForce {
 
     fn json(&self) -> Value {
         let value = |row: &Row| if self.origin { json!({ "value": row.value, "origin": row.origin }) } else { json!(row.value) };
-        Value::Object(self.rows.iter().map(|row| (row.key.clone(), value(row))).collect())
+        let waits = (!self.waits.is_empty()).then(|| ("not_trusted".to_owned(), json!(self.waits)));
+        Value::Object(self.rows.iter().map(|row| (row.key.clone(), value(row))).chain(waits).collect())
     }
 
     fn text(&self) -> String {
@@ -89,7 +97,11 @@ impl Show for InForce {
             let origin = self.origin.then(|| Cell::text(row.origin.to_string()));
             table.row([Cell::text(&row.key), Cell::text(row.value.as_deref().unwrap_or("-"))].into_iter().chain(origin));
         }
-        table.render()
+        let shown = table.render();
+        if self.waits.is_empty() {
+            return shown;
+        }
+        format!("{}\nnot trusted yet, from {}: {}; `ftctl trust` trusts it", shown.trim_end(), self.file.display(), self.waits.join(", "))
     }
 
     fn names(&self) -> Vec<String> {

@@ -107,7 +107,9 @@ impl Init {
             let files = [Some(&path), Some(&schema_path).filter(|_| with_schema)];
             return app.output.show(&Intent(files.into_iter().flatten().map(|path| format!("write {}", path.display())).collect()));
         }
-        write(&path, &adapt(&text, self.backend.as_deref()), self.force)?;
+        let text = adapt(&text, self.backend.as_deref());
+        write(&path, &text, self.force)?;
+        app.trust_own(&path, &text);
         if with_schema {
             write(&schema_path, &schema::text(), true)?;
         }

@@ -63,10 +63,20 @@ impl JobFile {
         Ok((world, plan.priced(price)?))
     }
 
+    /// Whether the command line says where jobs run in the file's place.
+    fn sets(&self, place: &str) -> bool {
+        let key = if place == "backend" { "compute.backend" } else { place };
+        let typed = |assignment: &String| assignment.split('=').next().is_some_and(|typed| typed.trim() == key);
+        self.set.iter().any(typed)
+    }
+
     /// What the job means here; its price is still open.
     pub fn plan(&self, app: &App<'_>) -> Result<Plan, Failure> {
         let spec = self.read()?;
         let file = app.working_directory.join(&self.path);
+        let mut claims = app.settings.claims(&spec, file.clone())?;
+        claims.places.retain(|key, _| !self.sets(key));
+        app.admit(&claims)?;
         let directory = file.parent().unwrap_or(Path::new("/"));
         let choices = app.settings.choices(&spec, directory)?;
         Ok(Plan::resolve(&spec, choices, directory)?)

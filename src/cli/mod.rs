@@ -1,6 +1,7 @@
 //! The command line: one small file per verb. A verb parses its arguments, calls one function and hands a value to `output`.
 
 use std::{
+    cell::Cell,
     env,
     ffi::OsString,
     future::Future,
@@ -62,6 +63,7 @@ mod status;
 mod submit;
 mod sweep;
 mod trainer;
+mod trust;
 mod up;
 mod upload;
 mod version;
@@ -110,6 +112,9 @@ struct Global {
     /// Profile of the user's config.toml
     #[arg(long, global = true, value_name = "NAME")]
     profile: Option<String>,
+    /// Let ./ftctl.toml and job files say where jobs run, this time: see `ftctl trust`
+    #[arg(long, global = true, env = "FTCTL_TRUST_PROJECT", hide_env_values = true)]
+    trust_project: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -164,6 +169,7 @@ enum Verb {
     Drill(drill::Arguments),
     Devcloud(devcloud::Arguments),
     Config(config::Config),
+    Trust(trust::Arguments),
     Schema(schema::Schema),
     Completion(completion::Completion),
     Version(version::Version),
@@ -200,6 +206,10 @@ pub struct App<'o> {
     pub dry_run: bool,
     /// Relative paths on the command line begin here.
     pub working_directory: PathBuf,
+    /// The user trusts this project, this time.
+    trusts_project: bool,
+    /// They were asked, and did not want to.
+    declined: Cell<bool>,
     /// Of the line to a far store.
     pub limits: Limits,
     /// The exit code of a command that was run for the user.
@@ -252,9 +262,21 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     if cli.global.debug_http {
         tell_requests(output.report());
     }
-    let (yes, dry_run) = (cli.global.yes, cli.global.dry_run);
-    let mut app =
-        App { settings, output, yes, dry_run, working_directory, limits: Limits::default(), passed_on: 0, opened: OnceLock::new() };
+    let mut app = App {
+        settings,
+        output,
+        yes: cli.global.yes,
+        dry_run: cli.global.dry_run,
+        working_directory,
+        trusts_project: cli.global.trust_project,
+        declined: Cell::new(false),
+        limits: Limits::default(),
+        passed_on: 0,
+        opened: OnceLock::new(),
+    };
+    if cli.verb.goes_by_project() {
+        app.admit(&app.settings.project)?;
+    }
     if let Some(failure) = app.store_to_be_made() {
         match cli.verb {
             // What costs money is found and ended without a store.
@@ -291,6 +313,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Drill(verb) => verb.run(&mut app),
         Verb::Devcloud(verb) => verb.run(&mut app),
         Verb::Config(verb) => verb.run(&mut app),
+        Verb::Trust(verb) => verb.run(&mut app),
         Verb::Completion(verb) => verb.run(&mut app),
         Verb::Schema(_) => schema::run(&mut app),
         Verb::Version(_) => version::run(&mut app),
@@ -364,6 +387,26 @@ impl Verb {
                 | Up(_)
                 | Upload(_)
         )
+    }
+
+    /// Whether the verb opens the store or the backend, or builds: not on the word of a project that is not trusted.
+    fn goes_by_project(&self) -> bool {
+        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Prepare, Schema, Trust, Version};
+        let never = matches!(
+            self,
+            Agent(_)
+                | Completion(_)
+                | Config(_)
+                | Devcloud(_)
+                | Eval(_)
+                | Generate(_)
+                | Init(_)
+                | Prepare(_)
+                | Schema(_)
+                | Trust(_)
+                | Version(_)
+        );
+        !never
     }
 
     /// Whether the verb is of no use without a store that somebody wrote to.

@@ -7,6 +7,7 @@ use serde_json::Value;
 use tokio::process::Command;
 
 use super::credentials::{Credentials, CredentialsError};
+use crate::transit;
 
 /// The user of Azure Container Registry who shows a token for a password.
 const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
@@ -14,11 +15,16 @@ const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 const BEARER: &str = "oauth2accesstoken";
 
 pub fn is_azure(registry: &str) -> bool {
-    [".azurecr.io", ".azurecr.cn", ".azurecr.us"].iter().any(|end| registry.ends_with(end))
+    is_name(registry) && [".azurecr.io", ".azurecr.cn", ".azurecr.us"].iter().any(|end| registry.ends_with(end))
 }
 
 pub fn is_google(registry: &str) -> bool {
-    registry.ends_with("-docker.pkg.dev") || registry == "gcr.io" || registry.ends_with(".gcr.io")
+    is_name(registry) && (registry.ends_with("-docker.pkg.dev") || registry == "gcr.io" || registry.ends_with(".gcr.io"))
+}
+
+/// Whether it is a host's name and nothing else: `any.host#.azurecr.io` ends as a registry of Azure's does, and a URL with it leads to any.host.
+fn is_name(registry: &str) -> bool {
+    registry.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
 }
 
 /// Azure Container Registry gives a refresh token of its own for one of Entra ID.
@@ -36,7 +42,8 @@ async fn exchanged(base: &str, service: &str, token: &str) -> Result<String, Str
     let url = Url::parse(&format!("{base}/oauth2/exchange")).map_err(|error| error.to_string())?;
     let mut form = url.clone();
     form.query_pairs_mut().extend_pairs(parameters);
-    let request = reqwest::Client::new().post(url).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+    let http = transit::client(&url).build().map_err(|error| error.to_string())?;
+    let request = http.post(url).header(CONTENT_TYPE, "application/x-www-form-urlencoded");
     let answer = request.body(form.query().unwrap_or_default().to_owned()).send().await;
     let answer = answer.map_err(|error| error.without_url().to_string())?;
     let status = answer.status();
@@ -89,7 +96,7 @@ mod tests {
                 let length = stream.read(&mut piece).await.unwrap();
                 request.push_str(std::str::from_utf8(&piece[..length]).unwrap());
             }
-            let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+            let answer = format!("HTTP/1.1 {status}\r\nlocation: /elsewhere\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
             stream.write_all(answer.as_bytes()).await.unwrap();
             request
         };
@@ -103,6 +110,8 @@ mod tests {
         assert!(request.starts_with("POST /oauth2/exchange HTTP/1.1\r\n"), "{request}");
         assert!(request.ends_with("grant_type=access_token&service=acme.azurecr.io&access_token=a%2Bb"), "{request}");
         assert_eq!(token.unwrap(), "mine");
+        let error = exchange_at("307 Temporary Redirect", "").await.1.unwrap_err();
+        assert!(error.contains("answered 307"), "the token is not sent on: {error}");
         let refusal = r#"{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}"#;
         let error = exchange_at("401 Unauthorized", refusal).await.1.unwrap_err();
         assert!(error.contains("401") && error.contains("authentication required"), "{error}");
@@ -111,6 +120,10 @@ mod tests {
     #[tokio::test]
     async fn registries_of_the_clouds_are_known_by_their_names() {
         assert!(is_azure("acme.azurecr.io") && !is_azure("azurecr.io.example.org"));
+        for host in ["any.host#.azurecr.io", "any.host?.azurecr.io", "any.host\\.azurecr.io", "any.host:1@.azurecr.io"] {
+            assert!(!is_azure(host), "{host}");
+            assert!(!is_google(&host.replace("azurecr.io", "gcr.io")), "{host}");
+        }
         assert!(is_google("europe-docker.pkg.dev") && is_google("eu.gcr.io") && !is_google("docker.io"));
         let token = |name: &str| (name == "CLOUDSDK_AUTH_ACCESS_TOKEN").then(|| "t".to_owned());
         let found = google(&token, "gcr.io").await.unwrap();

@@ -118,7 +118,7 @@ pub(super) fn user_file(path: &Path) -> Result<(Layer, BTreeMap<String, Layer>),
     Ok((layer, profiles))
 }
 
-/// Reads the project's file; none is fine.
+/// Reads a project's file; none is fine.
 pub(super) fn project_file(path: &Path) -> Result<Layer, SettingsError> {
     let mut layer: Layer = read_file(path)?;
     layer.anchor(path.parent().unwrap_or(path));

@@ -22,9 +22,11 @@ use crate::job::{
 
 mod directories;
 mod layers;
+pub mod trust;
 
 pub use directories::{Directories, Surroundings};
 pub use layers::{Layer, Origin};
+use trust::{Claims, Places};
 
 /// The project's settings, in the working directory.
 pub const PROJECT_FILE: &str = "ftctl.toml";
@@ -66,6 +68,8 @@ pub struct Settings {
     pub output: Setting<Format>,
     pub log: Setting<Verbosity>,
     pub directories: Directories,
+    /// What holds on the project's word alone.
+    pub project: Claims,
     /// Files that were looked for, strongest first.
     pub files: Vec<PathBuf>,
 }
@@ -139,7 +143,7 @@ impl Settings {
             (Source::Environment, Layer::from_environment(around)?),
             (Source::File(Origin::Project { path: project.clone() }), layers::project_file(&project)?),
         ]);
-        let files = [Some(project), user.clone()].into_iter().flatten().collect();
+        let files = [Some(project.clone()), user.clone()].into_iter().flatten().collect();
         let path = user.unwrap_or_default();
         stack.0.push((Source::File(Origin::User { path: path.clone() }), user_layer));
         let profile = stack.get(PROFILE, None, |layer| layer.profile.clone().map(Some));
@@ -148,7 +152,11 @@ impl Settings {
             let origin = Origin::Profile { name: name.clone(), path };
             stack.0.insert(3, (Source::File(origin), layer));
         }
-        Ok(Self::from_stack(&stack, profile, directories, files))
+        let mut settings = Self::from_stack(&stack, profile.clone(), directories.clone(), files);
+        stack.0.retain(|(source, _)| !matches!(source, Source::File(Origin::Project { .. })));
+        let without = Self::from_stack(&stack, profile, directories, Vec::new());
+        settings.project = Claims::beyond(project, settings.places(), &without.places());
+        Ok(settings)
     }
 
     fn from_stack(stack: &Stack, profile: Setting<Option<String>>, directories: Directories, files: Vec<PathBuf>) -> Self {
@@ -163,13 +171,30 @@ impl Settings {
             output: stack.get(OUTPUT, Format::default(), |layer| layer.output),
             log: stack.get(LOG, Verbosity::default(), |layer| layer.log),
             directories,
+            project: Claims::default(),
             files,
         }
+    }
+
+    fn places(&self) -> Places {
+        let image = self.image.iter().map(|(key, setting)| (key.clone(), setting.value.clone()));
+        places(Some(&self.backend.value), self.store.value.as_deref(), image)
     }
 
     /// The store when no job file has a say.
     pub fn store(&self) -> Result<&str, SettingsError> {
         self.store.value.as_deref().ok_or(directories::NO_STORE)
+    }
+
+    /// Whether [`Settings::store`] is named by nobody but the project's file.
+    pub fn is_store_of_project(&self) -> bool {
+        self.project.places.contains_key(STORE_KEY)
+    }
+
+    /// What holds for one job on the word of its file alone.
+    pub fn claims(&self, spec: &JobSpec, file: PathBuf) -> Result<Claims, SettingsError> {
+        let Choices { backend, store, image, .. } = self.choices(spec, &trust::directory_of(&file))?;
+        Ok(Claims::beyond(file, places(Some(&backend), Some(&store), table(&image)), &self.places()))
     }
 
     /// How an image is made when the job file says `typed`.
@@ -203,6 +228,30 @@ impl Settings {
             max_cost: with_job(&self.max_cost, spec.limits.max_cost.map(Some)),
         })
     }
+}
+
+/// What a project's file says of where jobs run.
+pub fn places_of_project(file: &Path) -> Result<Places, SettingsError> {
+    let Layer { backend, store, image, .. } = layers::project_file(file)?;
+    Ok(places(backend.as_deref(), store.as_deref(), table(&image)))
+}
+
+/// What a job file says of where its job runs.
+pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
+    let (backend, store, image) = (spec.compute.backend.clone(), spec.store.clone(), spec.image.clone());
+    let mut layer = Layer { backend, store, image, ..Layer::default() };
+    layer.anchor(&trust::directory_of(file));
+    places(layer.backend.as_deref(), layer.store.as_deref(), table(&layer.image))
+}
+
+const BACKEND_KEY: &str = "backend";
+const STORE_KEY: &str = "store";
+
+fn places(backend: Option<&str>, store: Option<&str>, image: impl IntoIterator<Item = (String, Value)>) -> Places {
+    let named = [(BACKEND_KEY, backend), (STORE_KEY, store)];
+    let named = named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())));
+    let word = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    named.chain(image.into_iter().map(|(key, value)| (format!("image.{key}"), word(value)))).collect()
 }
 
 /// The keys that were given.

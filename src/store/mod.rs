@@ -187,16 +187,24 @@ impl Default for Limits {
     }
 }
 
-/// As [`open_with`], with the usual limits.
+/// Who says that a store is there. A sign-in goes to any host that the user names; on another's word, such as that of a job file, of an order or of a
+/// record, only to the cloud's own hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    User,
+    Another,
+}
+
+/// As [`open_with`], on the word of somebody else than the user, with the usual limits.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
-    open_with(url, Limits::default())
+    open_with(url, Limits::default(), Whose::Another)
 }
 
 /// Opens the store that `url` names: a blob container, a directory, `file:///…`, or `memory:` (gone with the process).
-pub fn open_with(url: &str, limits: Limits) -> Result<Arc<dyn Store>> {
+pub fn open_with(url: &str, limits: Limits, whose: Whose) -> Result<Arc<dyn Store>> {
     if azure::is_container(url) {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        return Ok(Arc::new(azure::open(url, &variable, limits)?));
+        return Ok(Arc::new(azure::open(url, &variable, limits, whose)?));
     }
     if url == "memory:" {
         return Ok(Arc::new(memory::MemoryStore::new()));

@@ -5,7 +5,7 @@
 #![allow(dead_code)]
 
 use std::{
-    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufRead, BufReader, Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc,
@@ -200,12 +200,12 @@ fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) -> bool {
 }
 
 /// `None` when the other side has ended.
-pub fn read(from: &mut BufReader<TcpStream>, without_body: bool) -> io::Result<Option<Message>> {
+pub fn read(from: &mut impl BufRead, without_body: bool) -> io::Result<Option<Message>> {
     read_counted(from, without_body, &AtomicU64::default())
 }
 
 /// `bytes` counts those of the body, however it ends.
-fn read_counted(from: &mut BufReader<TcpStream>, without_body: bool, bytes: &AtomicU64) -> io::Result<Option<Message>> {
+fn read_counted(from: &mut impl BufRead, without_body: bool, bytes: &AtomicU64) -> io::Result<Option<Message>> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if from.read_until(b'\n', &mut head)? == 0 {
@@ -231,7 +231,7 @@ fn read_counted(from: &mut BufReader<TcpStream>, without_body: bool, bytes: &Ato
 }
 
 /// Chunks as they are: what is passed on is what was read.
-fn read_chunks(from: &mut BufReader<TcpStream>, body: &mut Vec<u8>) -> io::Result<()> {
+fn read_chunks(from: &mut impl BufRead, body: &mut Vec<u8>) -> io::Result<()> {
     loop {
         let begin = body.len();
         from.read_until(b'\n', body)?;

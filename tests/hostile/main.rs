@@ -8,5 +8,8 @@ mod common;
 mod devcloud;
 mod files;
 mod inputs;
+mod listener;
 mod machines;
+mod sign_in;
 mod terminal;
+mod trust;

@@ -19,7 +19,7 @@ use crate::common::{
 };
 use ftctl::{
     job::report::Silent,
-    store::{Condition, Limits, Store, azure, dataset},
+    store::{Condition, Limits, Store, Whose, azure, dataset},
 };
 use serde_json::{Value, json};
 
@@ -359,7 +359,7 @@ fn azurite_is_sent_little_twice_however_often_an_upload_is_killed() {
 
 fn in_store<T>(url: &str, work: impl AsyncFnOnce(Arc<dyn Store>) -> T) -> T {
     let key = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| azurite::KEY.to_owned());
-    let store: Arc<dyn Store> = Arc::new(azure::open(url, &key, Limits::default()).expect("a store"));
+    let store: Arc<dyn Store> = Arc::new(azure::open(url, &key, Limits::default(), Whose::User).expect("a store"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(work(store))
 }

@@ -15,17 +15,18 @@ const TABLE: &[(&str, &[&str])] = &[
         &["lifecycle", "settings", "output", "agent", "provider::registry", "store", "image", "docker", "devcloud", "job", "exit"],
     ),
     ("lifecycle", &["provider", "store", "image", "docker", "job", "exit"]),
-    ("provider", &["store", "job"]),
+    ("provider", &["store", "job", "transit"]),
     ("provider::docker", &["docker", "store", "job"]),
     ("provider::registry", &["provider", "store", "job"]),
     ("agent", &["store", "job"]),
     ("devcloud", &["job"]),
     ("output", &["job", "exit"]),
     ("settings", &["job"]),
-    ("store", &["job"]),
+    ("store", &["job", "transit"]),
     ("image", &["docker", "job"]),
-    ("docker", &["job"]),
+    ("docker", &["job", "transit"]),
     ("job", &[]),
+    ("transit", &[]),
 ];
 
 #[test]

@@ -9,17 +9,18 @@ use std::{
 
 use jiff::{Timestamp, fmt::rfc2822};
 use reqwest::{
-    Method,
+    Method, Url,
     header::{DATE, RETRY_AFTER},
 };
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{
-    super::Result,
+    super::{Class, ProviderError, Result},
     credentials::Credentials,
     refusal::{Refusal, operation_error},
 };
+use crate::transit;
 
 /// Google answers a `wait` after two minutes at the latest.
 const ANSWER: Duration = Duration::from_secs(150);
@@ -36,7 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const SHORT_ANSWER: Duration = Duration::from_secs(30);
 
 pub struct Client {
-    http: reqwest::Client,
+    compute_line: reqwest::Client,
+    billing_line: reqwest::Client,
     /// Scheme and authority of Compute Engine.
     pub endpoint: String,
     /// Likewise of the billing catalogue.
@@ -80,11 +82,22 @@ impl<'a> Call<'a> {
     }
 }
 
+/// What carries requests with tokens to `endpoint`.
+fn line(endpoint: &str) -> Result<reqwest::Client> {
+    let refused = |why: &str| ProviderError::new(Class::Invalid, format!("no token is sent to {endpoint}: {why}"));
+    let url = Url::parse(endpoint).map_err(|error| refused(&error.to_string()))?;
+    if !transit::is_private(&url) {
+        return Err(refused("it is not https; only a service on this machine may be without, at 127.0.0.1 or localhost")
+            .fix("correct FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING"));
+    }
+    let built = transit::client(&url).connect_timeout(CONNECT).timeout(ANSWER).build();
+    Ok(built.map_err(|error| Refusal::lost("begin", &error))?)
+}
+
 impl Client {
     pub fn new(endpoint: String, billing: String, project: String, credentials: Credentials) -> Result<Self> {
-        let http = reqwest::Client::builder().connect_timeout(CONNECT).timeout(ANSWER).build();
-        let http = http.map_err(|error| Refusal::lost("begin", &error))?;
-        Ok(Self { http, endpoint, billing, project, credentials, date: Mutex::default(), pauses: BACKOFF })
+        let (compute_line, billing_line) = (line(&endpoint)?, line(&billing)?);
+        Ok(Self { compute_line, billing_line, endpoint, billing, project, credentials, date: Mutex::default(), pauses: BACKOFF })
     }
 
     /// Where a resource of this project is, as the API wants it named; with an empty path the project itself.
@@ -95,7 +108,7 @@ impl Client {
 
     /// Whether there is a token to ask with. Only the sign-in is asked, if anybody.
     pub async fn signed_in(&self) -> Result<()> {
-        self.credentials.token(&self.http).await.map(drop)
+        self.credentials.token().await.map(drop)
     }
 
     /// The time by the service's own clock when it answered last.
@@ -127,14 +140,18 @@ impl Client {
     }
 
     async fn ask(&self, call: &Call<'_>) -> Result<Value, Refusal> {
-        let token = self.credentials.token(&self.http).await?;
+        let token = self.credentials.token().await?;
         let of_project = !call.path.starts_with('/');
-        let url = if of_project { self.url(&call.path) } else { format!("{}{}", self.billing, call.path) };
-        let mut url = reqwest::Url::parse(&url).map_err(|error| Refusal::lost("understand the endpoint", &error))?;
+        let (http, url) = if of_project {
+            (&self.compute_line, self.url(&call.path))
+        } else {
+            (&self.billing_line, format!("{}{}", self.billing, call.path))
+        };
+        let mut url = Url::parse(&url).map_err(|error| Refusal::lost("understand the endpoint", &error))?;
         if !call.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&call.query);
         }
-        let mut request = self.http.request(call.method.clone(), url).bearer_auth(token);
+        let mut request = http.request(call.method.clone(), url).bearer_auth(token);
         if !call.path.ends_with("/wait") {
             request = request.timeout(SHORT_ANSWER);
         }
@@ -261,6 +278,17 @@ fn request_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_go_by_https_or_stay_on_this_machine() {
+        for endpoint in ["https://compute.googleapis.com", "https://any.host:7", "http://127.0.0.1:7", "http://localhost:7"] {
+            line(endpoint).expect(endpoint);
+        }
+        for endpoint in ["http://203.0.113.9", "http://compute.googleapis.com", "nonsense", ""] {
+            let error = line(endpoint).expect_err(endpoint);
+            assert!(error.class == Class::Invalid && error.message.contains(endpoint), "{error}");
+        }
+    }
 
     #[test]
     fn the_time_is_read_as_servers_write_it() {

@@ -22,17 +22,21 @@ use base64::{
     prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
 };
 use jiff::Timestamp;
+use reqwest::{Method, RequestBuilder, Url};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::super::{Class, ProviderError, Result};
+use crate::transit;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
 const TOKEN_SERVICE: &str = "https://oauth2.googleapis.com/token";
 /// A token is renewed so long before it ends.
 const MARGIN: Duration = Duration::from_secs(120);
 const LIMIT: Duration = Duration::from_secs(30);
+/// Where a machine of a cloud asks its own host who it is. Nothing leaves that host, so http will do, as long as no proxy is between them.
+const METADATA: [&str; 2] = ["metadata.google.internal", "169.254.169.254"];
 
 /// An environment variable; empty ones count as absent.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -117,7 +121,7 @@ impl Credentials {
         } else if let Some(path) = file("GOOGLE_APPLICATION_CREDENTIALS").or(login) {
             Source::File(path)
         } else if let Some(host) =
-            variables("GCE_METADATA_HOST").or_else(|| on_google().then(|| "metadata.google.internal".to_owned()))
+            variables("GCE_METADATA_HOST").or_else(|| on_google().then(|| METADATA[0].to_owned()))
         {
             Source::Metadata(host)
         } else {
@@ -140,14 +144,14 @@ impl Credentials {
     }
 
     /// A token that is good for some minutes at least.
-    pub async fn token(&self, http: &reqwest::Client) -> Result<String> {
+    pub async fn token(&self) -> Result<String> {
         let mut kept = self.token.lock().await;
         if let Some((token, until)) = kept.as_ref()
             && *until > Instant::now()
         {
             return Ok(token.clone());
         }
-        let answer = self.fetch(http).await?;
+        let answer = self.fetch().await?;
         let life = Duration::from_secs(answer.expires_in).saturating_sub(MARGIN);
         *kept = Some((answer.access_token.clone(), Instant::now() + life));
         Ok(answer.access_token)
@@ -158,7 +162,7 @@ impl Credentials {
         *self.token.lock().await = None;
     }
 
-    async fn fetch(&self, http: &reqwest::Client) -> Result<TokenAnswer> {
+    async fn fetch(&self) -> Result<TokenAnswer> {
         let fixed = |token: &str| TokenAnswer { access_token: token.trim().to_owned(), expires_in: 300 };
         match &self.source {
             Source::Absent(why) => Err(why.clone()),
@@ -166,11 +170,12 @@ impl Credentials {
             Source::TokenFile(path) => Ok(fixed(&read(path)?)),
             Source::Metadata(host) => {
                 let url = format!("http://{host}/computeMetadata/v1/instance/service-accounts/default/token");
+                let http = transit::direct().build().map_err(unreachable)?;
                 ask(http.get(url).header("Metadata-Flavor", "Google")).await
             }
             Source::File(path) => {
                 let file = serde_json::from_str(&read(path)?).map_err(|error| unusable(path, &error.to_string()))?;
-                from_file(http, path, file).await
+                Place(path).token(file).await
             }
         }
     }
@@ -181,73 +186,104 @@ fn on_google() -> bool {
     fs::read_to_string("/sys/class/dmi/id/product_name").is_ok_and(|name| name.starts_with("Google"))
 }
 
-async fn from_file(http: &reqwest::Client, path: &Path, file: KeyFile) -> Result<TokenAnswer> {
-    match file {
-        KeyFile::ServiceAccount { client_email, private_key, private_key_id, token_uri } => {
-            let service = token_uri.as_deref().unwrap_or(TOKEN_SERVICE);
-            let assertion = sign(&client_email, &private_key, &private_key_id, service).map_err(|why| unusable(path, &why))?;
-            let grant = "urn:ietf:params:oauth:grant-type:jwt-bearer";
-            ask(post(http, service, &[("grant_type", grant), ("assertion", &assertion)])).await
-        }
-        KeyFile::AuthorizedUser { client_id, client_secret, refresh_token, token_uri } => {
-            let fields = [
-                ("grant_type", "refresh_token"),
-                ("client_id", &client_id),
-                ("client_secret", &client_secret),
-                ("refresh_token", &refresh_token),
-            ];
-            ask(post(http, token_uri.as_deref().unwrap_or(TOKEN_SERVICE), &fields)).await
-        }
-        KeyFile::ExternalAccount {
-            audience,
-            subject_token_type,
-            token_url,
-            credential_source,
-            service_account_impersonation_url,
-        } => {
-            let subject = subject_token(http, path, &credential_source).await?;
-            let fields = [
-                ("grant_type", "urn:ietf:params:oauth:grant-type:token-exchange"),
-                ("audience", &audience),
-                ("scope", SCOPE),
-                ("requested_token_type", "urn:ietf:params:oauth:token-type:access_token"),
-                ("subject_token_type", &subject_token_type),
-                ("subject_token", &subject),
-            ];
-            let federated: TokenAnswer = ask(post(http, &token_url, &fields)).await?;
-            match service_account_impersonation_url {
-                Some(url) => impersonate(http, &url, &federated.access_token).await,
-                None => Ok(federated),
+/// Where a credentials file lies. The URLs in it are its owner's word, but are held to what keeps secrets.
+struct Place<'p>(&'p Path);
+
+impl Place<'_> {
+    async fn token(&self, file: KeyFile) -> Result<TokenAnswer> {
+        match file {
+            KeyFile::ServiceAccount { client_email, private_key, private_key_id, token_uri } => {
+                let service = token_uri.as_deref().unwrap_or(TOKEN_SERVICE);
+                let assertion =
+                    sign(&client_email, &private_key, &private_key_id, service).map_err(|why| unusable(self.0, &why))?;
+                let grant = "urn:ietf:params:oauth:grant-type:jwt-bearer";
+                ask(self.post(service, &[("grant_type", grant), ("assertion", &assertion)])?).await
+            }
+            KeyFile::AuthorizedUser { client_id, client_secret, refresh_token, token_uri } => {
+                let fields = [
+                    ("grant_type", "refresh_token"),
+                    ("client_id", &client_id),
+                    ("client_secret", &client_secret),
+                    ("refresh_token", &refresh_token),
+                ];
+                ask(self.post(token_uri.as_deref().unwrap_or(TOKEN_SERVICE), &fields)?).await
+            }
+            KeyFile::ExternalAccount {
+                audience,
+                subject_token_type,
+                token_url,
+                credential_source,
+                service_account_impersonation_url,
+            } => {
+                let subject = self.subject_token(&credential_source).await?;
+                let fields = [
+                    ("grant_type", "urn:ietf:params:oauth:grant-type:token-exchange"),
+                    ("audience", &audience),
+                    ("scope", SCOPE),
+                    ("requested_token_type", "urn:ietf:params:oauth:token-type:access_token"),
+                    ("subject_token_type", &subject_token_type),
+                    ("subject_token", &subject),
+                ];
+                let federated: TokenAnswer = ask(self.post(&token_url, &fields)?).await?;
+                match service_account_impersonation_url {
+                    Some(url) => self.impersonate(&url, &federated.access_token).await,
+                    None => Ok(federated),
+                }
             }
         }
     }
-}
 
-async fn subject_token(http: &reqwest::Client, path: &Path, source: &CredentialSource) -> Result<String> {
-    let text = match (&source.file, &source.url) {
-        (Some(file), _) => read(file)?,
-        (None, Some(url)) => {
-            let request = source.headers.iter().fold(http.get(url), |request, (name, value)| request.header(name, value));
-            String::from_utf8_lossy(&bytes(request).await?).into_owned()
-        }
-        (None, None) => return Err(unusable(path, "its credential_source has neither a file nor a url")),
-    };
-    let field =
-        source.format.as_ref().filter(|format| format.kind == "json").and_then(|format| format.subject_token_field_name.as_ref());
-    let Some(field) = field else { return Ok(text.trim().to_owned()) };
-    let value: Value = serde_json::from_str(&text).map_err(|error| unusable(path, &error.to_string()))?;
-    let missing = || unusable(path, &format!("the identity provider's answer has no `{field}`"));
-    value[field].as_str().map(str::to_owned).ok_or_else(missing)
-}
+    async fn subject_token(&self, source: &CredentialSource) -> Result<String> {
+        let text = match (&source.file, &source.url) {
+            (Some(file), _) => read(file)?,
+            (None, Some(url)) => {
+                let request = self.request(Method::GET, url)?;
+                let request = source.headers.iter().fold(request, |request, (name, value)| request.header(name, value));
+                String::from_utf8_lossy(&bytes(request).await?).into_owned()
+            }
+            (None, None) => return Err(unusable(self.0, "its credential_source has neither a file nor a url")),
+        };
+        let format = source.format.as_ref().filter(|format| format.kind == "json");
+        let Some(field) = format.and_then(|format| format.subject_token_field_name.as_ref()) else {
+            return Ok(text.trim().to_owned());
+        };
+        let value: Value = serde_json::from_str(&text).map_err(|error| unusable(self.0, &error.to_string()))?;
+        let missing = || unusable(self.0, &format!("the identity provider's answer has no `{field}`"));
+        value[field].as_str().map(str::to_owned).ok_or_else(missing)
+    }
 
-async fn impersonate(http: &reqwest::Client, url: &str, token: &str) -> Result<TokenAnswer> {
-    let body = json!({ "scope": [SCOPE], "lifetime": "3600s" }).to_string();
-    let request = http.post(url).bearer_auth(token).header("content-type", "application/json").body(body);
-    let answer: Value = ask(request).await?;
-    let access_token = answer["accessToken"].as_str().unwrap_or_default().to_owned();
-    let until = answer["expireTime"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
-    let expires_in = until.map_or(an_hour(), |until| u64::try_from(until.duration_since(Timestamp::now()).as_secs()).unwrap_or(0));
-    Ok(TokenAnswer { access_token, expires_in })
+    async fn impersonate(&self, url: &str, token: &str) -> Result<TokenAnswer> {
+        let body = json!({ "scope": [SCOPE], "lifetime": "3600s" }).to_string();
+        let request = self.request(Method::POST, url)?.bearer_auth(token).header("content-type", "application/json").body(body);
+        let answer: Value = ask(request).await?;
+        let access_token = answer["accessToken"].as_str().unwrap_or_default().to_owned();
+        let until = answer["expireTime"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
+        let expires_in =
+            until.map_or(an_hour(), |until| u64::try_from(until.duration_since(Timestamp::now()).as_secs()).unwrap_or(0));
+        Ok(TokenAnswer { access_token, expires_in })
+    }
+
+    fn post(&self, url: &str, fields: &[(&str, &str)]) -> Result<RequestBuilder> {
+        let mut form = Url::parse("http://form").ok();
+        let pairs =
+            form.as_mut().map(|url| url.query_pairs_mut().extend_pairs(fields).finish().query().unwrap_or_default().to_owned());
+        let request = self.request(Method::POST, url)?.header("content-type", "application/x-www-form-urlencoded");
+        Ok(request.body(pairs.unwrap_or_default()))
+    }
+
+    /// Begins a request that carries a secret, or is answered with one.
+    fn request(&self, method: Method, url: &str) -> Result<RequestBuilder> {
+        let url = Url::parse(url).map_err(|error| unusable(self.0, &format!("a URL in it: {error}")))?;
+        let host = url.host_str().unwrap_or_default();
+        let builder = if METADATA.contains(&host) {
+            transit::direct()
+        } else if transit::is_private(&url) {
+            transit::client(&url)
+        } else {
+            return Err(unusable(self.0, &format!("it names {host} without https, where anybody on the way could read secrets")));
+        };
+        Ok(builder.build().map_err(unreachable)?.request(method, url))
+    }
 }
 
 /// RFC 7523: the service account's own word that it is itself, good for an hour.
@@ -266,23 +302,14 @@ fn sign(email: &str, key: &str, key_id: &str, audience: &str) -> Result<String, 
     Ok(format!("{text}.{}", BASE64_URL_SAFE_NO_PAD.encode(signed)))
 }
 
-fn post(http: &reqwest::Client, url: &str, fields: &[(&str, &str)]) -> reqwest::RequestBuilder {
-    let mut form = reqwest::Url::parse("http://form").ok();
-    let pairs = form.as_mut().map(|url| url.query_pairs_mut().extend_pairs(fields).finish().query().unwrap_or_default().to_owned());
-    http.post(url).header("content-type", "application/x-www-form-urlencoded").body(pairs.unwrap_or_default())
-}
-
-async fn ask<T: serde::de::DeserializeOwned>(request: reqwest::RequestBuilder) -> Result<T> {
+async fn ask<T: serde::de::DeserializeOwned>(request: RequestBuilder) -> Result<T> {
     let bytes = bytes(request).await?;
     let strange = |error| ProviderError::new(Class::Denied, format!("Google's sign-in answers what cannot be understood: {error}"));
     serde_json::from_slice(&bytes).map_err(strange)
 }
 
-async fn bytes(request: reqwest::RequestBuilder) -> Result<bytes::Bytes> {
+async fn bytes(request: RequestBuilder) -> Result<bytes::Bytes> {
     // Nothing of the answer is shown but Google's own word for the error: it may hold secrets.
-    let unreachable = |error: reqwest::Error| {
-        ProviderError::new(Class::Network, format!("cannot reach Google's sign-in: {}", error.without_url()))
-    };
     let answer = request.timeout(LIMIT).send().await.map_err(unreachable)?;
     let status = answer.status();
     let bytes = answer.bytes().await.map_err(unreachable)?;
@@ -294,6 +321,10 @@ async fn bytes(request: reqwest::RequestBuilder) -> Result<bytes::Bytes> {
     let class = if status.is_server_error() { Class::Network } else { Class::Denied };
     let message = format!("Google's sign-in refused the credentials ({}): {why}", status.as_u16());
     Err(ProviderError::new(class, message).fix("gcloud auth application-default login"))
+}
+
+fn unreachable(error: reqwest::Error) -> ProviderError {
+    ProviderError::new(Class::Network, format!("cannot reach Google's sign-in: {}", error.without_url()))
 }
 
 fn read(path: &Path) -> Result<String> {

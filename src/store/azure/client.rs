@@ -56,7 +56,7 @@ impl Refusal {
 
 impl Client {
     pub fn new(location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
-        let transport = Arc::new(Transport::new(credential, patience, limits)?);
+        let transport = Arc::new(Transport::new(&location.endpoint, credential, patience, limits)?);
         let client_options = ClientOptions {
             // The transport has its own rules.
             retry: RetryOptions::none(),

@@ -1,30 +1,36 @@
 //! Sign-in with Entra ID: the identities that a laptop, a pipeline, a cluster or a machine of the cloud has.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use azure_core::{
     credentials::{AccessToken, Secret, TokenCredential},
     error::ErrorKind,
-    http::ClientMethodOptions,
+    http::{ClientMethodOptions, ClientOptions, Transport},
 };
 use azure_identity::{
     AzureCliCredential, ClientAssertion, ClientAssertionCredential, ClientSecretCredential, ManagedIdentityCredential,
     ManagedIdentityCredentialOptions, UserAssignedId, WorkloadIdentityCredential, WorkloadIdentityCredentialOptions,
 };
 use jiff::Timestamp;
+use reqwest::Url;
 use tokio::sync::Mutex;
 
 use super::{
     super::{Result, StoreError},
     sign_in::{Credential, Variables},
 };
+use crate::transit;
 
 /// What tokens are for.
 const SCOPE: &str = "https://storage.azure.com/.default";
 
 /// What tokens are for that a container registry exchanges.
 const MANAGEMENT: &str = "https://management.azure.com/.default";
+
+/// Longest wait for a connection to what gives an identity, and for its answer.
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// A token this close to its end is replaced, seconds: no request outlives it.
 const FRESH: i64 = 300;
@@ -101,7 +107,11 @@ pub(super) fn github(variables: Variables<'_>, _: &str) -> Result<Credential> {
 
 pub(super) fn managed_identity(variables: Variables<'_>, _: &str) -> Result<Credential> {
     let which = variables("FTCTL_AZURE_MANAGED_IDENTITY").filter(|which| which != "system");
-    let options = ManagedIdentityCredentialOptions { user_assigned_id: which.map(UserAssignedId::ClientId), ..Default::default() };
+    let http = transit::direct().connect_timeout(CONNECT).read_timeout(ANSWER).build();
+    let http = http.map_err(|error| StoreError::SignIn(format!("the managed identity cannot be asked: {error}")))?;
+    let client_options = ClientOptions { transport: Some(Transport::new(Arc::new(http))), ..Default::default() };
+    let user_assigned_id = which.map(UserAssignedId::ClientId);
+    let options = ManagedIdentityCredentialOptions { user_assigned_id, client_options };
     credential("the managed identity", ManagedIdentityCredential::new(Some(options)))
 }
 
@@ -125,14 +135,15 @@ struct GitHub {
 impl ClientAssertion for GitHub {
     async fn secret(&self, _: Option<ClientMethodOptions<'_>>) -> azure_core::Result<String> {
         let failed = |why: String| azure_core::Error::with_message(ErrorKind::Credential, format!("GitHub's token service: {why}"));
-        let asked = reqwest::Client::new()
-            .get(format!("{}&audience=api://AzureADTokenExchange", self.url))
-            .bearer_auth(self.token.secret())
-            .send()
-            .await
-            .and_then(reqwest::Response::error_for_status);
-        let answer = asked.map_err(|error| failed(error.without_url().to_string()))?;
-        let bytes = answer.bytes().await.map_err(|error| failed(error.without_url().to_string()))?;
+        let url = Url::parse(&format!("{}&audience=api://AzureADTokenExchange", self.url));
+        let url = url.ok().filter(transit::is_private).ok_or_else(|| failed("it has no address by https".to_owned()))?;
+        let told = |error: reqwest::Error| failed(error.without_url().to_string());
+        let http = transit::client(&url).build().map_err(told)?;
+        let answer = http.get(url).bearer_auth(self.token.secret()).send().await.map_err(told)?;
+        if !answer.status().is_success() {
+            return Err(failed(format!("it answered {}", answer.status())));
+        }
+        let bytes = answer.bytes().await.map_err(told)?;
         let parsed: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
         parsed["value"].as_str().map(str::to_owned).ok_or_else(|| failed("its answer has no token".to_owned()))
     }
@@ -140,10 +151,7 @@ impl ClientAssertion for GitHub {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicI64, Ordering},
-        time::Duration,
-    };
+    use std::sync::atomic::{AtomicI64, Ordering};
 
     use azure_core::{credentials::TokenRequestOptions, time::OffsetDateTime};
 

@@ -1,10 +1,13 @@
 //! Which container a URL means, and how its blobs are addressed.
 
-use std::net::IpAddr;
-
 use reqwest::Url;
 
 use super::super::{Result, StoreError};
+use crate::transit;
+
+/// How the names of the hosts end at which the clouds of Azure have blobs, also by private links and by zones of names.
+const HOSTS: [&str; 4] =
+    [".blob.core.windows.net", ".blob.core.usgovcloudapi.net", ".blob.core.chinacloudapi.cn", ".blob.storage.azure.net"];
 
 /// One container of one account, and the part of it that is the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,13 +45,26 @@ impl Location {
             _ => (host.split('.').next().unwrap_or_default().to_owned(), format!("{}://{host}", url.scheme())),
         };
         let endpoint = Url::parse(endpoint.trim_end_matches('/')).map_err(|error| wrong(&format!("its endpoint: {error}")))?;
-        let safe = endpoint.scheme() == "https" || endpoint.host_str().is_some_and(is_emulator);
-        if !safe {
-            return Err(wrong("it is not https; only an emulator on this machine may be without"));
+        if !transit::is_private(&endpoint) {
+            return Err(wrong("it is not https; only an emulator on this machine may be without, at 127.0.0.1 or localhost"));
         }
         let container = parts.next().ok_or_else(|| wrong("the container is missing; write it as azure://ACCOUNT/CONTAINER"))?;
         let prefix: String = parts.map(|part| part + "/").collect();
         Ok(Self { account, container, endpoint, prefix })
+    }
+
+    /// Refuses what is neither at one of [`HOSTS`] nor at the `endpoint` that the user named: whoever has that host would be sent the sign-in.
+    pub fn admit(&self, text: &str, endpoint: Option<&str>) -> Result<()> {
+        let host = self.endpoint.host_str().unwrap_or_default();
+        let of_azure = self.endpoint.port().is_none() && HOSTS.iter().any(|end| host.ends_with(end));
+        let of_user = endpoint.and_then(|url| Url::parse(url).ok()).is_some_and(|url| url.origin() == self.endpoint.origin());
+        if of_azure || of_user {
+            return Ok(());
+        }
+        Err(StoreError::Invalid(format!(
+            "the store {text} is at {host}, which is no host of Azure's, and a file names it: nothing is sent there; if it is right, name it with \
+             --store, FTCTL_STORE or your own config.toml"
+        )))
     }
 
     /// The name of the object `path` in the container.
@@ -84,8 +100,7 @@ impl Location {
 
 /// A literal address, or this machine: hosts that carry the account's name in the path.
 fn is_emulator(host: &str) -> bool {
-    let literal = host.trim_matches(['[', ']']).parse::<IpAddr>();
-    host == "localhost" || literal.is_ok()
+    host == "localhost" || transit::literal(host).is_some()
 }
 
 #[cfg(test)]
@@ -116,11 +131,46 @@ mod tests {
     }
 
     #[test]
+    fn the_word_of_a_file_is_good_for_hosts_of_azure() {
+        let admitted = |text: &str, endpoint| Location::parse(text, endpoint).unwrap().admit(text, endpoint);
+        for text in [
+            "azure://acc/box",
+            "https://acc.blob.core.windows.net/box",
+            "https://ACC.privatelink.blob.core.windows.net/box",
+            "https://acc.blob.core.usgovcloudapi.net/box",
+            "https://acc.blob.core.chinacloudapi.cn/box",
+            "https://acc.z07.blob.storage.azure.net/box",
+        ] {
+            admitted(text, None).unwrap();
+        }
+        for text in [
+            "https://any.host/box",
+            "https://blob.core.windows.net.any.host/box",
+            "https://acc-blob.core.windows.net/box",
+            "https://acc.blob.core.windows.net.any.host/box",
+            "https://203.0.113.9/acc/box",
+            "http://127.0.0.1:18299/acc/box",
+            "http://localhost/acc/box",
+        ] {
+            for endpoint in [None, Some("https://other.host"), Some("http://127.0.0.1:18298/acc")] {
+                let error = admitted(text, endpoint).unwrap_err().to_string();
+                assert!(error.contains(text) && error.contains("--store"), "{error}");
+            }
+        }
+        admitted("azure://acc/box", Some("http://127.0.0.1:18298/acc")).unwrap();
+        admitted("http://127.0.0.1:18299/acc/box", Some("http://127.0.0.1:18299/acc")).unwrap();
+        admitted("https://any.host/box", Some("https://any.host")).unwrap();
+    }
+
+    #[test]
     fn what_is_no_container_is_refused_and_secrets_are_not_repeated() {
         for (text, why) in [
             ("azure://acc", "container is missing"),
             ("http://acc.blob.core.windows.net/box", "not https"),
             ("http://127.0.0.1:1", "ACCOUNT/CONTAINER"),
+            ("http://203.0.113.9/acc/box", "not https"),
+            ("http://169.254.169.254/acc/box", "not https"),
+            ("http://localhost.example.org/box", "not https"),
             ("https://acc.blob.core.windows.net/box?sv=2020&sig=SECRET", "AZURE_STORAGE_SAS_TOKEN"),
             ("https://me:SECRET@acc.blob.core.windows.net/box", "AZURE_STORAGE_SAS_TOKEN"),
         ] {

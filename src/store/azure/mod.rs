@@ -27,7 +27,7 @@ use self::{
     transport::Load,
     wire::{Folder, timestamp},
 };
-use super::{Condition, Digest, ETag, Limits, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use super::{Condition, Digest, ETag, Limits, Meta, Object, Result, Store, StoreError, Whose, check_path, check_prefix};
 
 mod batch;
 mod blocks;
@@ -113,16 +113,24 @@ pub struct AzureStore {
     page: i32,
 }
 
-/// Where requests to the container that `url` names go; `None` when it names none.
-pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
-    let endpoint = variables(ENDPOINT).or_else(|| sign_in::endpoint(variables));
-    Location::parse(url, endpoint.as_deref()).ok().map(|location| location.service().into())
+/// The user's word for where blobs are.
+fn endpoint(variables: Variables<'_>) -> Option<String> {
+    variables(ENDPOINT).or_else(|| sign_in::endpoint(variables))
 }
 
-/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet.
-pub fn open(url: &str, variables: Variables<'_>, limits: Limits) -> Result<AzureStore> {
-    let endpoint = variables(ENDPOINT).or_else(|| sign_in::endpoint(variables));
+/// Where requests to the container that `url` names go; `None` when it names none.
+pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
+    Location::parse(url, endpoint(variables).as_deref()).ok().map(|location| location.service().into())
+}
+
+/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On somebody else's word than the user's
+/// it has to be where Azure's containers are, or where `variables` say that they are.
+pub fn open(url: &str, variables: Variables<'_>, limits: Limits, whose: Whose) -> Result<AzureStore> {
+    let endpoint = endpoint(variables);
     let location = Location::parse(url, endpoint.as_deref())?;
+    if whose == Whose::Another {
+        location.admit(url, endpoint.as_deref())?;
+    }
     let credential = sign_in::choose(variables, &location.account)?;
     AzureStore::new(url, location, credential, Patience::default(), limits)
 }
@@ -267,10 +275,11 @@ impl Store for AzureStore {
     }
 
     async fn agent_environment(&self, expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
-        let Some(signature) = self.client.signature(AGENT_MAY, expires).await? else { return Ok(Vec::new()) };
-        let mut variables: Vec<_> = sign_in::SECRETS.iter().map(|secret| (*secret, None)).collect();
+        // An agent's order is no word of the user's.
+        let mut variables = vec![(ENDPOINT, Some(self.client.location.endpoint.to_string()))];
+        let Some(signature) = self.client.signature(AGENT_MAY, expires).await? else { return Ok(variables) };
+        variables.extend(sign_in::SECRETS.iter().map(|secret| (*secret, None)));
         variables.push((sign_in::SAS, Some(signature)));
-        variables.push((ENDPOINT, Some(self.client.location.endpoint.to_string())));
         Ok(variables)
     }
 

@@ -334,7 +334,7 @@ async fn azurite_deletes_many_in_one_request() {
     let owner = store_at(&url, 2);
     let given = owner.agent_environment(Timestamp::now() + jiff::SignedDuration::from_mins(5)).await.unwrap();
     let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
-    let signed = AzureStore { full: 2, ..open(&url, &variable, Limits::default()).unwrap() };
+    let signed = AzureStore { full: 2, ..open(&url, &variable, Limits::default(), Whose::Another).unwrap() };
     for store in [&owner, &signed] {
         let paths = fill(&owner, 600).await;
         let before = proxy.requests();
@@ -461,7 +461,8 @@ async fn azurite_signatures_open_what_they_say_and_nothing_more() {
     let given = owner.agent_environment(jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5)).await.unwrap();
     let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
     assert!(variable("AZURE_STORAGE_KEY").is_none() && variable("AZURE_STORAGE_CONNECTION_STRING").is_none());
-    let all = open(&format!("azure://{}/{}", azurite::ACCOUNT, location.container), &variable, Limits::default()).unwrap();
+    let url = format!("azure://{}/{}", azurite::ACCOUNT, location.container);
+    let all = open(&url, &variable, Limits::default(), Whose::Another).unwrap();
     all.append("log", 0, "x".into()).await.unwrap();
     assert_eq!(all.children("").await.unwrap(), ["a", "log"]);
     all.delete("log").await.unwrap();

@@ -24,6 +24,7 @@ use azure_core::{
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
 use jiff::Timestamp;
+use reqwest::Url;
 use tokio::{
     sync::Semaphore,
     time::{Instant, sleep, sleep_until, timeout},
@@ -35,7 +36,7 @@ use super::{
     sign_in::Credential,
     sums::md5,
 };
-use crate::job::report;
+use crate::{job::report, transit};
 
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -136,11 +137,11 @@ impl Policy for Transport {
 }
 
 impl Transport {
-    pub fn new(credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
-        let http = reqwest::Client::builder()
+    /// For requests to `endpoint`.
+    pub fn new(endpoint: &Url, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
+        let http = transit::client(endpoint)
             .connect_timeout(CONNECT)
             .pool_max_idle_per_host(limits.jobs)
-            .redirect(reqwest::redirect::Policy::none())
             .build()
             .map_err(|error| StoreError::Invalid(format!("cannot prepare connections: {error}")))?;
         let requests = Semaphore::new(limits.jobs.max(1));

@@ -29,6 +29,10 @@ async fn service() -> (String, Heard) {
                 "/github" if request.header("authorization") == Some("Bearer runner") => (200, json!({ "value": "identity" })),
                 "/impersonate" => (200, json!({ "accessToken": "impersonated", "expireTime": "2999-01-01T00:00:00Z" })),
                 "/refused" => (400, json!({ "error": "invalid_grant", "error_description": "Token has been expired or revoked." })),
+                "/moved" => {
+                    let headers = vec![("location", "/elsewhere".to_owned())];
+                    return Some(Reply { status: 307, headers, body: Vec::new() });
+                }
                 "/down" => (503, json!({})),
                 _ => (200, json!({ "access_token": format!("from {path}"), "expires_in": 3_600 })),
             };
@@ -45,7 +49,7 @@ fn of_file(file: &Path) -> Credentials {
 }
 
 async fn token(credentials: &Credentials) -> Result<String> {
-    credentials.token(&reqwest::Client::new()).await
+    credentials.token().await
 }
 
 fn written(value: &Value) -> tempfile::NamedTempFile {
@@ -97,9 +101,33 @@ async fn a_login_is_renewed_and_a_refusal_is_told_without_secrets() {
     assert_eq!(of_file(file.path()).project().as_deref(), Some("mine"));
     assert_eq!(token(&of_file(file.path())).await.expect("a token"), "from /token");
     assert!(heard.lock().expect("whole")[0].2.contains("grant_type=refresh_token"));
-    for (path, class, part) in [("refused", Class::Denied, "expired or revoked"), ("down", Class::Network, "(503)")] {
+    for (path, class, part) in [
+        ("refused", Class::Denied, "expired or revoked"),
+        ("down", Class::Network, "(503)"),
+        // A client that follows sends the refresh token and the secret again.
+        ("moved", Class::Denied, "(307)"),
+    ] {
         let error = token(&of_file(login(path).path())).await.expect_err(path);
         assert!(error.class == class && error.message.contains(part) && !error.message.contains("secret"), "{error}");
+    }
+    assert!(heard.lock().expect("whole").iter().all(|(path, ..)| path != "/elsewhere"));
+}
+
+#[tokio::test]
+async fn what_a_file_names_by_plain_http_is_not_asked() {
+    let url = "http://203.0.113.9/token";
+    let login = json!({ "type": "authorized_user", "client_id": "id", "client_secret": "s", "refresh_token": "r", "token_uri": url });
+    let account = |token_url: &str, source: Value| {
+        json!({
+            "type": "external_account", "audience": "a", "subject_token_type": "t", "token_url": token_url, "credential_source": source,
+        })
+    };
+    let subject = written(&json!("x"));
+    let of_file_source = json!({ "file": subject.path() });
+    for file in [login, account(url, of_file_source), account("https://sts.googleapis.com/v1/token", json!({ "url": url }))] {
+        let file = written(&file);
+        let error = token(&of_file(file.path())).await.expect_err("http");
+        assert!(error.class == Class::Denied && error.message.contains("203.0.113.9 without https"), "{error}");
     }
 }
 

@@ -1,0 +1,57 @@
+//! How secrets travel: over https, or over http where they never leave this machine; and only to the address that was meant.
+
+use std::net::IpAddr;
+
+use reqwest::{ClientBuilder, Url, redirect::Policy};
+
+/// Begins a client for requests to `url` that carry credentials, or are answered with some. An answer that points elsewhere is not followed:
+/// a client that does sends them again to wherever it points. No proxy stands between this machine and itself.
+pub fn client(url: &Url) -> ClientBuilder {
+    if url.host_str().is_some_and(is_loopback) { direct() } else { reqwest::Client::builder().redirect(Policy::none()) }
+}
+
+/// As [`client`], for what this machine's own host answers: its metadata server gives out tokens by plain http, which a proxy would see.
+pub fn direct() -> ClientBuilder {
+    reqwest::Client::builder().redirect(Policy::none()).no_proxy()
+}
+
+/// Whether nobody on the way to `url` can read what is sent.
+pub fn is_private(url: &Url) -> bool {
+    url.scheme() == "https" || (url.scheme() == "http" && url.host_str().is_some_and(is_loopback))
+}
+
+/// Whether the host of a URL is this machine.
+pub fn is_loopback(host: &str) -> bool {
+    host == "localhost" || literal(host).is_some_and(|address| address.is_loopback())
+}
+
+/// The address that the host of a URL is, when it is no name.
+pub fn literal(host: &str) -> Option<IpAddr> {
+    host.trim_matches(['[', ']']).parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_http_is_for_this_machine_alone() {
+        let private = |url: &str| is_private(&Url::parse(url).unwrap());
+        for url in ["https://any.host", "http://127.0.0.1:1/a", "http://127.8.9.1", "http://[::1]:7", "http://LOCALHOST:7", "http://0x7f.1"] {
+            assert!(private(url), "{url}");
+        }
+        for url in [
+            "http://203.0.113.9",
+            "http://10.0.0.1",
+            "http://0.0.0.0",
+            "http://[::]",
+            "http://localhost.example.org",
+            "http://127.0.0.1.example.org",
+            "http://169.254.169.254",
+            "http://user@example.org",
+            "ftp://127.0.0.1",
+        ] {
+            assert!(!private(url), "{url}");
+        }
+    }
+}
