@@ -12,7 +12,7 @@ use crate::{
         record::Record,
         units::Span,
     },
-    lifecycle::{World, down, journal, plan},
+    lifecycle::{World, adoption::Adoption, down, journal, plan},
     provider::registry::{self, Connected, Environment},
     settings::{Origin, Setting},
     store::{self, Store, lease::Holder, memory::MemoryStore},
@@ -103,10 +103,11 @@ impl App<'_> {
             agent_life: life.0 + FAREWELL,
             store,
         };
+        let adoption = Adoption::new(&environment.state, self.settings.adopts(environment.store.url()));
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let cache = self.settings.directories.cache()?.to_owned();
         let supervisor = Holder::this_process(0);
-        Ok(World { store, provider, clock, report: self.output.report(), cache, supervisor })
+        Ok(World { store, provider, clock, report: self.output.report(), cache, supervisor, adoption })
     }
 }
 
