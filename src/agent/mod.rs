@@ -252,7 +252,8 @@ impl<'a> Agent<'a> {
             None => None,
         };
         let step = self.stage_checkpoint().await.map_err(failed)?;
-        Ok((Inputs { log, data, initial_weights }, step))
+        let cache = std::path::absolute(cache).unwrap_or_else(|_| cache.to_owned());
+        Ok((Inputs { log, data, initial_weights, cache }, step))
     }
 
     /// Datasets are shared by all jobs of this machine: the directory is named by the content.

@@ -16,7 +16,7 @@ use crate::{
     job::{
         digest::Digest,
         id::JobId,
-        order::{CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
+        order::{self, CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
         report::Silent,
     },
     store::{azurite, directory::DirectoryStore, faulty::FaultyStore, lease::process_lives, log::length, memory::MemoryStore},
@@ -65,7 +65,7 @@ async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn S
         store: store.url().to_owned(),
         dataset,
         initial_weights: None,
-        trainer: TrainerImage::Program { path: root.join("trainer").display().to_string(), digest: String::new() },
+        trainer: TrainerImage::Program { digest: Digest::of(b"trainer") },
         model: ModelConfig::default(),
         train: TrainSettings { keep_checkpoints: 2, ..TrainSettings::default() },
         sample: None,
@@ -81,11 +81,16 @@ async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn S
 impl Bench {
     /// Another process writes the file: this one may be forking, and a program that somebody has open for writing cannot be started.
     fn write_trainer(&self, script: &str) {
-        let path = self.path("trainer");
+        let path = self.trainer();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
         let text = self.path("trainer.txt");
         fs::write(&text, format!("{PRELUDE}{script}")).unwrap();
         fs::set_permissions(&text, fs::Permissions::from_mode(0o755)).unwrap();
         assert!(Command::new("cp").arg(text).arg(path).status().unwrap().success());
+    }
+    /// Where the agent finds it: in its own cache, by its digest.
+    fn trainer(&self) -> PathBuf {
+        order::program(&self.path("cache"), &Digest::of(b"trainer"))
     }
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
@@ -377,7 +382,7 @@ async fn failures_say_why() {
     let record = bench.run().await;
     assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(1)));
     assert_eq!(record.message, "the loss is not a number");
-    fs::remove_file(bench.path("trainer")).unwrap();
+    fs::remove_file(bench.trainer()).unwrap();
     bench.order.attempt = 2;
     let record = bench.run().await;
     assert_eq!(record.reason, ExitReason::Failed);

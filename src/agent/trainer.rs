@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{folder::Folder, stop::Stop};
-use crate::job::order::{ExitReason, RunOrder, TrainerImage};
+use crate::job::order::{self, ExitReason, RunOrder, TrainerImage};
 
 /// The trainer's exit code for "stopped as asked, after a checkpoint".
 const STOPPED: i32 = 75;
@@ -48,17 +48,29 @@ pub(super) struct Inputs {
     pub log: File,
     pub data: PathBuf,
     pub initial_weights: Option<PathBuf>,
+    /// Where a trainer of this machine's own lies.
+    pub cache: PathBuf,
+}
+
+/// What is executed: a program of this machine's own cache, or the one of the image that the agent is in.
+fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
+    match &order.trainer {
+        TrainerImage::Program { digest } => {
+            let path = order::program(cache, digest);
+            let missing =
+                || format!("the trainer {} is not in the cache of this machine ({})", &digest.as_str()[..16], path.display());
+            if path.is_file() { Ok(path) } else { Err(io::Error::new(io::ErrorKind::NotFound, missing())) }
+        }
+        TrainerImage::Image { .. } => Ok(IN_IMAGE.into()),
+        TrainerImage::None => Err(io::Error::other("the order names no trainer; submit the job again")),
+    }
 }
 
 /// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
 /// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more sequences at once
 /// than `micro_batch_limit`.
 pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Child> {
-    let path = match &order.trainer {
-        TrainerImage::Program { path, .. } => path,
-        TrainerImage::Image { .. } => IN_IMAGE,
-        TrainerImage::None => return Err(io::Error::other("the order names no trainer; submit the job again")),
-    };
+    let path = program(order, &inputs.cache)?;
     let config = TrainConfig {
         data: inputs.data.clone(),
         output: folder.output(),
@@ -69,7 +81,7 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
         sample: order.sample.clone(),
     };
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
-    let mut command = Command::new(path);
+    let mut command = Command::new(&path);
     command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
     command.envs(waiting::policy()).envs(environment(order)?);
     command.stdin(Stdio::null()).stdout(inputs.log.try_clone()?).stderr(inputs.log.try_clone()?).kill_on_drop(true);
@@ -77,7 +89,7 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is
     // bound to the thread that forks: the one that runs the agent to its end.
     unsafe { command.pre_exec(move || die_with(agent)) };
-    command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))
+    command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
 }
 
 fn die_with(agent: Pid) -> io::Result<()> {

@@ -93,7 +93,7 @@ impl Agent {
         let bytes = fs::read(&self.order).map_err(|error| wrong(error.to_string()))?;
         let order: RunOrder = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
         if order.schema == ORDER_SCHEMA {
-            return Ok(order);
+            return order.check().map(|()| order).map_err(|broken| wrong(broken.to_string()));
         }
         Err(wrong(format!("it is of the format `{}`, this version reads `{ORDER_SCHEMA}`", order.schema)))
     }

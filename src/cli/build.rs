@@ -14,8 +14,9 @@ use crate::{
         libtorch, trainer,
     },
     job::{
+        digest::Digest,
         image::{ImageSpec, LibtorchVariant},
-        order::TrainerImage,
+        order::program,
     },
     output::Show,
 };
@@ -144,9 +145,10 @@ impl Arguments {
         }
         let report = app.output.report();
         let built = app.block_on(async {
-            let image = trainer::ensure(&cache, report.as_ref()).await?;
+            let digest = trainer::ensure(&cache, report.as_ref()).await?;
             let libtorch = libtorch::ensure(&cache, report.as_ref()).await?;
-            Ok(Built { image, variables: libtorch.variables, print: self.print })
+            let path = program(&cache, &digest).to_string_lossy().into_owned();
+            Ok(Built { path, digest, variables: libtorch.variables, print: self.print })
         })?;
         app.output.show(&built)
     }
@@ -196,18 +198,11 @@ impl Show for Image {
 }
 
 struct Built {
-    image: TrainerImage,
+    /// Of the trainer.
+    path: String,
+    digest: Digest,
     variables: Vec<(String, String)>,
     print: Print,
-}
-
-impl Built {
-    fn path(&self) -> &str {
-        match &self.image {
-            TrainerImage::Program { path, .. } => path,
-            TrainerImage::Image { .. } | TrainerImage::None => "",
-        }
-    }
 }
 
 impl Show for Built {
@@ -218,19 +213,19 @@ impl Show for Built {
     fn json(&self) -> Value {
         let variables: serde_json::Map<String, Value> =
             self.variables.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-        json!({ "image": self.image, "variables": variables })
+        json!({ "image": { "program": { "path": self.path, "digest": self.digest } }, "variables": variables })
     }
 
     fn text(&self) -> String {
         if self.print == Print::Path {
-            return self.path().to_owned();
+            return self.path.clone();
         }
-        let trainer = ("FT_TRAINER".to_owned(), self.path().to_owned());
+        let trainer = ("FT_TRAINER".to_owned(), self.path.clone());
         let quoted = |(name, value): &(String, String)| format!("{name}='{}'", value.replace('\'', r"'\''"));
         self.variables.iter().chain([&trainer]).map(quoted).collect::<Vec<_>>().join("\n")
     }
 
     fn names(&self) -> Vec<String> {
-        vec![self.path().to_owned()]
+        vec![self.path.clone()]
     }
 }

@@ -8,7 +8,7 @@ use super::App;
 use crate::{
     exit::{Exit, Failure},
     lifecycle::{
-        debt::{self, Debt},
+        debt::{self, Debt, Paid},
         journal,
     },
 };
@@ -31,7 +31,11 @@ impl App<'_> {
         let settled = self.block_on(async {
             let store = self.store()?;
             let silent = |_| Failure::new(Exit::Network, format!("the store says nothing for {} s", patience.as_secs()));
-            for debt in timeout(patience, debt::all(store.as_ref())).await.map_err(silent)?? {
+            let (debts, unreadable) = timeout(patience, debt::all(store.as_ref())).await.map_err(silent)??;
+            for failure in unreadable {
+                self.output.report().warn(&failure.to_string());
+            }
+            for debt in debts {
                 let paid = if failed_now || self.dry_run { Err(None) } else { self.pay(&debt).await.map_err(Some) };
                 self.tell(&debt, paid);
             }
@@ -42,7 +46,7 @@ impl App<'_> {
         }
     }
 
-    async fn pay(&self, debt: &Debt) -> Result<(), Failure> {
+    async fn pay(&self, debt: &Debt) -> Result<Paid, Failure> {
         let backend = match journal::read(self.store()?.as_ref(), &debt.id).await {
             Ok((record, _)) => record.plan.backend,
             Err(_) => self.settings.backend.value.clone(),
@@ -50,10 +54,15 @@ impl App<'_> {
         debt::pay(&self.world(&backend)?, &debt.id).await
     }
 
-    fn tell(&self, Debt { id, since, why, .. }: &Debt, paid: Result<(), Option<Failure>>) {
+    fn tell(&self, Debt { id, since, why, .. }: &Debt, paid: Result<Paid, Option<Failure>>) {
         let report = self.output.report();
         match paid {
-            Ok(()) => report.line(&format!("the machines of {id}, which could not be destroyed since {since:.0}, are gone")),
+            Ok(Paid::NotOwed { why }) => {
+                report.warn(&format!("the store says that machines of {id} are left, and nothing was destroyed: {why}"))
+            }
+            Ok(Paid::Gone) => {
+                report.line(&format!("the machines of {id}, which could not be destroyed since {since:.0}, are gone"))
+            }
             Err(again) => {
                 let why = again.map_or_else(|| why.clone(), |failure| failure.message);
                 report.warn(&format!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent};
+use super::{App, adopt::Adopt, intent::Intent};
 use crate::{
     exit::Failure,
     lifecycle::drill::{self, DRILL_SCHEMA, Drill},
@@ -26,19 +26,22 @@ enum Kind {
     Preempt {
         /// Id or name of the job
         job: String,
+        #[command(flatten)]
+        adopt: Adopt,
     },
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let Kind::Preempt { job } = self.drill;
-        let (world, record) = app.block_on(app.job(&job))?;
+        let Kind::Preempt { job, adopt } = self.drill;
+        let (mut world, record) = app.block_on(app.job(&job))?;
         if app.dry_run {
             let target = drill::target(&record)?;
             let recover = format!("recover {} in attempt {}", target.job, target.attempt + 1);
             let acts = vec![format!("take {} away", target.machine_name()), recover];
             return app.output.show(&Intent(acts));
         }
+        adopt.ask(app, &mut world, &record)?;
         let drill = app.block_on(drill::preempt(&world, &record.id))?;
         app.output.show(&drill)
     }

@@ -20,15 +20,19 @@ use crate::{
     lifecycle::{
         World, cancel,
         drive::{Until, drive},
-        logs,
+        journal, logs,
     },
 };
 
-/// Runs `work`, which brings a job up. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a second Ctrl-C ends the program at once.
+/// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a second Ctrl-C ends the program at once.
 pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::select! {
         done = work => return done,
         () = interrupt() => {}
+    }
+    // A job that is somebody else's was not brought up here.
+    if journal::read(world.store.as_ref(), id).await.is_ok_and(|(record, _)| !world.adoption.may_drive(&record)) {
+        return Err(detached(id));
     }
     world.report.warn(&format!("interrupted: removing what there is of {id} (Ctrl-C again to leave it)"));
     tokio::select! {

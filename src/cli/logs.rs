@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{App, follow};
+use super::{App, adopt::Adopt, follow};
 use crate::{
     exit::{Exit, Failure},
     job::units::Span,
@@ -16,8 +16,8 @@ use crate::{
 
 /// Show what a job wrote, all attempts, oldest first
 ///
-/// The bytes are the same after a lost connection, a preemption and the end of the job. Following a job also recovers it when it is
-/// preempted and nobody else does.
+/// The bytes are the same after a lost connection, a preemption and the end of the job. Following a job that was submitted here, or with --adopt any
+/// job, also recovers it when it is preempted and nobody else does.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl logs quickstart -f\n  ftctl logs quickstart --attempt 2 --tail 50")]
 pub struct Arguments {
@@ -38,11 +38,17 @@ pub struct Arguments {
     /// Keep the time in front of each line
     #[arg(long)]
     timestamps: bool,
+    #[command(flatten)]
+    adopt: Adopt,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let (world, record) = app.block_on(app.job(&self.job))?;
+        if self.adopt.adopt && !self.follow {
+            return Err(Failure::new(Exit::Usage, "--adopt is for a job that is followed").fix("add -f"));
+        }
+        let (mut world, record) = app.block_on(app.job(&self.job))?;
+        self.adopt.ask(app, &mut world, &record)?;
         let options = Options {
             follow: self.follow,
             attempt: self.attempt,

@@ -30,6 +30,7 @@ use crate::{
     store::{Limits, Store},
 };
 
+mod adopt;
 mod agent;
 mod bill;
 mod build;
@@ -420,7 +421,7 @@ impl Verb {
         match self {
             Verb::Plan(plan::Arguments { file, .. })
             | Verb::Run(run::Arguments { file, .. })
-            | Verb::Up(up::Arguments { file })
+            | Verb::Up(up::Arguments { file, .. })
             | Verb::Submit(submit::Arguments { file, .. }) => (Some(&file.place), Some(&file.budget)),
             Verb::Doctor(doctor::Arguments { place, .. })
             | Verb::Down(down::Arguments { place, .. })

@@ -3,7 +3,7 @@
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{App, JobFile, bill::Settled, follow, plan::Planned};
+use super::{App, JobFile, adopt::Adopt, bill::Settled, follow, plan::Planned};
 use crate::{
     exit::Failure,
     job::units::Span,
@@ -28,16 +28,20 @@ pub struct Arguments {
     /// Stop waiting for the end after this time; the job goes on
     #[arg(long, value_name = "DURATION")]
     timeout: Option<Span>,
+    #[command(flatten)]
+    adopt: Adopt,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let (world, plan) = app.block_on(self.file.open(app))?;
+        let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.output.show(&Planned::from(plan));
         }
         let (record, settled) = app.block_on(async {
-            let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
+            let record = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record;
+            self.adopt.ask(app, &mut world, &record)?;
+            let id = record.id;
             world.report.line(&format!("job {id}"));
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
             let record = follow::to_the_end(&world, &id, self.timeout, Box::pin(follow::log_to_stderr(&world, &id))).await?;

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, JobFile, follow, plan::Planned};
+use super::{App, JobFile, adopt::Adopt, follow, plan::Planned};
 use crate::{
     exit::{Exit, Failure},
     job::{record::Record, units::Span},
@@ -16,8 +16,8 @@ use crate::{
 
 /// Hand a job over; prints its id and nothing else
 ///
-/// Without --wait or --follow the program ends when the job runs. Recovery from a preemption then needs some ftctl that looks:
-/// `ftctl logs -f`, or `ftctl submit --wait` with the same key.
+/// Without --wait or --follow the program ends when the job runs. Recovery from a preemption then needs some ftctl that looks: `ftctl logs -f`, or
+/// `ftctl submit --wait` with the same key; on another machine with --adopt.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""
@@ -40,6 +40,8 @@ pub struct Arguments {
     /// Stop waiting after this time; the job goes on
     #[arg(long, value_name = "DURATION", conflicts_with = "detach")]
     timeout: Option<Span>,
+    #[command(flatten)]
+    adopt: Adopt,
 }
 
 impl Arguments {
@@ -48,12 +50,14 @@ impl Arguments {
         if self.timeout.is_some() && !waits {
             return Err(Failure::new(Exit::Usage, "--timeout ends a wait, and there is none").fix("add --wait or --follow"));
         }
-        let (world, plan) = app.block_on(self.file.open(app))?;
+        let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.output.show(&Planned::from(plan));
         }
         let record = app.block_on(async {
-            let id = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record.id;
+            let record = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record;
+            self.adopt.ask(app, &mut world, &record)?;
+            let id = record.id;
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
         })?;
         if !waits {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{App, JobFile, follow, plan::Planned, submit::Submitted};
+use super::{App, JobFile, adopt::Adopt, follow, plan::Planned, submit::Submitted};
 use crate::{
     exit::Failure,
     lifecycle::{
@@ -19,16 +19,20 @@ use crate::{
 pub struct Arguments {
     #[command(flatten)]
     pub file: JobFile,
+    #[command(flatten)]
+    pub adopt: Adopt,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let (world, plan) = app.block_on(self.file.open(app))?;
+        let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.output.show(&Planned::from(plan));
         }
         let submitted = app.block_on(async {
-            let id = plan::open(&world, plan, None, false).await?.record.id;
+            let record = plan::open(&world, plan, None, false).await?.record;
+            self.adopt.ask(app, &mut world, &record)?;
+            let id = record.id;
             let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Provisioned))).await?;
             follow::verdict(&record).map(|()| Submitted::of(&record))
         })?;

@@ -12,7 +12,7 @@ use crate::{
         record::Record,
         units::Span,
     },
-    lifecycle::{World, down, journal, plan},
+    lifecycle::{World, adoption::Adoption, down, journal, plan},
     provider::registry::{self, Connected, Environment},
     settings::{Origin, Setting},
     store::{self, Store, Whose, lease::Holder, memory::MemoryStore},
@@ -110,10 +110,11 @@ impl App<'_> {
             store,
             everybody,
         };
+        let adoption = Adoption::new(&environment.state, self.settings.adopts(environment.store.url()));
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let cache = self.settings.directories.cache()?.to_owned();
         let supervisor = Holder::this_process(0);
-        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor })
+        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption })
     }
 }
 

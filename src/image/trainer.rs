@@ -9,7 +9,6 @@ use std::{
 };
 
 use ft_trainer::waiting;
-use sha2::{Digest, Sha256};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::Command,
@@ -17,14 +16,10 @@ use tokio::{
 
 use super::{ImageError, Result, io_error, libtorch, lock, sources, tail};
 use crate::job::{
-    order::TrainerImage,
+    digest::Digest,
+    order::program,
     report::{Report, Unit},
 };
-
-/// Where the trainer for these sources lies once it is built.
-fn program(cache: &Path, digest: &str) -> PathBuf {
-    cache.join("trainer").join(&digest[..16]).join("ft-trainer")
-}
 
 /// The trainer that is built already, if any.
 pub fn present(cache: &Path) -> Option<PathBuf> {
@@ -34,13 +29,12 @@ pub fn present(cache: &Path) -> Option<PathBuf> {
 }
 
 /// The sources and the libtorch they are linked with name the program.
-fn digest(libtorch: &str) -> String {
-    let bytes = Sha256::digest(format!("{} {libtorch}", sources::trainer_digest()));
-    hex::encode(bytes)
+fn digest(libtorch: &str) -> Digest {
+    Digest::of(format!("{} {libtorch}", sources::trainer_digest()).as_bytes())
 }
 
-/// Finds the trainer, or builds it with cargo from the embedded sources. `target` is a cargo target directory to share.
-pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<TrainerImage> {
+/// Finds the trainer, or builds it with cargo from the embedded sources. It lies where [`program`] says.
+pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<Digest> {
     let libtorch = libtorch::ensure(cache, report).await?;
     let digest = digest(&libtorch.key);
     let path = program(cache, &digest);
@@ -50,7 +44,7 @@ pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<TrainerImage> {
         let _lock = lock(&home.join("lock"), "building the trainer", report).await?;
         build(&home, &libtorch, &path, report).await?;
     }
-    Ok(TrainerImage::Program { path: path.to_string_lossy().into_owned(), digest })
+    Ok(digest)
 }
 
 async fn build(home: &Path, libtorch: &libtorch::Libtorch, program: &Path, report: &dyn Report) -> Result<()> {
@@ -127,9 +121,7 @@ pub struct Answer {
 
 /// Runs the trainer on this machine for one answer; what it says meanwhile goes to `report` line by line.
 pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> Result<Answer> {
-    let TrainerImage::Program { path, .. } = ensure(cache, report).await? else {
-        return Err(ImageError::Unusable("there is no trainer for this machine".to_owned()));
-    };
+    let path = program(cache, &ensure(cache, report).await?);
     let mut command = Command::new(&path);
     command
         .args(arguments)
@@ -138,7 +130,7 @@ pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> R
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .kill_on_drop(true);
-    let mut child = command.spawn().map_err(io_error("start", Path::new(&path)))?;
+    let mut child = command.spawn().map_err(io_error("start", &path))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let talk = async {
         let mut error = String::new();
@@ -161,8 +153,8 @@ pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> R
         }
         Ok::<_, std::io::Error>(bytes)
     };
-    let (error, stdout) = tokio::try_join!(talk, data).map_err(io_error("read the answer of", Path::new(&path)))?;
-    let status = child.wait().await.map_err(io_error("wait for", Path::new(&path)))?;
+    let (error, stdout) = tokio::try_join!(talk, data).map_err(io_error("read the answer of", &path))?;
+    let status = child.wait().await.map_err(io_error("wait for", &path))?;
     let error = if error.is_empty() { format!("the trainer ended with {status}") } else { error };
     Ok(Answer { stdout, code: status.code(), error })
 }

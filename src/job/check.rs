@@ -1,24 +1,60 @@
 //! Values that have the right type and still make no sense.
 
-use ft_trainer::validate::{self, Rule, at_least, rule};
+use ft_trainer::validate::{self, Broken, Rule, all_hold, at_least, rule};
 
 use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
     gce,
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
-    spec::JobSpec,
+    plan::{DataPlan, Plan, RetryPlan},
+    spec::{ComputeSpec, JobSpec, LimitsSpec, RetrySpec},
 };
 
 /// The first broken rule in the order of the file.
 pub(super) fn check(spec: &JobSpec, typed: &Located<'_>) -> Result<(), DocumentError> {
+    let broken = rules(spec).filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
+    broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
+}
+
+/// What holds of a job file holds of a plan that somebody else wrote down.
+pub(super) fn plan(plan: &Plan) -> Result<(), Broken> {
+    let machine = rule("compute.gce.machine_type", plan.gce.has_its_machine(), "no job file asks for this machine");
+    all_hold(rules(&typed(plan)).chain([machine]))
+}
+
+fn rules(spec: &JobSpec) -> impl Iterator<Item = Rule> {
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
     let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce));
-    let rules = job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec));
-    let broken = rules.filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
-    broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
+    job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec))
+}
+
+/// The job file that a plan is of, with nothing left to a default.
+fn typed(plan: &Plan) -> JobSpec {
+    let plan = plan.clone();
+    let (data, dataset) = match plan.data {
+        DataPlan::Text(data) => (Some(data), None),
+        DataPlan::Directory(directory) => (None, Some(directory)),
+        DataPlan::Digest(digest) => (None, Some(digest.into())),
+        DataPlan::Named(name) => (None, Some(format!("@{name}"))),
+    };
+    let RetryPlan { on, attempts, backoff, max_backoff } = plan.retry;
+    JobSpec {
+        name: plan.name,
+        compute: ComputeSpec { backend: Some(plan.backend), docker: plan.docker.into(), gce: (*plan.gce).into() },
+        image: plan.image,
+        store: Some(plan.store),
+        data,
+        dataset,
+        initial_weights: plan.initial_weights,
+        model: plan.model,
+        train: plan.train,
+        sample: plan.sample,
+        retry: RetrySpec { on: Some(on), attempts: Some(attempts), backoff: Some(backoff), max_backoff: Some(max_backoff) },
+        limits: LimitsSpec { ttl: Some(plan.ttl), max_cost: plan.max_cost },
+    }
 }
 
 fn job(spec: &JobSpec) -> Vec<Rule> {
@@ -68,4 +104,56 @@ fn retry_and_limits(spec: &JobSpec) -> Vec<Rule> {
         ),
         rule("limits.ttl", !zero(spec.limits.ttl), "a time to live of 0s leaves no time to train"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::conformance;
+
+    #[test]
+    fn a_plan_is_judged_as_the_job_file_that_it_is_of() {
+        assert_eq!(plan(&conformance::plan()), Ok(()));
+        let refused = |change: fn(&mut Plan)| {
+            let mut changed = conformance::plan();
+            change(&mut changed);
+            plan(&changed).expect_err("a broken rule").to_string()
+        };
+        for (change, message) in [
+            (
+                (|plan| plan.docker.mounts = vec!["etc:/etc".to_owned()]) as fn(&mut Plan),
+                "compute.docker.mounts: a mount is written",
+            ),
+            (|plan| plan.docker.user = Some("root".to_owned()), "compute.docker.user: a user is written"),
+            (|plan| plan.docker.network = String::new(), "compute.docker.network: network is empty"),
+            (|plan| plan.gce.image = Some("registry/evil:latest".to_owned()), "compute.gce.image: image is given by its digest"),
+            (|plan| plan.gce.machine_type = Some("n1-ultramem-160".to_owned()), "compute.gce.machine_type: no job file"),
+            (|plan| plan.gce.disk_gb = u32::MAX, "compute.gce.disk_gb: the boot disk"),
+            (|plan| plan.data = DataPlan::Named("../x".to_owned()), "dataset: what follows the @"),
+            (|plan| plan.model.layers = Some(usize::MAX), "model.layers: "),
+            (|plan| plan.train.block_size = 0, "train.block_size: "),
+            (|plan| plan.retry.attempts = 0, "retry.attempts: "),
+            (|plan| plan.ttl.0 = std::time::Duration::ZERO, "limits.ttl: "),
+            (|plan| plan.name = "Tiny".to_owned(), "name: "),
+        ] {
+            let refused = refused(change);
+            assert!(refused.starts_with(message), "{refused}");
+        }
+    }
+
+    #[test]
+    fn every_machine_of_the_catalogue_is_one_of_a_job_file() {
+        for (accelerator, card) in &super::super::catalogue::gce().accelerators {
+            let counts: Vec<u32> = match card.machines.is_empty() {
+                true => card.limits.keys().filter_map(|count| count.parse().ok()).collect(),
+                false => card.machines.values().map(|machine| machine.accelerators).collect(),
+            };
+            for count in counts {
+                let spec =
+                    gce::GceSpec { accelerator: Some(accelerator.clone()), accelerators: Some(count), ..gce::GceSpec::default() };
+                let planned = Plan { gce: Box::new(spec.into()), ..conformance::plan() };
+                assert_eq!(plan(&planned), Ok(()), "{count} {accelerator}");
+            }
+        }
+    }
 }

@@ -28,3 +28,8 @@ impl Clock for SystemClock {
         tokio::time::sleep(duration).await;
     }
 }
+
+/// A moment `span` after another, or the last that there is: times and spans come from stores, too.
+pub fn after(time: Timestamp, span: Duration) -> Timestamp {
+    time.checked_add(span).unwrap_or(Timestamp::MAX)
+}

@@ -68,6 +68,21 @@ impl From<DockerSpec> for DockerPlan {
     }
 }
 
+impl From<DockerPlan> for DockerSpec {
+    /// As somebody would have typed it.
+    fn from(plan: DockerPlan) -> Self {
+        Self {
+            image: plan.image,
+            gpus: Some(plan.gpus),
+            shared_memory: Some(plan.shared_memory),
+            ulimits: plan.ulimits,
+            mounts: plan.mounts,
+            user: plan.user,
+            network: Some(plan.network),
+        }
+    }
+}
+
 /// Whether a mount is one: two absolute paths, and `ro` or `rw` behind them.
 pub fn is_mount(text: &str) -> bool {
     let parts: Vec<&str> = text.split(':').collect();

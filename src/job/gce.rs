@@ -149,12 +149,44 @@ impl From<GceSpec> for GcePlan {
     }
 }
 
+impl From<GcePlan> for GceSpec {
+    /// As somebody would have typed it.
+    fn from(plan: GcePlan) -> Self {
+        Self {
+            accelerator: Some(plan.accelerator),
+            accelerators: Some(plan.accelerators),
+            cpus: Some(plan.cpus),
+            memory_gb: Some(plan.memory_gb),
+            disk_gb: Some(plan.disk_gb),
+            zones: plan.zones,
+            rank_zones: Some(plan.rank_zones),
+            spot: Some(plan.spot),
+            legacy_preemptible: Some(plan.legacy_preemptible),
+            preemption_notice: plan.preemption_notice,
+            image_family: Some(plan.image_family),
+            image_project: Some(plan.image_project),
+            network: Some(plan.network),
+            image: plan.image,
+            recovery: Some(plan.recovery),
+            service_account: plan.service_account,
+        }
+    }
+}
+
 /// Where a zone is.
 pub fn region(zone: &str) -> &str {
     zone.rsplit_once('-').map_or(zone, |(region, _)| region)
 }
 
 impl GcePlan {
+    /// Whether the machine type is one that comes with the accelerator, where one does.
+    pub fn has_its_machine(&self) -> bool {
+        self.card().is_some_and(|card| match &self.machine_type {
+            Some(kind) => card.machines.contains_key(kind),
+            None => card.machines.is_empty(),
+        })
+    }
+
     /// `None` for one that [`rules`] would have refused.
     pub fn card(&self) -> Option<&'static Accelerator> {
         catalogue::gce().accelerators.get(&self.accelerator)

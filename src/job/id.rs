@@ -154,8 +154,11 @@ pub mod path {
     pub fn cancel(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/cancel.json")
     }
+    pub fn attempts(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/attempts")
+    }
     pub fn attempt(id: &JobId, attempt: u32) -> String {
-        format!("{ROOT}/jobs/{id}/attempts/{attempt}")
+        format!("{}/{attempt}", attempts(id))
     }
     pub fn log(id: &JobId, attempt: u32) -> String {
         format!("{}/log", self::attempt(id, attempt))

@@ -1,8 +1,13 @@
 //! What an agent is told, and what it tells back: the contract between `ftctl` and the process beside the trainer.
 
-use ft_trainer::config::{ModelConfig, SampleConfig, TrainSettings};
+use std::path::{Path, PathBuf};
+
+use ft_trainer::{
+    config::{ModelConfig, SampleConfig, TrainSettings},
+    validate::{self, Broken},
+};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::{
     digest::Digest,
@@ -34,6 +39,7 @@ pub struct RunOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
     /// Seconds between the polite and the forced stop.
+    #[serde(deserialize_with = "grace")]
     pub grace_seconds: u64,
     /// The order is also for the machines that the backend makes by itself after this one was taken away: each is the next attempt, up to this
     /// one. Absent: it is for one machine.
@@ -41,16 +47,41 @@ pub struct RunOrder {
     pub last_attempt: Option<u32>,
 }
 
+impl RunOrder {
+    /// What holds of a job file holds of an order, whoever wrote it.
+    pub fn check(&self) -> Result<(), Broken> {
+        let model = validate::model(&self.model, self.initial_weights.is_some(), &self.train);
+        validate::all_hold(
+            model.into_iter().chain(validate::train(&self.train)).chain(self.sample.iter().flat_map(validate::sample)),
+        )
+    }
+}
+
+/// Longest grace, in seconds: that of the longest time that can be written in a job file.
+const MAX_GRACE: u64 = 1_000_000 * 86_400;
+
+/// Reads a grace: beyond the longest there is no moment that it ends at.
+fn grace<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let seconds = u64::deserialize(from)?;
+    if seconds <= MAX_GRACE { Ok(seconds) } else { Err(de::Error::custom(format!("a grace of {seconds} s never ends"))) }
+}
+
 /// How the trainer is found on the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainerImage {
-    /// A program built on this machine from the embedded sources.
-    Program { path: String, digest: String },
+    /// A program built on this machine from the embedded sources: [`program`] says where it lies. What was written of its path before is not
+    /// read: a record or an order names no file that anybody executes.
+    Program { digest: Digest },
     /// A container image with the agent and the trainer in it, as the machine's engine finds it.
     Image { reference: String },
     /// The fake provider trains nothing.
     None,
+}
+
+/// Where the trainer of this digest lies in a machine's own cache.
+pub fn program(cache: &Path, digest: &Digest) -> PathBuf {
+    cache.join("trainer").join(&digest.as_str()[..16]).join("ft-trainer")
 }
 
 pub const EXIT_SCHEMA: &str = "ftctl.exit/1";
@@ -130,5 +161,40 @@ pub struct CancelRequest {
     pub schema: String,
     pub time: Timestamp,
     /// Seconds for the trainer to write a checkpoint; 0 kills at once.
+    #[serde(deserialize_with = "grace")]
     pub grace_seconds: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_to_a_program_is_not_read() {
+        let digest = Digest::of(b"trainer");
+        let older = serde_json::json!({ "program": { "path": "/bin/sh", "digest": digest } });
+        let image: TrainerImage = serde_json::from_value(older).unwrap();
+        assert_eq!(image, TrainerImage::Program { digest: digest.clone() });
+        assert!(!serde_json::to_string(&image).unwrap().contains("path"));
+        let place = format!("/cache/trainer/{}/ft-trainer", &digest.as_str()[..16]);
+        assert_eq!(program(Path::new("/cache"), &digest), Path::new(&place));
+        let climbing = serde_json::json!({ "program": { "digest": "../../../../bin/sh" } });
+        assert!(serde_json::from_value::<TrainerImage>(climbing).is_err());
+    }
+
+    #[test]
+    fn an_order_of_before_is_read_and_judged() {
+        let mut order: RunOrder = serde_json::from_str(include_str!("fixtures/order.json")).unwrap();
+        assert_eq!(order.check(), Ok(()));
+        order.train.block_size = 0;
+        assert!(order.check().is_err_and(|broken| broken.key == "train.block_size"));
+    }
+
+    #[test]
+    fn a_grace_ends() {
+        let wish =
+            |seconds: u64| serde_json::json!({ "schema": CANCEL_SCHEMA, "time": "2026-01-01T00:00:00Z", "grace_seconds": seconds });
+        assert!(serde_json::from_value::<CancelRequest>(wish(MAX_GRACE)).is_ok());
+        assert!(serde_json::from_value::<CancelRequest>(wish(u64::MAX)).is_err());
+    }
 }

@@ -5,12 +5,15 @@ use std::{
     time::Duration,
 };
 
-use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
+use ft_trainer::{
+    config::{DataConfig, ModelConfig, SampleConfig, TrainSettings},
+    validate::Broken,
+};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    catalogue,
+    catalogue, check,
     digest::Digest,
     docker::DockerPlan,
     gce::{GcePlan, Recovery},
@@ -152,6 +155,17 @@ impl Plan {
             price_source: None,
             worst_case: Money::ZERO,
         })
+    }
+
+    /// The rules of a job file, held against a plan that comes from a store.
+    pub fn check(&self) -> Result<(), Broken> {
+        check::plan(self)
+    }
+
+    /// What tells this plan from any other, also for a later version: a field that is added is left out where it says what held before it.
+    pub fn digest(&self) -> Digest {
+        // Made of strings, numbers and maps with string keys, for which serde_json cannot fail.
+        Digest::of(&serde_json::to_vec(self).unwrap_or_default())
     }
 
     /// Adds the price, and refuses a ceiling that cannot pay for anything.

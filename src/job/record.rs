@@ -10,6 +10,7 @@ use super::{
     id::{JobId, attempt_number},
     order::TrainerImage,
     plan::Plan,
+    spec::RetryCause,
     state::{Outcome, State},
     units::Money,
 };
@@ -101,6 +102,34 @@ impl Record {
         };
         record.enter(State::Planned, now);
         record
+    }
+
+    /// Whether it is what a ftctl writes, or why not: its attempts are counted from 1 without a gap, and what it goes on with is a plan that some job
+    /// file means.
+    pub fn check(&self) -> Result<(), String> {
+        if self.plan.name != self.id.name() {
+            return Err(format!("its plan is that of `{}`", self.plan.name));
+        }
+        for (number, attempt) in (1..).zip(&self.attempts) {
+            if attempt.attempt != number {
+                return Err(format!("attempt {} stands in the place of {number}", attempt.attempt));
+            }
+            if attempt.last_step < attempt.first_step.max(attempt.lost_steps) {
+                return Err(format!("attempt {number} contradicts itself"));
+            }
+        }
+        let known = self.attempts.len();
+        if known != self.attempt as usize {
+            return Err(format!("it has {known} attempt{} and counts {}", if known == 1 { "" } else { "s" }, self.attempt));
+        }
+        if self.state.is_finished() { Ok(()) } else { self.plan.check().map_err(|broken| broken.to_string()) }
+    }
+
+    /// The last attempt that its machines may begin by themselves: the current one where only a supervisor begins any.
+    pub fn last_attempt(&self) -> u32 {
+        let retry = &self.plan.retry;
+        let by_itself = self.plan.mends_itself() && retry.on.contains(&RetryCause::Preempt);
+        if by_itself { retry.attempts.max(self.attempt) } else { self.attempt }
     }
 
     /// Moves to a state and remembers when.

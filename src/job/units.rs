@@ -1,6 +1,6 @@
 //! Durations (`90s`, `2h`, `1d12h`), money (`12USD`) and sizes (`512MiB`) as a person types them.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, iter::Sum, str::FromStr, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -81,6 +81,13 @@ impl Money {
     pub fn for_time(self, time: Duration) -> Money {
         let micros = (u128::from(self.micros) * time.as_millis()).div_ceil(3_600_000);
         Money { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
+    }
+}
+
+impl Sum for Money {
+    /// As much as can be written down, where the sum is more.
+    fn sum<I: Iterator<Item = Self>>(amounts: I) -> Self {
+        Self { micros: amounts.fold(0, |sum: u64, amount| sum.saturating_add(amount.micros)) }
     }
 }
 

@@ -56,7 +56,7 @@ impl History {
 
     fn forget_after(&mut self, step: u64) {
         for (_, points) in self.all() {
-            points.split_off(&(step + 1));
+            points.split_off(&step.saturating_add(1));
         }
     }
 }

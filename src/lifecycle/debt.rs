@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Result, World,
+    Resource, Result, World,
     drive::{Until, drive},
     journal, teardown,
 };
@@ -37,8 +37,9 @@ pub struct Debt {
 
 /// Writes down that the machines of this job may still cost money.
 pub(super) async fn note(world: &World, id: &JobId, why: &str) -> Result<()> {
-    let known: Option<(Debt, _)> = find_json(world.store.as_ref(), &path::debt(id)).await?;
-    let since = known.map_or_else(|| world.clock.now(), |(debt, _)| debt.since);
+    // What cannot be read is written again.
+    let known = read(world.store.as_ref(), id).await.ok().flatten();
+    let since = known.map_or_else(|| world.clock.now(), |debt| debt.since);
     let debt = Debt { schema: DEBT_SCHEMA.to_owned(), id: id.clone(), since, why: why.to_owned() };
     write_json(world.store.as_ref(), &path::debt(id), &debt, Condition::Always).await?;
     Ok(())
@@ -49,24 +50,70 @@ pub(super) async fn paid(world: &World, id: &JobId) -> Result<()> {
     Ok(world.store.delete(&path::debt(id)).await?)
 }
 
-/// Everything that is owed, as far as this store knows.
-pub async fn all(store: &dyn Store) -> Result<Vec<Debt>> {
-    let mut debts = Vec::new();
+/// Everything that is owed, as far as this store knows; and what lies among it and cannot be read, which hides nothing.
+pub async fn all(store: &dyn Store) -> Result<(Vec<Debt>, Vec<Failure>)> {
+    let (mut debts, mut unreadable) = (Vec::new(), Vec::new());
     for name in store.children(&path::debts()).await? {
         let Some(id) = name.strip_suffix(".json").and_then(JobId::parse) else { continue };
-        debts.extend(find_json(store, &path::debt(&id)).await?.map(|(debt, _)| debt));
+        match read(store, &id).await {
+            Ok(debt) => debts.extend(debt),
+            Err(failure) if failure.exit == Exit::Integrity => unreadable.push(failure),
+            Err(failure) => return Err(failure),
+        }
     }
-    Ok(debts)
+    Ok((debts, unreadable))
 }
 
-/// Tries to destroy the machines once more, for a short while.
-pub async fn pay(world: &World, id: &JobId) -> Result<()> {
+/// The debt of a job; it is of the job after which it is named.
+async fn read(store: &dyn Store, id: &JobId) -> Result<Option<Debt>> {
+    let path = path::debt(id);
+    let Some((debt, _)) = find_json::<Debt>(store, &path).await? else { return Ok(None) };
+    if debt.id == *id && debt.schema == DEBT_SCHEMA {
+        return Ok(Some(debt));
+    }
+    Err(Failure::new(Exit::Integrity, format!("{path} is no debt of the job {id}"))
+        .fix(format!("remove it from the store; `ftctl down {id}` destroys what that job may have left")))
+}
+
+/// What came of an attempt to pay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Paid {
+    Gone,
+    /// Nothing is owed, or nobody here can tell that it is: nothing was touched.
+    NotOwed {
+        why: String,
+    },
+}
+
+/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is somebody's word, and the
+/// job may be alive.
+pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     let work = async {
         match journal::read(world.store.as_ref(), id).await {
-            Ok((record, _)) if record.state == State::TearingDown => drive(world, id, Until::Finished).await.map(drop),
-            _ => teardown::destroy(world, id).await,
+            Ok((record, _)) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
+            Ok((record, _)) if record.state == State::Finished => teardown::destroy(world, id).await?,
+            Ok((record, _)) => {
+                let state = record.state.label(record.outcome);
+                return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
+            }
+            Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
+            Err(_) if teardown::remaining(world, id).await?.iter().all(|resource| is_of_this_store(world, resource)) => {
+                teardown::destroy(world, id).await?;
+            }
+            Err(_) => {
+                let why = format!(
+                    "it has no record, and its machine does not say that it is of this store; `ftctl down {id}` destroys it"
+                );
+                return Ok(Paid::NotOwed { why });
+            }
         }
+        paid(world, id).await?;
+        Ok(Paid::Gone)
     };
     let slow = |_| Err(Failure::new(Exit::MayBill, format!("no answer within {} s", PATIENCE.as_secs())));
     tokio::time::timeout(PATIENCE, Box::pin(work)).await.unwrap_or_else(slow)
+}
+
+fn is_of_this_store(world: &World, resource: &Resource) -> bool {
+    resource.store.as_deref() == Some(world.store.url())
 }

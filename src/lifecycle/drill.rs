@@ -40,6 +40,10 @@ const POLL: Duration = Duration::from_millis(200);
 pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     let before = journal::read(world.store.as_ref(), id).await?.0;
     let target = target(&before)?;
+    if !world.adoption.may_drive(&before) {
+        let message = format!("somebody else submitted the job {id}, and a drill would have to recover it");
+        return Err(Failure::new(Exit::Conflict, message).fix(format!("ftctl drill preempt {id} --adopt")));
+    }
     let start = Instant::now();
     world.provider.preempt(&target).await?;
     // Both at once: somebody has to recover the job, and nobody else may be there to do it.

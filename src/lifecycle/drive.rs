@@ -5,7 +5,7 @@ use std::{future::Future, pin::pin, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Next, Result, World, journal::Journal, step};
+use super::{Next, Result, World, image, journal::Journal, step, upload, watch::Watch};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -27,6 +27,8 @@ pub enum Until {
     /// Its agent was started.
     Running,
     Finished,
+    /// The same, and anybody may carry it there: nothing is begun on the way.
+    Ended,
 }
 
 impl Until {
@@ -36,7 +38,7 @@ impl Until {
         match self {
             Until::Provisioned => matches!(state, State::Submitting | State::Running | State::Collecting | State::Finished),
             Until::Running => matches!(state, State::Running | State::Collecting) || (over && state == State::Finished),
-            Until::Finished => state == State::Finished,
+            Until::Finished | Until::Ended => state == State::Finished,
         }
     }
 }
@@ -58,8 +60,12 @@ const MAX_TEAR_DOWNS: u32 = 3;
 const LONG: Duration = Duration::from_secs(5);
 
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
+///
+/// Here it is decided whether this invocation drives: a job that was submitted here, or that its user adopted. Anybody else's is watched, and no
+/// more than its end is carried out.
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
     let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), world.supervisor.clone(), LEASE);
+    let mut watch = Watch::default();
     // The first look at the store must succeed.
     let mut failures = MAX_FAILURES;
     loop {
@@ -76,6 +82,11 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
             Ok(Taken::Elsewhere) => {
                 failures = 0;
                 world.clock.sleep(WATCH.min(contender.lapses_in())).await;
+            }
+            Ok(Taken::Foreign(record)) => {
+                failures = 0;
+                watch.look(world, &record).await?;
+                world.clock.sleep(WATCH).await;
             }
             // The store was there a moment ago.
             Err(failure) if matches!(failure.exit, Exit::Network | Exit::Failure) && failures < MAX_FAILURES => {
@@ -94,12 +105,22 @@ enum Taken {
     Over(Box<Record>),
     Held(Lease),
     Elsewhere,
+    /// This invocation may only watch.
+    Foreign(Box<Record>),
+}
+
+/// Whether this invocation may take the job's lease. Its end is everybody's: what is torn down costs money until it is gone.
+fn may_take(world: &World, record: &Record, until: Until) -> bool {
+    until == Until::Ended || record.state == State::TearingDown || world.adoption.may_drive(record)
 }
 
 async fn take(world: &World, id: &JobId, until: Until, contender: &mut Contender) -> Result<Taken> {
     let record = super::journal::read(world.store.as_ref(), id).await?.0;
     if until.reached(&record) {
         return Ok(Taken::Over(Box::new(record)));
+    }
+    if !may_take(world, &record, until) {
+        return Ok(Taken::Foreign(Box::new(record)));
     }
     Ok(match contender.acquire().await? {
         Acquired::Held(lease) => Taken::Held(lease),
@@ -112,7 +133,7 @@ async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease, t
     let result = held(&mut lease, taken, carry(world, id, until)).await;
     // Best effort: a lease that stays lapses by itself, and at once when this process ends.
     let _ = lease.release().await;
-    result
+    Ok(result?.flatten())
 }
 
 /// Runs `work` while renewing the lease, which was `taken` then at the earliest. A stage may take minutes (a build, an upload); the lease lives
@@ -136,10 +157,18 @@ async fn held<T>(lease: &mut Lease, taken: Instant, work: impl Future<Output = R
     }
 }
 
-async fn carry(world: &World, id: &JobId, until: Until) -> Result<Record> {
+/// `None` when the record has become one that is not driven here, between two looks at it.
+async fn carry(world: &World, id: &JobId, until: Until) -> Result<Option<Record>> {
     let mut job = Journal::load(world, id).await?;
+    if !may_take(world, &job.record, until) {
+        return Ok(None);
+    }
+    job.only_ends = !world.adoption.may_drive(&job.record);
     let mut failures = 0;
     while !until.reached(&job.record) {
+        if let Some(path) = local_path(world, &job) {
+            world.adoption.may_read(&job.record, path)?;
+        }
         let begun = Instant::now();
         match step(world, &mut job).await {
             Ok(next) => {
@@ -161,7 +190,17 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Record> {
             }
         }
     }
-    Ok(job.record)
+    Ok(Some(job.record))
+}
+
+/// What the next step reads of the machine on which the job was submitted.
+fn local_path<'j>(world: &World, job: &'j Journal) -> Option<&'j str> {
+    match job.record.state {
+        _ if job.only_ends => None,
+        State::Planned | State::Uploading => upload::local_path(&job.record.plan),
+        State::Imaging | State::Provisioning | State::Submitting => image::local_path(world, &job.record.plan),
+        State::Running | State::Collecting | State::TearingDown | State::Finished => None,
+    }
 }
 
 /// What an error in a step means for the job.

@@ -43,6 +43,7 @@ pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
         retry_at: record.retry_at.filter(|at| *at > now && !record.state.is_finished()),
         ended: supervise::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
         is_driven: holder.is_some_and(|holder| !holder.is_gone(&world.supervisor)),
+        may_drive: world.adoption.may_drive(record),
     };
     Ok(Explanation {
         schema: EXPLANATION_SCHEMA,
@@ -62,6 +63,8 @@ struct Sight {
     ended: Option<String>,
     /// Whether an invocation carries it on, as far as can be seen from here.
     is_driven: bool,
+    /// Whether this user would, without more ado.
+    may_drive: bool,
 }
 
 fn situation(record: &Record, sight: &Sight) -> String {
@@ -84,7 +87,8 @@ fn situation(record: &Record, sight: &Sight) -> String {
     if sight.is_driven {
         return what;
     }
-    format!("{what}; nothing happens until an invocation goes on with it: `ftctl logs -f {}`", record.id)
+    let adopt = if sight.may_drive { "" } else { " --adopt" };
+    format!("{what}; nothing happens until an invocation goes on with it: `ftctl logs -f {}{adopt}`", record.id)
 }
 
 fn told(event: &Event, last_attempt: u32) -> Told {
@@ -127,7 +131,7 @@ mod tests {
         (record.attempt, record.submitted) = (1, true);
         let mut said = |state, ended: Option<&str>, is_driven| {
             record.state = state;
-            situation(&record, &Sight { ended: ended.map(str::to_owned), is_driven, ..Sight::default() })
+            situation(&record, &Sight { ended: ended.map(str::to_owned), is_driven, may_drive: true, ..Sight::default() })
         };
         assert_eq!(said(State::Imaging, None, true), "its trainer is being built");
         let left = said(State::Imaging, None, false);

@@ -5,23 +5,37 @@ use crate::{
     docker,
     exit::{Exit, Failure},
     image::{container, trainer},
-    job::{order::TrainerImage, plan::Plan},
+    job::{
+        order::{TrainerImage, program},
+        plan::Plan,
+        record::Record,
+    },
     provider::TrainerFrom,
 };
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    let trainer = match world.provider.capabilities().trainer {
-        TrainerFrom::Build => {
-            world.report.stage(2, STAGES, "Building the trainer");
-            trainer::ensure(&world.cache, world.report.as_ref()).await?
-        }
-        TrainerFrom::Engine => TrainerImage::Image { reference: Box::pin(on_engine(world, &job.record.plan)).await? },
-        TrainerFrom::Image => TrainerImage::Image { reference: job.record.plan.image().ok_or_else(no_image)?.to_owned() },
-        TrainerFrom::Nowhere => TrainerImage::None,
-    };
-    job.record.trainer = Some(trainer);
+    match world.provider.capabilities().trainer {
+        TrainerFrom::Build => world.report.stage(2, STAGES, "Building the trainer"),
+        TrainerFrom::Engine if job.record.plan.image().is_none() => world.report.stage(2, STAGES, "Building the image"),
+        TrainerFrom::Engine | TrainerFrom::Image | TrainerFrom::Nowhere => {}
+    }
+    job.record.trainer = Some(of(world, &job.record).await?);
     provision::begin_attempt(world, job).await?;
     Ok(Next::Now)
+}
+
+/// What runs an attempt: by the plan and what is on this side. What a record remembers of it names at most a program that this machine has
+/// built, and whatever it has not built it builds.
+pub(super) async fn of(world: &World, record: &Record) -> Result<TrainerImage> {
+    Ok(match (world.provider.capabilities().trainer, &record.trainer) {
+        (TrainerFrom::Build, Some(TrainerImage::Program { digest })) if program(&world.cache, digest).is_file() => {
+            TrainerImage::Program { digest: digest.clone() }
+        }
+        (TrainerFrom::Build, _) => TrainerImage::Program { digest: trainer::ensure(&world.cache, world.report.as_ref()).await? },
+        (TrainerFrom::Engine, _) => TrainerImage::Image { reference: Box::pin(on_engine(world, &record.plan)).await? },
+        (TrainerFrom::Image, _) => TrainerImage::Image { reference: record.plan.image().ok_or_else(no_image)?.to_owned() },
+        (TrainerFrom::Nowhere, _) => TrainerImage::None,
+    })
 }
 
 /// The image that the plan names, or the one that the engine builds from what this ftctl carries, by its content.
@@ -29,9 +43,14 @@ async fn on_engine(world: &World, plan: &Plan) -> Result<String> {
     if let Some(named) = plan.image() {
         return Ok(named.to_owned());
     }
-    world.report.stage(2, STAGES, "Building the image");
     let engine = docker::connect(world.report.as_ref()).await?;
     Ok(container::ensure(&engine, &plan.image, &world.cache, world.report.as_ref()).await?.id)
+}
+
+/// What a build of the job's image reads of this machine.
+pub(super) fn local_path<'p>(world: &World, plan: &'p Plan) -> Option<&'p str> {
+    let builds = world.provider.capabilities().trainer == TrainerFrom::Engine && plan.image().is_none();
+    plan.image.prebuilt.as_deref().or(plan.image.ca_bundle.as_deref()).filter(|_| builds)
 }
 
 /// Refuses a job whose machines start an image and that names none: before its data is sent.

@@ -14,11 +14,14 @@ use crate::{
         record::{RECORD_SCHEMA, Record},
         state::{Outcome, State},
     },
+    provider::registry,
     store::{self, Condition, ETag, Store, StoreError},
 };
 
 pub struct Journal {
     pub record: Record,
+    /// Nothing is begun for the job any more: it is somebody else's, and goes straight to its end.
+    pub only_ends: bool,
     /// The provider did not answer when it was last asked how the machine is; only this invocation knows.
     pub out_of_sight: bool,
     /// What this invocation has heard of the running attempt.
@@ -47,13 +50,16 @@ impl Journal {
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
         let (kept, store, clock) = (record.state, world.store.clone(), world.clock.clone());
-        Self { record, out_of_sight: false, vigil: Vigil::default(), kept, etag, store, clock }
+        Self { record, only_ends: false, out_of_sight: false, vigil: Vigil::default(), kept, etag, store, clock }
     }
 
-    /// Reads the record again, whatever this invocation thought.
+    /// Reads the record again, whatever this invocation thought. Its plan never changes: another one is nobody's whom this invocation works for.
     pub async fn reload(&mut self) -> Result<()> {
-        (self.record, self.etag) = read(self.store.as_ref(), &self.record.id).await?;
-        self.kept = self.record.state;
+        let (record, etag) = read(self.store.as_ref(), &self.record.id).await?;
+        if record.plan != self.record.plan {
+            return Err(damaged(&record.id, "its plan was changed meanwhile, which no ftctl does"));
+        }
+        (self.kept, self.record, self.etag) = (record.state, record, etag);
         Ok(())
     }
 
@@ -119,11 +125,12 @@ pub async fn all(store: &dyn Store) -> Result<Vec<(JobId, Result<Record>)>> {
 }
 
 /// Reads a record of this or an older version.
+///
+/// # Errors
+/// [`Exit::Integrity`] when it is not what a ftctl writes for this job: it cannot be parsed, is of another job, contradicts itself, or has a plan
+/// that no job file means. What is over commands nothing any more: its plan may be one that an older version took.
 pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
-    let record: Record = serde_json::from_slice(bytes).map_err(|error| {
-        Failure::new(Exit::Integrity, format!("the record of job {id} cannot be read: {error}"))
-            .fix(format!("`ftctl down {id}` destroys what the job may have left running; it does not need the record"))
-    })?;
+    let record: Record = serde_json::from_slice(bytes).map_err(|error| damaged(id, &error.to_string()))?;
     if record.schema != RECORD_SCHEMA {
         return Err(Failure::new(
             Exit::Failure,
@@ -131,5 +138,120 @@ pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
         )
         .fix("use the ftctl that wrote it, or a newer one"));
     }
+    if record.id != *id {
+        return Err(damaged(id, &format!("it is that of {}", record.id)));
+    }
+    record.check().map_err(|why| damaged(id, &why))?;
+    if !record.state.is_finished() {
+        registry::known(&record.plan.backend).map_err(|error| damaged(id, &error.message))?;
+    }
     Ok(record)
+}
+
+fn damaged(id: &JobId, why: &str) -> Failure {
+    Failure::new(Exit::Integrity, format!("the record of job {id} cannot be read: {why}"))
+        .fix(format!("`ftctl down {id}` destroys what the job may have left running; it does not need the record"))
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{job::units::Money, provider::conformance};
+
+    /// As ftctl wrote them before records were checked.
+    const OF_BEFORE: &[(&str, &str)] = &[
+        ("quickstart-bcdfgh", include_str!("fixtures/running.json")),
+        ("quickstart-tyjwbw", include_str!("fixtures/finished.json")),
+    ];
+
+    fn id() -> JobId {
+        JobId::derive("tiny", "1")
+    }
+
+    /// A record that somebody wrote by hand.
+    fn decoded(change: impl FnOnce(&mut Value)) -> Result<Record> {
+        let mut plan = conformance::plan();
+        plan.backend = "local".to_owned();
+        let mut record = json!(Record::new(id(), plan, Timestamp::UNIX_EPOCH));
+        change(&mut record);
+        decode(&id(), &serde_json::to_vec(&record).expect("JSON"))
+    }
+
+    fn attempt(number: u32, steps: [u64; 3]) -> Value {
+        json!({ "attempt": number, "started": "2026-01-01T00:00:00Z", "first_step": steps[0], "last_step": steps[1],
+            "lost_steps": steps[2], "price_per_hour": Money::ZERO })
+    }
+
+    #[test]
+    fn records_of_before_are_read() {
+        for (id, text) in OF_BEFORE {
+            let id = JobId::parse(id).expect("an id");
+            let record = decode(&id, text.as_bytes()).expect(text);
+            assert!(record.attempt == 1 && record.trainer.is_some());
+        }
+    }
+
+    #[test]
+    fn the_digest_of_a_plan_lasts() {
+        let (id, text) = OF_BEFORE[0];
+        let plan = decode(&JobId::parse(id).expect("an id"), text.as_bytes()).expect("a record").plan;
+        // Another one makes every job that runs somebody else's: see `Plan::digest`.
+        assert_eq!(plan.digest().as_str(), "0e0334a40526651044e2e1b6bd8705a6379dbb4e6bfdb890b38583f2a30c0a8d");
+    }
+
+    #[test]
+    fn what_no_ftctl_writes_is_refused() {
+        assert!(decoded(|_| ()).is_ok());
+        let both = |record: &mut Value| {
+            record["attempt"] = json!(2);
+            record["attempts"] = json!([attempt(1, [0, 20, 5]), attempt(2, [15, 15, 0])]);
+        };
+        assert!(decoded(both).is_ok());
+        let refused = |change: &dyn Fn(&mut Value)| {
+            let failure = decoded(change).expect_err("refused");
+            assert_eq!(failure.exit, Exit::Integrity, "{}", failure.message);
+            failure.message
+        };
+        let other = JobId::derive("tiny", "2");
+        for (key, value, message) in [
+            ("/id", json!(other), format!("it is that of {other}")),
+            ("/id", json!("/etc"), "is no id of a job".to_owned()),
+            ("/attempt", json!(u32::MAX), "beyond the most".to_owned()),
+            ("/attempt", json!(1), "has 0 attempts and counts 1".to_owned()),
+            ("/attempts", json!([attempt(1, [0, 1, 0])]), "has 1 attempt and counts 0".to_owned()),
+            ("/plan/name", json!("other"), "its plan is that of `other`".to_owned()),
+            ("/plan/backend", json!("moon"), "there is no backend `moon`".to_owned()),
+            ("/plan/docker/mounts", json!(["etc:/etc"]), "compute.docker.mounts: ".to_owned()),
+            ("/plan/train/block_size", json!(0), "train.block_size: ".to_owned()),
+            ("/plan/ttl", json!("99999999d"), "is longer than".to_owned()),
+        ] {
+            let told = refused(&|record| *record.pointer_mut(key).expect(key) = value.clone());
+            assert!(told.contains(&message), "{told}");
+        }
+        for (first, last, lost) in [(9, 3, 0), (0, 3, 9)] {
+            let told = refused(&|record| {
+                both(record);
+                record["attempts"][0] = attempt(1, [first, last, lost]);
+            });
+            assert!(told.contains("attempt 1 contradicts itself"), "{told}");
+        }
+        let told = refused(&|record| {
+            both(record);
+            record["attempts"][1]["attempt"] = json!(3);
+        });
+        assert!(told.contains("attempt 3 stands in the place of 2"), "{told}");
+    }
+
+    #[test]
+    fn what_is_over_may_have_a_plan_that_nobody_takes_today() {
+        let over = |record: &mut Value| {
+            record["state"] = json!("finished");
+            record["plan"]["backend"] = json!("moon");
+            record["plan"]["train"]["block_size"] = json!(0);
+        };
+        assert!(decoded(over).is_ok());
+    }
 }

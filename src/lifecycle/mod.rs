@@ -13,7 +13,8 @@ pub mod supervise;
 pub mod teardown;
 pub mod upload;
 
-mod adopt;
+pub mod adoption;
+mod by_itself;
 pub mod cancel;
 pub mod console;
 pub mod curves;
@@ -31,6 +32,7 @@ pub mod session;
 pub mod status;
 pub mod sweep;
 mod vigil;
+mod watch;
 
 pub use crate::provider::Resource;
 
@@ -43,6 +45,7 @@ use crate::{
     store::{Store, lease::Holder},
 };
 
+use adoption::Adoption;
 use journal::Journal;
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -60,6 +63,8 @@ pub struct World {
     pub everybody: bool,
     /// Who drives: the same all through one invocation, so that its roll-back need not wait for the lease of what it interrupted.
     pub supervisor: Holder,
+    /// Which jobs this invocation may drive.
+    pub adoption: Adoption,
 }
 
 impl World {
@@ -93,7 +98,7 @@ const STAGES: usize = 7;
 
 /// Moves the job by one step.
 pub async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    if supervise::cancelled_before_launch(world, job).await? {
+    if supervise::ended_before_launch(world, job).await? {
         return Ok(Next::Now);
     }
     match job.record.state {

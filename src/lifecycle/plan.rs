@@ -10,7 +10,7 @@ use crate::{
         plan::Plan,
         record::Record,
     },
-    store::{Condition, Store, find_json, write_json},
+    store::{Condition, ETag, Store, find_json, write_json},
 };
 
 const NAME_SCHEMA: &str = "ftctl.name/1";
@@ -20,6 +20,18 @@ const NAME_SCHEMA: &str = "ftctl.name/1";
 struct NameEntry {
     schema: String,
     id: JobId,
+}
+
+/// The entry of a name, which is of a job of that name.
+async fn entry(store: &dyn Store, name: &str) -> Result<Option<(NameEntry, ETag)>> {
+    let path = path::name(name);
+    let Some((entry, etag)) = find_json::<NameEntry>(store, &path).await? else { return Ok(None) };
+    if entry.id.name() == name && entry.schema == NAME_SCHEMA {
+        return Ok(Some((entry, etag)));
+    }
+    let message = format!("{path} is damaged: it names the job {}", entry.id);
+    Err(Failure::new(Exit::Integrity, message)
+        .fix("remove it from the store: the job can be named by its id, which `ftctl status --all` shows"))
 }
 
 /// The job of this plan: the one that `up` left waiting, or the one of this idempotency key, or a new one. The name is reserved before
@@ -41,8 +53,7 @@ async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool)
         Some(key) => of_key(store, &plan.name, key).await?,
         None => JobId::derive(&plan.name, &nonce()),
     };
-    let entry: Option<(NameEntry, _)> = find_json(store, &path::name(&plan.name)).await?;
-    let (id, condition) = match entry {
+    let (id, condition) = match entry(store, &plan.name).await? {
         None => (fresh, Condition::IfAbsent),
         Some((entry, etag)) => match journal::read(store, &entry.id).await {
             Err(failure) if failure.exit == Exit::NotFound => return create(world, entry.id, plan, key, submit).await,
@@ -74,21 +85,26 @@ fn has_key(record: &Record, key: Option<&str>) -> bool {
 }
 
 async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
-    let mut record = Record::new(id, plan, world.clock.now());
+    world.adoption.prove(&id, &plan)?;
+    let mut record = Record::new(id, plan.clone(), world.clock.now());
     (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
-    let mut job = Journal::create(world, record).await?;
-    hand_over(&mut job, key, submit).await?;
-    Ok(job)
+    go_on(Journal::create(world, record).await?, &plan, key, submit).await
 }
 
 /// Goes on with a job that exists: after `up`, or with the same idempotency key.
 async fn resume(world: &World, id: &JobId, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
-    let mut job = Journal::load(world, id).await?;
+    let job = Journal::load(world, id).await?;
     if job.record.submitted && !has_key(&job.record, key) {
         let message = format!("the name `{}` belongs to the job {id}, which is not finished", plan.name);
         return Err(Failure::new(Exit::Conflict, message)
             .fix(format!("follow it with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`, or give this job another name")));
     }
+    go_on(job, plan, key, submit).await
+}
+
+/// With the plan that the user gave, and no other.
+async fn go_on(mut job: Journal, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
+    let id = &job.record.id;
     if job.record.plan != *plan {
         let message = format!("the job {id} was planned from another version of this job file");
         let other = if key.is_some() { "take another --idempotency-key, and another name while it goes on, or " } else { "" };
@@ -118,8 +134,7 @@ pub async fn find(store: &dyn Store, text: &str) -> Result<JobId> {
     {
         return Ok(id);
     }
-    let entry: Option<(NameEntry, _)> =
-        if crate::job::id::valid_name(text) { find_json(store, &path::name(text)).await? } else { None };
+    let entry = if crate::job::id::valid_name(text) { entry(store, text).await? } else { None };
     entry.map(|(entry, _)| entry.id).ok_or_else(|| {
         Failure::new(Exit::NotFound, format!("there is no job `{text}` in the store {}", store.url()))
             .fix("`ftctl status --all` lists the jobs of this store")

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use super::{Next, Result, STAGES, World, journal::Journal};
+use super::{Next, Result, STAGES, World, image, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
         event::EventKind,
         id::AttemptId,
-        order::TrainerImage,
         record::Attempt,
         spec::RetryCause,
         state::{Outcome, State},
@@ -44,7 +43,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         world.report.stage(3, STAGES, "Provisioning");
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
-    let image = job.record.trainer.clone().unwrap_or(TrainerImage::None);
+    let image = image::of(world, &job.record).await?;
     let now = world.clock.now();
     let earlier = job.record.attempts.iter().filter(|earlier| earlier.attempt < attempt.attempt);
     let earlier: Vec<_> = earlier.map(|earlier| (earlier.started, earlier.ended.unwrap_or(now))).collect();

@@ -77,11 +77,11 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         cost: status::cost(record, now),
         wasted: wasted(record, now),
         lasting_cost: record.plan.lasting_price().map(|price| {
-            let of = |attempt: &Attempt| status::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now).micros;
-            Money { micros: record.attempts.iter().map(of).sum() }
+            let of = |attempt: &Attempt| status::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
+            record.attempts.iter().map(of).sum()
         }),
         may_still_bill: record.attempts.iter().any(|attempt| attempt.ended.is_none()) && status::cost(record, now) > Money::ZERO,
-        lost_steps: record.attempts.iter().map(|attempt| lost_steps(record, attempt)).sum(),
+        lost_steps: record.attempts.iter().map(|attempt| lost_steps(record, attempt)).fold(0, u64::saturating_add),
     }
 }
 
@@ -94,12 +94,13 @@ fn lost_steps(record: &Record, attempt: &Attempt) -> u64 {
 fn wasted(record: &Record, now: Timestamp) -> Money {
     let of = |attempt: &Attempt| {
         let cost = status::cost_of(record, attempt, now).micros;
-        match attempt.last_step.saturating_sub(attempt.first_step) {
+        let micros = match attempt.last_step.saturating_sub(attempt.first_step) {
             0 => cost * u64::from(attempt.attempt < record.attempt),
             steps => cost.saturating_mul(lost_steps(record, attempt).min(steps)) / steps,
-        }
+        };
+        Money { micros }
     };
-    Money { micros: record.attempts.iter().map(of).sum() }
+    record.attempts.iter().map(of).sum()
 }
 
 #[cfg(test)]

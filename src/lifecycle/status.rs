@@ -1,6 +1,6 @@
 //! Where jobs stand: what a table row or a JSON value says. Reads only.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use ft_trainer::progress::{Event, Line};
 use jiff::Timestamp;
@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Result, World, journal, supervise};
 use crate::{
+    exit::Exit,
     job::{
         id::{AttemptId, JobId, path},
         record::{Attempt, Record},
@@ -54,7 +55,7 @@ pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Tim
     describe(store, &record, now(&record.plan.backend)).await
 }
 
-/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A record that cannot be read is named
+/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read is named
 /// in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
 pub async fn all(
     store: &dyn Store,
@@ -67,7 +68,13 @@ pub async fn all(
         let now = record.as_ref().map_or(Timestamp::MIN, |record| now(&record.plan.backend));
         match record {
             Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
-                found.push(describe(store, &record, now).await?);
+                match describe(store, &record, now).await {
+                    Ok(status) => found.push(status),
+                    Err(failure) if failure.exit == Exit::Integrity => {
+                        unreadable.push(format!("{}: {}", record.id, failure.message))
+                    }
+                    Err(failure) => return Err(failure),
+                }
             }
             Ok(_) => {}
             Err(failure) => unreadable.push(failure.message),
@@ -117,16 +124,13 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
 
 /// The attempt that runs. Where the backend begins attempts by itself, no supervisor may have written it down yet.
 pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result<u32> {
-    let mut attempt = record.attempt;
-    if !record.plan.mends_itself() || record.state != State::Running {
-        return Ok(attempt);
+    if record.last_attempt() == record.attempt || record.state != State::Running {
+        return Ok(record.attempt);
     }
-    while store.head(&path::heartbeat(&record.id, attempt + 1)).await?.is_some()
-        || store.head(&path::exit(&record.id, attempt + 1)).await?.is_some()
-    {
-        attempt += 1;
-    }
-    Ok(attempt)
+    let names = store.children(&path::attempts(&record.id)).await?;
+    let begun: BTreeSet<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let following = (record.attempt + 1..=record.last_attempt()).take_while(|attempt| begun.contains(attempt));
+    Ok(following.last().unwrap_or(record.attempt))
 }
 
 fn apply(status: &mut JobStatus, event: &Event) {
@@ -146,7 +150,7 @@ fn apply(status: &mut JobStatus, event: &Event) {
 
 /// What the job's machines have cost until now. None lives longer than the job may: that is the cloud's own affair.
 pub fn cost(record: &Record, now: Timestamp) -> Money {
-    Money { micros: record.attempts.iter().map(|attempt| cost_of(record, attempt, now).micros).sum() }
+    record.attempts.iter().map(|attempt| cost_of(record, attempt, now)).sum()
 }
 
 /// What the machine of one of its attempts has cost.

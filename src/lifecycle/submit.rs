@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 
-use super::{Next, Result, STAGES, World, journal::Journal};
+use super::{Next, Result, STAGES, World, image, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
+        clock::after,
         id::{AttemptId, path},
         order::{ORDER_SCHEMA, RunOrder, TrainerImage},
         record::Record,
-        spec::RetryCause,
         state::State,
     },
     provider::{Class, Sighting},
@@ -32,7 +32,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         job.enter(State::Running).await?;
         return Ok(Next::Now);
     }
-    let order = order(world, &job.record)?;
+    let order = order(world, &job.record, image::of(world, &job.record).await?)?;
     let bytes = serde_json::to_vec_pretty(&order).map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
     world.store.put(&path::order(&job.record.id), Bytes::from(bytes), Condition::Always).await?;
     match world.provider.launch(&order).await {
@@ -48,9 +48,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     Ok(Next::Now)
 }
 
-fn order(world: &World, record: &Record) -> Result<RunOrder> {
+fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrder> {
     let missing = |what| Failure::new(Exit::Failure, format!("the record of job {} names no {what}", record.id));
-    let deadline = record.attempts.first().map(|first| first.started + record.plan.lifetime());
+    let deadline = record.attempts.first().map(|first| after(first.started, record.plan.lifetime()));
     Ok(RunOrder {
         schema: ORDER_SCHEMA.to_owned(),
         job: record.id.clone(),
@@ -58,15 +58,12 @@ fn order(world: &World, record: &Record) -> Result<RunOrder> {
         store: world.store.url().to_owned(),
         dataset: record.dataset.clone().ok_or_else(|| missing("dataset"))?,
         initial_weights: record.initial_weights.clone(),
-        trainer: record.trainer.clone().unwrap_or(TrainerImage::None),
+        trainer,
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
         sample: record.plan.sample.clone(),
         deadline,
         grace_seconds: record.plan.farewell().as_secs(),
-        last_attempt: record.plan.mends_itself().then(|| {
-            let retry = &record.plan.retry;
-            if retry.on.contains(&RetryCause::Preempt) { retry.attempts } else { record.attempt }
-        }),
+        last_attempt: record.plan.mends_itself().then(|| record.last_attempt()),
     })
 }

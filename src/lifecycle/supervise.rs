@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Next, Result, World, adopt::adopt, console, journal::Journal, provision, status, vigil};
+use super::{Next, Result, World, by_itself, console, journal::Journal, provision, status, vigil};
 use crate::{
     exit::Exit,
     job::{
+        clock::after,
         event::EventKind,
         id::{AttemptId, path},
         order::{CancelRequest, ExitReason, ExitRecord},
@@ -57,8 +58,18 @@ pub(super) enum Decision {
     },
 }
 
+impl Decision {
+    /// The same for somebody else's job: what would begin something is its end.
+    fn or_the_end(self) -> Self {
+        match self {
+            Decision::Launch | Decision::TryAgain { .. } => cancelled("cancelled"),
+            decided => decided,
+        }
+    }
+}
+
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    if adopt(world, job).await? {
+    if by_itself::catch_up(world, job).await? {
         return Ok(Next::Now);
     }
     let observation = match observe(world, &job.record).await {
@@ -82,6 +93,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         && let Some(given_up) = vigil::keep(world, job).await?
     {
         decision = given_up;
+    }
+    if job.only_ends {
+        decision = decision.or_the_end();
     }
     if matches!(decision, Decision::TryAgain { .. } | Decision::End { .. }) {
         console::keep(world, &job.record).await?;
@@ -109,11 +123,10 @@ async fn observe(world: &World, record: &Record) -> Result<Observation> {
     // only if the record is missing *after* the death was seen.
     let sighting = world.provider.observe(&attempt).await?;
     let exit = read_exit(world.store.as_ref(), record).await?;
-    let cancel = read_cancel(world.store.as_ref(), record).await?.map(|request| {
-        let end = request.time + Duration::from_secs(request.grace_seconds) + PATIENCE;
-        Overdue(now > end)
-    });
-    let past_deadline = record.attempts.first().is_some_and(|first| now > first.started + record.plan.lifetime() + PATIENCE);
+    let cancel = read_cancel(world.store.as_ref(), record)
+        .await?
+        .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
+    let past_deadline = record.attempts.first().is_some_and(|first| now > after(first.started, record.plan.lifetime() + PATIENCE));
     Ok(Observation { exit, sighting, cancel, past_deadline })
 }
 
@@ -227,11 +240,12 @@ pub(super) async fn close_attempt(world: &World, job: &mut Journal, now: Timesta
     Ok(())
 }
 
-/// Before there is an agent that could hear it, a wish to cancel is the supervisor's to fulfil. Answers whether the state changed.
-pub(super) async fn cancelled_before_launch(world: &World, job: &mut Journal) -> Result<bool> {
+/// Before there is an agent that could hear it, a wish to cancel is the supervisor's to fulfil, and whoever only ends jobs begins nothing. Answers
+/// whether the state changed.
+pub(super) async fn ended_before_launch(world: &World, job: &mut Journal) -> Result<bool> {
     let early =
         matches!(job.record.state, State::Planned | State::Uploading | State::Imaging | State::Provisioning | State::Submitting);
-    if !early || read_cancel(world.store.as_ref(), &job.record).await?.is_none() {
+    if !early || !(job.only_ends || read_cancel(world.store.as_ref(), &job.record).await?.is_some()) {
         return Ok(false);
     }
     job.end(Outcome::Cancelled, Exit::JobCancelled, "cancelled before it ran").await?;

@@ -16,7 +16,7 @@ use crate::{
     image::sources,
     job::{
         digest::Digest,
-        plan::DataPlan,
+        plan::{DataPlan, Plan},
         report::{Report, Unit},
         state::State,
     },
@@ -41,6 +41,16 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     job.enter(State::Imaging).await?;
     Ok(Next::Now)
+}
+
+/// What the upload reads of this machine.
+pub(super) fn local_path(plan: &Plan) -> Option<&str> {
+    let data = match &plan.data {
+        DataPlan::Directory(directory) => Some(directory.as_str()),
+        DataPlan::Text(config) => Some(config.train.first().map_or("the text", String::as_str)),
+        DataPlan::Digest(_) | DataPlan::Named(_) => None,
+    };
+    data.or(plan.initial_weights.as_deref())
 }
 
 async fn existing(world: &World, digest: Digest) -> Result<Digest> {

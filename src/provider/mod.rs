@@ -20,7 +20,7 @@ use crate::job::{
 
 #[cfg(test)]
 pub mod conformance;
-mod disk;
+pub mod disk;
 pub mod docker;
 pub mod error;
 pub mod fake;

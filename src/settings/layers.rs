@@ -103,19 +103,31 @@ struct UserFile {
     max_cost: Option<Money>,
     output: Option<Format>,
     log: Option<Verbosity>,
+    /// The user's own word: no project says whose jobs this machine works for.
+    adopt: Option<Vec<String>>,
     profiles: BTreeMap<String, Layer>,
 }
 
+/// What the user's file says.
+#[derive(Default)]
+pub(super) struct OfUser {
+    pub layer: Layer,
+    pub profiles: BTreeMap<String, Layer>,
+    /// Stores whose jobs are driven here, whoever submitted them.
+    pub adopt: Option<Vec<String>>,
+}
+
 /// Reads the user's file; none is fine.
-pub(super) fn user_file(path: &Path) -> Result<(Layer, BTreeMap<String, Layer>), SettingsError> {
-    let UserFile { profile, backend, image, store, ttl, max_cost, output, log, mut profiles } = read_file(path)?;
+pub(super) fn user_file(path: &Path) -> Result<OfUser, SettingsError> {
+    let UserFile { profile, backend, image, store, ttl, max_cost, output, log, adopt, mut profiles } = read_file(path)?;
     let mut layer = Layer { profile, backend, image, store, ttl, max_cost, output, log };
     let base = path.parent().unwrap_or(path);
     layer.anchor(base);
     for profile in profiles.values_mut() {
         profile.anchor(base);
     }
-    Ok((layer, profiles))
+    let adopt = adopt.map(|stores| stores.iter().map(|store| anchor(store, base)).collect());
+    Ok(OfUser { layer, profiles, adopt })
 }
 
 /// Reads a project's file; none is fine.

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     path::{Path, PathBuf},
 };
 
@@ -25,6 +26,7 @@ mod layers;
 pub mod trust;
 
 pub use directories::{Directories, Surroundings};
+use layers::OfUser;
 pub use layers::{Layer, Origin};
 use trust::{Claims, Places};
 
@@ -67,12 +69,34 @@ pub struct Settings {
     pub max_cost: Setting<Option<Money>>,
     pub output: Setting<Format>,
     pub log: Setting<Verbosity>,
+    /// By the environment or the user's file, and nowhere else.
+    pub adopt: Setting<Option<Adopt>>,
     pub directories: Directories,
     /// What holds on the project's word alone.
     pub project: Claims,
     /// Files that were looked for, strongest first.
     pub files: Vec<PathBuf>,
 }
+
+/// Whose jobs are driven here besides the user's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Adopt {
+    Everything,
+    /// Those of these stores, as they are named.
+    Of(Vec<String>),
+}
+
+impl fmt::Display for Adopt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Everything => f.write_str("everything"),
+            Self::Of(stores) => f.write_str(&stores.join(", ")),
+        }
+    }
+}
+
+/// 1: every job of the store is driven here.
+const ADOPT: &str = "FTCTL_ADOPT";
 
 /// The names one setting goes by.
 #[derive(Clone, Copy)]
@@ -137,7 +161,7 @@ impl Settings {
         let directories = Directories::resolve(around);
         let project = around.working_directory.join(PROJECT_FILE);
         let user = directories.config().map(|config| config.join(USER_FILE));
-        let (user_layer, profiles) = user.as_deref().map(layers::user_file).transpose()?.unwrap_or_default();
+        let OfUser { layer: user_layer, profiles, adopt } = user.as_deref().map(layers::user_file).transpose()?.unwrap_or_default();
         let mut stack = Stack(vec![
             (Source::Flags, flags),
             (Source::Environment, Layer::from_environment(around)?),
@@ -149,14 +173,19 @@ impl Settings {
         let profile = stack.get(PROFILE, None, |layer| layer.profile.clone().map(Some));
         if let Some(name) = &profile.value {
             let layer = profiles.get(name).cloned().ok_or_else(|| no_profile(name, &profile.origin, profiles.keys(), &path))?;
-            let origin = Origin::Profile { name: name.clone(), path };
+            let origin = Origin::Profile { name: name.clone(), path: path.clone() };
             stack.0.insert(3, (Source::File(origin), layer));
         }
-        let mut settings = Self::from_stack(&stack, profile.clone(), directories.clone(), files);
+        let by_file = adopt.map(|stores| Setting { value: Some(Adopt::Of(stores)), origin: Origin::User { path } });
+        let adopt = match (around.variable)(ADOPT).is_some_and(|value| value == "1") {
+            true => Setting { value: Some(Adopt::Everything), origin: Origin::Environment { name: ADOPT } },
+            false => by_file.unwrap_or(Setting { value: None, origin: Origin::Default }),
+        };
+        let settings = Self::from_stack(&stack, profile.clone(), directories.clone(), files);
         stack.0.retain(|(source, _)| !matches!(source, Source::File(Origin::Project { .. })));
         let without = Self::from_stack(&stack, profile, directories, Vec::new());
-        settings.project = Claims::beyond(project, settings.places(), &without.places());
-        Ok(settings)
+        let project = Claims::beyond(project, settings.places(), &without.places());
+        Ok(Self { adopt, project, ..settings })
     }
 
     fn from_stack(stack: &Stack, profile: Setting<Option<String>>, directories: Directories, files: Vec<PathBuf>) -> Self {
@@ -170,6 +199,7 @@ impl Settings {
             max_cost: stack.get(MAX_COST, None, |layer| layer.max_cost.map(Some)),
             output: stack.get(OUTPUT, Format::default(), |layer| layer.output),
             log: stack.get(LOG, Verbosity::default(), |layer| layer.log),
+            adopt: Setting { value: None, origin: Origin::Default },
             directories,
             project: Claims::default(),
             files,
@@ -179,6 +209,15 @@ impl Settings {
     fn places(&self) -> Places {
         let image = self.image.iter().map(|(key, setting)| (key.clone(), setting.value.clone()));
         places(Some(&self.backend.value), self.store.value.as_deref(), image)
+    }
+
+    /// Whether this user drives every job of a store, whoever submitted it.
+    pub fn adopts(&self, store: &str) -> bool {
+        match &self.adopt.value {
+            Some(Adopt::Everything) => true,
+            Some(Adopt::Of(stores)) => stores.iter().any(|adopted| adopted == store),
+            None => false,
+        }
     }
 
     /// The store when no job file has a say.

@@ -10,6 +10,7 @@ mod files;
 mod inputs;
 mod listener;
 mod machines;
+mod records;
 mod sign_in;
 mod terminal;
 mod trust;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::script::{Call, Fault, Script, Work};
 use crate::{
     job::{
+        clock::after,
         id::{AttemptId, JobId},
         order::{ExitReason, Phase, RunOrder},
         units::Money,
@@ -95,11 +96,6 @@ pub enum EffectKind {
     MachineCreated,
     AgentStarted,
     MachineDestroyed,
-}
-
-/// `time` and then `duration`, or the end of all time.
-pub fn after(time: Timestamp, duration: Duration) -> Timestamp {
-    time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
 /// A real agent's interval, in seconds.

@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     job::{
-        clock::Clock,
+        clock::{Clock, after},
         id::{AttemptId, JobId, path},
         order::{CancelRequest, RunOrder, TrainerImage},
         plan::{Plan, Price},
@@ -258,7 +258,7 @@ impl Clock for VirtualClock {
         if self.0.sleep(duration).await.is_err() {
             // The next call to the cloud meets the same error and reports it; until then time must not stand still.
             let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
-            *seen = cloud::after(*seen, duration);
+            *seen = after(*seen, duration);
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -246,14 +246,19 @@ impl Machine {
     }
 }
 
-/// Removes a directory so that it is there in full or not at all for everybody else.
-pub fn remove_tree(path: &Path) -> io::Result<()> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput));
-    };
-    let hidden = parent.join(format!(".{name}.gone"));
+/// Removes a directory that lies directly below `base`, so that it is there in full or not at all for everybody else. A link in its place is
+/// removed, and what it leads to stays.
+pub fn remove_tree(base: &Path, name: &str) -> io::Result<()> {
+    let mut parts = Path::new(name).components();
+    if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("`{}` names nothing directly below it", name.escape_debug()),
+        ));
+    }
+    let hidden = base.join(format!(".{name}.gone"));
     remove_all(&hidden)?;
-    match fs::rename(path, &hidden) {
+    match fs::rename(base.join(name), &hidden) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(()) => remove_all(&hidden),

@@ -78,8 +78,12 @@ impl Local {
         self.settings.state.join("local")
     }
 
+    fn works(&self) -> PathBuf {
+        self.settings.state.join("work")
+    }
+
     fn work(&self, job: &JobId) -> PathBuf {
-        self.settings.state.join("work").join(job.as_str())
+        self.works().join(job.as_str())
     }
 
     fn machine(&self, attempt: &AttemptId) -> Machine {
@@ -218,10 +222,9 @@ impl Provider for Local {
         }
         self.drain(&machines).await?;
         // The machines go last: while one is listed, a tear-down that was interrupted is known to be unfinished.
-        let work = self.work(job);
-        machine::remove_tree(&work).map_err(|error| removing(&work, &error))?;
-        for machine in &machines {
-            machine::remove_tree(machine.directory()).map_err(|error| removing(machine.directory(), &error))?;
+        let machines = machines.iter().map(|machine| (self.base(), machine.attempt.machine_name()));
+        for (base, name) in [(self.works(), job.as_str().to_owned())].into_iter().chain(machines) {
+            machine::remove_tree(&base, &name).map_err(|error| removing(&base.join(name), &error))?;
         }
         machine::remove_litter(&self.base(), job).map_err(|error| removing(&self.base(), &error))
     }

@@ -331,3 +331,23 @@ async fn a_launcher_killed_at_any_instant_starts_at_most_one_agent() {
     }
     println!("gone, no agent, agent, dead: {outcomes:?}");
 }
+
+#[test]
+fn only_what_lies_directly_below_is_removed() {
+    let (place, canary) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+    fs::write(canary.path().join("letter"), "dear").expect("written");
+    let base = place.path().join("work");
+    fs::create_dir_all(base.join("job/1")).expect("a directory");
+    fs::create_dir(place.path().join("beside")).expect("a directory");
+    std::os::unix::fs::symlink(canary.path(), base.join("link")).expect("a link");
+    let absolute = canary.path().to_str().expect("text");
+    for name in [absolute, "../beside", "..", ".", "", "job/1", "job/", "/"] {
+        let refused = machine::remove_tree(&base, name).expect_err(name);
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{name}");
+    }
+    machine::remove_tree(&base, "link").expect("removed");
+    assert!(base.join("job/1").is_dir() && place.path().join("beside").is_dir());
+    assert!(canary.path().join("letter").is_file() && !base.join("link").exists());
+    machine::remove_tree(&base, "job").expect("removed");
+    assert_eq!(fs::read_dir(&base).expect("a directory").count(), 0);
+}

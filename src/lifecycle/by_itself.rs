@@ -10,7 +10,7 @@ use crate::{job::record::Attempt, store::checkpoint};
 
 /// Answers whether there were any. An attempt ends with its exit record, which its successor writes where it had no time to, and the next
 /// begins then.
-pub(super) async fn adopt(world: &World, job: &mut Journal) -> Result<bool> {
+pub(super) async fn catch_up(world: &World, job: &mut Journal) -> Result<bool> {
     let store = world.store.as_ref();
     let latest = status::latest_attempt(store, &job.record).await?;
     if latest == job.record.attempt {

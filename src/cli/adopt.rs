@@ -1,0 +1,69 @@
+//! Taking over a job that somebody else submitted.
+
+use clap::Args;
+
+use super::App;
+use crate::{
+    exit::Failure,
+    job::{plan::Plan, record::Record},
+    lifecycle::World,
+    output::Table,
+};
+
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct Adopt {
+    /// Drive the job also when somebody else submitted it; shows what it asks for, and asks
+    #[arg(long)]
+    pub adopt: bool,
+}
+
+impl Adopt {
+    /// Without the flag, and for a job that is driven anyhow, nothing is asked: then whoever submitted it drives it, and this invocation watches.
+    pub fn ask(self, app: &App<'_>, world: &mut World, record: &Record) -> Result<(), Failure> {
+        if !self.adopt || world.adoption.may_drive(record) {
+            return Ok(());
+        }
+        let asked_for = format!("{} asks for\n{}", record.id, asked_for(&record.plan));
+        if app.yes {
+            app.output.report().line(&asked_for);
+        }
+        app.output.confirm(&format!("{asked_for}\nDrive it from here?"), app.yes)?;
+        world.adoption.adopt(record);
+        Ok(())
+    }
+}
+
+/// What this machine, or who is signed in on it, would do for a plan.
+fn asked_for(plan: &Plan) -> String {
+    let default = |text: &Option<String>, absent: &str| text.clone().unwrap_or_else(|| absent.to_owned());
+    let (base, builder) = (default(&plan.image.base, "ftctl's own base"), default(&plan.image.builder, "ftctl's own builder"));
+    let network = if plan.backend == "gce" { &plan.gce.network } else { &plan.docker.network };
+    let mounts = if plan.docker.mounts.is_empty() { "none".to_owned() } else { plan.docker.mounts.join(", ") };
+    let mut table = Table::default();
+    table.pair("backend", &plan.backend);
+    table.pair("image", plan.image().map_or_else(|| format!("built here: {base}, with {builder}"), str::to_owned));
+    table.pair("user", default(&plan.docker.user, "one without rights"));
+    table.pair("mounts", mounts);
+    table.pair("network", network);
+    table.pair("service account", default(&plan.gce.service_account, "none of the plan's"));
+    table.pair("price", format!("{} an hour, {} at most", plan.price_per_hour, plan.worst_case));
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::conformance;
+
+    #[test]
+    fn a_user_sees_what_they_take_over() {
+        let mut plan = conformance::plan();
+        plan.backend = "docker".to_owned();
+        (plan.docker.image, plan.docker.user) = (Some("evil/image".to_owned()), Some("0:0".to_owned()));
+        (plan.docker.mounts, plan.docker.network) = (vec!["/:/host".to_owned()], "host".to_owned());
+        let shown = asked_for(&plan);
+        for part in ["docker", "evil/image", "0:0", "/:/host", "host"] {
+            assert!(shown.contains(part), "{shown}");
+        }
+    }
+}

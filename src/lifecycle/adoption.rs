@@ -1,0 +1,133 @@
+//! Who may drive a job. A record is somebody's word, and whoever may write to the store can write one: what it asks of this machine (a program or a
+//! container to start, mounts, files to send) is done for a job that was submitted here, and for one that its user has adopted.
+
+use std::{
+    fs::{self, DirBuilder},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::Result;
+use crate::{
+    exit::{Exit, Failure},
+    job::{digest::Digest, id::JobId, plan::Plan, record::Record},
+    provider::disk::write_json,
+};
+
+const PROOF_SCHEMA: &str = "ftctl.submitted/1";
+
+/// `submitted/<id>` in the state directory: the job was submitted here, with this plan.
+#[derive(Debug, Serialize, Deserialize)]
+struct Proof {
+    schema: String,
+    plan: Digest,
+}
+
+/// What tells jobs that this invocation may drive from others.
+#[derive(Debug, Clone)]
+pub struct Adoption {
+    proofs: PathBuf,
+    /// The user drives whatever is in this store.
+    everything: bool,
+    /// What the user was shown, and took over.
+    shown: Option<(JobId, Digest)>,
+}
+
+impl Adoption {
+    /// Of whoever keeps proofs in the state directory `state`; `everything`: they drive any job of the store.
+    pub fn new(state: &Path, everything: bool) -> Self {
+        Self { proofs: state.join("submitted"), everything, shown: None }
+    }
+
+    /// Writes down that the job is submitted here. Before its record is written: a crash in between leaves a proof of nothing.
+    pub fn prove(&self, id: &JobId, plan: &Plan) -> Result<()> {
+        let proof = Proof { schema: PROOF_SCHEMA.to_owned(), plan: plan.digest() };
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.proofs);
+        made.and_then(|()| write_json(&self.proofs.join(id.as_str()), &proof)).map_err(|error| {
+            let message = format!("cannot write down in {} that the job is submitted here: {error}", self.proofs.display());
+            Failure::new(Exit::Failure, message).fix("make the state directory writable, or name another one in XDG_STATE_HOME")
+        })
+    }
+
+    /// Whether the job was submitted here, and with the plan that its record has now.
+    pub fn is_own(&self, record: &Record) -> bool {
+        let proof = fs::read(self.proofs.join(record.id.as_str())).ok();
+        let proof = proof.and_then(|bytes| serde_json::from_slice::<Proof>(&bytes).ok());
+        proof.is_some_and(|proof| proof.schema == PROOF_SCHEMA && proof.plan == record.plan.digest())
+    }
+
+    /// Whether this invocation may carry the job on.
+    pub fn may_drive(&self, record: &Record) -> bool {
+        let is_shown = || self.shown.as_ref().is_some_and(|(id, plan)| *id == record.id && *plan == record.plan.digest());
+        self.everything || is_shown() || self.is_own(record)
+    }
+
+    /// The user saw what the job asks for, and takes it over. Another plan under the same id is not what they saw.
+    pub fn adopt(&mut self, record: &Record) {
+        self.shown = Some((record.id.clone(), record.plan.digest()));
+    }
+
+    /// Refuses a file of somebody else's machine: what lies under the same name here is not meant. [`Exit::Conflict`], which ends no job.
+    pub fn may_read(&self, record: &Record, path: &str) -> Result<()> {
+        if self.is_own(record) {
+            return Ok(());
+        }
+        let id = &record.id;
+        let message = format!("the job {id} needs {path} of the machine that submitted it, and nothing is read here in its place");
+        Err(Failure::new(Exit::Conflict, message).fix(format!("run `ftctl logs -f {id}` on that machine")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::provider::conformance;
+
+    fn record(nonce: &str) -> Record {
+        Record::new(JobId::derive("tiny", nonce), conformance::plan(), Timestamp::UNIX_EPOCH)
+    }
+
+    #[test]
+    fn a_job_is_ours_as_long_as_its_plan_is_the_one_that_was_submitted() {
+        let state = tempfile::tempdir().unwrap();
+        let adoption = Adoption::new(state.path(), false);
+        let mut record = record("1");
+        assert!(!adoption.may_drive(&record));
+        adoption.prove(&record.id, &record.plan).unwrap();
+        assert!(adoption.is_own(&record) && adoption.may_drive(&record));
+        record.plan.docker.mounts = vec!["/:/host".to_owned()];
+        assert!(!adoption.may_drive(&record), "with another plan it is somebody else's");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let proofs = state.path().join("submitted");
+        assert_eq!((mode(&proofs), mode(&proofs.join(record.id.as_str()))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn what_was_adopted_is_what_was_shown() {
+        let state = tempfile::tempdir().unwrap();
+        let (mut adoption, mut shown) = (Adoption::new(state.path(), false), record("1"));
+        adoption.adopt(&shown);
+        assert!(adoption.may_drive(&shown) && !adoption.may_drive(&record("2")));
+        let refused = adoption.may_read(&shown, "/home/other/data").unwrap_err();
+        assert_eq!(refused.exit, Exit::Conflict);
+        assert!(refused.message.contains("/home/other/data"), "{}", refused.message);
+        shown.plan.backend = "docker".to_owned();
+        assert!(!adoption.may_drive(&shown));
+        assert!(Adoption::new(state.path(), true).may_drive(&shown), "whoever drives everything drives that");
+    }
+
+    #[test]
+    fn a_proof_that_cannot_be_read_proves_nothing() {
+        let state = tempfile::tempdir().unwrap();
+        let (adoption, record) = (Adoption::new(state.path(), false), record("1"));
+        adoption.prove(&record.id, &record.plan).unwrap();
+        fs::write(state.path().join("submitted").join(record.id.as_str()), "{").unwrap();
+        assert!(!adoption.is_own(&record));
+    }
+}

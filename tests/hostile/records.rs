@@ -1,0 +1,401 @@
+//! Records, debts, names and orders that somebody else wrote into the store.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::common::{Runs, Said, Sandbox};
+use ftctl::job::id::{JobId, path};
+use serde_json::{Value, json};
+
+/// Longest time that anything here may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a verb may do to it nobody has asked for.
+struct Canary {
+    directory: tempfile::TempDir,
+}
+
+impl Canary {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("deep")).unwrap();
+        fs::write(directory.path().join("deep/secret"), "sk-canary").unwrap();
+        Self { directory }
+    }
+
+    fn path(&self) -> &str {
+        self.directory.path().to_str().unwrap()
+    }
+
+    fn assert_lives(&self, what: &str) {
+        assert_eq!(fs::read_to_string(self.directory.path().join("deep/secret")).ok().as_deref(), Some("sk-canary"), "{what}");
+    }
+}
+
+/// Two people with homes of their own, and a directory in which both may write.
+struct Two {
+    theirs: Sandbox,
+    mine: Sandbox,
+    store: PathBuf,
+    _shared: tempfile::TempDir,
+}
+
+impl Two {
+    fn new() -> Self {
+        let shared = tempfile::tempdir().unwrap();
+        let store = shared.path().join("store");
+        Self { theirs: Sandbox::new(), mine: Sandbox::new(), store, _shared: shared }
+    }
+
+    fn command(&self, who: &Sandbox, arguments: &[&str]) -> std::process::Command {
+        let mut command = who.command(arguments);
+        command.env("FTCTL_STORE", &self.store);
+        command
+    }
+
+    fn run(&self, who: &Sandbox, arguments: &[&str]) -> Said {
+        Sandbox::said(&mut self.command(who, arguments))
+    }
+
+    /// A verb of mine, from which only what it says on stderr is of interest.
+    fn follow(&self, arguments: &[&str]) -> Following {
+        let stderr = self.mine.path("stderr");
+        let mut command = self.command(&self.mine, arguments);
+        command.stdout(Stdio::null()).stderr(fs::File::create(&stderr).unwrap());
+        Following { child: command.spawn().unwrap(), stderr }
+    }
+
+    fn record(&self, id: &str) -> PathBuf {
+        self.store.join(path::record(&JobId::parse(id).unwrap()))
+    }
+
+    fn read(&self, id: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.record(id)).unwrap()).unwrap()
+    }
+
+    fn change(&self, id: &str, change: impl FnOnce(&mut Value)) {
+        let mut record = self.read(id);
+        change(&mut record);
+        fs::write(self.record(id), record.to_string()).unwrap();
+    }
+
+    /// A job that I did not submit: at rehearsal it got as far as its machine.
+    fn foreign_job(&self, name: &str) -> String {
+        self.theirs.write_rehearsal(name);
+        self.mine.write("ftctl.toml", "backend = \"fake\"\n");
+        let said = self.run(&self.theirs, &["up", "job.toml"]);
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        said.stdout.trim().to_owned()
+    }
+}
+
+struct Following {
+    child: Child,
+    stderr: PathBuf,
+}
+
+impl Following {
+    fn says(&mut self, part: &str) -> String {
+        let began = Instant::now();
+        loop {
+            let said = fs::read_to_string(&self.stderr).unwrap();
+            if said.contains(part) {
+                return said;
+            }
+            let over = self.child.try_wait().unwrap();
+            assert!(began.elapsed() < LIMIT && over.is_none(), "{over:?} without `{part}`: {said}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Runs for Sandbox {
+    fn run(&self, arguments: &[&str]) -> Said {
+        Sandbox::run(self, arguments)
+    }
+}
+
+fn put(store: &Path, path: &str, value: &Value) {
+    let place = store.join(path);
+    fs::create_dir_all(place.parent().unwrap()).unwrap();
+    fs::write(place, value.to_string()).unwrap();
+}
+
+fn debt(id: &str) -> Value {
+    json!({ "schema": "ftctl.debt/1", "id": id, "since": "2026-01-01T00:00:00Z", "why": "no answer" })
+}
+
+#[test]
+fn a_debt_removes_no_directory() {
+    let (sandbox, canary) = (Sandbox::new(), Canary::new());
+    sandbox.write_rehearsal("mine");
+    for backend in ["fake", "local"] {
+        sandbox.write("ftctl.toml", format!("backend = \"{backend}\"\n"));
+        for id in [canary.path(), "../../../home", "other-bcdfgh"] {
+            put(&sandbox.state().join("store"), "ftctl/v1/debts/a-bcdfgh.json", &debt(id));
+            for arguments in [&["status"][..], &["doctor"], &["plan", "job.toml"], &["bill"], &["logs", "nothere"]] {
+                let said = sandbox.run(arguments);
+                canary.assert_lives(&format!("{backend} {id} {arguments:?}"));
+                assert!(said.stderr.contains("a-bcdfgh"), "{arguments:?} tells of what it cannot read: {}", said.stderr);
+                assert!(!said.stderr.contains("are gone"), "{arguments:?}: {}", said.stderr);
+            }
+        }
+    }
+    assert!(sandbox.home().exists());
+}
+
+#[test]
+fn a_debt_ends_no_healthy_job_and_an_honest_one_is_paid() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("alive");
+    let id = sandbox.ok(&["up", "job.toml"]).trim().to_owned();
+    let store = sandbox.state().join("store");
+    let owed = format!("ftctl/v1/debts/{id}.json");
+    put(&store, &owed, &debt(&id));
+    let said = sandbox.run(&["status"]);
+    assert!(said.stderr.contains("nothing was destroyed: it is submitting"), "{}", said.stderr);
+    let cloud = || fs::read_to_string(sandbox.state().join("fake/cloud.json")).unwrap();
+    assert!(cloud().contains(&format!("\"{id}-a1\": {{")), "its machine is there");
+    // Without a record, only a machine that says whose it is can be this store's.
+    let record = store.join(format!("ftctl/v1/jobs/{id}/record.json"));
+    let kept = fs::read(&record).unwrap();
+    fs::remove_file(&record).unwrap();
+    let said = sandbox.run(&["status"]);
+    assert!(said.stderr.contains("its machine does not say that it is of this store"), "{}", said.stderr);
+    assert!(cloud().contains(&format!("\"{id}-a1\": {{")), "its machine is there");
+    let mut over: Value = serde_json::from_slice(&kept).unwrap();
+    (over["state"], over["outcome"]) = (json!("tearing_down"), json!("cancelled"));
+    fs::write(&record, over.to_string()).unwrap();
+    let said = sandbox.run(&["status"]);
+    assert!(said.stderr.contains("are gone"), "{}", said.stderr);
+    assert!(!store.join(owed).exists() && !cloud().contains(&format!("\"{id}-a1\": {{")));
+}
+
+#[test]
+fn a_name_leads_to_a_job_of_that_name_and_nowhere_else() {
+    let (sandbox, canary) = (Sandbox::new(), Canary::new());
+    sandbox.write_rehearsal("victim");
+    let other = sandbox.ok(&["submit", "job.toml", "--wait", "--set", "name=other"]).trim().to_owned();
+    for id in [canary.path(), "../../work", &other] {
+        put(&sandbox.state().join("store"), "ftctl/v1/names/victim.json", &json!({ "schema": "ftctl.name/1", "id": id }));
+        for arguments in [&["down", "victim", "-y"][..], &["cancel", "victim"], &["logs", "victim"], &["submit", "job.toml"]] {
+            let said = sandbox.run(arguments);
+            canary.assert_lives(&format!("{id} {arguments:?}"));
+            assert_eq!(said.code, Some(9), "{arguments:?}: {}", said.stderr);
+            assert!(said.stderr.contains("ftctl/v1/names/victim.json"), "{}", said.stderr);
+        }
+    }
+    sandbox.ok(&["logs", &other]);
+}
+
+#[test]
+fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("good");
+    let good = sandbox.ok(&["submit", "job.toml", "--wait"]).trim().to_owned();
+    let bad = sandbox.ok(&["up", "job.toml", "--set", "name=bad"]).trim().to_owned();
+    let record = sandbox.state().join(format!("store/ftctl/v1/jobs/{bad}/record.json"));
+    let kept: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    for (pointer, value) in [
+        ("/id", json!("/etc")),
+        ("/id", json!(good)),
+        ("/attempt", json!(u32::MAX)),
+        ("/attempt", json!(9_999)),
+        ("/attempts/0/attempt", json!(7)),
+        ("/attempts/0/lost_steps", json!(u64::MAX)),
+        ("/plan/name", json!("good")),
+        ("/plan/backend", json!("../moon")),
+        ("/plan/docker/mounts", json!(["etc:/host"])),
+        ("/plan/gce/machine_type", json!("m1-megamem-96")),
+        ("/plan/train/block_size", json!(0)),
+        ("/plan/retry/attempts", json!(u32::MAX)),
+        ("/state", json!("flying")),
+    ] {
+        let mut changed = kept.clone();
+        *changed.pointer_mut(pointer).unwrap() = value;
+        fs::write(&record, changed.to_string()).unwrap();
+        for arguments in [
+            &["logs", &bad][..],
+            &["logs", "-f", &bad],
+            &["report", &bad],
+            &["cancel", &bad],
+            &["explain", &bad],
+            &["status", &bad],
+        ] {
+            let said = sandbox.run(arguments);
+            assert_eq!(said.code, Some(9), "{pointer} {arguments:?}: {}", said.stderr);
+            assert!(said.stderr.contains(&bad), "{pointer} {arguments:?}: {}", said.stderr);
+        }
+        for arguments in [&["status", "--all"][..], &["bill", "--since", "1000d"]] {
+            let said = sandbox.run(arguments);
+            assert!(said.code == Some(0) && said.stdout.contains(&good), "{pointer} {arguments:?}: {}", said.stderr);
+            assert!(said.stderr.contains(&bad), "{pointer} {arguments:?}: {}", said.stderr);
+        }
+        assert_eq!(sandbox.run(&["sweep", "--dry-run", "--expired"]).code, Some(0), "{pointer}");
+    }
+    // What can no longer be read can still be destroyed.
+    sandbox.ok(&["down", &bad, "-y"]);
+}
+
+/// A job on this machine in somebody else's store, as they would have it go on here.
+fn with_their_program(two: &Two, program: &Path) -> String {
+    let id = two.foreign_job("train");
+    two.change(&id, |record| {
+        record["plan"]["backend"] = json!("local");
+        record["submitted"] = json!(true);
+        record["trainer"] = json!({ "program": { "path": program, "digest": "0".repeat(64) } });
+    });
+    id
+}
+
+#[test]
+fn a_record_runs_no_program() {
+    let two = Two::new();
+    let (program, marker) = (two.mine.path("program"), two.mine.path("it-ran"));
+    fs::write(&program, format!("#!/bin/sh\ntouch {}\n", marker.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let id = with_their_program(&two, &program);
+    let mut following = two.follow(&["logs", "-f", &id]);
+    thread::sleep(Duration::from_secs(3));
+    assert!(!two.mine.state().join("local").exists(), "nothing is started for somebody else's job");
+    assert!(following.child.try_wait().unwrap().is_none(), "it is watched");
+    drop(following);
+    // Whoever adopts it starts their own trainer. Here it cannot be built, for want of tools.
+    let tools = two.mine.path("no-tools");
+    fs::create_dir(&tools).unwrap();
+    let mut command = two.command(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
+    command.env("PATH", tools).stdout(Stdio::null());
+    let said = Sandbox::said(&mut command);
+    assert!(said.code != Some(0) && !marker.exists(), "{}", said.stderr);
+}
+
+#[test]
+fn a_record_reads_no_file() {
+    let (two, canary) = (Two::new(), Canary::new());
+    let id = two.foreign_job("reads");
+    let secret = format!("{}/deep/secret", canary.path());
+    for data in [json!({ "directory": canary.path() }), json!({ "text": { "train": [secret] } })] {
+        two.change(&id, |record| {
+            (record["state"], record["attempt"], record["attempts"]) = (json!("planned"), json!(0), json!([]));
+            (record["submitted"], record["plan"]["data"]) = (json!(true), data.clone());
+            record.as_object_mut().unwrap().remove("dataset");
+        });
+        let before = objects(&two.store);
+        two.follow(&["logs", "-f", &id]).says("nobody goes on with it");
+        // Not even for whoever took it over: what lies here under that name is not what was meant.
+        let said = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
+        assert_eq!(said.code, Some(12), "{}", said.stderr);
+        assert!(said.stderr.contains("of the machine that submitted it"), "{}", said.stderr);
+        assert_eq!(two.read(&id)["outcome"], Value::Null, "the job is not ended by that");
+        assert_eq!(objects(&two.store), before, "nothing was sent");
+    }
+}
+
+/// What a store holds besides records and leases.
+fn objects(store: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<_> =
+        ["contents", "datasets"].iter().flat_map(|folder| files(&store.join("ftctl/v1").join(folder))).collect();
+    found.sort();
+    found
+}
+
+fn files(below: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(below).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
+    let two = Two::new();
+    let id = two.foreign_job("away");
+    two.change(&id, |record| record["submitted"] = json!(true));
+    let said = two.follow(&["logs", "-f", &id]).says("nobody goes on with it");
+    assert!(said.contains(&format!("`ftctl logs -f {id} --adopt`")), "{said}");
+    assert_eq!(two.read(&id)["state"], json!("submitting"));
+    let explained = two.run(&two.mine, &["explain", &id]).stdout;
+    assert!(explained.contains(&format!("`ftctl logs -f {id} --adopt`")), "{explained}");
+    let drilled = two.run(&two.mine, &["drill", "preempt", &id]);
+    assert_eq!(drilled.code, Some(12), "{}", drilled.stderr);
+
+    // Without a terminal nobody can answer.
+    let unasked = two.run(&two.mine, &["logs", "-f", &id, "--adopt"]);
+    assert_eq!(unasked.code, Some(2), "{}", unasked.stderr);
+    for part in ["backend", "image", "user", "mounts", "network", "fake", "add -y"] {
+        assert!(unasked.stderr.contains(part), "{part}: {}", unasked.stderr);
+    }
+    let adopted = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
+    assert_eq!(adopted.code, Some(0), "{}", adopted.stderr);
+    assert_eq!(two.read(&id)["outcome"], json!("succeeded"));
+}
+
+#[test]
+fn adoption_for_pipelines_is_the_users_own_word() {
+    let two = Two::new();
+    let config = two.mine.home().join(".config/ftctl");
+    fs::create_dir_all(&config).unwrap();
+    let follow = |id: &str, everything: bool| {
+        two.change(id, |record| record["submitted"] = json!(true));
+        let mut command = two.command(&two.mine, &["logs", "-f", id]);
+        if everything {
+            command.env("FTCTL_ADOPT", "1");
+        }
+        let said = Sandbox::said(&mut command);
+        assert_eq!((said.code, &two.read(id)["outcome"]), (Some(0), &json!("succeeded")), "{}", said.stderr);
+    };
+    follow(&two.foreign_job("one"), true);
+    fs::write(config.join("config.toml"), format!("adopt = [\"{}\"]\n", two.store.display())).unwrap();
+    follow(&two.foreign_job("two"), false);
+    fs::remove_file(config.join("config.toml")).unwrap();
+    two.mine.write("ftctl.toml", format!("backend = \"fake\"\nadopt = [\"{}\"]\n", two.store.display()));
+    let said = two.run(&two.mine, &["status"]);
+    assert!(said.code == Some(2) && said.stderr.contains("adopt"), "no project says so: {}", said.stderr);
+}
+
+#[test]
+fn a_plan_that_was_changed_is_somebody_elses() {
+    let two = Two::new();
+    let id = two.foreign_job("changed");
+    two.change(&id, |record| {
+        record["submitted"] = json!(true);
+        record["plan"]["docker"]["mounts"] = json!(["/:/host"]);
+    });
+    let mut command = two.command(&two.theirs, &["logs", "-f", &id]);
+    command.stdout(Stdio::null()).stderr(fs::File::create(two.mine.path("stderr")).unwrap());
+    let mut following = Following { child: command.spawn().unwrap(), stderr: two.mine.path("stderr") };
+    following.says("nobody goes on with it");
+    assert_eq!(two.read(&id)["state"], json!("submitting"));
+}
+
+#[test]
+fn somebody_elses_job_is_ended_without_beginning_anything() {
+    for state in ["planned", "submitting", "running"] {
+        let two = Two::new();
+        let id = two.foreign_job("ends");
+        two.change(&id, |record| {
+            (record["state"], record["submitted"]) = (json!(state), json!(true));
+            if state == "planned" {
+                (record["attempt"], record["attempts"]) = (json!(0), json!([]));
+            }
+        });
+        let verb = if state == "running" { &["cancel", &id, "--now"][..] } else { &["down", &id, "-y"] };
+        let said = two.run(&two.mine, verb);
+        assert_eq!(said.code, Some(0), "{state}: {}", said.stderr);
+        let record = two.read(&id);
+        assert_eq!((&record["state"], &record["outcome"]), (&json!("finished"), &json!("cancelled")), "{state}");
+        let calls = fs::read_to_string(two.mine.state().join("fake/calls.jsonl")).unwrap();
+        assert!(calls.contains("destroy") && !calls.contains("provision") && !calls.contains("launch"), "{state}: {calls}");
+    }
+}
