@@ -5,6 +5,7 @@ use ft_trainer::validate::{self, Rule, at_least, rule};
 use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
+    environment,
     gce,
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     spec::JobSpec,
@@ -15,7 +16,7 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>) -> Result<(), DocumentE
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
-    let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce));
+    let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce)).chain(variables(spec));
     let rules = job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec));
     let broken = rules.filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
@@ -50,6 +51,10 @@ fn container(docker: &DockerSpec) -> Vec<Rule> {
         rule("compute.docker.mounts", mounts, "a mount is written /there:/in/the/container, with :ro behind it for reading only"),
         rule("compute.docker.user", user, "a user is written UID:GID, in numbers"),
     ]
+}
+
+fn variables(spec: &JobSpec) -> Option<Rule> {
+    environment::refusal(&spec.compute.environment).map(|why| rule("compute.environment", false, why))
 }
 
 /// `@NAME`: a dataset of the store by its name.

@@ -59,6 +59,7 @@ fn order(world: &World, record: &Record) -> Result<RunOrder> {
         dataset: record.dataset.clone().ok_or_else(|| missing("dataset"))?,
         initial_weights: record.initial_weights.clone(),
         trainer: record.trainer.clone().unwrap_or(TrainerImage::None),
+        environment: record.plan.environment.clone(),
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
         sample: record.plan.sample.clone(),
