@@ -5,8 +5,7 @@ use ft_trainer::validate::{self, Rule, at_least, rule};
 use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
-    environment,
-    gce,
+    environment, gce,
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     spec::JobSpec,
 };

@@ -66,10 +66,14 @@ pub fn refusal(variables: &BTreeMap<String, String>) -> Option<String> {
 fn wrong(name: &str, value: &str) -> Option<String> {
     if !is_name(name) {
         let shown: String = name.escape_debug().take(40).collect();
-        return Some(format!("`{shown}` is no name of a variable: those have letters, digits and underscores, and do not begin with a digit"));
+        return Some(format!(
+            "`{shown}` is no name of a variable: those have letters, digits and underscores, and do not begin with a digit"
+        ));
     }
     if is_among(name, RESERVED) {
-        return Some(format!("{name} cannot be set by a job: the trainer has it from ftctl or from its machine, or it is a sign-in, which has no place in a job"));
+        return Some(format!(
+            "{name} cannot be set by a job: the trainer has it from ftctl or from its machine, or it is a sign-in, which has no place in a job"
+        ));
     }
     if value.len() > LONGEST {
         return Some(format!("the value of {name} has {} bytes, and may have {LONGEST}", value.len()));
@@ -92,11 +96,22 @@ mod tests {
 
     #[test]
     fn a_trainer_has_no_secret_and_an_agent_the_way_to_the_store() {
-        let secrets = ["AZURE_STORAGE_KEY", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "SECRET_IN_SHELL", "FTCTL_STORE", "PATHS", "XPATH", "path"];
+        let secrets = [
+            "AZURE_STORAGE_KEY",
+            "AWS_SECRET_ACCESS_KEY",
+            "GITHUB_TOKEN",
+            "SECRET_IN_SHELL",
+            "FTCTL_STORE",
+            "PATHS",
+            "XPATH",
+            "path",
+        ];
         for name in secrets {
             assert!(!passes(Agent, OsStr::new(name)) && !passes(Trainer, OsStr::new(name)), "{name}");
         }
-        for name in ["PATH", "HOME", "LC_ALL", "XDG_CACHE_HOME", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LD_LIBRARY_PATH"] {
+        for name in
+            ["PATH", "HOME", "LC_ALL", "XDG_CACHE_HOME", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LD_LIBRARY_PATH"]
+        {
             assert!(passes(Agent, OsStr::new(name)) && passes(Trainer, OsStr::new(name)), "{name}");
         }
         for (name, agent, trainer) in [("https_proxy", true, false), ("SSL_CERT_FILE", true, false), (MARK, false, true)] {

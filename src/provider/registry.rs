@@ -146,7 +146,8 @@ mod tests {
 
     /// The names of what an agent has of an environment with secrets, of which `ftctl` opens the store with one.
     async fn agents(store: Arc<dyn Store>) -> Vec<String> {
-        let variables = ["PATH", "HOME", "https_proxy", "SECRET_IN_SHELL", "FTCTL_STORE", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"];
+        let variables =
+            ["PATH", "HOME", "https_proxy", "SECRET_IN_SHELL", "FTCTL_STORE", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"];
         let variables = variables.map(|name| (name.into(), "x".into())).to_vec();
         let (state, executable) = (PathBuf::new(), "ftctl".into());
         let environment = Environment { state, executable, variables, agent_life: Duration::ZERO, store };

@@ -34,7 +34,12 @@ pub fn with_moved_clock() -> (Sandbox, PathBuf) {
     let (source, library, hours) = (sandbox.path("clock.c"), sandbox.path("clock.so"), sandbox.path("hours"));
     fs::write(&source, MOVED_CLOCK).unwrap();
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", &format!("-DHOURS=\"{}\"", hours.display()), "-o"]).arg(&library).arg(&source).arg("-ldl").stdout(Stdio::null());
+    compiler
+        .args(["-shared", "-fPIC", &format!("-DHOURS=\"{}\"", hours.display()), "-o"])
+        .arg(&library)
+        .arg(&source)
+        .arg("-ldl")
+        .stdout(Stdio::null());
     assert!(compiler.status().expect("cc, which cargo links with, runs").success());
     sandbox.variables = vec![("LD_PRELOAD".into(), library.into())];
     (sandbox, hours)

@@ -62,7 +62,14 @@ const CASES: &[Case] = &[
     Case { name: "the image is in Google's registry", cards: "0", image: "us-docker.pkg.dev/p/r/ftctl@sha256:00", ..WELL },
     Case { name: "the image is not for this account", cards: "0", image: "gcr.io/p/ftctl@sha256:00", docker_pull: 1, ..WELL },
     Case { name: "the machine has started again", cards: "0", again: true, ..WELL },
-    Case { name: "the agent hears that the machine is taken away", cards: "0", waits: true, docker_run: 6, preempted: "TRUE", ..WELL },
+    Case {
+        name: "the agent hears that the machine is taken away",
+        cards: "0",
+        waits: true,
+        docker_run: 6,
+        preempted: "TRUE",
+        ..WELL
+    },
     Case { name: "nobody hands the job over", cards: "0", order: false, ..WELL },
     Case { name: "the store is out of reach", docker_run: 7, ..WELL },
     Case { name: "the store does not let it in", docker_run: 4, ..WELL },

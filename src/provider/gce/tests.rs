@@ -215,13 +215,29 @@ fn a_machine_has_no_account_but_the_one_that_was_asked_for_or_one_that_reads_its
         ("europe-docker.pkg.dev/p/r/ftctl@sha256:00", None, "default", READS),
         ("gcr.io/p/ftctl@sha256:00", None, "default", READS),
         ("eu.gcr.io/p/ftctl@sha256:00", None, "default", READS),
-        ("eu.gcr.io/p/ftctl@sha256:00", named.clone(), "machine@my-project.iam.gserviceaccount.com", "https://www.googleapis.com/auth/cloud-platform"),
-        ("registry.example/ftctl@sha256:00", named.clone(), "machine@my-project.iam.gserviceaccount.com", "https://www.googleapis.com/auth/cloud-platform"),
+        (
+            "eu.gcr.io/p/ftctl@sha256:00",
+            named.clone(),
+            "machine@my-project.iam.gserviceaccount.com",
+            "https://www.googleapis.com/auth/cloud-platform",
+        ),
+        (
+            "registry.example/ftctl@sha256:00",
+            named.clone(),
+            "machine@my-project.iam.gserviceaccount.com",
+            "https://www.googleapis.com/auth/cloud-platform",
+        ),
     ] {
         let body = seed_body_of(image, |plan| plan.service_account.clone_from(&account));
         assert_eq!(body["serviceAccounts"], json!([{ "email": email, "scopes": [scope] }]), "{image}");
     }
-    for image in ["registry.example/ftctl@sha256:00", "gcr.io.example/ftctl@sha256:00", "xgcr.io/a@sha256:00", "docker.pkg.dev/a@sha256:00", "gcr.io@sha256:00"] {
+    for image in [
+        "registry.example/ftctl@sha256:00",
+        "gcr.io.example/ftctl@sha256:00",
+        "xgcr.io/a@sha256:00",
+        "docker.pkg.dev/a@sha256:00",
+        "gcr.io@sha256:00",
+    ] {
         assert!(seed_body_of(image, |_| {})["serviceAccounts"].is_null(), "{image}");
     }
 }
@@ -468,7 +484,10 @@ async fn keys(provider: &Gce, attempt: &AttemptId) -> Vec<String> {
 #[tokio::test]
 async fn the_secret_goes_from_the_metadata_when_the_agent_was_heard_of() {
     let set = "compute.instances.setMetadata";
-    for faults in [json!([]), json!([{ "call": set, "kind": "lost_answer", "skip": 1 }, { "call": set, "kind": { "status": 503 }, "skip": 2 }])] {
+    for faults in [
+        json!([]),
+        json!([{ "call": set, "kind": "lost_answer", "skip": 1 }, { "call": set, "kind": { "status": 503 }, "skip": 2 }]),
+    ] {
         let place = Place::new(json!({ "boot": "1s", "faults": faults })).await;
         let (provider, attempt) = (place.provider(), attempt("job"));
         provider.heard(&attempt).await.expect("there is nothing yet");
@@ -507,7 +526,8 @@ async fn a_machine_refuses_its_metadata_to_the_container_and_hands_the_notice_in
     assert!(said.contains("--environment ") && said.ends_with("environment.json\n"), "{said}");
     assert!(!disk.join("run/docker").exists(), "the sign-in to the registry is over");
     let url = format!("{}/devcloud/preempt?instance={}", place.environment["FTCTL_ENDPOINT_GCE"], attempt.machine_name());
-    reqwest::Client::new().post(url).send().await.expect("an answer");
+    let token = &place.environment["CLOUDSDK_AUTH_ACCESS_TOKEN"];
+    reqwest::Client::new().post(url).bearer_auth(token).send().await.expect("an answer");
     // The power button is half an hour away.
     until("the notice", async || disk.join("noticed").exists()).await;
     provider.destroy(&attempt.job).await.expect("destroyed");
