@@ -10,7 +10,6 @@
 
 mod folder;
 mod memory;
-mod metadata;
 mod ship;
 mod stop;
 mod succession;
@@ -75,26 +74,16 @@ const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this machine
-/// (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice, and so is the word of Google's metadata
-/// server at `metadata` (scheme and authority), where there is one. Fails when the attempt is already running elsewhere, and when its
-/// own disk or the store's answers make no sense.
-pub async fn run(order: &RunOrder, work: &Path, cache: &Path, metadata: Option<&str>, report: &dyn Report) -> Result<ExitRecord> {
+/// (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice. Fails when the attempt is already running
+/// elsewhere, and when its own disk or the store's answers make no sense.
+pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
     let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
         action: "wait for signals of",
         path: order.job.to_string(),
         source,
     })?;
     let notice = async {
-        let told = async {
-            match metadata {
-                Some(server) => metadata::preempted(server).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            Some(()) = terminations.recv() => {}
-            () = told => {}
-        }
+        let _ = terminations.recv().await;
     };
     let store = store::open(&order.store)?;
     let order = &succession::current(&store, order, work, report).await?;

@@ -3,6 +3,7 @@
 mod succession;
 
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
@@ -65,6 +66,7 @@ async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn S
         store: store.url().to_owned(),
         dataset,
         initial_weights: None,
+        environment: BTreeMap::new(),
         trainer: TrainerImage::Program { digest: Digest::of(b"trainer") },
         model: ModelConfig::default(),
         train: TrainSettings { keep_checkpoints: 2, ..TrainSettings::default() },
@@ -146,6 +148,28 @@ printf 'no newline at the end'"#;
 #[tokio::test]
 async fn everything_reaches_the_store() {
     reaches_the_store(bench(EVERYTHING).await).await;
+}
+
+#[tokio::test]
+async fn a_trainer_has_of_its_agents_environment_what_is_on_the_list() {
+    let mut bench = bench("env").await;
+    bench.order.environment = BTreeMap::from([("NCCL_DEBUG".to_owned(), "INFO".to_owned())]);
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    let log = bench.log().await;
+    // Cargo gives this process variables that are on no list.
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some() && !log.contains("CARGO_"), "{log}");
+    for line in ["NCCL_DEBUG=INFO", "RANK=0", &format!("PATH={}", std::env::var("PATH").unwrap())] {
+        assert!(log.lines().any(|said| said == line), "{line}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn an_order_cannot_give_the_trainer_what_a_job_file_cannot() {
+    let mut bench = bench("env").await;
+    bench.order.environment = BTreeMap::from([("LD_PRELOAD".to_owned(), "/tmp/x.so".to_owned())]);
+    let record = bench.run().await;
+    assert_eq!(record.reason, ExitReason::Failed);
+    assert!(record.message.contains("LD_PRELOAD cannot be set by a job"), "{}", record.message);
 }
 
 #[tokio::test]
@@ -412,7 +436,7 @@ fn agent_process_body() {
         PathBuf::from(std::env::var_os("FTCTL_TEST_DIRECTORY").expect("this is the other process of a test, not a test"));
     let order: RunOrder = serde_json::from_slice(&fs::read(directory.join("order.json")).unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(run(&order, &directory.join("work"), &directory.join("cache"), None, &Silent)).unwrap();
+    runtime.block_on(run(&order, &directory.join("work"), &directory.join("cache"), &Silent)).unwrap();
 }
 
 const SAYS_ITS_NUMBER: &str = "echo $$ > pid; checkpoint 4; echo ready; trap 'checkpoint 7; exit 75' TERM; wait_for_ever";

@@ -17,7 +17,10 @@ use tokio::{
 };
 
 use super::{folder::Folder, stop::Stop};
-use crate::job::order::{self, ExitReason, RunOrder, TrainerImage};
+use crate::job::{
+    environment::{Program, passes, refusal},
+    order::{self, ExitReason, RunOrder, TrainerImage},
+};
 
 /// The trainer's exit code for "stopped as asked, after a checkpoint".
 const STOPPED: i32 = 75;
@@ -68,9 +71,12 @@ fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
 
 /// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
 /// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more sequences at once
-/// than `micro_batch_limit`.
+/// than `micro_batch_limit`. Of the agent's environment it has what is on a list (`docs/environment.md`), and no secret.
 pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Child> {
     let path = program(order, &inputs.cache)?;
+    if let Some(why) = refusal(&order.environment) {
+        return Err(io::Error::other(format!("{why}; correct compute.environment, and submit the job again")));
+    }
     let config = TrainConfig {
         data: inputs.data.clone(),
         output: folder.output(),
@@ -83,7 +89,8 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
     let mut command = Command::new(&path);
     command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
-    command.envs(waiting::policy()).envs(environment(order)?);
+    let passed = std::env::vars_os().filter(|(name, _)| passes(Program::Trainer, name));
+    command.env_clear().envs(passed).envs(waiting::policy()).envs(&order.environment).envs(variables(order)?);
     command.stdin(Stdio::null()).stdout(inputs.log.try_clone()?).stderr(inputs.log.try_clone()?).kill_on_drop(true);
     let agent = getpid();
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is
@@ -99,8 +106,8 @@ fn die_with(agent: Pid) -> io::Result<()> {
     if getppid() == Some(agent) { Ok(()) } else { Ok(kill_process(getpid(), Signal::KILL)?) }
 }
 
-/// What a job finds in its environment; the names are torchrun's where it has one.
-fn environment(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
+/// What every trainer finds in its environment; the names are torchrun's where it has one.
+fn variables(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let mut variables = vec![
         ("FTCTL_JOB_ID", order.job.to_string()),

@@ -9,12 +9,16 @@ use std::{
 };
 
 use clap::Args;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::App;
 use crate::{
     agent,
     exit::{Exit, Failure},
-    job::order::{ORDER_SCHEMA, RunOrder},
+    job::{
+        environment::MARK,
+        order::{ORDER_SCHEMA, RunOrder},
+    },
 };
 
 /// Run one attempt beside its trainer
@@ -42,6 +46,7 @@ impl Agent {
         if let Some(file) = self.environment.take() {
             return Err(self.with_environment(&file));
         }
+        keep_to_itself();
         self.drain |= self.is_second()?;
         let order = self.read_order()?;
         let cache = app.settings.directories.cache()?.to_owned();
@@ -50,8 +55,7 @@ impl Agent {
             if self.drain {
                 return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
-            let metadata = std::env::var("FTCTL_ENDPOINT_METADATA").ok();
-            let record = agent::run(&order, &self.work, &cache, metadata.as_deref(), &*report).await?;
+            let record = agent::run(&order, &self.work, &cache, &*report).await?;
             let over = format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message);
             // The machine's startup script goes by this code: it must not end what makes the next machine.
             if record.reason.is_followed() && order.last_attempt.is_some_and(|last| record.attempt < last) {
@@ -96,6 +100,15 @@ impl Agent {
             return order.check().map(|()| order).map_err(|broken| wrong(broken.to_string()));
         }
         Err(wrong(format!("it is of the format `{}`, this version reads `{ORDER_SCHEMA}`", order.schema)))
+    }
+}
+
+/// The trainer has the agent's user: it shall not read the sign-in to the store out of the agent's memory or environment. On the backend `local`
+/// both are the user's own, who finds the agent by its environment.
+fn keep_to_itself() {
+    if std::env::var_os(MARK).is_none() {
+        // A kernel that does not know this takes nothing else away.
+        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     }
 }
 

@@ -5,7 +5,7 @@ use ft_trainer::validate::{self, Broken, Rule, all_hold, at_least, rule};
 use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
-    gce,
+    environment, gce,
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     plan::{DataPlan, Plan, RetryPlan},
     spec::{ComputeSpec, JobSpec, LimitsSpec, RetrySpec},
@@ -27,7 +27,7 @@ fn rules(spec: &JobSpec) -> impl Iterator<Item = Rule> {
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
-    let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce));
+    let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce)).chain(variables(spec));
     job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec))
 }
 
@@ -43,7 +43,12 @@ fn typed(plan: &Plan) -> JobSpec {
     let RetryPlan { on, attempts, backoff, max_backoff } = plan.retry;
     JobSpec {
         name: plan.name,
-        compute: ComputeSpec { backend: Some(plan.backend), docker: plan.docker.into(), gce: (*plan.gce).into() },
+        compute: ComputeSpec {
+            backend: Some(plan.backend),
+            environment: plan.environment,
+            docker: plan.docker.into(),
+            gce: (*plan.gce).into(),
+        },
         image: plan.image,
         store: Some(plan.store),
         data,
@@ -86,6 +91,10 @@ fn container(docker: &DockerSpec) -> Vec<Rule> {
         rule("compute.docker.mounts", mounts, "a mount is written /there:/in/the/container, with :ro behind it for reading only"),
         rule("compute.docker.user", user, "a user is written UID:GID, in numbers"),
     ]
+}
+
+fn variables(spec: &JobSpec) -> Option<Rule> {
+    environment::refusal(&spec.compute.environment).map(|why| rule("compute.environment", false, why))
 }
 
 /// `@NAME`: a dataset of the store by its name.

@@ -61,8 +61,8 @@ pub struct GceSpec {
     /// Who makes a machine anew that was taken away; absent: `client`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
-    /// Service account of the machine. `recovery = "group"` needs one that may update and delete instance groups; absent: the project's default
-    /// account, with the rights that gcloud gives a machine.
+    /// Service account of the machine. `recovery = "group"` needs one that may update and delete instance groups; absent: none, or where the
+    /// image is in a registry of Google Cloud the project's default account, for nothing but reading images.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<String>,
 }

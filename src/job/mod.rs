@@ -7,6 +7,7 @@ pub mod clock;
 pub mod digest;
 pub mod docker;
 pub mod document;
+pub mod environment;
 pub mod event;
 pub mod finding;
 pub mod foreign;

@@ -1,6 +1,9 @@
 //! What an agent is told, and what it tells back: the contract between `ftctl` and the process beside the trainer.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use ft_trainer::{
     config::{ModelConfig, SampleConfig, TrainSettings},
@@ -31,6 +34,9 @@ pub struct RunOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_weights: Option<Digest>,
     pub trainer: TrainerImage,
+    /// What the trainer finds in its environment besides.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
     pub model: ModelConfig,
     pub train: TrainSettings,
     #[serde(default, skip_serializing_if = "Option::is_none")]

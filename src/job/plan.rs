@@ -1,6 +1,7 @@
 //! What a job file means: every default filled in, nothing left open.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -35,6 +36,9 @@ pub struct Plan {
     /// Likewise.
     #[serde(default)]
     pub gce: Box<GcePlan>,
+    /// What the trainer finds in its environment besides.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
     /// How the container image is made, where the backend starts one.
     #[serde(default)]
     pub image: ImageSpec,
@@ -140,6 +144,7 @@ impl Plan {
             backend: choices.backend,
             docker: spec.compute.docker.clone().into(),
             gce: Box::new(spec.compute.gce.clone().into()),
+            environment: spec.compute.environment.clone(),
             image: choices.image,
             store: choices.store,
             data: data(spec, base)?,

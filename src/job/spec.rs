@@ -1,5 +1,7 @@
 //! `job.toml` as typed: every key a user may write, nothing resolved.
 
+use std::collections::BTreeMap;
+
 use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -122,6 +124,9 @@ pub struct ComputeSpec {
     /// The machine on Compute Engine.
     #[serde(skip_serializing_if = "is_default")]
     pub gce: GceSpec,
+    /// What the trainer finds in its environment besides, as `{ NAME = "value" }`. It is kept with the job: no place for secrets.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub environment: BTreeMap<String, String>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -232,6 +237,9 @@ mod tests {
             ("[limits]\nttl = \"0s\"", 5, 7, "leaves no time"),
             ("[limits]\nmax_cost = 12", 5, 12, "limits.max_cost: expected a string, found integer `12`"),
             ("[compute]\nbackend = \"\"", 5, 11, "compute.backend is empty"),
+            ("[compute]\nenvironment = { NCCL_DEBUG = 1 }", 5, 30, "expected a string"),
+            ("[compute]\nenvironment = { LD_PRELOAD = \"x.so\" }", 5, 1, "LD_PRELOAD cannot be set by a job"),
+            ("[compute.environment]\n\"A B\" = \"x\"", 4, 10, "`A B` is no name of a variable"),
             ("[train]\nsteps = 5\nsteps = 6", 6, 1, "duplicate key"),
             ("[train\nsteps = 5", 4, 7, "expected"),
         ];

@@ -59,6 +59,7 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         dataset: record.dataset.clone().ok_or_else(|| missing("dataset"))?,
         initial_weights: record.initial_weights.clone(),
         trainer,
+        environment: record.plan.environment.clone(),
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
         sample: record.plan.sample.clone(),

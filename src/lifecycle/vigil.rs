@@ -16,7 +16,7 @@ use crate::{
         order::Heartbeat,
         state::Outcome,
     },
-    provider::Signs,
+    provider::{Class, Signs},
     store::find_json,
 };
 
@@ -36,6 +36,8 @@ pub struct Vigil {
     attempt: u32,
     heartbeat: Option<Heartbeat>,
     heard: Option<Instant>,
+    /// Whether the provider knows that the agent was heard of.
+    told: bool,
     looked: Option<Instant>,
     /// What the machine was at, and since when.
     at: Option<(String, Instant)>,
@@ -71,6 +73,7 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
             _ => {}
         }
         (vigil.heartbeat, vigil.heard, vigil.warned, vigil.at) = (beat, vigil.looked, false, None);
+        tell(world, vigil, &attempt).await;
         return Ok(None);
     }
     if within(vigil.heard, QUIET) {
@@ -85,6 +88,21 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
         Signs::Unfit { why } => Ok(Some(failed(why))),
         Signs::Busy { at } => busy(world, job, &attempt, at).await.map(|()| None),
         Signs::Silent { lasting, ever } => silent(world, job, &attempt, lasting, ever).await,
+    }
+}
+
+/// The provider hears of the agent's first sign of life. What cannot be asked now is asked again with the next heartbeat; the job goes on in
+/// any case.
+async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
+    if vigil.told || vigil.heartbeat.is_none() {
+        return;
+    }
+    let told = world.provider.heard(attempt).await;
+    vigil.told = !told.as_ref().is_err_and(|error| error.class == Class::Network);
+    if let Err(error) = told
+        && vigil.told
+    {
+        world.report.warn(&format!("what {} needed to begin stays where it was: {error}", attempt.machine_name()));
     }
 }
 

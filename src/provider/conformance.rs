@@ -1,6 +1,6 @@
 //! What every provider must do, as one suite of checks: [`suite`]. A new provider is ready when it passes.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use ft_trainer::config::{ModelConfig, TrainSettings};
@@ -50,6 +50,7 @@ pub fn plan() -> Plan {
         backend: "any".to_owned(),
         docker: DockerPlan::default(),
         gce: Box::default(),
+        environment: BTreeMap::new(),
         image: ImageSpec::default(),
         store: "memory".to_owned(),
         data: DataPlan::Digest(Digest::of(b"data")),
@@ -77,6 +78,7 @@ pub fn order(attempt: &AttemptId) -> RunOrder {
         dataset: Digest::of(b"data"),
         initial_weights: None,
         trainer: TrainerImage::None,
+        environment: BTreeMap::new(),
         model: plan.model,
         train: plan.train,
         sample: None,

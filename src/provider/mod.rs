@@ -156,6 +156,12 @@ pub trait Provider: Send + Sync {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
 
+    /// The agent of this attempt was heard of, so it has what it needs: secrets that lie where others may read them go from there. Each
+    /// invocation says so once.
+    async fn heard(&self, _attempt: &AttemptId) -> Result<()> {
+        Ok(())
+    }
+
     /// What can be seen of a machine besides its power. Only where [`Capabilities::signs`].
     async fn signs(&self, _attempt: &AttemptId) -> Result<Signs> {
         Ok(Signs::Absent)

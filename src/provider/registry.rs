@@ -1,6 +1,12 @@
 //! The only list of providers.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use jiff::Timestamp;
 
@@ -15,6 +21,7 @@ use super::{
 use crate::{
     job::{
         clock::{Clock, SystemClock},
+        environment::{Program, passes},
         wording,
     },
     store::{Store, azure},
@@ -107,20 +114,19 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 
-/// This process's environment without secrets of the store that an agent can do without.
+/// What of this process's environment an agent has, and a signature for its store. Where nothing can be signed for a blob container, the agent
+/// signs in as this process does.
 fn agent_environment(environment: &Environment) -> AgentEnvironment {
     let environment = environment.clone();
     Arc::new(move || {
         let Environment { variables, store, agent_life, .. } = environment.clone();
         Box::pin(async move {
             let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
-            let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().collect();
-            for (name, value) in store.agent_environment(expires).await.map_err(ProviderError::unsigned)? {
-                match value {
-                    Some(value) => drop(variables.insert(name.into(), value.into())),
-                    None => drop(variables.remove(&OsString::from(name))),
-                }
-            }
+            let given = store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
+            let shares_sign_in = given.is_empty() && azure::is_container(store.url());
+            let has = |name: &OsStr| passes(Program::Agent, name) || (shares_sign_in && azure::is_involved(name));
+            let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().filter(|(name, _)| has(name)).collect();
+            variables.extend(given.into_iter().filter_map(|(name, value)| Some((name.into(), value?.into()))));
             Ok(variables.into_iter().collect())
         })
     })
@@ -143,7 +149,32 @@ fn unknown(name: &str) -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::memory::MemoryStore;
+    use crate::store::{Limits, memory::MemoryStore};
+
+    /// The names of what an agent has of an environment with secrets, of which `ftctl` opens the store with one.
+    async fn agents(store: Arc<dyn Store>) -> Vec<String> {
+        let variables =
+            ["PATH", "HOME", "https_proxy", "SECRET_IN_SHELL", "FTCTL_STORE", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"];
+        let variables = variables.map(|name| (name.into(), "x".into())).to_vec();
+        let (state, executable) = (PathBuf::new(), "ftctl".into());
+        let environment = Environment { state, executable, variables, agent_life: Duration::ZERO, store };
+        let has = agent_environment(&environment)().await.expect("an environment");
+        has.into_iter().map(|(name, _)| name.into_string().expect("text")).collect()
+    }
+
+    #[tokio::test]
+    async fn an_agent_has_what_is_on_the_list_and_of_secrets_what_its_store_needs() {
+        let container = |secret: &'static str| {
+            let variable = |name: &str| (name == secret).then(|| "c2VjcmV0".to_owned());
+            Arc::new(azure::open("azure://account/container", &variable, Limits::default()).expect("a store"))
+        };
+        assert_eq!(agents(Arc::new(MemoryStore::new())).await, ["HOME", "PATH", "https_proxy"]);
+        let signed = agents(container("AZURE_STORAGE_KEY")).await;
+        assert_eq!(signed, ["AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"]);
+        // Where nothing can be signed, the agent is who its user is.
+        let shared = agents(container("AZURE_STORAGE_SAS_TOKEN")).await;
+        assert_eq!(shared, ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "HOME", "PATH", "https_proxy"]);
+    }
 
     #[test]
     fn every_name_opens_and_any_other_is_refused_with_a_hint() {

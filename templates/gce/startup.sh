@@ -4,11 +4,14 @@
 #   ftctl-image         the container image
 #   ftctl-cards         how many GPUs there are
 #   ftctl-order         what the agent has to do; comes when ftctl hands the job over
-#   ftctl-environment   the agent's variables, one a line: a signature for the store that ends with the job; comes with the order
+#   ftctl-environment   the agent's variables, one JSON object: a signature for the store that ends with the job; comes with the order, and is
+#                       taken away when the agent was heard of, unless a group makes this machine anew
 #   ftctl-group         URL of the group that makes this machine anew when it has stopped, where there is one
 set -u
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 home="${FTCTL_HOME:-/var/lib/ftctl}"
+secrets="${FTCTL_RUN:-/run/ftctl}" # In memory: no disk keeps them.
+user=10001                         # Whose processes the agent and the trainer are, in their container and here.
 
 get() { # get PATH: empty when there is no such thing
     curl -sf --max-time 10 --retry 3 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/$1"
@@ -26,13 +29,17 @@ beat() { # a sign of life every ten seconds: the cloud's own time, so that nobod
     done
 }
 
+token() { # of the machine's service account; empty where it has none
+    get service-accounts/default/token | sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p'
+}
+
 ask_group() { # ask_group METHOD BODY: with the rights of the machine's service account
-    local token try
+    local try
     [ -n "$group" ] || return 0
     for try in 1 2 3; do
-        token="$(get service-accounts/default/token | sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p')"
-        curl -sf --max-time 30 -o /dev/null -X "$1" -H "Authorization: Bearer $token" -H 'Content-Type: application/json' --data "$2" "$group" &&
-            return
+        # Every process of the machine could read an argument.
+        curl -sf --max-time 30 -o /dev/null -X "$1" -H @<(echo "Authorization: Bearer $(token)") -H 'Content-Type: application/json' \
+            --data "$2" "$group" && return
         sleep "$try"
     done
     echo "ftctl: the group $group did not obey ($1): it makes this machine anew until its time is over"
@@ -71,13 +78,43 @@ wait_for() { # wait_for SECONDS COMMAND...
     done
 }
 
-pull() {
-    local try
+is_googles() { case "$1" in gcr.io | *.gcr.io | *-docker.pkg.dev) ;; *) return 1 ;; esac }
+
+sign_in() { # sign_in REGISTRY: as the machine's service account
+    token | docker login --username oauth2accesstoken --password-stdin "https://$1" >/dev/null 2>&1
+}
+
+pull() ( # Google's registry is entered for as long as this takes
+    registry="${image%%/*}"
+    ! is_googles "$registry" || export DOCKER_CONFIG="$secrets/docker"
     for try in 1 2 3; do
-        docker pull --quiet "$image" && return
+        ! is_googles "$registry" || sign_in "$registry"
+        ! docker pull --quiet "$image" || { rm -rf "$secrets/docker"; exit 0; }
         sleep "$try"
     done
-    return 1
+    exit 1
+)
+
+# The container is on this machine's network, and its programs are no business of the cloud's: they must not ask for the machine's tokens and
+# metadata. Names are resolved there, too (port 53). Machines of ftctl have no IPv6.
+close_metadata() {
+    iptables -w -I OUTPUT -d 169.254.169.254 -p tcp ! --dport 53 -m owner --uid-owner "$user" -j REJECT
+}
+
+preempted() { # returns when the cloud says that it takes this machine away
+    local version=NONE answer
+    while :; do
+        answer="$(curl -s --max-time 70 -D - -H 'Metadata-Flavor: Google' \
+            "$metadata/preempted?wait_for_change=true&timeout_sec=60&last_etag=$version" | tr -d '\r')"
+        [ "${answer##*$'\n'}" != TRUE ] || return 0
+        version="$(sed -n 's/^[Ee][Tt]ag: *//p' <<<"$answer")"
+        [ -n "$version" ] || { version=NONE; sleep 1; }
+    done
+}
+
+pass_notice_on() { # the agent takes the signal for what it is, and cannot ask itself
+    preempted
+    until docker kill --signal TERM ftctl >/dev/null 2>&1; do sleep 1; done
 }
 
 echo "ftctl: this is $(get name)"
@@ -85,6 +122,7 @@ beat &
 group="$(get attributes/ftctl-group)"
 docker info >/dev/null || give_up "there is no docker that works on this machine: choose a boot image that has it"
 mkdir -p "$home/work" "$home/cache"
+(umask 077; mkdir -p "$secrets/agent")
 image="$(get attributes/ftctl-image)"
 tell phase pulling
 pull || give_up "the image $image cannot be pulled by this machine: is it in a registry that the machine may read?"
@@ -99,6 +137,8 @@ if has_cards; then
     nvidia-smi -L
     cards=(--gpus all)
 fi
+close_metadata ||
+    give_up "the container cannot be kept from this machine's metadata: choose a boot image with an iptables that knows the owner of a process"
 tell phase waiting
 if ! wait_for 600 get attributes/ftctl-order; then
     # No failure of the machine: who hands the job over later gets another one.
@@ -107,16 +147,24 @@ if ! wait_for 600 get attributes/ftctl-order; then
     exit
 fi
 get attributes/ftctl-order >"$home/order.json"
-(umask 077; get attributes/ftctl-environment >"$home/environment")
+if ! (umask 077; get attributes/ftctl-environment >"$secrets/agent/environment.json") && [ -e "$home/begun" ]; then
+    # No failure either: the next attempt has a machine, and a signature, of its own.
+    echo "ftctl: this machine has started again, and its signature for the store is gone"
+    switch_off
+    exit
+fi
+touch "$home/begun"
 
-# The agent is user 10001 of its image.
-chown -R 10001:10001 "$home" 2>/dev/null
+chown -R "$user:$user" "$home" "$secrets/agent" 2>/dev/null
 tell phase running
 echo "ftctl: starting the agent from $image"
-docker run --rm --name ftctl --network host --ipc host --stop-timeout 30 "${cards[@]}" --env-file "$home/environment" \
-    --env "FTCTL_ENDPOINT_METADATA=${metadata%/computeMetadata/*}" --env "XDG_CACHE_HOME=$home/cache" --env "XDG_STATE_HOME=$home/state" \
-    --volume "$home:$home" "$image" --order "$home/order.json" --work "$home/work"
+pass_notice_on &
+docker run --rm --name ftctl --network host --ipc host --stop-timeout 30 --user "$user:$user" --cap-drop ALL \
+    --security-opt no-new-privileges --pids-limit 16384 "${cards[@]}" --env "XDG_CACHE_HOME=$home/cache" --env "XDG_STATE_HOME=$home/state" \
+    --volume "$home:$home" --volume "$secrets/agent:$secrets/agent" "$image" \
+    --order "$home/order.json" --work "$home/work" --environment "$secrets/agent/environment.json"
 code=$?
+rm -rf "$secrets"
 echo "ftctl: the agent ended with code $code"
 # 6: taken away, and another attempt is due. An engine that is shut down may not let the agent say so.
 if [ "$code" = 6 ] || [ "$(get preempted)" = TRUE ]; then

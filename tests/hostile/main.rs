@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod devcloud;
+mod environment;
 mod files;
 mod inputs;
 mod listener;

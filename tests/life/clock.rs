@@ -8,18 +8,17 @@ use std::{
 
 use crate::sandbox::Sandbox;
 
-/// Adds the hours in the file FT_CLOCK to the time of day of every process that loads it. The real clock belongs to the machine.
+/// Adds the hours in a file to the time of day of every process that loads it. The real clock belongs to the machine.
 const MOVED_CLOCK: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
 int clock_gettime(clockid_t clock, struct timespec *time) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
     int answer = real(clock, time);
-    FILE *file = clock == CLOCK_REALTIME ? fopen(getenv("FT_CLOCK"), "r") : NULL;
+    FILE *file = clock == CLOCK_REALTIME ? fopen(HOURS, "r") : NULL;
     if (file) {
         long hours = 0;
         if (fscanf(file, "%ld", &hours) == 1) time->tv_sec += hours * 3600;
@@ -35,9 +34,14 @@ pub fn with_moved_clock() -> (Sandbox, PathBuf) {
     let (source, library, hours) = (sandbox.path("clock.c"), sandbox.path("clock.so"), sandbox.path("hours"));
     fs::write(&source, MOVED_CLOCK).unwrap();
     let mut compiler = Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).arg("-ldl").stdout(Stdio::null());
+    compiler
+        .args(["-shared", "-fPIC", &format!("-DHOURS=\"{}\"", hours.display()), "-o"])
+        .arg(&library)
+        .arg(&source)
+        .arg("-ldl")
+        .stdout(Stdio::null());
     assert!(compiler.status().expect("cc, which cargo links with, runs").success());
-    sandbox.variables = vec![("LD_PRELOAD".into(), library.into()), ("FT_CLOCK".into(), hours.clone().into())];
+    sandbox.variables = vec![("LD_PRELOAD".into(), library.into())];
     (sandbox, hours)
 }
 

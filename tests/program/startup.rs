@@ -19,8 +19,14 @@ struct Case {
     docker_info: u8,
     docker_pull: u8,
     docker_run: u8,
+    iptables: u8,
     driver: u8,
     cards: &'static str,
+    image: &'static str,
+    /// Whether the agent runs until it hears that the machine is taken away.
+    waits: bool,
+    /// Whether the machine has started before, and the agent was heard of then.
+    again: bool,
     /// Whether anybody hands the job over.
     order: bool,
     /// Whether a group makes the machine anew, and whether that obeys.
@@ -34,8 +40,12 @@ const WELL: Case = Case {
     docker_info: 0,
     docker_pull: 0,
     docker_run: 0,
+    iptables: 0,
     driver: 0,
     cards: "1",
+    image: "registry.example/ftctl@sha256:00",
+    waits: false,
+    again: false,
     order: true,
     group: None,
     preempted: "FALSE",
@@ -48,6 +58,18 @@ const CASES: &[Case] = &[
     Case { name: "docker does not work", docker_info: 1, ..WELL },
     Case { name: "the image cannot be pulled", docker_pull: 1, ..WELL },
     Case { name: "there is no driver", driver: 9, ..WELL },
+    Case { name: "the container could ask for the machine's rights", cards: "0", iptables: 3, ..WELL },
+    Case { name: "the image is in Google's registry", cards: "0", image: "us-docker.pkg.dev/p/r/ftctl@sha256:00", ..WELL },
+    Case { name: "the image is not for this account", cards: "0", image: "gcr.io/p/ftctl@sha256:00", docker_pull: 1, ..WELL },
+    Case { name: "the machine has started again", cards: "0", again: true, ..WELL },
+    Case {
+        name: "the agent hears that the machine is taken away",
+        cards: "0",
+        waits: true,
+        docker_run: 6,
+        preempted: "TRUE",
+        ..WELL
+    },
     Case { name: "nobody hands the job over", cards: "0", order: false, ..WELL },
     Case { name: "the store is out of reach", docker_run: 7, ..WELL },
     Case { name: "the store does not let it in", docker_run: 4, ..WELL },
@@ -63,26 +85,28 @@ const CASES: &[Case] = &[
     Case { name: "nobody hands the job over to a group", order: false, ..GROUPED },
 ];
 
+const SECRET: &str = r#"{"AZURE_STORAGE_SAS_TOKEN":"se=1"}"#;
+
 /// Everything that happened, in order.
 type Transcript = Arc<Mutex<Vec<String>>>;
 
 fn attributes(case: &Case, host: &str) -> BTreeMap<&'static str, String> {
     let order = [
         ("attributes/ftctl-order", "{\"schema\":\"ftctl.order/1\"}".to_owned()),
-        ("attributes/ftctl-environment", "AZURE_STORAGE_SAS_TOKEN=se=1".to_owned()),
+        ("attributes/ftctl-environment", SECRET.to_owned()),
     ];
+    let order = order.into_iter().filter(|(key, _)| case.order && !(case.again && key.ends_with("environment")));
     let machine = [
         ("name", "job-bcdfgh-a1".to_owned()),
-        ("attributes/ftctl-image", "registry.example/ftctl@sha256:00".to_owned()),
+        ("attributes/ftctl-image", case.image.to_owned()),
         ("attributes/ftctl-cards", case.cards.to_owned()),
         ("preempted", case.preempted.to_owned()),
     ];
-    let group = case.group.map(|obeys| {
-        let token = "{\"access_token\":\"ya29.x\",\"expires_in\":3599,\"token_type\":\"Bearer\"}";
-        let url = format!("http://{host}/{}", if obeys { "group" } else { "other" });
-        [("attributes/ftctl-group", url), ("service-accounts/default/token", token.to_owned())]
-    });
-    machine.into_iter().chain(group.into_iter().flatten()).chain(order.into_iter().filter(|_| case.order)).collect()
+    let group = case.group.map(|obeys| format!("http://{host}/{}", if obeys { "group" } else { "other" }));
+    let has_account = case.group.is_some() || !case.image.starts_with("registry.example");
+    let token = "{\"access_token\":\"ya29.x\",\"expires_in\":3599,\"token_type\":\"Bearer\"}";
+    let account = has_account.then(|| ("service-accounts/default/token", token.to_owned()));
+    machine.into_iter().chain(group.map(|url| ("attributes/ftctl-group", url))).chain(account).chain(order).collect()
 }
 
 /// One request to a metadata server: values are given, guest attributes written down. A sign of life has its place in no order.
@@ -104,6 +128,7 @@ fn answer(mut stream: TcpStream, attributes: &BTreeMap<&'static str, String>, tr
     let mut body = vec![0; length];
     lines.read_exact(&mut body)?;
     let path = request.split(' ').nth(1).and_then(|path| path.strip_prefix("/computeMetadata/v1/instance/")).unwrap_or_default();
+    let path = path.split('?').next().unwrap_or_default();
     let (status, text) = match (path.strip_prefix("guest-attributes/ftctl/"), attributes.get(path)) {
         _ if request.contains(" /group ") => {
             let method = request.split(' ').next().unwrap_or_default();
@@ -139,11 +164,21 @@ fn play(case: &Case) -> String {
     let machine = tempfile::tempdir().expect("a machine");
     let calls = machine.path().join("calls");
     let tell = format!("echo \"runs $(basename \"$0\") $*\" >>'{}'", calls.display());
+    let folder = machine.path().display();
+    // A notice comes when it comes; where it is waited for it has its place. Nobody but a signed-in user of Google's registry has a configuration.
     let docker = format!(
-        "{tell}\ncase \"$1\" in info) exit {};; pull) exit {};; run) exit {};; esac",
-        case.docker_info, case.docker_pull, case.docker_run
+        "case \"$1\" in\nkill) {waits} || exit; {tell}; touch '{folder}/told'; exit;;\n*) {tell};;\nesac\ncase \"$1\" in\ninfo) exit {};;\n\
+         login) echo \"told $(cat), for ${{DOCKER_CONFIG:-nobody}}\" >>'{calls}';;\npull) exit {};;\n\
+         run) echo \"finds $(cd '{folder}/run' && find . -type f -printf '%m %s %p ')\" >>'{calls}'\n\
+         ! {waits} || until [ -e '{folder}/told' ]; do sleep 1; done; exit {};;\nesac",
+        case.docker_info,
+        case.docker_pull,
+        case.docker_run,
+        waits = case.waits,
+        calls = calls.display(),
     );
     tool(machine.path(), "docker", &docker);
+    tool(machine.path(), "iptables", &format!("{tell}\nexit {}", case.iptables));
     tool(machine.path(), "nvidia-smi", &format!("[ $# = 0 ] || echo 'GPU 0: of the test'\nexit {}", case.driver));
     // Power does not wait for anybody.
     tool(machine.path(), "poweroff", &format!("{tell}\nkill -9 0"));
@@ -160,8 +195,15 @@ fn play(case: &Case) -> String {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("templates/gce/startup.sh");
     let mut command = Command::new("setsid");
     command.args(["--wait", "bash"]).arg(script).env_clear().env("PATH", path).env("GCE_METADATA_HOST", &host);
-    command.env("FTCTL_HOME", machine.path().join("home")).stdin(Stdio::null());
+    let home = machine.path().join("home");
+    if case.again {
+        fs::create_dir(&home).expect("made");
+        fs::write(home.join("begun"), "").expect("written");
+    }
+    command.env("FTCTL_HOME", &home).env("FTCTL_RUN", machine.path().join("run")).stdin(Stdio::null());
     let output = command.output().expect("it runs");
+    let kept = Command::new("grep").args(["-rl", "se=1"]).arg(machine.path()).output().expect("grep runs");
+    assert_eq!(String::from_utf8_lossy(&kept.stdout), "", "{}: nothing keeps the secret", case.name);
     let calls = fs::read_to_string(&calls).unwrap_or_default();
     let told = transcript.lock().expect("a transcript").join("\n");
     let said = String::from_utf8_lossy(&output.stdout);

@@ -26,9 +26,10 @@ use super::{
 };
 
 /// What a machine has beside a system: its name, and the program.
-const TOOLS: [(&str, &str); 2] = [
+const TOOLS: [(&str, &str); 3] = [
     ("poweroff", include_str!("../../../templates/gce/devcloud/poweroff")),
     ("nvidia-smi", include_str!("../../../templates/gce/devcloud/nvidia-smi")),
+    ("iptables", include_str!("../../../templates/gce/devcloud/iptables")),
 ];
 const DOCKER: &str = include_str!("../../../templates/gce/devcloud/docker");
 /// That of this computer.
@@ -136,7 +137,8 @@ impl Host {
         first.push(path);
         let mut command = Command::new("bash");
         command.arg(script).current_dir(disk).env_clear().envs(self.variables.iter().cloned());
-        command.env("PATH", first).env("HOME", disk).env("FTCTL_HOME", disk.join("ftctl")).env("DEVCLOUD_FTCTL", &self.executable);
+        command.env("PATH", first).env("HOME", disk).env("FTCTL_HOME", disk.join("ftctl")).env("FTCTL_RUN", disk.join("run"));
+        command.env("DEVCLOUD_FTCTL", &self.executable);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
         unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };

@@ -42,6 +42,9 @@ const STORE_URL: &str = "ftctl.store-url";
 const SINCE: &str = "ftctl.since";
 const EXPIRES: &str = "ftctl.expires";
 
+/// Processes and threads: far more than one for every core of the largest machine and every GPU of it, and no end of the engine's machine.
+const PROCESSES: i64 = 16_384;
+
 /// Whoever it is has no rights, and no files.
 pub const NOBODY: (u32, u32) = (65_532, 65_532);
 
@@ -105,6 +108,8 @@ fn host(plan: &DockerPlan, store: Option<&Path>) -> HostConfig {
         network_mode: Some(plan.network.clone()),
         restart_policy: Some(RestartPolicy { name: Some(RestartPolicyNameEnum::NO), maximum_retry_count: None }),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        pids_limit: Some(PROCESSES),
         ..HostConfig::default()
     }
 }

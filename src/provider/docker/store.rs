@@ -21,10 +21,13 @@ impl Docker {
         Some(Path::new(&self.settings.store)).filter(|path| path.is_absolute())
     }
 
-    /// What the agent may show to the store.
+    /// What the agent may show to the store; nothing where that is a directory.
     pub(super) async fn environment(&self) -> Result<Vec<u8>> {
+        if !azure::is_container(&self.settings.store) {
+            return Ok(b"{}".to_vec());
+        }
         let carried = azure::carried(&(self.settings.variables)().await?);
-        if carried.is_empty() && azure::is_container(&self.settings.store) {
+        if carried.is_empty() {
             let why = format!("nothing that this machine signs in to {} with can be given to a container", self.settings.store);
             return Err(ProviderError::new(Class::Denied, why)
                 .fix("set AZURE_STORAGE_KEY: agents then get a signature that ends with the job"));

@@ -165,7 +165,8 @@ async fn docker_containers_show_no_secret_and_have_what_the_plan_says() {
     plan.docker.mounts = vec![format!("{}:/there:ro", containers.store.path().display())];
     plan.docker.user = Some("4321:8765".to_owned());
     plan.docker.network = "none".to_owned();
-    let docker = containers.docker();
+    let store = "azure://account/container".to_owned();
+    let docker = Docker::new(Settings { store, ..containers.docker().settings });
     docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
     docker.launch(&order(&attempt)).await.unwrap();
     until(|| containers.starts(&attempt) == 1).await;
@@ -180,9 +181,27 @@ async fn docker_containers_show_no_secret_and_have_what_the_plan_says() {
         ["-rw-------", "1", "4321", "8765"]
     );
     assert_eq!(inside("cat /ftctl/environment.json"), r#"{"AZURE_STORAGE_SAS_TOKEN":"very-secret"}"#);
+    let rights = inside("grep -E '^(Cap|NoNewPrivs)' /proc/1/status");
+    assert!(rights.lines().all(|line| line.ends_with("\t0000000000000000") || line == "NoNewPrivs:\t1"), "{rights}");
+    assert!(shown.contains("\"PidsLimit\": 16384"), "{shown}");
     assert!(inside("cat /proc/mounts").lines().any(|line| line.contains(" /dev/shm ") && line.contains("size=65536k")));
     assert!(inside("cat /proc/mounts").lines().any(|line| line.contains(" /there ") && line.contains("ro")));
     docker.destroy(&attempt.job).await.unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs a container engine: tests/run starts one"]
+async fn docker_agents_of_a_directory_have_no_sign_in_and_write_to_it_whoever_owns_it() {
+    let containers = Containers::new("directory").await;
+    std::os::unix::fs::chown(containers.store.path(), Some(4_321), Some(8_765)).unwrap();
+    fs::set_permissions(containers.store.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let attempt = containers.started("directory").await;
+    let inside = |command: &str| docker_says(&["exec", &attempt.machine_name(), "sh", "-c", command]);
+    assert_eq!(inside("cat /ftctl/environment.json"), "{}");
+    let written = containers.store.path().join("written");
+    inside(&format!("echo x >{}; id -u", written.display()));
+    assert_eq!(fs::read_to_string(written).unwrap(), "x\n");
+    containers.docker().destroy(&attempt.job).await.unwrap();
 }
 
 #[tokio::test]

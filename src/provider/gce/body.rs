@@ -29,24 +29,19 @@ pub const RECOVERY: &str = "ftctl-recovery";
 const GROUP: &str = "ftctl-group";
 /// Of the metadata: present when the agent was told to start.
 pub const ORDER: &str = "ftctl-order";
+/// Of the metadata: what the agent may show to its store, as one JSON object; there until the agent was heard of.
 pub const ENVIRONMENT: &str = "ftctl-environment";
 
 /// Compute Engine ends a machine within half a minute of its time, and never sooner than half a minute after its start.
 pub const SLACK: Duration = Duration::from_secs(30);
 
-/// What gcloud grants a machine that is made without a word about it. The agent uses none of it.
-const SCOPES: [&str; 7] = [
-    "https://www.googleapis.com/auth/devstorage.read_only",
-    "https://www.googleapis.com/auth/logging.write",
-    "https://www.googleapis.com/auth/monitoring.write",
-    "https://www.googleapis.com/auth/pubsub",
-    "https://www.googleapis.com/auth/service.management.readonly",
-    "https://www.googleapis.com/auth/servicecontrol",
-    "https://www.googleapis.com/auth/trace.append",
-];
+/// All that an account whose roles say what it may is bound to.
+const EVERYTHING: &str = "https://www.googleapis.com/auth/cloud-platform";
+/// What Artifact Registry and the registry before it want of whoever pulls.
+const READ_IMAGES: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
-/// What `gcloud compute instances create` sends for this machine, with our labels, our startup script, and the cloud's own kill switch
-/// after `life`.
+/// What `gcloud compute instances create` sends for this machine, less the rights that it has there, with our labels, our startup script, and
+/// the cloud's own kill switch after `life`.
 pub fn instance(
     client: &Client,
     attempt: &AttemptId,
@@ -76,7 +71,6 @@ pub fn instance(
             "accessConfigs": [{ "name": "external-nat", "type": "ONE_TO_ONE_NAT" }],
             "network": client.url(&format!("global/networks/{}", plan.network)),
         }],
-        "serviceAccounts": [service_account(plan)],
         "scheduling": scheduling(plan, life),
         "labels": {
             JOB: attempt.job.as_str(),
@@ -93,6 +87,9 @@ pub fn instance(
             { "key": "startup-script", "value": STARTUP },
         ] },
     });
+    if let Some(account) = service_account(plan, image) {
+        body["serviceAccounts"] = json!([account]);
+    }
     add_accelerators(&mut body, client, plan, zone);
     body
 }
@@ -138,12 +135,18 @@ pub fn template(
     properties
 }
 
-/// With the rights that its owner gave it, or those that gcloud gives a machine.
-fn service_account(plan: &GcePlan) -> Value {
+/// The one that the job names. Without that none, unless the image is in Google's registry: then the project's own account, for reading images.
+fn service_account(plan: &GcePlan, image: &str) -> Option<Value> {
     match &plan.service_account {
-        Some(email) => json!({ "email": email, "scopes": ["https://www.googleapis.com/auth/cloud-platform"] }),
-        None => json!({ "email": "default", "scopes": SCOPES }),
+        Some(email) => Some(json!({ "email": email, "scopes": [EVERYTHING] })),
+        None => is_googles(image).then(|| json!({ "email": "default", "scopes": [READ_IMAGES] })),
     }
+}
+
+/// Whether the image is in a registry of Google Cloud; the startup script asks the same before it signs in.
+fn is_googles(image: &str) -> bool {
+    let registry = image.split_once('/').map_or("", |(registry, _)| registry);
+    registry == "gcr.io" || [".gcr.io", "-docker.pkg.dev"].iter().any(|end| registry.ends_with(end))
 }
 
 /// Adds them to a custom machine. One that comes with them is content with neither the disk nor, some, the network card that others get.

@@ -247,9 +247,11 @@ impl Client {
         Ok(found)
     }
 
-    pub async fn set_metadata(&self, zone: &str, name: &str, fingerprint: &str, items: &[Value]) -> Result<(), Refusal> {
-        let body = json!({ "fingerprint": fingerprint, "items": items });
-        self.change(Call::change(Method::POST, format!("zones/{zone}/instances/{name}/setMetadata"), Some(body))).await
+    /// Refused with 412 when the machine's metadata is no longer what `machine` shows.
+    pub async fn set_metadata(&self, machine: &Value, items: &[Value]) -> Result<(), Refusal> {
+        let body = json!({ "fingerprint": machine["metadata"]["fingerprint"], "items": items });
+        let path = format!("zones/{}/instances/{}/setMetadata", last(&machine["zone"]), last(&machine["name"]));
+        self.change(Call::change(Method::POST, path, Some(body))).await
     }
 }
 

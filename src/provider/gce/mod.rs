@@ -3,7 +3,8 @@
 //! The cloud is the only memory: a machine is found by its name, a job's machines by their label, in whatever zone they are. The kill
 //! switch is the cloud's (`maxRunDuration`, DELETE), so nothing outlives the job's money when everybody else is gone. The agent is
 //! started by the machine itself, by `templates/gce/startup.sh`: it waits for the order, which [`Provider::launch`] puts into the
-//! machine's metadata against the fingerprint of what is there, so that exactly one launcher wins. With `recovery = "group"` a job's machine is
+//! machine's metadata against the fingerprint of what is there, so that exactly one launcher wins. The secret beside it is taken away when the agent
+//! was heard of. With `recovery = "group"` a job's machine is
 //! that of a group: [`group`].
 //!
 //! | killed | is found later as |
@@ -271,9 +272,8 @@ impl Gce {
     async fn orders(&self, order: &RunOrder) -> Result<[(&'static str, String); 2]> {
         let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
         let variables = self.store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
-        let variables = variables.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let environment: String =
-            variables.flat_map(|(name, value)| [name.to_owned(), "=".to_owned(), value, "\n".to_owned()]).collect();
+        let variables = variables.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
+        let environment = Value::Object(variables.collect()).to_string();
         let text = serde_json::to_string(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
         Ok([(body::ENVIRONMENT, environment), (body::ORDER, text)])
     }
@@ -338,11 +338,25 @@ impl Provider for Gce {
             }
             let mut items = machine["metadata"]["items"].as_array().cloned().unwrap_or_default();
             items.extend(self.orders(order).await?.map(|(key, value)| json!({ "key": key, "value": value })));
-            let fingerprint = machine["metadata"]["fingerprint"].as_str().unwrap_or_default();
-            match self.client.set_metadata(last(&machine["zone"]), last(&machine["name"]), fingerprint, &items).await {
+            match self.client.set_metadata(&machine, &items).await {
                 // Somebody else wrote meanwhile: another look tells what.
                 Err(refusal) if refusal.status == Some(412) => {}
                 Err(refusal) if refusal.is_absent() => return Err(gone()),
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    async fn heard(&self, attempt: &AttemptId) -> Result<()> {
+        loop {
+            // A group makes its next machine with the same.
+            let machine = self.find(attempt).await?.filter(|machine| !is_grouped(machine));
+            let Some(machine) = machine.filter(|machine| metadata(machine, body::ENVIRONMENT).is_some()) else { return Ok(()) };
+            let mut items = machine["metadata"]["items"].as_array().cloned().unwrap_or_default();
+            items.retain(|item| item["key"] != body::ENVIRONMENT);
+            match self.client.set_metadata(&machine, &items).await {
+                Err(refusal) if refusal.status == Some(412) => {}
+                Err(refusal) if refusal.is_absent() => return Ok(()),
                 done => return Ok(done?),
             }
         }

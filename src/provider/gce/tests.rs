@@ -18,8 +18,15 @@ use crate::{
     store::memory::MemoryStore,
 };
 
-/// In place of ftctl in a machine: counts its starts, and works until it is told that it may end.
-const AGENT: &str = "#!/bin/sh\necho started >>\"$HOME/starts\"\nuntil [ -e \"$HOME/finish\" ]; do sleep 0.05; done\n";
+/// In place of ftctl in a machine: counts its starts, tells what it was given, and works until it is told that it may end or that the machine is
+/// taken away.
+const AGENT: &str = r#"#!/bin/sh
+trap 'touch "$HOME/noticed"; trap - TERM; kill $$' TERM
+env >"$HOME/asks"
+echo "$*" >"$HOME/arguments"
+echo started >>"$HOME/starts"
+until [ -e "$HOME/finish" ]; do sleep 0.05; done
+"#;
 
 struct Place {
     devcloud: Arc<Devcloud>,
@@ -106,6 +113,14 @@ fn somebody() -> Party {
     Party::new("somebody", Arc::new(MemoryStore::new()))
 }
 
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} within a minute");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 fn image() -> TrainerImage {
     TrainerImage::Image { reference: "registry.example/ftctl@sha256:00".to_owned() }
 }
@@ -165,6 +180,12 @@ fn seed() -> Value {
 
 /// The body for the seed's machine, made by a client of the public service.
 fn seed_body(change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
+    seed_body_of("registry.example/ftctl@sha256:00", change)
+}
+
+/// The same with another image.
+fn seed_body_of(image: &str, change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
+    let image = TrainerImage::Image { reference: image.to_owned() };
     let variables = |name: &str| {
         let known = BTreeMap::from([("GOOGLE_CLOUD_PROJECT", "my-project"), ("CLOUDSDK_AUTH_ACCESS_TOKEN", "x")]);
         known.get(name).map(|value| (*value).to_owned())
@@ -173,7 +194,7 @@ fn seed_body(change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
     let mut plan = crate::job::gce::GcePlan::default();
     change(&mut plan);
     let hour = Duration::from_secs(3_600);
-    body::instance(&gce.client, &attempt("gpuserver"), &plan, &image(), "us-central1-a", hour, Timestamp::UNIX_EPOCH)
+    body::instance(&gce.client, &attempt("gpuserver"), &plan, &image, "us-central1-a", hour, Timestamp::UNIX_EPOCH)
 }
 
 #[test]
@@ -189,6 +210,8 @@ fn the_insert_is_the_seeds_but_for_what_is_listed() {
     let items = ours["metadata"]["items"].as_array_mut().expect("items");
     let added: Vec<Value> = items.drain(1..).map(|item| item["key"].clone()).collect();
     assert_eq!(added, ["enable-guest-attributes", "enable-oslogin", "ftctl-cards", "ftctl-image", "startup-script"]);
+    // gcloud gives a machine the project's own account, with seven scopes; ours has no account.
+    assert!(seeds.as_object_mut().and_then(|body| body.remove("serviceAccounts")).is_some());
     assert_eq!(ours, seeds);
 
     // Without --legacy-preemptible: the kind of machine whose life the cloud itself limits.
@@ -202,6 +225,41 @@ fn the_insert_is_the_seeds_but_for_what_is_listed() {
     );
     let early = seed_body(|plan| plan.preemption_notice = Some(crate::job::units::Span(Duration::from_secs(120))));
     assert_eq!(early["scheduling"]["preemptionNoticeDuration"], json!({ "seconds": "120" }));
+}
+
+#[test]
+fn a_machine_has_no_account_but_the_one_that_was_asked_for_or_one_that_reads_its_image() {
+    const READS: &str = "https://www.googleapis.com/auth/devstorage.read_only";
+    let named = Some("machine@my-project.iam.gserviceaccount.com".to_owned());
+    for (image, account, email, scope) in [
+        ("europe-docker.pkg.dev/p/r/ftctl@sha256:00", None, "default", READS),
+        ("gcr.io/p/ftctl@sha256:00", None, "default", READS),
+        ("eu.gcr.io/p/ftctl@sha256:00", None, "default", READS),
+        (
+            "eu.gcr.io/p/ftctl@sha256:00",
+            named.clone(),
+            "machine@my-project.iam.gserviceaccount.com",
+            "https://www.googleapis.com/auth/cloud-platform",
+        ),
+        (
+            "registry.example/ftctl@sha256:00",
+            named.clone(),
+            "machine@my-project.iam.gserviceaccount.com",
+            "https://www.googleapis.com/auth/cloud-platform",
+        ),
+    ] {
+        let body = seed_body_of(image, |plan| plan.service_account.clone_from(&account));
+        assert_eq!(body["serviceAccounts"], json!([{ "email": email, "scopes": [scope] }]), "{image}");
+    }
+    for image in [
+        "registry.example/ftctl@sha256:00",
+        "gcr.io.example/ftctl@sha256:00",
+        "xgcr.io/a@sha256:00",
+        "docker.pkg.dev/a@sha256:00",
+        "gcr.io@sha256:00",
+    ] {
+        assert!(seed_body_of(image, |_| {})["serviceAccounts"].is_null(), "{image}");
+    }
 }
 
 /// Provisions one attempt in a cloud that goes wrong; what came of it, and the zones of the machines.
@@ -433,6 +491,65 @@ async fn a_machine_that_cannot_work_says_why_and_switches_itself_off() {
         sleep(Duration::from_millis(50)).await;
     };
     assert!(why.contains("unpullable@sha256:00 cannot be pulled"), "{why}");
+    provider.destroy(&attempt.job).await.expect("destroyed");
+}
+
+/// The keys of a machine's metadata.
+async fn keys(provider: &Gce, attempt: &AttemptId) -> Vec<String> {
+    let machine = provider.find(attempt).await.expect("seen").expect("there");
+    let items = machine["metadata"]["items"].as_array().expect("items").clone();
+    items.iter().filter_map(|item| Some(item["key"].as_str()?.to_owned())).collect()
+}
+
+#[tokio::test]
+async fn the_secret_goes_from_the_metadata_when_the_agent_was_heard_of() {
+    let set = "compute.instances.setMetadata";
+    for faults in [
+        json!([]),
+        json!([{ "call": set, "kind": "lost_answer", "skip": 1 }, { "call": set, "kind": { "status": 503 }, "skip": 2 }]),
+    ] {
+        let place = Place::new(json!({ "boot": "1s", "faults": faults })).await;
+        let (provider, attempt) = (place.provider(), attempt("job"));
+        provider.heard(&attempt).await.expect("there is nothing yet");
+        provider.provision(&attempt, &plan(), &image()).await.expect("made");
+        provider.launch(&order(&attempt)).await.expect("told");
+        assert!(keys(&provider, &attempt).await.contains(&"ftctl-environment".to_owned()));
+        until("a start", async || place.starts(&attempt) == 1).await;
+        provider.heard(&attempt).await.expect("told");
+        let (before, kept) = (place.changes().await.len(), keys(&provider, &attempt).await);
+        assert!(!kept.contains(&"ftctl-environment".to_owned()) && kept.contains(&"ftctl-order".to_owned()), "{kept:?}");
+        // Whoever drives the job later asks once, and changes nothing; nor is the agent started again.
+        provider.heard(&attempt).await.expect("told");
+        provider.launch(&order(&attempt)).await.expect("told");
+        assert_eq!((place.changes().await.len(), keys(&provider, &attempt).await), (before, kept));
+        assert_eq!(provider.observe(&attempt).await, Ok(Sighting::Alive { agent: true }));
+        provider.destroy(&attempt.job).await.expect("destroyed");
+        provider.heard(&attempt).await.expect("it is gone");
+    }
+}
+
+#[tokio::test]
+async fn a_machine_refuses_its_metadata_to_the_container_and_hands_the_notice_in() {
+    let place = Place::new(json!({ "boot": "1s" })).await;
+    let (provider, attempt) = (place.provider(), attempt("job"));
+    let mut plan = plan();
+    plan.gce.preemption_notice = Some(crate::job::units::Span(Duration::from_secs(36_000)));
+    let image = TrainerImage::Image { reference: "us-docker.pkg.dev/p/r/ftctl@sha256:00".to_owned() };
+    provider.provision(&attempt, &plan, &image).await.expect("made");
+    provider.launch(&order(&attempt)).await.expect("told");
+    until("a start", async || place.starts(&attempt) == 1).await;
+    let disk = place.disks(&attempt).remove(0);
+    let read = |name: &str| fs::read_to_string(disk.join(name)).unwrap_or_default();
+    assert_eq!(read("iptables"), "-w -I OUTPUT -d 169.254.169.254 -p tcp ! --dport 53 -m owner --uid-owner 10001 -j REJECT\n");
+    assert!(!read("asks").contains("GCE_METADATA_HOST") && read("asks").contains("XDG_CACHE_HOME="), "{}", read("asks"));
+    let said = read("arguments");
+    assert!(said.contains("--environment ") && said.ends_with("environment.json\n"), "{said}");
+    assert!(!disk.join("run/docker").exists(), "the sign-in to the registry is over");
+    let url = format!("{}/devcloud/preempt?instance={}", place.environment["FTCTL_ENDPOINT_GCE"], attempt.machine_name());
+    let token = &place.environment["CLOUDSDK_AUTH_ACCESS_TOKEN"];
+    reqwest::Client::new().post(url).bearer_auth(token).send().await.expect("an answer");
+    // The power button is half an hour away.
+    until("the notice", async || disk.join("noticed").exists()).await;
     provider.destroy(&attempt.job).await.expect("destroyed");
 }
 

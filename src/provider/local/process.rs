@@ -16,8 +16,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, getsid, pidfd_open, pidfd_send_signal},
 };
 
-/// The variable that names the machine's directory.
-pub const MARK: &str = "FTCTL_MACHINE";
+pub use crate::job::environment::MARK;
 
 pub(super) struct Process {
     pid: Pid,

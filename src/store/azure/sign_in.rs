@@ -1,6 +1,9 @@
 //! Which credential is used: the first of [`WAYS`] for which the environment has what it needs.
 
-use std::{collections::HashMap, ffi::OsString};
+use std::{
+    collections::HashMap,
+    ffi::{OsStr, OsString},
+};
 
 use super::{
     super::{Result, StoreError},
@@ -76,6 +79,31 @@ pub(super) const SECRETS: &[&str] = &[
     "ACTIONS_ID_TOKEN_REQUEST_URL",
     "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
 ];
+/// What any of [`WAYS`] goes by, besides the path to `az`.
+const INVOLVED: &[&str] = &[
+    CONNECTION_STRING,
+    KEY,
+    SAS,
+    ENDPOINT,
+    "AZURE_STORAGE_ACCOUNT",
+    "AZURE_TENANT_ID",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_AUTHORITY_HOST",
+    "AZURE_CONFIG_DIR",
+    "ACTIONS_ID_TOKEN_REQUEST_URL",
+    "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
+    "FTCTL_AZURE_MANAGED_IDENTITY",
+    "IDENTITY_ENDPOINT",
+    "IDENTITY_HEADER",
+];
+
+/// Whether a variable of this name has to do with how somebody signs in to a container.
+pub fn is_involved(name: &OsStr) -> bool {
+    INVOLVED.iter().any(|known| name == *known)
+}
+
 /// Not a variable: whether `az` is in the path.
 const AZ: &str = "az";
 

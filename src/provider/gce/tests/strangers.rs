@@ -40,7 +40,7 @@ async fn life(place: &Place, wanted: &Plan, grouped: bool) {
     provider.provision(&attempt, wanted, &image()).await.expect("found");
     provider.launch(&order).await.expect("told");
     provider.launch(&order).await.expect("told already");
-    groups::until("it lives", async || provider.observe(&attempt).await == Ok(Sighting::Alive { agent: true })).await;
+    until("it lives", async || provider.observe(&attempt).await == Ok(Sighting::Alive { agent: true })).await;
     provider.signs(&attempt).await.expect("asked");
     provider.console(&attempt, 0).await.expect("read");
     provider.keep_the_oldest(&attempt).await.expect("agreed");
@@ -115,7 +115,7 @@ async fn groups_and_templates_of_another_store_are_in_the_way_and_stay() {
     let grouped_order = RunOrder { last_attempt: Some(20), ..order(&attempt) };
     theirs.provision(&attempt, &groups::grouped(), &image()).await.expect("made");
     theirs.launch(&grouped_order).await.expect("told");
-    groups::until("a machine", async || theirs.find(&attempt).await.expect("seen").is_some()).await;
+    until("a machine", async || theirs.find(&attempt).await.expect("seen").is_some()).await;
     let before = place.everything().await;
     let error = mine.provision(&attempt, &groups::grouped(), &image()).await.expect_err("in the way");
     assert!(error.class == Class::Conflict && error.message.contains("of a job in another store"), "{error}");
