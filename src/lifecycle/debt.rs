@@ -17,6 +17,7 @@ use crate::{
         id::{JobId, path},
         state::State,
     },
+    provider::Whose,
     store::{Condition, Store, find_json, write_json},
 };
 
@@ -97,7 +98,7 @@ pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
                 return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
             }
             Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
-            Err(_) if teardown::remaining(world, id).await?.iter().all(|resource| is_of_this_store(world, resource)) => {
+            Err(_) if teardown::remaining(world, id).await?.iter().all(is_of_this_store) => {
                 teardown::destroy(world, id).await?;
             }
             Err(_) => {
@@ -114,6 +115,6 @@ pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     tokio::time::timeout(PATIENCE, Box::pin(work)).await.unwrap_or_else(slow)
 }
 
-fn is_of_this_store(world: &World, resource: &Resource) -> bool {
-    resource.store.as_deref() == Some(world.store.url())
+fn is_of_this_store(resource: &Resource) -> bool {
+    matches!(resource.belongs.whose, Whose::Ours | Whose::OtherOwner)
 }

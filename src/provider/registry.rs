@@ -123,7 +123,7 @@ fn agent_environment(environment: &Environment) -> AgentEnvironment {
         Box::pin(async move {
             let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
             let given = store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
-            let shares_sign_in = given.is_empty() && azure::is_container(store.url());
+            let shares_sign_in = azure::is_container(store.url()) && !given.iter().any(|(name, _)| *name == azure::SIGNATURE);
             let has = |name: &OsStr| passes(Program::Agent, name) || (shares_sign_in && azure::is_involved(name));
             let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().filter(|(name, _)| has(name)).collect();
             variables.extend(given.into_iter().filter_map(|(name, value)| Some((name.into(), value?.into()))));
@@ -149,7 +149,7 @@ fn unknown(name: &str) -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Limits, memory::MemoryStore};
+    use crate::store::{Limits, Whose, memory::MemoryStore};
 
     /// The names of what an agent has of an environment with secrets, of which `ftctl` opens the store with one.
     async fn agents(store: Arc<dyn Store>) -> Vec<String> {
@@ -157,7 +157,7 @@ mod tests {
             ["PATH", "HOME", "https_proxy", "SECRET_IN_SHELL", "FTCTL_STORE", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"];
         let variables = variables.map(|name| (name.into(), "x".into())).to_vec();
         let (state, executable) = (PathBuf::new(), "ftctl".into());
-        let environment = Environment { state, executable, variables, agent_life: Duration::ZERO, store };
+        let environment = Environment { state, executable, variables, agent_life: Duration::ZERO, store, everybody: false };
         let has = agent_environment(&environment)().await.expect("an environment");
         has.into_iter().map(|(name, _)| name.into_string().expect("text")).collect()
     }
@@ -166,14 +166,14 @@ mod tests {
     async fn an_agent_has_what_is_on_the_list_and_of_secrets_what_its_store_needs() {
         let container = |secret: &'static str| {
             let variable = |name: &str| (name == secret).then(|| "c2VjcmV0".to_owned());
-            Arc::new(azure::open("azure://account/container", &variable, Limits::default()).expect("a store"))
+            Arc::new(azure::open("azure://account/container", &variable, Limits::default(), Whose::User).expect("a store"))
         };
         assert_eq!(agents(Arc::new(MemoryStore::new())).await, ["HOME", "PATH", "https_proxy"]);
         let signed = agents(container("AZURE_STORAGE_KEY")).await;
         assert_eq!(signed, ["AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"]);
         // Where nothing can be signed, the agent is who its user is.
         let shared = agents(container("AZURE_STORAGE_SAS_TOKEN")).await;
-        assert_eq!(shared, ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "HOME", "PATH", "https_proxy"]);
+        assert_eq!(shared, ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) fn of(text: impl AsRef<[u8]>) -> Digest {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Condition, Limits, Store as _, azure, directory::DirectoryStore, memory::MemoryStore};
+    use super::super::{Condition, Limits, Store as _, Whose, azure, directory::DirectoryStore, memory::MemoryStore};
 
     fn container(url: &str, endpoint: Option<&str>) -> azure::AzureStore {
         let variables = |name: &str| match name {
@@ -25,7 +25,7 @@ mod tests {
             "FTCTL_ENDPOINT_BLOB" => endpoint.map(str::to_owned),
             _ => None,
         };
-        azure::open(url, &variables, Limits::default()).unwrap()
+        azure::open(url, &variables, Limits::default(), Whose::User).unwrap()
     }
 
     #[tokio::test]

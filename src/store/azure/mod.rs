@@ -47,7 +47,7 @@ mod tests;
 mod transport;
 mod wire;
 
-pub use sign_in::{Way, carried, entra_token, is_involved, ways};
+pub use sign_in::{SAS as SIGNATURE, Way, carried, entra_token, is_involved, ways};
 
 /// Metadata with the marks of the last conditional writes, the newest first.
 const MARKS: &str = "ftctlwrites";

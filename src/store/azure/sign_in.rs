@@ -69,7 +69,8 @@ const WAYS: &[(&str, &[&str], &str, Open)] = &[
 
 pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 pub(super) const KEY: &str = "AZURE_STORAGE_KEY";
-pub(super) const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
+/// Of a shared access signature, an agent's among them.
+pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 /// What whoever has a signature need not have.
 pub(super) const SECRETS: &[&str] = &[
     CONNECTION_STRING,
