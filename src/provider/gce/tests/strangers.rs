@@ -10,7 +10,7 @@ impl Place {
     /// A machine with these labels, of which nobody here knows.
     async fn stranger(&self, zone: &str, name: &str, labels: Value) {
         let gce = self.provider();
-        let (life, image) = (Duration::from_secs(3_600), image());
+        let (life, image) = (possible::LONGEST, image());
         let mut body = body::instance(&gce.client, &attempt("job"), &plan().gce, &image, zone, life, gce.clock.now());
         (body["name"], body["labels"]) = (json!(name), labels);
         gce.client.change(Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body))).await.expect("made");
@@ -53,7 +53,6 @@ async fn life(place: &Place, wanted: &Plan, grouped: bool) {
 #[tokio::test]
 async fn a_cloud_that_answers_with_more_than_was_asked_for_loses_nothing() {
     let place = Place::new(json!({ "boot": "1s", "ignores_filters": true })).await;
-    // The lifetimes of strangers are their own: no kill switch of ours.
     place.stranger(ZONE, "prod-database", json!({})).await;
     place.stranger("us-east1-c", "web-1", json!({ "ftctl-job": attempt("another").job.as_str() })).await;
     place.stranger("us-west1-a", "web-2", json!({ "ftctl-owner": "x", "job": attempt("job").job.as_str() })).await;
@@ -64,7 +63,6 @@ async fn a_cloud_that_answers_with_more_than_was_asked_for_loses_nothing() {
     for (wanted, grouped) in [(plan(), false), (groups::grouped(), true)] {
         life(&place, &wanted, grouped).await;
         let after = place.everything().await;
-        // The strangers' own time is over meanwhile for what is a spot machine with a limit.
         let lost: Vec<&String> = before.iter().filter(|one| !after.contains(one)).collect();
         assert!(lost.is_empty(), "{lost:?}");
     }
