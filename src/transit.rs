@@ -37,7 +37,14 @@ mod tests {
     #[test]
     fn plain_http_is_for_this_machine_alone() {
         let private = |url: &str| is_private(&Url::parse(url).unwrap());
-        for url in ["https://any.host", "http://127.0.0.1:1/a", "http://127.8.9.1", "http://[::1]:7", "http://LOCALHOST:7", "http://0x7f.1"] {
+        for url in [
+            "https://any.host",
+            "http://127.0.0.1:1/a",
+            "http://127.8.9.1",
+            "http://[::1]:7",
+            "http://LOCALHOST:7",
+            "http://0x7f.1",
+        ] {
             assert!(private(url), "{url}");
         }
         for url in [

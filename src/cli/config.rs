@@ -101,7 +101,12 @@ impl Show for InForce {
         if self.waits.is_empty() {
             return shown;
         }
-        format!("{}\nnot trusted yet, from {}: {}; `ftctl trust` trusts it", shown.trim_end(), self.file.display(), self.waits.join(", "))
+        format!(
+            "{}\nnot trusted yet, from {}: {}; `ftctl trust` trusts it",
+            shown.trim_end(),
+            self.file.display(),
+            self.waits.join(", ")
+        )
     }
 
     fn names(&self) -> Vec<String> {

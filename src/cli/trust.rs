@@ -48,7 +48,8 @@ impl Arguments {
         }
         said.iter().for_each(|(_, places)| trusted.add(places));
         if !app.dry_run {
-            let cannot = |error| Failure::new(Exit::Failure, format!("cannot remember that {} is trusted: {error}", directory.display()));
+            let cannot =
+                |error| Failure::new(Exit::Failure, format!("cannot remember that {} is trusted: {error}", directory.display()));
             trusted.save().map_err(cannot)?;
         }
         app.output.show(&Shown { directory, said })
@@ -156,17 +157,14 @@ impl App<'_> {
 /// Values as a terminal can bear them: they are a stranger's.
 fn told(claims: &Claims) -> String {
     let values: Vec<String> = claims.places.iter().map(|(key, value)| format!("{key} = {value:?}")).collect();
-    format!(
-        "{} says {}: that decides where your sign-in is sent and whose code runs",
-        claims.file.display(),
-        values.join(", ")
-    )
+    format!("{} says {}: that decides where your sign-in is sent and whose code runs", claims.file.display(), values.join(", "))
 }
 
 fn not_trusted(claims: &Claims, directory: &Path) -> Failure {
     let of_project = claims.file.file_name().is_some_and(|name| name == PROJECT_FILE);
     let what = if of_project { directory } else { &claims.file };
     let word = shell_word(&what.display().to_string());
-    Failure::new(Exit::Usage, format!("{}, and you have not said that you trust it", told(claims)))
-        .fix(format!("look at it, then: `ftctl trust {word}`; for this time alone --trust-project, for a pipeline FTCTL_TRUST_PROJECT=1"))
+    Failure::new(Exit::Usage, format!("{}, and you have not said that you trust it", told(claims))).fix(format!(
+        "look at it, then: `ftctl trust {word}`; for this time alone --trust-project, for a pipeline FTCTL_TRUST_PROJECT=1"
+    ))
 }

@@ -96,7 +96,10 @@ mod tests {
                 let length = stream.read(&mut piece).await.unwrap();
                 request.push_str(std::str::from_utf8(&piece[..length]).unwrap());
             }
-            let answer = format!("HTTP/1.1 {status}\r\nlocation: /elsewhere\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+            let answer = format!(
+                "HTTP/1.1 {status}\r\nlocation: /elsewhere\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
             stream.write_all(answer.as_bytes()).await.unwrap();
             request
         };

@@ -118,9 +118,14 @@ fn a_job_file_counts_when_the_user_trusts_it_with_its_present_values() {
     write("local", "jobs/a.toml");
     assert_done(&run(&sandbox, &["plan", "jobs/a.toml"]));
     write("fake", "jobs/a.toml");
-    for arguments in [&["plan", "jobs/a.toml"][..], &["submit", "jobs/a.toml"], &["run", "jobs/a.toml", "-y", "--dry-run"], &["up", "jobs/a.toml"]] {
+    for arguments in [
+        &["plan", "jobs/a.toml"][..],
+        &["submit", "jobs/a.toml"],
+        &["run", "jobs/a.toml", "-y", "--dry-run"],
+        &["up", "jobs/a.toml"],
+    ] {
         assert_asked(&run(&sandbox, arguments), "jobs/a.toml", "backend = \"fake\"");
-        assert_done(&run(&sandbox, &[&["plan", "jobs/a.toml"], &["--backend", "fake"][..]].concat()));
+        assert_done(&run(&sandbox, &["plan", "jobs/a.toml", "--backend", "fake"]));
     }
     assert_done(&run(&sandbox, &["plan", "jobs/a.toml", "--set", "compute.backend=fake"]));
     sandbox.ok_trust(&["jobs/a.toml"]);

@@ -120,9 +120,7 @@ impl Credentials {
             Source::TokenFile(path)
         } else if let Some(path) = file("GOOGLE_APPLICATION_CREDENTIALS").or(login) {
             Source::File(path)
-        } else if let Some(host) =
-            variables("GCE_METADATA_HOST").or_else(|| on_google().then(|| METADATA[0].to_owned()))
-        {
+        } else if let Some(host) = variables("GCE_METADATA_HOST").or_else(|| on_google().then(|| METADATA[0].to_owned())) {
             Source::Metadata(host)
         } else {
             return Err(ProviderError::new(Class::Denied, "nobody is signed in to Google Cloud here")

@@ -116,7 +116,8 @@ async fn a_login_is_renewed_and_a_refusal_is_told_without_secrets() {
 #[tokio::test]
 async fn what_a_file_names_by_plain_http_is_not_asked() {
     let url = "http://203.0.113.9/token";
-    let login = json!({ "type": "authorized_user", "client_id": "id", "client_secret": "s", "refresh_token": "r", "token_uri": url });
+    let login =
+        json!({ "type": "authorized_user", "client_id": "id", "client_secret": "s", "refresh_token": "r", "token_uri": url });
     let account = |token_url: &str, source: Value| {
         json!({
             "type": "external_account", "audience": "a", "subject_token_type": "t", "token_url": token_url, "credential_source": source,
