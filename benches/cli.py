@@ -59,7 +59,7 @@ class Place:
 
     def __init__(self, program, home):
         self.program, self.home = program, home
-        self.environment = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        self.environment = {"HOME": str(home), "PATH": os.environ["PATH"], "FTCTL_TRUST_PROJECT": "1"}
 
     def run(self, *arguments):
         command = [self.program, *arguments]

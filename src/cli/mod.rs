@@ -12,6 +12,7 @@ use std::{
 
 use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum,
+    builder::FalseyValueParser,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
@@ -114,7 +115,7 @@ struct Global {
     #[arg(long, global = true, value_name = "NAME")]
     profile: Option<String>,
     /// Let ./ftctl.toml and job files say where jobs run, this time: see `ftctl trust`
-    #[arg(long, global = true, env = "FTCTL_TRUST_PROJECT", hide_env_values = true)]
+    #[arg(long, global = true, env = "FTCTL_TRUST_PROJECT", hide_env_values = true, value_parser = FalseyValueParser::new())]
     trust_project: bool,
 }
 

@@ -46,7 +46,9 @@ impl Arguments {
         if is_directory || self.remove {
             trusted.clear();
         }
-        said.iter().for_each(|(_, places)| trusted.add(places));
+        for (_, places) in &said {
+            trusted.add(places);
+        }
         if !app.dry_run {
             let cannot =
                 |error| Failure::new(Exit::Failure, format!("cannot remember that {} is trusted: {error}", directory.display()));

@@ -278,7 +278,7 @@ pub fn places_of_project(file: &Path) -> Result<Places, SettingsError> {
 /// What a job file says of where its job runs.
 pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
     let (backend, store, image) = (spec.compute.backend.clone(), spec.store.clone(), spec.image.clone());
-    let mut layer = Layer { backend, store, image, ..Layer::default() };
+    let mut layer = Layer { backend, image, store, ..Layer::default() };
     layer.anchor(&trust::directory_of(file));
     places(layer.backend.as_deref(), layer.store.as_deref(), table(&layer.image))
 }

@@ -125,7 +125,7 @@ fn a_job_file_counts_when_the_user_trusts_it_with_its_present_values() {
         &["up", "jobs/a.toml"],
     ] {
         assert_asked(&run(&sandbox, arguments), "jobs/a.toml", "backend = \"fake\"");
-        assert_done(&run(&sandbox, &[&["plan", "jobs/a.toml"], &["--backend", "fake"][..]].concat()));
+        assert_done(&run(&sandbox, &["plan", "jobs/a.toml", "--backend", "fake"]));
     }
     assert_done(&run(&sandbox, &["plan", "jobs/a.toml", "--set", "compute.backend=fake"]));
     sandbox.ok_trust(&["jobs/a.toml"]);
