@@ -58,10 +58,10 @@ impl App<'_> {
         let report = self.output.report();
         match paid {
             Ok(Paid::NotOwed { why }) => {
-                report.warn(&format!("the store says that machines of {id} are left, and nothing was destroyed: {why}"))
+                report.warn(&format!("the store says that machines of {id} are left, and nothing was destroyed: {why}"));
             }
             Ok(Paid::Gone) => {
-                report.line(&format!("the machines of {id}, which could not be destroyed since {since:.0}, are gone"))
+                report.line(&format!("the machines of {id}, which could not be destroyed since {since:.0}, are gone"));
             }
             Err(again) => {
                 let why = again.map_or_else(|| why.clone(), |failure| failure.message);

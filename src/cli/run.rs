@@ -39,7 +39,7 @@ impl Arguments {
             return app.output.show(&Planned::from(plan));
         }
         let (record, settled) = app.block_on(async {
-            let record = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record;
+            let record = Box::pin(plan::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             world.report.line(&format!("job {id}"));

@@ -55,7 +55,7 @@ impl Arguments {
             return app.output.show(&Planned::from(plan));
         }
         let record = app.block_on(async {
-            let record = plan::open(&world, plan, self.idempotency_key.as_deref(), true).await?.record;
+            let record = Box::pin(plan::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await

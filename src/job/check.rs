@@ -153,10 +153,8 @@ mod tests {
     #[test]
     fn every_machine_of_the_catalogue_is_one_of_a_job_file() {
         for (accelerator, card) in &super::super::catalogue::gce().accelerators {
-            let counts: Vec<u32> = match card.machines.is_empty() {
-                true => card.limits.keys().filter_map(|count| count.parse().ok()).collect(),
-                false => card.machines.values().map(|machine| machine.accelerators).collect(),
-            };
+            let added = card.limits.keys().filter_map(|count| count.parse().ok());
+            let counts: Vec<u32> = card.machines.values().map(|machine| machine.accelerators).chain(added).collect();
             for count in counts {
                 let spec =
                     gce::GceSpec { accelerator: Some(accelerator.clone()), accelerators: Some(count), ..gce::GceSpec::default() };

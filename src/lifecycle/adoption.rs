@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Result;
 use crate::{
     exit::{Exit, Failure},
-    job::{digest::Digest, id::JobId, plan::Plan, record::Record},
+    job::{digest::Digest, id::JobId, order::TrainerImage, plan::Plan, record::Record},
     provider::disk::write_json,
 };
 
@@ -23,6 +23,9 @@ const PROOF_SCHEMA: &str = "ftctl.submitted/1";
 struct Proof {
     schema: String,
     plan: Digest,
+    /// What this machine made to run it, where that takes an engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trainer: Option<TrainerImage>,
 }
 
 /// What tells jobs that this invocation may drive from others.
@@ -42,8 +45,8 @@ impl Adoption {
     }
 
     /// Writes down that the job is submitted here. Before its record is written: a crash in between leaves a proof of nothing.
-    pub fn prove(&self, id: &JobId, plan: &Plan) -> Result<()> {
-        let proof = Proof { schema: PROOF_SCHEMA.to_owned(), plan: plan.digest() };
+    pub fn prove(&self, id: &JobId, plan: &Plan, trainer: Option<&TrainerImage>) -> Result<()> {
+        let proof = Proof { schema: PROOF_SCHEMA.to_owned(), plan: plan.digest(), trainer: trainer.cloned() };
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.proofs);
         made.and_then(|()| write_json(&self.proofs.join(id.as_str()), &proof)).map_err(|error| {
             let message = format!("cannot write down in {} that the job is submitted here: {error}", self.proofs.display());
@@ -53,9 +56,18 @@ impl Adoption {
 
     /// Whether the job was submitted here, and with the plan that its record has now.
     pub fn is_own(&self, record: &Record) -> bool {
-        let proof = fs::read(self.proofs.join(record.id.as_str())).ok();
-        let proof = proof.and_then(|bytes| serde_json::from_slice::<Proof>(&bytes).ok());
-        proof.is_some_and(|proof| proof.schema == PROOF_SCHEMA && proof.plan == record.plan.digest())
+        self.proof(record).is_some()
+    }
+
+    /// What this machine made before to run the job: the record's word for it is anybody's.
+    pub fn made(&self, record: &Record) -> Option<TrainerImage> {
+        self.proof(record)?.trainer
+    }
+
+    fn proof(&self, record: &Record) -> Option<Proof> {
+        let bytes = fs::read(self.proofs.join(record.id.as_str())).ok()?;
+        let proof: Proof = serde_json::from_slice(&bytes).ok()?;
+        (proof.schema == PROOF_SCHEMA && proof.plan == record.plan.digest()).then_some(proof)
     }
 
     /// Whether this invocation may carry the job on.
@@ -99,8 +111,12 @@ mod tests {
         let adoption = Adoption::new(state.path(), false);
         let mut record = record("1");
         assert!(!adoption.may_drive(&record));
-        adoption.prove(&record.id, &record.plan).unwrap();
+        adoption.prove(&record.id, &record.plan, None).unwrap();
         assert!(adoption.is_own(&record) && adoption.may_drive(&record));
+        let image = TrainerImage::Image { reference: "sha256:00".to_owned() };
+        adoption.prove(&record.id, &record.plan, Some(&image)).unwrap();
+        record.trainer = Some(TrainerImage::Image { reference: "evil/image".to_owned() });
+        assert_eq!(adoption.made(&record), Some(image));
         record.plan.docker.mounts = vec!["/:/host".to_owned()];
         assert!(!adoption.may_drive(&record), "with another plan it is somebody else's");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -126,7 +142,7 @@ mod tests {
     fn a_proof_that_cannot_be_read_proves_nothing() {
         let state = tempfile::tempdir().unwrap();
         let (adoption, record) = (Adoption::new(state.path(), false), record("1"));
-        adoption.prove(&record.id, &record.plan).unwrap();
+        adoption.prove(&record.id, &record.plan, None).unwrap();
         fs::write(state.path().join("submitted").join(record.id.as_str()), "{").unwrap();
         assert!(!adoption.is_own(&record));
     }

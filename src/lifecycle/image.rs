@@ -32,19 +32,28 @@ pub(super) async fn of(world: &World, record: &Record) -> Result<TrainerImage> {
             TrainerImage::Program { digest: digest.clone() }
         }
         (TrainerFrom::Build, _) => TrainerImage::Program { digest: trainer::ensure(&world.cache, world.report.as_ref()).await? },
-        (TrainerFrom::Engine, _) => TrainerImage::Image { reference: Box::pin(on_engine(world, &record.plan)).await? },
+        (TrainerFrom::Engine, _) => on_engine(world, record).await?,
         (TrainerFrom::Image, _) => TrainerImage::Image { reference: record.plan.image().ok_or_else(no_image)?.to_owned() },
         (TrainerFrom::Nowhere, _) => TrainerImage::None,
     })
 }
 
-/// The image that the plan names, or the one that the engine builds from what this ftctl carries, by its content.
-async fn on_engine(world: &World, plan: &Plan) -> Result<String> {
+/// The image that the plan names, or the one that the engine builds from what this ftctl carries: once for a job that was submitted here.
+async fn on_engine(world: &World, record: &Record) -> Result<TrainerImage> {
+    let plan = &record.plan;
     if let Some(named) = plan.image() {
-        return Ok(named.to_owned());
+        return Ok(TrainerImage::Image { reference: named.to_owned() });
+    }
+    if let Some(made) = world.adoption.made(record) {
+        return Ok(made);
     }
     let engine = docker::connect(world.report.as_ref()).await?;
-    Ok(container::ensure(&engine, &plan.image, &world.cache, world.report.as_ref()).await?.id)
+    let made = Box::pin(container::ensure(&engine, &plan.image, &world.cache, world.report.as_ref())).await?;
+    let image = TrainerImage::Image { reference: made.id };
+    if world.adoption.is_own(record) {
+        world.adoption.prove(&record.id, plan, Some(&image))?;
+    }
+    Ok(image)
 }
 
 /// What a build of the job's image reads of this machine.

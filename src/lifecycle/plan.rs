@@ -85,7 +85,7 @@ fn has_key(record: &Record, key: Option<&str>) -> bool {
 }
 
 async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
-    world.adoption.prove(&id, &plan)?;
+    world.adoption.prove(&id, &plan, None)?;
     let mut record = Record::new(id, plan.clone(), world.clock.now());
     (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
     go_on(Journal::create(world, record).await?, &plan, key, submit).await

@@ -44,6 +44,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     let image = image::of(world, &job.record).await?;
+    job.record.trainer = Some(image.clone());
     let now = world.clock.now();
     let earlier = job.record.attempts.iter().filter(|earlier| earlier.attempt < attempt.attempt);
     let earlier: Vec<_> = earlier.map(|earlier| (earlier.started, earlier.ended.unwrap_or(now))).collect();

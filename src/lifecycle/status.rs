@@ -71,7 +71,7 @@ pub async fn all(
                 match describe(store, &record, now).await {
                     Ok(status) => found.push(status),
                     Err(failure) if failure.exit == Exit::Integrity => {
-                        unreadable.push(format!("{}: {}", record.id, failure.message))
+                        unreadable.push(format!("{}: {}", record.id, failure.message));
                     }
                     Err(failure) => return Err(failure),
                 }

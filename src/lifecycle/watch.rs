@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Result, World};
+use super::World;
 use crate::{
     job::{id::path, record::Record},
-    store::{ETag, Store, StoreError},
+    store::{ETag, Result, Store, StoreError},
 };
 
 /// Longer than a supervisor's lease lives, and than an agent is silent.
@@ -24,17 +24,18 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while.
-    pub async fn look(&mut self, world: &World, record: &Record) -> Result<()> {
+    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while. What cannot be read now is read later.
+    pub async fn look(&mut self, world: &World, record: &Record) {
         let now = world.clock.now();
         let since = |then: Timestamp| Duration::try_from(now.duration_since(then)).unwrap_or_default();
         if self.told || self.looked.is_some_and(|looked| since(looked) < EVERY) {
-            return Ok(());
+            return;
         }
         self.looked = Some(now);
         let (store, id) = (world.store.as_ref(), &record.id);
         let (lease, heartbeat) = (path::supervisor_lease(id), path::heartbeat(id, record.attempt));
-        let signs = [version(store, &lease).await?, version(store, &heartbeat).await?];
+        let (Ok(driven), Ok(alive)) = (version(store, &lease).await, version(store, &heartbeat).await) else { return };
+        let signs = [driven, alive];
         match &self.signs {
             Some((before, then)) if *before == signs => {
                 if since(*then) >= STILL {
@@ -44,7 +45,6 @@ impl Watch {
             }
             _ => self.signs = Some((signs, now)),
         }
-        Ok(())
     }
 }
 
@@ -52,7 +52,7 @@ async fn version(store: &dyn Store, path: &str) -> Result<Option<ETag>> {
     match store.get(path).await {
         Ok(object) => Ok(Some(object.etag)),
         Err(StoreError::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }
 

@@ -177,10 +177,9 @@ impl Settings {
             stack.0.insert(3, (Source::File(origin), layer));
         }
         let by_file = adopt.map(|stores| Setting { value: Some(Adopt::Of(stores)), origin: Origin::User { path } });
-        let adopt = match (around.variable)(ADOPT).is_some_and(|value| value == "1") {
-            true => Setting { value: Some(Adopt::Everything), origin: Origin::Environment { name: ADOPT } },
-            false => by_file.unwrap_or(Setting { value: None, origin: Origin::Default }),
-        };
+        let by_word = (around.variable)(ADOPT).filter(|value| value == "1");
+        let by_word = by_word.map(|_| Setting { value: Some(Adopt::Everything), origin: Origin::Environment { name: ADOPT } });
+        let adopt = by_word.or(by_file).unwrap_or(Setting { value: None, origin: Origin::Default });
         let settings = Self::from_stack(&stack, profile.clone(), directories.clone(), files);
         stack.0.retain(|(source, _)| !matches!(source, Source::File(Origin::Project { .. })));
         let without = Self::from_stack(&stack, profile, directories, Vec::new());

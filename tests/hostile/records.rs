@@ -1,10 +1,10 @@
 //! Records, debts, names and orders that somebody else wrote into the store.
 
 use std::{
-    fs,
-    os::unix::fs::PermissionsExt as _,
+    fs, io,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
     path::{Path, PathBuf},
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -53,7 +53,7 @@ impl Two {
         Self { theirs: Sandbox::new(), mine: Sandbox::new(), store, _shared: shared }
     }
 
-    fn command(&self, who: &Sandbox, arguments: &[&str]) -> std::process::Command {
+    fn command(&self, who: &Sandbox, arguments: &[&str]) -> Command {
         let mut command = who.command(arguments);
         command.env("FTCTL_STORE", &self.store);
         command
@@ -65,10 +65,7 @@ impl Two {
 
     /// A verb of mine, from which only what it says on stderr is of interest.
     fn follow(&self, arguments: &[&str]) -> Following {
-        let stderr = self.mine.path("stderr");
-        let mut command = self.command(&self.mine, arguments);
-        command.stdout(Stdio::null()).stderr(fs::File::create(&stderr).unwrap());
-        Following { child: command.spawn().unwrap(), stderr }
+        Following::start(&mut self.command(&self.mine, arguments), self.mine.path("stderr"))
     }
 
     fn record(&self, id: &str) -> PathBuf {
@@ -101,6 +98,11 @@ struct Following {
 }
 
 impl Following {
+    fn start(command: &mut Command, stderr: PathBuf) -> Self {
+        command.stdout(Stdio::null()).stderr(fs::File::create(&stderr).unwrap());
+        Self { child: command.spawn().unwrap(), stderr }
+    }
+
     fn says(&mut self, part: &str) -> String {
         let began = Instant::now();
         loop {
@@ -227,14 +229,16 @@ fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
         let mut changed = kept.clone();
         *changed.pointer_mut(pointer).unwrap() = value;
         fs::write(&record, changed.to_string()).unwrap();
-        for arguments in [
-            &["logs", &bad][..],
-            &["logs", "-f", &bad],
+        // Each record by one verb, and one record by each of them.
+        let verbs = [
+            &["logs", "-f", &bad][..],
+            &["logs", &bad],
             &["report", &bad],
             &["cancel", &bad],
             &["explain", &bad],
             &["status", &bad],
-        ] {
+        ];
+        for arguments in &verbs[..if pointer == "/attempt" { verbs.len() } else { 1 }] {
             let said = sandbox.run(arguments);
             assert_eq!(said.code, Some(9), "{pointer} {arguments:?}: {}", said.stderr);
             assert!(said.stderr.contains(&bad), "{pointer} {arguments:?}: {}", said.stderr);
@@ -254,32 +258,76 @@ fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
 fn with_their_program(two: &Two, program: &Path) -> String {
     let id = two.foreign_job("train");
     two.change(&id, |record| {
-        record["plan"]["backend"] = json!("local");
-        record["submitted"] = json!(true);
+        (record["state"], record["attempt"], record["attempts"]) = (json!("imaging"), json!(0), json!([]));
+        (record["submitted"], record["plan"]["backend"]) = (json!(true), json!("local"));
         record["trainer"] = json!({ "program": { "path": program, "digest": "0".repeat(64) } });
     });
     id
 }
 
+/// A program that leaves `marker` where it ran.
+fn program(path: &Path, marker: &Path) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, format!("#!/bin/sh\ntouch {}\n", marker.display())).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 #[test]
 fn a_record_runs_no_program() {
     let two = Two::new();
-    let (program, marker) = (two.mine.path("program"), two.mine.path("it-ran"));
-    fs::write(&program, format!("#!/bin/sh\ntouch {}\n", marker.display())).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let id = with_their_program(&two, &program);
+    let (theirs, mine) = (two.mine.path("their-program-ran"), two.mine.path("my-program-ran"));
+    program(&two.mine.path("program"), &theirs);
+    let id = with_their_program(&two, &two.mine.path("program"));
     let mut following = two.follow(&["logs", "-f", &id]);
-    thread::sleep(Duration::from_secs(3));
-    assert!(!two.mine.state().join("local").exists(), "nothing is started for somebody else's job");
-    assert!(following.child.try_wait().unwrap().is_none(), "it is watched");
+    thread::sleep(Duration::from_secs(2));
+    assert!(following.child.try_wait().unwrap().is_none() && !two.mine.state().join("local").exists(), "it is watched");
     drop(following);
-    // Whoever adopts it starts their own trainer. Here it cannot be built, for want of tools.
+    // Whoever adopts it runs what their own cache has under that digest.
+    program(&two.mine.home().join(format!(".cache/ftctl/trainer/{}/ft-trainer", "0".repeat(16))), &mine);
+    let said = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
+    assert!(mine.exists() && !theirs.exists(), "{}", said.stderr);
+    assert_eq!(two.read(&id)["trainer"], json!({ "program": { "digest": "0".repeat(64) } }));
+}
+
+#[test]
+fn a_trainer_that_is_not_here_is_built_and_not_looked_for_elsewhere() {
+    let two = Two::new();
+    let theirs = two.mine.path("their-program-ran");
+    program(&two.mine.path("program"), &theirs);
+    let id = with_their_program(&two, &two.mine.path("program"));
+    // Here it cannot be, for want of tools.
     let tools = two.mine.path("no-tools");
     fs::create_dir(&tools).unwrap();
-    let mut command = two.command(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
-    command.env("PATH", tools).stdout(Stdio::null());
-    let said = Sandbox::said(&mut command);
-    assert!(said.code != Some(0) && !marker.exists(), "{}", said.stderr);
+    let said = Sandbox::said(two.command(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]).env("PATH", tools));
+    let record = two.read(&id);
+    assert_eq!(record["outcome"], json!("failed"), "{}", said.stderr);
+    assert!(record["reason"].as_str().unwrap().contains("python3"), "{record}");
+    assert!(!theirs.exists());
+}
+
+#[test]
+fn a_record_asks_nothing_of_an_engine() {
+    let two = Two::new();
+    let id = two.foreign_job("contained");
+    two.change(&id, |record| {
+        (record["submitted"], record["plan"]["backend"]) = (json!(true), json!("docker"));
+        record["plan"]["docker"] = json!({ "image": "evil/image", "user": "0:0", "mounts": ["/:/host"], "network": "host" });
+    });
+    let socket = two.mine.path("engine.sock");
+    let engine = UnixListener::bind(&socket).unwrap();
+    engine.set_nonblocking(true).unwrap();
+    let host = format!("unix://{}", socket.display());
+    let mut command = two.command(&two.mine, &["logs", "-f", &id]);
+    let mut following = Following::start(command.env("DOCKER_HOST", &host), two.mine.path("stderr"));
+    thread::sleep(Duration::from_secs(2));
+    assert!(following.child.try_wait().unwrap().is_none(), "it is watched");
+    drop(following);
+    let asked = Sandbox::said(two.command(&two.mine, &["logs", "-f", &id, "--adopt"]).env("DOCKER_HOST", &host));
+    assert_eq!(asked.code, Some(2), "{}", asked.stderr);
+    for part in ["docker", "evil/image", "0:0", "/:/host", "host"] {
+        assert!(asked.stderr.contains(part), "{part}: {}", asked.stderr);
+    }
+    assert_eq!(engine.accept().expect_err("nobody came").kind(), io::ErrorKind::WouldBlock);
 }
 
 #[test]
@@ -372,10 +420,8 @@ fn a_plan_that_was_changed_is_somebody_elses() {
         record["submitted"] = json!(true);
         record["plan"]["docker"]["mounts"] = json!(["/:/host"]);
     });
-    let mut command = two.command(&two.theirs, &["logs", "-f", &id]);
-    command.stdout(Stdio::null()).stderr(fs::File::create(two.mine.path("stderr")).unwrap());
-    let mut following = Following { child: command.spawn().unwrap(), stderr: two.mine.path("stderr") };
-    following.says("nobody goes on with it");
+    let mut follow = two.command(&two.theirs, &["logs", "-f", &id]);
+    Following::start(&mut follow, two.theirs.path("stderr")).says("nobody goes on with it");
     assert_eq!(two.read(&id)["state"], json!("submitting"));
 }
 

@@ -14,8 +14,9 @@ use crate::common::Sandbox;
 use ftctl::{
     job::{
         id::{JobId, path},
-        record::Record,
+        record::{Attempt, Record},
         state::{Outcome, State},
+        units::Money,
     },
     lifecycle::journal,
     store::{
@@ -47,6 +48,7 @@ impl Job {
         let id = JobId::derive("talks", "once");
         let mut record = Record::new(id.clone(), plan, Timestamp::now());
         (record.state, record.attempt, record.submitted) = (State::Running, attempt, true);
+        record.attempts = (1..=attempt).map(begun).collect();
         let bytes = serde_json::to_vec(&record).expect("JSON");
         wait(store.put(&path::record(&id), bytes.into(), Condition::IfAbsent)).expect("a record");
         let job = Self { sandbox, store, id };
@@ -83,6 +85,11 @@ impl Job {
     fn logs(&self, options: &[&str]) -> crate::common::Said {
         self.sandbox.run(&[&["logs", self.id.as_str()], options].concat())
     }
+}
+
+fn begun(attempt: u32) -> Attempt {
+    let (started, price_per_hour) = (Timestamp::now(), Money::ZERO);
+    Attempt { attempt, started, ended: None, reason: None, first_step: 0, last_step: 0, lost_steps: 0, price_per_hour }
 }
 
 /// In front of every line, as the trainer writes it; not shown unless asked for.
