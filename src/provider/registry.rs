@@ -165,7 +165,8 @@ mod tests {
     #[tokio::test]
     async fn an_agent_has_what_is_on_the_list_and_of_secrets_what_its_store_needs() {
         let container = |secret: &'static str| {
-            let variable = |name: &str| (name == secret).then(|| "c2VjcmV0".to_owned());
+            let variable =
+                |name: &str| (name == secret).then(|| if name.ends_with("KEY") { "c2VjcmV0" } else { "sig=x" }.to_owned());
             Arc::new(azure::open("azure://account/container", &variable, Limits::default(), Whose::User).expect("a store"))
         };
         assert_eq!(agents(Arc::new(MemoryStore::new())).await, ["HOME", "PATH", "https_proxy"]);

@@ -51,7 +51,7 @@ impl Machine {
         let uploaded = sandbox.run(&["upload", "data", "--store", &store]);
         assert_eq!(uploaded.code, Some(0), "{}", uploaded.stderr);
         let order = json!({
-            "schema": "ftctl.order/1", "job": "hostile-bcdfgh", "attempt": 1, "store": store, "dataset": uploaded.stdout.trim(),
+            "schema": "ftctl.order/1", "job": "hostile-bcdfgh", "attempt": 1, "store": store, "dataset": uploaded.stdout.lines().next().unwrap(),
             "trainer": { "image": { "reference": "registry.example/ftctl@sha256:00" } },
             "model": {}, "train": {}, "grace_seconds": 1,
         });

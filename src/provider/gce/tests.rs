@@ -37,6 +37,11 @@ struct Place {
 
 impl Place {
     async fn new(script: Value) -> Self {
+        Self::at_speed(20.0, script).await
+    }
+
+    /// Where so many simulated seconds pass in one.
+    async fn at_speed(speed: f64, script: Value) -> Self {
         let state = tempfile::tempdir().expect("a directory");
         let executable = state.path().join("agent");
         fs::write(&executable, AGENT).expect("written");
@@ -44,7 +49,7 @@ impl Place {
         let options = Options {
             listen: ([127, 0, 0, 1], 0).into(),
             project: "my-project".to_owned(),
-            speed: 20.0,
+            speed,
             state: state.path().to_owned(),
             script: serde_json::from_value(script).expect("a script"),
             executable,
@@ -530,10 +535,10 @@ async fn the_secret_goes_from_the_metadata_when_the_agent_was_heard_of() {
 
 #[tokio::test]
 async fn a_machine_refuses_its_metadata_to_the_container_and_hands_the_notice_in() {
-    let place = Place::new(json!({ "boot": "1s" })).await;
+    let place = Place::at_speed(1.0, json!({ "boot": "1s" })).await;
     let (provider, attempt) = (place.provider(), attempt("job"));
     let mut plan = plan();
-    plan.gce.preemption_notice = Some(crate::job::units::Span(Duration::from_secs(36_000)));
+    plan.gce.preemption_notice = Some(crate::job::units::Span(Duration::from_secs(120)));
     let image = TrainerImage::Image { reference: "us-docker.pkg.dev/p/r/ftctl@sha256:00".to_owned() };
     provider.provision(&attempt, &plan, &image).await.expect("made");
     provider.launch(&order(&attempt)).await.expect("told");
@@ -548,7 +553,7 @@ async fn a_machine_refuses_its_metadata_to_the_container_and_hands_the_notice_in
     let url = format!("{}/devcloud/preempt?instance={}", place.environment["FTCTL_ENDPOINT_GCE"], attempt.machine_name());
     let token = &place.environment["CLOUDSDK_AUTH_ACCESS_TOKEN"];
     reqwest::Client::new().post(url).bearer_auth(token).send().await.expect("an answer");
-    // The power button is half an hour away.
+    // The power button is two minutes away.
     until("the notice", async || disk.join("noticed").exists()).await;
     provider.destroy(&attempt.job).await.expect("destroyed");
 }
