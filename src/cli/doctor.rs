@@ -115,7 +115,7 @@ impl Show for Findings {
             };
             let message = format::wrap(&finding.message, WIDTH);
             let shown = if finding.health == Health::Good { first_lines(&message) } else { message };
-            table.row([mark, finding.what, &shown].map(Cell::text));
+            table.row([Cell::text(mark), Cell::text(finding.what), Cell::lines(shown)]);
             if let Some(fix) = &finding.fix {
                 // In one line: it may be a command to copy.
                 table.row(["", "", &format!("fix: {fix}")].map(Cell::text));

@@ -4,9 +4,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
-    lifecycle::{Resource, World},
+    lifecycle::{Resource, Whose, World},
     output::{Cell, Table, format},
-    provider::Whose,
 };
 
 /// A machine and where it is.

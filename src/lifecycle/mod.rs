@@ -34,7 +34,7 @@ pub mod sweep;
 mod vigil;
 mod watch;
 
-pub use crate::provider::Resource;
+pub use crate::provider::{Resource, Whose};
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

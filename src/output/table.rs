@@ -11,6 +11,8 @@ use crate::job::printable;
 pub enum Cell {
     /// Left-aligned.
     Text(String),
+    /// Several lines, which the caller laid out, left-aligned.
+    Lines(String),
     /// Right-aligned.
     Number(String),
 }
@@ -18,6 +20,10 @@ pub enum Cell {
 impl Cell {
     pub fn text(value: impl Into<String>) -> Self {
         Self::Text(value.into())
+    }
+
+    pub fn lines(value: impl Into<String>) -> Self {
+        Self::Lines(value.into())
     }
 
     pub fn number(value: impl Into<String>) -> Self {
@@ -63,6 +69,7 @@ impl Table {
                     .iter()
                     .map(|cell| match cell {
                         Cell::Text(text) => comfy_table::Cell::new(self.shown(text)),
+                        Cell::Lines(text) => comfy_table::Cell::new(printable::text(text)),
                         Cell::Number(text) => comfy_table::Cell::new(self.shown(text)).set_alignment(CellAlignment::Right),
                     })
                     .collect::<Vec<_>>(),

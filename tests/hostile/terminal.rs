@@ -5,8 +5,9 @@ use std::process::Command;
 use ftctl::{
     job::{
         id::{JobId, path},
-        record::Record,
+        record::{Attempt, Record},
         state::{Outcome, State},
+        units::Money,
     },
     store::{self, Condition},
 };
@@ -36,7 +37,18 @@ impl Job {
         sandbox.write("job.toml", "name = \"talks\"\n[data]\ntrain = [\"job.toml\"]\n");
         let plan = serde_json::from_str(&sandbox.run(&["plan", "job.toml", "-o", "json"]).stdout).unwrap();
         let id: JobId = serde_json::from_str("\"talks-bcdfgh\"").unwrap();
-        let mut record = Record::new(id.clone(), plan, Timestamp::now());
+        let now = Timestamp::now();
+        let mut record = Record::new(id.clone(), plan, now);
+        record.attempts.push(Attempt {
+            attempt: 1,
+            started: now,
+            ended: Some(now),
+            reason: Some(format!("an end {ORDERS}")),
+            first_step: 0,
+            last_step: 0,
+            lost_steps: 0,
+            price_per_hour: Money::ZERO,
+        });
         (record.state, record.attempt, record.submitted) = (State::Finished, 1, true);
         (record.outcome, record.reason) = (Some(Outcome::Failed), Some(format!("no reason {ORDERS}")));
         let log = [
