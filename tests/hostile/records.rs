@@ -50,7 +50,7 @@ impl Two {
     fn new() -> Self {
         let shared = tempfile::tempdir().unwrap();
         let store = shared.path().join("store");
-        Self { theirs: Sandbox::new(), mine: Sandbox::new(), store, _shared: shared }
+        Self { theirs: Sandbox::in_memory(), mine: Sandbox::in_memory(), store, _shared: shared }
     }
 
     fn command(&self, who: &Sandbox, arguments: &[&str]) -> Command {
@@ -142,7 +142,7 @@ fn debt(id: &str) -> Value {
 
 #[test]
 fn a_debt_removes_no_directory() {
-    let (sandbox, canary) = (Sandbox::new(), Canary::new());
+    let (sandbox, canary) = (Sandbox::in_memory(), Canary::new());
     sandbox.write_rehearsal("mine");
     for backend in ["fake", "local"] {
         sandbox.write("ftctl.toml", format!("backend = \"{backend}\"\n"));
@@ -161,7 +161,7 @@ fn a_debt_removes_no_directory() {
 
 #[test]
 fn a_debt_ends_no_healthy_job_and_an_honest_one_is_paid() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::in_memory();
     sandbox.write_rehearsal("alive");
     let id = sandbox.ok(&["up", "job.toml"]).trim().to_owned();
     let store = sandbox.state().join("store");
@@ -190,7 +190,7 @@ fn a_debt_ends_no_healthy_job_and_an_honest_one_is_paid() {
 
 #[test]
 fn a_name_leads_to_a_job_of_that_name_and_nowhere_else() {
-    let (sandbox, canary) = (Sandbox::new(), Canary::new());
+    let (sandbox, canary) = (Sandbox::in_memory(), Canary::new());
     sandbox.write_rehearsal("victim");
     let other = sandbox.ok(&["submit", "job.toml", "--wait", "--set", "name=other"]).trim().to_owned();
     for id in [canary.path(), "../../work", &other] {
@@ -207,7 +207,7 @@ fn a_name_leads_to_a_job_of_that_name_and_nowhere_else() {
 
 #[test]
 fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::in_memory();
     sandbox.write_rehearsal("good");
     let good = sandbox.ok(&["submit", "job.toml", "--wait"]).trim().to_owned();
     let bad = sandbox.ok(&["up", "job.toml", "--set", "name=bad"]).trim().to_owned();
