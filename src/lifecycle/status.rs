@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::{Result, World, journal, supervise};
 use crate::{
+    exit::Exit,
     job::{
         id::{AttemptId, JobId, path},
         record::{Attempt, Record},
@@ -54,8 +55,8 @@ pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Tim
     describe(store, &record, now(&record.plan.backend)).await
 }
 
-/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A record that cannot be read is named
-/// in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
+/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read, or only
+/// with other rights, is named in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
 pub async fn all(
     store: &dyn Store,
     now: &mut dyn FnMut(&str) -> Timestamp,
@@ -67,7 +68,10 @@ pub async fn all(
         let now = record.as_ref().map_or(Timestamp::MIN, |record| now(&record.plan.backend));
         match record {
             Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
-                found.push(describe(store, &record, now).await?);
+                match describe(store, &record, now).await {
+                    Err(failure) if failure.exit == Exit::Denied => unreadable.push(failure.message),
+                    status => found.push(status?),
+                }
             }
             Ok(_) => {}
             Err(failure) => unreadable.push(failure.message),

@@ -103,12 +103,12 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
 /// This process's environment without secrets of the store that an agent can do without.
 fn agent_environment(environment: &Environment) -> AgentEnvironment {
     let environment = environment.clone();
-    Arc::new(move || {
+    Arc::new(move |job| {
         let Environment { variables, store, agent_life, .. } = environment.clone();
         Box::pin(async move {
             let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
             let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().collect();
-            for (name, value) in store.agent_environment(expires).await.map_err(ProviderError::unsigned)? {
+            for (name, value) in store.agent_environment(&job, expires).await.map_err(ProviderError::unsigned)? {
                 match value {
                     Some(value) => drop(variables.insert(name.into(), value.into())),
                     None => drop(variables.remove(&OsString::from(name))),

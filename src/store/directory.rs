@@ -20,7 +20,8 @@ use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use super::{Condition, ETag, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use super::{Condition, ETag, EXPOSURE, Meta, Object, Result, Store, StoreError, check_path, check_prefix};
+use crate::job::finding::Finding;
 
 /// The one name in the directory that holds no objects.
 pub(super) const PRIVATE: &str = ".ftctl";
@@ -67,6 +68,13 @@ impl DirectoryStore {
 impl Store for DirectoryStore {
     fn url(&self) -> &str {
         &self.url
+    }
+
+    fn exposure(&self) -> Option<Finding> {
+        let what = "a machine that is broken into could read, change and delete all of the store, which is a directory that it writes to: \
+                    other jobs, names and datasets, too";
+        let fix = "name a blob container with --store; with an account's key each job has a container of its own";
+        Some(Finding::notice(EXPOSURE, what, fix))
     }
 
     async fn get(&self, path: &str) -> Result<Object> {

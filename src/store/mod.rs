@@ -11,6 +11,11 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::job::{
+    finding::Finding,
+    id::{JobId, path},
+};
+
 pub mod artifacts;
 pub mod azure;
 #[cfg(test)]
@@ -100,6 +105,9 @@ pub enum StoreError {
     Invalid(String),
 }
 
+/// What [`Store::exposure`] is about.
+const EXPOSURE: &str = "exposure";
+
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// What every store can do. All methods are idempotent as far as their conditions allow.
@@ -113,10 +121,15 @@ pub trait Store: Send + Sync {
         8
     }
 
-    /// What an agent needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened it.
-    /// `None` takes a variable away.
-    async fn agent_environment(&self, _expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
+    /// What the agent of `job` needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened
+    /// it. `None` takes a variable away.
+    async fn agent_environment(&self, _job: &JobId, _expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
         Ok(Vec::new())
+    }
+
+    /// What whoever breaks into a machine could do to the store beyond its own job, and what would limit that.
+    fn exposure(&self) -> Option<Finding> {
+        None
     }
 
     async fn get(&self, path: &str) -> Result<Object>;
@@ -154,6 +167,12 @@ pub trait Store: Send + Sync {
             self.delete(path).await?;
         }
         Ok(())
+    }
+
+    /// Deletes all that is left of a job whose record is gone.
+    async fn delete_job(&self, job: &JobId) -> Result<()> {
+        let all: Vec<String> = self.list(&path::job(job)).await?.into_iter().map(|meta| meta.path).collect();
+        self.delete_all(&all).await
     }
 }
 

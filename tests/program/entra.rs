@@ -15,7 +15,10 @@ use crate::common::{
 };
 
 use ftctl::{
-    job::report::{self, Report, Unit},
+    job::{
+        id::{JobId, path},
+        report::{self, Report, Unit},
+    },
     store::{Condition, Limits, Store as _, azure},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -133,11 +136,16 @@ fn sign(url: &str) {
     let store = azure::open(url, &|name| env::var(name).ok(), Limits::default()).expect("a store");
     runtime().block_on(async {
         store.put("signed", "x".into(), Condition::Always).await.expect("written");
-        let given = store.agent_environment(Timestamp::now() + SignedDuration::from_mins(5)).await.expect("a signature");
+        let job = JobId::derive("signed", "1");
+        let given = store.agent_environment(&job, Timestamp::now() + SignedDuration::from_mins(5)).await.expect("signatures");
         let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
         let signed = azure::open(url, &variable, Limits::default()).expect("a store");
         assert_eq!(signed.get("signed").await.expect("read").bytes, "x");
-        signed.delete("signed").await.expect("deleted");
+        signed.delete("signed").await.expect_err("it only reads there");
+        let own = path::attempt_lease(&job);
+        signed.put(&own, "x".into(), Condition::Always).await.expect("written");
+        assert_eq!(store.get(&own).await.expect("read").bytes, "x");
+        signed.delete(&own).await.expect("deleted");
     });
 }
 

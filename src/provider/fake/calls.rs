@@ -20,7 +20,10 @@ use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::script::{CrashAt, When};
-use crate::store::{Condition, ETag, Meta, Object, Result, Store};
+use crate::{
+    job::{finding::Finding, id::JobId},
+    store::{Condition, ETag, Meta, Object, Result, Store},
+};
 
 /// One line of `calls.jsonl`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,5 +134,13 @@ impl Store for CrashingStore {
     async fn delete_all(&self, paths: &[String]) -> Result<()> {
         let Some(first) = paths.first() else { return Ok(()) };
         self.calls.make("delete_all", first, self.store.delete_all(paths)).await
+    }
+
+    async fn delete_job(&self, job: &JobId) -> Result<()> {
+        self.calls.make("delete_job", job.as_str(), self.store.delete_job(job)).await
+    }
+
+    fn exposure(&self) -> Option<Finding> {
+        self.store.exposure()
     }
 }

@@ -239,7 +239,7 @@ impl Gce {
     /// What the agent is told.
     async fn orders(&self, order: &RunOrder) -> Result<[(&'static str, String); 2]> {
         let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
-        let variables = self.store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
+        let variables = self.store.agent_environment(&order.job, expires).await.map_err(ProviderError::unsigned)?;
         let variables = variables.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let environment: String =
             variables.flat_map(|(name, value)| [name.to_owned(), "=".to_owned(), value, "\n".to_owned()]).collect();
