@@ -7,6 +7,7 @@ use ftctl::{
     store::{Limits, Meta, Store, azure},
 };
 use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
 
 use crate::common::{Runs, Said, Sandbox, azurite};
 
@@ -21,6 +22,7 @@ impl Place {
         let variables = [vec![("FTCTL_STORE", store.to_owned())], variables].concat();
         let place = Self { sandbox: Sandbox::new(), variables };
         place.sandbox.write_rehearsal("far");
+        place.sandbox.script(&json!({ "job": { "staging": "1s", "duration": "2s" } }));
         place
     }
 

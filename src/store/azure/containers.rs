@@ -105,8 +105,7 @@ fn is_of_agent(inner: &str) -> bool {
 
 /// The address of a job's container: of 63 characters at most, and another one for each store of the account.
 pub(super) fn container_of(store: &Location, job: &JobId) -> Location {
-    let digest = Sha256::digest(format!("{}/{}", store.container, store.blob("")));
-    let digest: String = digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let digest = hex::encode(&Sha256::digest(format!("{}/{}", store.container, store.blob("")))[..6]);
     let mut own = store.clone();
     own.container = format!("ft-{digest}-{job}");
     own

@@ -638,8 +638,9 @@ impl Below {
     fn prefix(&self, prefix: &str) -> String {
         if prefix.is_empty() { self.1.clone() } else { self.path(prefix) }
     }
-    fn meta(&self, meta: Meta) -> Meta {
-        Meta { path: meta.path[self.1.len() + 1..].to_owned(), ..meta }
+    fn meta(&self, mut meta: Meta) -> Meta {
+        meta.path.drain(..=self.1.len());
+        meta
     }
     fn own<T>(&self, answer: Result<T>) -> Result<T> {
         let inner = |path: String| path.strip_prefix(&format!("{}/", self.1)).map_or(path.clone(), str::to_owned);
@@ -693,13 +694,12 @@ impl Store for Below {
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_conforms_on_both_sides_of_the_border() {
     let azurite = azurite::start();
-    conformance::passes(Arc::new(containers_at(&azurite.container()))).await;
     let url = azurite.container();
-    let (old, new, signed) = (JobId::derive("old", "1"), JobId::derive("new", "1"), JobId::derive("signed", "1"));
+    let (old, signed) = (JobId::derive("old", "1"), JobId::derive("signed", "1"));
     store_at(&url, FULL).put(&path::attempt_lease(&old), "x".into(), Condition::Always).await.unwrap();
     let owner = Arc::new(containers_at(&url));
     let agent = Arc::new(given_to_agent(&owner, &signed).await);
-    for (store, job) in [(Arc::clone(&owner), old), (owner, new), (agent, signed)] {
+    for (store, job) in [(owner, old), (agent, signed)] {
         conformance::passes(Arc::new(Below(store, format!("{}/artifacts", path::job(&job))))).await;
     }
 }
