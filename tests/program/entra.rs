@@ -146,6 +146,8 @@ fn sign(url: &str) {
         signed.put(&own, "x".into(), Condition::Always).await.expect("written");
         assert_eq!(store.get(&own).await.expect("read").bytes, "x");
         signed.delete(&own).await.expect("deleted");
+        store.delete_job(&job).await.expect("deleted, with its container");
+        store.delete("signed").await.expect("deleted");
     });
 }
 
