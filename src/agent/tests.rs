@@ -197,7 +197,7 @@ async fn what_keeps_the_agent_waiting_is_told_with_its_heartbeat() {
 async fn azurite_receives_everything() {
     let azurite = azurite::start();
     let key = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| azurite::KEY.to_owned());
-    let store = store::azure::open(&azurite.container(), &key, store::Limits::default(), store::Whose::User).unwrap();
+    let store = store::azure::open(&azurite.container(), &key, store::Limits::default(), store::WordOf::User).unwrap();
     reaches_the_store(bench_with(EVERYTHING, tempfile::tempdir().unwrap(), Arc::new(store)).await).await;
 }
 

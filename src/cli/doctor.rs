@@ -53,6 +53,7 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
         Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
     let mut findings = vec![Finding::good("backend and store", format!("{name}, {}", world.store.url()))];
+    findings.extend(world.store.exposure());
     findings.extend(app.block_on(async { Ok(doctor::examine_backend(&world).await) })?);
     Ok(findings)
 }

@@ -75,7 +75,7 @@ impl Arguments {
                 Vec::new()
             }
         };
-        Ok(Planned { plan, room })
+        Ok(Planned { plan, room, exposure: world.store.exposure() })
     }
 }
 
@@ -83,11 +83,13 @@ impl Arguments {
 pub struct Planned {
     plan: Plan,
     room: Vec<Finding>,
+    /// What a machine that was broken into could do beyond its job.
+    exposure: Option<Finding>,
 }
 
 impl From<Plan> for Planned {
     fn from(plan: Plan) -> Self {
-        Self { plan, room: Vec::new() }
+        Self { plan, room: Vec::new(), exposure: None }
     }
 }
 
@@ -115,11 +117,14 @@ impl Show for Planned {
         if !self.room.is_empty() {
             value["room"] = json!(self.room);
         }
+        if let Some(exposure) = &self.exposure {
+            value["exposure"] = json!(exposure);
+        }
         value
     }
 
     fn text(&self) -> String {
-        let Self { plan, room } = self;
+        let Self { plan, room, exposure } = self;
         let mut table = Table::default();
         table.pair("job", &plan.name);
         table.pair("backend", &plan.backend);
@@ -143,7 +148,7 @@ impl Show for Planned {
         table.pair("time to live", plan.ttl.to_string());
         table.pair("price", price(plan));
         table.pair("worst case", worst_case(plan));
-        for finding in room {
+        for finding in room.iter().chain(exposure) {
             table.pair(finding.what, &finding.message);
         }
         table.render()

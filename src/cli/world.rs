@@ -15,7 +15,7 @@ use crate::{
     lifecycle::{World, adoption::Adoption, down, journal, plan},
     provider::registry::{self, Connected, Environment},
     settings::{Origin, Setting},
-    store::{self, Store, Whose, lease::Holder, memory::MemoryStore},
+    store::{self, Store, WordOf, lease::Holder, memory::MemoryStore},
 };
 
 /// An agent may need the store for so long after the job's last moment.
@@ -27,7 +27,7 @@ impl App<'_> {
         if let Some(store) = self.opened.get() {
             return Ok(Arc::clone(store));
         }
-        let whose = if self.settings.is_store_of_project() { Whose::Another } else { Whose::User };
+        let whose = if self.settings.is_store_of_project() { WordOf::Another } else { WordOf::User };
         let store = store::open_with(self.settings.store()?, self.limits, whose)?;
         Ok(Arc::clone(self.opened.get_or_init(|| store)))
     }

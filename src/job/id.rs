@@ -143,6 +143,12 @@ pub mod path {
     pub fn order(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/order.json")
     }
+    /// What of a job its agent writes: the names directly below [`job`]. The rest is for whoever drives it.
+    pub const OF_AGENT: [&str; 5] = ["attempt.lease", "attempts", "checkpoints", "contents", "artifacts"];
+    /// Says that what the job's agent writes has a container of its own.
+    pub fn container(id: &JobId) -> String {
+        format!("{ROOT}/jobs/{id}/container.json")
+    }
     /// The lease of whoever drives the job's life (a supervisor).
     pub fn supervisor_lease(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/supervisor.lease")

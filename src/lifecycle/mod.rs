@@ -41,7 +41,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use crate::{
     exit::Failure,
     job::{clock::Clock, report::Report, state::State},
-    provider::{Provider, Whose},
+    provider::Provider,
     store::{Store, lease::Holder},
 };
 

@@ -55,8 +55,8 @@ pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Tim
     describe(store, &record, now(&record.plan.backend)).await
 }
 
-/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read is named
-/// in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
+/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read, or only
+/// with other rights, is named in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
 pub async fn all(
     store: &dyn Store,
     now: &mut dyn FnMut(&str) -> Timestamp,
@@ -70,7 +70,7 @@ pub async fn all(
             Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
                 match describe(store, &record, now).await {
                     Ok(status) => found.push(status),
-                    Err(failure) if failure.exit == Exit::Integrity => {
+                    Err(failure) if matches!(failure.exit, Exit::Integrity | Exit::Denied) => {
                         unreadable.push(format!("{}: {}", record.id, failure.message));
                     }
                     Err(failure) => return Err(failure),

@@ -36,8 +36,9 @@ pub use whose::{Belongs, Whose};
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 
-/// The environment of agents on this machine. Asked for when one is started: it may take a request to make it.
-pub type AgentEnvironment = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Vec<(OsString, OsString)>>> + Send>> + Send + Sync>;
+/// The environment of a job's agents on this machine. Asked for when one is started: it may take a request to make it.
+pub type AgentEnvironment =
+    Arc<dyn Fn(JobId) -> Pin<Box<dyn Future<Output = Result<Vec<(OsString, OsString)>>> + Send>> + Send + Sync>;
 
 /// What a provider can do and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

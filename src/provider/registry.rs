@@ -118,11 +118,11 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
 /// signs in as this process does.
 fn agent_environment(environment: &Environment) -> AgentEnvironment {
     let environment = environment.clone();
-    Arc::new(move || {
+    Arc::new(move |job| {
         let Environment { variables, store, agent_life, .. } = environment.clone();
         Box::pin(async move {
             let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
-            let given = store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
+            let given = store.agent_environment(&job, expires).await.map_err(ProviderError::unsigned)?;
             let shares_sign_in = azure::is_container(store.url()) && !given.iter().any(|(name, _)| *name == azure::SIGNATURE);
             let has = |name: &OsStr| passes(Program::Agent, name) || (shares_sign_in && azure::is_involved(name));
             let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().filter(|(name, _)| has(name)).collect();
@@ -149,7 +149,7 @@ fn unknown(name: &str) -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Limits, Whose, memory::MemoryStore};
+    use crate::store::{Limits, WordOf, memory::MemoryStore};
 
     /// The names of what an agent has of an environment with secrets, of which `ftctl` opens the store with one.
     async fn agents(store: Arc<dyn Store>) -> Vec<String> {
@@ -158,7 +158,7 @@ mod tests {
         let variables = variables.map(|name| (name.into(), "x".into())).to_vec();
         let (state, executable) = (PathBuf::new(), "ftctl".into());
         let environment = Environment { state, executable, variables, agent_life: Duration::ZERO, store, everybody: false };
-        let has = agent_environment(&environment)().await.expect("an environment");
+        let has = agent_environment(&environment)(crate::job::id::JobId::derive("has", "1")).await.expect("an environment");
         has.into_iter().map(|(name, _)| name.into_string().expect("text")).collect()
     }
 
@@ -167,7 +167,7 @@ mod tests {
         let container = |secret: &'static str| {
             let variable =
                 |name: &str| (name == secret).then(|| if name.ends_with("KEY") { "c2VjcmV0" } else { "sig=x" }.to_owned());
-            Arc::new(azure::open("azure://account/container", &variable, Limits::default(), Whose::User).expect("a store"))
+            Arc::new(azure::open("azure://account/container", &variable, Limits::default(), WordOf::User).expect("a store"))
         };
         assert_eq!(agents(Arc::new(MemoryStore::new())).await, ["HOME", "PATH", "https_proxy"]);
         let signed = agents(container("AZURE_STORAGE_KEY")).await;

@@ -27,10 +27,11 @@ use rustix::fs::{Stat, fstat};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Condition, ETag, Meta, Object, Result, Store, StoreError,
+    Condition, ETag, EXPOSURE, Meta, Object, Result, Store, StoreError,
     beneath::{self, is_absent, is_file, split},
     check_path, check_prefix, check_size, identity,
 };
+use crate::job::{digest, finding::Finding};
 
 /// The one name in the directory that holds no objects.
 pub(super) const PRIVATE: &str = ".ftctl";
@@ -87,8 +88,15 @@ impl Store for DirectoryStore {
         &self.url
     }
 
-    async fn identity(&self) -> Result<crate::job::digest::Digest> {
+    async fn identity(&self) -> Result<digest::Digest> {
         self.root.identity()
+    }
+
+    fn exposure(&self) -> Option<Finding> {
+        let what = "a machine that is broken into could read, change and delete all of the store, which is a directory that it writes to: \
+                    other jobs, names and datasets, too";
+        let fix = "name a blob container with --store; with an account's key each job has a container of its own";
+        Some(Finding::notice(EXPOSURE, what, fix))
     }
 
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {

@@ -17,15 +17,15 @@ pub(super) fn of(text: impl AsRef<[u8]>) -> Digest {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Condition, Limits, Store as _, Whose, azure, directory::DirectoryStore, memory::MemoryStore};
+    use super::super::{Condition, Limits, Store as _, WordOf, azure, directory::DirectoryStore, memory::MemoryStore};
 
-    fn container(url: &str, endpoint: Option<&str>) -> azure::AzureStore {
+    fn container(url: &str, endpoint: Option<&str>) -> impl super::super::Store {
         let variables = |name: &str| match name {
             "AZURE_STORAGE_KEY" => Some("a2V5".to_owned()),
             "FTCTL_ENDPOINT_BLOB" => endpoint.map(str::to_owned),
             _ => None,
         };
-        azure::open(url, &variables, Limits::default(), Whose::User).unwrap()
+        azure::open(url, &variables, Limits::default(), WordOf::User).unwrap()
     }
 
     #[tokio::test]

@@ -11,7 +11,11 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::job::digest::Digest;
+use crate::job::{
+    digest::Digest,
+    finding::Finding,
+    id::{JobId, path},
+};
 
 pub mod artifacts;
 pub mod azure;
@@ -105,6 +109,9 @@ pub enum StoreError {
     Invalid(String),
 }
 
+/// What [`Store::exposure`] is about.
+const EXPOSURE: &str = "exposure";
+
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 /// What every store can do. All methods are idempotent as far as their conditions allow.
@@ -121,10 +128,15 @@ pub trait Store: Send + Sync {
         8
     }
 
-    /// What an agent needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened it.
-    /// `None` takes a variable away.
-    async fn agent_environment(&self, _expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
+    /// What the agent of `job` needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened
+    /// it. `None` takes a variable away.
+    async fn agent_environment(&self, _job: &JobId, _expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
         Ok(Vec::new())
+    }
+
+    /// What somebody who breaks into a machine could do to the store beyond its own job, and what would limit that.
+    fn exposure(&self) -> Option<Finding> {
+        None
     }
 
     /// A whole object, unless it is longer than `most` bytes: [`StoreError::Unreadable`], before it is read. Somebody else may have written it,
@@ -170,6 +182,12 @@ pub trait Store: Send + Sync {
         }
         Ok(())
     }
+
+    /// Deletes all that is left of a job whose record is gone.
+    async fn delete_job(&self, job: &JobId) -> Result<()> {
+        let all: Vec<String> = self.list(&path::job(job)).await?.into_iter().map(|meta| meta.path).collect();
+        self.delete_all(&all).await
+    }
 }
 
 /// How much of the line to a far store may be used.
@@ -190,21 +208,21 @@ impl Default for Limits {
 /// Who says that a store is there. A sign-in goes to any host that the user names; on another's word, such as that of a job file, of an order or of a
 /// record, only to the cloud's own hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
+pub enum WordOf {
     User,
     Another,
 }
 
 /// As [`open_with`], on the word of somebody else than the user, with the usual limits.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
-    open_with(url, Limits::default(), Whose::Another)
+    open_with(url, Limits::default(), WordOf::Another)
 }
 
 /// Opens the store that `url` names: a blob container, a directory, `file:///…`, or `memory:` (gone with the process).
-pub fn open_with(url: &str, limits: Limits, whose: Whose) -> Result<Arc<dyn Store>> {
+pub fn open_with(url: &str, limits: Limits, word_of: WordOf) -> Result<Arc<dyn Store>> {
     if azure::is_container(url) {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        return Ok(Arc::new(azure::open(url, &variable, limits, whose)?));
+        return Ok(Arc::new(azure::open(url, &variable, limits, word_of)?));
     }
     if url == "memory:" {
         return Ok(Arc::new(memory::MemoryStore::new()));

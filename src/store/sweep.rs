@@ -35,8 +35,6 @@ pub struct Unneeded {
     pub bytes: u64,
     #[serde(skip)]
     contents: Vec<Meta>,
-    #[serde(skip)]
-    remains: Vec<Meta>,
 }
 
 impl Unneeded {
@@ -63,6 +61,7 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
         }
     }
     found.contents = unnamed(contents, &path::contents(), &named);
+    let mut remnants = Vec::new();
     for job in store.children(&path::jobs()).await?.iter().filter_map(|name| JobId::parse(name)) {
         if needed.jobs.contains(&job) {
             let contents = store.list(&path::job_contents(&job)).await?;
@@ -73,12 +72,12 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
         let remains = store.list(&path::job(&job)).await?;
         if remains.iter().all(is_old) {
             found.jobs.push(job);
-            found.remains.extend(remains);
+            remnants.extend(remains);
         }
     }
     found.contents.retain(is_old);
-    found.objects = (found.contents.len() + found.remains.len()) as u64;
-    found.bytes = found.contents.iter().chain(&found.remains).fold(0, |total, meta| total.saturating_add(meta.size));
+    found.objects = (found.contents.len() + remnants.len()) as u64;
+    found.bytes = found.contents.iter().chain(&remnants).fold(0, |total, meta| total.saturating_add(meta.size));
     Ok(found)
 }
 
@@ -93,7 +92,13 @@ fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<M
 /// and another upload mends them.
 pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<Digest>> {
     store.delete_all(&unneeded.datasets.iter().map(path::dataset_manifest).collect::<Vec<_>>()).await?;
-    let gone: Vec<String> = unneeded.contents.iter().chain(&unneeded.remains).map(|meta| meta.path.clone()).collect();
+    for job in &unneeded.jobs {
+        // Submitted again since it was looked at, under the same id.
+        if store.head(&path::record(job)).await?.is_none() {
+            store.delete_job(job).await?;
+        }
+    }
+    let gone: Vec<String> = unneeded.contents.iter().map(|meta| meta.path.clone()).collect();
     store.delete_all(&gone).await?;
     let gone: HashSet<String> = gone.into_iter().collect();
     let mut withdrawn = Vec::new();

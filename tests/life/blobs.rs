@@ -128,9 +128,11 @@ fn the_agent_of_an_identity_has_a_signature_in_the_place_of_its_secret() {
     for part in ["skoid=", "sktid=", "sr=c", "sp=racwdl"] {
         assert!(signature.contains(part), "the signature has no {part}");
     }
+    let reads = environment.lines().find_map(|line| line.strip_prefix("FTCTL_STORE_READ_SAS=")).expect("a signature");
+    assert!(reads.contains("skoid=") && reads.contains("sp=r&"), "beside its own container it only reads");
     let secret = signature.rsplit_once("sig=").expect("a signature").1;
     sandbox.ok(&["logs", "-f", &id]);
     assert_eq!(sandbox.json(&["status", &id])["state"], "succeeded");
     sandbox.results(&id);
-    secrets::assert_none_below(&sandbox.path(""), &[MARK, secret]);
+    secrets::assert_none_below(&sandbox.path(""), &[MARK, secret, reads.rsplit_once("sig=").expect("a signature").1]);
 }

@@ -15,8 +15,11 @@ use crate::common::{
 };
 
 use ftctl::{
-    job::report::{self, Report, Unit},
-    store::{Condition, Limits, Store as _, Whose, azure},
+    job::{
+        id::{JobId, path},
+        report::{self, Report, Unit},
+    },
+    store::{Condition, Limits, Store as _, WordOf, azure},
 };
 use jiff::{SignedDuration, Timestamp};
 
@@ -130,21 +133,28 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// What an agent gets in the place of the identity.
 fn sign(url: &str) {
-    let store = azure::open(url, &|name| env::var(name).ok(), Limits::default(), Whose::User).expect("a store");
+    let store = azure::open(url, &|name| env::var(name).ok(), Limits::default(), WordOf::User).expect("a store");
     runtime().block_on(async {
         store.put("signed", "x".into(), Condition::Always).await.expect("written");
-        let given = store.agent_environment(Timestamp::now() + SignedDuration::from_mins(5)).await.expect("a signature");
+        let job = JobId::derive("signed", "1");
+        let given = store.agent_environment(&job, Timestamp::now() + SignedDuration::from_mins(5)).await.expect("signatures");
         let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
-        let signed = azure::open(url, &variable, Limits::default(), Whose::Another).expect("a store");
+        let signed = azure::open(url, &variable, Limits::default(), WordOf::Another).expect("a store");
         assert_eq!(signed.get("signed").await.expect("read").bytes, "x");
-        signed.delete("signed").await.expect("deleted");
+        signed.delete("signed").await.expect_err("it only reads there");
+        let own = path::attempt_lease(&job);
+        signed.put(&own, "x".into(), Condition::Always).await.expect("written");
+        assert_eq!(store.get(&own).await.expect("read").bytes, "x");
+        signed.delete(&own).await.expect("deleted");
+        store.delete_job(&job).await.expect("deleted, with its container");
+        store.delete("signed").await.expect("deleted");
     });
 }
 
 fn delete_many(url: &str) {
     let told = Arc::new(Told(Mutex::default()));
     report::tell_requests(Arc::clone(&told) as _);
-    let store = azure::open(url, &|name| env::var(name).ok(), Limits::default(), Whose::User).expect("a store");
+    let store = azure::open(url, &|name| env::var(name).ok(), Limits::default(), WordOf::User).expect("a store");
     runtime().block_on(async {
         let paths: Vec<String> = (0..20).map(|number| format!("gone/{number}")).collect();
         for path in &paths {

@@ -113,11 +113,11 @@ impl Docker {
     }
 
     /// Lets an agent that did not end by itself send what it left in its container. `found` is not running.
-    pub(super) async fn drain(&self, name: &str, found: &ContainerInspectResponse) -> Result<()> {
+    pub(super) async fn drain(&self, job: &JobId, name: &str, found: &ContainerInspectResponse) -> Result<()> {
         if status(found) == Status::CREATED || exit_code(found) == Some(0) {
             return Ok(());
         }
-        let environment = self.environment().await?;
+        let environment = self.environment(job).await?;
         let files = [Entry { path: BEGUN, bytes: Some(b"") }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
         self.put(name, user_of(found), &files).await?;
         self.start(name).await?;

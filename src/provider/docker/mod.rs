@@ -179,8 +179,8 @@ impl Provider for Docker {
         if status(&found) != Status::CREATED || self.has_begun(&name).await? {
             return Ok(());
         }
+        let environment = self.environment(&order.job).await?;
         let order = serde_json::to_vec_pretty(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;
-        let environment = self.environment().await?;
         let files = [Entry { path: ORDER, bytes: Some(&order) }, Entry { path: ENVIRONMENT, bytes: Some(&environment) }];
         self.put(&name, user_of(&found), &files).await?;
         self.start(&name).await
@@ -220,7 +220,7 @@ impl Provider for Docker {
         }
         for Resource { name, .. } in &containers {
             if let Some(found) = self.ended(name, KILL_LIMIT).await? {
-                self.drain(name, &found).await?;
+                self.drain(job, name, &found).await?;
             }
             self.remove(name).await?;
         }

@@ -9,6 +9,7 @@ use crate::{
     docker,
     job::{
         docker::{Gpus, numbers},
+        id::JobId,
         plan::Plan,
     },
     provider::{Class, ProviderError, Result},
@@ -21,12 +22,12 @@ impl Docker {
         Some(Path::new(&self.settings.store)).filter(|path| path.is_absolute())
     }
 
-    /// What the agent may show to the store; nothing where that is a directory.
-    pub(super) async fn environment(&self) -> Result<Vec<u8>> {
+    /// What the job's agent may show to the store; nothing where that is a directory.
+    pub(super) async fn environment(&self, job: &JobId) -> Result<Vec<u8>> {
         if !azure::is_container(&self.settings.store) {
             return Ok(b"{}".to_vec());
         }
-        let carried = azure::carried(&(self.settings.variables)().await?);
+        let carried = azure::carried(&(self.settings.variables)(job.clone()).await?);
         if carried.is_empty() {
             let why = format!("nothing that this machine signs in to {} with can be given to a container", self.settings.store);
             return Err(ProviderError::new(Class::Denied, why)

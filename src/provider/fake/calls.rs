@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::script::{CrashAt, When};
 use crate::{
-    job::digest::Digest,
+    job::{digest::Digest, finding::Finding, id::JobId},
     store::{Condition, ETag, Meta, Object, Result, Store},
 };
 
@@ -138,5 +138,13 @@ impl Store for CrashingStore {
     async fn delete_all(&self, paths: &[String]) -> Result<()> {
         let Some(first) = paths.first() else { return Ok(()) };
         self.calls.make("delete_all", first, self.store.delete_all(paths)).await
+    }
+
+    async fn delete_job(&self, job: &JobId) -> Result<()> {
+        self.calls.make("delete_job", job.as_str(), self.store.delete_job(job)).await
+    }
+
+    fn exposure(&self) -> Option<Finding> {
+        self.store.exposure()
     }
 }

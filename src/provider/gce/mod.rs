@@ -271,7 +271,7 @@ impl Gce {
     /// What the agent is told.
     async fn orders(&self, order: &RunOrder) -> Result<[(&'static str, String); 2]> {
         let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
-        let variables = self.store.agent_environment(expires).await.map_err(ProviderError::unsigned)?;
+        let variables = self.store.agent_environment(&order.job, expires).await.map_err(ProviderError::unsigned)?;
         let variables = variables.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
         let environment = Value::Object(variables.collect()).to_string();
         let text = serde_json::to_string(order).map_err(|error| ProviderError::new(Class::Internal, error.to_string()))?;

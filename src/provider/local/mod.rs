@@ -110,7 +110,7 @@ impl Local {
         let mut command = Command::new(&self.settings.executable);
         command.arg("agent").arg("--order").arg(machine.order());
         command.arg("--work").arg(self.work(&machine.attempt.job));
-        command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)().await?);
+        command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)(machine.attempt.job.clone()).await?);
         // Its words go to a log, whatever form the user likes on the screen.
         command.env("FTCTL_OUTPUT", "table");
         Ok(command)
@@ -134,7 +134,7 @@ impl Local {
         if !self.work(&machine.attempt.job).exists() {
             return Ok(());
         }
-        let mut command = self.agent(machine).await?;
+        let mut command = self.agent(machine).await.map_err(|error| self.undrained(machine, &error.message))?;
         command.arg("--drain").stdin(Stdio::null()).kill_on_drop(true);
         match tokio::time::timeout(DRAIN_LIMIT, command.output()).await {
             Ok(Ok(output)) if output.status.success() => Ok(()),

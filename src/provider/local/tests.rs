@@ -81,7 +81,7 @@ fn party(state: &Path) -> Party {
 fn settings(state: &Path, party: Party) -> Settings {
     let variables: Vec<(OsString, OsString)> =
         vec![("PATH".into(), std::env::var_os("PATH").unwrap_or_default()), ("STATE".into(), state.into())];
-    let variables = Arc::new(move || {
+    let variables = Arc::new(move |_| {
         let variables = variables.clone();
         Box::pin(async move { Ok(variables) }) as _
     });

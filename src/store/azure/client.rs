@@ -1,6 +1,12 @@
 //! One container: the official crate's clients for it on our transport, and the few requests that the crate lacks.
 
-use std::{io, sync::Arc};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use azure_core::{
     error::ErrorKind,
@@ -11,10 +17,9 @@ use azure_storage_blob::{
 };
 
 use super::{
-    super::{Limits, Result, StoreError},
+    super::{Result, StoreError},
     location::Location,
-    retry::{Patience, Trouble},
-    sign_in::Credential,
+    retry::Trouble,
     transport::{GaveUp, Transport, code},
     wire,
 };
@@ -29,6 +34,8 @@ pub(super) struct Client {
     pub service: BlobServiceClient,
     /// Of our own requests.
     pipeline: Pipeline,
+    /// An answer has shown that the container exists.
+    seen: AtomicBool,
 }
 
 /// What the service answered to a request that it did not carry out.
@@ -52,11 +59,17 @@ impl Refusal {
     pub fn is_no_container(&self) -> bool {
         self.status == 404 && self.code == "ContainerNotFound"
     }
+    pub fn is_denied(&self) -> bool {
+        matches!(self.status, 401 | 403)
+    }
+    /// Only a container that is there has blobs that are not, or are of another version.
+    fn shows_container(&self) -> bool {
+        self.code == "BlobNotFound" || matches!(self.status, 412 | 416)
+    }
 }
 
 impl Client {
-    pub fn new(location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
-        let transport = Arc::new(Transport::new(&location.endpoint, credential, patience, limits)?);
+    pub fn new(location: Location, transport: Arc<Transport>) -> Result<Self> {
         let client_options = ClientOptions {
             // The transport has its own rules.
             retry: RetryOptions::none(),
@@ -71,7 +84,12 @@ impl Client {
         let options = BlobContainerClientOptions { client_options: client_options.clone(), version };
         let container = BlobContainerClient::new(location.url(None), None, Some(options)).map_err(unusable)?;
         let pipeline = Pipeline::new(None, None, client_options, Vec::new(), Vec::new(), None);
-        Ok(Self { location, transport, container, service, pipeline })
+        Ok(Self { location, transport, container, service, pipeline, seen: AtomicBool::new(false) })
+    }
+
+    /// Whether an answer has shown that the container exists.
+    pub fn has_seen_it(&self) -> bool {
+        self.seen.load(Ordering::Relaxed)
     }
 
     pub fn is_encrypted(&self) -> bool {
@@ -91,10 +109,14 @@ impl Client {
         asked: impl Future<Output = azure_core::Result<T>>,
     ) -> Result<Result<T, Refusal>> {
         let error = match asked.await {
-            Ok(done) => return Ok(Ok(done)),
+            Ok(done) => {
+                self.seen.store(true, Ordering::Relaxed);
+                return Ok(Ok(done));
+            }
             Err(error) => error,
         };
         if let Some(refusal) = Refusal::of(&error) {
+            self.seen.fetch_or(refusal.shows_container(), Ordering::Relaxed);
             return Ok(Err(refusal));
         }
         // The crate's own text may quote the answer.
@@ -115,10 +137,26 @@ impl Client {
         if !done.as_ref().is_err_and(Refusal::is_no_container) {
             return Ok(done);
         }
+        match self.create().await? {
+            Err(refusal) => Err(self.refused("create", &self.location.container, &refusal)),
+            Ok(()) => self.ask(action, path, asked()).await,
+        }
+    }
+
+    /// Makes the container; one that is there already is fine.
+    pub async fn create(&self) -> Result<Result<(), Refusal>> {
+        match self.ask("create", &self.location.container, self.container.create(None)).await? {
+            Err(refusal) if refusal.code != "ContainerAlreadyExists" => Ok(Err(refusal)),
+            _ => Ok(Ok(())),
+        }
+    }
+
+    /// Deletes the container with all that is in it; none is fine.
+    pub async fn remove(&self) -> Result<()> {
         let container = &self.location.container;
-        match self.ask("create", container, self.container.create(None)).await? {
-            Err(refusal) if refusal.code != "ContainerAlreadyExists" => Err(self.refused("create", container, &refusal)),
-            _ => self.ask(action, path, asked()).await,
+        match self.ask("delete", container, self.container.delete(None)).await? {
+            Err(refusal) if !refusal.is_no_container() => Err(self.refused("delete", container, &refusal)),
+            _ => Ok(()),
         }
     }
 

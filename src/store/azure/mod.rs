@@ -1,4 +1,5 @@
-//! A store in an Azure blob container, through the official crate's clients (see [`client`]).
+//! A store in Azure blob containers, through the official crate's clients (see [`client`]): here is one container, and in [`containers`]
+//! which of them holds what.
 //!
 //! Objects are block blobs: small ones, which chunks of files are, written in one request, large ones in staged blocks (see [`blocks`]).
 //! Logs are append blobs (see [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is
@@ -14,24 +15,25 @@ use azure_core::{
 use azure_storage_blob::models::{BlobClientUploadOptions, BlobContainerClientListBlobsOptions, BlobItem, ListBlobsResponse};
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
-use jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use self::{
     client::Client,
+    containers::Containers,
     location::Location,
     retry::Patience,
     segments::{FULL, Known, Segments, part},
     sign_in::{Credential, Variables},
     sums::md5,
-    transport::Load,
+    transport::{Load, Transport},
     wire::{Folder, timestamp},
 };
-use super::{Condition, Digest, ETag, Limits, Meta, Object, Result, Store, StoreError, Whose, check_path, check_prefix};
+use super::{Condition, Digest, ETag, Limits, Meta, Object, Result, Store, StoreError, WordOf, check_path, check_prefix};
 
 mod batch;
 mod blocks;
 mod client;
+mod containers;
 mod entra;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
@@ -91,9 +93,6 @@ impl Marked {
 /// Replaces the usual address of an account.
 const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
 
-/// Read, add, create, write, delete and list, in the order that the service wants.
-const AGENT_MAY: &str = "racwdl";
-
 /// What the service gives at most, entries of one page of a listing.
 const PAGE: i32 = 5_000;
 
@@ -102,7 +101,8 @@ pub fn is_container(url: &str) -> bool {
     ["azure://", "https://", "http://"].iter().any(|scheme| url.starts_with(scheme))
 }
 
-pub struct AzureStore {
+/// One container.
+struct AzureStore {
     client: Arc<Client>,
     url: String,
     known: Known,
@@ -125,21 +125,34 @@ pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
 
 /// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On somebody else's word than the user's
 /// it has to be where Azure's containers are, or where `variables` say that they are.
-pub fn open(url: &str, variables: Variables<'_>, limits: Limits, whose: Whose) -> Result<AzureStore> {
+pub fn open(url: &str, variables: Variables<'_>, limits: Limits, word_of: WordOf) -> Result<Containers> {
     let endpoint = endpoint(variables);
     let location = Location::parse(url, endpoint.as_deref())?;
-    if whose == Whose::Another {
+    if word_of == WordOf::Another {
         location.admit(url, endpoint.as_deref())?;
     }
     let credential = sign_in::choose(variables, &location.account)?;
-    AzureStore::new(url, location, credential, Patience::default(), limits)
+    let reads = if matches!(credential, Credential::Sas(_)) { sign_in::to_read(variables)? } else { None };
+    let service = location.endpoint.clone();
+    let carry = |credential| Ok(Arc::new(Transport::new(&service, credential, Patience::default(), limits)?));
+    let transport = carry(credential)?;
+    Ok(match reads {
+        Some(reads) => Containers::of_agent(AzureStore::new(url, location, carry(reads)?, limits)?, transport),
+        None => Containers::new(AzureStore::new(url, location, transport, limits)?),
+    })
 }
 
 impl AzureStore {
-    fn new(url: &str, location: Location, credential: Credential, patience: Patience, limits: Limits) -> Result<Self> {
-        let client = Arc::new(Client::new(location, credential, patience, limits)?);
+    fn new(url: &str, location: Location, transport: Arc<Transport>, limits: Limits) -> Result<Self> {
+        let client = Arc::new(Client::new(location, transport)?);
         let url = url.trim_end_matches('/').to_owned();
         Ok(Self { client, url, known: Known::default(), limits, full: FULL, page: PAGE })
+    }
+
+    /// Another container of the same store.
+    fn beside(&self, location: Location, transport: Arc<Transport>) -> Result<Self> {
+        let Self { full, page, limits, .. } = *self;
+        Ok(Self { full, page, ..Self::new(&self.url, location, transport, limits)? })
     }
 
     fn segments(&self) -> Segments<'_> {
@@ -272,15 +285,6 @@ impl Store for AzureStore {
 
     fn jobs(&self) -> usize {
         self.limits.jobs
-    }
-
-    async fn agent_environment(&self, expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
-        // An agent's order is no word of the user's.
-        let mut variables = vec![(ENDPOINT, Some(self.client.location.endpoint.to_string()))];
-        let Some(signature) = self.client.signature(AGENT_MAY, expires).await? else { return Ok(variables) };
-        variables.extend(sign_in::SECRETS.iter().map(|secret| (*secret, None)));
-        variables.push((sign_in::SAS, Some(signature)));
-        Ok(variables)
     }
 
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {

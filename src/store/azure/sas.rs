@@ -10,6 +10,7 @@ use reqwest::Url;
 use super::{
     super::Result,
     client::{Client, nonsense},
+    location::Location,
     shared_key::SharedKey,
     sign_in::Credential,
     wire::timestamp,
@@ -68,20 +69,34 @@ fn date(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
+/// What signs for others, until a moment that is fixed.
+pub(super) struct Signer {
+    key: SharedKey,
+    delegation: Vec<(&'static str, String)>,
+    expires: Timestamp,
+}
+
+impl Signer {
+    /// A signature that is good for one container.
+    pub fn sign(&self, container: &Client, permissions: &str) -> String {
+        let https_only = container.is_encrypted();
+        let Location { account, container, .. } = &container.location;
+        Grant { account, container, permissions, expires: self.expires, https_only }.sign(&self.key, &self.delegation)
+    }
+}
+
 impl Client {
-    /// For others, good for this container until `expires`, with Entra ID at most for a week. `None` when there is nothing that could
-    /// sign: a signature cannot, and an identity may lack the right to.
-    pub async fn signature(&self, permissions: &str, expires: Timestamp) -> Result<Option<String>> {
-        let (account, container) = (&*self.location.account, &*self.location.container);
-        let grant = Grant { account, container, permissions, expires, https_only: self.is_encrypted() };
+    /// What signs until `expires`, with Entra ID at most for a week. `None` when there is nothing that could: a signature cannot, and an
+    /// identity may lack the right to.
+    pub async fn signer(&self, expires: Timestamp) -> Result<Option<Signer>> {
         match &self.transport.credential {
-            Credential::Key(key) => Ok(Some(grant.sign(key, &[]))),
+            Credential::Key(key) => Ok(Some(Signer { key: key.clone(), delegation: Vec::new(), expires })),
             Credential::Sas(_) => Ok(None),
             Credential::Token(_) => {
                 let now = Timestamp::now();
-                let grant = Grant { expires: expires.min(now + LONGEST_DELEGATION), ..grant };
-                let delegation = self.delegation_key(now - SKEW, grant.expires).await?;
-                Ok(delegation.map(|(key, delegation)| grant.sign(&key, &delegation)))
+                let expires = expires.min(now + LONGEST_DELEGATION);
+                let delegated = self.delegation_key(now - SKEW, expires).await?;
+                Ok(delegated.map(|(key, delegation)| Signer { key, delegation: delegation.into(), expires }))
             }
         }
     }

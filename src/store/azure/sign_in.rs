@@ -71,6 +71,8 @@ pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 pub(super) const KEY: &str = "AZURE_STORAGE_KEY";
 /// Of a shared access signature, an agent's among them.
 pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
+/// With it the signature above is for the container of one job only, and this one for reading the store.
+pub(super) const READ_SAS: &str = "FTCTL_STORE_READ_SAS";
 /// What whoever has a signature need not have.
 pub(super) const SECRETS: &[&str] = &[
     CONNECTION_STRING,
@@ -137,8 +139,17 @@ pub fn entra_token(variables: Variables<'_>) -> impl Future<Output = Option<Resu
 }
 
 /// What an agent on another machine can sign in with as well as whoever sits at this one: nothing that needs files or programs here.
-const CARRIED: [&str; 8] =
-    [CONNECTION_STRING, KEY, SAS, ENDPOINT, "AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"];
+const CARRIED: [&str; 9] = [
+    CONNECTION_STRING,
+    KEY,
+    SAS,
+    READ_SAS,
+    ENDPOINT,
+    "AZURE_TENANT_ID",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_AUTHORITY_HOST",
+];
 
 /// See [`CARRIED`]; nothing where no secret is among it.
 pub fn carried(variables: &[(OsString, OsString)]) -> Vec<(String, String)> {
@@ -199,9 +210,18 @@ fn key_of(account: &str, key: &str, origin: &str) -> Result<Credential> {
 }
 
 fn from_sas(variables: Variables<'_>, _: &str) -> Result<Credential> {
-    let signature = variables(SAS).unwrap_or_default();
+    signature_in(variables, SAS)
+}
+
+fn signature_in(variables: Variables<'_>, name: &str) -> Result<Credential> {
+    let signature = variables(name).unwrap_or_default();
     let signature = signature.trim().trim_start_matches('?').to_owned();
-    if signature.contains("sig=") { Ok(Credential::Sas(signature)) } else { Err(unusable(SAS, "it has no `sig=`")) }
+    if signature.contains("sig=") { Ok(Credential::Sas(signature)) } else { Err(unusable(name, "it has no `sig=`")) }
+}
+
+/// What an agent reads the store with whose own signature is for its job's container.
+pub(super) fn to_read(variables: Variables<'_>) -> Result<Option<Credential>> {
+    variables(READ_SAS).map(|_| signature_in(variables, READ_SAS)).transpose()
 }
 
 #[cfg(test)]

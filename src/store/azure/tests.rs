@@ -12,24 +12,50 @@ use std::{
 };
 
 use azure_core::http::{Method, Request};
+use jiff::{SignedDuration, Timestamp};
 
 use super::{
     super::{
         azurite, conformance, content, dataset,
         lease::{Acquired, Contender, Holder, Lease},
-        log,
+        log, sweep,
     },
     shared_key::SharedKey,
     transport::header,
     *,
 };
-use crate::job::report::Silent;
+use crate::job::{
+    digest::Digest,
+    id::{JobId, path},
+    report::Silent,
+};
+
+fn signed_in(url: &str, credential: Credential, patience: Patience) -> AzureStore {
+    let location = Location::parse(url, None).unwrap();
+    let transport = Arc::new(Transport::new(&location.endpoint, credential, patience, Limits::default()).unwrap());
+    AzureStore::new(url, location, transport, Limits::default()).unwrap()
+}
+
+fn key() -> Credential {
+    Credential::Key(SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap())
+}
 
 fn store_at(url: &str, full: u64) -> AzureStore {
-    let location = Location::parse(url, None).unwrap();
-    let key = SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap();
-    let store = AzureStore::new(url, location, Credential::Key(key), Patience::default(), Limits::default()).unwrap();
-    AzureStore { full, ..store }
+    AzureStore { full, ..signed_in(url, key(), Patience::default()) }
+}
+
+/// With a container for each job.
+fn containers_at(url: &str) -> Containers {
+    Containers::new(store_at(url, FULL))
+}
+
+/// What an agent opens with what it is given.
+async fn given_to_agent(owner: &Containers, job: &JobId) -> Containers {
+    let given = owner.agent_environment(job, Timestamp::now() + SignedDuration::from_mins(5)).await.unwrap();
+    let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
+    assert!(variable("AZURE_STORAGE_KEY").is_none() && variable("AZURE_STORAGE_CONNECTION_STRING").is_none());
+    let location = Location::parse(owner.url(), None).unwrap();
+    open(&format!("azure://{}/{}", azurite::ACCOUNT, location.container), &variable, Limits::default(), WordOf::Another).unwrap()
 }
 
 /// Says of one object that it is not there, and goes away.
@@ -52,11 +78,7 @@ async fn a_service_that_was_there_is_waited_for_longer_than_a_name_that_may_be_w
     let address = listener.local_addr().unwrap();
     let url = format!("http://{address}/{}/container", azurite::ACCOUNT);
     let patience = Patience { unreachable: Duration::from_millis(300), total: Duration::from_secs(60) };
-    let open = || {
-        let key = SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap();
-        AzureStore::new(&url, Location::parse(&url, None).unwrap(), Credential::Key(key), patience, Limits::default()).unwrap()
-    };
-    let (known, unknown) = (open(), open());
+    let (known, unknown) = (signed_in(&url, key(), patience), signed_in(&url, key(), patience));
     let (seen, ()) = tokio::join!(known.head("a"), answer_once(listener));
     assert_eq!(seen.unwrap(), None);
     assert!(unknown.head("a").await.unwrap_err().to_string().contains("cannot be reached"));
@@ -332,9 +354,9 @@ async fn azurite_deletes_many_in_one_request() {
     let proxy = proxy::Proxy::start(azurite.port, u64::MAX);
     let url = azurite.container().replace(&azurite.port.to_string(), &proxy.port.to_string());
     let owner = store_at(&url, 2);
-    let given = owner.agent_environment(Timestamp::now() + jiff::SignedDuration::from_mins(5)).await.unwrap();
-    let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
-    let signed = AzureStore { full: 2, ..open(&url, &variable, Limits::default(), Whose::Another).unwrap() };
+    let expires = Timestamp::now() + SignedDuration::from_mins(5);
+    let may = async |what| Credential::Sas(owner.client.signer(expires).await.unwrap().unwrap().sign(&owner.client, what));
+    let signed = AzureStore { full: 2, ..signed_in(&url, may("racwdl").await, Patience::default()) };
     for store in [&owner, &signed] {
         let paths = fill(&owner, 600).await;
         let before = proxy.requests();
@@ -346,10 +368,7 @@ async fn azurite_deletes_many_in_one_request() {
         store.delete_all(&paths).await.unwrap();
     }
     // Who may not delete is told so.
-    let expires = Timestamp::now() + jiff::SignedDuration::from_mins(5);
-    let reads = Credential::Sas(owner.client.signature("rl", expires).await.unwrap().unwrap());
-    let reader =
-        AzureStore::new(&url, Location::parse(&url, None).unwrap(), reads, Patience::default(), Limits::default()).unwrap();
+    let reader = signed_in(&url, may("rl").await, Patience::default());
     owner.put("gone/too", "x".into(), Condition::Always).await.unwrap();
     let error = reader.delete_all(&["gone/stays".to_owned(), "gone/too".to_owned()]).await.unwrap_err();
     assert!(matches!(&error, StoreError::Denied { action: "delete", path, .. } if path.starts_with("gone/")), "{error}");
@@ -407,10 +426,8 @@ async fn azurite_apart_the_official_library_sends_the_same_batch() {
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let official: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
     let text = |name: &str| official[name].as_str().unwrap().to_owned();
-    let url = "https://acc.blob.core.windows.net/box";
     let key = SharedKey::new("acc", "a2V5").unwrap();
-    let location = Location::parse(url, None).unwrap();
-    let store = AzureStore::new(url, location, Credential::Key(key.clone()), Patience::default(), Limits::default()).unwrap();
+    let store = signed_in("https://acc.blob.core.windows.net/box", Credential::Key(key.clone()), Patience::default());
     let ours = store.client.batch(&["a b/ü", "c~1"].map(str::to_owned)).await.unwrap();
     let body = String::from_utf8(Bytes::from(ours.body()).to_vec()).unwrap();
     assert_eq!((ours.method().as_ref(), ours.url().as_str()), (&*text("method"), &*text("url")));
@@ -444,11 +461,10 @@ async fn azurite_signatures_open_what_they_say_and_nothing_more() {
     let key = SharedKey::new(azurite::ACCOUNT, azurite::KEY).unwrap();
     let location = Location::parse(&url, None).unwrap();
     let with = |permissions: &str, minutes: i64| {
-        let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(minutes);
+        let expires = Timestamp::now() + SignedDuration::from_mins(minutes);
         let (account, container) = (&*location.account, &*location.container);
         let grant = sas::Grant { account, container, permissions, expires, https_only: false };
-        let credential = Credential::Sas(grant.sign(&key, &[]));
-        AzureStore::new(&url, location.clone(), credential, Patience::default(), Limits::default()).unwrap()
+        signed_in(&url, Credential::Sas(grant.sign(&key, &[])), Patience::default())
     };
     assert_eq!(with("r", 5).get("a").await.unwrap().bytes, "x");
     for (store, why) in [(with("r", -5), "expired"), (with("l", 5), "may only list")] {
@@ -457,13 +473,239 @@ async fn azurite_signatures_open_what_they_say_and_nothing_more() {
         assert!(!error.to_string().contains("sig="), "{error}");
     }
     with("r", 5).put("b", "x".into(), Condition::Always).await.unwrap_err();
-    // What an agent gets instead of the key.
-    let given = owner.agent_environment(jiff::Timestamp::now() + jiff::SignedDuration::from_mins(5)).await.unwrap();
-    let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
-    assert!(variable("AZURE_STORAGE_KEY").is_none() && variable("AZURE_STORAGE_CONNECTION_STRING").is_none());
-    let url = format!("azure://{}/{}", azurite::ACCOUNT, location.container);
-    let all = open(&url, &variable, Limits::default(), Whose::Another).unwrap();
-    all.append("log", 0, "x".into()).await.unwrap();
-    assert_eq!(all.children("").await.unwrap(), ["a", "log"]);
-    all.delete("log").await.unwrap();
+}
+
+/// One blob of the job's own, and one of each kind that is not.
+async fn fill_store(store: &dyn Store, jobs: &[&JobId]) {
+    for path in ["ftctl/v1/names/a.json", "ftctl/v1/debts/x.json", "ftctl/v1/contents/00/c", "ftctl/v1/datasets/d/manifest.json"] {
+        store.put(path, "theirs".into(), Condition::Always).await.unwrap();
+    }
+    for job in jobs {
+        for path in [path::record(job), path::order(job), path::cancel(job), path::supervisor_lease(job), path::exit(job, 1)] {
+            store.put(&path, "theirs".into(), Condition::Always).await.unwrap();
+        }
+    }
+}
+
+/// The container itself, with the signature of another.
+fn raw(location: Location, transport: &Arc<Transport>) -> AzureStore {
+    AzureStore::new("stolen", location, Arc::clone(transport), Limits::default()).unwrap()
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_stolen_signature_of_a_machine_changes_its_own_job_alone() {
+    let azurite = azurite::start();
+    let owner = containers_at(&azurite.container());
+    let (own, other) = (JobId::derive("own", "1"), JobId::derive("other", "1"));
+    fill_store(&owner, &[&own, &other]).await;
+    let before = owner.list("").await.unwrap();
+    let agent = given_to_agent(&owner, &own).await;
+    // What its work needs.
+    for path in ["ftctl/v1/contents/00/c", "ftctl/v1/datasets/d/manifest.json", &path::cancel(&own)] {
+        assert_eq!(agent.get(path).await.unwrap().bytes, "theirs", "{path}");
+    }
+    assert!(super::super::find_json::<serde_json::Value>(&agent, "ftctl/v1/datasets/none/manifest.json").await.unwrap().is_none());
+    agent.append(&path::log(&own, 1), 0, "line".into()).await.unwrap();
+    agent.put(&path::attempt_lease(&own), "mine".into(), Condition::IfAbsent).await.unwrap();
+    agent.delete_all(&[path::attempt_lease(&own), path::exit(&own, 1)]).await.unwrap();
+    assert_eq!(agent.children(&format!("{}/attempts", path::job(&own))).await.unwrap(), ["1"]);
+    owner.delete(&path::log(&own, 1)).await.unwrap();
+    // Whoever has both signatures uses each as they like.
+    let main = &owner.main().client.location;
+    let mine: Vec<&Meta> = before.iter().filter(|meta| !containers::is_part_of(&meta.path, &own)).collect();
+    for transport in agent.transports() {
+        for meta in &mine {
+            for job in [None, Some(&own), Some(&other)] {
+                let location = job.map_or_else(|| main.clone(), |job| containers::container_of(main, job));
+                let (is_own, store) = (job == Some(&own), raw(location, transport));
+                let written = store.put(&meta.path, "changed".into(), Condition::Always).await;
+                let deleted = store.delete(&meta.path).await;
+                let listed = store.list("").await;
+                if !is_own {
+                    for refused in [written.map(drop), deleted, listed.map(drop)] {
+                        assert!(matches!(refused, Err(StoreError::Denied { .. })), "{} in {job:?}: {refused:?}", meta.path);
+                    }
+                }
+            }
+        }
+    }
+    let kept: Vec<Meta> =
+        owner.list("").await.unwrap().into_iter().filter(|meta| !containers::is_part_of(&meta.path, &own)).collect();
+    assert_eq!(kept.iter().collect::<Vec<_>>(), mine);
+    agent.get(&path::exit(&other, 1)).await.unwrap_err();
+}
+
+/// Job by job: one that began before there were containers for each, and one that begins now.
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_jobs_of_before_go_on_where_they_are() {
+    let azurite = azurite::start();
+    let proxy = proxy::Proxy::start(azurite.port, u64::MAX);
+    let url = azurite.container().replace(&azurite.port.to_string(), &proxy.port.to_string());
+    let before = store_at(&url, FULL);
+    let (old, new) = (JobId::derive("old", "1"), JobId::derive("new", "1"));
+    before.put(&path::record(&old), "record".into(), Condition::Always).await.unwrap();
+    before.append(&path::log(&old, 1), 0, "one ".into()).await.unwrap();
+    for (job, in_main) in [(&old, true), (&new, false)] {
+        let store = containers_at(&url);
+        let agent = given_to_agent(&containers_at(&url), job).await;
+        let start = store.head(&path::log(job, 1)).await.unwrap().map_or(0, |meta| meta.size);
+        agent.append(&path::log(job, 1), start, "two".into()).await.unwrap();
+        agent.put(&path::exit(job, 1), "exit".into(), Condition::IfAbsent).await.unwrap();
+        assert!(store.get(&path::log(job, 1)).await.unwrap().bytes.ends_with(b"two"));
+        assert_eq!(before.head(&path::exit(job, 1)).await.unwrap().is_some(), in_main, "{job}");
+        assert_eq!(store.list(&path::job(job)).await.unwrap().len(), 3, "{job}");
+        assert_eq!(store.children(&format!("{}/attempts/1", path::job(job))).await.unwrap(), ["exit.json", "log"]);
+        // Once it is known where a job is, each look takes one request; the first one needs no more where it has its container.
+        let fresh = containers_at(&url);
+        for most in [if in_main { 2 } else { 1 }, 1] {
+            let requests = proxy.requests();
+            fresh.get(&path::log(job, 1)).await.unwrap();
+            assert_eq!(proxy.requests() - requests, most, "{job}");
+        }
+    }
+    let both: Vec<String> = containers_at(&url).list("").await.unwrap().into_iter().map(|meta| meta.path).collect();
+    assert!(both.is_sorted() && both.len() == 6, "{both:?}");
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_sign_in_for_one_container_keeps_all_in_it_and_says_what_it_does_not_see() {
+    let azurite = azurite::start();
+    let url = azurite.container();
+    let owner = containers_at(&url);
+    let (theirs, mine) = (JobId::derive("theirs", "1"), JobId::derive("mine", "1"));
+    fill_store(&owner, &[&theirs]).await;
+    let expires = Timestamp::now() + SignedDuration::from_mins(5);
+    let signature = owner.main().client.signer(expires).await.unwrap().unwrap().sign(&owner.main().client, "racwdl");
+    let narrow = Containers::new(signed_in(&url, Credential::Sas(signature), Patience::default()));
+    assert!(narrow.exposure().is_some() && owner.exposure().is_none());
+    let given = narrow.agent_environment(&mine, expires).await.unwrap();
+    assert!(given.iter().all(|(name, _)| *name == ENDPOINT), "its own signature is passed on");
+    narrow.put(&path::exit(&mine, 1), "exit".into(), Condition::Always).await.unwrap();
+    assert_eq!(owner.get(&path::exit(&mine, 1)).await.unwrap().bytes, "exit");
+    assert!(store_at(&url, FULL).head(&path::exit(&mine, 1)).await.unwrap().is_some());
+    // A job with a container must not look like one whose agent is silent.
+    assert_eq!(narrow.get(&path::record(&theirs)).await.unwrap().bytes, "theirs");
+    for error in [
+        narrow.head(&path::exit(&theirs, 1)).await.unwrap_err(),
+        narrow.get(&path::log(&theirs, 1)).await.unwrap_err(),
+        narrow.put(&path::exit(&theirs, 2), "x".into(), Condition::Always).await.unwrap_err(),
+        narrow.agent_environment(&theirs, expires).await.unwrap_err(),
+        narrow.list(&path::job(&theirs)).await.unwrap_err(),
+        narrow.delete_job(&theirs).await.unwrap_err(),
+    ] {
+        assert!(matches!(&error, StoreError::Denied { why, .. } if why.contains("container ft-")), "{error}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_container_of_a_job_goes_with_its_remains() {
+    let azurite = azurite::start();
+    let store = Arc::new(containers_at(&azurite.container()));
+    let (gone, kept) = (JobId::derive("gone", "1"), JobId::derive("kept", "1"));
+    for job in [&gone, &kept] {
+        store.put(&path::supervisor_lease(job), "x".into(), Condition::Always).await.unwrap();
+        store.put(&path::exit(job, 1), "x".into(), Condition::Always).await.unwrap();
+        store.put(&path::content(&path::job_contents(job), &Digest::of(b"x")), "x".into(), Condition::Always).await.unwrap();
+    }
+    store.put(&path::record(&kept), "x".into(), Condition::Always).await.unwrap();
+    let needed = sweep::Needed { jobs: [kept.clone()].into(), ..sweep::Needed::default() };
+    let (later, day) = (Timestamp::now() + SignedDuration::from_hours(48), Duration::from_secs(86_400));
+    let shared: Arc<dyn Store> = Arc::clone(&store) as _;
+    let found = sweep::find(&shared, &needed, later, day).await.unwrap();
+    // With the note of the container, and the content that no checkpoint of the other names.
+    assert_eq!((&found.jobs, found.objects), (&vec![gone.clone()], 5));
+    sweep::remove(&shared, &found).await.unwrap();
+    let container = |job: &JobId| raw(containers::container_of(&store.main().client.location, job), &store.main().client.transport);
+    let looked = container(&gone).client.container.get_properties(None).await;
+    assert_eq!(looked.unwrap_err().http_status().map(u16::from), Some(404));
+    assert!(container(&kept).client.container.get_properties(None).await.is_ok());
+    assert_eq!(store.children(&path::jobs()).await.unwrap(), [kept.to_string()]);
+    assert!(store.head(&path::exit(&kept, 1)).await.unwrap().is_some());
+    // The same id, submitted again.
+    store.put(&path::exit(&gone, 1), "again".into(), Condition::IfAbsent).await.unwrap();
+    assert_eq!(store.list(&path::job(&gone)).await.unwrap().len(), 2);
+}
+
+/// Every path of the conformance suite, in what the agent of a job writes.
+struct Below(Arc<dyn Store>, String);
+
+impl Below {
+    fn path(&self, path: &str) -> String {
+        // A path that is wrong stays so.
+        if path.is_empty() { path.to_owned() } else { format!("{}/{path}", self.1) }
+    }
+    fn prefix(&self, prefix: &str) -> String {
+        if prefix.is_empty() { self.1.clone() } else { self.path(prefix) }
+    }
+    fn meta(&self, mut meta: Meta) -> Meta {
+        meta.path.drain(..=self.1.len());
+        meta
+    }
+    fn own<T>(&self, answer: Result<T>) -> Result<T> {
+        let inner = |path: String| path.strip_prefix(&format!("{}/", self.1)).map_or(path.clone(), str::to_owned);
+        answer.map_err(|error| match error {
+            StoreError::NotFound { store, path } => StoreError::NotFound { store, path: inner(path) },
+            StoreError::Conflict { path } => StoreError::Conflict { path: inner(path) },
+            other => other,
+        })
+    }
+}
+
+#[async_trait]
+impl Store for Below {
+    fn url(&self) -> &str {
+        self.0.url()
+    }
+    async fn identity(&self) -> Result<Digest> {
+        self.0.identity().await
+    }
+    async fn get_limited(&self, path: &str, most: u64) -> Result<Object> {
+        self.own(self.0.get_limited(&self.path(path), most).await)
+    }
+    async fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
+        self.own(self.0.get_range(&self.path(path), range).await)
+    }
+    async fn head(&self, path: &str) -> Result<Option<Meta>> {
+        Ok(self.0.head(&self.path(path)).await?.map(|meta| self.meta(meta)))
+    }
+    async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag> {
+        self.own(self.0.put(&self.path(path), bytes, condition).await)
+    }
+    async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64> {
+        self.own(self.0.append(&self.path(path), offset, bytes).await)
+    }
+    async fn list(&self, prefix: &str) -> Result<Vec<Meta>> {
+        Ok(self.0.list(&self.prefix(prefix)).await?.into_iter().map(|meta| self.meta(meta)).collect())
+    }
+    async fn list_some(&self, prefix: &str) -> Result<Option<Vec<Meta>>> {
+        let some = self.0.list_some(&self.prefix(prefix)).await?;
+        Ok(some.map(|all| all.into_iter().map(|meta| self.meta(meta)).collect()))
+    }
+    async fn children(&self, prefix: &str) -> Result<Vec<String>> {
+        self.0.children(&self.prefix(prefix)).await
+    }
+    async fn delete(&self, path: &str) -> Result<()> {
+        self.0.delete(&self.path(path)).await
+    }
+    async fn delete_all(&self, paths: &[String]) -> Result<()> {
+        self.0.delete_all(&paths.iter().map(|path| self.path(path)).collect::<Vec<_>>()).await
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs Azurite: tests/run installs it"]
+async fn azurite_conforms_on_both_sides_of_the_border() {
+    let azurite = azurite::start();
+    let url = azurite.container();
+    let (old, signed) = (JobId::derive("old", "1"), JobId::derive("signed", "1"));
+    store_at(&url, FULL).put(&path::attempt_lease(&old), "x".into(), Condition::Always).await.unwrap();
+    let owner = Arc::new(containers_at(&url));
+    let agent = Arc::new(given_to_agent(&owner, &signed).await);
+    for (store, job) in [(owner, old), (agent, signed)] {
+        conformance::passes(Arc::new(Below(store, format!("{}/artifacts", path::job(&job)))), 40).await;
+    }
 }
