@@ -650,6 +650,7 @@ impl Below {
         answer.map_err(|error| match error {
             StoreError::NotFound { store, path } => StoreError::NotFound { store, path: inner(path) },
             StoreError::Conflict { path } => StoreError::Conflict { path: inner(path) },
+            StoreError::Unreadable(why) => StoreError::Unreadable(inner(why)),
             other => other,
         })
     }
