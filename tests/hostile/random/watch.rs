@@ -94,7 +94,7 @@ fn peak_of(process: u32) -> u64 {
 impl Ran {
     /// `None` when it ended in time, with a code of the table, a sentence and no word to the terminal.
     pub fn harm(&self, verb: &Verb) -> Option<Harm> {
-        let End::Exit(status) = &self.end else { return (!self.waits_for_its_store(verb)).then(|| self.harm_of_resources()) };
+        let End::Exit(status) = &self.end else { return (!self.waits_by_design(verb)).then(|| self.harm_of_resources()) };
         let story = format!("{}{}", end_of(&self.stdout), end_of(&self.stderr));
         if let Some(panic) = self.stderr.lines().find(|line| line.contains(" panicked at ")) {
             return Some(Harm::new(panic, story));
@@ -121,10 +121,11 @@ impl Ran {
         }
     }
 
-    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays: what is hostile then stays its own loss.
-    fn waits_for_its_store(&self, verb: &Verb) -> bool {
-        matches!(self.end, End::TooLong)
-            && (verb.arguments[0] == "agent" || self.stderr.contains("the fake machine cannot write to its store"))
+    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays; whoever follows somebody else's job waits for
+    /// them to go on with it, and is told.
+    fn waits_by_design(&self, verb: &Verb) -> bool {
+        let told = ["the fake machine cannot write to its store", "nobody goes on with it"];
+        matches!(self.end, End::TooLong) && (verb.arguments[0] == "agent" || told.iter().any(|part| self.stderr.contains(part)))
     }
 
     /// On stderr, or as the one JSON value.
