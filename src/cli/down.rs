@@ -55,7 +55,7 @@ impl Arguments {
         }
         app.block_on(async {
             for (id, world) in &jobs {
-                down::down(world, id).await?;
+                Box::pin(down::down(world, id)).await?;
             }
             // A build that was cut off may have ended meanwhile, and left more.
             rest = self.rest(&places, false).await?;

@@ -59,7 +59,9 @@ pub struct Found {
 /// Looks at every machine of the backend, and names those that it leaves alone.
 pub async fn find(world: &World) -> Result<Found> {
     let (meant, others): (Vec<_>, Vec<_>) = world.provider.list().await?.into_iter().partition(|resource| world.owns(resource));
-    others.iter().for_each(|resource| world.leave_alone(resource));
+    for resource in &others {
+        world.leave_alone(resource);
+    }
     let theirs = others.into_iter().filter(|resource| resource.belongs.whose == Whose::OtherOwner);
     let of_others: BTreeSet<JobId> = theirs.map(|resource| resource.attempt.job).collect();
     // With a machine its whole job goes.

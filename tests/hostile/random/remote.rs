@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, future::Future, path::Path, sync::Arc};
 
-use ftctl::store::{Condition, Limits, Store, StoreError, Whose, azure};
+use ftctl::store::{Condition, Limits, Store, StoreError, WordOf, azure};
 use futures_util::{StreamExt as _, stream};
 use tokio::runtime::{Builder, Runtime};
 
@@ -17,6 +17,8 @@ const MOST: u64 = 32 << 20;
 pub struct Remote {
     _azurite: Arc<Azurite>,
     pub url: String,
+    /// What users sign in with: for this container alone, so that all of a job lies in it.
+    pub signature: String,
     store: Arc<dyn Store>,
     runtime: Runtime,
 }
@@ -26,9 +28,12 @@ impl Remote {
         let azurite = azurite::start();
         let url = azurite.container();
         let key = |name: &str| (name == "AZURE_STORAGE_KEY").then(|| KEY.to_owned());
-        let store = Arc::new(azure::open(&url, &key, Limits::default(), Whose::User).expect("a store"));
+        let store: Arc<dyn Store> = Arc::new(azure::open(&url, &key, Limits::default(), WordOf::User).expect("a store"));
         let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { _azurite: azurite, url, store, runtime }
+        // A signature for a container makes none.
+        runtime.block_on(store.put("made", "".into(), Condition::Always)).expect("a container");
+        let signature = azurite::signature(&url, "racwdl");
+        Self { _azurite: azurite, url, signature, store, runtime }
     }
 
     /// Writes what the container holds below `folder`.

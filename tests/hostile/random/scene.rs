@@ -27,7 +27,7 @@ use super::{
     verbs::{Reach, Verb},
     watch::Harm,
 };
-use crate::common::{Sandbox, azurite::KEY};
+use crate::common::Sandbox;
 
 /// The jobs in the order in which they are made. Only the last four have machines: what waits passes the time of all.
 pub const NAMES: [&str; 10] =
@@ -248,7 +248,7 @@ impl Scene {
         let proxy = format!("http://127.0.0.1:{}", self.stub.port);
         command.env("HTTPS_PROXY", &proxy).env("HTTP_PROXY", &proxy).env("NO_PROXY", "127.0.0.1").env("MY_PASSWORD", SECRET);
         match &self.remote {
-            Some(remote) => command.env("FTCTL_STORE", &remote.url).env("AZURE_STORAGE_KEY", KEY),
+            Some(remote) => command.env("FTCTL_STORE", &remote.url).env("AZURE_STORAGE_SAS_TOKEN", &remote.signature),
             None => command.env("FTCTL_STORE", self.store()).env("AZURE_STORAGE_SAS_TOKEN", format!("sv=2024-11-04&sig={SECRET}")),
         };
         command
