@@ -6,13 +6,17 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod containers;
+mod corpora;
 mod devcloud;
 mod environment;
 mod files;
 mod inputs;
 mod listener;
 mod machines;
+mod parsers;
+mod random;
 mod records;
 mod sign_in;
+mod state;
 mod terminal;
 mod trust;

@@ -74,6 +74,13 @@ const SILENCE: Duration = Duration::from_secs(45);
 /// An agent may need the store for so long after its deadline.
 const FAREWELL: Duration = Duration::from_secs(3_600);
 
+/// What the body of a refusal, or an operation that failed, is told as: for those who make such answers up.
+#[doc(hidden)]
+pub fn read_answer(body: &[u8]) -> Option<ProviderError> {
+    let body = serde_json::from_slice(body).ok()?;
+    Some(refusal::operation_error(&body).unwrap_or_else(|| Refusal::answered("ask", 403, &body, None)).into())
+}
+
 pub struct Gce {
     client: Client,
     store: Arc<dyn Store>,

@@ -51,6 +51,14 @@ mod wire;
 
 pub use sign_in::{SAS as SIGNATURE, Way, carried, entra_token, is_involved, ways};
 
+/// The names that a page of a listing has, and what the body of an error says: for those who make such answers up.
+#[doc(hidden)]
+pub fn read_answer(body: &[u8]) -> (Vec<String>, String) {
+    let folder = xml::from_xml::<_, Folder>(body).into_iter().flat_map(Folder::names);
+    let blobs = xml::from_xml::<_, ListBlobsResponse>(body).into_iter().flat_map(|page| page.blob_items);
+    (folder.chain(blobs.filter_map(|blob| blob.name)).collect(), wire::message(body))
+}
+
 /// Metadata with the marks of the last conditional writes, the newest first.
 const MARKS: &str = "ftctlwrites";
 

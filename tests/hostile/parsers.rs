@@ -1,0 +1,231 @@
+//! The parsers of bytes from outside, each as those that use it call it. `fuzz/` gives them bytes that it makes up, `corpora.rs` those that were
+//! worth keeping. Whatever comes, they answer: there is no panic, no hang, and no memory beyond what the bytes are worth.
+
+use std::{fs, future::Future, path::Path, sync::Arc, time::Duration};
+
+use ft_trainer::{
+    data::{shard::Dataset, text::documents, tokenizer::Tokenizer},
+    model::shape::Shape,
+};
+use ftctl::{
+    docker::credentials,
+    job::{
+        clock::{Clock as _, SystemClock},
+        digest::Digest,
+        foreign,
+        id::{JobId, path},
+        image::ImageSpec,
+        order::RunOrder,
+        plan::{Choices, Plan},
+        report::Silent,
+        spec::JobSpec,
+        units::Span,
+    },
+    lifecycle::{curves, debt, journal, receipt, results},
+    provider::gce,
+    settings::{Layer, Settings, Surroundings},
+    store::{
+        Condition, Store, artifacts, azure, checkpoint, dataset,
+        lease::{Contender, Holder},
+        memory::MemoryStore,
+    },
+};
+
+/// By the name of their folder in `fuzz/corpus`.
+pub const PARSERS: &[(&str, fn(&[u8]))] = &[
+    ("record", record),
+    ("progress", progress),
+    ("order", order),
+    ("dataset", dataset_manifest),
+    ("checkpoint", checkpoint_manifest),
+    ("artifacts", artifacts_manifest),
+    ("lease", lease),
+    ("debt", debts),
+    ("name", name),
+    ("job_file", job_file),
+    ("settings", settings),
+    ("command", command),
+    ("model", model),
+    ("shards", shards),
+    ("vocabulary", vocabulary),
+    ("tokenizer", tokenizer),
+    ("csv", csv),
+    ("jsonl", jsonl),
+    ("parquet", parquet),
+    ("listing", listing),
+    ("compute_engine", compute_engine),
+    ("docker", docker),
+];
+
+fn id() -> JobId {
+    JobId::parse("fuzzed-bcdfgh").expect("an id")
+}
+
+/// Waits for what never waits: a store in memory answers at once.
+fn now<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    runtime.expect("a runtime").block_on(work)
+}
+
+/// A store with one object.
+async fn stored(path: &str, bytes: &[u8]) -> Arc<dyn Store> {
+    let store = MemoryStore::new();
+    store.put(path, bytes.to_vec().into(), Condition::Always).await.expect("written");
+    Arc::new(store)
+}
+
+fn record(bytes: &[u8]) {
+    now(async {
+        let store = stored(&path::record(&id()), bytes).await;
+        if let Ok((record, _)) = journal::read(&*store, &id()).await {
+            let _ = receipt::receipt(&record, SystemClock.now());
+        }
+    });
+}
+
+/// What a trainer told, of a job with one attempt.
+fn progress(bytes: &[u8]) {
+    now(async {
+        let store = stored(&path::progress(&id(), 1), bytes).await;
+        let kept = include_bytes!("../../fuzz/corpus/record/finished");
+        let mut record = journal::decode(&id(), kept).expect("a record");
+        record.attempt = 1;
+        let _ = (results::of(&*store, &record).await, curves::of(&*store, &record).await);
+    });
+}
+
+fn order(bytes: &[u8]) {
+    let _ = serde_json::from_slice::<RunOrder>(bytes);
+}
+
+fn dataset_manifest(bytes: &[u8]) {
+    let digest = Digest::of(bytes);
+    now(async {
+        let store = stored(&path::dataset_manifest(&digest), bytes).await;
+        let _ = dataset::verify(&store, &digest, &Silent).await;
+    });
+}
+
+fn checkpoint_manifest(bytes: &[u8]) {
+    now(async {
+        let store = stored(&format!("{}/manifest.json", path::checkpoint(&id(), 5)), bytes).await;
+        let _ = checkpoint::latest(&*store, &id()).await.map(|found| found.map(|manifest| manifest.bytes()));
+    });
+}
+
+fn artifacts_manifest(bytes: &[u8]) {
+    now(async {
+        let store = stored(&format!("{}/manifest.json", path::artifacts(&id())), bytes).await;
+        let _ = artifacts::files(&*store, &id()).await;
+    });
+}
+
+fn lease(bytes: &[u8]) {
+    now(async {
+        let store = stored("lease", bytes).await;
+        let holder = Holder::this_process(1);
+        let _ = Contender::new(store, "lease".to_owned(), holder, Duration::from_secs(60)).acquire().await;
+    });
+}
+
+fn debts(bytes: &[u8]) {
+    now(async {
+        let store = stored(&path::debt(&id()), bytes).await;
+        let _ = debt::all(&*store).await;
+    });
+}
+
+fn name(bytes: &[u8]) {
+    now(async {
+        let store = stored(&path::dataset_name("fuzzed"), bytes).await;
+        let _ = dataset::named(&*store, "fuzzed").await;
+    });
+}
+
+fn job_file(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(spec) = JobSpec::parse(text, "job.toml") else { return };
+    let (image, ttl) = (ImageSpec::default(), Span(Duration::from_secs(3_600)));
+    let choices = Choices { backend: "fake".to_owned(), image, store: "memory:".to_owned(), ttl, max_cost: None };
+    let _ = Plan::resolve(&spec, choices, Path::new("/nowhere"));
+}
+
+fn settings(bytes: &[u8]) {
+    let folder = folder(&[("ftctl.toml", bytes)]);
+    let around = Surroundings { variable: &|_| None, home: None, working_directory: folder.path().to_owned() };
+    let _ = Settings::load(Layer::default(), &around);
+}
+
+fn command(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let _ = foreign::translate(text, &|_| Err("there is none".to_owned()));
+    }
+}
+
+fn model(bytes: &[u8]) {
+    let _ = Shape::read(folder(&[("config.json", bytes)]).path());
+}
+
+/// A dataset whose tokens are those bytes again.
+fn shards(bytes: &[u8]) {
+    let folder = folder(&[("dataset.json", bytes), ("train-00000.tokens", bytes), ("validation-00000.tokens", bytes)]);
+    if let Ok(dataset) = Dataset::open(folder.path()) {
+        let _ = dataset.verify();
+    }
+}
+
+/// The two files of GPT-2's, with a zero byte between them.
+fn vocabulary(bytes: &[u8]) {
+    let (vocabulary, merges) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
+    tokenized(&[("vocab.json", vocabulary), ("merges.txt", merges.get(1..).unwrap_or_default())]);
+}
+
+fn tokenizer(bytes: &[u8]) {
+    tokenized(&[("tokenizer.json", bytes)]);
+}
+
+fn tokenized(files: &[(&str, &[u8])]) {
+    if let Ok(tokenizer) = Tokenizer::load(folder(files).path()) {
+        let _ = tokenizer.decode(&tokenizer.encode("Once upon a time, in 1996."));
+    }
+}
+
+fn csv(bytes: &[u8]) {
+    rows("rows.csv", bytes);
+}
+
+fn jsonl(bytes: &[u8]) {
+    rows("rows.jsonl", bytes);
+}
+
+fn parquet(bytes: &[u8]) {
+    rows("rows.parquet", bytes);
+}
+
+fn rows(name: &str, bytes: &[u8]) {
+    let folder = folder(&[(name, bytes)]);
+    let _ = documents(&folder.path().join(name), None, &mut |_| Ok(()));
+}
+
+fn listing(bytes: &[u8]) {
+    let _ = azure::read_answer(bytes);
+}
+
+fn compute_engine(bytes: &[u8]) {
+    gce::read_answer(bytes);
+}
+
+fn docker(bytes: &[u8]) {
+    let folder = folder(&[("config.json", bytes)]);
+    // No helper is found: it would be a program.
+    let _ = now(credentials::find(Some(folder.path()), "registry.example"));
+}
+
+/// A folder with these files, in memory where the system has a place for that.
+fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+    for (name, bytes) in files {
+        fs::write(folder.path().join(name), bytes).expect("written");
+    }
+    folder
+}
