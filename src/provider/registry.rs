@@ -123,13 +123,22 @@ fn agent_environment(environment: &Environment) -> AgentEnvironment {
         Box::pin(async move {
             let expires = Timestamp::now().checked_add(agent_life).unwrap_or(Timestamp::MAX);
             let given = store.agent_environment(&job, expires).await.map_err(ProviderError::unsigned)?;
-            let shares_sign_in = azure::is_container(store.url()) && !given.iter().any(|(name, _)| *name == azure::SIGNATURE);
-            let has = |name: &OsStr| passes(Program::Agent, name) || (shares_sign_in && azure::is_involved(name));
-            let mut variables: BTreeMap<OsString, OsString> = variables.into_iter().filter(|(name, _)| has(name)).collect();
-            variables.extend(given.into_iter().filter_map(|(name, value)| Some((name.into(), value?.into()))));
-            Ok(variables.into_iter().collect())
+            Ok(agents(variables, given, store.url()))
         })
     })
+}
+
+/// What an agent has of `variables`, besides what the store at `url` has `given` it.
+fn agents(
+    variables: Vec<(OsString, OsString)>,
+    given: Vec<(&'static str, Option<String>)>,
+    url: &str,
+) -> Vec<(OsString, OsString)> {
+    let shares_sign_in = azure::is_container(url) && !given.iter().any(|(name, _)| *name == azure::SIGNATURE);
+    let has = |name: &OsStr| passes(Program::Agent, name) || (shares_sign_in && azure::is_involved(name));
+    let mut agents: BTreeMap<OsString, OsString> = variables.into_iter().filter(|(name, _)| has(name)).collect();
+    agents.extend(given.into_iter().filter_map(|(name, value)| Some((name.into(), value?.into()))));
+    agents.into_iter().collect()
 }
 
 fn open_fake(environment: &Environment) -> Result<Connected> {
@@ -149,32 +158,23 @@ fn unknown(name: &str) -> ProviderError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Limits, WordOf, memory::MemoryStore};
+    use crate::store::memory::MemoryStore;
 
-    /// The names of what an agent has of an environment with secrets, of which `ftctl` opens the store with one.
-    async fn agents(store: Arc<dyn Store>) -> Vec<String> {
-        let variables =
-            ["PATH", "HOME", "https_proxy", "SECRET_IN_SHELL", "FTCTL_STORE", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"];
-        let variables = variables.map(|name| (name.into(), "x".into())).to_vec();
-        let (state, executable) = (PathBuf::new(), "ftctl".into());
-        let environment = Environment { state, executable, variables, agent_life: Duration::ZERO, store, everybody: false };
-        let has = agent_environment(&environment)(crate::job::id::JobId::derive("has", "1")).await.expect("an environment");
-        has.into_iter().map(|(name, _)| name.into_string().expect("text")).collect()
-    }
-
-    #[tokio::test]
-    async fn an_agent_has_what_is_on_the_list_and_of_secrets_what_its_store_needs() {
-        let container = |secret: &'static str| {
-            let variable =
-                |name: &str| (name == secret).then(|| if name.ends_with("KEY") { "c2VjcmV0" } else { "sig=x" }.to_owned());
-            Arc::new(azure::open("azure://account/container", &variable, Limits::default(), WordOf::User).expect("a store"))
+    #[test]
+    fn an_agent_has_what_is_on_the_list_and_of_secrets_what_its_store_needs() {
+        let own = ["PATH", "HOME", "https_proxy", "SECRET_IN_SHELL", "FTCTL_STORE", "AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN"];
+        let names = |given: &[&'static str], url| {
+            let given = given.iter().map(|name| (*name, Some("y".to_owned()))).collect();
+            let agents = agents(own.map(|name| (name.into(), "x".into())).to_vec(), given, url);
+            agents.into_iter().map(|(name, _)| name.into_string().expect("text")).collect::<Vec<_>>()
         };
-        assert_eq!(agents(Arc::new(MemoryStore::new())).await, ["HOME", "PATH", "https_proxy"]);
-        let signed = agents(container("AZURE_STORAGE_KEY")).await;
-        assert_eq!(signed, ["AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"]);
+        assert_eq!(names(&[], "/store"), ["HOME", "PATH", "https_proxy"]);
+        let (far, endpoint) = ("azure://account/container", "FTCTL_ENDPOINT_BLOB");
+        let signed = ["AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"];
+        assert_eq!(names(&[azure::SIGNATURE, endpoint], far), signed);
         // Where nothing can be signed, the agent is who its user is.
-        let shared = agents(container("AZURE_STORAGE_SAS_TOKEN")).await;
-        assert_eq!(shared, ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"]);
+        let shared = ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"];
+        assert_eq!(names(&[endpoint], far), shared);
     }
 
     #[test]

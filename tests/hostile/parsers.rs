@@ -31,8 +31,10 @@ use ftctl::{
     },
 };
 
-/// By the name of their folder in `fuzz/corpus`.
-pub const PARSERS: &[(&str, fn(&[u8]))] = &[
+/// The name of its folder in `fuzz/corpus`, and what reads such bytes.
+pub type Parser = (&'static str, fn(&[u8]));
+
+pub const PARSERS: &[Parser] = &[
     ("record", record),
     ("progress", progress),
     ("order", order),

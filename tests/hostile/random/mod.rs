@@ -70,7 +70,7 @@ fn round(scene: &Scene, seed: u64, most: usize) -> Vec<Broken> {
     let mut broken = Vec::new();
     for verb in verbs {
         let Some(harm) = harm(scene, &verb, &touched) else { continue };
-        let changes: String = mutations.iter().map(|mutation| format!("\n    {}", mutation.what)).collect();
+        let changes: String = mutations.iter().flat_map(|mutation| ["\n    ", mutation.what.as_str()]).collect();
         let story = format!("ftctl {}{changes}\n    {}", verb.arguments.join(" "), harm.story);
         println!("seed {seed}: {}: {}\n  {story}", verb.name(), harm.kind);
         broken.push(Broken { kind: format!("{}: {}", verb.name(), harm.kind), seed, story });

@@ -185,7 +185,7 @@ impl Hand<'_> {
             }
             7 => {
                 *files =
-                    (0..20_000).map(|number| json!({ "path": number.to_string(), "size": 0, "sha256": entry["sha256"] })).collect()
+                    (0..20_000).map(|number| json!({ "path": number.to_string(), "size": 0, "sha256": entry["sha256"] })).collect();
             }
             _ => *files = Vec::new(),
         }
@@ -594,7 +594,7 @@ fn pointers_of(value: &Value, pointer: String, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(key, value)| pointers_of(value, format!("{pointer}/{key}"), found)),
         Value::Array(items) => {
-            items.iter().enumerate().for_each(|(at, value)| pointers_of(value, format!("{pointer}/{at}"), found))
+            items.iter().enumerate().for_each(|(at, value)| pointers_of(value, format!("{pointer}/{at}"), found));
         }
         _ => {}
     }

@@ -130,27 +130,27 @@ impl Scene {
             self.done(&["upload", path, "--name", name], 0);
         }
         fs::remove_file(self.work().join("large")).expect("removed");
-        self.script(json!({}));
+        self.script(&json!({}));
         self.submit("succeeded", &["--wait"], 0);
-        self.script(json!({ "job": { "duration": "20s", "fails": "the loss is not a number" } }));
+        self.script(&json!({ "job": { "duration": "20s", "fails": "the loss is not a number" } }));
         self.submit("failed", &["--wait"], 20);
-        self.script(json!({}));
+        self.script(&json!({}));
         self.submit("cancelled", &[], 0);
         self.done(&["cancel", "cancelled"], 0);
-        self.script(json!({ "preemptions": [{ "attempt": 1, "after": "10s", "notice": true }] }));
+        self.script(&json!({ "preemptions": [{ "attempt": 1, "after": "10s", "notice": true }] }));
         self.submit("preempted", &["--wait"], 0);
-        self.script(json!({}));
+        self.script(&json!({}));
         self.submit("other", &["--wait", "--set", "dataset=@texts"], 0);
-        self.script(json!({ "faults": [{ "call": "destroy", "kind": "denied", "times": 1_000_000 }] }));
+        self.script(&json!({ "faults": [{ "call": "destroy", "kind": "denied", "times": 1_000_000 }] }));
         self.submit("owing", &[], 0);
         self.done(&["down", "owing", "-y"], 8);
-        self.script(json!({}));
+        self.script(&json!({}));
         self.job("ready", &["up"], 0);
         self.submit("running", &[], 0);
         self.submit("second", &[], 0);
-        self.script(json!({ "crash_at": { "call": 12, "when": "after" } }));
+        self.script(&json!({ "crash_at": { "call": 12, "when": "after" } }));
         self.job("killed", &["submit"], -9);
-        self.script(json!({}));
+        self.script(&json!({}));
         if let Some(remote) = &self.remote {
             remote.pull(&self.store());
         }
@@ -158,7 +158,7 @@ impl Scene {
     }
 
     /// What shall happen in the cloud from now on, to jobs of twenty seconds.
-    fn script(&self, more: Value) {
+    fn script(&self, more: &Value) {
         let mut script = json!({ "job": { "staging": "1s", "duration": "20s" } });
         script.as_object_mut().zip(more.as_object()).map(|(script, more)| script.extend(more.clone())).expect("objects");
         self.sandbox.script(&script);
