@@ -24,7 +24,7 @@ use crate::{
         plan::{DataPlan, Plan},
         units::Money,
     },
-    lifecycle::{doctor, image},
+    lifecycle::{World, doctor, image},
     output::{Show, Table},
 };
 
@@ -75,7 +75,7 @@ impl Arguments {
                 Vec::new()
             }
         };
-        Ok(Planned { plan, room, exposure: world.store.exposure() })
+        Ok(Planned { room, ..Planned::of(plan, &world) })
     }
 }
 
@@ -87,13 +87,12 @@ pub struct Planned {
     exposure: Option<Finding>,
 }
 
-impl From<Plan> for Planned {
-    fn from(plan: Plan) -> Self {
-        Self { plan, room: Vec::new(), exposure: None }
-    }
-}
-
 impl Planned {
+    /// Of a job that would run in `world`, whose backend was not asked for room.
+    pub fn of(plan: Plan, world: &World) -> Self {
+        Self { plan, room: Vec::new(), exposure: world.store.exposure() }
+    }
+
     fn verdict(&self) -> Result<(), Failure> {
         let bad: Vec<&Finding> = self.room.iter().filter(|finding| finding.health == Health::Bad).collect();
         let Some(first) = bad.first() else { return Ok(()) };

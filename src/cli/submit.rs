@@ -52,7 +52,7 @@ impl Arguments {
         }
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&Planned::from(plan));
+            return app.output.show(&Planned::of(plan, &world));
         }
         let record = app.block_on(async {
             let record = Box::pin(plan::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;

@@ -27,7 +27,7 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&Planned::from(plan));
+            return app.output.show(&Planned::of(plan, &world));
         }
         let submitted = app.block_on(async {
             let record = Box::pin(plan::open(&world, plan, None, false)).await?.record;
