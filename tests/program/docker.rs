@@ -231,7 +231,7 @@ fn docker_containers_without_a_record_are_found_and_sent_home() {
     let all = ["down", "--all", "--store", "another", "-y"];
     assert!(!place.ok(&all).contains(&job), "it is of another store");
     // By its id alone: other tests have containers on this engine.
-    let elsewhere = ["down", job.as_str(), "--store", "another", "--everybody"];
+    let elsewhere = ["down", job.as_str(), "--backend", "docker", "--store", "another", "--everybody"];
     let acts = place.ok(&[&elsewhere[..], &["--dry-run"]].concat());
     assert!(acts.contains(&format!("destroy {job}-a1")), "{acts}");
     assert!(place.ok(&[&elsewhere[..], &["-y"]].concat()).contains(&format!("{job}: gone")));

@@ -241,9 +241,9 @@ mod tests {
 
     #[test]
     fn a_page_of_gzip_is_as_long_as_it_says() {
-        let mut packer = GzEncoder::new(Vec::new(), flate2::Compression::default());
-        packer.write_all(&vec![b'a'; 1 << 20]).unwrap();
-        let packed = packer.finish().unwrap();
+        let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(&vec![b'a'; 1 << 20]).unwrap();
+        let packed = encoder.finish().unwrap();
         let check = |says: u64| {
             let header = Header { unpacked: says, packed: packed.len() as u64, is_packed: true, ..Header::default() };
             header.fits_gzip(&file(&packed), 0).is_ok()
