@@ -93,7 +93,14 @@ struct Watched {
 type Which = (String, usize);
 
 fn which(requests: &[String], index: usize) -> Which {
-    let bare = |name: &String| name.chars().filter(|char| !char.is_ascii_digit()).collect::<String>();
+    let bare = |name: &String| {
+        // The job's id, and the container that is named after it, are of the store, which each life has for itself.
+        let parts = name.split('/').map(|part| match part.split_once("job-") {
+            Some((_, rest)) => format!("job{}", rest.get(6..).unwrap_or_default()),
+            None => part.to_owned(),
+        });
+        parts.collect::<Vec<_>>().join("/").chars().filter(|char| !char.is_ascii_digit()).collect::<String>()
+    };
     let name = bare(&requests[index]);
     let before = requests[..index].iter().filter(|other| bare(other) == name).count();
     (name, before)
