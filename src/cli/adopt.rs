@@ -18,7 +18,7 @@ pub struct Adopt {
 }
 
 impl Adopt {
-    /// Without the flag, and for a job that is driven anyhow, nothing is asked: then whoever submitted it drives it, and this invocation watches.
+    /// Without the flag, and for a job that is driven anyhow, nothing is asked: then the submitter drives it, and this invocation watches.
     pub fn ask(self, app: &App<'_>, world: &mut World, record: &Record) -> Result<(), Failure> {
         if !self.adopt || world.adoption.may_drive(record) {
             return Ok(());

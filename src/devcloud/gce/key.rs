@@ -15,7 +15,7 @@ impl Key {
         Ok(Self(bytes))
     }
 
-    /// The token of whoever started this.
+    /// The token of the user who started this.
     pub fn of_clients(&self) -> String {
         self.derived("client", "", "")
     }

@@ -1,7 +1,7 @@
 //! A simulated Compute Engine. Its answers are those that Google's own command line was seen to get; what is refused there is refused
 //! here. Each virtual machine is a session of processes that runs the real startup script against a metadata server of its own.
 //!
-//! Whoever knows the token of [`Devcloud::client_environment`] is its client, nobody else on this computer; each machine has secrets of its
+//! Only somebody who knows the token of [`Devcloud::client_environment`] is its client; each machine has secrets of its
 //! own ([`key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
 //!
 //! | request | does |
@@ -86,7 +86,7 @@ struct Call {
 
 /// Who may ask.
 enum Caller {
-    /// Whoever started this, and whom they told the token.
+    /// The user who started this, and everybody to whom they gave the token.
     Client,
     /// A machine, with the rights of its service account.
     Machine,
