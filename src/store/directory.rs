@@ -6,6 +6,8 @@
 //!
 //! Others may write to the directory, too, or it came with a repository: every operation opens it once and reaches the rest beneath that handle
 //! (see [`beneath`]). A symbolic link, a pipe or a device in it is no object.
+//!
+//! Long, because its tests play other processes: they stand beside what they race.
 
 use std::{
     collections::hash_map::RandomState,

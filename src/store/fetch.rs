@@ -1,4 +1,6 @@
 //! Contents become files again: several at once, in pieces read ahead, verified, continued where an interrupted fetch ended.
+//!
+//! Long for its tests: each way in which a fetch can be interrupted is one.
 
 use std::{
     collections::{HashSet, VecDeque, hash_map::RandomState},

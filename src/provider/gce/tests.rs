@@ -1,4 +1,6 @@
 //! The provider against the simulated Compute Engine, over real connections, with real machines of processes.
+//!
+//! One file for what shares the simulated cloud; groups and strangers have theirs.
 
 mod discovery;
 mod groups;

@@ -1,4 +1,6 @@
 //! The store on the emulator. Ignored in a plain `cargo test`: `tests/run` installs the emulator and runs what has its name.
+//!
+//! One file, because all of it needs the emulator.
 
 #[path = "../../../tests/common/proxy.rs"]
 mod proxy;

@@ -1,5 +1,7 @@
 //! What somebody who may write to the store does to it. Nothing here reaches further than the scene: a verb that obeyed one of these would change
 //! a canary, and no path climbs more than two folders without naming one.
+//!
+//! Long, because each kind of change is a few lines of one table.
 
 use std::{
     ffi::OsString,
