@@ -107,8 +107,7 @@ impl Host {
             command.env("DEVCLOUD_NO_ENGINE", "1");
         }
         if has(TroubleKind::NoStore) {
-            // Nobody listens there; a metadata server is never asked through it.
-            command.envs(["HTTP_PROXY", "HTTPS_PROXY"].map(|name| (name, "http://127.0.0.1:9")));
+            command.env("DEVCLOUD_NO_STORE", "1");
         }
         let mut child = command.spawn()?;
         let metadata = tokio::spawn(metadata::serve(devcloud.clone(), place.clone(), listener)).abort_handle();
