@@ -64,7 +64,7 @@ impl History {
 /// The curves of a job so far. A number that no attempt told has none.
 pub async fn of(store: &dyn Store, record: &Record) -> Result<Vec<Curve>> {
     let mut history = History::default();
-    results::events(store, record).await?.iter().for_each(|event| history.add(event));
+    results::each_event(store, record, |event| history.add(&event)).await?;
     let curve =
         |(title, points): (&'static str, &mut Points)| Curve { title, points: std::mem::take(points).into_iter().collect() };
     Ok(history.all().into_iter().map(curve).filter(|curve| !curve.points.is_empty()).collect())

@@ -40,17 +40,22 @@ impl Results {
     }
 }
 
-/// What the job achieved so far.
+/// The results of the job so far.
 pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
     let mut results = Results::default();
-    events(store, record).await?.into_iter().for_each(|event| results.add(event));
+    each_event(store, record, |event| results.add(event)).await?;
     Ok(results)
 }
 
-/// The progress of every attempt, oldest first.
-pub async fn events(store: &dyn Store, record: &Record) -> Result<Vec<Event>> {
-    let mut events = Vec::new();
-    for attempt in 1..=record.attempt {
+/// Gives `see` the progress of every attempt, oldest first.
+pub async fn each_event(store: &dyn Store, record: &Record, mut see: impl FnMut(Event)) -> Result<()> {
+    // One listing instead of a question for each attempt: a record may claim ten thousand that left nothing.
+    let names = store.children(&path::attempts(&record.id)).await?;
+    let mut attempts: Vec<u32> =
+        names.iter().filter_map(|name| name.parse().ok()).filter(|attempt| *attempt <= record.attempt).collect();
+    attempts.sort_unstable();
+    attempts.dedup();
+    for attempt in attempts {
         let bytes = match store.get(&path::progress(&record.id, attempt)).await {
             Ok(object) => object.bytes,
             // An attempt that never had an agent has no progress.
@@ -58,14 +63,43 @@ pub async fn events(store: &dyn Store, record: &Record) -> Result<Vec<Event>> {
             Err(error) => return Err(error.into()),
         };
         let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
-        events.extend(lines.map(|line| line.event));
+        lines.for_each(|line| see(line.event));
     }
-    Ok(events)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        job::id::JobId,
+        lifecycle::journal,
+        store::{Condition, memory::MemoryStore},
+    };
+
+    #[tokio::test]
+    async fn only_attempts_that_left_progress_are_asked_for_it() {
+        let id = JobId::parse("fuzzed-bcdfgh").unwrap();
+        let mut record = journal::decode(&id, include_bytes!("../../fuzz/corpus/record/finished")).unwrap();
+        record.attempt = 9_999;
+        let store = MemoryStore::new();
+        for (attempt, step) in [("2", 7), ("10", 9), ("1", 5), ("+1", 6), ("01", 6), ("20000", 8), ("x", 6)] {
+            let line = format!("{{\"v\":1,\"time\":0,\"event\":\"checkpoint\",\"step\":{step},\"name\":\"a\"}}\nno line\n");
+            let place = format!("{}/{attempt}/progress.jsonl", path::attempts(&id));
+            store.put(&place, line.into(), Condition::Always).await.unwrap();
+        }
+        store.put(&format!("{}/3/log", path::attempts(&id)), "no progress".into(), Condition::Always).await.unwrap();
+        let mut steps = Vec::new();
+        each_event(&store, &record, |event| {
+            steps.extend(match event {
+                Event::Checkpoint { step, .. } => Some(step),
+                _ => None,
+            })
+        })
+        .await
+        .unwrap();
+        assert_eq!(steps, [5, 7, 9], "each once, the oldest first");
+    }
 
     #[test]
     fn only_what_was_measured_after_a_step_is_an_end() {
