@@ -1,81 +1,20 @@
 //! Machines of others in one project, with users who have stores of their own, and records and debts that name what is not theirs.
 
-use std::{
-    io::{BufRead as _, BufReader},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
-};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::common::{Runs, Said, Sandbox};
-
-const IMAGE: [&str; 2] = ["--set", "compute.gce.image=registry.example/ftctl@sha256:00"];
-const ZONE: &str = "compute/v1/projects/devcloud/zones/us-central1-a";
-
-/// A simulated cloud, which several people use.
-struct Project {
-    child: Child,
-    variables: Vec<(String, String)>,
-    _sandbox: Sandbox,
-}
+use crate::{
+    common::{Runs, Said, Sandbox},
+    project::{IMAGE, Project},
+};
 
 impl Project {
-    fn new(script: &Value) -> Self {
-        let sandbox = Sandbox::new();
-        sandbox.write("script.json", script.to_string());
-        let mut command = sandbox.command(&["devcloud", "gce", "--script", "script.json", "--speed", "10"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(5);
-        let variables = lines.map(|line| line.unwrap().split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap());
-        Self { child, variables: variables.collect(), _sandbox: sandbox }
-    }
-
-    fn variable(&self, wanted: &str) -> &str {
-        &self.variables.iter().find(|(name, _)| name == wanted).unwrap().1
-    }
-
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
-        let token = format!("Authorization: Bearer {}", self.variable("CLOUDSDK_AUTH_ACCESS_TOKEN"));
-        let url = format!("{}/{path}", self.variable("FTCTL_ENDPOINT_GCE"));
-        let output =
-            Command::new("curl").args(["-s", "-X", method, "-H", &token, "--data", &body.to_string(), &url]).output().unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// A machine that has nothing to do with ftctl.
-    fn make(&self, name: &str) {
-        let body = json!({
-            "name": name,
-            "machineType": format!("{ZONE}/machineTypes/custom-12-79872"),
-            "guestAccelerators": [{ "acceleratorType": format!("{ZONE}/acceleratorTypes/nvidia-tesla-v100"), "acceleratorCount": 1 }],
-            "disks": [{ "boot": true, "autoDelete": true, "initializeParams": { "diskSizeGb": "200" } }],
-            "scheduling": { "automaticRestart": false, "onHostMaintenance": "TERMINATE" },
-        });
-        let answer = self.ask("POST", &format!("{ZONE}/instances"), &body);
-        assert!(answer["error"].is_null(), "{answer}");
-    }
-
-    fn machines(&self) -> Vec<String> {
-        let answer = self.ask("GET", "compute/v1/projects/devcloud/aggregated/instances", &Value::Null);
-        let zones = answer["items"].as_object().unwrap().values().flat_map(|zone| zone["instances"].as_array().unwrap().clone());
-        let mut names: Vec<String> = zones.map(|machine| machine["name"].as_str().unwrap().to_owned()).collect();
-        names.sort();
-        names
-    }
-
     fn user<'p>(&'p self, name: &'p str) -> User<'p> {
         let sandbox = Sandbox::new();
         sandbox.write_rehearsal("quick");
         User { project: self, name, sandbox, store: None }
-    }
-}
-
-impl Drop for Project {
-    fn drop(&mut self) {
-        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
-        let _ = self.child.wait();
     }
 }
 

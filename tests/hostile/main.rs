@@ -14,6 +14,7 @@ mod inputs;
 mod listener;
 mod machines;
 mod parsers;
+mod project;
 mod random;
 mod records;
 mod sign_in;

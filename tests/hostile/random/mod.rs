@@ -1,7 +1,8 @@
 //! Random hostile stores: a valid store of ten jobs, a few random changes by somebody who means harm, and every verb on it. Nothing outside may
 //! change, nothing may leak, nothing may hang or take the machine down, and every failure is a code of the table with a sentence.
 //!
-//! A few stores and verbs by default; `FT_HOSTILE=5000` plays so many with every verb, `FT_HOSTILE_AZURITE=200` in a blob container.
+//! A few stores and verbs by default; `FT_HOSTILE=5000` plays so many with every verb, `FT_HOSTILE_AZURITE=200` in a blob container,
+//! `FT_HOSTILE_DEVCLOUD=200` with machines on the simulated Compute Engine.
 //! `FT_HOSTILE_SEED=N` begins with the seed N.
 
 mod mutation;
@@ -45,6 +46,11 @@ fn random_hostile_stores_change_nothing_outside() {
 #[ignore = "needs Azurite: tests/run installs it"]
 fn azurite_random_hostile_stores_change_nothing_outside() {
     play(number("FT_HOSTILE_AZURITE"), 3, 1, Scene::on_azurite);
+}
+
+#[test]
+fn random_hostile_stores_end_no_machine_of_another_on_devcloud() {
+    play(number("FT_HOSTILE_DEVCLOUD"), 4, 1, Scene::on_devcloud);
 }
 
 /// Plays as many rounds as somebody asked for, or a few that are short.

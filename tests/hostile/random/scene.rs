@@ -27,12 +27,17 @@ use super::{
     verbs::{Reach, Verb},
     watch::Harm,
 };
-use crate::common::Sandbox;
+use crate::{
+    common::Sandbox,
+    project::{IMAGE, Project},
+};
 
 /// The jobs in the order in which they are made. Only the last four have machines: what waits passes the time of all.
 pub const NAMES: [&str; 10] =
     ["succeeded", "failed", "cancelled", "preempted", "other", "owing", "ready", "running", "second", "killed"];
 const OWING: usize = 5;
+/// Those whose machines are on Compute Engine where there is one. They have no order yet: a cancelled agent that never began would be waited for.
+const IN_PROJECT: [&str; 2] = ["ready", "second"];
 
 /// What the verbs may write to, below the home.
 const THEIRS: [&str; 3] = ["team", ".local/state/ftctl", ".cache/ftctl"];
@@ -62,11 +67,15 @@ pub struct Scene {
     pristine: tempfile::TempDir,
     /// Somebody else, whose machine is in our cloud.
     neighbour: Sandbox,
-    /// Their machine.
-    stranger: String,
+    /// Machines of others: theirs, and those in the project.
+    strangers: Vec<String>,
     pub stub: Stub,
     /// Where the store is, when it is no directory; the directory then says what it shall hold.
     remote: Option<Remote>,
+    /// A simulated Compute Engine, where the jobs of [`IN_PROJECT`] have their machines; the fake cloud has the others.
+    project: Option<Project>,
+    /// The project's machines as they were at first.
+    made: Vec<Value>,
     /// The ids of [`NAMES`].
     pub jobs: Vec<String>,
 }
@@ -82,21 +91,28 @@ pub struct Look {
 
 impl Scene {
     pub fn in_directory() -> Self {
-        Self::build(None)
+        Self::build(None, None)
+    }
+
+    pub fn on_devcloud() -> Self {
+        // Machines that have power for as long as anybody looks, and never boot.
+        Self::build(None, Some(Project::new(&json!({ "boot": "10000h" }))))
     }
 
     pub fn on_azurite() -> Self {
-        Self::build(Some(Remote::new()))
+        Self::build(Some(Remote::new()), None)
     }
 
-    fn build(remote: Option<Remote>) -> Self {
+    fn build(remote: Option<Remote>, project: Option<Project>) -> Self {
         let mut scene = Self {
             sandbox: Sandbox::in_memory(),
             pristine: tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory"),
             neighbour: Sandbox::in_memory(),
-            stranger: String::new(),
+            strangers: Vec::new(),
             stub: Stub::start(),
             remote,
+            project,
+            made: Vec::new(),
             jobs: Vec::new(),
         };
         scene.lay_out();
@@ -104,6 +120,7 @@ impl Scene {
         scene.leave_artifacts();
         scene.write_files();
         scene.add_a_stranger();
+        scene.add_strangers_to_project();
         for part in ["home", "work"] {
             copy(&scene.root().join(part), &scene.pristine.path().join(part)).expect("a copy");
         }
@@ -172,6 +189,9 @@ impl Scene {
         let text = fs::read_to_string(self.work().join("job.toml")).expect("a job file");
         let line = text.lines().next().expect("a name").to_owned();
         self.sandbox.write("job.toml", text.replace(&line, &format!("name = \"{name}\"")));
+        if self.project.is_some() && IN_PROJECT.contains(&name) {
+            return self.done(&[&["up", "job.toml", "--backend", "gce", "--ttl", "1000h"][..], &IMAGE].concat(), code);
+        }
         self.done(&[verb, &["job.toml"]].concat(), code);
     }
 
@@ -224,7 +244,21 @@ impl Scene {
         let mut ours = cloud(&self.sandbox);
         ours["machines"][&name] = machine;
         fs::write(self.sandbox.state().join("fake/cloud.json"), ours.to_string()).expect("written");
-        self.stranger = name;
+        self.strangers.push(name);
+    }
+
+    /// Machines that have nothing to do with ftctl, and one of a colleague.
+    fn add_strangers_to_project(&mut self) {
+        let Some(project) = &self.project else { return };
+        project.make("prod-database");
+        self.neighbour.write_rehearsal("theirs");
+        let mut command =
+            self.neighbour.command(&[&["up", "job.toml", "--store", "theirs", "--backend", "gce"][..], &IMAGE].concat());
+        let said = Sandbox::said(command.envs(project.variables.iter().cloned()).env("USER", "stranger"));
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        self.strangers.extend(["prod-database".to_owned(), format!("{}-a1", said.stdout.trim())]);
+        self.made = project.instances();
+        assert_eq!(self.made.len(), 2 + IN_PROJECT.len(), "{:?}", self.made);
     }
 
     pub fn home(&self) -> PathBuf {
@@ -251,6 +285,7 @@ impl Scene {
             Some(remote) => command.env("FTCTL_STORE", &remote.url).env("AZURE_STORAGE_SAS_TOKEN", &remote.signature),
             None => command.env("FTCTL_STORE", self.store()).env("AZURE_STORAGE_SAS_TOKEN", format!("sv=2024-11-04&sig={SECRET}")),
         };
+        command.envs(self.project.iter().flat_map(|project| project.variables.iter().cloned()));
         command
     }
 
@@ -261,6 +296,13 @@ impl Scene {
             fs::remove_dir_all(&live).expect("the last round");
             copy(&self.pristine.path().join(part), &live).expect("a copy");
         }
+        let Some(project) = &self.project else { return };
+        let there = project.machines();
+        let gone = self.made.iter().filter(|machine| !there.iter().any(|name| machine["name"] == **name));
+        gone.for_each(|machine| project.insert(machine));
+        // Jobs of the last round.
+        let added = |name: &&String| !self.made.iter().any(|machine| machine["name"] == **name);
+        there.iter().filter(added).for_each(|name| project.delete(name));
     }
 
     /// What was done to the files is what the verbs meet.
@@ -283,7 +325,9 @@ impl Scene {
         walk(&self.store(), &|_| true, &mut |path, metadata| {
             store.insert(path.to_owned(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
         });
-        let machines = cloud(&self.sandbox)["machines"].as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
+        let fake =
+            cloud(&self.sandbox)["machines"].as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let machines = fake.into_iter().chain(self.project.iter().flat_map(Project::machines)).collect();
         Look { outside, store, machines }
     }
 
@@ -297,11 +341,11 @@ impl Scene {
     pub fn machines_lost(&self, before: &Look, after: &Look, verb: &Verb, touched: &[usize]) -> Option<Harm> {
         let spared = |name: &str| {
             let job = self.jobs.iter().position(|id| name.starts_with(id));
-            name == self.stranger
+            self.strangers.iter().any(|stranger| stranger == name)
                 || (verb.reach == Reach::Nothing && job.is_some_and(|job| job != OWING && !touched.contains(&job)))
         };
         let lost: Vec<_> = before.machines.difference(&after.machines).filter(|name| spared(name)).collect();
-        let kind = if lost.iter().any(|name| **name == self.stranger) {
+        let kind = if lost.iter().any(|name| self.strangers.contains(name)) {
             "ends a stranger's machine"
         } else {
             "ends another job's machine"
