@@ -46,6 +46,8 @@ fn asked_for(plan: &Plan) -> String {
     table.pair("mounts", mounts);
     table.pair("network", network);
     table.pair("service account", default(&plan.gce.service_account, "none of the plan's"));
+    let variables = plan.environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
+    table.pair("variables", if variables.is_empty() { "none".to_owned() } else { variables.join(", ") });
     table.pair("price", format!("{} an hour, {} at most", plan.price_per_hour, plan.worst_case));
     table.render()
 }
@@ -61,8 +63,9 @@ mod tests {
         plan.backend = "docker".to_owned();
         (plan.docker.image, plan.docker.user) = (Some("evil/image".to_owned()), Some("0:0".to_owned()));
         (plan.docker.mounts, plan.docker.network) = (vec!["/:/host".to_owned()], "host".to_owned());
+        plan.environment = [("OMP_TOOL_LIBRARIES".to_owned(), "evil.so".to_owned())].into();
         let shown = asked_for(&plan);
-        for part in ["docker", "evil/image", "0:0", "/:/host", "host"] {
+        for part in ["docker", "OMP_TOOL_LIBRARIES=evil.so", "evil/image", "0:0", "/:/host", "host"] {
             assert!(shown.contains(part), "{shown}");
         }
     }

@@ -232,7 +232,9 @@ impl Settings {
     /// What holds for one job on the word of its file alone.
     pub fn claims(&self, spec: &JobSpec, file: PathBuf) -> Result<Claims, SettingsError> {
         let Choices { backend, store, image, .. } = self.choices(spec, &trust::directory_of(&file))?;
-        Ok(Claims::beyond(file, places(Some(&backend), Some(&store), table(&image)), &self.places()))
+        let mut said = places(Some(&backend), Some(&store), table(&image));
+        said.extend(code_of_job(spec));
+        Ok(Claims::beyond(file, said, &self.places()))
     }
 
     /// How an image is made when the job file says `typed`.
@@ -279,7 +281,24 @@ pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
     let (backend, store, image) = (spec.compute.backend.clone(), spec.store.clone(), spec.image.clone());
     let mut layer = Layer { backend, image, store, ..Layer::default() };
     layer.anchor(&trust::directory_of(file));
-    places(layer.backend.as_deref(), layer.store.as_deref(), table(&layer.image))
+    let mut said = places(layer.backend.as_deref(), layer.store.as_deref(), table(&layer.image));
+    said.extend(code_of_job(spec));
+    said
+}
+
+/// Keys of `[compute.docker]` and `[compute.gce]` that decide whose code a machine runs, and with which rights.
+const CODE_KEYS: [(&str, &[&str]); 2] =
+    [("docker", &["image", "mounts", "user", "network"]), ("gce", &["image", "image_family", "image_project", "service_account"])];
+
+/// What a job file says of the code that its machine runs. A library of a GPU or of a compiler loads what some variables name, so all of them count.
+fn code_of_job(spec: &JobSpec) -> Places {
+    let compute = json!(spec.compute);
+    let of_table = |(table, keys): &(&str, &'static [&str])| {
+        let (table, said) = ((*table).to_owned(), compute[*table].clone());
+        keys.iter().filter_map(move |key| Some((format!("compute.{table}.{key}"), word(said.get(key)?.clone()))))
+    };
+    let variables = spec.compute.environment.iter().map(|(name, value)| (format!("compute.environment.{name}"), value.clone()));
+    CODE_KEYS.iter().flat_map(of_table).chain(variables).collect()
 }
 
 const BACKEND_KEY: &str = "backend";
@@ -288,8 +307,11 @@ const STORE_KEY: &str = "store";
 fn places(backend: Option<&str>, store: Option<&str>, image: impl IntoIterator<Item = (String, Value)>) -> Places {
     let named = [(BACKEND_KEY, backend), (STORE_KEY, store)];
     let named = named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())));
-    let word = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     named.chain(image.into_iter().map(|(key, value)| (format!("image.{key}"), word(value)))).collect()
+}
+
+fn word(value: Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// The keys that were given.

@@ -17,7 +17,7 @@ use crate::job::digest::Digest;
 
 const SCHEMA: &str = "ftctl.trusted/1";
 
-/// `backend`, `store` and the keys of `[image]`, with what is said of them.
+/// `backend`, `store`, the keys of `[image]`, and those of `[compute]` that decide whose code runs, with the value of each.
 pub type Places = BTreeMap<String, String>;
 
 /// What a file of a project says of [`Places`] that would not hold without it.

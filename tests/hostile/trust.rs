@@ -105,6 +105,36 @@ fn how_an_image_is_built_is_asked_about() {
 }
 
 #[test]
+fn whose_code_a_job_runs_is_asked_about() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("own");
+    let text = fs::read_to_string(sandbox.path("job.toml")).unwrap();
+    fs::remove_file(sandbox.path("ftctl.toml")).unwrap();
+    let plan = |further: &[&str]| {
+        let mut command = sandbox.command(&[&["plan", "job.toml"], further].concat());
+        Sandbox::said(command.env_remove("FTCTL_TRUST_PROJECT").env("FTCTL_BACKEND", "fake"))
+    };
+    assert_done(&plan(&[]));
+    for (table, key, value) in [
+        ("docker", "image", "\"any.host/image\""),
+        ("docker", "mounts", "[\"/:/host\"]"),
+        ("docker", "user", "\"0:0\""),
+        ("docker", "network", "\"host\""),
+        ("gce", "image", "\"any.host/image@sha256:00\""),
+        ("gce", "image_family", "\"theirs\""),
+        ("gce", "image_project", "\"theirs\""),
+        ("gce", "service_account", "\"default\""),
+        ("environment", "CUDA_INJECTION64_PATH", "\"data/theirs.so\""),
+    ] {
+        sandbox.write("job.toml", format!("{text}[compute.{table}]\n{key} = {value}\n"));
+        assert_asked(&plan(&[]), "/job.toml", &format!("compute.{table}.{key} = "));
+    }
+    assert_done(&plan(&["--set", "compute.environment.CUDA_INJECTION64_PATH=mine.so"]));
+    sandbox.ok_trust(&["job.toml"]);
+    assert_done(&plan(&[]));
+}
+
+#[test]
 fn a_job_file_counts_when_the_user_trusts_it_with_its_present_values() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("there");
