@@ -279,10 +279,17 @@ impl Store for Containers {
         let main = &self.main.client;
         // An agent's order is no word of the user's.
         let mut variables = vec![(ENDPOINT, Some(main.location.endpoint.to_string()))];
-        let Some(signer) = main.signer(expires).await? else { return Ok(variables) };
-        let reads = (!Arc::ptr_eq(&home, &self.main)).then(|| signer.sign(main, AGENT_MAY_IN_STORE));
+        let (writes, reads) = match (&main.transport.credential, main.signer(expires).await?) {
+            // A signature signs nothing: a machine elsewhere has it as it is, or has nothing to sign in with.
+            (Credential::Sas(own), _) => (own.clone(), None),
+            (_, None) => return Ok(variables),
+            (_, Some(signer)) => {
+                let reads = (!Arc::ptr_eq(&home, &self.main)).then(|| signer.sign(main, AGENT_MAY_IN_STORE));
+                (signer.sign(&home.client, AGENT_MAY), reads)
+            }
+        };
         variables.extend(sign_in::SECRETS.iter().map(|secret| (*secret, None)));
-        variables.push((sign_in::SAS, Some(signer.sign(&home.client, AGENT_MAY))));
+        variables.push((sign_in::SAS, Some(writes)));
         variables.push((sign_in::READ_SAS, reads));
         Ok(variables)
     }
