@@ -317,7 +317,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Config(verb) => verb.run(&mut app),
         Verb::Trust(verb) => verb.run(&mut app),
         Verb::Completion(verb) => verb.run(&mut app),
-        Verb::Schema(_) => schema::run(&mut app),
+        Verb::Schema(arguments) => arguments.run(&mut app),
         Verb::Version(_) => version::run(&mut app),
         Verb::Agent(verb) => verb.run(&mut app),
     };

@@ -1,4 +1,6 @@
-//! `ftctl schema`: the JSON Schema of a job file.
+//! `ftctl schema`: the JSON Schema of a job file, and the same for people.
+
+mod reference;
 
 use clap::Args;
 
@@ -9,11 +11,18 @@ use crate::{exit::Failure, job::spec::JobSpec};
 ///
 /// Editors check and complete a job file with it: its first line names the schema.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  ftctl schema > job.schema.json")]
-pub struct Schema {}
+#[command(after_help = "Examples:\n  ftctl schema > job.schema.json\n  ftctl schema --markdown | less")]
+pub struct Schema {
+    /// Print a page for people instead: every key with its type, default and meaning
+    #[arg(long)]
+    markdown: bool,
+}
 
-pub fn run(app: &mut App<'_>) -> Result<(), Failure> {
-    app.output.data(text().as_bytes())
+impl Schema {
+    pub fn run(&self, app: &mut App<'_>) -> Result<(), Failure> {
+        let text = if self.markdown { reference::page(&JobSpec::schema()) } else { text() };
+        app.output.data(text.as_bytes())
+    }
 }
 
 /// As it is checked in and printed. The schema is its own document format, so it carries no `schema` field of ftctl's.

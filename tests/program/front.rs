@@ -2,7 +2,7 @@
 
 use std::{
     io::{PipeReader, PipeWriter, Read as _, Write as _},
-    process::Stdio,
+    process::{Child, Stdio},
     time::Duration,
 };
 
@@ -10,11 +10,12 @@ use crate::common::Sandbox;
 use serde_json::Value;
 
 #[test]
-fn the_checked_in_schema_is_the_one_that_is_printed() {
-    let printed = Sandbox::new().run(&["schema"]).stdout;
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/job.schema.json");
-    let checked_in = std::fs::read_to_string(path).expect("the schema is checked in");
-    assert!(printed == checked_in, "write it anew: cargo run -- schema > templates/job.schema.json");
+fn what_is_checked_in_of_the_job_file_is_what_is_printed() {
+    for (arguments, file) in [(&["schema"][..], "templates/job.schema.json"), (&["schema", "--markdown"], "docs/job-file.md")] {
+        let printed = Sandbox::new().run(arguments).stdout;
+        let checked_in = std::fs::read_to_string(format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))).expect("it is checked in");
+        assert!(printed == checked_in, "{file} is stale: cargo run -- {} > {file}", arguments.join(" "));
+    }
 }
 
 #[test]
@@ -214,6 +215,16 @@ fn a_job_is_supervised_to_its_end_whoever_listens() {
     assert_eq!(status.code(), Some(0), "nobody is there at all");
 }
 
+/// Ends with its test: one that is stopped would wait for ever otherwise, with the output of the tests in its hands.
+struct Terminal(Child);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_job_is_supervised_while_its_terminal_is_stopped() {
     let sandbox = Sandbox::new();
@@ -223,7 +234,8 @@ fn a_job_is_supervised_while_its_terminal_is_stopped() {
     let mut script = std::process::Command::new("script");
     script.args(["-qec", &run, "/dev/null"]).current_dir(sandbox.path("")).env_clear();
     script.envs(command.env("TERM", "xterm").get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut terminal = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a terminal");
+    let mut terminal = Terminal(script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a terminal"));
+    let terminal = &mut terminal.0;
     let mut keys = terminal.stdin.take().expect("piped");
     // Ctrl-S.
     keys.write_all(b"\x13begin\n").expect("typed");
