@@ -141,16 +141,18 @@ impl Consoled {
     }
 }
 
-/// Where the last `lines` lines of a log begin, found from its end.
+/// Where the last `lines` lines of a log begin, found from its end. Lines longer than 64 KiB on average begin in the middle of one: a log without
+/// line ends would be read as a whole otherwise.
 async fn tail_offset(store: &dyn Store, path: &str, lines: usize) -> Result<u64> {
     const WINDOW: u64 = 64 * 1024;
     let length = store.head(path).await?.map_or(0, |meta| meta.size);
     if lines == 0 {
         return Ok(length);
     }
+    let first = length.saturating_sub(WINDOW.saturating_mul(lines as u64 + 1));
     let mut wanted = lines;
     let mut end = length;
-    while end > 0 {
+    while end > first {
         let start = end.saturating_sub(WINDOW);
         let bytes = store.get_range(path, start..end).await?;
         for (index, _) in bytes.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
@@ -166,7 +168,7 @@ async fn tail_offset(store: &dyn Store, path: &str, lines: usize) -> Result<u64>
         }
         end = start;
     }
-    Ok(0)
+    Ok(end)
 }
 
 async fn give(bytes: Vec<u8>, sink: &mut dyn Sink) -> Result<()> {
