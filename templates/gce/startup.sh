@@ -1,27 +1,27 @@
 #!/bin/bash
-# Runs as root on a machine of ftctl at its start: fetches the order, the image, starts the agent in a container, and switches the machine
-# off when that is over or cannot be. All it says is on the serial port. It is told through the machine's metadata:
+# Runs as root when a machine of ftctl starts: fetches the order and the image, starts the agent in a container, and switches the
+# machine off when the agent has ended or cannot start. Its output is on the serial port. Its input is the machine's metadata:
 #   ftctl-image         the container image
 #   ftctl-cards         how many GPUs there are
-#   ftctl-order         what the agent has to do; comes when ftctl hands the job over
-#   ftctl-environment   the agent's variables, one JSON object: a signature for the store that ends with the job; comes with the order, and is
-#                       taken away when the agent was heard of, unless a group makes this machine anew
-#   ftctl-group         URL of the group that makes this machine anew when it has stopped, where there is one
+#   ftctl-order         the agent's order; comes when ftctl submits the job
+#   ftctl-environment   the agent's variables, one JSON object: a signature for the store that ends with the job; comes with the order,
+#                       and is removed after the agent's first heartbeat, unless a group replaces this machine
+#   ftctl-group         URL of the group that replaces this machine when it has stopped, where there is one
 set -u
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 home="${FTCTL_HOME:-/var/lib/ftctl}"
 secrets="${FTCTL_RUN:-/run/ftctl}" # In memory: no disk keeps them.
-user=10001                         # Whose processes the agent and the trainer are, in their container and here.
+user=10001                         # Of the agent and the trainer, in their container and here.
 
-get() { # get PATH: empty when there is no such thing
+get() { # get PATH: empty when there is none
     curl -sf --max-time 10 --retry 3 --retry-connrefused -H 'Metadata-Flavor: Google' "$metadata/$1"
 }
 
-tell() { # tell KEY VALUE: a guest attribute, for whoever looks at the machine
+tell() { # tell KEY VALUE: a guest attribute, which ftctl reads
     curl -sf --max-time 10 -X PUT -H 'Metadata-Flavor: Google' --data "$2" "$metadata/guest-attributes/ftctl/$1" >/dev/null
 }
 
-beat() { # a sign of life every ten seconds: the cloud's own time, so that nobody's clock matters
+beat() { # a sign of life every ten seconds, with the cloud's own time, so that no other clock matters
     local head
     while head="$(curl -s --max-time 10 -o /dev/null -D - -H 'Metadata-Flavor: Google' "$metadata/name" | tr -d '\r')"; do
         tell beat "$(sed -n 's/^[Dd]ate: //p' <<<"$head")"
@@ -45,19 +45,19 @@ ask_group() { # ask_group METHOD BODY: with the rights of the machine's service 
     echo "ftctl: the group $group did not obey ($1): it makes this machine anew until its time is over"
 }
 
-yield_to_next() { # a machine that is being taken away from its group is no reason for that to make no other
+yield_to_next() { # a preempted machine must not stop its group from making the next one
     [ -n "$group" ] && [ "$(get preempted)" = TRUE ] || return 0
     poweroff
     exit
 }
 
-switch_off() { # the machine stays as it is, for whoever reads its last words
+switch_off() { # the machine keeps its disk and its console
     yield_to_next
     ask_group PATCH '{"instanceLifecyclePolicy":{"defaultActionOnFailure":"DO_NOTHING"}}'
     poweroff
 }
 
-give_up() { # the machine must not be paid for what it cannot do
+give_up() { # a machine that cannot do its work must not cost money
     yield_to_next
     echo "ftctl: FAILED: $*"
     tell failure "$*"
@@ -68,7 +68,7 @@ give_up() { # the machine must not be paid for what it cannot do
 
 has_cards() { [ "$(get attributes/ftctl-cards)" != 0 ]; }
 
-# As long as the driver may take to install itself, or whoever made the machine to say what it is for.
+# Waits for the driver to install itself, or for ftctl to submit the job.
 wait_for() { # wait_for SECONDS COMMAND...
     local left="$1"; shift
     until "$@" >/dev/null 2>&1; do
@@ -84,7 +84,7 @@ sign_in() { # sign_in REGISTRY: as the machine's service account
     token | docker login --username oauth2accesstoken --password-stdin "https://$1" >/dev/null 2>&1
 }
 
-pull() ( # Google's registry is entered for as long as this takes
+pull() ( # the sign-in to Google's registry lasts as long as this
     registry="${image%%/*}"
     ! is_googles "$registry" || export DOCKER_CONFIG="$secrets/docker"
     for try in 1 2 3; do
@@ -95,13 +95,13 @@ pull() ( # Google's registry is entered for as long as this takes
     exit 1
 )
 
-# The container is on this machine's network, and its programs are no business of the cloud's: they must not ask for the machine's tokens and
-# metadata. Names are resolved there, too (port 53). Machines of ftctl have no IPv6.
+# The container is on this machine's network. Its programs must not ask for the machine's tokens and metadata. The same address
+# resolves names (port 53). Machines of ftctl have no IPv6.
 close_metadata() {
     iptables -w -I OUTPUT -d 169.254.169.254 -p tcp ! --dport 53 -m owner --uid-owner "$user" -j REJECT
 }
 
-preempted() { # returns when the cloud says that it takes this machine away
+preempted() { # returns when the cloud announces a preemption
     local version=NONE answer
     while :; do
         answer="$(curl -s --max-time 70 -D - -H 'Metadata-Flavor: Google' \
@@ -112,7 +112,7 @@ preempted() { # returns when the cloud says that it takes this machine away
     done
 }
 
-pass_notice_on() { # the agent takes the signal for what it is, and cannot ask itself
+pass_notice_on() { # the agent knows the signal, and cannot ask the cloud itself
     preempted
     until docker kill --signal TERM ftctl >/dev/null 2>&1; do sleep 1; done
 }
@@ -129,7 +129,7 @@ pull || give_up "the image $image cannot be pulled by this machine: is it in a r
 cards=()
 if has_cards; then
     tell phase driver
-    # Images of deep learning install their driver after the first start; where nothing will, waiting costs money.
+    # Deep-learning images install their driver after the first start. Where nothing installs one, waiting costs money.
     patience=30
     [ -d /opt/deeplearning ] && patience=300
     wait_for "$patience" nvidia-smi ||
@@ -141,14 +141,14 @@ close_metadata ||
     give_up "the container cannot be kept from this machine's metadata: choose a boot image with an iptables that knows the owner of a process"
 tell phase waiting
 if ! wait_for 600 get attributes/ftctl-order; then
-    # No failure of the machine: who hands the job over later gets another one.
+    # Not a failure of the machine: a later submission gets another one.
     echo "ftctl: no order came within ten minutes"
     switch_off
     exit
 fi
 get attributes/ftctl-order >"$home/order.json"
 if ! (umask 077; get attributes/ftctl-environment >"$secrets/agent/environment.json") && [ -e "$home/begun" ]; then
-    # No failure either: the next attempt has a machine, and a signature, of its own.
+    # Not a failure either: the next attempt has a machine and a signature of its own.
     echo "ftctl: this machine has started again, and its signature for the store is gone"
     switch_off
     exit
@@ -166,7 +166,7 @@ docker run --rm --name ftctl --network host --ipc host --stop-timeout 30 --user 
 code=$?
 rm -rf "$secrets"
 echo "ftctl: the agent ended with code $code"
-# 6: taken away, and another attempt is due. An engine that is shut down may not let the agent say so.
+# 6: preempted, and another attempt is due. An engine that shuts down may not let the agent say so.
 if [ "$code" = 6 ] || [ "$(get preempted)" = TRUE ]; then
     poweroff
     exit
@@ -176,6 +176,6 @@ case "$code" in 4 | 7) give_up "the agent cannot use its store from this machine
 [ "$code" -lt 125 ] || [ "$code" -gt 127 ] || give_up "the container of $image cannot be started (code $code)"
 tell phase over
 [ "$code" = 0 ] || { switch_off; exit; }
-# The job is over: a group would begin all over again. It takes this machine with it.
+# The job is over: a group would start again. Deleting it deletes this machine.
 ask_group DELETE ''
 poweroff
