@@ -43,12 +43,12 @@ impl Results {
 /// The results of the job so far.
 pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
     let mut results = Results::default();
-    each_event(store, record, |event| results.add(event)).await?;
+    each_line(store, record, |line| results.add(line.event)).await?;
     Ok(results)
 }
 
 /// Gives `see` the progress of every attempt, oldest first.
-pub async fn each_event(store: &dyn Store, record: &Record, mut see: impl FnMut(Event)) -> Result<()> {
+pub async fn each_line(store: &dyn Store, record: &Record, mut see: impl FnMut(Line)) -> Result<()> {
     // One listing instead of a question for each attempt: a record may claim ten thousand that left nothing.
     let names = store.children(&path::attempts(&record.id)).await?;
     let mut attempts: Vec<u32> =
@@ -63,7 +63,7 @@ pub async fn each_event(store: &dyn Store, record: &Record, mut see: impl FnMut(
             Err(error) => return Err(error.into()),
         };
         let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
-        lines.for_each(|line| see(line.event));
+        lines.for_each(&mut see);
     }
     Ok(())
 }
@@ -90,11 +90,11 @@ mod tests {
         }
         store.put(&format!("{}/3/log", path::attempts(&id)), "no progress".into(), Condition::Always).await.unwrap();
         let mut steps = Vec::new();
-        each_event(&store, &record, |event| {
-            steps.extend(match event {
+        each_line(&store, &record, |line| {
+            steps.extend(match line.event {
                 Event::Checkpoint { step, .. } => Some(step),
                 _ => None,
-            })
+            });
         })
         .await
         .unwrap();

@@ -1,43 +1,94 @@
 //! A page with drawings that is complete in itself: no script, no style sheet, no image from elsewhere.
 
-use std::fmt::Write as _;
+use std::ops::Range;
 
+use plotters::{
+    chart::ChartBuilder,
+    coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged},
+    element::{Circle, TriangleMarker},
+    prelude::{IntoDrawingArea as _, IntoFont as _, SVGBackend},
+    series::{DashedLineSeries, LineSeries},
+    style::{Color as _, RGBColor},
+};
+
+use super::format;
 use crate::job::printable;
 
-/// One number over the steps, rising.
-#[derive(Debug, Clone, Copy)]
-pub struct Chart<'a> {
-    pub title: &'a str,
-    pub points: &'a [(u64, f64)],
+/// One number of one or more jobs.
+#[derive(Debug, Clone, Default)]
+pub struct Chart {
+    pub title: &'static str,
+    /// What the numbers are drawn over.
+    pub over: &'static str,
+    /// Of which there are no halves.
+    pub whole: bool,
+    /// Equal ratios are equally far apart.
+    pub logarithmic: bool,
+    /// A smoothed curve is drawn over the numbers.
+    pub smoothed: bool,
+    pub series: Vec<Series>,
 }
 
-const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 240.0;
-/// Room for the numbers at the axes.
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = 12.0;
-const TOP: f64 = 12.0;
-const BOTTOM: f64 = 28.0;
-/// Lines across the drawing.
-const GRID: u32 = 4;
+/// The numbers of one job, from left to right.
+#[derive(Debug, Clone, Default)]
+pub struct Series {
+    /// Which job of the page: it has the same colour in every drawing.
+    pub job: usize,
+    pub points: Vec<(f64, f64)>,
+    /// Where attempts but the first resumed.
+    pub resumed: Vec<f64>,
+    pub checkpoints: Vec<f64>,
+}
+
+/// A fact, with its value for each job.
+pub type Fact = (&'static str, Vec<String>);
+
+/// What a page has a colour for; further jobs have those of the first again.
+pub const COLOURS: usize = 6;
+
+const WIDTH: u32 = 640;
+const HEIGHT: u32 = 280;
 /// More points than this are drawn as means of neighbours.
 const MOST_POINTS: usize = 1000;
+/// Fewer points than this are not smoothed. Of twice as many, a smoothed value keeps half of the one before.
+const FEWEST_TO_SMOOTH: usize = 50;
+/// Ticks of an axis, about.
+const TICKS: f64 = 5.0;
 
-const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:2em auto;max-width:1340px;padding:0 1em;color:#222;background:#fff}\
-    main{display:grid;grid-template-columns:repeat(auto-fill,minmax(480px,1fr));gap:1.5em}h2{font-size:1em;margin:0 0 .3em}\
-    figure{margin:0}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1em 1.2em}dt{color:#666}dd{margin:0}\
-    svg{width:100%;height:auto}text{font-size:11px;fill:#666}.grid{stroke:#ddd}.curve{fill:none;stroke:#1666b0;stroke-width:1.6}\
-    @media(prefers-color-scheme:dark){body{background:#16181b;color:#ddd}text{fill:#999}.grid{stroke:#333}.curve{stroke:#6cb4f5}}";
+/// Stand for colours that the page decides, for light and dark.
+const INK: RGBColor = RGBColor(1, 1, 1);
+const GRID: RGBColor = RGBColor(2, 2, 2);
+const MARK: RGBColor = RGBColor(3, 3, 3);
+const fn of_job(job: usize) -> RGBColor {
+    RGBColor(4, 4, (job % COLOURS) as u8)
+}
 
-/// The page of one job: facts, then one drawing for each chart.
-pub fn page(title: &str, facts: &[(&str, String)], charts: &[Chart<'_>]) -> String {
-    let title = escaped(title);
-    let facts: Vec<String> = facts.iter().map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escaped(value))).collect();
-    let facts = facts.concat();
-    let figures: String = charts.iter().map(figure).collect();
+const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:1.5em auto;max-width:1340px;padding:0 1em;color:var(--text);background:var(--page)}\
+    :root{color-scheme:light dark;--page:#fff;--text:#222;--ink:#555;--grid:#ddd;--mark:#b3541e;\
+    --j0:#1666b0;--j1:#c2410c;--j2:#15803d;--j3:#7e22ce;--j4:#a16207;--j5:#0e7490}\
+    @media(prefers-color-scheme:dark){:root{--page:#16181b;--text:#ddd;--ink:#aaa;--grid:#333;--mark:#f0a070;\
+    --j0:#6cb4f5;--j1:#fb923c;--j2:#4ade80;--j3:#c084fc;--j4:#facc15;--j5:#22d3ee}}\
+    h1{font-size:1.4em;overflow-wrap:anywhere}h2{font-size:1em;margin:0 0 .3em}.wide{overflow-x:auto}\
+    table{border-collapse:collapse}th,td{text-align:left;font-weight:normal;padding:.1em 1.2em .1em 0;vertical-align:top}th{color:var(--ink)}\
+    main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(30em,100%),1fr));gap:1.5em;margin-top:1.5em}\
+    figure{margin:0}svg{width:100%;height:auto}.key{display:inline-block;width:.8em;height:.8em;margin-right:.4em}small{color:var(--ink)}";
+
+/// The page of these jobs: facts, then one drawing for each chart.
+pub fn page(jobs: &[String], facts: &[Fact], charts: &[Chart]) -> String {
+    let title = escaped(&jobs.join(", "));
+    let cells = |values: &[String]| values.iter().map(|value| format!("<td>{}</td>", escaped(value))).collect::<String>();
+    let key = |(job, name): (usize, &String)| {
+        format!("<td><span class=\"key\" style=\"background:var(--j{})\"></span>{}</td>", job % COLOURS, escaped(name))
+    };
+    let head: String = jobs.iter().enumerate().map(key).collect();
+    let rows: String = facts.iter().map(|(name, values)| format!("<tr><th>{name}</th>{}</tr>\n", cells(values))).collect();
+    let figures: String = charts.iter().map(|chart| figure(chart, jobs)).collect();
     format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style></head>\n\
-         <body><h1>{title}</h1>\n<dl>{facts}</dl>\n<main>\n{figures}</main></body></html>\n"
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';style-src 'unsafe-inline'\">\
+         <title>{title}</title><style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n\
+         <div class=\"wide\"><table><tr><th></th>{head}</tr>\n{rows}</table></div>\n\
+         <p><small>A dashed line: an attempt resumed here. A triangle: a checkpoint.</small></p>\n<main>\n{figures}</main></body></html>\n"
     )
 }
 
@@ -45,71 +96,191 @@ fn escaped(text: &str) -> String {
     printable::text(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-fn figure(chart: &Chart<'_>) -> String {
-    let title = escaped(chart.title);
-    let last = chart.points.last().map_or(String::new(), |(step, value)| format!(": {} at step {step}", short(*value)));
-    format!("<figure><h2>{title}{last}</h2>{}</figure>\n", drawing(&thinned(chart.points), &title))
+fn figure(chart: &Chart, jobs: &[String]) -> String {
+    let last = |series: &Series| {
+        let name = if jobs.len() > 1 { format!("{} ", jobs.get(series.job).map_or("", String::as_str)) } else { String::new() };
+        series.points.last().map(|(_, value)| format!("{name}{}", label(*value)))
+    };
+    let title = format!("{}: {}", chart.title, chart.series.iter().filter_map(last).collect::<Vec<_>>().join(", "));
+    // Only what cannot be drawn is refused, and there is no such value among them.
+    let drawing = drawing(chart).unwrap_or_default();
+    format!("<figure><h2>{}</h2>{}</figure>\n", escaped(&title), coloured(&drawing, chart.title))
 }
 
-/// What the axes span.
-struct Frame {
-    steps: (f64, f64),
-    values: (f64, f64),
-}
-
-impl Frame {
-    fn around(points: &[(f64, f64)]) -> Self {
-        let span = |numbers: &mut dyn Iterator<Item = f64>| {
-            let (low, high) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), n| (low.min(n), high.max(n)));
-            // A single point, or a constant, lies in the middle.
-            if low < high { (low, high) } else { (low - low.abs().max(1.0) * 0.5, high + high.abs().max(1.0) * 0.5) }
-        };
-        Self { steps: span(&mut points.iter().map(|point| point.0)), values: span(&mut points.iter().map(|point| point.1)) }
+/// A drawing in the page's colours.
+fn coloured(svg: &str, title: &str) -> String {
+    let mut svg = svg.replace(" xmlns=\"http://www.w3.org/2000/svg\"", &format!(" role=\"img\" aria-label=\"{}\"", escaped(title)));
+    let named = [(INK, "ink".to_owned()), (GRID, "grid".to_owned()), (MARK, "mark".to_owned())];
+    let jobs = (0..COLOURS).map(|job| (of_job(job), format!("j{job}")));
+    for (RGBColor(red, green, blue), name) in named.into_iter().chain(jobs) {
+        svg = svg.replace(&format!("\"#{red:02X}{green:02X}{blue:02X}\""), &format!("\"var(--{name})\""));
     }
-
-    fn x(&self, step: f64) -> f64 {
-        LEFT + (step - self.steps.0) / (self.steps.1 - self.steps.0) * (WIDTH - LEFT - RIGHT)
-    }
-
-    fn y(&self, value: f64) -> f64 {
-        HEIGHT - BOTTOM - (value - self.values.0) / (self.values.1 - self.values.0) * (HEIGHT - TOP - BOTTOM)
-    }
-}
-
-fn drawing(points: &[(f64, f64)], title: &str) -> String {
-    let frame = Frame::around(points);
-    let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">");
-    for line in 0..=GRID {
-        let share = f64::from(line) / f64::from(GRID);
-        let at = |(low, high): (f64, f64)| low + (high - low) * share;
-        let (value, step) = (at(frame.values), at(frame.steps));
-        let (x, y, right, bottom) = (frame.x(step), frame.y(value), WIDTH - RIGHT, HEIGHT - 8.0);
-        let _ = write!(svg, "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{right}\"/>");
-        let _ = write!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>", LEFT - 6.0, y + 4.0, short(value));
-        let _ = write!(svg, "<text x=\"{x:.1}\" y=\"{bottom}\" text-anchor=\"middle\">{step:.0}</text>");
-    }
-    let curve: Vec<String> = points.iter().map(|(step, value)| format!("{:.1},{:.1}", frame.x(*step), frame.y(*value))).collect();
-    let _ = write!(svg, "<polyline class=\"curve\" points=\"{}\"/></svg>", curve.join(" "));
     svg
 }
 
+fn drawing(chart: &Chart) -> Result<String, String> {
+    let series: Vec<Series> =
+        chart.series.iter().map(|series| Series { points: thinned(&series.points), ..series.clone() }).collect();
+    let values = || series.iter().flat_map(|series| &series.points).map(|point| point.1);
+    let logarithmic = chart.logarithmic && values().all(|value| value > 0.0);
+    let scaled = |value: f64| if logarithmic { value.log10() } else { value };
+    let (left, right) = around(series.iter().flat_map(|series| &series.points).map(|point| point.0), 0.0);
+    let (low, high) = around(values().map(scaled), 0.05);
+    let ticks = if logarithmic { logarithmic_ticks(low, high) } else { round_ticks(low, high, 0.0) };
+    let mut svg = String::new();
+    {
+        let failed = |error: &dyn std::fmt::Display| error.to_string();
+        let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
+        let mut area = ChartBuilder::on(&root)
+            .margin(8)
+            .margin_right(32)
+            .x_label_area_size(40)
+            .y_label_area_size(72)
+            .build_cartesian_2d(
+                Axis { range: left..right, ticks: round_ticks(left, right, f64::from(u8::from(chart.whole))) },
+                Axis { range: low..high, ticks },
+            )
+            .map_err(|error| failed(&error))?;
+        area.configure_mesh()
+            .light_line_style(GRID.mix(0.0))
+            .bold_line_style(GRID)
+            .axis_style(GRID)
+            .label_style(("sans-serif", 14).into_font().color(&INK))
+            .axis_desc_style(("sans-serif", 14).into_font().color(&INK))
+            .x_desc(chart.over)
+            .x_label_formatter(&|at| label(*at))
+            .y_label_formatter(&|at| label(if logarithmic { 10_f64.powf(*at) } else { *at }))
+            .draw()
+            .map_err(|error| failed(&error))?;
+        for one in &series {
+            let colour = of_job(one.job);
+            let points: Vec<(f64, f64)> = one.points.iter().map(|(at, value)| (*at, scaled(*value))).collect();
+            let smooth = if chart.smoothed { smoothed(&points) } else { Vec::new() };
+            let strength = if smooth.is_empty() { 1.0 } else { 0.35 };
+            area.draw_series(LineSeries::new(points, colour.mix(strength).stroke_width(2))).map_err(|error| failed(&error))?;
+            area.draw_series(LineSeries::new(smooth, colour.stroke_width(2))).map_err(|error| failed(&error))?;
+            for at in one.resumed.iter().filter(|at| (left..=right).contains(*at)) {
+                let line = DashedLineSeries::new([(*at, low), (*at, high)], 5, 4, MARK.stroke_width(1));
+                area.draw_series(line).map_err(|error| failed(&error))?;
+            }
+            let marks = one.checkpoints.iter().filter(|at| (left..=right).contains(*at));
+            area.draw_series(marks.map(|at| TriangleMarker::new((*at, low), 5, colour.filled())))
+                .map_err(|error| failed(&error))?;
+            if let [(at, value)] = one.points[..] {
+                let point = Circle::new((at, scaled(value)), 3, colour.filled());
+                area.draw_series([point]).map_err(|error| failed(&error))?;
+            }
+        }
+        root.present().map_err(|error| failed(&error))?;
+    }
+    Ok(svg)
+}
+
+/// An axis with ticks of our choice.
+struct Axis {
+    range: Range<f64>,
+    ticks: Vec<f64>,
+}
+
+impl Ranged for Axis {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (from, to): (i32, i32)) -> i32 {
+        let share = (value - self.range.start) / (self.range.end - self.range.start);
+        from + (f64::from(to - from) * share).round() as i32
+    }
+
+    fn key_points<H: KeyPointHint>(&self, hint: H) -> Vec<f64> {
+        if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.range.clone()
+    }
+}
+
+/// The least and the largest of these, and a share of what lies between on both sides. A single number, or a constant, lies in the middle.
+fn around(numbers: impl Iterator<Item = f64>, beyond: f64) -> (f64, f64) {
+    let (low, high) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), n| (low.min(n), high.max(n)));
+    if low < high {
+        let room = (high - low) * beyond;
+        return (low - room, high + room);
+    }
+    let middle = if low.is_finite() { low } else { 0.0 };
+    let room = if middle == 0.0 { 1.0 } else { middle.abs() * 0.5 };
+    (middle - room, middle + room)
+}
+
+/// Multiples of 1, 2 or 5 times a power of ten, between two numbers, `least` apart at least.
+fn round_ticks(low: f64, high: f64, least: f64) -> Vec<f64> {
+    let rough = ((high - low) / TICKS).max(least);
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power).into_iter().find(|step| *step >= rough).unwrap_or(rough);
+    // A bound that is a multiple itself may be a rounding error beside it.
+    let near = step * 1e-9;
+    let first = ((low - near) / step).ceil();
+    (0..=2 * TICKS as u32).map(|tick| (first + f64::from(tick)) * step).take_while(|tick| *tick <= high + near).collect()
+}
+
+/// Logarithms of round numbers between two logarithms: 1, 2 and 5 times each power of ten, or as many powers as an axis has room for.
+fn logarithmic_ticks(low: f64, high: f64) -> Vec<f64> {
+    if high - low < 0.5 {
+        return round_ticks(10_f64.powf(low), 10_f64.powf(high), 0.0)
+            .into_iter()
+            .filter(|tick| *tick > 0.0)
+            .map(f64::log10)
+            .collect();
+    }
+    let every = ((high - low) / TICKS).ceil().max(1.0) as usize;
+    let factors: &[f64] = if high - low > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let powers = (low.floor() as i32..=high.ceil() as i32).step_by(every);
+    powers
+        .flat_map(|power| factors.iter().map(move |factor| f64::from(power) + factor.log10()))
+        .filter(|tick| (low..=high).contains(tick))
+        .collect()
+}
+
+/// An average in which what came before counts less and less, from as soon as there is something to average.
+fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    if points.len() < FEWEST_TO_SMOOTH {
+        return Vec::new();
+    }
+    let kept = 1.0 - FEWEST_TO_SMOOTH as f64 / points.len() as f64;
+    let mut state = (0.0, 0.0);
+    let step = |(at, value): &(f64, f64)| {
+        state = (state.0 * kept + value * (1.0 - kept), state.1 * kept + (1.0 - kept));
+        (*at, state.0 / state.1)
+    };
+    points.iter().map(step).collect()
+}
+
 /// At most [`MOST_POINTS`] points: means of equally many neighbours.
-fn thinned(points: &[(u64, f64)]) -> Vec<(f64, f64)> {
-    let mean = |chunk: &[(u64, f64)]| {
+fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mean = |chunk: &[(f64, f64)]| {
         let count = chunk.len() as f64;
-        let sums = chunk.iter().fold((0.0, 0.0), |sums, (step, value)| (sums.0 + *step as f64, sums.1 + value));
+        let sums = chunk.iter().fold((0.0, 0.0), |sums, (at, value)| (sums.0 + at, sums.1 + value));
         (sums.0 / count, sums.1 / count)
     };
     points.chunks(points.len().div_ceil(MOST_POINTS).max(1)).map(mean).collect()
 }
 
-/// `4.213`, `3.0e-4`, `9,812`.
-fn short(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".to_owned(),
-        size if size < 0.01 => format!("{value:.1e}"),
-        size if size < 1000.0 => format!("{value:.3}"),
-        _ => super::format::number(value.max(0.0) as u64),
+/// `4.213`, `0.0003`, `3e-7`, `9,812`, `1.2e9`.
+fn label(value: f64) -> String {
+    let size = value.abs();
+    let trimmed =
+        |text: String| if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text };
+    let sign = if value < 0.0 { "-" } else { "" };
+    match size {
+        _ if size < 1e-12 => "0".to_owned(),
+        _ if size < 1e-3 || size >= 1e9 => {
+            let text = format!("{value:.2e}");
+            let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
+            format!("{}e{power}", trimmed(digits.to_owned()))
+        }
+        _ if size < 1.0 => trimmed(format!("{value:.4}")),
+        _ if size < 1000.0 => trimmed(format!("{value:.3}")),
+        _ => format!("{sign}{}", format::number(size.round() as u64)),
     }
 }
 
@@ -117,26 +288,58 @@ fn short(value: f64) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_page_is_complete_in_itself() {
-        let points: Vec<(u64, f64)> = (1..=2500).map(|step| (step, 5.0 / step as f64)).collect();
-        let charts = [Chart { title: "loss <nats>", points: &points }, Chart { title: "one", points: &[(7, 3e-4)] }];
-        let page = page("a&b", &[("state", "succeeded".to_owned())], &charts);
-        for part in
-            ["<h1>a&amp;b</h1>", "loss &lt;nats&gt;: 2.0e-3 at step 2500", "<dt>state</dt><dd>succeeded</dd>", "3.0e-4 at step 7"]
-        {
-            assert!(page.contains(part), "{part} is missing in {page}");
-        }
-        assert!(!page.contains("http") && !page.contains("<script") && !page.contains("NaN") && !page.contains("inf"));
-        assert_eq!(page.matches("<polyline").count(), 2);
-        assert!(page.matches(',').count() < 1200, "2,500 points are thinned");
+    fn chart(points: Vec<(f64, f64)>) -> Chart {
+        let series = vec![Series { points, resumed: vec![40.0], checkpoints: vec![30.0, 60.0], ..Series::default() }];
+        Chart { title: "training loss (nats)", over: "steps", series, ..Chart::default() }
     }
 
     #[test]
-    fn points_lie_inside_their_frame() {
-        let points = [(1.0, -3.0), (5.0, 9.0), (9.0, 1.0)];
-        let frame = Frame::around(&points);
-        assert_eq!((frame.x(1.0), frame.x(9.0)), (LEFT, WIDTH - RIGHT));
-        assert_eq!((frame.y(-3.0), frame.y(9.0)), (HEIGHT - BOTTOM, TOP));
+    fn a_page_is_complete_in_itself() {
+        let points: Vec<(f64, f64)> = (1..=2500).map(|step| (f64::from(step), 5.0 / f64::from(step))).collect();
+        let charts = [Chart { smoothed: true, ..chart(points) }, chart(vec![(7.0, 3e-4)]), chart(vec![(1.0, 0.0), (2.0, 0.0)])];
+        let page = page(&["a&b".to_owned()], &[("state", vec!["<done>".to_owned()])], &charts);
+        for part in [
+            "<h1>a&amp;b</h1>",
+            "training loss (nats): 0.002<",
+            "<th>state</th><td>&lt;done&gt;</td>",
+            "(nats): 3e-4<",
+            "var(--j0)",
+        ] {
+            assert!(page.contains(part), "{part} is missing in {page}");
+        }
+        assert!(!page.contains("http:") && !page.contains("https:") && !page.contains("<script"), "{page}");
+        assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");
+        assert_eq!(page.matches("<svg").count(), 3);
+        assert!(!page.contains("\"#0"), "a colour that is nobody's");
+        assert!(page.len() < 120_000, "2,500 points are thinned: {} bytes", page.len());
+    }
+
+    #[test]
+    fn ticks_are_round_numbers() {
+        assert_eq!(round_ticks(0.0, 1000.0, 0.0), [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]);
+        assert_eq!(round_ticks(151.0, 449.0, 0.0), [200.0, 300.0, 400.0]);
+        assert_eq!(round_ticks(1.0, 3.0, 1.0), [1.0, 2.0, 3.0]);
+        let labels = |low: f64, high: f64| {
+            logarithmic_ticks(low.log10(), high.log10()).iter().map(|at| label(10_f64.powf(*at))).collect::<Vec<_>>()
+        };
+        assert_eq!(labels(39.6, 4_319.0), ["50", "100", "200", "500", "1,000", "2,000"]);
+        assert_eq!(labels(20.0, 30.0), ["20", "22", "24", "26", "28", "30"]);
+        assert_eq!(labels(1.0, 1e9), ["1", "100", "10,000", "1,000,000", "100,000,000"]);
+    }
+
+    #[test]
+    fn numbers_are_told_in_few_characters() {
+        for (value, told) in [
+            (0.0, "0"),
+            (4.2131, "4.213"),
+            (50.0, "50"),
+            (0.0003, "3e-4"),
+            (0.02, "0.02"),
+            (9_812.4, "9,812"),
+            (-1_500.0, "-1,500"),
+            (1.25e12, "1.25e12"),
+        ] {
+            assert_eq!(label(value), told);
+        }
     }
 }

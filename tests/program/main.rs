@@ -13,4 +13,5 @@ mod front;
 mod imports;
 mod logs;
 mod mishaps;
+mod report;
 mod startup;
