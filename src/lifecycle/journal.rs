@@ -93,6 +93,7 @@ impl Journal {
             self.record.exit = Some(exit as u8);
             self.record.reason = Some(reason.into());
         }
+        (self.record.waiting, self.record.retry_at) = (None, None);
         self.enter(State::TearingDown).await
     }
 }
@@ -145,7 +146,7 @@ pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
     if !record.state.is_finished() {
         registry::known(&record.plan.backend).map_err(|error| damaged(id, &error.message))?;
     }
-    Ok(record)
+    Ok(record.renewed())
 }
 
 fn damaged(id: &JobId, why: &str) -> Failure {
@@ -192,6 +193,15 @@ mod tests {
             let record = decode(&id, text.as_bytes()).expect(text);
             assert!(record.attempt == 1 && record.trainer.is_some());
         }
+    }
+
+    #[test]
+    fn a_job_of_before_that_waits_has_no_machine_yet() {
+        let id = JobId::parse("waiting-sd4vfp").expect("an id");
+        let record = decode(&id, include_bytes!("fixtures/waiting.json")).expect("a record");
+        let (attempt, now) = (&record.attempts[0], record.updated);
+        assert_eq!((attempt.started, attempt.requested), (None, Some(record.created)));
+        assert_eq!((record.waited(now).as_secs(), attempt.lived(now).as_secs()), (300, 0));
     }
 
     #[test]

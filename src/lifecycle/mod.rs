@@ -14,6 +14,7 @@ pub mod teardown;
 pub mod upload;
 
 pub mod adoption;
+mod attempt;
 mod by_itself;
 pub mod cancel;
 pub mod console;

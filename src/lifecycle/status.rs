@@ -6,12 +6,12 @@ use ft_trainer::progress::{Event, Line};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, journal, supervise};
+use super::{Result, World, attempt, journal, supervise};
 use crate::{
     exit::Exit,
     job::{
         id::{AttemptId, JobId, path},
-        record::{Attempt, Record},
+        record::{Record, Waiting},
         state::State,
         units::Money,
     },
@@ -45,6 +45,12 @@ pub struct JobStatus {
     /// So far.
     pub cost: Money,
     pub created: Timestamp,
+    /// Why it has no machine yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// When a machine is asked for again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -91,29 +97,31 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
 }
 
 async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
-    let attempt = latest_attempt(store, record).await?;
+    let latest = latest_attempt(store, record).await?;
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
         backend: record.plan.backend.clone(),
-        state: record.state.label(record.outcome).to_owned(),
-        attempt,
+        state: record.label().to_owned(),
+        attempt: latest,
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),
         steps: None,
         loss: None,
         perplexity: None,
         tokens_per_second: None,
         eta_seconds: None,
-        cost: cost(record, now),
+        cost: attempt::cost(record, now),
+        waiting: record.waiting.clone(),
+        next_try: record.retry_at.filter(|_| record.waiting.is_some()),
         created: record.created,
         reason: record.reason.clone(),
     };
     if !record.state.is_finished() && record.attempt > 0 {
-        for line in latest_progress(store, &record.id, attempt).await? {
+        for line in latest_progress(store, &record.id, latest).await? {
             apply(&mut status, &line.event);
         }
         if record.state == State::Running
-            && attempt == record.attempt
+            && latest == record.attempt
             && let Some(exit) = supervise::read_exit(store, record).await?
         {
             status.reason = Some(format!("attempt {} ended: {}", record.attempt, exit.message));
@@ -148,17 +156,6 @@ fn apply(status: &mut JobStatus, event: &Event) {
     }
 }
 
-/// What the job's machines have cost until now. None lives longer than the job may: that is the cloud's own affair.
-pub fn cost(record: &Record, now: Timestamp) -> Money {
-    record.attempts.iter().map(|attempt| cost_of(record, attempt, now)).sum()
-}
-
-/// What the machine of one of its attempts has cost.
-pub(super) fn cost_of(record: &Record, attempt: &Attempt, now: Timestamp) -> Money {
-    let time = age(attempt.started, attempt.ended.unwrap_or(now)).min(record.plan.lifetime());
-    attempt.price_per_hour.for_time(time)
-}
-
 /// What the provider says of the machine of the job's current attempt.
 pub async fn machine(world: &World, id: &JobId) -> Result<String> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
@@ -166,6 +163,7 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
         return Ok("none yet".to_owned());
     }
     Ok(match world.provider.observe(&AttemptId::new(id, record.attempt)).await? {
+        Sighting::Queued { why, .. } => format!("queued: {why}"),
         Sighting::Alive { agent: true } => "alive".to_owned(),
         Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
         Sighting::Dead { why } | Sighting::Unfit { why } => format!("dead: {why}"),

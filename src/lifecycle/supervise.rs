@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
-
-use super::{Next, Result, World, by_itself, console, journal::Journal, provision, status, vigil};
+use super::{Next, Result, World, attempt, by_itself, console, journal::Journal, vigil};
 use crate::{
     exit::Exit,
     job::{
         clock::after,
-        event::EventKind,
         id::{AttemptId, path},
         order::{CancelRequest, ExitReason, ExitRecord},
         plan::RetryPlan,
@@ -18,11 +15,14 @@ use crate::{
         state::{Outcome, State},
     },
     provider::Sighting,
-    store::{Store, checkpoint, find_json},
+    store::{Store, find_json},
 };
 
 /// How often a running job is looked at.
 const POLL: Duration = Duration::from_millis(500);
+
+/// How often an attempt is looked at that waits in a service's queue.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// How long after its grace a cancelled job may still be writing its last checkpoint before its machine is destroyed.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -36,6 +36,8 @@ struct Observation {
     cancel: Option<Overdue>,
     /// The deadline has passed and the agent, which stops at it by itself, has not.
     past_deadline: bool,
+    /// The job has waited for its machines for as long as it may.
+    out_of_patience: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +46,8 @@ struct Overdue(bool);
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     Wait,
+    /// It waits in a service's queue.
+    WaitInQueue,
     /// The machine is there, its agent was never started: a crash fell between the two.
     Launch,
     Collect,
@@ -62,7 +66,7 @@ impl Decision {
     /// The same for somebody else's job: what would begin something is its end.
     fn or_the_end(self) -> Self {
         match self {
-            Decision::Launch | Decision::TryAgain { .. } => cancelled("cancelled"),
+            Decision::Launch | Decision::TryAgain { .. } | Decision::WaitInQueue => cancelled("cancelled"),
             decided => decided,
         }
     }
@@ -88,6 +92,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     if std::mem::take(&mut job.out_of_sight) {
         world.report.line(&format!("{} can be seen again", job.record.id));
     }
+    if attempt::see(world, job, &observation.sighting).await? {
+        job.save().await?;
+    }
     let mut decision = decide(&job.record, observation);
     if decision == Decision::Wait
         && let Some(given_up) = vigil::keep(world, job).await?
@@ -102,14 +109,15 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     match decision {
         Decision::Wait => return Ok(Next::After(POLL)),
+        Decision::WaitInQueue => return Ok(Next::After(LOOK)),
         Decision::Launch => job.enter(State::Submitting).await?,
         Decision::Collect => {
-            finish_attempt(world, job, "succeeded").await?;
+            attempt::finish(world, job, "succeeded").await?;
             job.enter(State::Collecting).await?;
         }
         Decision::TryAgain { why } => next_attempt(world, job, &why).await?,
         Decision::End { outcome, exit, reason } => {
-            finish_attempt(world, job, &reason).await?;
+            attempt::finish(world, job, &reason).await?;
             job.end(outcome, exit, reason).await?;
         }
     }
@@ -126,8 +134,10 @@ async fn observe(world: &World, record: &Record) -> Result<Observation> {
     let cancel = read_cancel(world.store.as_ref(), record)
         .await?
         .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
-    let past_deadline = record.attempts.first().is_some_and(|first| now > after(first.started, record.plan.lifetime() + PATIENCE));
-    Ok(Observation { exit, sighting, cancel, past_deadline })
+    let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
+    let past_deadline = deadline.is_some_and(|deadline| now > after(deadline, PATIENCE));
+    let out_of_patience = record.waited(now) >= record.plan.patience();
+    Ok(Observation { exit, sighting, cancel, past_deadline, out_of_patience })
 }
 
 fn decide(record: &Record, seen: Observation) -> Decision {
@@ -143,6 +153,11 @@ fn decide(record: &Record, seen: Observation) -> Decision {
         return Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() };
     }
     match seen.sighting {
+        Sighting::Queued { .. } if seen.cancel.is_some() => cancelled("cancelled"),
+        Sighting::Queued { why, .. } if seen.out_of_patience => {
+            Decision::End { outcome: Outcome::Failed, exit: Exit::Capacity, reason: attempt::gave_up(record, &why) }
+        }
+        Sighting::Queued { .. } => Decision::WaitInQueue,
         Sighting::Alive { agent: true } => Decision::Wait,
         Sighting::Alive { agent: false } => Decision::Launch,
         Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone if seen.cancel.is_some() => cancelled("cancelled"),
@@ -196,22 +211,10 @@ fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
 /// last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
     world.provider.destroy(&job.record.id).await?;
-    finish_attempt(world, job, why).await?;
-    tell_of_the_next(world, &job.record, why);
+    attempt::finish(world, job, why).await?;
+    attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));
-    provision::begin_attempt(world, job).await
-}
-
-pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
-    if let Some(ended) = record.attempts.last() {
-        world.report.warn(&format!(
-            "attempt {} ended: {why}; attempt {} resumes from step {}, {} steps are done again",
-            ended.attempt,
-            ended.attempt + 1,
-            ended.last_step - ended.lost_steps,
-            ended.lost_steps
-        ));
-    }
+    attempt::request(world, job).await
 }
 
 /// How many attempts in a row ended without a new checkpoint: the back-off grows with these only, so that a job which is preempted
@@ -219,25 +222,6 @@ pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
 fn fruitless_attempts(record: &Record) -> u32 {
     let fruitless = record.attempts.iter().rev().take_while(|attempt| attempt.last_step - attempt.lost_steps <= attempt.first_step);
     fruitless.count().max(1) as u32
-}
-
-/// Notes that the attempt ended now, how far it came, and what that cost in steps.
-async fn finish_attempt(world: &World, job: &mut Journal, reason: &str) -> Result<()> {
-    let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
-    close_attempt(world, job, world.clock.now(), resumes_from, reason).await
-}
-
-pub(super) async fn close_attempt(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {
-    let record = &mut job.record;
-    let seen = status::last_step(world.store.as_ref(), &record.id, record.attempt).await?;
-    let Some(attempt) = record.attempts.last_mut().filter(|attempt| attempt.ended.is_none()) else { return Ok(()) };
-    attempt.ended = Some(now);
-    attempt.reason = Some(reason.to_owned());
-    attempt.last_step = seen.unwrap_or(0).max(attempt.first_step).max(resumes_from);
-    attempt.lost_steps = attempt.last_step - resumes_from;
-    let (last_step, lost_steps) = (attempt.last_step, attempt.lost_steps);
-    job.note(EventKind::AttemptEnded { reason: reason.to_owned(), last_step, resumes_from, lost_steps });
-    Ok(())
 }
 
 /// Before there is an agent that could hear it, a wish to cancel is the supervisor's to fulfil, and whoever only ends jobs begins nothing. Answers

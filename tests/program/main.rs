@@ -15,3 +15,4 @@ mod imports;
 mod logs;
 mod mishaps;
 mod startup;
+mod waiting;
