@@ -218,7 +218,10 @@ fn a_job_without_a_machine_costs_nothing_and_gives_up_when_it_has_waited_enough(
     let why = "there was no machine within the 4s that the job may wait (limits.max_wait): no zone has such a machine now: us-central1-a: out of stock";
     assert!(said.stderr.contains(why), "{}", said.stderr);
     let receipt: Value = serde_json::from_str(&ftctl(&["bill", "waits", "-o", "json"]).stdout).expect("JSON");
-    assert_eq!((&receipt["machine_seconds"], &receipt["cost"], &receipt["may_still_bill"]), (&json!(0), &json!("0USD"), &json!(false)));
+    assert_eq!(
+        (&receipt["machine_seconds"], &receipt["cost"], &receipt["may_still_bill"]),
+        (&json!(0), &json!("0USD"), &json!(false))
+    );
     assert!((4..20).contains(&receipt["waited_seconds"].as_u64().expect("seconds")), "{receipt}");
     assert_eq!(devcloud.ask("GET", "/devcloud/bill", &Value::Null).1["machines"], json!([]));
 }

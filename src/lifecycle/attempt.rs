@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Result, World, journal::Journal, status};
+use super::{Result, World, journal::Journal, observe};
 use crate::{
     job::{
         clock::{after, between},
@@ -75,7 +75,9 @@ async fn since(world: &World, record: &Record) -> Result<Option<Timestamp>> {
 async fn listed(world: &World, record: &Record) -> Result<Option<Timestamp>> {
     let attempt = AttemptId::new(&record.id, record.attempt);
     let ours = |resource: &&Resource| resource.attempt == attempt && world.reaches(resource);
-    let Some(since) = world.provider.list().await?.iter().filter(ours).map(|resource| resource.since).min() else { return Ok(None) };
+    let Some(since) = world.provider.list().await?.iter().filter(ours).map(|resource| resource.since).min() else {
+        return Ok(None);
+    };
     let now = world.clock.now();
     let age = between(since, world.provider.now().await.unwrap_or(now));
     Ok(Some(now.checked_sub(age).unwrap_or(Timestamp::MIN).max(earliest(record, now))))
@@ -101,11 +103,6 @@ fn start(job: &mut Journal, since: Timestamp, now: Timestamp) {
     }
 }
 
-/// Why a job ends that has waited for its machines for as long as it may; `why` is what it waited for last.
-pub(super) fn gave_up(record: &Record, why: &str) -> String {
-    format!("there was no machine within the {} that the job may wait (limits.max_wait): {why}", record.plan.max_wait)
-}
-
 /// Notes that the attempt ended now, how far it came, and what that cost in steps.
 pub(super) async fn finish(world: &World, job: &mut Journal, reason: &str) -> Result<()> {
     let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
@@ -114,7 +111,7 @@ pub(super) async fn finish(world: &World, job: &mut Journal, reason: &str) -> Re
 
 pub(super) async fn close(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {
     let record = &mut job.record;
-    let seen = status::last_step(world.store.as_ref(), &record.id, record.attempt).await?;
+    let seen = observe::last_step(world.store.as_ref(), &record.id, record.attempt).await?;
     let Some(attempt) = record.attempts.last_mut().filter(|attempt| attempt.ended.is_none()) else { return Ok(()) };
     attempt.ended = Some(now);
     attempt.reason = Some(reason.to_owned());

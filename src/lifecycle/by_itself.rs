@@ -1,22 +1,22 @@
 //! Attempts that the backend began by itself, with nobody there (`Plan::mends_itself`), are written down before anything else is decided.
 
-use super::{Result, World, attempt, journal::Journal, status, supervise::read_exit};
+use super::{Result, World, attempt, journal::Journal, observe};
 use crate::{job::record::Attempt, store::checkpoint};
 
 /// Answers whether there were any. An attempt ends with its exit record, which its successor writes where it had no time to, and the next
 /// begins then.
 pub(super) async fn catch_up(world: &World, job: &mut Journal) -> Result<bool> {
     let store = world.store.as_ref();
-    let latest = status::latest_attempt(store, &job.record).await?;
+    let latest = observe::latest_attempt(store, &job.record).await?;
     if latest == job.record.attempt {
         return Ok(false);
     }
     while job.record.attempt < latest {
-        let exit = read_exit(store, &job.record).await?;
+        let exit = observe::read_exit(store, &job.record).await?;
         let (finished, why) =
             exit.map_or_else(|| (world.clock.now(), "its machine is gone".to_owned()), |exit| (exit.finished, exit.message));
         let (id, number) = (job.record.id.clone(), job.record.attempt + 1);
-        let resumes_from = match status::first_step(store, &id, number).await? {
+        let resumes_from = match observe::first_step(store, &id, number).await? {
             Some(step) => step,
             None => checkpoint::latest(store, &id).await?.map_or(0, |manifest| manifest.step),
         };

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     Result, World,
     drive::{Until, drive},
-    journal, status,
+    journal, observe,
 };
 use crate::{
     exit::{Exit, Failure},
@@ -66,7 +66,7 @@ pub fn target(record: &Record) -> Result<AttemptId> {
 async fn recovered(world: &World, id: &JobId, attempt: u32) -> Result<Record> {
     loop {
         let record = journal::read(world.store.as_ref(), id).await?.0;
-        if record.attempt > attempt && status::last_step(world.store.as_ref(), id, record.attempt).await?.is_some() {
+        if record.attempt > attempt && observe::last_step(world.store.as_ref(), id, record.attempt).await?.is_some() {
             return Ok(record);
         }
         world.clock.sleep(POLL).await;

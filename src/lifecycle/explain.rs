@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, supervise};
+use super::{Result, World, observe};
 use crate::{
     job::{
         event::{Event, EventKind},
@@ -41,7 +41,7 @@ pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
     let holder = lease::holder(store, &path::supervisor_lease(&record.id)).await?;
     let sight = Sight {
         retry_at: record.retry_at.filter(|at| *at > now && !record.state.is_finished()),
-        ended: supervise::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
+        ended: observe::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
         is_driven: holder.is_some_and(|holder| !holder.is_gone(&world.supervisor)),
         may_drive: world.adoption.may_drive(record),
     };

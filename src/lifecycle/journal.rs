@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Result, World, vigil::Vigil};
+use super::{Result, World};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -22,10 +22,6 @@ pub struct Journal {
     pub record: Record,
     /// Nothing is begun for the job any more: it is somebody else's, and goes straight to its end.
     pub only_ends: bool,
-    /// The provider did not answer when it was last asked how the machine is; only this invocation knows.
-    pub out_of_sight: bool,
-    /// What this invocation has heard of the running attempt.
-    pub vigil: Vigil,
     kept: State,
     etag: ETag,
     store: Arc<dyn Store>,
@@ -50,7 +46,7 @@ impl Journal {
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
         let (kept, store, clock) = (record.state, world.store.clone(), world.clock.clone());
-        Self { record, only_ends: false, out_of_sight: false, vigil: Vigil::default(), kept, etag, store, clock }
+        Self { record, only_ends: false, kept, etag, store, clock }
     }
 
     /// Reads the record again, whatever this invocation thought. Its plan never changes: another one is nobody's whom this invocation works for.

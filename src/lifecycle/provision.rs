@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Next, Result, STAGES, World, attempt, image, journal::Journal};
+use super::{Next, Result, STAGES, World, attempt, decide, image, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -73,7 +73,7 @@ async fn refused(world: &World, job: &mut Journal, error: ProviderError) -> Resu
         let failure = if patience.is_zero() {
             Failure::from(error)
         } else {
-            Failure::new(Exit::Capacity, attempt::gave_up(&job.record, &error.message))
+            Failure::new(Exit::Capacity, decide::gave_up(&job.record, &error.message))
         };
         job.end(Outcome::Failed, failure.exit, failure.message).await?;
         return Ok(Next::Now);

@@ -87,7 +87,8 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
             let of = |attempt: &Attempt| attempt::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
             attempts.iter().map(of).sum()
         }),
-        may_still_bill: record.plan.price_per_hour > Money::ZERO && attempts.iter().any(|attempt| attempt.ended.is_none() && exists(attempt)),
+        may_still_bill: record.plan.price_per_hour > Money::ZERO
+            && attempts.iter().any(|attempt| attempt.ended.is_none() && exists(attempt)),
         lost_steps: attempts.iter().map(|attempt| lost_steps(record, attempt)).fold(0, u64::saturating_add),
     }
 }

@@ -1,16 +1,19 @@
 //! Where jobs stand: what a table row or a JSON value says. Reads only.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
-use ft_trainer::progress::{Event, Line};
+use ft_trainer::progress::Event;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, attempt, journal, supervise};
+use super::{
+    Result, World, attempt, journal,
+    observe::{latest_attempt, latest_progress, read_exit},
+};
 use crate::{
     exit::Exit,
     job::{
-        id::{AttemptId, JobId, path},
+        id::{AttemptId, JobId},
         record::{Record, Waiting},
         state::State,
         units::Money,
@@ -122,23 +125,12 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         }
         if record.state == State::Running
             && latest == record.attempt
-            && let Some(exit) = supervise::read_exit(store, record).await?
+            && let Some(exit) = read_exit(store, record).await?
         {
             status.reason = Some(format!("attempt {} ended: {}", record.attempt, exit.message));
         }
     }
     Ok(status)
-}
-
-/// The attempt that runs. Where the backend begins attempts by itself, no supervisor may have written it down yet.
-pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result<u32> {
-    if record.last_attempt() == record.attempt || record.state != State::Running {
-        return Ok(record.attempt);
-    }
-    let names = store.children(&path::attempts(&record.id)).await?;
-    let begun: BTreeSet<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
-    let following = (record.attempt + 1..=record.last_attempt()).take_while(|attempt| begun.contains(attempt));
-    Ok(following.last().unwrap_or(record.attempt))
 }
 
 fn apply(status: &mut JobStatus, event: &Event) {
@@ -169,46 +161,4 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
         Sighting::Dead { why } | Sighting::Unfit { why } => format!("dead: {why}"),
         Sighting::Gone => "gone".to_owned(),
     })
-}
-
-/// The step that an attempt reported last.
-pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
-    let lines = latest_progress(store, id, attempt).await?;
-    Ok(lines
-        .iter()
-        .filter_map(|line| match line.event {
-            Event::Start { step, .. }
-            | Event::Step { step, .. }
-            | Event::Skipped { step, .. }
-            | Event::Eval { step, .. }
-            | Event::Checkpoint { step, .. } => Some(step),
-            _ => None,
-        })
-        .max())
-}
-
-/// Where an attempt's training began; `None` before it did.
-pub(super) async fn first_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
-    const WINDOW: u64 = 4 * 1024;
-    let path = path::progress(id, attempt);
-    let Some(meta) = store.head(&path).await? else { return Ok(None) };
-    let bytes = store.get_range(&path, 0..meta.size.min(WINDOW)).await?;
-    let text = String::from_utf8_lossy(&bytes);
-    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    Ok(lines.find_map(|line| match line.event {
-        Event::Start { step, .. } => Some(step),
-        _ => None,
-    }))
-}
-
-/// The newest progress lines of an attempt: the end of the file, without the line that the cut went through.
-pub async fn latest_progress(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Vec<Line>> {
-    const WINDOW: u64 = 16 * 1024;
-    let path = path::progress(id, attempt);
-    let Some(meta) = store.head(&path).await? else { return Ok(Vec::new()) };
-    let start = meta.size.saturating_sub(WINDOW);
-    let bytes = store.get_range(&path, start..meta.size).await?;
-    let text = String::from_utf8_lossy(&bytes);
-    let whole_lines = text.lines().skip(usize::from(start > 0));
-    Ok(whole_lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
 }

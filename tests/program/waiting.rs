@@ -88,7 +88,8 @@ fn a_wait_after_a_preemption_uses_nothing_of_the_time_to_live() {
 
 #[test]
 fn a_job_that_waits_says_since_when_for_what_and_until_when() {
-    let rehearsal = Rehearsal::of("1m", &json!({ "faults": [out_of_stock(1, 9, "5m")], "crash_at": { "call": 40, "when": "after" } }));
+    let rehearsal =
+        Rehearsal::of("1m", &json!({ "faults": [out_of_stock(1, 9, "5m")], "crash_at": { "call": 40, "when": "after" } }));
     assert_eq!(rehearsal.0.run(&["submit", "job.toml", "--idempotency-key", "one"]).code, None, "it is killed while it waits");
     let status = rehearsal.json(&["status", "waits"]);
     assert_eq!((&status["state"], &status["cost"], &status["attempt"]), (&json!("waiting"), &json!("0USD"), &json!(1)));

@@ -45,14 +45,17 @@ async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan))
     (record.state, record.submitted, record.dataset) = (State::Imaging, true, Some(digest));
     let (id, over) = (record.id.clone(), clock.now() + shortage);
     Journal::create(&world, record).await.expect("a record");
-    let restock = async {
+    let restocked = async {
         while clock.now() < over {
             sleep(Duration::from_millis(2)).await;
         }
         place.pull(reqwest::Method::PUT, "script", &json!({ "boot": "1s", "notice": "0s" })).await;
+        std::future::pending().await
     };
-    let (record, ()) = tokio::join!(drive(&world, &id, Until::Finished), restock);
-    let record = record.expect("driven to its end");
+    let record = tokio::select! {
+        record = drive(&world, &id, Until::Finished) => record.expect("driven to its end"),
+        () = restocked => unreachable!("the job ends first"),
+    };
     let receipt = receipt(&record, clock.now());
     (record, receipt)
 }
@@ -65,7 +68,7 @@ async fn without_stock() -> Place {
 #[tokio::test]
 async fn a_wait_of_three_times_the_time_to_live_leaves_all_of_it_and_costs_nothing() {
     let place = without_stock().await;
-    let (record, receipt) = live(&place, 3 * TTL, |_| {}).await;
+    let (record, receipt) = Box::pin(live(&place, 3 * TTL, |_| {})).await;
     let attempt = &record.attempts[0];
     let started = attempt.started.expect("a machine");
     assert!(receipt.waited_seconds >= 300 && between(record.created, started) >= 3 * TTL, "{receipt:?}");
@@ -84,7 +87,7 @@ async fn a_wait_of_three_times_the_time_to_live_leaves_all_of_it_and_costs_nothi
 #[tokio::test]
 async fn a_wait_has_a_bound_and_leaves_nothing() {
     let place = without_stock().await;
-    let (record, receipt) = live(&place, 10 * TTL, |plan| plan.max_wait = Span(Duration::from_secs(70))).await;
+    let (record, receipt) = Box::pin(live(&place, 10 * TTL, |plan| plan.max_wait = Span(Duration::from_secs(70)))).await;
     assert_eq!(record.exit, Some(Exit::Capacity as u8));
     let reason = record.reason.expect("a reason");
     assert!(reason.contains("limits.max_wait") && reason.contains("us-central1-a: out of stock"), "{reason}");
