@@ -203,6 +203,29 @@ fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
     }
 }
 
+#[test]
+fn a_job_without_a_machine_costs_nothing_and_gives_up_when_it_has_waited_enough() {
+    let devcloud = Running::start(&json!({ "stock_outs": ["us-central1-a"] }));
+    devcloud.sandbox.write_rehearsal("waits");
+    let ftctl = |arguments: &[&str]| {
+        let mut command = devcloud.sandbox.command(arguments);
+        Sandbox::said(command.envs(devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce"))
+    };
+    let sets = ["compute.gce.image=registry.example/ftctl@sha256:00", "compute.gce.zones=[\"us-central1-a\"]"];
+    let submit = ["submit", "job.toml", "--max-wait", "4s", "--set", sets[0], "--set", sets[1]];
+    let said = ftctl(&submit);
+    assert_eq!(said.code, Some(5), "{}", said.stderr);
+    let why = "there was no machine within the 4s that the job may wait (limits.max_wait): no zone has such a machine now: us-central1-a: out of stock";
+    assert!(said.stderr.contains(why), "{}", said.stderr);
+    let receipt: Value = serde_json::from_str(&ftctl(&["bill", "waits", "-o", "json"]).stdout).expect("JSON");
+    assert_eq!(
+        (&receipt["machine_seconds"], &receipt["cost"], &receipt["may_still_bill"]),
+        (&json!(0), &json!("0USD"), &json!(false))
+    );
+    assert!((4..20).contains(&receipt["waited_seconds"].as_u64().expect("seconds")), "{receipt}");
+    assert_eq!(devcloud.ask("GET", "/devcloud/bill", &Value::Null).1["machines"], json!([]));
+}
+
 /// A job whose machine has power and does nothing, and commands for it with what this directory has before the system's programs.
 struct Submitted {
     devcloud: Running,

@@ -88,9 +88,9 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Repor
     let store = store::open(&order.store)?;
     let order = &succession::current(&store, order, work, report).await?;
     let agent = Agent::new(store, order, work, report, Duration::MAX)?;
-    match order.deadline {
-        Some(deadline) => {
-            let bound = left(deadline, agent.started) + agent.grace() + FAREWELL;
+    match order.time_to_work(agent.started) {
+        Some(time) => {
+            let bound = time + agent.grace() + FAREWELL;
             tokio::time::timeout(bound, agent.run(cache, notice)).await.unwrap_or_else(|_| Err(overdue(order)))
         }
         None => agent.run(cache, notice).await,
@@ -105,11 +105,6 @@ fn unreachable(order: &RunOrder) -> StoreError {
 fn overdue(order: &RunOrder) -> StoreError {
     let source = io::Error::new(io::ErrorKind::TimedOut, format!("the deadline was {} minutes ago", FAREWELL.as_secs() / 60));
     StoreError::Io { action: "send the last of", path: order.job.to_string(), source }
-}
-
-/// Time from `now` until `then`; none when that is over.
-fn left(then: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(then.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
 /// Ships what a dead agent left in `work`, for this attempt and those before it. Trains nothing and writes no exit record.
@@ -432,8 +427,8 @@ impl<'a> Agent<'a> {
 
     /// The time that is left is read once: a clock that is moved later moves no deadline.
     async fn deadline(&self) -> Infallible {
-        if let Some(deadline) = self.order.deadline {
-            sleep(left(deadline, self.started)).await;
+        if let Some(time) = self.order.time_to_work(self.started) {
+            sleep(time).await;
             self.stop.ask(ExitReason::Deadline, self.grace());
         }
         std::future::pending().await

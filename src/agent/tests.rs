@@ -72,6 +72,7 @@ async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn S
         train: TrainSettings { keep_checkpoints: 2, ..TrainSettings::default() },
         sample: None,
         deadline: None,
+        lifetime_seconds: None,
         grace_seconds: 60,
         last_attempt: None,
     };

@@ -198,7 +198,9 @@ impl Show for Settled {
             table.pair("perplexity", perplexity);
         }
         table.pair("attempts", format!("{}, {} steps done again", receipt.attempts.len(), receipt.lost_steps));
-        table.pair("time", format!("{} in all, {} on a machine", time(receipt.seconds), time(receipt.machine_seconds)));
+        let for_one =
+            if receipt.waited_seconds > 0 { format!(", {} waiting for one", time(receipt.waited_seconds)) } else { String::new() };
+        table.pair("time", format!("{} in all, {} on a machine{for_one}", time(receipt.seconds), time(receipt.machine_seconds)));
         let still = if receipt.may_still_bill { "; a machine may still exist and cost more" } else { "" };
         let wasted = if receipt.wasted > Money::ZERO { format!(", {} of it for nothing", receipt.wasted) } else { String::new() };
         table.pair("cost", format!("{} on {}{wasted}{still}", receipt.cost, receipt.backend));

@@ -66,6 +66,7 @@ fn rows(settings: &Settings) -> Vec<Row> {
         row("store", settings.store.value.clone(), &settings.store.origin),
         row("ttl", Some(settings.ttl.value.to_string()), &settings.ttl.origin),
         row("max_cost", settings.max_cost.value.map(|money| money.to_string()), &settings.max_cost.origin),
+        row("max_wait", Some(settings.max_wait.value.to_string()), &settings.max_wait.origin),
         row("adopt", settings.adopt.value.as_ref().map(Adopt::to_string), &settings.adopt.origin),
         row("output", word(json!(settings.output.value)), &settings.output.origin),
         row("log", word(json!(settings.log.value)), &settings.log.origin),

@@ -8,8 +8,9 @@ use super::App;
 use crate::{
     exit::{Exit, Failure},
     lifecycle::{
-        debt::{self, Debt, Paid},
+        debt::{self, Debt},
         journal,
+        pay::{self, Paid},
     },
 };
 
@@ -51,7 +52,7 @@ impl App<'_> {
             Ok((record, _)) => record.plan.backend,
             Err(_) => self.settings.backend.value.clone(),
         };
-        debt::pay(&self.world(&backend)?, &debt.id).await
+        pay::pay(&self.world(&backend)?, &debt.id).await
     }
 
     fn tell(&self, Debt { id, since, why, .. }: &Debt, paid: Result<Paid, Option<Failure>>) {

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     exit::{Exit, Failure},
     job::id::JobId,
-    lifecycle::{World, down, journal, plan},
+    lifecycle::{World, down, journal, open},
     output::{Show, format},
     provider::registry::NAMES,
 };
@@ -156,7 +156,7 @@ struct Meant {
 
 /// The record may be lost; the machines are found by the id alone.
 async fn id_of(world: &World, text: &str) -> Result<JobId, Failure> {
-    match (plan::find(world.store.as_ref(), text).await, JobId::parse(text)) {
+    match (open::find(world.store.as_ref(), text).await, JobId::parse(text)) {
         (Err(failure), Some(id)) if failure.exit == Exit::NotFound => Ok(id),
         (found, _) => found,
     }

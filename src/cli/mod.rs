@@ -196,6 +196,9 @@ pub struct Budget {
     /// Most the job may cost: 12USD
     #[arg(long, value_name = "MONEY", allow_hyphen_values = true)]
     pub max_cost: Option<Money>,
+    /// Longest that the job may wait for its machines in all, which costs nothing [default: 24h]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
+    pub max_wait: Option<Span>,
 }
 
 /// What a verb works with.
@@ -344,6 +347,7 @@ fn flags(cli: &Cli) -> Layer {
         store: cli.global.store.clone(),
         ttl: budget.ttl,
         max_cost: budget.max_cost,
+        max_wait: budget.max_wait,
         output: cli.global.output.map(Format::from),
         log: match (cli.global.quiet, cli.global.verbose) {
             (true, _) => Some(Verbosity::Quiet),

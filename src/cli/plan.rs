@@ -145,6 +145,7 @@ impl Show for Planned {
         }
         table.pair("attempts", format!("at most {}", plan.retry.attempts));
         table.pair("time to live", plan.ttl.to_string());
+        table.pair("longest wait", plan.max_wait.to_string());
         table.pair("price", price(plan));
         table.pair("worst case", worst_case(plan));
         for finding in room.iter().chain(exposure) {

@@ -9,7 +9,7 @@ use crate::{
     job::units::Span,
     lifecycle::{
         drive::{Until, drive},
-        plan, receipt, results,
+        open, receipt, results,
     },
 };
 
@@ -39,7 +39,7 @@ impl Arguments {
             return app.output.show(&Planned::of(plan, &world));
         }
         let (record, settled) = app.block_on(async {
-            let record = Box::pin(plan::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
+            let record = Box::pin(open::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             world.report.line(&format!("job {id}"));

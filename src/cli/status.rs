@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{App, follow};
 use crate::{
     exit::{Exit, Failure},
-    job::{clock::Clock, report::Format},
+    job::{clock::Clock, record::Waiting, report::Format},
     lifecycle::status::{self, JobStatus},
     output::{Cell, Show, Table, format},
 };
@@ -179,6 +179,7 @@ fn details(Row { status, machine, .. }: &Row) -> String {
     table.pair("state", &status.state);
     let pairs = [
         ("reason", status.reason.clone()),
+        ("waiting", waiting(status)),
         ("attempt", Some(status.attempt.to_string())),
         ("step", Some(step(status))),
         ("loss", status.loss.map(|loss| format!("{loss:.4}"))),
@@ -193,6 +194,12 @@ fn details(Row { status, machine, .. }: &Row) -> String {
         table.pair(name, value);
     }
     table.render()
+}
+
+fn waiting(status: &JobStatus) -> Option<String> {
+    let Waiting { since, why } = status.waiting.as_ref()?;
+    let next = status.next_try.map(|at| format!("; next try at {at:.0}")).unwrap_or_default();
+    Some(format!("since {since:.0}: {why}{next}"))
 }
 
 fn step(status: &JobStatus) -> String {

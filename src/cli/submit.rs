@@ -9,7 +9,7 @@ use crate::{
     job::{record::Record, units::Span},
     lifecycle::{
         drive::{Until, drive},
-        plan,
+        open,
     },
     output::Show,
 };
@@ -55,7 +55,7 @@ impl Arguments {
             return app.output.show(&Planned::of(plan, &world));
         }
         let record = app.block_on(async {
-            let record = Box::pin(plan::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
+            let record = Box::pin(open::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await

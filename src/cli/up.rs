@@ -7,7 +7,7 @@ use crate::{
     exit::Failure,
     lifecycle::{
         drive::{Until, drive},
-        plan,
+        open,
     },
 };
 
@@ -30,7 +30,7 @@ impl Arguments {
             return app.output.show(&Planned::of(plan, &world));
         }
         let submitted = app.block_on(async {
-            let record = Box::pin(plan::open(&world, plan, None, false)).await?.record;
+            let record = Box::pin(open::open(&world, plan, None, false)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             let record = follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Provisioned))).await?;

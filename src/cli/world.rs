@@ -12,7 +12,7 @@ use crate::{
         record::Record,
         units::Span,
     },
-    lifecycle::{World, adoption::Adoption, down, journal, plan},
+    lifecycle::{World, adoption::Adoption, down, journal, open},
     provider::registry::{self, Connected, Environment},
     settings::{Origin, Setting},
     store::{self, Store, WordOf, lease::Holder, memory::MemoryStore},
@@ -89,7 +89,7 @@ impl App<'_> {
     /// The job that the user means by an id or a name, as it stands, and its world.
     pub async fn job(&self, text: &str) -> Result<(World, Record), Failure> {
         let store = self.store()?;
-        let id = plan::find(store.as_ref(), text).await?;
+        let id = open::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
         Ok((self.connect(&record.plan.backend, store, record.plan.ttl, false)?, record))
     }
@@ -97,7 +97,7 @@ impl App<'_> {
     /// As [`App::job`], for what needs no provider.
     pub async fn stored_job(&self, text: &str) -> Result<(Arc<dyn Store>, JobId), Failure> {
         let store = self.store()?;
-        let id = plan::find(store.as_ref(), text).await?;
+        let id = open::find(store.as_ref(), text).await?;
         Ok((store, id))
     }
 

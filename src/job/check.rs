@@ -58,7 +58,7 @@ fn typed(plan: &Plan) -> JobSpec {
         train: plan.train,
         sample: plan.sample,
         retry: RetrySpec { on: Some(on), attempts: Some(attempts), backoff: Some(backoff), max_backoff: Some(max_backoff) },
-        limits: LimitsSpec { ttl: Some(plan.ttl), max_cost: plan.max_cost },
+        limits: LimitsSpec { ttl: Some(plan.ttl), max_cost: plan.max_cost, max_wait: Some(plan.max_wait) },
     }
 }
 

@@ -29,6 +29,11 @@ impl Clock for SystemClock {
     }
 }
 
+/// Time from a moment until another; none where that came before.
+pub fn between(from: Timestamp, until: Timestamp) -> Duration {
+    Duration::try_from(until.duration_since(from)).unwrap_or_default()
+}
+
 /// A moment `span` after another, or the last that there is: times and spans come from stores, too.
 pub fn after(time: Timestamp, span: Duration) -> Timestamp {
     time.checked_add(span).unwrap_or(Timestamp::MAX)

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use ft_trainer::{
@@ -13,6 +14,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::{
+    clock::between,
     digest::Digest,
     id::{JobId, attempt_number},
 };
@@ -44,6 +46,10 @@ pub struct RunOrder {
     /// When the trainer is told to stop, whatever it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
+    /// Longest that the agent works, in seconds from its start: where a service keeps the order in a queue, the deadline is only the latest
+    /// that can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifetime_seconds: Option<u64>,
     /// Seconds between the polite and the forced stop.
     #[serde(deserialize_with = "grace")]
     pub grace_seconds: u64,
@@ -54,6 +60,13 @@ pub struct RunOrder {
 }
 
 impl RunOrder {
+    /// How long an agent that began at `started` may work.
+    pub fn time_to_work(&self, started: Timestamp) -> Option<Duration> {
+        let until_deadline = self.deadline.map(|deadline| between(started, deadline));
+        let lifetime = self.lifetime_seconds.map(|seconds| Duration::from_secs(seconds.min(MAX_GRACE)));
+        until_deadline.into_iter().chain(lifetime).min()
+    }
+
     /// What holds of a job file holds of an order, whoever wrote it.
     pub fn check(&self) -> Result<(), Broken> {
         let model = validate::model(&self.model, self.initial_weights.is_some(), &self.train);
@@ -194,6 +207,19 @@ mod tests {
         assert_eq!(order.check(), Ok(()));
         order.train.block_size = 0;
         assert!(order.check().is_err_and(|broken| broken.key == "train.block_size"));
+    }
+
+    #[test]
+    fn an_agent_works_until_its_deadline_and_no_longer_than_its_lifetime() {
+        let mut order: RunOrder = serde_json::from_str(include_str!("fixtures/order.json")).unwrap();
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let mut time = |deadline: Option<i64>, lifetime_seconds| {
+            (order.deadline, order.lifetime_seconds) = (deadline.map(at), lifetime_seconds);
+            order.time_to_work(at(100)).map(|time| time.as_secs())
+        };
+        assert_eq!([time(None, None), time(Some(150), None), time(Some(50), None)], [None, Some(50), Some(0)]);
+        assert_eq!([time(None, Some(9)), time(Some(150), Some(9)), time(Some(150), Some(99))], [Some(9), Some(9), Some(50)]);
+        assert_eq!(time(None, Some(u64::MAX)), Some(MAX_GRACE));
     }
 
     #[test]

@@ -10,7 +10,6 @@ use ft_trainer::{
     config::{DataConfig, ModelConfig, SampleConfig, TrainSettings},
     validate::Broken,
 };
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -54,6 +53,9 @@ pub struct Plan {
     /// Longest life of the job's machines in all.
     pub ttl: Span,
     pub max_cost: Option<Money>,
+    /// Longest that the job waits for its machines in all.
+    #[serde(default = "default_max_wait", skip_serializing_if = "is_default_max_wait")]
+    pub max_wait: Span,
     pub price_per_hour: Money,
     /// Price of an hour of the same machine if nobody could take it away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -112,6 +114,7 @@ pub struct Choices {
     pub store: String,
     pub ttl: Span,
     pub max_cost: Option<Money>,
+    pub max_wait: Span,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -155,6 +158,7 @@ impl Plan {
             retry: retry(&spec.retry),
             ttl: choices.ttl,
             max_cost: choices.max_cost,
+            max_wait: choices.max_wait,
             price_per_hour: Money::ZERO,
             lasting_price_per_hour: None,
             price_source: None,
@@ -212,16 +216,22 @@ impl Plan {
         FAREWELL + notice.map_or(Duration::ZERO, |notice| notice.0)
     }
 
-    /// This plan for one more machine: the same, with the time that `earlier` ones, each from and until when, have left of it. `None`
+    /// This plan for one more machine: the same, with the time that `earlier` ones, each of which lived so long, have left of it. `None`
     /// when that is not worth starting one.
-    pub fn left(&self, earlier: &[(Timestamp, Timestamp)], now: Timestamp) -> Option<Self> {
-        let Some((first, _)) = earlier.first() else { return Some(self.clone()) };
-        let length = |from: Timestamp, until: Timestamp| Duration::try_from(until.duration_since(from)).unwrap_or_default();
+    pub fn left(&self, earlier: &[Duration]) -> Option<Self> {
+        if earlier.is_empty() {
+            return Some(self.clone());
+        }
         // A machine is charged until its power ends, which is after its agent's end, and for a minute at least.
-        let charged =
-            earlier.iter().map(|(from, until)| (length(*from, *until) + self.farewell()).max(SHORTEST_LIFE)).sum::<Duration>();
-        let left = self.lifetime().saturating_sub(charged.max(length(*first, now)));
+        let charge = |lived: &Duration| lived.saturating_add(self.farewell()).max(SHORTEST_LIFE);
+        let charged = earlier.iter().map(charge).fold(Duration::ZERO, Duration::saturating_add);
+        let left = self.lifetime().saturating_sub(charged);
         (left >= SHORTEST_LIFE).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
+    }
+
+    /// How long the job waits in all for machines that are out of stock.
+    pub fn patience(&self) -> Duration {
+        if self.retry.on.contains(&RetryCause::Capacity) { self.max_wait.0 } else { Duration::ZERO }
     }
 
     /// How long the job's machines may live in all: the time to live, or less when the money ends first. Whole seconds, rounded
@@ -233,6 +243,17 @@ impl Plan {
         });
         paid.map_or(self.ttl.0, |paid| paid.min(self.ttl.0))
     }
+}
+
+/// Of plans that do not say otherwise, those of before included.
+pub const DEFAULT_MAX_WAIT: Span = Span(Duration::from_secs(24 * 3_600));
+
+fn default_max_wait() -> Span {
+    DEFAULT_MAX_WAIT
+}
+
+fn is_default_max_wait(max_wait: &Span) -> bool {
+    *max_wait == DEFAULT_MAX_WAIT
 }
 
 impl RetryPlan {
@@ -288,6 +309,7 @@ mod tests {
             store: "/store".into(),
             ttl: Span(Duration::from_secs(7_200)),
             max_cost: None,
+            max_wait: DEFAULT_MAX_WAIT,
         };
         Plan::resolve(&JobSpec::parse(text, "job.toml").expect("valid"), choices, Path::new("/home/me/jobs")).expect("a plan")
     }
@@ -327,17 +349,16 @@ mod tests {
     #[test]
     fn each_machine_is_given_what_earlier_ones_left() {
         let plan = resolve("name = \"a\"\ndataset = \"d\"");
-        let at = |seconds: i64| Timestamp::from_second(seconds).expect("a time");
-        let left = |earlier: &[(i64, i64)], now| {
-            let earlier: Vec<_> = earlier.iter().map(|(from, until)| (at(*from), at(*until))).collect();
-            plan.left(&earlier, at(now)).map(|plan| plan.ttl.0.as_secs())
+        let left = |earlier: &[u64]| {
+            let earlier: Vec<_> = earlier.iter().copied().map(Duration::from_secs).collect();
+            plan.left(&earlier).map(|plan| plan.ttl.0.as_secs())
         };
-        assert_eq!(left(&[], 9_999), Some(7_200), "waiting for the first machine costs nothing");
-        assert_eq!(left(&[(0, 600)], 600), Some(6_570));
-        assert_eq!(left(&[(0, 600)], 1_000), Some(6_200), "the deadline does not move");
-        assert_eq!(left(&[(0, 1), (1, 2), (2, 3)], 3), Some(7_020), "a minute is charged for each");
-        assert_eq!(left(&[(0, 7_110)], 7_110), Some(60));
-        assert_eq!(left(&[(0, 7_111)], 7_111), None);
+        assert_eq!(left(&[]), Some(7_200));
+        assert_eq!(left(&[600]), Some(6_570));
+        assert_eq!(left(&[1, 1, 1]), Some(7_020), "a minute is charged for each");
+        assert_eq!(left(&[7_110]), Some(60));
+        assert_eq!(left(&[7_111]), None);
+        assert_eq!(left(&[u64::MAX, u64::MAX]), None);
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The record: what ftctl knows about a job, in `record.json`. Written with a condition on the version read, so that two
 //! invocations never overwrite each other.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    clock::{after, between},
     digest::Digest,
     event::{Event, EventKind},
     id::{JobId, attempt_number},
@@ -44,6 +47,9 @@ pub struct Record {
     pub initial_weights: Option<Digest>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trainer: Option<TrainerImage>,
+    /// Why the current attempt has no machine yet, while it waits for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
     /// Next time the provider is asked again after a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_at: Option<Timestamp>,
@@ -55,14 +61,30 @@ pub struct Record {
     pub events: Vec<Event>,
 }
 
+/// A wait for a machine, which costs nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    pub since: Timestamp,
+    /// What was refused, and where; or what a service's queue says.
+    pub why: String,
+}
+
 /// One attempt as the receipt shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attempt {
     #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
-    pub started: Timestamp,
+    /// When a machine was first asked for. Absent in records of before, which counted an attempt from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested: Option<Timestamp>,
+    /// Since when its machine exists, by the provider's word; absent while there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Timestamp>,
+    /// When its agent is told to stop.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
     /// Why it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -77,6 +99,35 @@ pub struct Attempt {
 
 /// Events kept in the record; older ones are folded away so that a job which waits for capacity for days stays small.
 const MAX_EVENTS: usize = 200;
+
+impl Attempt {
+    /// An attempt without a machine yet, that resumes from `first_step`.
+    pub fn new(attempt: u32, first_step: u64, price_per_hour: Money) -> Self {
+        Self {
+            attempt,
+            requested: None,
+            started: None,
+            ended: None,
+            deadline: None,
+            reason: None,
+            first_step,
+            last_step: first_step,
+            lost_steps: 0,
+            price_per_hour,
+        }
+    }
+
+    /// How long its machine existed until `now`.
+    pub fn lived(&self, now: Timestamp) -> Duration {
+        self.started.map_or(Duration::ZERO, |started| between(started, self.ended.unwrap_or(now)))
+    }
+
+    /// How long it waited for one until `now`.
+    pub fn waited(&self, now: Timestamp) -> Duration {
+        let until = self.started.or(self.ended).unwrap_or(now);
+        self.requested.map_or(Duration::ZERO, |requested| between(requested, until))
+    }
+}
 
 impl Record {
     pub fn new(id: JobId, plan: Plan, now: Timestamp) -> Self {
@@ -95,6 +146,7 @@ impl Record {
             dataset: None,
             initial_weights: None,
             trainer: None,
+            waiting: None,
             retry_at: None,
             submitted: false,
             idempotency_key: None,
@@ -130,6 +182,36 @@ impl Record {
         let retry = &self.plan.retry;
         let by_itself = self.plan.mends_itself() && retry.on.contains(&RetryCause::Preempt);
         if by_itself { retry.attempts.max(self.attempt) } else { self.attempt }
+    }
+
+    /// The plan for the current attempt's machine: what earlier ones have left of it. `None` when that is not worth starting one.
+    pub fn left(&self, now: Timestamp) -> Option<Plan> {
+        let earlier = self.attempts.iter().filter(|earlier| earlier.attempt < self.attempt && earlier.started.is_some());
+        self.plan.left(&earlier.map(|earlier| earlier.lived(now)).collect::<Vec<_>>())
+    }
+
+    /// How long the job has waited for its machines in all.
+    pub fn waited(&self, now: Timestamp) -> Duration {
+        self.attempts.iter().map(|attempt| attempt.waited(now)).fold(Duration::ZERO, Duration::saturating_add)
+    }
+
+    /// The state as a user is shown it.
+    pub fn label(&self) -> &'static str {
+        if self.waiting.is_some() { "waiting" } else { self.state.label(self.outcome) }
+    }
+
+    /// What an older ftctl wrote, as this one would have: it counted an attempt from when its machine was asked for, and had one deadline for all.
+    #[must_use]
+    pub fn renewed(mut self) -> Self {
+        let lifetime = self.plan.lifetime();
+        let first = self.attempts.first().and_then(|first| first.started);
+        let Some(current) = self.attempts.last_mut().filter(|attempt| attempt.requested.is_none()) else { return self };
+        if self.state == State::Provisioning {
+            current.requested = current.started.take();
+        } else if current.deadline.is_none() {
+            current.deadline = first.map(|first| after(first, lifetime));
+        }
+        self
     }
 
     /// Moves to a state and remembers when.

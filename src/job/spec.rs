@@ -156,7 +156,7 @@ pub struct RetrySpec {
 pub enum RetryCause {
     /// The machine or the process was taken away.
     Preempt,
-    /// No machine was to be had.
+    /// There is no machine for now: without this cause the job does not wait for one.
     Capacity,
     /// The trainer failed by itself.
     Failure,
@@ -172,6 +172,9 @@ pub struct LimitsSpec {
     /// Most it may cost; absent: no ceiling in money.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<Money>,
+    /// Longest that the job waits for its machines in all, which costs nothing; absent: 24h.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_wait: Option<Span>,
 }
 
 #[cfg(test)]

@@ -1,30 +1,17 @@
 //! Machines that could not be destroyed. Each is written down in the store until its job's machines are proved gone, so that every
 //! later command, on whatever computer, can say so and try again.
 
-use std::time::Duration;
-
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Resource, Result, World,
-    drive::{Until, drive},
-    journal, teardown,
-};
+use super::{Result, World};
 use crate::{
     exit::{Exit, Failure},
-    job::{
-        id::{JobId, path},
-        state::State,
-    },
-    provider::Whose,
+    job::id::{JobId, path},
     store::{Condition, Store, find_json, write_json},
 };
 
 const DEBT_SCHEMA: &str = "ftctl.debt/1";
-
-/// How long a command that is about something else tries to pay.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Debt {
@@ -74,47 +61,4 @@ async fn read(store: &dyn Store, id: &JobId) -> Result<Option<Debt>> {
     }
     Err(Failure::new(Exit::Integrity, format!("{path} is no debt of the job {id}"))
         .fix(format!("remove it from the store; `ftctl down {id}` destroys what that job may have left")))
-}
-
-/// What came of an attempt to pay.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Paid {
-    Gone,
-    /// Nothing is owed, or nobody here can tell that it is: nothing was touched.
-    NotOwed {
-        why: String,
-    },
-}
-
-/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is somebody's word, and the
-/// job may be alive.
-pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
-    let work = async {
-        match journal::read(world.store.as_ref(), id).await {
-            Ok((record, _)) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
-            Ok((record, _)) if record.state == State::Finished => teardown::destroy(world, id).await?,
-            Ok((record, _)) => {
-                let state = record.state.label(record.outcome);
-                return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
-            }
-            Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
-            Err(_) if teardown::remaining(world, id).await?.iter().all(is_of_this_store) => {
-                teardown::destroy(world, id).await?;
-            }
-            Err(_) => {
-                let why = format!(
-                    "it has no record, and its machine does not say that it is of this store; `ftctl down {id}` destroys it"
-                );
-                return Ok(Paid::NotOwed { why });
-            }
-        }
-        paid(world, id).await?;
-        Ok(Paid::Gone)
-    };
-    let slow = |_| Err(Failure::new(Exit::MayBill, format!("no answer within {} s", PATIENCE.as_secs())));
-    tokio::time::timeout(PATIENCE, Box::pin(work)).await.unwrap_or_else(slow)
-}
-
-fn is_of_this_store(resource: &Resource) -> bool {
-    matches!(resource.belongs.whose, Whose::Ours | Whose::OtherOwner)
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     Result, World,
     drive::{Until, drive},
-    journal, status,
+    journal, observe,
 };
 use crate::{
     exit::{Exit, Failure},
@@ -66,7 +66,7 @@ pub fn target(record: &Record) -> Result<AttemptId> {
 async fn recovered(world: &World, id: &JobId, attempt: u32) -> Result<Record> {
     loop {
         let record = journal::read(world.store.as_ref(), id).await?.0;
-        if record.attempt > attempt && status::last_step(world.store.as_ref(), id, record.attempt).await?.is_some() {
+        if record.attempt > attempt && observe::last_step(world.store.as_ref(), id, record.attempt).await?.is_some() {
             return Ok(record);
         }
         world.clock.sleep(POLL).await;
@@ -87,7 +87,7 @@ fn measure(record: &Record, attempt: u32, start: Instant) -> Drill {
     let (lost_steps, price) = ended.map_or((0, Money::ZERO), |ended| (ended.lost_steps, ended.price_per_hour));
     // Steps of the attempt cost alike, so the steps done again take their share of its time.
     let repeated = ended.map_or(Duration::ZERO, |ended| {
-        let lived = ended.ended.and_then(|end| Duration::try_from(end.duration_since(ended.started)).ok()).unwrap_or_default();
+        let lived = ended.ended.map_or(Duration::ZERO, |end| ended.lived(end));
         let steps = (ended.last_step - ended.first_step).max(1);
         lived.mul_f64((lost_steps as f64 / steps as f64).min(1.0))
     });

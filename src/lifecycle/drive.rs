@@ -5,7 +5,7 @@ use std::{future::Future, pin::pin, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Next, Result, World, image, journal::Journal, step, upload, watch::Watch};
+use super::{Next, Result, World, image, journal, journal::Journal, step, upload, vigil::Vigil, watch::Watch};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -34,10 +34,9 @@ pub enum Until {
 impl Until {
     fn reached(self, record: &Record) -> bool {
         let state = record.state;
-        let over = matches!(state, State::TearingDown | State::Finished);
         match self {
             Until::Provisioned => matches!(state, State::Submitting | State::Running | State::Collecting | State::Finished),
-            Until::Running => matches!(state, State::Running | State::Collecting) || (over && state == State::Finished),
+            Until::Running => matches!(state, State::Running | State::Collecting | State::Finished),
             Until::Finished | Until::Ended => state == State::Finished,
         }
     }
@@ -115,7 +114,7 @@ fn may_take(world: &World, record: &Record, until: Until) -> bool {
 }
 
 async fn take(world: &World, id: &JobId, until: Until, contender: &mut Contender) -> Result<Taken> {
-    let record = super::journal::read(world.store.as_ref(), id).await?.0;
+    let record = journal::read(world.store.as_ref(), id).await?.0;
     if until.reached(&record) {
         return Ok(Taken::Over(Box::new(record)));
     }
@@ -164,13 +163,13 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Option<Record>
         return Ok(None);
     }
     job.only_ends = !world.adoption.may_drive(&job.record);
-    let mut failures = 0;
+    let (mut vigil, mut failures) = (Vigil::default(), 0);
     while !until.reached(&job.record) {
         if let Some(path) = local_path(world, &job) {
             world.adoption.may_read(&job.record, path)?;
         }
         let begun = Instant::now();
-        match step(world, &mut job).await {
+        match step(world, &mut job, &mut vigil).await {
             Ok(next) => {
                 failures = 0;
                 match next {

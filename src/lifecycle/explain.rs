@@ -3,12 +3,12 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, supervise};
+use super::{Result, World, observe};
 use crate::{
     job::{
         event::{Event, EventKind},
         id::{JobId, path},
-        record::Record,
+        record::{Record, Waiting},
         state::State,
     },
     store::lease,
@@ -41,14 +41,14 @@ pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
     let holder = lease::holder(store, &path::supervisor_lease(&record.id)).await?;
     let sight = Sight {
         retry_at: record.retry_at.filter(|at| *at > now && !record.state.is_finished()),
-        ended: supervise::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
+        ended: observe::read_exit(store, record).await?.map(|exit| exit.message).filter(|_| record.state == State::Running),
         is_driven: holder.is_some_and(|holder| !holder.is_gone(&world.supervisor)),
         may_drive: world.adoption.may_drive(record),
     };
     Ok(Explanation {
         schema: EXPLANATION_SCHEMA,
         id: record.id.clone(),
-        state: record.state.label(record.outcome).to_owned(),
+        state: record.label().to_owned(),
         now: situation(record, &sight),
         retry_at: sight.retry_at,
         events: record.events.iter().map(|event| told(event, record.attempt)).collect(),
@@ -70,6 +70,7 @@ struct Sight {
 fn situation(record: &Record, sight: &Sight) -> String {
     let reason = record.reason.as_deref().unwrap_or("no reason is known");
     let what = match (record.state, sight.retry_at) {
+        (_, next_try) if record.waiting.is_some() => waits(record, next_try),
         (State::Finished, _) => return format!("it is over: {reason}"),
         (State::Submitting, _) if !record.submitted => return "everything is ready; `ftctl submit` starts it".to_owned(),
         (State::TearingDown, _) => format!("its machine is being destroyed: {reason}"),
@@ -89,6 +90,12 @@ fn situation(record: &Record, sight: &Sight) -> String {
     }
     let adopt = if sight.may_drive { "" } else { " --adopt" };
     format!("{what}; nothing happens until an invocation goes on with it: `ftctl logs -f {}{adopt}`", record.id)
+}
+
+fn waits(record: &Record, next_try: Option<Timestamp>) -> String {
+    let Some(Waiting { since, why }) = &record.waiting else { return String::new() };
+    let next = next_try.map(|at| format!("; next try at {at:.0}")).unwrap_or_default();
+    format!("it waits for a machine since {since:.0}, at no cost and {} in all at most: {why}{next}", record.plan.max_wait)
 }
 
 fn told(event: &Event, last_attempt: u32) -> Told {

@@ -1,6 +1,6 @@
 //! What will run: the trainer built on this machine, or the image that the machine starts, as the provider wants it.
 
-use super::{Next, Result, STAGES, World, journal::Journal, provision};
+use super::{Next, Result, STAGES, World, attempt, journal::Journal};
 use crate::{
     docker,
     exit::{Exit, Failure},
@@ -20,7 +20,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         TrainerFrom::Engine | TrainerFrom::Image | TrainerFrom::Nowhere => {}
     }
     job.record.trainer = Some(of(world, &job.record).await?);
-    provision::begin_attempt(world, job).await?;
+    attempt::request(world, job).await?;
     Ok(Next::Now)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Result, World, vigil::Vigil};
+use super::{Result, World};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -22,10 +22,6 @@ pub struct Journal {
     pub record: Record,
     /// Nothing is begun for the job any more: it is somebody else's, and goes straight to its end.
     pub only_ends: bool,
-    /// The provider did not answer when it was last asked how the machine is; only this invocation knows.
-    pub out_of_sight: bool,
-    /// What this invocation has heard of the running attempt.
-    pub vigil: Vigil,
     kept: State,
     etag: ETag,
     store: Arc<dyn Store>,
@@ -50,7 +46,7 @@ impl Journal {
 
     fn of(world: &World, record: Record, etag: ETag) -> Self {
         let (kept, store, clock) = (record.state, world.store.clone(), world.clock.clone());
-        Self { record, only_ends: false, out_of_sight: false, vigil: Vigil::default(), kept, etag, store, clock }
+        Self { record, only_ends: false, kept, etag, store, clock }
     }
 
     /// Reads the record again, whatever this invocation thought. Its plan never changes: another one is nobody's whom this invocation works for.
@@ -93,6 +89,7 @@ impl Journal {
             self.record.exit = Some(exit as u8);
             self.record.reason = Some(reason.into());
         }
+        (self.record.waiting, self.record.retry_at) = (None, None);
         self.enter(State::TearingDown).await
     }
 }
@@ -145,7 +142,7 @@ pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
     if !record.state.is_finished() {
         registry::known(&record.plan.backend).map_err(|error| damaged(id, &error.message))?;
     }
-    Ok(record)
+    Ok(record.renewed())
 }
 
 fn damaged(id: &JobId, why: &str) -> Failure {
@@ -192,6 +189,15 @@ mod tests {
             let record = decode(&id, text.as_bytes()).expect(text);
             assert!(record.attempt == 1 && record.trainer.is_some());
         }
+    }
+
+    #[test]
+    fn a_job_of_before_that_waits_has_no_machine_yet() {
+        let id = JobId::parse("waiting-sd4vfp").expect("an id");
+        let record = decode(&id, include_bytes!("fixtures/waiting.json")).expect("a record");
+        let (attempt, now) = (&record.attempts[0], record.updated);
+        assert_eq!((attempt.started, attempt.requested), (None, Some(record.created)));
+        assert_eq!((record.waited(now).as_secs(), attempt.lived(now).as_secs()), (300, 0));
     }
 
     #[test]

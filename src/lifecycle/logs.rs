@@ -8,7 +8,7 @@ use std::{
 use async_trait::async_trait;
 use jiff::Timestamp;
 
-use super::{Result, World, console, journal, status};
+use super::{Result, World, console, journal, observe};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -50,7 +50,7 @@ pub trait Sink: Send {
 /// Writes the logs of the job's attempts, oldest first, to `sink`.
 pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
-    let latest = status::latest_attempt(world.store.as_ref(), &record).await?;
+    let latest = observe::latest_attempt(world.store.as_ref(), &record).await?;
     let mut attempt = match options.attempt {
         Some(attempt) if attempt > latest || attempt == 0 => {
             let message = format!("the job {id} has no attempt {attempt}; its last is {latest}");

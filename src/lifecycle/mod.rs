@@ -6,7 +6,7 @@
 pub mod collect;
 pub mod image;
 pub mod journal;
-pub mod plan;
+pub mod open;
 pub mod provision;
 pub mod submit;
 pub mod supervise;
@@ -14,11 +14,13 @@ pub mod teardown;
 pub mod upload;
 
 pub mod adoption;
+mod attempt;
 mod by_itself;
 pub mod cancel;
 pub mod console;
 pub mod curves;
 pub mod debt;
+mod decide;
 pub mod doctor;
 pub mod down;
 pub mod drill;
@@ -26,6 +28,8 @@ pub mod drive;
 pub mod explain;
 mod failure;
 pub mod logs;
+mod observe;
+pub mod pay;
 pub mod receipt;
 pub mod results;
 pub mod session;
@@ -47,6 +51,7 @@ use crate::{
 
 use adoption::Adoption;
 use journal::Journal;
+use vigil::Vigil;
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -96,8 +101,8 @@ pub enum Next {
 /// Stages as the user counts them.
 const STAGES: usize = 7;
 
-/// Moves the job by one step.
-pub async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+/// Moves the job by one step. `vigil` is what this invocation has heard of the attempt that runs.
+pub async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Next> {
     if supervise::ended_before_launch(world, job).await? {
         return Ok(Next::Now);
     }
@@ -107,7 +112,7 @@ pub async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         State::Imaging => image::step(world, job).await,
         State::Provisioning => provision::step(world, job).await,
         State::Submitting => submit::step(world, job).await,
-        State::Running => supervise::step(world, job).await,
+        State::Running => supervise::step(world, job, vigil).await,
         State::Collecting => collect::step(world, job).await,
         State::TearingDown => teardown::step(world, job).await,
         State::Finished => Ok(Next::Done),

@@ -2,38 +2,18 @@
 
 use std::time::Duration;
 
-use super::{Next, Result, STAGES, World, image, journal::Journal};
+use super::{Next, Result, STAGES, World, attempt, decide, image, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
+        clock::after,
         event::EventKind,
         id::AttemptId,
-        record::Attempt,
-        spec::RetryCause,
+        record::Waiting,
         state::{Outcome, State},
     },
     provider::{Class, ProviderError},
-    store::checkpoint,
 };
-
-/// Writes the intent down before anything is created: the attempt's number names the machine, so whoever continues after a crash finds
-/// the same one.
-pub(super) async fn begin_attempt(world: &World, job: &mut Journal) -> Result<()> {
-    let first_step = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
-    let started = world.clock.now();
-    job.record.attempt += 1;
-    job.record.attempts.push(Attempt {
-        attempt: job.record.attempt,
-        started,
-        ended: None,
-        reason: None,
-        first_step,
-        last_step: first_step,
-        lost_steps: 0,
-        price_per_hour: job.record.plan.price_per_hour,
-    });
-    job.enter(State::Provisioning).await
-}
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     if let Some(wait) = remaining_wait(world, job) {
@@ -45,20 +25,19 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     let image = image::of(world, &job.record).await?;
     job.record.trainer = Some(image.clone());
-    let now = world.clock.now();
-    let earlier = job.record.attempts.iter().filter(|earlier| earlier.attempt < attempt.attempt);
-    let earlier: Vec<_> = earlier.map(|earlier| (earlier.started, earlier.ended.unwrap_or(now))).collect();
-    let Some(plan) = job.record.plan.left(&earlier, now) else {
+    let Some(plan) = job.record.left(world.clock.now()) else {
         job.end(Outcome::Failed, Exit::Deadline, "its time to live is over").await?;
         return Ok(Next::Now);
     };
     match world.provider.provision(&attempt, &plan, &image).await {
-        Ok(()) => {
-            job.record.retry_at = None;
-            for message in world.provider.refused() {
+        Ok(refused) => {
+            for message in refused {
                 world.report.line(&message);
                 job.note(EventKind::Refused { class: "capacity".to_owned(), message, retry_at: None });
             }
+            (job.record.retry_at, job.record.waiting) = (None, None);
+            let sighting = world.provider.observe(&attempt).await?;
+            attempt::see(world, job, &sighting).await?;
             job.enter(State::Submitting).await?;
             Ok(Next::Now)
         }
@@ -72,29 +51,36 @@ fn remaining_wait(world: &World, job: &Journal) -> Option<Duration> {
     Duration::try_from(until.duration_since(world.clock.now())).ok().filter(|wait| !wait.is_zero())
 }
 
-/// A refusal that time may cure is written down with the next try; any other ends the job.
+/// A refusal that time may cure is written down with the next try, the last of which is when the job has waited for as long as it may; any other
+/// ends the job.
 async fn refused(world: &World, job: &mut Journal, error: ProviderError) -> Result<Next> {
     let now = world.clock.now();
     let plan = &job.record.plan;
-    let curable = match error.class {
-        Class::Capacity | Class::Quota => plan.retry.on.contains(&RetryCause::Capacity),
+    let patience = match error.class {
+        Class::Capacity | Class::Quota => plan.patience(),
         // The call may have happened: asking again finds out, because the name is the same.
-        Class::Network => true,
-        Class::Denied | Class::Conflict | Class::Invalid | Class::Internal => false,
+        Class::Network => plan.max_wait.0,
+        Class::Denied | Class::Conflict | Class::Invalid | Class::Internal => Duration::ZERO,
     };
-    let waited = Duration::try_from(now.duration_since(job.record.created)).unwrap_or_default();
-    let retry_at = (curable && waited < plan.ttl.0).then(|| {
+    let left = patience.saturating_sub(job.record.waited(now));
+    let retry_at = (!left.is_zero()).then(|| {
         let refusals = job.record.events.iter().rev().take_while(|event| matches!(event.kind, EventKind::Refused { .. })).count();
         let pause = error.retry_after.unwrap_or_else(|| plan.retry.pause(refusals as u32 + 1));
-        now + pause
+        after(now, pause.min(left))
     });
     job.note(EventKind::Refused { class: error.class.label().to_owned(), message: error.message.clone(), retry_at });
     let Some(retry_at) = retry_at else {
-        let failure = Failure::from(error);
+        let failure = if patience.is_zero() {
+            Failure::from(error)
+        } else {
+            Failure::new(Exit::Capacity, decide::gave_up(&job.record, &error.message))
+        };
         job.end(Outcome::Failed, failure.exit, failure.message).await?;
         return Ok(Next::Now);
     };
     world.report.warn(&format!("{} ({}); next try at {retry_at:.0}", error.message, error.class.label()));
+    let since = job.record.attempts.last().and_then(|attempt| attempt.requested).unwrap_or(now);
+    job.record.waiting = Some(Waiting { since, why: error.message });
     job.record.retry_at = Some(retry_at);
     job.save().await?;
     Ok(Next::Now)

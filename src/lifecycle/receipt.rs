@@ -1,15 +1,17 @@
 //! What a job took: time, money and steps, attempt by attempt.
 
-use std::{cmp::Reverse, time::Duration};
+use std::cmp::Reverse;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, journal, status};
+use super::{Result, attempt, journal};
 use crate::{
     job::{
+        clock::between,
         id::JobId,
         record::{Attempt, Record},
+        state::State,
         units::Money,
     },
     store::Store,
@@ -28,6 +30,8 @@ pub struct Receipt {
     pub seconds: u64,
     /// Of which a machine existed.
     pub machine_seconds: u64,
+    /// Of which the job waited for one, at no cost.
+    pub waited_seconds: u64,
     pub cost: Money,
     /// Of that, for steps that were done again, and for attempts that made none.
     pub wasted: Money,
@@ -50,38 +54,42 @@ pub async fn since(store: &dyn Store, since: Timestamp, now: Timestamp) -> Resul
             Err(failure) => unreadable.push(failure.message),
         }
     }
-    receipts.sort_by_key(|receipt| Reverse(receipt.attempts.first().map(|attempt| attempt.started)));
+    receipts.sort_by_key(|receipt| Reverse(receipt.attempts.first().and_then(|attempt| attempt.started)));
     Ok((receipts, unreadable))
 }
 
-/// The job as if its attempts had begun at `since` at the earliest; `None` when none lived after it.
+/// The job as if the machines of its attempts had existed since `since` at the earliest; `None` when none existed after it.
 fn clipped(mut record: Record, since: Timestamp, now: Timestamp) -> Option<Record> {
-    record.attempts.retain(|attempt| attempt.ended.unwrap_or(now) > since);
+    record.attempts.retain(|attempt| attempt.started.is_some() && attempt.ended.unwrap_or(now) > since);
     for attempt in &mut record.attempts {
-        attempt.started = attempt.started.max(since);
+        attempt.started = attempt.started.max(Some(since));
     }
     (!record.attempts.is_empty()).then_some(record)
 }
 
 pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
-    let seconds = |from: Timestamp, to: Timestamp| Duration::try_from(to.duration_since(from)).unwrap_or_default().as_secs();
+    let attempts = &record.attempts;
+    // Of what could not be proved gone nobody can say that it costs nothing.
+    let exists = |attempt: &Attempt| attempt.started.is_some() || record.state == State::TearingDown;
     let end = if record.state.is_finished() { record.updated } else { now };
     Receipt {
         schema: RECEIPT_SCHEMA,
         id: record.id.clone(),
         backend: record.plan.backend.clone(),
-        state: record.state.label(record.outcome).to_owned(),
-        attempts: record.attempts.clone(),
-        seconds: seconds(record.created, end),
-        machine_seconds: record.attempts.iter().map(|attempt| seconds(attempt.started, attempt.ended.unwrap_or(now))).sum(),
-        cost: status::cost(record, now),
+        state: record.label().to_owned(),
+        attempts: attempts.clone(),
+        seconds: between(record.created, end).as_secs(),
+        machine_seconds: attempts.iter().map(|attempt| attempt.lived(now).as_secs()).sum(),
+        waited_seconds: record.waited(now).as_secs(),
+        cost: attempt::cost(record, now),
         wasted: wasted(record, now),
         lasting_cost: record.plan.lasting_price().map(|price| {
-            let of = |attempt: &Attempt| status::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
-            record.attempts.iter().map(of).sum()
+            let of = |attempt: &Attempt| attempt::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
+            attempts.iter().map(of).sum()
         }),
-        may_still_bill: record.attempts.iter().any(|attempt| attempt.ended.is_none()) && status::cost(record, now) > Money::ZERO,
-        lost_steps: record.attempts.iter().map(|attempt| lost_steps(record, attempt)).fold(0, u64::saturating_add),
+        may_still_bill: record.plan.price_per_hour > Money::ZERO
+            && attempts.iter().any(|attempt| attempt.ended.is_none() && exists(attempt)),
+        lost_steps: attempts.iter().map(|attempt| lost_steps(record, attempt)).fold(0, u64::saturating_add),
     }
 }
 
@@ -93,7 +101,7 @@ fn lost_steps(record: &Record, attempt: &Attempt) -> u64 {
 /// Of each attempt's cost the part that its lost steps are of all its steps; all of it where there were none and another attempt followed.
 fn wasted(record: &Record, now: Timestamp) -> Money {
     let of = |attempt: &Attempt| {
-        let cost = status::cost_of(record, attempt, now).micros;
+        let cost = attempt::cost_of(record, attempt, now).micros;
         let micros = match attempt.last_step.saturating_sub(attempt.first_step) {
             0 => cost * u64::from(attempt.attempt < record.attempt),
             steps => cost.saturating_mul(lost_steps(record, attempt).min(steps)) / steps,
@@ -114,11 +122,9 @@ mod tests {
         let hour = |number: i64| Timestamp::from_second(3_600 * number).expect("a time");
         let steps = [(0, 0, 0), (0, 100, 25), (75, 175, 0), (175, 175, 1)];
         for (number, (first_step, last_step, lost_steps)) in (1..).zip(steps) {
-            let (started, ended) = (hour(number), Some(hour(number + 1)));
-            let price_per_hour = Money { micros: 1_000_000 };
-            let reason = None;
-            let attempt = number as u32;
-            record.attempts.push(Attempt { attempt, started, ended, reason, first_step, last_step, lost_steps, price_per_hour });
+            let (started, ended) = (Some(hour(number)), Some(hour(number + 1)));
+            let attempt = Attempt::new(number as u32, first_step, Money { micros: 1_000_000 });
+            record.attempts.push(Attempt { started, ended, last_step, lost_steps, ..attempt });
         }
         record.attempt = 4;
         let receipt = receipt(&record, hour(9));

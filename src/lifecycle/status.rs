@@ -1,17 +1,20 @@
 //! Where jobs stand: what a table row or a JSON value says. Reads only.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
-use ft_trainer::progress::{Event, Line};
+use ft_trainer::progress::Event;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Result, World, journal, supervise};
+use super::{
+    Result, World, attempt, journal,
+    observe::{latest_attempt, latest_progress, read_exit},
+};
 use crate::{
     exit::Exit,
     job::{
-        id::{AttemptId, JobId, path},
-        record::{Attempt, Record},
+        id::{AttemptId, JobId},
+        record::{Record, Waiting},
         state::State,
         units::Money,
     },
@@ -45,6 +48,12 @@ pub struct JobStatus {
     /// So far.
     pub cost: Money,
     pub created: Timestamp,
+    /// Why it has no machine yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// When a machine is asked for again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_try: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -91,46 +100,37 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
 }
 
 async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
-    let attempt = latest_attempt(store, record).await?;
+    let latest = latest_attempt(store, record).await?;
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
         backend: record.plan.backend.clone(),
-        state: record.state.label(record.outcome).to_owned(),
-        attempt,
+        state: record.label().to_owned(),
+        attempt: latest,
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),
         steps: None,
         loss: None,
         perplexity: None,
         tokens_per_second: None,
         eta_seconds: None,
-        cost: cost(record, now),
+        cost: attempt::cost(record, now),
+        waiting: record.waiting.clone(),
+        next_try: record.retry_at.filter(|_| record.waiting.is_some()),
         created: record.created,
         reason: record.reason.clone(),
     };
     if !record.state.is_finished() && record.attempt > 0 {
-        for line in latest_progress(store, &record.id, attempt).await? {
+        for line in latest_progress(store, &record.id, latest).await? {
             apply(&mut status, &line.event);
         }
         if record.state == State::Running
-            && attempt == record.attempt
-            && let Some(exit) = supervise::read_exit(store, record).await?
+            && latest == record.attempt
+            && let Some(exit) = read_exit(store, record).await?
         {
             status.reason = Some(format!("attempt {} ended: {}", record.attempt, exit.message));
         }
     }
     Ok(status)
-}
-
-/// The attempt that runs. Where the backend begins attempts by itself, no supervisor may have written it down yet.
-pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result<u32> {
-    if record.last_attempt() == record.attempt || record.state != State::Running {
-        return Ok(record.attempt);
-    }
-    let names = store.children(&path::attempts(&record.id)).await?;
-    let begun: BTreeSet<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
-    let following = (record.attempt + 1..=record.last_attempt()).take_while(|attempt| begun.contains(attempt));
-    Ok(following.last().unwrap_or(record.attempt))
 }
 
 fn apply(status: &mut JobStatus, event: &Event) {
@@ -148,17 +148,6 @@ fn apply(status: &mut JobStatus, event: &Event) {
     }
 }
 
-/// What the job's machines have cost until now. None lives longer than the job may: that is the cloud's own affair.
-pub fn cost(record: &Record, now: Timestamp) -> Money {
-    record.attempts.iter().map(|attempt| cost_of(record, attempt, now)).sum()
-}
-
-/// What the machine of one of its attempts has cost.
-pub(super) fn cost_of(record: &Record, attempt: &Attempt, now: Timestamp) -> Money {
-    let time = age(attempt.started, attempt.ended.unwrap_or(now)).min(record.plan.lifetime());
-    attempt.price_per_hour.for_time(time)
-}
-
 /// What the provider says of the machine of the job's current attempt.
 pub async fn machine(world: &World, id: &JobId) -> Result<String> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
@@ -166,51 +155,10 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
         return Ok("none yet".to_owned());
     }
     Ok(match world.provider.observe(&AttemptId::new(id, record.attempt)).await? {
+        Sighting::Queued { why, .. } => format!("queued: {why}"),
         Sighting::Alive { agent: true } => "alive".to_owned(),
         Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
         Sighting::Dead { why } | Sighting::Unfit { why } => format!("dead: {why}"),
         Sighting::Gone => "gone".to_owned(),
     })
-}
-
-/// The step that an attempt reported last.
-pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
-    let lines = latest_progress(store, id, attempt).await?;
-    Ok(lines
-        .iter()
-        .filter_map(|line| match line.event {
-            Event::Start { step, .. }
-            | Event::Step { step, .. }
-            | Event::Skipped { step, .. }
-            | Event::Eval { step, .. }
-            | Event::Checkpoint { step, .. } => Some(step),
-            _ => None,
-        })
-        .max())
-}
-
-/// Where an attempt's training began; `None` before it did.
-pub(super) async fn first_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
-    const WINDOW: u64 = 4 * 1024;
-    let path = path::progress(id, attempt);
-    let Some(meta) = store.head(&path).await? else { return Ok(None) };
-    let bytes = store.get_range(&path, 0..meta.size.min(WINDOW)).await?;
-    let text = String::from_utf8_lossy(&bytes);
-    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    Ok(lines.find_map(|line| match line.event {
-        Event::Start { step, .. } => Some(step),
-        _ => None,
-    }))
-}
-
-/// The newest progress lines of an attempt: the end of the file, without the line that the cut went through.
-pub async fn latest_progress(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Vec<Line>> {
-    const WINDOW: u64 = 16 * 1024;
-    let path = path::progress(id, attempt);
-    let Some(meta) = store.head(&path).await? else { return Ok(Vec::new()) };
-    let start = meta.size.saturating_sub(WINDOW);
-    let bytes = store.get_range(&path, start..meta.size).await?;
-    let text = String::from_utf8_lossy(&bytes);
-    let whole_lines = text.lines().skip(usize::from(start > 0));
-    Ok(whole_lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
 }

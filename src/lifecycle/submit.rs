@@ -1,5 +1,7 @@
 //! The order is written and the agent started.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::{Next, Result, STAGES, World, image, journal::Journal};
@@ -28,7 +30,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     // A machine that was taken away before its agent lived is an attempt that ended, not one to start.
-    if !matches!(world.provider.observe(&attempt).await?, Sighting::Alive { .. }) {
+    if !matches!(world.provider.observe(&attempt).await?, Sighting::Alive { .. } | Sighting::Queued { .. }) {
         job.enter(State::Running).await?;
         return Ok(Next::Now);
     }
@@ -50,7 +52,11 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
 
 fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrder> {
     let missing = |what| Failure::new(Exit::Failure, format!("the record of job {} names no {what}", record.id));
-    let deadline = record.attempts.first().map(|first| after(first.started, record.plan.lifetime()));
+    let now = world.clock.now();
+    let lifetime = record.left(now).map_or(Duration::ZERO, |plan| plan.lifetime());
+    // In a queue nobody knows when the machine's time begins: at the latest when the job has waited for as long as it may.
+    let latest = || after(now, lifetime.saturating_add(record.plan.patience().saturating_sub(record.waited(now))));
+    let deadline = record.attempts.last().and_then(|attempt| attempt.deadline).unwrap_or_else(latest);
     Ok(RunOrder {
         schema: ORDER_SCHEMA.to_owned(),
         job: record.id.clone(),
@@ -63,7 +69,8 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
         sample: record.plan.sample.clone(),
-        deadline,
+        deadline: Some(deadline),
+        lifetime_seconds: Some(lifetime.as_secs()),
         grace_seconds: record.plan.farewell().as_secs(),
         last_attempt: record.plan.mends_itself().then(|| record.last_attempt()),
     })

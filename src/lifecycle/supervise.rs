@@ -1,96 +1,35 @@
-//! While the job runs: observe, decide, act. The decision is a pure function of what was observed.
+//! While the job runs: observe, decide, act.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
-
-use super::{Next, Result, World, by_itself, console, journal::Journal, provision, status, vigil};
+use super::{
+    Next, Result, World, attempt, by_itself, console,
+    decide::{Decision, decide},
+    journal::Journal,
+    observe::{Observation, observe, read_cancel},
+    vigil::{self, Vigil},
+};
 use crate::{
-    exit::Exit,
+    exit::{Exit, Failure},
     job::{
-        clock::after,
-        event::EventKind,
-        id::{AttemptId, path},
-        order::{CancelRequest, ExitReason, ExitRecord},
-        plan::RetryPlan,
         record::Record,
-        spec::RetryCause,
         state::{Outcome, State},
     },
-    provider::Sighting,
-    store::{Store, checkpoint, find_json},
 };
 
 /// How often a running job is looked at.
 const POLL: Duration = Duration::from_millis(500);
+/// How often an attempt is looked at that waits in a service's queue.
+const LOOK: Duration = Duration::from_secs(10);
 
-/// How long after its grace a cancelled job may still be writing its last checkpoint before its machine is destroyed.
-const PATIENCE: Duration = Duration::from_secs(15);
-
-/// What is known of the current attempt.
-struct Observation {
-    /// What the agent wrote when it ended.
-    exit: Option<ExitRecord>,
-    sighting: Sighting,
-    /// The user's wish to end the job, and whether its time is over.
-    cancel: Option<Overdue>,
-    /// The deadline has passed and the agent, which stops at it by itself, has not.
-    past_deadline: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Overdue(bool);
-
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Decision {
-    Wait,
-    /// The machine is there, its agent was never started: a crash fell between the two.
-    Launch,
-    Collect,
-    /// This attempt is over; the job is not.
-    TryAgain {
-        why: String,
-    },
-    End {
-        outcome: Outcome,
-        exit: Exit,
-        reason: String,
-    },
-}
-
-impl Decision {
-    /// The same for somebody else's job: what would begin something is its end.
-    fn or_the_end(self) -> Self {
-        match self {
-            Decision::Launch | Decision::TryAgain { .. } => cancelled("cancelled"),
-            decided => decided,
-        }
-    }
-}
-
-pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
+pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Next> {
     if by_itself::catch_up(world, job).await? {
         return Ok(Next::Now);
     }
-    let observation = match observe(world, &job.record).await {
-        Ok(observation) => observation,
-        // Out of sight is not dead: nothing is decided until the provider answers again.
-        Err(failure) if failure.exit == Exit::Network => {
-            if !std::mem::replace(&mut job.out_of_sight, true) {
-                world
-                    .report
-                    .warn(&format!("cannot see {}: {}; looking again until it can be seen", job.record.id, failure.message));
-            }
-            return Ok(Next::After(job.record.plan.retry.pause(1)));
-        }
-        Err(failure) => return Err(failure),
-    };
-    if std::mem::take(&mut job.out_of_sight) {
-        world.report.line(&format!("{} can be seen again", job.record.id));
-    }
+    let Some(observation) = look(world, job, vigil).await? else { return Ok(Next::After(job.record.plan.retry.pause(1))) };
     let mut decision = decide(&job.record, observation);
     if decision == Decision::Wait
-        && let Some(given_up) = vigil::keep(world, job).await?
+        && let Some(given_up) = vigil::keep(world, job, vigil).await?
     {
         decision = given_up;
     }
@@ -102,116 +41,56 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     }
     match decision {
         Decision::Wait => return Ok(Next::After(POLL)),
+        Decision::WaitInQueue => return Ok(Next::After(LOOK)),
         Decision::Launch => job.enter(State::Submitting).await?,
         Decision::Collect => {
-            finish_attempt(world, job, "succeeded").await?;
+            attempt::finish(world, job, "succeeded").await?;
             job.enter(State::Collecting).await?;
         }
         Decision::TryAgain { why } => next_attempt(world, job, &why).await?,
         Decision::End { outcome, exit, reason } => {
-            finish_attempt(world, job, &reason).await?;
+            attempt::finish(world, job, &reason).await?;
             job.end(outcome, exit, reason).await?;
         }
     }
     Ok(Next::Now)
 }
 
-async fn observe(world: &World, record: &Record) -> Result<Observation> {
-    let attempt = AttemptId::new(&record.id, record.attempt);
-    let now = world.clock.now();
-    // In this order: an agent that ends between the two looks leaves its exit record before it dies, so a death without one is real
-    // only if the record is missing *after* the death was seen.
-    let sighting = world.provider.observe(&attempt).await?;
-    let exit = read_exit(world.store.as_ref(), record).await?;
-    let cancel = read_cancel(world.store.as_ref(), record)
-        .await?
-        .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
-    let past_deadline = record.attempts.first().is_some_and(|first| now > after(first.started, record.plan.lifetime() + PATIENCE));
-    Ok(Observation { exit, sighting, cancel, past_deadline })
-}
-
-fn decide(record: &Record, seen: Observation) -> Decision {
-    if let Some(exit) = &seen.exit
-        && !is_mending(record, exit, &seen.sighting)
-    {
-        return decide_exit(record, exit, seen.cancel.is_some());
-    }
-    if seen.cancel == Some(Overdue(true)) {
-        return cancelled("cancelled; it did not stop by itself in time");
-    }
-    if seen.past_deadline {
-        return Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() };
-    }
-    match seen.sighting {
-        Sighting::Alive { agent: true } => Decision::Wait,
-        Sighting::Alive { agent: false } => Decision::Launch,
-        Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone if seen.cancel.is_some() => cancelled("cancelled"),
-        Sighting::Dead { why } => preempted(record, why),
-        Sighting::Unfit { why } => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: why },
-        Sighting::Gone => preempted(record, "the machine is gone".to_owned()),
-    }
-}
-
-/// Whether the backend makes the next machine, whose agent begins the next attempt.
-fn is_mending(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool {
-    record.plan.mends_itself()
-        && exit.reason.is_followed()
-        && may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt)
-        && matches!(sighting, Sighting::Alive { .. })
-}
-
-fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool) -> Decision {
-    match exit.reason {
-        ExitReason::Succeeded => Decision::Collect,
-        ExitReason::Cancelled => cancelled("cancelled"),
-        _ if cancel => cancelled("cancelled"),
-        ExitReason::Deadline => {
-            Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() }
+/// Observes, and notes what is news of the attempt's machine. Out of sight is not dead: `None` until the provider answers again.
+async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Option<Observation>> {
+    let id = job.record.id.clone();
+    let looked = async {
+        let observation = observe(world, &job.record).await?;
+        if attempt::see(world, job, &observation.sighting).await? {
+            job.save().await?;
         }
-        ExitReason::Preempted | ExitReason::LostLease => preempted(record, exit.message.clone()),
-        ExitReason::Failed if may_retry(&record.plan.retry, RetryCause::Failure, record.attempt) => {
-            Decision::TryAgain { why: exit.message.clone() }
+        Ok::<_, Failure>(observation)
+    };
+    match looked.await {
+        Err(failure) if failure.exit == Exit::Network => {
+            if !std::mem::replace(&mut vigil.out_of_sight, true) {
+                world.report.warn(&format!("cannot see {id}: {}; looking again until it can be seen", failure.message));
+            }
+            Ok(None)
         }
-        ExitReason::Failed => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: exit.message.clone() },
+        Err(failure) => Err(failure),
+        Ok(observation) => {
+            if std::mem::take(&mut vigil.out_of_sight) {
+                world.report.line(&format!("{id} can be seen again"));
+            }
+            Ok(Some(observation))
+        }
     }
-}
-
-fn cancelled(reason: &str) -> Decision {
-    Decision::End { outcome: Outcome::Cancelled, exit: Exit::JobCancelled, reason: reason.to_owned() }
-}
-
-pub(super) fn preempted(record: &Record, why: String) -> Decision {
-    if may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt) {
-        return Decision::TryAgain { why };
-    }
-    let reason = format!("preempted in attempt {} of {}: {why}", record.attempt, record.plan.retry.attempts);
-    Decision::End { outcome: Outcome::Failed, exit: Exit::Preempted, reason }
-}
-
-fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
-    retry.on.contains(&cause) && attempt < retry.attempts
 }
 
 /// Closes the books of the dead attempt and opens the next. What is left of the old machine is destroyed first (which also sends the
 /// last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
     world.provider.destroy(&job.record.id).await?;
-    finish_attempt(world, job, why).await?;
-    tell_of_the_next(world, &job.record, why);
+    attempt::finish(world, job, why).await?;
+    attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));
-    provision::begin_attempt(world, job).await
-}
-
-pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
-    if let Some(ended) = record.attempts.last() {
-        world.report.warn(&format!(
-            "attempt {} ended: {why}; attempt {} resumes from step {}, {} steps are done again",
-            ended.attempt,
-            ended.attempt + 1,
-            ended.last_step - ended.lost_steps,
-            ended.lost_steps
-        ));
-    }
+    attempt::request(world, job).await
 }
 
 /// How many attempts in a row ended without a new checkpoint: the back-off grows with these only, so that a job which is preempted
@@ -219,25 +98,6 @@ pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
 fn fruitless_attempts(record: &Record) -> u32 {
     let fruitless = record.attempts.iter().rev().take_while(|attempt| attempt.last_step - attempt.lost_steps <= attempt.first_step);
     fruitless.count().max(1) as u32
-}
-
-/// Notes that the attempt ended now, how far it came, and what that cost in steps.
-async fn finish_attempt(world: &World, job: &mut Journal, reason: &str) -> Result<()> {
-    let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
-    close_attempt(world, job, world.clock.now(), resumes_from, reason).await
-}
-
-pub(super) async fn close_attempt(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {
-    let record = &mut job.record;
-    let seen = status::last_step(world.store.as_ref(), &record.id, record.attempt).await?;
-    let Some(attempt) = record.attempts.last_mut().filter(|attempt| attempt.ended.is_none()) else { return Ok(()) };
-    attempt.ended = Some(now);
-    attempt.reason = Some(reason.to_owned());
-    attempt.last_step = seen.unwrap_or(0).max(attempt.first_step).max(resumes_from);
-    attempt.lost_steps = attempt.last_step - resumes_from;
-    let (last_step, lost_steps) = (attempt.last_step, attempt.lost_steps);
-    job.note(EventKind::AttemptEnded { reason: reason.to_owned(), last_step, resumes_from, lost_steps });
-    Ok(())
 }
 
 /// Before there is an agent that could hear it, a wish to cancel is the supervisor's to fulfil, and whoever only ends jobs begins nothing. Answers
@@ -250,12 +110,4 @@ pub(super) async fn ended_before_launch(world: &World, job: &mut Journal) -> Res
     }
     job.end(Outcome::Cancelled, Exit::JobCancelled, "cancelled before it ran").await?;
     Ok(true)
-}
-
-pub(super) async fn read_exit(store: &dyn Store, record: &Record) -> Result<Option<ExitRecord>> {
-    Ok(find_json(store, &path::exit(&record.id, record.attempt)).await?.map(|(exit, _)| exit))
-}
-
-pub(super) async fn read_cancel(store: &dyn Store, record: &Record) -> Result<Option<CancelRequest>> {
-    Ok(find_json(store, &path::cancel(&record.id)).await?.map(|(request, _)| request))
 }

@@ -1,6 +1,6 @@
 //! Everything of the job is destroyed, and the provider is asked whether that is true.
 
-use super::{Next, Result, STAGES, World, debt, journal::Journal};
+use super::{Next, Result, STAGES, World, attempt, debt, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -12,6 +12,7 @@ use crate::{
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     world.report.stage(7, STAGES, "Tearing down");
+    attempt::see_the_last(world, job).await;
     if let Err(failure) = destroy(world, &job.record.id).await {
         // What the cloud did not take back costs until it does: the receipt goes on counting.
         if failure.exit == Exit::MayBill

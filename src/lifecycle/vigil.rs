@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     Result, World, console,
+    decide::{self, Decision},
     journal::Journal,
-    supervise::{self, Decision},
 };
 use crate::{
     exit::Exit,
@@ -33,6 +33,8 @@ const HANGS: Duration = Duration::from_secs(10 * 60);
 /// What one invocation knows of the attempt that runs.
 #[derive(Default)]
 pub struct Vigil {
+    /// The provider did not answer when it was last asked how the machine is.
+    pub out_of_sight: bool,
     attempt: u32,
     heartbeat: Option<Heartbeat>,
     heard: Option<Instant>,
@@ -50,16 +52,15 @@ fn within(time: Option<Instant>, span: Duration) -> bool {
 
 /// Looks for signs of life, tells the user what there is to tell, and answers what shall be done if there are none. Asked only while the
 /// machine has power and its agent was started.
-pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Decision>> {
-    if job.vigil.attempt == job.record.attempt && within(job.vigil.looked, EVERY) {
+pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Option<Decision>> {
+    if vigil.attempt == job.record.attempt && within(vigil.looked, EVERY) {
         return Ok(None);
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
-    if job.vigil.attempt != attempt.attempt {
-        job.vigil = Vigil { attempt: attempt.attempt, ..Vigil::default() };
+    if vigil.attempt != attempt.attempt {
+        *vigil = Vigil { attempt: attempt.attempt, ..Vigil::default() };
     }
     let beat = find_json(world.store.as_ref(), &path::heartbeat(&attempt.job, attempt.attempt)).await?.map(|(beat, _)| beat);
-    let vigil = &mut job.vigil;
     vigil.looked = Some(Instant::now());
     let has_signs = world.provider.capabilities().signs;
     if beat != vigil.heartbeat {
@@ -86,8 +87,8 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
     match world.provider.signs(&attempt).await? {
         Signs::Absent => Ok(None),
         Signs::Unfit { why } => Ok(Some(failed(why))),
-        Signs::Busy { at } => busy(world, job, &attempt, at).await.map(|()| None),
-        Signs::Silent { lasting, ever } => silent(world, job, &attempt, lasting, ever).await,
+        Signs::Busy { at } => busy(world, job, vigil, &attempt, at).await.map(|()| None),
+        Signs::Silent { lasting, ever } => silent(world, job, vigil, &attempt, (lasting, ever)).await,
     }
 }
 
@@ -122,12 +123,12 @@ fn failed(reason: String) -> Decision {
     Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason }
 }
 
-async fn busy(world: &World, job: &mut Journal, attempt: &AttemptId, at: String) -> Result<()> {
+async fn busy(world: &World, job: &mut Journal, vigil: &mut Vigil, attempt: &AttemptId, at: String) -> Result<()> {
     // One whose agent has lived and whose store is away is left alone, and so is the user.
-    if job.vigil.heard.is_some() {
+    if vigil.heard.is_some() {
         return Ok(());
     }
-    match &job.vigil.at {
+    match &vigil.at {
         Some((before, since)) if *before == at => {
             if since.elapsed() > WORTH_A_WORD {
                 let what = format!(
@@ -135,18 +136,24 @@ async fn busy(world: &World, job: &mut Journal, attempt: &AttemptId, at: String)
                     attempt.machine_name(),
                     since.elapsed().as_secs()
                 );
-                warn(world, job, attempt, what).await?;
+                warn(world, job, vigil, attempt, what).await?;
             }
         }
         _ => {
             world.report.line(&format!("{}: {at}", attempt.machine_name()));
-            (job.vigil.at, job.vigil.warned) = (Some((at, Instant::now())), false);
+            (vigil.at, vigil.warned) = (Some((at, Instant::now())), false);
         }
     }
     Ok(())
 }
 
-async fn silent(world: &World, job: &mut Journal, attempt: &AttemptId, lasting: Duration, ever: bool) -> Result<Option<Decision>> {
+async fn silent(
+    world: &World,
+    job: &mut Journal,
+    vigil: &mut Vigil,
+    attempt: &AttemptId,
+    (lasting, ever): (Duration, bool),
+) -> Result<Option<Decision>> {
     let (machine, seconds) = (attempt.machine_name(), lasting.as_secs());
     let what = if ever {
         format!("{machine} has power and has given no sign of life for {seconds} s")
@@ -154,17 +161,17 @@ async fn silent(world: &World, job: &mut Journal, attempt: &AttemptId, lasting: 
         format!("{machine} has power for {seconds} s, and its startup script has given no sign of life")
     };
     if ever && lasting > HANGS {
-        return Ok(Some(supervise::preempted(&job.record, format!("it hangs: {what}"))));
+        return Ok(Some(decide::preempted(&job.record, format!("it hangs: {what}"))));
     }
     if !ever && lasting > NEVER_BEGUN {
         return Ok(Some(failed(format!("{what}: does its boot image run startup scripts?"))));
     }
-    warn(world, job, attempt, what).await.map(|()| None)
+    warn(world, job, vigil, attempt, what).await.map(|()| None)
 }
 
 /// Once for each thing that is wrong: on stderr and, for `explain`, in the record.
-async fn warn(world: &World, job: &mut Journal, attempt: &AttemptId, what: String) -> Result<()> {
-    if std::mem::replace(&mut job.vigil.warned, true) {
+async fn warn(world: &World, job: &mut Journal, vigil: &mut Vigil, attempt: &AttemptId, what: String) -> Result<()> {
+    if std::mem::replace(&mut vigil.warned, true) {
         return Ok(());
     }
     let said = match console::last_line(world, attempt).await? {

@@ -12,7 +12,7 @@ use crate::job::{
     id::{AttemptId, JobId},
     image::ImageSpec,
     order::{ORDER_SCHEMA, RunOrder, TrainerImage},
-    plan::{DataPlan, PLAN_SCHEMA, Plan, RetryPlan},
+    plan::{DEFAULT_MAX_WAIT, DataPlan, PLAN_SCHEMA, Plan, RetryPlan},
     units::{Money, Span},
 };
 
@@ -61,6 +61,7 @@ pub fn plan() -> Plan {
         retry: RetryPlan { on: Vec::new(), attempts: 1, backoff: span(1), max_backoff: span(1) },
         ttl: span(24 * 3_600),
         max_cost: None,
+        max_wait: DEFAULT_MAX_WAIT,
         price_per_hour: Money::ZERO,
         lasting_price_per_hour: None,
         price_source: None,
@@ -83,6 +84,7 @@ pub fn order(attempt: &AttemptId) -> RunOrder {
         train: plan.train,
         sample: None,
         deadline: None,
+        lifetime_seconds: None,
         grace_seconds: 30,
         last_attempt: None,
     }

@@ -80,6 +80,8 @@ pub struct Resource {
 /// What can be seen of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sighting {
+    /// A service has taken the attempt and has no machine for it yet. It costs nothing; `since` is by the service's clock.
+    Queued { since: Timestamp, why: String },
     /// The machine exists; `agent` says whether its agent was started (a crash may fall between the two).
     Alive { agent: bool },
     /// Proof of death: it existed and is over, with the provider's word for why.
@@ -142,14 +144,10 @@ pub trait Provider: Send + Sync {
     /// [`Class::Invalid`] for a plan that can never run here.
     async fn price(&self, plan: &Plan) -> Result<Price>;
 
-    /// Creates the machine of this attempt, or finds it. An existing one is not changed. `image` is what [`Capabilities::trainer`]
-    /// asked for. Fails as [`Class::Conflict`] when something that is not of this job has the name.
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()>;
-
-    /// What was refused on the way to the machine that [`Provider::provision`] made last, in words: told once.
-    fn refused(&self) -> Vec<String> {
-        Vec::new()
-    }
+    /// Creates the machine of this attempt, or finds it, or has a service queue it ([`Sighting::Queued`]). An existing one is not changed.
+    /// It ends by itself when the lifetime of `plan` is over, counted from when it exists. `image` is what [`Capabilities::trainer`] asked
+    /// for. Answers what was refused on the way, in words. Fails as [`Class::Conflict`] when something that is not of this job has the name.
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>>;
 
     /// Starts the agent on the machine with this order, or finds it started; at most once for an attempt, so a machine that is over
     /// is left as it is, and [`Provider::observe`] tells. Fails as [`Class::Network`] when there is no such machine any more.

@@ -51,6 +51,7 @@ pub struct Layer {
     pub store: Option<String>,
     pub ttl: Option<Span>,
     pub max_cost: Option<Money>,
+    pub max_wait: Option<Span>,
     pub output: Option<Format>,
     pub log: Option<Verbosity>,
 }
@@ -65,6 +66,7 @@ impl Layer {
             store: read(around, "FTCTL_STORE")?,
             ttl: read(around, "FTCTL_TTL")?,
             max_cost: read(around, "FTCTL_MAX_COST")?,
+            max_wait: read(around, "FTCTL_MAX_WAIT")?,
             output: read(around, "FTCTL_OUTPUT")?,
             log: read(around, "FTCTL_LOG")?,
         };
@@ -101,6 +103,7 @@ struct UserFile {
     store: Option<String>,
     ttl: Option<Span>,
     max_cost: Option<Money>,
+    max_wait: Option<Span>,
     output: Option<Format>,
     log: Option<Verbosity>,
     /// The user's own word: no project says whose jobs this machine works for.
@@ -119,8 +122,8 @@ pub(super) struct OfUser {
 
 /// Reads the user's file; none is fine.
 pub(super) fn user_file(path: &Path) -> Result<OfUser, SettingsError> {
-    let UserFile { profile, backend, image, store, ttl, max_cost, output, log, adopt, mut profiles } = read_file(path)?;
-    let mut layer = Layer { profile, backend, image, store, ttl, max_cost, output, log };
+    let UserFile { profile, backend, image, store, ttl, max_cost, max_wait, output, log, adopt, mut profiles } = read_file(path)?;
+    let mut layer = Layer { profile, backend, image, store, ttl, max_cost, max_wait, output, log };
     let base = path.parent().unwrap_or(path);
     layer.anchor(base);
     for profile in profiles.values_mut() {

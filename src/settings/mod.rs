@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::job::{
     document::OpenError,
     image::ImageSpec,
-    plan::Choices,
+    plan::{Choices, DEFAULT_MAX_WAIT},
     report::{Format, Verbosity},
     spec::JobSpec,
     units::{Money, Span},
@@ -67,6 +67,7 @@ pub struct Settings {
     pub store: Setting<Option<String>>,
     pub ttl: Setting<Span>,
     pub max_cost: Setting<Option<Money>>,
+    pub max_wait: Setting<Span>,
     pub output: Setting<Format>,
     pub log: Setting<Verbosity>,
     /// By the environment or the user's file, and nowhere else.
@@ -110,6 +111,7 @@ const BACKEND: Key = Key { flag: "--backend", variable: "FTCTL_BACKEND" };
 const STORE: Key = Key { flag: "--store", variable: "FTCTL_STORE" };
 const TTL: Key = Key { flag: "--ttl", variable: "FTCTL_TTL" };
 const MAX_COST: Key = Key { flag: "--max-cost", variable: "FTCTL_MAX_COST" };
+const MAX_WAIT: Key = Key { flag: "--max-wait", variable: "FTCTL_MAX_WAIT" };
 const OUTPUT: Key = Key { flag: "--output", variable: "FTCTL_OUTPUT" };
 const LOG: Key = Key { flag: "--quiet or --verbose", variable: "FTCTL_LOG" };
 
@@ -196,6 +198,7 @@ impl Settings {
             store: stack.get(STORE, embedded, |layer| layer.store.clone().map(Some)),
             ttl: stack.get(TTL, DEFAULT_TTL, |layer| layer.ttl),
             max_cost: stack.get(MAX_COST, None, |layer| layer.max_cost.map(Some)),
+            max_wait: stack.get(MAX_WAIT, DEFAULT_MAX_WAIT, |layer| layer.max_wait),
             output: stack.get(OUTPUT, Format::default(), |layer| layer.output),
             log: stack.get(LOG, Verbosity::default(), |layer| layer.log),
             adopt: Setting { value: None, origin: Origin::Default },
@@ -266,6 +269,7 @@ impl Settings {
             },
             ttl: with_job(&self.ttl, spec.limits.ttl),
             max_cost: with_job(&self.max_cost, spec.limits.max_cost.map(Some)),
+            max_wait: with_job(&self.max_wait, spec.limits.max_wait),
         })
     }
 }

@@ -148,7 +148,7 @@ fn job_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(spec) = JobSpec::parse(text, "job.toml") else { return };
     let (image, ttl) = (ImageSpec::default(), Span(Duration::from_secs(3_600)));
-    let choices = Choices { backend: "fake".to_owned(), image, store: "memory:".to_owned(), ttl, max_cost: None };
+    let choices = Choices { backend: "fake".to_owned(), image, store: "memory:".to_owned(), ttl, max_cost: None, max_wait: ttl };
     let _ = Plan::resolve(&spec, choices, Path::new("/nowhere"));
 }
 

@@ -39,16 +39,8 @@ impl Job {
         let id: JobId = serde_json::from_str("\"talks-bcdfgh\"").unwrap();
         let now = Timestamp::now();
         let mut record = Record::new(id.clone(), plan, now);
-        record.attempts.push(Attempt {
-            attempt: 1,
-            started: now,
-            ended: Some(now),
-            reason: Some(format!("an end {ORDERS}")),
-            first_step: 0,
-            last_step: 0,
-            lost_steps: 0,
-            price_per_hour: Money::ZERO,
-        });
+        let reason = Some(format!("an end {ORDERS}"));
+        record.attempts.push(Attempt { started: Some(now), ended: Some(now), reason, ..Attempt::new(1, 0, Money::ZERO) });
         (record.state, record.attempt, record.submitted) = (State::Finished, 1, true);
         (record.outcome, record.reason) = (Some(Outcome::Failed), Some(format!("no reason {ORDERS}")));
         let log = [

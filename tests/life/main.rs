@@ -5,6 +5,7 @@
 
 #[path = "../common/azurite.rs"]
 mod azurite;
+mod before;
 mod blobs;
 mod clock;
 mod commands;

@@ -1,6 +1,7 @@
 //! The import direction of ARCHITECTURE.md, and who may print and exit.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -62,6 +63,40 @@ fn only_output_prints_and_only_main_exits() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// Files of `lifecycle` by the names of those that each uses. The ground is free to all: what `mod.rs` defines in capitals. Its function `step`, and
+/// what that calls, is a file like any other, called `mod`.
+fn lifecycle() -> BTreeMap<String, BTreeSet<String>> {
+    let files: Vec<PathBuf> = sources().into_iter().filter(|file| module_of(file).starts_with("lifecycle")).collect();
+    let name = |file: &Path| file.file_stem().expect("a name").to_string_lossy().into_owned();
+    let names: BTreeSet<String> = files.iter().map(|file| name(file)).collect();
+    let uses = |file: &PathBuf| {
+        let lines: String = product_lines(file).into_iter().map(|(_, line)| line + "\n").collect();
+        let paths = ["super::", "crate::lifecycle::"]
+            .map(|root| lines.match_indices(root).map(|(at, _)| expand("", &lines[at + root.len()..])));
+        let mut used: BTreeSet<String> = paths.into_iter().flatten().flatten().map(|path| top(&path).to_owned()).collect();
+        if name(file) == "mod" {
+            used = names.iter().filter(|other| lines.contains(&format!("=> {other}::"))).cloned().collect();
+            used.extend(lines.contains("if supervise::").then(|| "supervise".to_owned()));
+        }
+        let used = used.into_iter().map(|used| if used == "step" { "mod".to_owned() } else { used });
+        (name(file), used.filter(|used| names.contains(used) && *used != name(file)).collect())
+    };
+    files.iter().map(uses).collect()
+}
+
+#[test]
+fn no_file_of_the_lifecycle_uses_one_that_uses_it() {
+    let mut left = lifecycle();
+    assert!(left["mod"].contains("supervise") && left["drive"].contains("mod") && left["supervise"].contains("decide"), "{left:?}");
+    // What uses nothing that is left is taken away, until nothing is; a circle stays.
+    while let Some(free) =
+        left.iter().find(|(_, uses)| uses.iter().all(|used| !left.contains_key(used))).map(|(name, _)| name.clone())
+    {
+        left.remove(&free);
+    }
+    assert!(left.is_empty(), "these use each other: {left:#?}");
 }
 
 #[test]

@@ -89,7 +89,7 @@ impl Job {
 
 fn begun(attempt: u32) -> Attempt {
     let (started, price_per_hour) = (Timestamp::now(), Money::ZERO);
-    Attempt { attempt, started, ended: None, reason: None, first_step: 0, last_step: 0, lost_steps: 0, price_per_hour }
+    Attempt { started: Some(started), ..Attempt::new(attempt, 0, price_per_hour) }
 }
 
 /// In front of every line, as the trainer writes it; not shown unless asked for.

@@ -3,6 +3,7 @@
 
 mod azure;
 mod bad_input;
+mod before;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash_points;
@@ -15,3 +16,4 @@ mod logs;
 mod mishaps;
 mod report;
 mod startup;
+mod waiting;

@@ -81,7 +81,7 @@ pub fn container(order: &Order<'_>, plan: &Plan) -> ContainerCreateBody {
 }
 
 fn labels(order: &Order<'_>, plan: &Plan) -> HashMap<String, String> {
-    let expires = order.now.checked_add(plan.ttl.0).unwrap_or(Timestamp::MAX);
+    let expires = order.now.checked_add(plan.lifetime()).unwrap_or(Timestamp::MAX);
     let labels = [
         (OWNER, order.owner.to_owned()),
         (JOB, order.attempt.job.to_string()),

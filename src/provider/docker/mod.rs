@@ -140,10 +140,10 @@ impl Provider for Docker {
         self.engine().await.map(drop)
     }
 
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
         let (name, mark) = (attempt.machine_name(), self.mark().await?);
         if let Some(found) = self.inspect(&name).await? {
-            return ours(&name, attempt, &found, &mark);
+            return ours(&name, attempt, &found, &mark).map(|()| Vec::new());
         }
         let order = machine::Order {
             attempt,
@@ -159,10 +159,11 @@ impl Provider for Docker {
         let begun = Instant::now();
         loop {
             let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
-            let Err(error) = self.engine().await?.docker.create_container(Some(options), body.clone()).await else { return Ok(()) };
+            let made = self.engine().await?.docker.create_container(Some(options), body.clone()).await;
+            let Err(error) = made else { return Ok(Vec::new()) };
             // Another client was faster; its container has the name for a moment before it is there.
             if let Some(found) = self.inspect(&name).await? {
-                return ours(&name, attempt, &found, &mark);
+                return ours(&name, attempt, &found, &mark).map(|()| Vec::new());
             }
             let failed = failed(&format!("make the container {name}"), &error);
             if failed.class != Class::Conflict || begun.elapsed() > KILL_LIMIT {

@@ -42,7 +42,11 @@ pub struct Cloud {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     pub attempt: AttemptId,
+    /// In the future while the attempt waits in a queue.
     pub created: Timestamp,
+    /// When the cloud took the attempt into its queue.
+    #[serde(default)]
+    pub queued: Option<Timestamp>,
     pub expires: Timestamp,
     pub price_per_hour: Money,
     pub agent: Option<Agent>,
@@ -137,8 +141,8 @@ impl Agent {
             (ExitReason::Succeeded, "its work is done")
         };
         let done = End { at: self.time_of(self.steps(), work), why: why.to_owned(), exit: Some(exit), gone: false };
-        let deadline = self.order.deadline.map(|at| End {
-            at,
+        let deadline = self.order.time_to_work(self.started).map(|time| End {
+            at: after(self.started, time),
             why: "its deadline came".to_owned(),
             exit: Some(ExitReason::Deadline),
             gone: false,
@@ -154,6 +158,11 @@ impl Machine {
 
     fn said(&self) -> Said<'_> {
         Said { store: self.store.as_deref(), ..Said::default() }
+    }
+
+    /// When it was taken into the queue, as long as it waits there.
+    fn queued(&self, now: Timestamp) -> Option<Timestamp> {
+        self.queued.filter(|_| now < self.created)
     }
 
     pub fn lives(&self) -> bool {
@@ -215,10 +224,13 @@ impl Cloud {
             Some(machine) => return Err(namesake(&format!("a machine {name}"), &mark.belongs(machine.said()))),
             None => {}
         }
+        let queue = script.queues.iter().find(|queue| queue.attempt == attempt.attempt);
+        let created = queue.map_or(self.now, |queue| after(self.now, queue.lasting.0));
         let machine = Machine {
             attempt: attempt.clone(),
-            created: self.now,
-            expires: after(self.now, ttl),
+            created,
+            queued: queue.map(|_| self.now),
+            expires: after(created, ttl),
             price_per_hour: script.price_per_hour,
             agent: None,
             end: None,
@@ -236,7 +248,7 @@ impl Cloud {
         if machine.agent.is_some() || !machine.lives() {
             return Ok(());
         }
-        machine.agent = Some(Agent { order: order.clone(), started: now, first_step, told: None });
+        machine.agent = Some(Agent { order: order.clone(), started: now.max(machine.created), first_step, told: None });
         self.record(EffectKind::AgentStarted, name);
         self.replace(&attempt);
         Ok(())
@@ -261,6 +273,10 @@ impl Cloud {
         });
         if hidden {
             return Err(ProviderError::new(Class::Network, format!("the fake cloud cannot say how {} is", attempt.machine_name())));
+        }
+        if let Some(since) = machine.queued(self.now) {
+            let queue = script.queues.iter().find(|queue| queue.attempt == attempt.attempt);
+            return Ok(Sighting::Queued { since, why: queue.map(|queue| queue.why.clone()).unwrap_or_default() });
         }
         Ok(match &machine.end {
             Some(end) if end.gone => Sighting::Gone,
@@ -292,9 +308,9 @@ impl Cloud {
             .map(|(name, machine)| Resource {
                 name: name.clone(),
                 attempt: machine.attempt.clone(),
-                since: machine.created,
+                since: machine.queued(self.now).unwrap_or(machine.created),
                 expires: Some(machine.expires),
-                price_per_hour: machine.price_per_hour,
+                price_per_hour: if machine.queued(self.now).is_some() { Money::ZERO } else { machine.price_per_hour },
                 belongs: mark.belongs(Said {
                     owner: Some(&mark.owner),
                     url: machine.agent.as_ref().map(|agent| agent.order.store.as_str()),
@@ -306,7 +322,8 @@ impl Cloud {
 
     /// Jobs with an agent that would hear a wish to cancel.
     pub fn listeners(&self) -> BTreeSet<JobId> {
-        let agents = self.machines.values().filter(|machine| machine.lives() && machine.agent.is_some());
+        let works = |machine: &&Machine| machine.lives() && machine.agent.is_some() && machine.created <= self.now;
+        let agents = self.machines.values().filter(works);
         agents.map(|machine| machine.attempt.job.clone()).collect()
     }
 

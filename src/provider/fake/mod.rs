@@ -33,7 +33,7 @@ use jiff::Timestamp;
 pub use self::{
     calls::{CallLine, Calls, CrashingStore},
     cloud::{CLOUD_SCHEMA, Cloud, Effect, EffectKind},
-    script::{Call, CrashAt, Fault, FaultKind, OutOfSight, Preemption, SCRIPT_SCHEMA, Script, When, Work},
+    script::{Call, CrashAt, Fault, FaultKind, OutOfSight, Preemption, Queue, SCRIPT_SCHEMA, Script, When, Work},
 };
 use super::{
     Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom,
@@ -138,7 +138,7 @@ impl Fake {
     async fn tell(&self, cloud: &mut Cloud) -> Result<()> {
         let before = cloud.clone();
         for machine in cloud.machines.values_mut() {
-            let Some(agent) = &machine.agent else { continue };
+            let Some(agent) = machine.agent.as_ref().filter(|agent| agent.started <= before.now) else { continue };
             let told = agent.progress_at(machine.until(before.now), machine.end.is_some(), &self.script.job);
             if agent.told == Some(told) {
                 continue;
@@ -202,10 +202,11 @@ impl Provider for Fake {
         self.call(Call::Price, "", None, |_| Ok(self.script.price_per_hour.into())).await
     }
 
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<Vec<String>> {
         let mark = self.mark().await?;
-        let act = |cloud: &mut Cloud| cloud.provision(attempt, plan.ttl.0, &self.script, &mark);
-        self.call(Call::Provision, &attempt.machine_name(), Some(attempt), act).await
+        let act = |cloud: &mut Cloud| cloud.provision(attempt, plan.lifetime(), &self.script, &mark);
+        self.call(Call::Provision, &attempt.machine_name(), Some(attempt), act).await?;
+        Ok(Vec::new())
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {

@@ -24,6 +24,7 @@ pub struct Script {
     /// Tried in this order for every call; the first that fits and is not used up happens.
     pub faults: Vec<Fault>,
     pub preemptions: Vec<Preemption>,
+    pub queues: Vec<Queue>,
     pub out_of_sight: Vec<OutOfSight>,
     pub crash_at: Option<CrashAt>,
 }
@@ -37,6 +38,7 @@ impl Default for Script {
             job: Work::default(),
             faults: Vec::new(),
             preemptions: Vec::new(),
+            queues: Vec::new(),
             out_of_sight: Vec::new(),
             crash_at: None,
         }
@@ -179,6 +181,21 @@ pub struct Preemption {
     /// The machine is deleted, not stopped.
     #[serde(default)]
     pub vanishes: bool,
+}
+
+/// The cloud takes an attempt into a queue, as a managed service does, and makes its machine later.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Queue {
+    pub attempt: u32,
+    /// Until there is a machine.
+    pub lasting: Span,
+    #[serde(default = "no_node")]
+    pub why: String,
+}
+
+fn no_node() -> String {
+    "no node of the cluster is free".to_owned()
 }
 
 /// The cloud cannot say how a machine is, which meanwhile is well.

@@ -28,12 +28,7 @@ mod ssh;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -86,7 +81,6 @@ pub struct Gce {
     store: Arc<dyn Store>,
     party: Party,
     clock: Arc<dyn Clock>,
-    refused: Mutex<Vec<String>>,
     prices: Kept,
     /// Where programs are.
     path: String,
@@ -117,7 +111,7 @@ impl Gce {
         let client = Client::new(compute, billing, project, credentials)?;
         let path = variables("PATH").unwrap_or_default();
         let store = party.store.clone();
-        Ok(Self { client, store, party, clock, refused: Mutex::default(), prices: Kept(prices), path })
+        Ok(Self { client, store, party, clock, prices: Kept(prices), path })
     }
 
     /// A machine by its name, in whatever zone it is; the oldest, should there be two.
@@ -160,8 +154,8 @@ impl Gce {
         }
     }
 
-    /// Tries the zones in order, each once. Every refusal is kept for the user.
-    async fn make(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+    /// Tries the zones in order, each once. Answers what was refused.
+    async fn make(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
         let mark = self.mark().await?;
         let mut refused: Vec<(String, Refusal)> = Vec::new();
         let ranked = if plan.gce.rank_zones { Some(advice::ranked(&self.client, &plan.gce).await.0) } else { None };
@@ -176,13 +170,14 @@ impl Gce {
             let insert = Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body));
             match self.client.change(insert).await {
                 Ok(()) => {
-                    *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = told(&refused);
-                    return Ok(self.keep_the_oldest(attempt).await?);
+                    self.keep_the_oldest(attempt).await?;
+                    return Ok(told(&refused));
                 }
                 // Another client was faster, or this one before its answer was lost.
                 Err(refusal) if refusal.status == Some(409) => {
                     if self.is_there(attempt).await? {
-                        return Ok(self.keep_the_oldest(attempt).await?);
+                        self.keep_the_oldest(attempt).await?;
+                        return Ok(told(&refused));
                     }
                     let why = format!("{}, and it is not to be seen", refusal.message.trim_end_matches('.'));
                     return Err(ProviderError::new(Class::Network, why).leaving(LeftBehind::Unknown));
@@ -314,22 +309,18 @@ impl Provider for Gce {
         Ok(self.prices.price(&self.client, &plan.gce, self.clock.now()).await)
     }
 
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
         // Taken away again while nobody looked: it has cost its time, so the attempt is over, and another has what is left.
         let grouped = plan.gce.recovery == Recovery::Group;
         // A group's machine has a name that the cloud gives it.
         let there = if grouped { self.find(attempt).await?.is_some() } else { self.is_there(attempt).await? };
         if there || self.was_preempted(attempt).await? {
-            return Ok(());
+            return Ok(Vec::new());
         }
         if grouped {
-            return self.make_group(attempt, plan, image).await;
+            return self.make_group(attempt, plan, image).await.map(|()| Vec::new());
         }
         self.make(attempt, plan, image).await
-    }
-
-    fn refused(&self) -> Vec<String> {
-        std::mem::take(&mut self.refused.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     async fn launch(&self, order: &RunOrder) -> Result<()> {

@@ -7,6 +7,7 @@ mod groups;
 mod histories;
 mod prices;
 mod strangers;
+mod waiting;
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -15,7 +16,11 @@ use serde_json::json;
 use super::*;
 use crate::{
     devcloud::gce::{Devcloud, Options},
-    job::{clock::SystemClock, finding::Health, units::Money},
+    job::{
+        clock::{SystemClock, between},
+        finding::Health,
+        units::Money,
+    },
     provider::conformance::{World, attempt, order, plan, suite},
     store::memory::MemoryStore,
 };
@@ -270,7 +275,7 @@ fn a_machine_has_no_account_but_the_one_that_was_asked_for_or_one_that_reads_its
 }
 
 /// Provisions one attempt in a cloud that goes wrong; what came of it, and the zones of the machines.
-async fn provision(script: Value) -> (Result<()>, Vec<String>, Place) {
+async fn provision(script: Value) -> (Result<Vec<String>>, Vec<String>, Place) {
     let place = Place::new(script).await;
     let provider = place.provider();
     let mut plan = plan();
@@ -290,7 +295,8 @@ async fn provision(script: Value) -> (Result<()>, Vec<String>, Place) {
 #[tokio::test]
 async fn zones_are_tried_in_order_and_each_refusal_is_told() {
     let (done, zones, _) = provision(json!({ "stock_outs": ["us-central1-a"] })).await;
-    assert_eq!((done, zones), (Ok(()), vec!["us-central1-b".to_owned()]));
+    assert_eq!(done, Ok(vec!["us-central1-a: out of stock".to_owned()]));
+    assert_eq!(zones, ["us-central1-b"]);
 
     let (done, zones, place) = provision(json!({ "stock_outs": ["us-central1-a", "us-central1-b", "us-west1-a"] })).await;
     let error = done.expect_err("nowhere");
@@ -323,11 +329,11 @@ async fn trouble_on_the_line_makes_no_second_machine() {
     let insert = "compute.instances.insert";
     for kind in [json!({ "status": 429 }), json!({ "status": 503 }), json!("lost_answer")] {
         let (done, zones, _) = provision(json!({ "faults": [{ "call": insert, "kind": kind, "times": 2 }] })).await;
-        assert_eq!((done, zones), (Ok(()), vec!["us-central1-a".to_owned()]), "{kind}");
+        assert_eq!((done, zones), (Ok(vec![]), vec!["us-central1-a".to_owned()]), "{kind}");
     }
     // Whatever is asked, twice.
     let (done, zones, _) = provision(json!({ "faults": [{ "call": "*", "kind": { "status": 503 }, "times": 3 }] })).await;
-    assert_eq!((done, zones.len()), (Ok(()), 1));
+    assert_eq!((done, zones.len()), (Ok(vec![]), 1));
 
     let (done, zones, place) = provision(json!({ "faults": [{ "call": insert, "kind": { "status": 503 }, "times": 9 }] })).await;
     let error = done.expect_err("no answer");
@@ -411,7 +417,7 @@ async fn every_call(place: &Place, plans: &[Plan]) {
 async fn a_token_that_ends_in_the_middle_is_renewed() {
     let faults = json!({ "faults": [{ "call": "compute.instances.insert", "kind": { "status": 401 } }] });
     let (done, zones, _) = provision(faults).await;
-    assert_eq!((done, zones.len()), (Ok(()), 1));
+    assert_eq!((done, zones.len()), (Ok(vec![]), 1));
     let (done, ..) = provision(json!({ "faults": [{ "call": "*", "kind": { "status": 401 }, "times": 2 }] })).await;
     assert_eq!(done.expect_err("refused for good").class, Class::Denied);
 }

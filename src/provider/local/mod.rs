@@ -164,12 +164,12 @@ impl Provider for Local {
         Ok(Money::ZERO.into())
     }
 
-    async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<()> {
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<Vec<String>> {
         let (mark, machine) = (self.mark().await?, self.machine(attempt));
-        let made = machine.create(self.settings.clock.now(), plan.ttl.0, &mark.store);
+        let made = machine.create(self.settings.clock.now(), plan.lifetime(), &mark.store);
         made.map_err(|error| failed("make", machine.directory(), &error))?;
         if is_reached(&machine, &mark) {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let belongs = mark.belongs(Said { store: machine.store().as_deref(), ..Said::default() });
         Err(namesake(&format!("a machine {}", attempt.machine_name()), &belongs))

@@ -23,7 +23,7 @@ impl Dice {
     }
 }
 
-struct Simulated(Arc<Devcloud>);
+pub struct Simulated(pub Arc<Devcloud>);
 
 #[async_trait]
 impl Clock for Simulated {
@@ -69,21 +69,25 @@ async fn play(seed: u64) -> (Money, Money, usize) {
     wanted.max_cost = Some(Money { micros: 50_000 + dice.below(4_000_000) });
     let price = gce.price(&wanted).await.expect("a price");
     let wanted = wanted.priced(price).expect("it pays for a minute");
-    let mut earlier: Vec<(Timestamp, Timestamp)> = Vec::new();
+    let mut earlier: Vec<Duration> = Vec::new();
     'job: for number in 1..=12 {
-        let now = clock.now();
-        let Some(left) = wanted.left(&earlier, now) else { break };
-        let begun = now;
+        let Some(left) = wanted.left(&earlier) else { break };
+        // Nothing of the wait is charged: the machine is since it was asked for, after the last answer that there is none.
+        let mut begun = clock.now();
         let attempt = AttemptId { attempt: number, ..attempt("job") };
         for tried in 0.. {
             // A client may be gone for ever between any two calls.
             if dice.below(40) == 0 || tried > 20 {
                 break 'job;
             }
-            let left = wanted.left(&earlier, clock.now()).unwrap_or_else(|| left.clone());
             match gce.provision(&attempt, &left, &image()).await {
-                Ok(()) => break,
-                Err(_) => clock.sleep(dice.seconds(1, 120)).await,
+                Ok(_) => break,
+                Err(error) => {
+                    clock.sleep(dice.seconds(1, 120)).await;
+                    if error.class != Class::Network {
+                        begun = clock.now();
+                    }
+                }
             }
         }
         if dice.below(10) > 0 {
@@ -104,7 +108,7 @@ async fn play(seed: u64) -> (Money, Money, usize) {
                 break 'job;
             }
         }
-        earlier.push((begun, clock.now()));
+        earlier.push(between(begun, clock.now()));
     }
     // Nobody is there any more: the cloud alone ends what is left.
     clock.sleep(wanted.lifetime() + Duration::from_secs(30)).await;

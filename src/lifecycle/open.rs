@@ -1,4 +1,4 @@
-//! Which job an invocation works on: one name belongs to one job at a time.
+//! Opens a job, or finds it: which one an invocation works on. One name belongs to one job at a time.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,146 @@
+//! The books of an attempt. It has a number from when its machine is asked for, and a start when that exists: what comes before is a wait, which
+//! costs nothing and is bounded by itself.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{Result, World, journal::Journal, observe};
+use crate::{
+    job::{
+        clock::{after, between},
+        event::EventKind,
+        id::AttemptId,
+        record::{Attempt, Record, Waiting},
+        state::State,
+        units::Money,
+    },
+    provider::{Resource, Sighting},
+    store::checkpoint,
+};
+
+/// Writes the intent down before anything is created: the attempt's number names the machine, so that after a crash the same one is found.
+pub(super) async fn request(world: &World, job: &mut Journal) -> Result<()> {
+    let first_step = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
+    let record = &mut job.record;
+    record.attempt += 1;
+    let attempt = Attempt::new(record.attempt, first_step, record.plan.price_per_hour);
+    record.attempts.push(Attempt { requested: Some(world.clock.now()), ..attempt });
+    job.enter(State::Provisioning).await
+}
+
+/// Notes what a look at the current attempt shows: that it waits in a service's queue, or that it has a machine. Answers whether that is news.
+pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -> Result<bool> {
+    let started = job.record.attempts.last().is_none_or(|attempt| attempt.started.is_some());
+    match sighting {
+        _ if started => return Ok(false),
+        Sighting::Queued { since, why } => {
+            let waiting = Some(Waiting { since: *since, why: why.clone() });
+            if job.record.waiting == waiting {
+                return Ok(false);
+            }
+            let message = format!("{} waits in a queue: {why}", AttemptId::new(&job.record.id, job.record.attempt).machine_name());
+            world.report.line(&message);
+            job.note(EventKind::Note { message });
+            job.record.waiting = waiting;
+        }
+        Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone => {
+            let Some(since) = since(world, &job.record).await? else { return Ok(false) };
+            start(job, since, world.clock.now());
+        }
+    }
+    Ok(true)
+}
+
+/// Notes, before everything is destroyed, a machine that nobody heard of because the answer to its request was lost: it has cost its time. Best
+/// effort: a cloud that cannot be asked does not delay the end.
+pub(super) async fn see_the_last(world: &World, job: &mut Journal) {
+    let attempt = AttemptId::new(&job.record.id, job.record.attempt);
+    if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none())
+        && let Ok(Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. }) = world.provider.observe(&attempt).await
+        && let Ok(Some(since)) = listed(world, &job.record).await
+    {
+        start(job, since, world.clock.now());
+    }
+}
+
+/// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; of one that left a queue and is not
+/// there nobody can say that it ever was.
+async fn since(world: &World, record: &Record) -> Result<Option<Timestamp>> {
+    let listed = listed(world, record).await?;
+    Ok(listed.or_else(|| record.waiting.is_none().then(|| earliest(record, world.clock.now()))))
+}
+
+/// The same by the provider's word, on this side's clock; `None` when the provider lists no such machine.
+async fn listed(world: &World, record: &Record) -> Result<Option<Timestamp>> {
+    let attempt = AttemptId::new(&record.id, record.attempt);
+    let ours = |resource: &&Resource| resource.attempt == attempt && world.reaches(resource);
+    let Some(since) = world.provider.list().await?.iter().filter(ours).map(|resource| resource.since).min() else {
+        return Ok(None);
+    };
+    let now = world.clock.now();
+    let age = between(since, world.provider.now().await.unwrap_or(now));
+    Ok(Some(now.checked_sub(age).unwrap_or(Timestamp::MIN).max(earliest(record, now))))
+}
+
+/// The current attempt had no machine before: when it was asked for first, or refused last for sure.
+fn earliest(record: &Record, now: Timestamp) -> Timestamp {
+    let events = record.events.iter().rev().take_while(|event| event.attempt == record.attempt);
+    let refused = events.filter_map(|event| match &event.kind {
+        EventKind::Refused { class, retry_at: Some(_), .. } if class != "network" => Some(event.time),
+        _ => None,
+    });
+    let requested = record.attempts.last().and_then(|attempt| attempt.requested);
+    refused.chain(requested).max().unwrap_or(now).min(now)
+}
+
+fn start(job: &mut Journal, since: Timestamp, now: Timestamp) {
+    let record = &mut job.record;
+    let lifetime = record.left(now).map_or(Duration::ZERO, |plan| plan.lifetime());
+    record.waiting = None;
+    if let Some(attempt) = record.attempts.last_mut() {
+        (attempt.started, attempt.deadline) = (Some(since), Some(after(since, lifetime)));
+    }
+}
+
+/// Notes that the attempt ended now, how far it came, and what that cost in steps.
+pub(super) async fn finish(world: &World, job: &mut Journal, reason: &str) -> Result<()> {
+    let resumes_from = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
+    close(world, job, world.clock.now(), resumes_from, reason).await
+}
+
+pub(super) async fn close(world: &World, job: &mut Journal, now: Timestamp, resumes_from: u64, reason: &str) -> Result<()> {
+    let record = &mut job.record;
+    let seen = observe::last_step(world.store.as_ref(), &record.id, record.attempt).await?;
+    let Some(attempt) = record.attempts.last_mut().filter(|attempt| attempt.ended.is_none()) else { return Ok(()) };
+    attempt.ended = Some(now);
+    attempt.reason = Some(reason.to_owned());
+    attempt.last_step = seen.unwrap_or(0).max(attempt.first_step).max(resumes_from);
+    attempt.lost_steps = attempt.last_step - resumes_from;
+    let (last_step, lost_steps) = (attempt.last_step, attempt.lost_steps);
+    job.note(EventKind::AttemptEnded { reason: reason.to_owned(), last_step, resumes_from, lost_steps });
+    Ok(())
+}
+
+/// How the user hears that an attempt ended and another follows.
+pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
+    if let Some(ended) = record.attempts.last() {
+        world.report.warn(&format!(
+            "attempt {} ended: {why}; attempt {} resumes from step {}, {} steps are done again",
+            ended.attempt,
+            ended.attempt + 1,
+            ended.last_step - ended.lost_steps,
+            ended.lost_steps
+        ));
+    }
+}
+
+/// Cost of the job's machines until now. None lives longer than the job may: that is the cloud's own affair.
+pub fn cost(record: &Record, now: Timestamp) -> Money {
+    record.attempts.iter().map(|attempt| cost_of(record, attempt, now)).sum()
+}
+
+/// Cost of the machine of one of its attempts.
+pub(super) fn cost_of(record: &Record, attempt: &Attempt, now: Timestamp) -> Money {
+    attempt.price_per_hour.for_time(attempt.lived(now).min(record.plan.lifetime()))
+}

@@ -1,0 +1,271 @@
+//! What is done about a running attempt: a pure function of its record and of what was observed. The table of its rows is in the test below.
+
+use super::observe::{Observation, Overdue};
+use crate::{
+    exit::Exit,
+    job::{
+        order::{ExitReason, ExitRecord},
+        plan::RetryPlan,
+        record::Record,
+        spec::RetryCause,
+        state::Outcome,
+    },
+    provider::Sighting,
+};
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Wait,
+    /// It waits in a service's queue.
+    WaitInQueue,
+    /// The machine is there, its agent was never started: a crash fell between the two.
+    Launch,
+    Collect,
+    /// This attempt is over; the job is not.
+    TryAgain {
+        why: String,
+    },
+    End {
+        outcome: Outcome,
+        exit: Exit,
+        reason: String,
+    },
+}
+
+impl Decision {
+    /// The same for somebody else's job: what would begin something is its end.
+    pub fn or_the_end(self) -> Self {
+        match self {
+            Decision::Launch | Decision::TryAgain { .. } | Decision::WaitInQueue => cancelled("cancelled"),
+            decided => decided,
+        }
+    }
+}
+
+pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
+    if let Some(exit) = &seen.exit
+        && !is_mending(record, exit, &seen.sighting)
+    {
+        return decide_exit(record, exit, seen.cancel.is_some());
+    }
+    if seen.cancel == Some(Overdue(true)) {
+        return cancelled("cancelled; it did not stop by itself in time");
+    }
+    if seen.past_deadline {
+        return Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() };
+    }
+    match seen.sighting {
+        // No agent is there that could end by itself.
+        Sighting::Queued { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone if seen.cancel.is_some() => {
+            cancelled("cancelled")
+        }
+        Sighting::Queued { why, .. } if seen.out_of_patience => {
+            Decision::End { outcome: Outcome::Failed, exit: Exit::Capacity, reason: gave_up(record, &why) }
+        }
+        Sighting::Queued { .. } => Decision::WaitInQueue,
+        Sighting::Alive { agent: true } => Decision::Wait,
+        Sighting::Alive { agent: false } => Decision::Launch,
+        Sighting::Dead { why } => preempted(record, why),
+        Sighting::Unfit { why } => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: why },
+        Sighting::Gone => preempted(record, "the machine is gone".to_owned()),
+    }
+}
+
+/// Whether the backend makes the next machine, whose agent begins the next attempt.
+fn is_mending(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool {
+    record.plan.mends_itself()
+        && exit.reason.is_followed()
+        && may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt)
+        && matches!(sighting, Sighting::Alive { .. })
+}
+
+fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool) -> Decision {
+    match exit.reason {
+        ExitReason::Succeeded => Decision::Collect,
+        ExitReason::Cancelled => cancelled("cancelled"),
+        _ if cancel => cancelled("cancelled"),
+        ExitReason::Deadline => {
+            Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() }
+        }
+        ExitReason::Preempted | ExitReason::LostLease => preempted(record, exit.message.clone()),
+        ExitReason::Failed if may_retry(&record.plan.retry, RetryCause::Failure, record.attempt) => {
+            Decision::TryAgain { why: exit.message.clone() }
+        }
+        ExitReason::Failed => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: exit.message.clone() },
+    }
+}
+
+fn cancelled(reason: &str) -> Decision {
+    Decision::End { outcome: Outcome::Cancelled, exit: Exit::JobCancelled, reason: reason.to_owned() }
+}
+
+pub(super) fn preempted(record: &Record, why: String) -> Decision {
+    if may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt) {
+        return Decision::TryAgain { why };
+    }
+    let reason = format!("preempted in attempt {} of {}: {why}", record.attempt, record.plan.retry.attempts);
+    Decision::End { outcome: Outcome::Failed, exit: Exit::Preempted, reason }
+}
+
+fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
+    retry.on.contains(&cause) && attempt < retry.attempts
+}
+
+/// Why a job ends that has waited for its machines for as long as it may; `why` is what it waited for last.
+pub(super) fn gave_up(record: &Record, why: &str) -> String {
+    format!("there was no machine within the {} that the job may wait (limits.max_wait): {why}", record.plan.max_wait)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::{job::order::EXIT_SCHEMA, provider::conformance};
+
+    fn record(on: &[RetryCause]) -> Record {
+        let mut record = Record::new(conformance::attempt("decide").job, conformance::plan(), Timestamp::UNIX_EPOCH);
+        (record.attempt, record.plan.retry.attempts, record.plan.retry.on) = (1, 2, on.to_vec());
+        record
+    }
+
+    fn exit(reason: ExitReason) -> ExitRecord {
+        let (schema, message, time) = (EXIT_SCHEMA.to_owned(), "said".to_owned(), Timestamp::UNIX_EPOCH);
+        ExitRecord { schema, attempt: 1, reason, code: None, signal: None, message, started: time, finished: time }
+    }
+
+    fn end(outcome: Outcome, exit: Exit, reason: &str) -> Decision {
+        Decision::End { outcome, exit, reason: reason.to_owned() }
+    }
+
+    fn again(why: &str) -> Decision {
+        Decision::TryAgain { why: why.to_owned() }
+    }
+
+    const ALIVE: Sighting = Sighting::Alive { agent: true };
+    const NO_AGENT: Sighting = Sighting::Alive { agent: false };
+
+    fn dead() -> Sighting {
+        Sighting::Dead { why: "taken".to_owned() }
+    }
+
+    fn unfit() -> Sighting {
+        Sighting::Unfit { why: "no driver".to_owned() }
+    }
+
+    fn queued() -> Sighting {
+        Sighting::Queued { since: Timestamp::UNIX_EPOCH, why: "full".to_owned() }
+    }
+
+    const FRESH: Option<Overdue> = Some(Overdue(false));
+    const LATE: Option<Overdue> = Some(Overdue(true));
+
+    fn seen(sighting: Sighting, exit: Option<ExitRecord>, cancel: Option<Overdue>) -> Observation {
+        Observation { exit, sighting, cancel, past_deadline: false, out_of_patience: false }
+    }
+
+    #[test]
+    fn the_table_of_decisions() {
+        use ExitReason::{Cancelled, Deadline, Failed, LostLease, Preempted, Succeeded};
+        let cancelled = || end(Outcome::Cancelled, Exit::JobCancelled, "cancelled");
+        let late = || end(Outcome::Cancelled, Exit::JobCancelled, "cancelled; it did not stop by itself in time");
+        let over = || end(Outcome::Failed, Exit::Deadline, "its time to live is over");
+        let table = [
+            // The agent said nothing yet: what the provider sees, then the user's wish, asked or overdue.
+            (seen(ALIVE, None, None), Decision::Wait),
+            (seen(ALIVE, None, FRESH), Decision::Wait),
+            (seen(ALIVE, None, LATE), late()),
+            (seen(NO_AGENT, None, None), Decision::Launch),
+            (seen(NO_AGENT, None, LATE), late()),
+            (seen(queued(), None, None), Decision::WaitInQueue),
+            (seen(queued(), None, FRESH), cancelled()),
+            (seen(queued(), None, LATE), late()),
+            (seen(dead(), None, None), again("taken")),
+            (seen(dead(), None, FRESH), cancelled()),
+            (seen(unfit(), None, None), end(Outcome::Failed, Exit::JobFailed, "no driver")),
+            (seen(unfit(), None, FRESH), cancelled()),
+            (seen(Sighting::Gone, None, None), again("the machine is gone")),
+            (seen(Sighting::Gone, None, FRESH), cancelled()),
+            // What the agent said holds, whatever its machine is by now.
+            (seen(dead(), Some(exit(Succeeded)), None), Decision::Collect),
+            (seen(Sighting::Gone, Some(exit(Succeeded)), LATE), Decision::Collect),
+            (seen(dead(), Some(exit(Cancelled)), None), cancelled()),
+            (seen(ALIVE, Some(exit(Deadline)), None), over()),
+            (seen(ALIVE, Some(exit(Deadline)), FRESH), cancelled()),
+            (seen(dead(), Some(exit(Preempted)), None), again("said")),
+            (seen(dead(), Some(exit(Preempted)), FRESH), cancelled()),
+            (seen(ALIVE, Some(exit(LostLease)), None), again("said")),
+            (seen(dead(), Some(exit(Failed)), None), end(Outcome::Failed, Exit::JobFailed, "said")),
+            (seen(dead(), Some(exit(Failed)), FRESH), cancelled()),
+            // Time is over: of the machine, and of the wait for one.
+            (Observation { past_deadline: true, ..seen(ALIVE, None, None) }, over()),
+            (Observation { past_deadline: true, ..seen(NO_AGENT, None, None) }, over()),
+            (Observation { past_deadline: true, ..seen(dead(), Some(exit(Succeeded)), None) }, Decision::Collect),
+            (Observation { out_of_patience: true, ..seen(ALIVE, None, None) }, Decision::Wait),
+            (
+                Observation { out_of_patience: true, ..seen(queued(), None, None) },
+                end(
+                    Outcome::Failed,
+                    Exit::Capacity,
+                    "there was no machine within the 1d that the job may wait (limits.max_wait): full",
+                ),
+            ),
+        ];
+        let record = record(&[RetryCause::Preempt]);
+        for (seen, expected) in table {
+            let row = format!("{seen:?}");
+            assert_eq!(decide(&record, seen), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn another_attempt_needs_its_cause_and_one_that_is_left() {
+        use ExitReason::{Failed, Preempted};
+        let lost =
+            |why: &str, attempt: u32| end(Outcome::Failed, Exit::Preempted, &format!("preempted in attempt {attempt} of 2: {why}"));
+        let failed = || end(Outcome::Failed, Exit::JobFailed, "said");
+        let both = &[RetryCause::Preempt, RetryCause::Failure][..];
+        let table = [
+            (both, 1, dead(), None, again("taken")),
+            (both, 2, dead(), None, lost("taken", 2)),
+            (&[], 1, dead(), None, lost("taken", 1)),
+            (&[], 1, Sighting::Gone, None, lost("the machine is gone", 1)),
+            (&[], 1, dead(), Some(exit(Preempted)), lost("said", 1)),
+            (both, 1, dead(), Some(exit(Failed)), again("said")),
+            (both, 2, dead(), Some(exit(Failed)), failed()),
+            (&[RetryCause::Preempt], 1, dead(), Some(exit(Failed)), failed()),
+        ];
+        for (on, attempt, sighting, exit, expected) in table {
+            let mut record = record(on);
+            record.attempt = attempt;
+            assert_eq!(decide(&record, seen(sighting, exit, None)), expected, "{on:?}, attempt {attempt}");
+        }
+    }
+
+    #[test]
+    fn a_backend_that_makes_the_next_machine_is_waited_for() {
+        let mut record = record(&[RetryCause::Preempt]);
+        (record.plan.backend, record.plan.gce.recovery) = ("gce".to_owned(), crate::job::gce::Recovery::Group);
+        let mut decided = |attempt, sighting, reason| {
+            record.attempt = attempt;
+            decide(&record, seen(sighting, Some(exit(reason)), None))
+        };
+        assert_eq!(decided(1, ALIVE, ExitReason::Preempted), Decision::Wait);
+        assert_eq!(decided(1, NO_AGENT, ExitReason::LostLease), Decision::Launch);
+        assert_eq!(decided(1, ALIVE, ExitReason::Succeeded), Decision::Collect);
+        assert_eq!(decided(1, Sighting::Gone, ExitReason::Preempted), again("said"), "there is no group any more");
+        let reason = "preempted in attempt 2 of 2: said";
+        assert_eq!(decided(2, ALIVE, ExitReason::Preempted), end(Outcome::Failed, Exit::Preempted, reason), "the last");
+    }
+
+    #[test]
+    fn of_somebody_elses_job_only_the_end_is_carried_out() {
+        let cancelled = end(Outcome::Cancelled, Exit::JobCancelled, "cancelled");
+        for decided in [Decision::Launch, again("taken"), Decision::WaitInQueue] {
+            assert_eq!(decided.or_the_end(), cancelled);
+        }
+        for kept in [|| Decision::Wait, || Decision::Collect, || end(Outcome::Failed, Exit::JobFailed, "said")] {
+            assert_eq!(kept().or_the_end(), kept());
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What can be seen of a job's attempts: at the provider, and in what their agents write to the store. Changes nothing.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use ft_trainer::progress::{Event, Line};
+
+use super::{Result, World};
+use crate::{
+    job::{
+        clock::after,
+        id::{AttemptId, JobId, path},
+        order::{CancelRequest, ExitRecord},
+        record::Record,
+        state::State,
+    },
+    provider::Sighting,
+    store::{Store, find_json},
+};
+
+/// How long after its grace a cancelled job may still be writing its last checkpoint before its machine is destroyed.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// What is known of the current attempt.
+#[derive(Debug)]
+pub(super) struct Observation {
+    /// What the agent wrote when it ended.
+    pub exit: Option<ExitRecord>,
+    pub sighting: Sighting,
+    /// The user's wish to end the job, and whether its time is over.
+    pub cancel: Option<Overdue>,
+    /// The deadline has passed and the agent, which stops at it by itself, has not.
+    pub past_deadline: bool,
+    /// The job has waited for its machines for as long as it may.
+    pub out_of_patience: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Overdue(pub bool);
+
+pub(super) async fn observe(world: &World, record: &Record) -> Result<Observation> {
+    let attempt = AttemptId::new(&record.id, record.attempt);
+    let now = world.clock.now();
+    // In this order: an agent that ends between the two looks leaves its exit record before it dies, so a death without one is real
+    // only if the record is missing *after* the death was seen.
+    let sighting = world.provider.observe(&attempt).await?;
+    let exit = read_exit(world.store.as_ref(), record).await?;
+    let cancel = read_cancel(world.store.as_ref(), record)
+        .await?
+        .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
+    let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
+    let past_deadline = deadline.is_some_and(|deadline| now > after(deadline, PATIENCE));
+    let out_of_patience = record.waited(now) >= record.plan.patience();
+    Ok(Observation { exit, sighting, cancel, past_deadline, out_of_patience })
+}
+
+pub(super) async fn read_exit(store: &dyn Store, record: &Record) -> Result<Option<ExitRecord>> {
+    Ok(find_json(store, &path::exit(&record.id, record.attempt)).await?.map(|(exit, _)| exit))
+}
+
+pub(super) async fn read_cancel(store: &dyn Store, record: &Record) -> Result<Option<CancelRequest>> {
+    Ok(find_json(store, &path::cancel(&record.id)).await?.map(|(request, _)| request))
+}
+
+/// The attempt that runs. Where the backend begins attempts by itself, no supervisor may have written it down yet.
+pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result<u32> {
+    if record.last_attempt() == record.attempt || record.state != State::Running {
+        return Ok(record.attempt);
+    }
+    let names = store.children(&path::attempts(&record.id)).await?;
+    let begun: BTreeSet<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let following = (record.attempt + 1..=record.last_attempt()).take_while(|attempt| begun.contains(attempt));
+    Ok(following.last().unwrap_or(record.attempt))
+}
+
+/// The step that an attempt reported last.
+pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
+    let lines = latest_progress(store, id, attempt).await?;
+    Ok(lines
+        .iter()
+        .filter_map(|line| match line.event {
+            Event::Start { step, .. }
+            | Event::Step { step, .. }
+            | Event::Skipped { step, .. }
+            | Event::Eval { step, .. }
+            | Event::Checkpoint { step, .. } => Some(step),
+            _ => None,
+        })
+        .max())
+}
+
+/// Where an attempt's training began; `None` before it did.
+pub(super) async fn first_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
+    const WINDOW: u64 = 4 * 1024;
+    let path = path::progress(id, attempt);
+    let Some(meta) = store.head(&path).await? else { return Ok(None) };
+    let bytes = store.get_range(&path, 0..meta.size.min(WINDOW)).await?;
+    let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
+    Ok(lines.find_map(|line| match line.event {
+        Event::Start { step, .. } => Some(step),
+        _ => None,
+    }))
+}
+
+/// The newest progress lines of an attempt: the end of the file, without the line that the cut went through.
+pub async fn latest_progress(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Vec<Line>> {
+    const WINDOW: u64 = 16 * 1024;
+    let path = path::progress(id, attempt);
+    let Some(meta) = store.head(&path).await? else { return Ok(Vec::new()) };
+    let start = meta.size.saturating_sub(WINDOW);
+    let bytes = store.get_range(&path, start..meta.size).await?;
+    let text = String::from_utf8_lossy(&bytes);
+    let whole_lines = text.lines().skip(usize::from(start > 0));
+    Ok(whole_lines.filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
