@@ -14,21 +14,6 @@ pub trait Clock: Send + Sync {
     async fn sleep(&self, duration: Duration);
 }
 
-/// The clock on the wall.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SystemClock;
-
-#[async_trait]
-impl Clock for SystemClock {
-    fn now(&self) -> Timestamp {
-        Timestamp::now()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
-    }
-}
-
 /// A moment `span` after another, or the last that there is: times and spans come from stores, too.
 pub fn after(time: Timestamp, span: Duration) -> Timestamp {
     time.checked_add(span).unwrap_or(Timestamp::MAX)

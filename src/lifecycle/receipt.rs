@@ -12,6 +12,7 @@ use crate::{
         record::{Attempt, Record},
         units::Money,
     },
+    provider::registry,
     store::Store,
 };
 
@@ -69,14 +70,14 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
     Receipt {
         schema: RECEIPT_SCHEMA,
         id: record.id.clone(),
-        backend: record.plan.backend.clone(),
+        backend: record.plan.backend().to_owned(),
         state: record.state.label(record.outcome).to_owned(),
         attempts: record.attempts.clone(),
         seconds: seconds(record.created, end),
         machine_seconds: record.attempts.iter().map(|attempt| seconds(attempt.started, attempt.ended.unwrap_or(now))).sum(),
         cost: status::cost(record, now),
         wasted: wasted(record, now),
-        lasting_cost: record.plan.lasting_price().map(|price| {
+        lasting_cost: registry::lasting_price(&record.plan).map(|price| {
             let of = |attempt: &Attempt| status::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
             record.attempts.iter().map(of).sum()
         }),
@@ -106,7 +107,10 @@ fn wasted(record: &Record, now: Timestamp) -> Money {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::conformance::{attempt, plan};
+    use crate::{
+        job::{compute::Compute, gce::GcePlan},
+        provider::conformance::{attempt, plan},
+    };
 
     #[test]
     fn waste_is_what_was_done_again_and_what_came_to_nothing() {
@@ -125,12 +129,12 @@ mod tests {
         assert_eq!((receipt.cost.micros, receipt.wasted.micros), (4_000_000, 1_250_000));
         assert_eq!(receipt.lost_steps, 25, "what the last attempt lost was not done again");
         assert_eq!(receipt.lasting_cost, None, "nobody takes such machines away");
-        record.plan.backend = "gce".to_owned();
-        let lasting = record.plan.lasting_price().expect("a spot machine");
+        *record.plan.compute = Compute::Gce(Box::default());
+        let lasting = registry::lasting_price(&record.plan).expect("a spot machine");
         // 12 × 0.033174 + 78 × 0.004446 + 2.48 + 200 × 0.04 / 730
         assert_eq!(lasting.micros, 3_235_835);
         assert_eq!(super::receipt(&record, hour(9)).lasting_cost, Some(Money { micros: 4 * lasting.micros }));
-        record.plan.gce.spot = false;
+        *record.plan.compute = Compute::Gce(Box::new(GcePlan { spot: false, ..GcePlan::default() }));
         assert_eq!(super::receipt(&record, hour(9)).lasting_cost, None);
     }
 }

@@ -26,9 +26,6 @@ const EVERY: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(30);
 /// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
 const WORTH_A_WORD: Duration = Duration::from_secs(45);
-/// By the cloud's clock. A machine whose startup script does not run; a machine that once lived.
-const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
-const HANGS: Duration = Duration::from_secs(10 * 60);
 
 /// What one invocation knows of the attempt that runs.
 #[derive(Default)]
@@ -87,7 +84,8 @@ pub(super) async fn keep(world: &World, job: &mut Journal) -> Result<Option<Deci
         Signs::Absent => Ok(None),
         Signs::Unfit { why } => Ok(Some(failed(why))),
         Signs::Busy { at } => busy(world, job, &attempt, at).await.map(|()| None),
-        Signs::Silent { lasting, ever } => silent(world, job, &attempt, lasting, ever).await,
+        Signs::Hangs { what } => Ok(Some(supervise::preempted(&job.record, format!("it hangs: {what}")))),
+        Signs::Silent { what } => warn(world, job, &attempt, what).await.map(|()| None),
     }
 }
 
@@ -144,22 +142,6 @@ async fn busy(world: &World, job: &mut Journal, attempt: &AttemptId, at: String)
         }
     }
     Ok(())
-}
-
-async fn silent(world: &World, job: &mut Journal, attempt: &AttemptId, lasting: Duration, ever: bool) -> Result<Option<Decision>> {
-    let (machine, seconds) = (attempt.machine_name(), lasting.as_secs());
-    let what = if ever {
-        format!("{machine} has power and has given no sign of life for {seconds} s")
-    } else {
-        format!("{machine} has power for {seconds} s, and its startup script has given no sign of life")
-    };
-    if ever && lasting > HANGS {
-        return Ok(Some(supervise::preempted(&job.record, format!("it hangs: {what}"))));
-    }
-    if !ever && lasting > NEVER_BEGUN {
-        return Ok(Some(failed(format!("{what}: does its boot image run startup scripts?"))));
-    }
-    warn(world, job, attempt, what).await.map(|()| None)
 }
 
 /// Once for each thing that is wrong: on stderr and, for `explain`, in the record.

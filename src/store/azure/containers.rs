@@ -27,10 +27,13 @@ use super::{
     sign_in::{self, Credential},
     transport::Transport,
 };
-use crate::job::{
-    digest::Digest,
-    finding::Finding,
-    id::{JobId, path},
+use crate::{
+    identity::entra,
+    job::{
+        digest::Digest,
+        finding::Finding,
+        id::{JobId, path},
+    },
 };
 
 /// Read, add, create, write, delete and list, in the order that the service wants.
@@ -281,7 +284,7 @@ impl Store for Containers {
         let mut variables = vec![(ENDPOINT, Some(main.location.endpoint.to_string()))];
         let Some(signer) = main.signer(expires).await? else { return Ok(variables) };
         let reads = (!Arc::ptr_eq(&home, &self.main)).then(|| signer.sign(main, AGENT_MAY_IN_STORE));
-        variables.extend(sign_in::SECRETS.iter().map(|secret| (*secret, None)));
+        variables.extend(sign_in::SECRETS.iter().chain(&entra::SECRETS).map(|secret| (*secret, None)));
         variables.push((sign_in::SAS, Some(signer.sign(&home.client, AGENT_MAY))));
         variables.push((sign_in::READ_SAS, reads));
         Ok(variables)
