@@ -3,10 +3,12 @@
 //! The modules in the order of a job's life: [`job`] holds the nouns, [`provider`] the places where jobs run, [`store`] the shared truth.
 
 pub mod agent;
+pub mod catalogue;
 pub mod cli;
 pub mod devcloud;
 pub mod docker;
 pub mod exit;
+pub mod identity;
 pub mod image;
 pub mod job;
 pub mod lifecycle;

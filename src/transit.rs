@@ -1,8 +1,13 @@
 //! How secrets travel: over https, or over http where they never leave this machine; and only to the address that was meant.
 
-use std::net::IpAddr;
+use std::{
+    net::IpAddr,
+    sync::{Arc, OnceLock},
+};
 
 use reqwest::{ClientBuilder, Url, redirect::Policy};
+
+use crate::job::report::Report;
 
 /// Begins a client for requests to `url` that carry credentials, or are answered with some. An answer that points elsewhere is not followed:
 /// a client that does sends them again to wherever it points. No proxy stands between this machine and itself.
@@ -28,6 +33,22 @@ pub fn is_loopback(host: &str) -> bool {
 /// The address that the host of a URL is, when it is no name.
 pub fn literal(host: &str) -> Option<IpAddr> {
     host.trim_matches(['[', ']']).parse().ok()
+}
+
+/// Who hears of requests to services.
+static REQUESTS: OnceLock<Arc<dyn Report>> = OnceLock::new();
+
+/// From now on tells every request to a service: `--debug-http`.
+pub fn tell_requests(to: Arc<dyn Report>) {
+    // Who came first stays.
+    let _ = REQUESTS.set(to);
+}
+
+/// A request and what came of it, in one line that has nothing secret.
+pub fn request(text: impl FnOnce() -> String) {
+    if let Some(report) = REQUESTS.get() {
+        report.line(&text());
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 
 mod folder;
 mod memory;
+mod order;
 mod ship;
 mod stop;
 mod succession;
@@ -33,6 +34,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
+pub use self::order::from_store;
 use self::{
     folder::{Folder, Identity},
     ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},

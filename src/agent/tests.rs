@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     job::{
         digest::Digest,
-        id::JobId,
+        id::{AttemptId, JobId},
         order::{self, CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
         report::Silent,
     },
@@ -555,4 +555,23 @@ done"#,
     }
     assert_eq!(done, 60);
     assert_eq!(bench.steps().await, [56, 60]);
+}
+
+#[tokio::test]
+async fn an_order_is_found_in_the_store_by_its_attempt() {
+    let mut bench = bench("echo trained").await;
+    let url = bench.store.url().to_owned();
+    let read = async |attempt: u32| from_store(&url, &AttemptId::new(&bench.order.job, attempt), &Silent).await;
+    assert!(matches!(read(1).await, Err(StoreError::NotFound { .. })));
+    // Whatever its store is called elsewhere, the agent uses the one that it was told.
+    bench.order.store = "azure://elsewhere/container".to_owned();
+    bench.order.attempt = 2;
+    write_json(&*bench.store, &path::order(&bench.order.job), &bench.order, Condition::Always).await.unwrap();
+    let read = async |attempt: u32| from_store(&url, &AttemptId::new(&bench.order.job, attempt), &Silent).await;
+    assert_eq!(read(2).await.unwrap(), RunOrder { store: url.clone(), ..bench.order.clone() });
+    assert!(matches!(read(1).await, Err(StoreError::Conflict { .. })));
+    assert!(matches!(read(3).await, Err(StoreError::NotFound { .. })));
+    let broken = RunOrder { train: TrainSettings { block_size: 0, ..TrainSettings::default() }, ..bench.order.clone() };
+    write_json(&*bench.store, &path::order(&bench.order.job), &broken, Condition::Always).await.unwrap();
+    assert!(matches!(read(2).await, Err(StoreError::Unreadable(why)) if why.contains("train.block_size")));
 }

@@ -8,6 +8,7 @@ use crate::{
     job::{plan::Plan, record::Record},
     lifecycle::World,
     output::Table,
+    provider::registry,
 };
 
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -37,15 +38,12 @@ impl Adopt {
 fn asked_for(plan: &Plan) -> String {
     let default = |text: &Option<String>, absent: &str| text.clone().unwrap_or_else(|| absent.to_owned());
     let (base, builder) = (default(&plan.image.base, "ftctl's own base"), default(&plan.image.builder, "ftctl's own builder"));
-    let network = if plan.backend == "gce" { &plan.gce.network } else { &plan.docker.network };
-    let mounts = if plan.docker.mounts.is_empty() { "none".to_owned() } else { plan.docker.mounts.join(", ") };
     let mut table = Table::default();
-    table.pair("backend", &plan.backend);
+    table.pair("backend", plan.backend());
     table.pair("image", plan.image().map_or_else(|| format!("built here: {base}, with {builder}"), str::to_owned));
-    table.pair("user", default(&plan.docker.user, "one without rights"));
-    table.pair("mounts", mounts);
-    table.pair("network", network);
-    table.pair("service account", default(&plan.gce.service_account, "none of the plan's"));
+    for (name, value) in registry::rights(&plan.compute).rows() {
+        table.pair(name, value);
+    }
     let variables = plan.environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     table.pair("variables", if variables.is_empty() { "none".to_owned() } else { variables.join(", ") });
     table.pair("price", format!("{} an hour, {} at most", plan.price_per_hour, plan.worst_case));
@@ -55,14 +53,21 @@ fn asked_for(plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::conformance;
+    use crate::{
+        job::{compute::Compute, docker::DockerPlan},
+        provider::conformance,
+    };
 
     #[test]
     fn a_user_sees_what_they_take_over() {
         let mut plan = conformance::plan();
-        plan.backend = "docker".to_owned();
-        (plan.docker.image, plan.docker.user) = (Some("evil/image".to_owned()), Some("0:0".to_owned()));
-        (plan.docker.mounts, plan.docker.network) = (vec!["/:/host".to_owned()], "host".to_owned());
+        *plan.compute = Compute::Docker(DockerPlan {
+            image: Some("evil/image".to_owned()),
+            user: Some("0:0".to_owned()),
+            mounts: vec!["/:/host".to_owned()],
+            network: "host".to_owned(),
+            ..DockerPlan::default()
+        });
         plan.environment = [("OMP_TOOL_LIBRARIES".to_owned(), "evil.so".to_owned())].into();
         let shown = asked_for(&plan);
         for part in ["docker", "OMP_TOOL_LIBRARIES=evil.so", "evil/image", "0:0", "/:/host", "host"] {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs, io,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -17,18 +18,29 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         environment::MARK,
-        order::{ORDER_SCHEMA, RunOrder},
+        id::{AttemptId, JobId, MAX_ATTEMPTS},
+        order::RunOrder,
+        report::Report,
     },
 };
 
 /// Run one attempt beside its trainer
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// What to do: `order.json`
-    #[arg(long, value_name = "FILE")]
-    order: PathBuf,
+    /// The order, `order.json`, in place of --job, --attempt and --store
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["job", "attempt", "store"], required_unless_present = "job")]
+    order: Option<PathBuf>,
+    /// The job whose order lies in the store
+    #[arg(long, value_name = "ID", requires = "attempt", requires = "store")]
+    job: Option<String>,
+    /// The attempt that the order is for
+    #[arg(long, value_name = "N", requires = "job")]
+    attempt: Option<u32>,
+    /// The store as this machine reaches it
+    #[arg(long, value_name = "URL", requires = "job")]
+    store: Option<String>,
     /// The job's directory on this machine
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", default_value = "ftctl-work")]
     work: PathBuf,
     /// Only send what a dead agent left there
     #[arg(long)]
@@ -48,10 +60,10 @@ impl Agent {
         }
         keep_to_itself();
         self.drain |= self.is_second()?;
-        let order = self.read_order()?;
         let cache = app.settings.directories.cache()?.to_owned();
         let report = app.output.report();
         app.block_on(async {
+            let order = self.read_order(&*report).await?;
             if self.drain {
                 return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
@@ -73,12 +85,22 @@ impl Agent {
             Err(error) => return Failure::new(Exit::Failure, format!("cannot take {}: {error}", file.display())),
         };
         let mut again = Command::new("/proc/self/exe");
-        again.arg0("ftctl").envs(variables).arg("agent").arg("--order").arg(&self.order).arg("--work").arg(&self.work);
+        again.arg0("ftctl").envs(variables).arg("agent").arg("--work").arg(&self.work);
         if self.drain {
             again.arg("--drain");
         }
-        if let Some(once) = &self.once {
-            again.arg("--once").arg(once);
+        let attempt = self.attempt.map(|attempt| attempt.to_string().into());
+        let text = |text: &Option<String>| text.as_ref().map(Into::into);
+        let path = |path: &Option<PathBuf>| path.as_ref().map(Into::into);
+        let given: [(&str, Option<OsString>); 5] = [
+            ("--order", path(&self.order)),
+            ("--job", text(&self.job)),
+            ("--attempt", attempt),
+            ("--store", text(&self.store)),
+            ("--once", path(&self.once)),
+        ];
+        for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            again.arg(name).arg(value);
         }
         Failure::new(Exit::Failure, format!("cannot start the agent with its environment: {}", again.exec()))
     }
@@ -92,14 +114,19 @@ impl Agent {
         }
     }
 
-    fn read_order(&self) -> Result<RunOrder, Failure> {
-        let wrong = |why: String| Failure::new(Exit::Usage, format!("cannot read the order {}: {why}", self.order.display()));
-        let bytes = fs::read(&self.order).map_err(|error| wrong(error.to_string()))?;
-        let order: RunOrder = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
-        if order.schema == ORDER_SCHEMA {
-            return order.check().map(|()| order).map_err(|broken| wrong(broken.to_string()));
+    async fn read_order(&self, report: &dyn Report) -> Result<RunOrder, Failure> {
+        let usage = |why: String| Failure::new(Exit::Usage, why);
+        if let Some(file) = &self.order {
+            let wrong = |why: String| usage(format!("cannot read the order {}: {why}", file.display()));
+            return RunOrder::decode(&fs::read(file).map_err(|error| wrong(error.to_string()))?).map_err(wrong);
         }
-        Err(wrong(format!("it is of the format `{}`, this version reads `{ORDER_SCHEMA}`", order.schema)))
+        // clap asks for all three.
+        let (job, attempt, store) = (self.job.as_deref().unwrap_or_default(), self.attempt.unwrap_or(0), self.store.as_deref());
+        let job = JobId::parse(job).ok_or_else(|| usage(format!("`{job}` is no id of a job")))?;
+        if !(1..=MAX_ATTEMPTS).contains(&attempt) {
+            return Err(usage(format!("a job has attempts 1 to {MAX_ATTEMPTS}, not {attempt}")));
+        }
+        Ok(agent::from_store(store.unwrap_or_default(), &AttemptId::new(&job, attempt), report).await?)
     }
 }
 

@@ -49,7 +49,7 @@ impl App<'_> {
 
     async fn pay(&self, debt: &Debt) -> Result<Paid, Failure> {
         let backend = match journal::read(self.store()?.as_ref(), &debt.id).await {
-            Ok((record, _)) => record.plan.backend,
+            Ok((record, _)) => record.plan.backend().to_owned(),
             Err(_) => self.settings.backend.value.clone(),
         };
         pay::pay(&self.world(&backend)?, &debt.id).await

@@ -46,15 +46,15 @@ impl Arguments {
 
 /// The backend of the job, else that of the settings, and what it needs.
 fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> {
-    let settings = &app.settings.backend.value;
-    let (name, world) = plan.map_or_else(|| (settings, app.world(settings)), |plan| (&plan.backend, app.world_of_plan(plan)));
+    let settings = app.settings.backend.value.as_str();
+    let (name, world) = plan.map_or_else(|| (settings, app.world(settings)), |plan| (plan.backend(), app.world_of_plan(plan)));
     let world = match world {
         Ok(world) => world,
         Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
     let mut findings = vec![Finding::good("backend and store", format!("{name}, {}", world.store.url()))];
     findings.extend(world.store.exposure());
-    findings.extend(app.block_on(async { Ok(doctor::examine_backend(&world).await) })?);
+    findings.extend(app.block_on(async { Ok(world.provider.check().await) })?);
     Ok(findings)
 }
 
@@ -62,13 +62,13 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
 fn sign_in(app: &App<'_>, plan: Option<&Plan>) -> Option<Finding> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let store = plan.map_or_else(|| app.settings.store().ok(), |plan| Some(plan.store.as_str()))?;
-    azure::is_container(store).then(|| doctor::sign_in(&azure::ways(&variable)))
+    azure::is_container(store).then(|| azure::sign_in(&variable))
 }
 
 fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {
     Ok(match app.block_on(file.priced(app)) {
         Ok((_, plan)) => {
-            let mut findings = vec![Finding::good("job file", format!("{} on {}", plan.name, plan.backend))];
+            let mut findings = vec![Finding::good("job file", format!("{} on {}", plan.name, plan.backend()))];
             findings.extend(doctor::examine_material(&plan, app.settings.directories.cache()?));
             findings
         }

@@ -15,7 +15,7 @@ use crate::{
     job::id::JobId,
     lifecycle::{World, down, journal, open},
     output::{Show, format},
-    provider::registry::NAMES,
+    provider::registry::names,
 };
 
 /// Destroy a job's machines and prove that they are gone
@@ -69,7 +69,7 @@ impl Arguments {
         let open = |name: &str| app.world_of(name, self.everybody).map(|world| (name.to_owned(), world));
         let mut places = vec![open(&app.settings.backend.value)?];
         if self.all && self.place.backend.is_none() {
-            let others = NAMES.into_iter().filter(|name| *name != app.settings.backend.value);
+            let others = names().into_iter().filter(|name| *name != app.settings.backend.value);
             places.extend(others.filter_map(|name| open(name).ok()).filter(|(_, world)| !world.provider.capabilities().bills));
         }
         Ok(places)
@@ -103,7 +103,7 @@ impl Arguments {
     /// The backend that the job's record names, else the one of the settings.
     async fn backend_of(&self, app: &App<'_>, fallback: &World, id: &JobId) -> Result<World, Failure> {
         match journal::read(fallback.store.as_ref(), id).await {
-            Ok((record, _)) => app.world_of(&record.plan.backend, self.everybody),
+            Ok((record, _)) => app.world_of(record.plan.backend(), self.everybody),
             Err(_) => Ok(fallback.clone()),
         }
     }

@@ -7,8 +7,10 @@ use clap::Args;
 use super::{App, Budget, Place};
 use crate::{
     exit::Failure,
-    job::{document::Document, plan::Plan, spec::JobSpec},
+    job::{plan::Plan, spec::JobSpec},
     lifecycle::{World, image},
+    provider::registry,
+    settings,
 };
 
 #[derive(Debug, Args)]
@@ -36,7 +38,7 @@ impl JobFile {
 
     /// The checked job.
     pub fn read(&self) -> Result<JobSpec, Failure> {
-        let mut document = Document::open(&self.path)?;
+        let mut document = settings::open(&self.path)?;
         for assignment in &self.set {
             document.set(assignment)?;
         }
@@ -44,7 +46,7 @@ impl JobFile {
             let causes: Vec<&String> = self.retry_on.iter().filter(|cause| *cause != "none").collect();
             document.set(&format!("retry.on = {causes:?}"))?;
         }
-        Ok(JobSpec::read(&document)?)
+        Ok(JobSpec::read(&document, registry::rules)?)
     }
 
     /// What the job means here, what its backend charges for it, and the world that it is about to live in.
@@ -79,6 +81,7 @@ impl JobFile {
         app.admit(&claims)?;
         let directory = file.parent().unwrap_or(Path::new("/"));
         let choices = app.settings.choices(&spec, directory)?;
-        Ok(Plan::resolve(&spec, choices, directory)?)
+        let compute = registry::compute(&choices.backend, &spec.compute)?;
+        Ok(Plan::resolve(&spec, compute, choices, directory)?)
     }
 }

@@ -19,16 +19,17 @@ use clap::{
 use crate::{
     exit::{Exit, Failure},
     job::{
-        document::{DocumentError, OpenError},
+        document::DocumentError,
         image::ImageSpec,
         plan::PlanError,
-        report::{Format, Verbosity, tell_requests},
+        report::{Format, Verbosity},
         units::{Money, Span},
         wording::suggest,
     },
     output::Output,
-    settings::{Layer, Settings, SettingsError, Surroundings},
+    settings::{Layer, OpenError, Settings, SettingsError, Surroundings},
     store::{Limits, Store},
+    transit,
 };
 
 mod adopt;
@@ -47,6 +48,7 @@ mod drill;
 mod eval;
 mod exec;
 mod explain;
+mod failure;
 mod follow;
 mod generate;
 mod init;
@@ -265,7 +267,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     let settings = Settings::load(flags(&cli), &around)?;
     *output = Output::new(settings.output.value, settings.log.value);
     if cli.global.debug_http {
-        tell_requests(output.report());
+        transit::tell_requests(output.report());
     }
     let mut app = App {
         settings,

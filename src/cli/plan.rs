@@ -9,7 +9,7 @@ use clap::Args;
 use ft_trainer::{
     config::{DeviceChoice, Engine, Offload, Recompute, TrainSettings},
     data::tokenizer::Tokenizer,
-    micro_batch::{MicroBatch, available_memory},
+    micro_batch::MicroBatch,
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
 };
 use serde_json::{Value, json};
@@ -18,14 +18,13 @@ use super::{App, JobFile};
 use crate::{
     exit::{Exit, Failure},
     job::{
-        docker::Gpus,
         finding::{Finding, Health},
-        gce::{GcePlan, Recovery},
         plan::{DataPlan, Plan},
         units::Money,
     },
     lifecycle::{World, doctor, image},
     output::{Show, Table},
+    provider::registry,
 };
 
 /// Show what a job would do, where, and what it costs at worst
@@ -126,10 +125,9 @@ impl Show for Planned {
         let Self { plan, room, exposure } = self;
         let mut table = Table::default();
         table.pair("job", &plan.name);
-        table.pair("backend", &plan.backend);
-        if plan.backend == "gce" {
-            table.pair("machine", machine(&plan.gce));
-            table.pair("zones", plan.gce.zones.join(", "));
+        table.pair("backend", plan.backend());
+        for (name, value) in registry::rows(&plan.compute) {
+            table.pair(name, value);
         }
         if let Some(image) = plan.image() {
             table.pair("image", image);
@@ -205,11 +203,7 @@ impl Memory {
         let on_gpu = match plan.train.device {
             DeviceChoice::Cpu => false,
             DeviceChoice::Cuda => true,
-            DeviceChoice::Auto => match plan.backend.as_str() {
-                "gce" => plan.gce.accelerators > 0,
-                "docker" => plan.docker.gpus != Gpus::None,
-                _ => false,
-            },
+            DeviceChoice::Auto => registry::size(&plan.compute).has_gpu,
         };
         let of = |train: &TrainSettings| {
             let beside = if on_gpu { TrainingMemory::beside_device(&shape, train) } else { 0 };
@@ -229,23 +223,20 @@ impl Memory {
 
     /// What there is too little of for even one sequence at a time: with more of them, a run that runs out of memory goes on with fewer.
     fn lack(&self, plan: &Plan) -> Option<String> {
-        let (gce, [computes, beside]) = (&plan.gce, self.least);
-        let of_machine = (u64::from(gce.memory_gb) << 30, format!("a {} has", gce.machine_type()));
-        let (needed, (there, has), helps) = match (plan.backend.as_str(), self.on_gpu) {
-            ("local", false) => (computes, (available_memory(), "this machine has free".to_owned()), savings(&plan.train, false)),
-            ("gce", false) => (computes, of_machine, savings(&plan.train, false)),
-            ("gce", true) if beside > of_machine.0 => (beside, of_machine, vec!["more compute.gce.memory_gb"]),
-            ("gce", true) => {
-                let memory = u64::from(gce.card()?.memory_gb) << 30;
-                (computes, (memory, format!("a {} has", gce.accelerator)), savings(&plan.train, true))
-            }
-            _ => return None,
+        let (size, [computes, beside]) = (registry::size(&plan.compute), self.least);
+        let (memory, more_memory) = (size.memory?, format!("more {}", size.memory_key));
+        let savings = savings(&plan.train, self.on_gpu).join(", ");
+        let (needed, there, helps) = match (self.on_gpu, size.gpu_memory) {
+            (false, _) => (computes, memory, savings),
+            (true, Some(_)) if beside > memory.bytes => (beside, memory, more_memory),
+            (true, Some(of_gpu)) => (computes, of_gpu, savings),
+            (true, None) => return None,
         };
-        (needed > there).then(|| {
-            let [needed, there] = [needed, there].map(|bytes| bytes >> 20);
-            let helps = helps.join(", ");
+        (needed > there.bytes).then(|| {
+            let [needed, bytes] = [needed, there.bytes].map(|bytes| bytes >> 20);
             format!(
-                "it needs about {needed} MiB of memory even for one sequence at a time, and {has} {there} MiB; what helps: {helps}"
+                "it needs about {needed} MiB of memory even for one sequence at a time, and {} {bytes} MiB; what helps: {helps}",
+                there.whose
             )
         })
     }
@@ -266,22 +257,8 @@ fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
     settings.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect()
 }
 
-fn machine(gce: &GcePlan) -> String {
-    let kind = match (gce.spot, gce.legacy_preemptible) {
-        (_, true) => "preemptible",
-        (true, _) => "spot",
-        _ => "on demand",
-    };
-    let GcePlan { accelerators, accelerator, cpus, memory_gb, disk_gb, .. } = gce;
-    let anew = if gce.recovery == Recovery::Group { ", made anew by its group" } else { "" };
-    format!(
-        "{}, {kind}: {accelerators} {accelerator}, {cpus} vCPUs, {memory_gb} GB of memory, {disk_gb} GB of disk{anew}",
-        gce.machine_type()
-    )
-}
-
 fn price(plan: &Plan) -> String {
-    let lasting = plan.lasting_price().map(|price| format!("; {price} if it could not be taken away")).unwrap_or_default();
+    let lasting = registry::lasting_price(plan).map(|price| format!("; {price} if it could not be taken away")).unwrap_or_default();
     let source = plan.price_source.as_ref().map(|source| format!(", {source}")).unwrap_or_default();
     format!("{} an hour{lasting}{source}", plan.price_per_hour)
 }

@@ -13,9 +13,11 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
-    job::{document::Document, spec::JobSpec},
+    job::spec::JobSpec,
     lifecycle::upload,
     output::{Show, Table, format},
+    provider::registry,
+    settings,
 };
 
 /// Turn text into token shards, which `dataset = "DIR"` in a job file takes
@@ -115,7 +117,7 @@ impl Arguments {
 }
 
 fn of_job(path: &Path) -> Result<DataConfig, Failure> {
-    let spec = JobSpec::read(&Document::open(path)?)?;
+    let spec = JobSpec::read(&settings::open(path)?, registry::rules)?;
     let nothing = || Failure::new(Exit::Usage, format!("{} has no [data] table: its dataset is prepared already", path.display()));
     let mut config = spec.data.ok_or_else(nothing)?;
     let base = path.parent().unwrap_or(path);

@@ -9,12 +9,12 @@ use super::{App, build::Which, intent::Intent};
 use crate::{
     docker::{self, registry},
     exit::Failure,
+    identity::entra,
     image::{
         container::{self, Recipe},
         push::{self, Target},
     },
     output::Show,
-    store::azure,
 };
 
 /// Send the container image to a registry, built before if it must be
@@ -44,7 +44,7 @@ impl Arguments {
             let report = report.as_ref();
             let recipe = Recipe::new(&spec).await?;
             let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-            let credentials = registry::credentials(repository, &variable, azure::entra_token(&variable)).await?;
+            let credentials = registry::credentials(repository, &variable, entra::token(&variable, entra::MANAGEMENT)).await?;
             let engine = docker::connect(report).await?;
             let tag = recipe.digest.clone();
             let target = Target { repository, tag: &tag, credentials };

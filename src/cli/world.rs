@@ -5,15 +5,12 @@ use std::{env, path::PathBuf, sync::Arc, time::Duration};
 use super::{App, Place};
 use crate::{
     exit::{Exit, Failure},
-    job::{
-        clock::{Clock, SystemClock},
-        id::JobId,
-        plan::Plan,
-        record::Record,
-        units::Span,
-    },
+    job::{clock::Clock, id::JobId, plan::Plan, record::Record, units::Span},
     lifecycle::{World, adoption::Adoption, down, journal, open},
-    provider::registry::{self, Connected, Environment},
+    provider::{
+        clock::SystemClock,
+        registry::{self, Connected, Environment},
+    },
     settings::{Origin, Setting},
     store::{self, Store, WordOf, lease::Holder, memory::MemoryStore},
 };
@@ -71,7 +68,7 @@ impl App<'_> {
     /// The world that a plan asks for.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
         let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
-        self.connect(&plan.backend, store, plan.ttl, false)
+        self.connect(plan.backend(), store, plan.ttl, false)
     }
 
     /// As [`App::world_of_plan`], for who only looks: a store that nobody here is signed in to is told, and left alone.
@@ -80,7 +77,7 @@ impl App<'_> {
             if failure.exit != Exit::Denied {
                 return Err(failure);
             }
-            let world = self.connect(&plan.backend, Arc::new(MemoryStore::new()), plan.ttl, false)?;
+            let world = self.connect(plan.backend(), Arc::new(MemoryStore::new()), plan.ttl, false)?;
             world.report.warn(&failure.message);
             Ok(world)
         })
@@ -91,7 +88,7 @@ impl App<'_> {
         let store = self.store()?;
         let id = open::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
-        Ok((self.connect(&record.plan.backend, store, record.plan.ttl, false)?, record))
+        Ok((self.connect(record.plan.backend(), store, record.plan.ttl, false)?, record))
     }
 
     /// As [`App::job`], for what needs no provider.
@@ -105,6 +102,7 @@ impl App<'_> {
         let environment = Environment {
             state: self.settings.directories.state()?.to_owned(),
             executable: executable()?,
+            cache: self.settings.directories.cache()?.to_owned(),
             variables: env::vars_os().collect(),
             agent_life: life.0 + FAREWELL,
             store,
@@ -112,7 +110,7 @@ impl App<'_> {
         };
         let adoption = Adoption::new(&environment.state, self.settings.adopts(environment.store.url()));
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
-        let cache = self.settings.directories.cache()?.to_owned();
+        let cache = environment.cache;
         let supervisor = Holder::this_process(0);
         Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption })
     }

@@ -3,6 +3,7 @@
 pub mod container;
 mod context;
 pub mod libtorch;
+pub mod needs;
 pub mod push;
 pub mod sources;
 mod steps;

@@ -5,29 +5,31 @@ use ft_trainer::validate::{self, Broken, Rule, all_hold, at_least, rule};
 use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
-    environment, gce,
+    environment,
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     plan::{DataPlan, Plan, RetryPlan},
     spec::{ComputeSpec, JobSpec, LimitsSpec, RetrySpec},
 };
 
+/// The backends' own rules for `[compute]`: which machines there are is theirs to know.
+pub type Rules = fn(&ComputeSpec) -> Vec<Rule>;
+
 /// The first broken rule in the order of the file.
-pub(super) fn check(spec: &JobSpec, typed: &Located<'_>) -> Result<(), DocumentError> {
-    let broken = rules(spec).filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
+pub(super) fn check(spec: &JobSpec, typed: &Located<'_>, of_backends: Rules) -> Result<(), DocumentError> {
+    let broken = rules(spec, of_backends).filter(|rule| !rule.holds).map(|rule| typed.error(rule.key, rule.message));
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
 }
 
 /// What holds of a job file holds of a plan that somebody else wrote down.
-pub(super) fn plan(plan: &Plan) -> Result<(), Broken> {
-    let machine = rule("compute.gce.machine_type", plan.gce.has_its_machine(), "no job file asks for this machine");
-    all_hold(rules(&typed(plan)).chain([machine]))
+pub(super) fn plan(plan: &Plan, of_backends: Rules) -> Result<(), Broken> {
+    all_hold(rules(&typed(plan), of_backends))
 }
 
-fn rules(spec: &JobSpec) -> impl Iterator<Item = Rule> {
+fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
-    let places = container(&spec.compute.docker).into_iter().chain(gce::rules(&spec.compute.gce)).chain(variables(spec));
+    let places = container(&spec.compute.docker).into_iter().chain(of_backends(&spec.compute)).chain(variables(spec));
     job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec))
 }
 
@@ -43,12 +45,7 @@ fn typed(plan: &Plan) -> JobSpec {
     let RetryPlan { on, attempts, backoff, max_backoff } = plan.retry;
     JobSpec {
         name: plan.name,
-        compute: ComputeSpec {
-            backend: Some(plan.backend),
-            environment: plan.environment,
-            docker: plan.docker.into(),
-            gce: (*plan.gce).into(),
-        },
+        compute: ComputeSpec { environment: plan.environment, ..plan.compute.into() },
         image: plan.image,
         store: Some(plan.store),
         data,
@@ -118,49 +115,38 @@ fn retry_and_limits(spec: &JobSpec) -> Vec<Rule> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::conformance;
+    use crate::{
+        job::{compute::Compute, docker::DockerPlan},
+        provider::conformance,
+    };
 
     #[test]
     fn a_plan_is_judged_as_the_job_file_that_it_is_of() {
-        assert_eq!(plan(&conformance::plan()), Ok(()));
+        let docker = || Plan { compute: Compute::Docker(DockerSpec::default().into()).into(), ..conformance::plan() };
+        assert_eq!(plan(&docker(), |_| Vec::new()), Ok(()));
         let refused = |change: fn(&mut Plan)| {
-            let mut changed = conformance::plan();
+            let mut changed = docker();
             change(&mut changed);
-            plan(&changed).expect_err("a broken rule").to_string()
+            plan(&changed, |_| Vec::new()).expect_err("a broken rule").to_string()
         };
-        for (change, message) in [
-            (
-                (|plan| plan.docker.mounts = vec!["etc:/etc".to_owned()]) as fn(&mut Plan),
-                "compute.docker.mounts: a mount is written",
-            ),
-            (|plan| plan.docker.user = Some("root".to_owned()), "compute.docker.user: a user is written"),
-            (|plan| plan.docker.network = String::new(), "compute.docker.network: network is empty"),
-            (|plan| plan.gce.image = Some("registry/evil:latest".to_owned()), "compute.gce.image: image is given by its digest"),
-            (|plan| plan.gce.machine_type = Some("n1-ultramem-160".to_owned()), "compute.gce.machine_type: no job file"),
-            (|plan| plan.gce.disk_gb = u32::MAX, "compute.gce.disk_gb: the boot disk"),
-            (|plan| plan.data = DataPlan::Named("../x".to_owned()), "dataset: what follows the @"),
-            (|plan| plan.model.layers = Some(usize::MAX), "model.layers: "),
-            (|plan| plan.train.block_size = 0, "train.block_size: "),
-            (|plan| plan.retry.attempts = 0, "retry.attempts: "),
-            (|plan| plan.ttl.0 = std::time::Duration::ZERO, "limits.ttl: "),
-            (|plan| plan.name = "Tiny".to_owned(), "name: "),
+        let container = |change: fn(&mut DockerPlan)| {
+            let mut wanted = DockerPlan::default();
+            change(&mut wanted);
+            let changed = Plan { compute: Compute::Docker(wanted).into(), ..conformance::plan() };
+            plan(&changed, |_| Vec::new()).expect_err("a broken rule").to_string()
+        };
+        for (refused, message) in [
+            (container(|plan| plan.mounts = vec!["etc:/etc".to_owned()]), "compute.docker.mounts: a mount is written"),
+            (container(|plan| plan.user = Some("root".to_owned())), "compute.docker.user: a user is written"),
+            (container(|plan| plan.network = String::new()), "compute.docker.network: network is empty"),
+            (refused(|plan| plan.data = DataPlan::Named("../x".to_owned())), "dataset: what follows the @"),
+            (refused(|plan| plan.model.layers = Some(usize::MAX)), "model.layers: "),
+            (refused(|plan| plan.train.block_size = 0), "train.block_size: "),
+            (refused(|plan| plan.retry.attempts = 0), "retry.attempts: "),
+            (refused(|plan| plan.ttl.0 = std::time::Duration::ZERO), "limits.ttl: "),
+            (refused(|plan| plan.name = "Tiny".to_owned()), "name: "),
         ] {
-            let refused = refused(change);
             assert!(refused.starts_with(message), "{refused}");
-        }
-    }
-
-    #[test]
-    fn every_machine_of_the_catalogue_is_one_of_a_job_file() {
-        for (accelerator, card) in &super::super::catalogue::gce().accelerators {
-            let added = card.limits.keys().filter_map(|count| count.parse().ok());
-            let counts: Vec<u32> = card.machines.values().map(|machine| machine.accelerators).chain(added).collect();
-            for count in counts {
-                let spec =
-                    gce::GceSpec { accelerator: Some(accelerator.clone()), accelerators: Some(count), ..gce::GceSpec::default() };
-                let planned = Plan { gce: Box::new(spec.into()), ..conformance::plan() };
-                assert_eq!(plan(&planned), Ok(()), "{count} {accelerator}");
-            }
         }
     }
 }

@@ -14,21 +14,6 @@ pub trait Clock: Send + Sync {
     async fn sleep(&self, duration: Duration);
 }
 
-/// The clock on the wall.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SystemClock;
-
-#[async_trait]
-impl Clock for SystemClock {
-    fn now(&self) -> Timestamp {
-        Timestamp::now()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
-    }
-}
-
 /// Time from a moment until another; none where that came before.
 pub fn between(from: Timestamp, until: Timestamp) -> Duration {
     Duration::try_from(until.duration_since(from)).unwrap_or_default()

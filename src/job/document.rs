@@ -3,13 +3,7 @@
 //! Job files and settings files are both read through here. Single values set on the command line (`--set train.steps=5`) are
 //! laid over the file before it is judged, and are judged in the same way.
 
-use std::{
-    fmt::Write as _,
-    fs::File,
-    io::{self, Read as _},
-    ops::Range,
-    path::{Path, PathBuf},
-};
+use std::{fmt::Write as _, ops::Range};
 
 use serde::de::DeserializeOwned;
 use toml::{
@@ -18,24 +12,6 @@ use toml::{
 };
 
 use super::printable;
-
-/// Far above any file a person writes; keeps a mistyped path (a data set, a device) from filling the memory.
-const MAX_BYTES: u64 = 1 << 20;
-
-/// The file cannot be had at all.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    #[error("there is no file {}", .0.display())]
-    Missing(PathBuf),
-    #[error("{} is a directory, not a file", .0.display())]
-    Directory(PathBuf),
-    #[error("{} is larger than 1 MiB, so it is no job or settings file", .0.display())]
-    TooLarge(PathBuf),
-    #[error("cannot read {}: {source}", path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error(transparent)]
-    Invalid(#[from] DocumentError),
-}
 
 /// Something is wrong at one place of the text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,21 +68,6 @@ impl Document {
             Some((at, message)) => Err(document.error(&(at..at + 1), message)),
             None => Ok(document),
         }
-    }
-
-    /// Reads a file. Pipes are fine (`ftctl plan <(generate-job)`), endless devices are not.
-    pub fn open(path: &Path) -> Result<Self, OpenError> {
-        let unreadable = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => OpenError::Missing(path.to_owned()),
-            io::ErrorKind::IsADirectory => OpenError::Directory(path.to_owned()),
-            _ => OpenError::Unreadable { path: path.to_owned(), source },
-        };
-        let mut bytes = Vec::new();
-        File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(OpenError::TooLarge(path.to_owned()));
-        }
-        Ok(Self::new(path.display().to_string(), bytes)?)
     }
 
     /// Lays `key.path=value` over the text. The value is TOML; what is no TOML value (`2h`, `my-job`) is taken as a string.

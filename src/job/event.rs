@@ -28,10 +28,20 @@ pub enum EventKind {
     },
     /// The attempt ended; `resumes_from` is the checkpoint the next one starts at, `lost_steps` what has to be done again.
     AttemptEnded { reason: String, last_step: u64, resumes_from: u64, lost_steps: u64 },
-    /// A user asked for the end.
-    CancelRequested,
     /// Free text, for what has no kind of its own yet (and for events of a newer version).
     Note { message: String },
+    /// An event of a newer version, or one that no version makes any more.
     #[serde(other)]
     Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_no_version_makes_any_more_is_read() {
+        let before = serde_json::json!({ "time": "2026-01-01T00:00:00Z", "attempt": 1, "kind": "cancel_requested" });
+        assert_eq!(serde_json::from_value::<Event>(before).unwrap().kind, EventKind::Unknown);
+    }
 }

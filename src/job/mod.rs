@@ -1,9 +1,9 @@
 //! The nouns: what a job is, as pure data. Every other module may read them; they read nothing but `std`, serde and the
 //! trainer's configuration types.
 
-pub mod catalogue;
 pub mod check;
 pub mod clock;
+pub mod compute;
 pub mod digest;
 pub mod docker;
 pub mod document;

@@ -67,6 +67,15 @@ impl RunOrder {
         until_deadline.into_iter().chain(lifetime).min()
     }
 
+    /// Reads an order of this or an older version. The error says why it is none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let order: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if order.schema != ORDER_SCHEMA {
+            return Err(format!("it is of the format `{}`, this version reads `{ORDER_SCHEMA}`", order.schema));
+        }
+        order.check().map(|()| order).map_err(|broken| broken.to_string())
+    }
+
     /// What holds of a job file holds of an order, whoever wrote it.
     pub fn check(&self) -> Result<(), Broken> {
         let model = validate::model(&self.model, self.initial_weights.is_some(), &self.train);

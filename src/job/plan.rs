@@ -13,10 +13,9 @@ use ft_trainer::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    catalogue, check,
+    check::{self, Rules},
+    compute::{Compute, Kept},
     digest::Digest,
-    docker::DockerPlan,
-    gce::{GcePlan, Recovery},
     image::ImageSpec,
     spec::{JobSpec, RetryCause, RetrySpec},
     units::{Money, Span},
@@ -28,13 +27,8 @@ pub const PLAN_SCHEMA: &str = "ftctl.plan/1";
 pub struct Plan {
     pub schema: String,
     pub name: String,
-    pub backend: String,
-    /// Of interest to the backend of that name.
-    #[serde(default)]
-    pub docker: DockerPlan,
-    /// Likewise.
-    #[serde(default)]
-    pub gce: Box<GcePlan>,
+    #[serde(flatten)]
+    pub compute: Kept,
     /// What the trainer finds in its environment besides.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
@@ -137,16 +131,14 @@ const FAREWELL: Duration = Duration::from_secs(30);
 impl Plan {
     /// Fills in every default. Relative paths become absolute: they are relative to `base`, the directory of the job file, which is
     /// itself absolute. The price is not known yet: see [`Plan::priced`].
-    pub fn resolve(spec: &JobSpec, choices: Choices, base: &Path) -> Result<Self, PlanError> {
+    pub fn resolve(spec: &JobSpec, compute: Compute, choices: Choices, base: &Path) -> Result<Self, PlanError> {
         if choices.ttl.0.is_zero() {
             return Err(PlanError::NoTime);
         }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
             name: spec.name.clone(),
-            backend: choices.backend,
-            docker: spec.compute.docker.clone().into(),
-            gce: Box::new(spec.compute.gce.clone().into()),
+            compute: compute.into(),
             environment: spec.compute.environment.clone(),
             image: choices.image,
             store: choices.store,
@@ -166,9 +158,13 @@ impl Plan {
         })
     }
 
-    /// The rules of a job file, held against a plan that comes from a store.
-    pub fn check(&self) -> Result<(), Broken> {
-        check::plan(self)
+    /// The rules of a job file, held against a plan that comes from a store; `of_backends` has those for machines.
+    pub fn check(&self, of_backends: Rules) -> Result<(), Broken> {
+        check::plan(self, of_backends)
+    }
+
+    pub fn backend(&self) -> &str {
+        self.compute.backend()
     }
 
     /// What tells this plan from any other, also for a later version: a field that is added is left out where it says what held before it.
@@ -192,28 +188,17 @@ impl Plan {
 
     /// The container image that machines start, where the backend has containers.
     pub fn image(&self) -> Option<&str> {
-        let named = if self.backend == "gce" { &self.gce.image } else { &self.docker.image };
-        named.as_deref()
-    }
-
-    /// Price of an hour of the same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
-    pub fn lasting_price(&self) -> Option<Money> {
-        // Plans of older versions do not have it.
-        let listed = || {
-            self.gce.lasting_machine().filter(|_| self.backend == "gce").map(|machine| catalogue::gce().price_per_hour(&machine))
-        };
-        self.lasting_price_per_hour.or_else(listed)
+        self.compute.image()
     }
 
     /// Whether the backend makes a machine anew that was taken away, with nobody there.
     pub fn mends_itself(&self) -> bool {
-        self.backend == "gce" && self.gce.recovery == Recovery::Group
+        self.compute.replaces_machines()
     }
 
     /// How long the programs of a machine have when it is taken away.
     pub fn farewell(&self) -> Duration {
-        let notice = self.gce.preemption_notice.filter(|_| self.backend == "gce");
-        FAREWELL + notice.map_or(Duration::ZERO, |notice| notice.0)
+        FAREWELL + self.compute.notice()
     }
 
     /// This plan for one more machine: the same, with the time that `earlier` ones, each of which lived so long, have left of it. `None`
@@ -301,6 +286,7 @@ fn absolute(path: &str, base: &Path) -> Result<String, PlanError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::gce::GcePlan;
 
     fn resolve(text: &str) -> Plan {
         let choices = Choices {
@@ -311,7 +297,8 @@ mod tests {
             max_cost: None,
             max_wait: DEFAULT_MAX_WAIT,
         };
-        Plan::resolve(&JobSpec::parse(text, "job.toml").expect("valid"), choices, Path::new("/home/me/jobs")).expect("a plan")
+        let spec = JobSpec::parse(text, "job.toml").expect("valid");
+        Plan::resolve(&spec, Compute::Local, choices, Path::new("/home/me/jobs")).expect("a plan")
     }
 
     #[test]
@@ -365,7 +352,8 @@ mod tests {
     fn a_machine_with_an_early_notice_has_that_long_to_say_farewell() {
         let mut plan = resolve("name = \"a\"\ndataset = \"d\"\n[compute.gce]\npreemption_notice = \"2m\"");
         assert_eq!(plan.farewell(), FAREWELL, "elsewhere nobody knows of it");
-        plan.backend = "gce".to_owned();
+        let notice = Some(Span(Duration::from_secs(120)));
+        *plan.compute = Compute::Gce(Box::new(GcePlan { preemption_notice: notice, ..GcePlan::default() }));
         assert_eq!(plan.farewell(), Duration::from_secs(150));
     }
 

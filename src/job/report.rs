@@ -1,7 +1,5 @@
 //! How long work tells a person where it stands. `output` implements it; whoever does the work only calls it.
 
-use std::sync::{Arc, OnceLock};
-
 use serde::{Deserialize, Serialize};
 
 /// How data is printed.
@@ -56,22 +54,6 @@ pub trait Report: Send + Sync {
     /// Where a long piece of work stands. Called as often as convenient; shown as a bar on a terminal, otherwise as a line at the
     /// start, at the end and every 60 s. `done == total` ends it.
     fn progress(&self, what: &str, done: u64, total: Option<u64>, unit: Unit);
-}
-
-/// Who hears of requests to services.
-static REQUESTS: OnceLock<Arc<dyn Report>> = OnceLock::new();
-
-/// From now on tells every request to a service: `--debug-http`.
-pub fn tell_requests(to: Arc<dyn Report>) {
-    // Who came first stays.
-    let _ = REQUESTS.set(to);
-}
-
-/// A request and what came of it, in one line that has nothing secret.
-pub fn request(text: impl FnOnce() -> String) {
-    if let Some(report) = REQUESTS.get() {
-        report.line(&text());
-    }
 }
 
 /// Says nothing: for `--quiet` and for tests.

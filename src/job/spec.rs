@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    check,
+    check::{self, Rules},
     docker::DockerSpec,
     document::{Document, DocumentError},
     gce::GceSpec,
@@ -53,15 +53,15 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
-    /// Reads the text of a job file; `file` is what messages call it.
+    /// Reads the text of a job file; `file` is what messages call it. Whether a backend has such a machine is not checked.
     pub fn parse(text: &str, file: &str) -> Result<Self, DocumentError> {
-        Self::read(&Document::new(file, text.as_bytes().to_vec())?)
+        Self::read(&Document::new(file, text.as_bytes().to_vec())?, |_| Vec::new())
     }
 
-    /// Reads a job file with everything that is laid over it, and checks every value.
-    pub fn read(document: &Document) -> Result<Self, DocumentError> {
+    /// Reads a job file with everything that is laid over it, and checks every value; `of_backends` has the rules for machines.
+    pub fn read(document: &Document, of_backends: Rules) -> Result<Self, DocumentError> {
         let (spec, typed) = document.parse::<Self>().map_err(point_home)?;
-        check::check(&spec, &typed)?;
+        check::check(&spec, &typed, of_backends)?;
         Ok(spec)
     }
 
@@ -301,7 +301,10 @@ mod tests {
     fn a_value_set_over_the_file_is_judged_like_the_file() {
         let read = |assignments: &[&str]| {
             let mut document = Document::new("job.toml", JOB.into()).expect("text");
-            assignments.iter().try_for_each(|assignment| document.set(assignment)).and_then(|()| JobSpec::read(&document))
+            assignments
+                .iter()
+                .try_for_each(|assignment| document.set(assignment))
+                .and_then(|()| JobSpec::read(&document, |_| Vec::new()))
         };
         let spec =
             read(&["train.steps=5", "name = other", "limits.ttl=2h", "model.preset=\"gpt2\"", "train.steps=7"]).expect("valid");

@@ -99,7 +99,10 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::provider::conformance;
+    use crate::{
+        job::{compute::Compute, docker::DockerPlan},
+        provider::conformance,
+    };
 
     fn record(nonce: &str) -> Record {
         Record::new(JobId::derive("tiny", nonce), conformance::plan(), Timestamp::UNIX_EPOCH)
@@ -117,7 +120,8 @@ mod tests {
         adoption.prove(&record.id, &record.plan, Some(&image)).unwrap();
         record.trainer = Some(TrainerImage::Image { reference: "evil/image".to_owned() });
         assert_eq!(adoption.made(&record), Some(image));
-        record.plan.docker.mounts = vec!["/:/host".to_owned()];
+        let mounts = vec!["/:/host".to_owned()];
+        *record.plan.compute = Compute::Docker(DockerPlan { mounts, ..DockerPlan::default() });
         assert!(!adoption.may_drive(&record), "with another plan it is somebody else's");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let proofs = state.path().join("submitted");
@@ -133,7 +137,7 @@ mod tests {
         let refused = adoption.may_read(&shown, "/home/other/data").unwrap_err();
         assert_eq!(refused.exit, Exit::Conflict);
         assert!(refused.message.contains("/home/other/data"), "{}", refused.message);
-        shown.plan.backend = "docker".to_owned();
+        *shown.plan.compute = Compute::Docker(DockerPlan::default());
         assert!(!adoption.may_drive(&shown));
         assert!(Adoption::new(state.path(), true).may_drive(&shown), "whoever drives everything drives that");
     }

@@ -21,6 +21,9 @@ struct Kept {
     schema: String,
     start: u64,
     text: String,
+    /// See [`Console::own`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    own: Option<String>,
 }
 
 /// The last line with something on it.
@@ -36,8 +39,8 @@ pub(super) async fn keep(world: &World, record: &Record) -> Result<()> {
         return Ok(());
     }
     // An end is not put off for the sake of its story.
-    let Ok(Some(Console { text, start, .. })) = world.provider.console(&attempt, 0).await else { return Ok(()) };
-    let kept = Kept { schema: CONSOLE_SCHEMA.to_owned(), start, text };
+    let Ok(Some(Console { text, start, own, .. })) = world.provider.console(&attempt, 0).await else { return Ok(()) };
+    let kept = Kept { schema: CONSOLE_SCHEMA.to_owned(), start, text, own };
     match write_json(world.store.as_ref(), &path::console(&record.id, record.attempt), &kept, Condition::IfAbsent).await {
         Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
         Err(error) => Err(error.into()),
@@ -47,21 +50,22 @@ pub(super) async fn keep(world: &World, record: &Record) -> Result<()> {
 /// What was kept of an attempt's console from position `from` on.
 pub(super) async fn kept(store: &dyn Store, record: &Record, attempt: u32, from: u64) -> Result<Option<Console>> {
     let found: Option<(Kept, _)> = find_json(store, &path::console(&record.id, attempt)).await?;
-    Ok(found.map(|(Kept { start, text, .. }, _)| {
+    Ok(found.map(|(Kept { start, text, own, .. }, _)| {
         let skipped = usize::try_from(from.saturating_sub(start)).unwrap_or(usize::MAX);
         let text = text.get(skipped..).unwrap_or_default().to_owned();
         let start = start.max(from);
-        Console { next: start + text.len() as u64, text, start }
+        Console { next: start + text.len() as u64, text, start, own }
     }))
 }
 
 /// The whole lines of a piece that was asked for from `from` on, all of it when it is the last, and where the next piece begins. A gap
-/// is said. Of a machine that runs its startup script only that is shown: the hundreds of lines before it are the kernel's.
+/// is said. Of what ftctl started there only its own lines are shown: the hundreds before them are the system's.
 pub(super) fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64) {
     let end = if last { console.text.len() } else { console.text.rfind('\n').map_or(0, |end| end + 1) };
     let text = &console.text[..end];
-    let of_script: Vec<&str> = text.lines().filter(|line| line.contains("startup-script")).collect();
-    let lines = if of_script.is_empty() && last { text.lines().collect() } else { of_script };
+    let is_own = |line: &&str| console.own.as_ref().is_none_or(|own| line.contains(own));
+    let own: Vec<&str> = text.lines().filter(is_own).collect();
+    let lines = if own.is_empty() && last { text.lines().collect() } else { own };
     let missing = console.start.saturating_sub(from);
     let gap = if missing > 0 { format!("[{missing} bytes of the console are lost]\n") } else { String::new() };
     (gap + &lines.join("\n"), console.start + end as u64)
@@ -73,11 +77,13 @@ mod tests {
 
     #[test]
     fn whole_lines_are_shown_and_a_gap_is_said() {
-        let console = Console { text: "startup-script: one\r\nkernel\r\nstartup-script: tw".to_owned(), start: 30, next: 80 };
+        let own = Some("startup-script".to_owned());
+        let text = "startup-script: one\r\nkernel\r\nstartup-script: tw".to_owned();
+        let console = Console { text, start: 30, next: 80, own: own.clone() };
         assert_eq!(in_lines(&console, 30, false), ("startup-script: one".to_owned(), 59));
         let gap = "[20 bytes of the console are lost]\nstartup-script: one\nstartup-script: tw";
         assert_eq!(in_lines(&console, 10, true), (gap.to_owned(), 77));
-        let kernel = Console { text: "panic\r\n".to_owned(), start: 0, next: 7 };
+        let kernel = Console { text: "panic\r\n".to_owned(), start: 0, next: 7, own };
         assert_eq!((in_lines(&kernel, 0, false).0.as_str(), in_lines(&kernel, 0, true).0.as_str()), ("", "panic"));
     }
 }

@@ -78,7 +78,7 @@ pub async fn unfinished(store: &dyn Store) -> Result<Vec<JobId>> {
 /// The backends of the jobs of this store that are not finished.
 pub async fn backends(store: &dyn Store) -> Result<BTreeSet<String>> {
     let records = journal::all(store).await?.into_iter().filter_map(|(_, record)| record.ok());
-    Ok(records.filter(|record| !record.state.is_finished()).map(|record| record.plan.backend).collect())
+    Ok(records.filter(|record| !record.state.is_finished()).map(|record| record.plan.backend().to_owned()).collect())
 }
 
 /// Removes what belongs to no job, unless `only_look`, and names it.

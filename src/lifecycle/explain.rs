@@ -109,9 +109,8 @@ fn told(event: &Event, last_attempt: u32) -> Told {
             let next = format!("; the next resumes from step {resumes_from} ({lost_steps} steps are done again)");
             format!("the attempt ended at step {last_step}: {reason}{}", if event.attempt < last_attempt { &next } else { "" })
         }
-        EventKind::CancelRequested => "a user asked for the end".to_owned(),
         EventKind::Note { message } => message.clone(),
-        EventKind::Unknown => "something that a newer ftctl knows".to_owned(),
+        EventKind::Unknown => "an event that this ftctl does not know".to_owned(),
     };
     Told { time: event.time, attempt: event.attempt, text }
 }

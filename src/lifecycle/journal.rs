@@ -140,7 +140,7 @@ pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
     }
     record.check().map_err(|why| damaged(id, &why))?;
     if !record.state.is_finished() {
-        registry::known(&record.plan.backend).map_err(|error| damaged(id, &error.message))?;
+        registry::check(&record.plan).map_err(|why| damaged(id, &why))?;
     }
     Ok(record.renewed())
 }
@@ -156,7 +156,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::{job::units::Money, provider::conformance};
+    use crate::{
+        job::{compute::Compute, docker::DockerPlan, units::Money},
+        provider::conformance,
+    };
 
     /// As ftctl wrote them before records were checked.
     const OF_BEFORE: &[(&str, &str)] = &[
@@ -171,7 +174,7 @@ mod tests {
     /// A record that somebody wrote by hand.
     fn decoded(change: impl FnOnce(&mut Value)) -> Result<Record> {
         let mut plan = conformance::plan();
-        plan.backend = "local".to_owned();
+        *plan.compute = Compute::Docker(DockerPlan::default());
         let mut record = json!(Record::new(id(), plan, Timestamp::UNIX_EPOCH));
         change(&mut record);
         decode(&id(), &serde_json::to_vec(&record).expect("JSON"))

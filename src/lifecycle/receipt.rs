@@ -14,6 +14,7 @@ use crate::{
         state::State,
         units::Money,
     },
+    provider::registry,
     store::Store,
 };
 
@@ -75,7 +76,7 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
     Receipt {
         schema: RECEIPT_SCHEMA,
         id: record.id.clone(),
-        backend: record.plan.backend.clone(),
+        backend: record.plan.backend().to_owned(),
         state: record.label().to_owned(),
         attempts: attempts.clone(),
         seconds: between(record.created, end).as_secs(),
@@ -83,7 +84,7 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         waited_seconds: record.waited(now).as_secs(),
         cost: attempt::cost(record, now),
         wasted: wasted(record, now),
-        lasting_cost: record.plan.lasting_price().map(|price| {
+        lasting_cost: registry::lasting_price(&record.plan).map(|price| {
             let of = |attempt: &Attempt| attempt::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
             attempts.iter().map(of).sum()
         }),
@@ -114,7 +115,10 @@ fn wasted(record: &Record, now: Timestamp) -> Money {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::conformance::{attempt, plan};
+    use crate::{
+        job::{compute::Compute, gce::GcePlan},
+        provider::conformance::{attempt, plan},
+    };
 
     #[test]
     fn waste_is_what_was_done_again_and_what_came_to_nothing() {
@@ -131,12 +135,12 @@ mod tests {
         assert_eq!((receipt.cost.micros, receipt.wasted.micros), (4_000_000, 1_250_000));
         assert_eq!(receipt.lost_steps, 25, "what the last attempt lost was not done again");
         assert_eq!(receipt.lasting_cost, None, "nobody takes such machines away");
-        record.plan.backend = "gce".to_owned();
-        let lasting = record.plan.lasting_price().expect("a spot machine");
+        *record.plan.compute = Compute::Gce(Box::default());
+        let lasting = registry::lasting_price(&record.plan).expect("a spot machine");
         // 12 × 0.033174 + 78 × 0.004446 + 2.48 + 200 × 0.04 / 730
         assert_eq!(lasting.micros, 3_235_835);
         assert_eq!(super::receipt(&record, hour(9)).lasting_cost, Some(Money { micros: 4 * lasting.micros }));
-        record.plan.gce.spot = false;
+        *record.plan.compute = Compute::Gce(Box::new(GcePlan { spot: false, ..GcePlan::default() }));
         assert_eq!(super::receipt(&record, hour(9)).lasting_cost, None);
     }
 }

@@ -61,7 +61,7 @@ pub struct JobStatus {
 /// One job, with its latest progress.
 pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Timestamp) -> Result<JobStatus> {
     let (record, _) = journal::read(store, id).await?;
-    describe(store, &record, now(&record.plan.backend)).await
+    describe(store, &record, now(record.plan.backend())).await
 }
 
 /// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read, or only
@@ -74,7 +74,7 @@ pub async fn all(
     let mut found = Vec::new();
     let mut unreadable = Vec::new();
     for (_, record) in journal::all(store).await? {
-        let now = record.as_ref().map_or(Timestamp::MIN, |record| now(&record.plan.backend));
+        let now = record.as_ref().map_or(Timestamp::MIN, |record| now(record.plan.backend()));
         match record {
             Ok(record) if finished || !record.state.is_finished() || age(record.updated, now) < DAY => {
                 match describe(store, &record, now).await {
@@ -104,7 +104,7 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
-        backend: record.plan.backend.clone(),
+        backend: record.plan.backend().to_owned(),
         state: record.label().to_owned(),
         attempt: latest,
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),

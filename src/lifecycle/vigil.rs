@@ -26,9 +26,6 @@ const EVERY: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(30);
 /// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
 const WORTH_A_WORD: Duration = Duration::from_secs(45);
-/// By the cloud's clock. A machine whose startup script does not run; a machine that once lived.
-const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
-const HANGS: Duration = Duration::from_secs(10 * 60);
 
 /// What one invocation knows of the attempt that runs.
 #[derive(Default)]
@@ -88,7 +85,8 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         Signs::Absent => Ok(None),
         Signs::Unfit { why } => Ok(Some(failed(why))),
         Signs::Busy { at } => busy(world, job, vigil, &attempt, at).await.map(|()| None),
-        Signs::Silent { lasting, ever } => silent(world, job, vigil, &attempt, (lasting, ever)).await,
+        Signs::Hangs { what } => Ok(Some(decide::preempted(&job.record, format!("it hangs: {what}")))),
+        Signs::Silent { what } => warn(world, job, vigil, &attempt, what).await.map(|()| None),
     }
 }
 
@@ -145,28 +143,6 @@ async fn busy(world: &World, job: &mut Journal, vigil: &mut Vigil, attempt: &Att
         }
     }
     Ok(())
-}
-
-async fn silent(
-    world: &World,
-    job: &mut Journal,
-    vigil: &mut Vigil,
-    attempt: &AttemptId,
-    (lasting, ever): (Duration, bool),
-) -> Result<Option<Decision>> {
-    let (machine, seconds) = (attempt.machine_name(), lasting.as_secs());
-    let what = if ever {
-        format!("{machine} has power and has given no sign of life for {seconds} s")
-    } else {
-        format!("{machine} has power for {seconds} s, and its startup script has given no sign of life")
-    };
-    if ever && lasting > HANGS {
-        return Ok(Some(decide::preempted(&job.record, format!("it hangs: {what}"))));
-    }
-    if !ever && lasting > NEVER_BEGUN {
-        return Ok(Some(failed(format!("{what}: does its boot image run startup scripts?"))));
-    }
-    warn(world, job, vigil, attempt, what).await.map(|()| None)
 }
 
 /// Once for each thing that is wrong: on stderr and, for `explain`, in the record.

@@ -1,4 +1,4 @@
-//! What every provider must do, as one suite of checks: [`suite`]. A new provider is ready when it passes.
+//! Suites of checks that every provider passes: [`machines`], of which [`services`] is a part.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,8 +7,8 @@ use ft_trainer::config::{ModelConfig, TrainSettings};
 
 use super::{Class, Provider, Sighting, Whose};
 use crate::job::{
+    compute::Compute,
     digest::Digest,
-    docker::DockerPlan,
     id::{AttemptId, JobId},
     image::ImageSpec,
     order::{ORDER_SCHEMA, RunOrder, TrainerImage},
@@ -27,6 +27,13 @@ pub trait World: Send + Sync {
 
     /// Lets the agent of this attempt finish its work, and returns when nothing of it runs any more.
     async fn finish(&self, attempt: &AttemptId);
+
+    /// Where its plans run.
+    fn compute(&self) -> Compute;
+
+    fn plan(&self) -> Plan {
+        Plan { compute: self.compute().into(), ..plan() }
+    }
 
     /// What its machines start.
     fn image(&self) -> TrainerImage {
@@ -47,9 +54,7 @@ pub fn plan() -> Plan {
     Plan {
         schema: PLAN_SCHEMA.to_owned(),
         name: "tiny".to_owned(),
-        backend: "any".to_owned(),
-        docker: DockerPlan::default(),
-        gce: Box::default(),
+        compute: Compute::Fake.into(),
         environment: BTreeMap::new(),
         image: ImageSpec::default(),
         store: "memory".to_owned(),
@@ -95,21 +100,30 @@ pub fn attempt(name: &str) -> AttemptId {
     AttemptId::new(&JobId::derive(name, "conformance"), 1)
 }
 
-/// Runs every check; a panic names what is wrong.
-pub async fn suite(world: &dyn World) {
+/// Checks that also hold for a job service, which finds machines by itself once it is given an agent to run. A panic names what is
+/// wrong.
+pub async fn services(world: &dyn World) {
     nothing_is_gone(world).await;
-    provision_makes_one_machine(world).await;
-    concurrent_clients_share_one_machine(world).await;
     launch_starts_one_agent(world).await;
     concurrent_launches_start_one_agent(world).await;
-    launch_needs_a_machine(world).await;
     an_agent_that_ends_is_dead(world).await;
     preemption_is_death(world).await;
-    preemption_comes_before_the_agent(world).await;
     attempts_stand_side_by_side(world).await;
     destroy_leaves_other_jobs_alone(world).await;
-    machines_of_another_store_are_left_alone(world).await;
+    jobs_of_another_store_are_left_alone(world).await;
     assert_eq!(names(world).await, [""; 0], "every check cleans up after itself");
+}
+
+/// Checks that hold for machines alone, and then the others: each machine is made before its agent is started, has its attempt's
+/// name, and is listed until it is destroyed.
+pub async fn machines(world: &dyn World) {
+    provision_makes_one_machine(world).await;
+    concurrent_clients_share_one_machine(world).await;
+    launch_needs_a_machine(world).await;
+    dead_is_not_gone(world).await;
+    preemption_comes_before_the_agent(world).await;
+    another_store_has_no_machine_of_that_name(world).await;
+    services(world).await;
 }
 
 async fn names(world: &dyn World) -> Vec<String> {
@@ -122,7 +136,7 @@ async fn see(world: &dyn World, attempt: &AttemptId) -> Sighting {
 
 async fn started(world: &dyn World, name: &str) -> AttemptId {
     let attempt = attempt(name);
-    world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
+    world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("provision");
     world.client().launch(&order(&attempt)).await.expect("launch");
     assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: true });
     attempt
@@ -148,24 +162,24 @@ async fn nothing_is_gone(world: &dyn World) {
 
 async fn provision_makes_one_machine(world: &dyn World) {
     let (attempt, client) = (attempt("provision"), world.client());
-    client.provision(&attempt, &plan(), &world.image()).await.expect("first");
+    client.provision(&attempt, &world.plan(), &world.image()).await.expect("first");
     assert_eq!(see(world, &attempt).await, Sighting::Alive { agent: false });
     let first = client.list().await.expect("list");
-    world.client().provision(&attempt, &plan(), &world.image()).await.expect("again");
+    world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("again");
     assert_eq!(client.list().await.expect("list"), first, "an existing machine is not changed");
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].name.clone(), &first[0].attempt), (attempt.machine_name(), &attempt), "names derive from ids");
-    assert_eq!(first[0].expires, first[0].since.checked_add(plan().ttl.0).ok(), "the kill switch is set from the start");
+    assert_eq!(first[0].expires, first[0].since.checked_add(world.plan().ttl.0).ok(), "the kill switch is set from the start");
     assert_eq!(first[0].belongs.whose, Whose::Ours);
     assert!(client.now().await.is_some_and(|now| now >= first[0].since), "by the clock of its times");
-    assert_eq!(client.price(&plan()).await.expect("price").per_hour, first[0].price_per_hour);
+    assert_eq!(client.price(&world.plan()).await.expect("price").per_hour, first[0].price_per_hour);
     destroyed(world, &attempt).await;
     destroyed(world, &attempt).await;
 }
 
 async fn concurrent_clients_share_one_machine(world: &dyn World) {
     let attempt = attempt("two-clients");
-    let (one, two, plan, image) = (world.client(), world.client(), plan(), world.image());
+    let (one, two, plan, image) = (world.client(), world.client(), world.plan(), world.image());
     let (first, second) = tokio::join!(one.provision(&attempt, &plan, &image), two.provision(&attempt, &plan, &image));
     first.expect("one");
     second.expect("the other");
@@ -185,7 +199,7 @@ async fn launch_starts_one_agent(world: &dyn World) {
 
 async fn concurrent_launches_start_one_agent(world: &dyn World) {
     let attempt = attempt("two-launches");
-    world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
+    world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("provision");
     let (one, two, order) = (world.client(), world.client(), order(&attempt));
     let (first, second) = tokio::join!(one.launch(&order), two.launch(&order));
     first.expect("one");
@@ -205,6 +219,13 @@ async fn an_agent_that_ends_is_dead(world: &dyn World) {
     let attempt = started(world, "finishes").await;
     world.finish(&attempt).await;
     assert_dead(&see(world, &attempt).await);
+    destroyed(world, &attempt).await;
+}
+
+async fn dead_is_not_gone(world: &dyn World) {
+    let attempt = started(world, "listed").await;
+    world.finish(&attempt).await;
+    assert_dead(&see(world, &attempt).await);
     assert_eq!(names(world).await, [attempt.machine_name()], "dead is not gone");
     destroyed(world, &attempt).await;
 }
@@ -218,10 +239,10 @@ async fn preemption_is_death(world: &dyn World) {
 
 async fn preemption_comes_before_the_agent(world: &dyn World) {
     let attempt = attempt("early");
-    world.client().provision(&attempt, &plan(), &world.image()).await.expect("provision");
+    world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("provision");
     world.client().preempt(&attempt).await.expect("preempt");
     assert_dead(&see(world, &attempt).await);
-    world.client().provision(&attempt, &plan(), &world.image()).await.expect("nothing to do");
+    world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("nothing to do");
     assert_dead(&see(world, &attempt).await);
     let launched = world.client().launch(&order(&attempt)).await.map_err(|error| error.class);
     assert_eq!(launched, if world.remembers() { Err(Class::Network) } else { Ok(()) }, "left as it is");
@@ -234,7 +255,7 @@ async fn attempts_stand_side_by_side(world: &dyn World) {
     let first = started(world, "twice").await;
     world.client().preempt(&first).await.expect("preempt");
     let second = AttemptId::new(&first.job, 2);
-    world.client().provision(&second, &plan(), &world.image()).await.expect("provision");
+    world.client().provision(&second, &world.plan(), &world.image()).await.expect("provision");
     world.client().launch(&order(&second)).await.expect("launch");
     assert_dead(&see(world, &first).await);
     assert_eq!(see(world, &second).await, Sighting::Alive { agent: true });
@@ -251,13 +272,19 @@ async fn destroy_leaves_other_jobs_alone(world: &dyn World) {
     destroyed(world, &other).await;
 }
 
-/// Equal names in two stores: a record that was copied, a debt that was made up.
-async fn machines_of_another_store_are_left_alone(world: &dyn World) {
+async fn another_store_has_no_machine_of_that_name(world: &dyn World) {
     let (attempt, other) = (started(world, "not-theirs").await, world.elsewhere(false));
-    let error = other.provision(&attempt, &plan(), &world.image()).await.expect_err("it is another's");
+    let error = other.provision(&attempt, &world.plan(), &world.image()).await.expect_err("it is another's");
     assert_eq!(error.class, Class::Conflict, "{error}");
     let launched = other.launch(&order(&attempt)).await.map_err(|error| error.class);
     assert_eq!(launched, Err(Class::Network), "as if there were none");
+    world.finish(&attempt).await;
+    destroyed(world, &attempt).await;
+}
+
+/// Equal names in two stores: a record that was copied, a debt that was made up.
+async fn jobs_of_another_store_are_left_alone(world: &dyn World) {
+    let (attempt, other) = (started(world, "of-another-store").await, world.elsewhere(false));
     assert_eq!(other.observe(&attempt).await, Ok(Sighting::Gone));
     other.preempt(&attempt).await.expect_err("it is another's");
     other.session(&attempt, &["true".to_owned()], false).await.map(drop).expect_err("it is another's");

@@ -1,6 +1,12 @@
-//! What a provider says when something goes wrong, and above all: what it left behind.
+//! The error of a provider.
 
 use std::time::Duration;
+
+use crate::{
+    docker::{self, credentials::registry, registry::Class as Answer},
+    image::ImageError,
+    job::plan::Plan,
+};
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -10,7 +16,6 @@ pub struct ProviderError {
     pub message: String,
     /// What the user can do next.
     pub fix: Option<String>,
-    pub left_behind: LeftBehind,
     /// The service asked for a pause.
     pub retry_after: Option<Duration>,
 }
@@ -47,17 +52,6 @@ impl Class {
     }
 }
 
-/// What may still exist, and cost, after the failure.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LeftBehind {
-    Nothing,
-    /// Something that `destroy` removes.
-    Removable,
-    Unknown,
-    /// Named things that `destroy` cannot remove.
-    Orphans(Vec<String>),
-}
-
 impl ProviderError {
     /// The store gave nothing with which an agent could use it.
     #[allow(clippy::needless_pass_by_value)] // It takes the place of the error in `map_err`.
@@ -65,8 +59,13 @@ impl ProviderError {
         Self::new(Class::Network, format!("no signature for the agent: {error}"))
     }
 
+    /// The plan is of another backend.
+    pub fn misplaced(plan: &Plan) -> Self {
+        Self::new(Class::Invalid, format!("the plan is for the backend {}", plan.backend()))
+    }
+
     pub fn new(class: Class, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), fix: None, left_behind: LeftBehind::Nothing, retry_after: None }
+        Self { class, message: message.into(), fix: None, retry_after: None }
     }
 
     #[must_use]
@@ -74,11 +73,36 @@ impl ProviderError {
         self.fix = Some(fix.into());
         self
     }
+}
 
-    #[must_use]
-    pub fn leaving(mut self, left_behind: LeftBehind) -> Self {
-        self.left_behind = left_behind;
-        self
+impl From<ImageError> for ProviderError {
+    fn from(error: ImageError) -> Self {
+        let message = error.to_string();
+        let (class, fix) = match &error {
+            ImageError::Invalid(_) => (Class::Invalid, None),
+            ImageError::Line { .. } => (Class::Network, None),
+            _ if docker::is_full_disk(&message) => (Class::Network, Some(docker::FULL_DISK.to_owned())),
+            ImageError::Registry { class, repository, .. } => match class {
+                Answer::Denied => {
+                    (Class::Denied, Some(format!("docker login {}, as somebody who may push there", registry(repository))))
+                }
+                Answer::NotFound => (Class::Invalid, Some("create the repository, or correct its name".to_owned())),
+                Answer::Network => {
+                    (Class::Network, Some("try again when the registry answers; what it has is not sent again".to_owned()))
+                }
+                Answer::Broken => {
+                    (Class::Network, Some("look into the registry's log, where its disk may be full; then try again".to_owned()))
+                }
+                Answer::Other => (Class::Internal, None),
+            },
+            ImageError::Source { class: Answer::Denied, image, .. } => {
+                (Class::Denied, Some(format!("docker login {}, as somebody who may fetch from there", registry(image))))
+            }
+            ImageError::Source { class: Answer::Network, .. } => (Class::Network, None),
+            ImageError::Source { .. } => (Class::Invalid, Some("correct the name of the image".to_owned())),
+            _ => (Class::Internal, None),
+        };
+        Self { fix, ..Self::new(class, message) }
     }
 }
 

@@ -4,7 +4,7 @@
 //! it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences between
 //! providers are data ([`Capabilities`]), never a test for a provider's name.
 
-use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -15,9 +15,11 @@ use crate::job::{
     id::{AttemptId, JobId},
     order::{RunOrder, TrainerImage},
     plan::{Plan, Price},
+    report::Report,
     units::Money,
 };
 
+pub mod clock;
 #[cfg(test)]
 pub mod conformance;
 pub mod disk;
@@ -27,11 +29,14 @@ pub mod fake;
 pub mod gce;
 pub mod local;
 pub mod registry;
+pub mod rights;
 pub mod session;
+pub mod size;
 pub mod whose;
 
-pub use error::{Class, LeftBehind, ProviderError};
+pub use error::{Class, ProviderError};
 pub use session::Session;
+pub use size::Size;
 pub use whose::{Belongs, Whose};
 
 pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
@@ -43,24 +48,19 @@ pub type AgentEnvironment =
 /// What a provider can do and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    pub trainer: TrainerFrom,
     /// Its machines cost money.
     pub bills: bool,
     /// Its machines show signs of life that do not come through the store: [`Provider::signs`].
     pub signs: bool,
 }
 
-/// How the trainer gets to the machine.
+/// Something that is built on this machine before an attempt can begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TrainerFrom {
-    /// Built on this machine, which is where it runs.
-    Build,
-    /// In a container image that the plan names, or else in one that this machine's container engine builds.
-    Engine,
-    /// In a container image that the plan names.
-    Image,
-    /// Nothing is trained.
-    Nowhere,
+pub struct Build<'p> {
+    /// Its name, such as "the trainer".
+    pub what: &'static str,
+    /// A path that the plan names and the build reads.
+    pub reads: Option<&'p str>,
 }
 
 /// One thing of ours that exists at the provider.
@@ -97,9 +97,11 @@ pub enum Sighting {
 pub enum Signs {
     /// It works at that.
     Busy { at: String },
-    /// It has power, and nothing came from it for so long by the cloud's own clock.
-    Silent { lasting: Duration, ever: bool },
-    /// It has said that it can never run the agent.
+    /// It has power, and has given no sign of life for longer than it should. That alone decides nothing.
+    Silent { what: String },
+    /// It has given none for so long that it will give none any more; another machine may.
+    Hangs { what: String },
+    /// It can never run the agent, nor can another like it.
     Unfit { why: String },
     /// There is no such machine, or none with power.
     Absent,
@@ -113,17 +115,13 @@ pub struct Console {
     pub start: u64,
     /// Where the next piece begins.
     pub next: u64,
+    /// Is in every line of what ftctl started there; the other lines are the system's. `None`: all lines are worth reading.
+    pub own: Option<String>,
 }
 
-/// The contract. Every method may be called again after a crash at any instant and must then find, not repeat, what was done:
-/// names are derived from the attempt, so there is nothing to remember.
-///
-/// A machine is an attempt's by what it says itself, never by its name alone. One whose job is in another store is as if it were not there,
-/// but for [`Provider::provision`], which refuses, and [`Provider::list`], which shows it.
+/// Questions about an account, whatever jobs it has.
 #[async_trait]
-pub trait Provider: Send + Sync {
-    fn capabilities(&self) -> Capabilities;
-
+pub trait Account: Send + Sync {
     /// What a job needs of this backend, found out by asking it. Changes nothing, and fails for nothing.
     async fn check(&self) -> Vec<Finding> {
         Vec::new()
@@ -144,9 +142,37 @@ pub trait Provider: Send + Sync {
     /// [`Class::Invalid`] for a plan that can never run here.
     async fn price(&self, plan: &Plan) -> Result<Price>;
 
+    /// Removes what of ours belongs to no job, unless `only_look`, and names it.
+    async fn tidy(&self, _only_look: bool) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+}
+
+/// Questions about attempts. Every method may be called again after a crash at any instant and must then find, not repeat, what was done:
+/// names are derived from the attempt, so there is nothing to remember.
+///
+/// A machine is an attempt's by what it says itself, never by its name alone. One whose job is in another store is as if it were not there,
+/// but for [`Provider::provision`], which refuses, and [`Provider::list`], which shows it.
+#[async_trait]
+pub trait Provider: Account {
+    fn capabilities(&self) -> Capabilities;
+
+    /// Says what [`Provider::image`] builds here for this plan; `None` where nothing is built.
+    fn build<'p>(&self, _plan: &'p Plan) -> Option<Build<'p>> {
+        None
+    }
+
+    /// Fails as [`Class::Invalid`] for a plan that names no image where it must. Asks nobody.
+    fn admit_image(&self, _plan: &Plan) -> Result<()> {
+        Ok(())
+    }
+
+    /// Finds or builds what runs this plan's attempts. `before` is what this machine built for the job earlier.
+    async fn image(&self, plan: &Plan, before: Option<&TrainerImage>, report: &dyn Report) -> Result<TrainerImage>;
+
     /// Creates the machine of this attempt, or finds it, or has a service queue it ([`Sighting::Queued`]). An existing one is not changed.
-    /// It ends by itself when the lifetime of `plan` is over, counted from when it exists. `image` is what [`Capabilities::trainer`] asked
-    /// for. Answers what was refused on the way, in words. Fails as [`Class::Conflict`] when something that is not of this job has the name.
+    /// It ends by itself when the lifetime of `plan` is over, counted from when it exists. `image` is what [`Provider::image`] answered.
+    /// Answers what was refused on the way, in words. Fails as [`Class::Conflict`] when something that is not of this job has the name.
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>>;
 
     /// Starts the agent on the machine with this order, or finds it started; at most once for an attempt, so a machine that is over
@@ -184,11 +210,6 @@ pub trait Provider: Send + Sync {
 
     /// The time by the clock that [`Resource::expires`] is of; `None` where nobody can say.
     async fn now(&self) -> Option<Timestamp>;
-
-    /// Removes what of ours belongs to no job, unless `only_look`, and names it.
-    async fn tidy(&self, _only_look: bool) -> Result<Vec<String>> {
-        Ok(Vec::new())
-    }
 
     /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails as
     /// [`Class::Invalid`] when there is no such machine, or none that runs.

@@ -8,27 +8,40 @@ use std::{
     time::Duration,
 };
 
+use ft_trainer::{
+    micro_batch::available_memory,
+    validate::{Rule, all_hold},
+};
 use jiff::Timestamp;
 
 use super::{
-    AgentEnvironment, Class, Provider, ProviderError, Result,
+    AgentEnvironment, Class, Provider, ProviderError, Result, Size,
+    clock::SystemClock,
     docker::{self, Docker},
     fake::Fake,
-    gce::Gce,
+    gce::{self, Gce},
     local::{self, Local},
+    rights::Rights,
     whose::Party,
 };
 use crate::{
     job::{
-        clock::{Clock, SystemClock},
+        clock::Clock,
+        compute::{Backend, Compute},
+        docker::Gpus,
         environment::{Program, passes},
+        plan::Plan,
+        spec::ComputeSpec,
+        units::Money,
         wording,
     },
     store::{Store, azure},
 };
 
 /// Every name that [`open`] knows, as `compute.backend` spells it.
-pub const NAMES: [&str; 4] = ["local", "docker", "gce", "fake"];
+pub fn names() -> [&'static str; 4] {
+    Backend::ALL.map(|(name, _)| name)
+}
 
 /// What a provider may need to know about the place where ftctl runs.
 #[derive(Clone)]
@@ -39,6 +52,8 @@ pub struct Environment {
     pub executable: PathBuf,
     /// The environment of this process.
     pub variables: Vec<(OsString, OsString)>,
+    /// `$XDG_CACHE_HOME/ftctl`.
+    pub cache: PathBuf,
     /// An agent may need the store for so long.
     pub agent_life: Duration,
     /// The job's store.
@@ -67,22 +82,22 @@ pub struct Connected {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Opens a provider by name. Nothing is created at the provider. Fails as [`Class::Invalid`] for a name that is not in [`NAMES`].
+/// Opens a provider by name. Nothing is created at the provider. Fails as [`Class::Invalid`] for a name that is not in [`names`].
 pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
-    match name {
-        "local" => Ok(open_local(environment)),
-        "docker" => Ok(open_docker(environment)),
-        "gce" => open_gce(environment),
-        "fake" => open_fake(environment),
-        _ => Err(unknown(name)),
+    match named(name)? {
+        Backend::Local => Ok(open_local(environment)),
+        Backend::Docker => Ok(open_docker(environment)),
+        Backend::Gce => open_gce(environment),
+        Backend::Fake => open_fake(environment),
     }
 }
 
 fn open_local(environment: &Environment) -> Connected {
     let variables = agent_environment(environment);
-    let Environment { state, executable, store, .. } = environment.clone();
+    let Environment { state, executable, store, cache, .. } = environment.clone();
     let (party, clock) = (environment.party(), Arc::new(SystemClock));
-    let settings = local::Settings { state, party, executable, variables, notice: local::PREEMPTION_NOTICE, clock: clock.clone() };
+    let (notice, now) = (local::PREEMPTION_NOTICE, clock.clone());
+    let settings = local::Settings { state, party, executable, variables, notice, clock: now, cache };
     Connected { provider: Arc::new(Local::new(settings)), store, clock }
 }
 
@@ -96,6 +111,7 @@ fn open_docker(environment: &Environment) -> Connected {
         variables: agent_environment(environment),
         notice: docker::PREEMPTION_NOTICE,
         clock: clock.clone(),
+        cache: environment.cache.clone(),
     };
     Connected { provider: Arc::new(Docker::new(settings)), store, clock }
 }
@@ -148,17 +164,79 @@ fn open_fake(environment: &Environment) -> Result<Connected> {
 
 /// Refuses a name that [`open`] would refuse.
 pub fn known(name: &str) -> Result<()> {
-    if NAMES.contains(&name) { Ok(()) } else { Err(unknown(name)) }
+    named(name).map(drop)
 }
 
-fn unknown(name: &str) -> ProviderError {
-    ProviderError::new(Class::Invalid, format!("there is no backend `{name}`")).fix(wording::suggest(name, &NAMES, "backends"))
+fn named(name: &str) -> Result<Backend> {
+    let unknown = || ProviderError::new(Class::Invalid, format!("there is no backend `{name}`"));
+    Backend::named(name).ok_or_else(|| unknown().fix(wording::suggest(name, &names(), "backends")))
+}
+
+/// Where a job runs that is for the backend `name`, with every default of that filled in.
+pub fn compute(name: &str, spec: &ComputeSpec) -> Result<Compute> {
+    Ok(match named(name)? {
+        Backend::Local => Compute::Local,
+        Backend::Docker => Compute::Docker(spec.docker.clone().into()),
+        Backend::Gce => Compute::Gce(Box::new(spec.gce.clone().into())),
+        Backend::Fake => Compute::Fake,
+    })
+}
+
+/// Rules for a job file that only the backends know.
+pub fn rules(spec: &ComputeSpec) -> Vec<Rule> {
+    gce::rules(&spec.gce)
+}
+
+/// The rules of a job file, held against a plan that comes from a store. The error says which is broken.
+pub fn check(plan: &Plan) -> Result<(), String> {
+    known(plan.backend()).map_err(|error| error.message)?;
+    let machine = plan.compute.gce().map(gce::rules_of_plan).unwrap_or_default();
+    plan.check(rules).and_then(|()| all_hold(machine)).map_err(|broken| broken.to_string())
+}
+
+/// Price of an hour of the same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
+pub fn lasting_price(plan: &Plan) -> Option<Money> {
+    // Plans of older versions do not have it.
+    let listed = || if let Compute::Gce(gce) = &*plan.compute { gce::lasting_price(gce) } else { None };
+    plan.lasting_price_per_hour.or_else(listed)
+}
+
+/// The memory that a job has to train in, as far as it is known before its machine runs.
+pub fn size(compute: &Compute) -> Size {
+    match compute {
+        Compute::Local => Size::here(available_memory()),
+        Compute::Docker(docker) => Size { has_gpu: docker.gpus != Gpus::None, ..Size::default() },
+        Compute::Gce(gce) => gce::size(gce),
+        Compute::Fake | Compute::Unknown(_) => Size::default(),
+    }
+}
+
+/// The machine as `ftctl plan` shows it: a name and a value for each line.
+pub fn rows(compute: &Compute) -> Vec<(&'static str, String)> {
+    match compute {
+        Compute::Gce(gce) => gce::rows(gce),
+        Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => Vec::new(),
+    }
+}
+
+/// All that a plan lets its machine reach.
+pub fn rights(compute: &Compute) -> Rights {
+    match compute {
+        Compute::Docker(docker) => docker::rights(docker),
+        Compute::Gce(gce) => gce::rights(gce),
+        Compute::Local | Compute::Fake | Compute::Unknown(_) => Rights::default(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::memory::MemoryStore;
+    use crate::{
+        catalogue,
+        job::gce::{GcePlan, GceSpec},
+        provider::conformance,
+        store::memory::MemoryStore,
+    };
 
     #[test]
     fn an_agent_has_what_is_on_the_list_and_of_secrets_what_its_store_needs() {
@@ -178,17 +256,55 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_is_judged_by_the_rules_of_its_backend() {
+        let on = |wanted: GcePlan| check(&Plan { compute: Compute::Gce(Box::new(wanted)).into(), ..conformance::plan() });
+        assert_eq!(on(GcePlan::default()), Ok(()));
+        let refused = |change: fn(&mut GcePlan)| {
+            let mut wanted = GcePlan::default();
+            change(&mut wanted);
+            on(wanted).expect_err("a broken rule")
+        };
+        for (change, message) in [
+            (
+                (|plan| plan.image = Some("registry/evil:latest".to_owned())) as fn(&mut GcePlan),
+                "compute.gce.image: image is given by its digest",
+            ),
+            (|plan| plan.machine_type = Some("n1-ultramem-160".to_owned()), "compute.gce.machine_type: no job file"),
+            (|plan| plan.disk_gb = u32::MAX, "compute.gce.disk_gb: the boot disk"),
+        ] {
+            let refused = refused(change);
+            assert!(refused.starts_with(message), "{refused}");
+        }
+        let moon = Plan { compute: Compute::Unknown("moon".to_owned()).into(), ..conformance::plan() };
+        assert_eq!(check(&moon), Err("there is no backend `moon`".to_owned()));
+    }
+
+    #[test]
+    fn every_machine_of_the_catalogue_is_one_of_a_job_file() {
+        for (accelerator, card) in &catalogue::gce().accelerators {
+            let added = card.limits.keys().filter_map(|count| count.parse().ok());
+            let counts: Vec<u32> = card.machines.values().map(|machine| machine.accelerators).chain(added).collect();
+            for count in counts {
+                let spec = GceSpec { accelerator: Some(accelerator.clone()), accelerators: Some(count), ..GceSpec::default() };
+                let planned = Plan { compute: Compute::Gce(Box::new(spec.into())).into(), ..conformance::plan() };
+                assert_eq!(check(&planned), Ok(()), "{count} {accelerator}");
+            }
+        }
+    }
+
+    #[test]
     fn every_name_opens_and_any_other_is_refused_with_a_hint() {
         let state = tempfile::tempdir().expect("directory");
         let environment = Environment {
             state: state.path().to_owned(),
             executable: "ftctl".into(),
+            cache: state.path().to_owned(),
             variables: ["GOOGLE_CLOUD_PROJECT", "CLOUDSDK_AUTH_ACCESS_TOKEN"].map(|name| (name.into(), "x".into())).to_vec(),
             agent_life: Duration::ZERO,
             store: Arc::new(MemoryStore::new()),
             everybody: false,
         };
-        for name in NAMES {
+        for name in names() {
             assert!(open(name, &environment).is_ok(), "{name}");
         }
         let hint = |name: &str| open(name, &environment).err().and_then(|error| error.fix).expect("a hint");

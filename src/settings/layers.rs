@@ -7,9 +7,12 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{SettingsError, Surroundings};
+use super::{
+    SettingsError, Surroundings,
+    file::{self, OpenError},
+};
 use crate::job::{
-    document::{Document, DocumentError, OpenError},
+    document::{Document, DocumentError},
     image::ImageSpec,
     report::{Format, Verbosity},
     units::{Money, Span},
@@ -141,7 +144,7 @@ pub(super) fn project_file(path: &Path) -> Result<Layer, SettingsError> {
 }
 
 fn read_file<T: DeserializeOwned + Default>(path: &Path) -> Result<T, SettingsError> {
-    match Document::open(path) {
+    match file::open(path) {
         Ok(document) => Ok(document.parse::<T>().map_err(OpenError::from)?.0),
         Err(OpenError::Missing(_)) => Ok(T::default()),
         Err(error) => Err(error.into()),

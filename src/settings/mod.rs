@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::job::{
-    document::OpenError,
+    compute::Backend,
     image::ImageSpec,
     plan::{Choices, DEFAULT_MAX_WAIT},
     report::{Format, Verbosity},
@@ -22,10 +22,12 @@ use crate::job::{
 };
 
 mod directories;
+mod file;
 mod layers;
 pub mod trust;
 
 pub use directories::{Directories, Surroundings};
+pub use file::{OpenError, open};
 use layers::OfUser;
 pub use layers::{Layer, Origin};
 use trust::{Claims, Places};
@@ -35,7 +37,7 @@ pub const PROJECT_FILE: &str = "ftctl.toml";
 /// The user's settings, in the configuration directory.
 pub const USER_FILE: &str = "config.toml";
 
-const DEFAULT_BACKEND: &str = "local";
+const DEFAULT_BACKEND: Backend = Backend::Local;
 const DEFAULT_TTL: Span = Span(std::time::Duration::from_secs(24 * 3_600));
 
 #[derive(Debug, thiserror::Error)]
@@ -193,7 +195,7 @@ impl Settings {
         let embedded = directories.embedded_store().map(|store| store.to_string_lossy().into_owned());
         Self {
             profile,
-            backend: stack.get(BACKEND, DEFAULT_BACKEND.to_owned(), |layer| layer.backend.clone()),
+            backend: stack.get(BACKEND, DEFAULT_BACKEND.name().to_owned(), |layer| layer.backend.clone()),
             image: stack.image(),
             store: stack.get(STORE, embedded, |layer| layer.store.clone().map(Some)),
             ttl: stack.get(TTL, DEFAULT_TTL, |layer| layer.ttl),

@@ -10,8 +10,9 @@ use ft_trainer::{
 use ftctl::{
     docker::credentials,
     job::{
-        clock::{Clock as _, SystemClock},
+        clock::Clock as _,
         digest::Digest,
+        document::Document,
         foreign,
         id::{JobId, path},
         image::ImageSpec,
@@ -22,7 +23,7 @@ use ftctl::{
         units::Span,
     },
     lifecycle::{curves, debt, journal, receipt, results},
-    provider::gce,
+    provider::{clock::SystemClock, gce, registry},
     settings::{Layer, Settings, Surroundings},
     store::{
         Condition, Store, artifacts, azure, checkpoint, dataset,
@@ -146,10 +147,14 @@ fn name(bytes: &[u8]) {
 
 fn job_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let Ok(spec) = JobSpec::parse(text, "job.toml") else { return };
+    let Ok(document) = Document::new("job.toml", text.into()) else { return };
+    let Ok(spec) = JobSpec::read(&document, registry::rules) else { return };
     let (image, ttl) = (ImageSpec::default(), Span(Duration::from_secs(3_600)));
     let choices = Choices { backend: "fake".to_owned(), image, store: "memory:".to_owned(), ttl, max_cost: None, max_wait: ttl };
-    let _ = Plan::resolve(&spec, choices, Path::new("/nowhere"));
+    for name in registry::names() {
+        let compute = registry::compute(name, &spec.compute).expect("a known backend");
+        let _ = Plan::resolve(&spec, compute, choices.clone(), Path::new("/nowhere"));
+    }
 }
 
 fn settings(bytes: &[u8]) {

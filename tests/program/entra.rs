@@ -17,7 +17,7 @@ use crate::common::{
 use ftctl::{
     job::{
         id::{JobId, path},
-        report::{self, Report, Unit},
+        report::{Report, Unit},
     },
     store::{Condition, Limits, Store as _, WordOf, azure},
 };
@@ -153,7 +153,7 @@ fn sign(url: &str) {
 
 fn delete_many(url: &str) {
     let told = Arc::new(Told(Mutex::default()));
-    report::tell_requests(Arc::clone(&told) as _);
+    ftctl::transit::tell_requests(Arc::clone(&told) as _);
     let store = azure::open(url, &|name| env::var(name).ok(), Limits::default(), WordOf::User).expect("a store");
     runtime().block_on(async {
         let paths: Vec<String> = (0..20).map(|number| format!("gone/{number}")).collect();

@@ -27,7 +27,8 @@ fn every_template_names_its_schema_and_plans_as_it_is() {
         let path = format!("{}/templates/jobs/{name}.toml", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(path).expect("a template");
         assert!(text.starts_with("#:schema ../job.schema.json\n"), "{name}");
-        ftctl::job::spec::JobSpec::parse(&text, name).expect(name);
+        let document = ftctl::job::document::Document::new(name, text.into()).expect(name);
+        ftctl::job::spec::JobSpec::read(&document, ftctl::provider::registry::rules).expect(name);
     }
 }
 

@@ -5,18 +5,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    api::{Answer, Refusal, Request, not_found, region_of},
+    api::{Answer, Refusal, Request, not_found},
     cloud::{Cloud, Place},
     instance::last,
     script::Outlook,
 };
-use crate::job::{catalogue::Machine, units::Span};
+use crate::{
+    catalogue::{self, Machine},
+    job::units::Span,
+};
 
 /// Nothing is expected to go wrong in a simulation that nobody told so.
 const DAY: Span = Span(Duration::from_secs(86_400));
 
 pub fn capacity(cloud: &mut Cloud, request: &Request, (_, region): &Place) -> Answer {
-    if !Cloud::zones().iter().any(|zone| region_of(zone) == region) {
+    if !Cloud::zones().iter().any(|zone| catalogue::region(zone) == region) {
         return Err(not_found(cloud, &format!("regions/{region}")));
     }
     let selections = request.body["instanceFlexibilityPolicy"]["instanceSelections"].as_object();
@@ -36,8 +39,10 @@ pub fn capacity(cloud: &mut Cloud, request: &Request, (_, region): &Place) -> An
         cloud.script.outlooks.get(zone).copied().unwrap_or(unnamed)
     };
     let score = |zone: &str| outlook(zone).obtainability * outlook(zone).uptime.0.as_secs_f64();
-    let here =
-        accelerator.zones.iter().filter(|zone| region_of(zone) == region && (wanted.is_empty() || wanted.contains(&zone.as_str())));
+    let here = accelerator
+        .zones
+        .iter()
+        .filter(|zone| catalogue::region(zone) == region && (wanted.is_empty() || wanted.contains(&zone.as_str())));
     // Of equals the first.
     let best = here.reduce(|best, zone| if score(zone) > score(best) { zone } else { best });
     let Some(zone) = best else { return Ok(json!({ "recommendations": [] })) };

@@ -14,7 +14,7 @@ use super::{
     instance::{Instance, Phase, items, last, machine, seconds},
     prices,
 };
-use crate::job::catalogue::{self, Accelerator, Machine};
+use crate::catalogue::{self, Accelerator, Machine};
 
 /// A request, taken apart.
 #[derive(Debug, Clone, Default)]
@@ -129,10 +129,6 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
     })
 }
 
-pub fn region_of(zone: &str) -> &str {
-    zone.rsplit_once('-').map_or(zone, |(region, _)| region)
-}
-
 fn known_zone(cloud: &Cloud, zone: &str) -> Result<(), Refusal> {
     if Cloud::zones().contains(zone) {
         return Ok(());
@@ -158,7 +154,7 @@ fn show_zone(cloud: &Cloud, zone: &str) -> Value {
     let base = cloud.base();
     json!({
         "kind": "compute#zone", "id": "2000", "name": zone, "status": "UP",
-        "region": format!("{base}/regions/{}", region_of(zone)), "selfLink": format!("{base}/zones/{zone}"),
+        "region": format!("{base}/regions/{}", catalogue::region(zone)), "selfLink": format!("{base}/zones/{zone}"),
         "availableCpuPlatforms": ["Intel Skylake"],
     })
 }
@@ -175,7 +171,7 @@ fn zone_get(cloud: &mut Cloud, _: &Request, (zone, _): &Place) -> Answer {
 
 fn show_region(cloud: &Cloud, region: &str) -> Value {
     let base = cloud.base();
-    let here = Cloud::zones().into_iter().filter(|zone| region_of(zone) == region);
+    let here = Cloud::zones().into_iter().filter(|zone| catalogue::region(zone) == region);
     let zones: Vec<String> = here.map(|zone| format!("{base}/zones/{zone}")).collect();
     let quota = |metric: String| {
         let (used, limit) = cloud.usage(&metric, region);
@@ -189,13 +185,13 @@ fn show_region(cloud: &Cloud, region: &str) -> Value {
 }
 
 fn regions(cloud: &mut Cloud, request: &Request, _: &Place) -> Answer {
-    let names: BTreeSet<&str> = Cloud::zones().into_iter().map(region_of).collect();
+    let names: BTreeSet<&str> = Cloud::zones().into_iter().map(catalogue::region).collect();
     let items = filtered(request, names.into_iter().map(|name| show_region(cloud, name)))?;
     Ok(json!({ "kind": "compute#regionList", "id": "x", "items": items, "selfLink": format!("{}/regions", cloud.base()) }))
 }
 
 fn region_get(cloud: &mut Cloud, _: &Request, (_, region): &Place) -> Answer {
-    if !Cloud::zones().into_iter().any(|zone| region_of(zone) == region) {
+    if !Cloud::zones().into_iter().any(|zone| catalogue::region(zone) == region) {
         return Err(not_found(cloud, &format!("regions/{region}")));
     }
     Ok(show_region(cloud, region))
@@ -344,7 +340,7 @@ fn insert(cloud: &mut Cloud, request: &Request, (zone, _): &Place) -> Answer {
 pub fn over_quota(cloud: &Cloud, asked: &Instance) -> Option<String> {
     cloud.counts(&asked.machine()).into_iter().find_map(|(metric, amount)| {
         let everywhere = metric == "GPUS_ALL_REGIONS";
-        let region = if everywhere { "" } else { region_of(&asked.zone) };
+        let region = if everywhere { "" } else { catalogue::region(&asked.zone) };
         let (used, limit) = cloud.usage(&metric, region);
         let of = if everywhere { "globally".to_owned() } else { format!("in region {region}") };
         (used + amount > limit).then(|| format!("Quota '{metric}' exceeded.  Limit: {:.1} {of}.", f64::from(limit)))

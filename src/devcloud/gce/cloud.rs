@@ -13,9 +13,9 @@ use super::{
     instance::{Instance, Phase, time},
     script::{Script, Trouble, TroubleKind},
 };
-use crate::job::{
+use crate::{
     catalogue::{self, Accelerator, Machine},
-    units::Money,
+    job::units::Money,
 };
 
 /// An instance is known by its zone and its name.

@@ -7,13 +7,12 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::{
-    api::{
-        Answer, Refusal, Request, aggregated, begin, check, filtered, not_found, out_of_stock, over_quota, region_of, valid_name,
-    },
+    api::{Answer, Refusal, Request, aggregated, begin, check, filtered, not_found, out_of_stock, over_quota, valid_name},
     clock::after,
     cloud::{Cloud, Place},
     instance::{Instance, Phase, last, time},
 };
+use crate::catalogue;
 
 /// Between two tries to make a machine.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -196,7 +195,7 @@ pub fn insert(cloud: &mut Cloud, request: &Request, (region, _): &Place) -> Answ
             "The referenced instance template does not exist",
         ),
         (
-            zones(&body).all(|zone| region_of(zone) == region),
+            zones(&body).all(|zone| catalogue::region(zone) == region),
             "distributionPolicy.zones",
             "Zones must be in the region of the group",
         ),

@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{clock::after, script::TroubleKind, serial::Serial};
-use crate::job::{
+use crate::{
     catalogue::{self, Machine},
-    units::Money,
+    job::units::Money,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

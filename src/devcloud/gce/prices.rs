@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::{
-    api::{Answer, Refusal, Request, region_of},
+    api::{Answer, Refusal, Request},
     cloud::{Cloud, Place},
 };
-use crate::job::catalogue::{self, Rates};
+use crate::catalogue::{self, Rates};
 
 const COMPUTE_ENGINE: &str = "6F81-5844-456A";
 /// Pages are smaller than a client may ask for.
@@ -28,7 +28,7 @@ pub fn list(cloud: &mut Cloud, request: &Request, (_, service): &Place) -> Answe
 }
 
 fn products(factor: f64) -> Vec<Value> {
-    let regions: BTreeSet<&str> = Cloud::zones().into_iter().map(region_of).collect();
+    let regions: BTreeSet<&str> = Cloud::zones().into_iter().map(catalogue::region).collect();
     let of_part = |(part, rates): (&str, Rates), region: &str| {
         let (at, Rates { unit, standard, spot }) = (format!("running in {region}"), rates);
         let cheap = if part.ends_with("GPU") {

@@ -24,7 +24,7 @@ use crate::{
         docker::numbers,
         id::{AttemptId, JobId},
     },
-    provider::{Class, LeftBehind, ProviderError, Resource, Result, error::last_statement, whose::Mark},
+    provider::{Class, ProviderError, Resource, Result, error::last_statement, whose::Mark},
 };
 
 impl Docker {
@@ -59,7 +59,7 @@ impl Docker {
     pub(super) async fn start(&self, name: &str) -> Result<()> {
         match self.engine().await?.docker.start_container(name, None).await {
             Err(error) if docker::words(&error).contains("No such container") => Err(gone(name)),
-            answer => answer.map_err(|error| failed(&format!("start the container {name}"), &error).leaving(LeftBehind::Removable)),
+            answer => answer.map_err(|error| failed(&format!("start the container {name}"), &error)),
         }
     }
 
@@ -106,7 +106,7 @@ impl Docker {
             }
             if begun.elapsed() > limit {
                 let why = format!("the container {name} still runs after {} s", limit.as_secs());
-                return Err(ProviderError::new(Class::Internal, why).leaving(LeftBehind::Removable));
+                return Err(ProviderError::new(Class::Internal, why));
             }
             sleep(LOOK_EVERY).await;
         }
@@ -157,7 +157,7 @@ impl Docker {
     pub(super) async fn remove(&self, name: &str) -> Result<()> {
         let options = RemoveContainerOptions { v: true, force: true, ..RemoveContainerOptions::default() };
         let answer = self.engine().await?.docker.remove_container(name, Some(options)).await;
-        done(&format!("remove the container {name}"), answer).map_err(|error| error.leaving(LeftBehind::Removable))
+        done(&format!("remove the container {name}"), answer)
     }
 }
 
@@ -191,5 +191,5 @@ pub(super) fn gone(name: &str) -> ProviderError {
 fn undrained(name: &str, why: &str) -> ProviderError {
     let message = format!("nothing of {name} runs any more, but its last output could not be sent to the store: {why}");
     let fix = format!("run the same command again; to give the unsent bytes up, `docker rm {name}` first");
-    ProviderError::new(Class::Network, message).fix(fix).leaving(LeftBehind::Removable)
+    ProviderError::new(Class::Network, message).fix(fix)
 }

@@ -23,9 +23,9 @@ use crate::{
         credentials::registry,
         registry::{self as registries, class},
     },
+    identity::entra,
     job::order::TrainerImage,
     provider::{Class, ProviderError, Result},
-    store::azure,
 };
 
 /// On every image that a build leaves without a name, and on its containers; empty on a finished image. docker/Dockerfile writes it.
@@ -36,7 +36,7 @@ const REMOVAL_LIMIT: Duration = Duration::from_secs(120);
 
 impl Docker {
     /// The image's id, fetched from its registry when the engine has not got it.
-    pub(super) async fn image(&self, image: &TrainerImage) -> Result<String> {
+    pub(super) async fn fetched(&self, image: &TrainerImage) -> Result<String> {
         let TrainerImage::Image { reference } = image else {
             return Err(ProviderError::new(Class::Invalid, "the job names no container image"));
         };
@@ -57,7 +57,7 @@ impl Docker {
     async fn fetch(&self, reference: &str) -> Result<()> {
         let engine = self.engine().await?;
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let credentials = registries::credentials(reference, &variable, azure::entra_token(&variable)).await;
+        let credentials = registries::credentials(reference, &variable, entra::token(&variable, entra::MANAGEMENT)).await;
         let credentials = credentials.map_err(|error| {
             let fix = format!("docker login {}", registry(reference));
             ProviderError::new(Class::Denied, error.to_string()).fix(fix)

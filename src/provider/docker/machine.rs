@@ -62,7 +62,7 @@ pub struct Order<'a> {
     pub now: Timestamp,
 }
 
-pub fn container(order: &Order<'_>, plan: &Plan) -> ContainerCreateBody {
+pub fn container(order: &Order<'_>, plan: &Plan, wanted: &DockerPlan) -> ContainerCreateBody {
     let agent = "agent --order /ftctl/order.json --work /ftctl/work --environment /ftctl/environment.json --once /ftctl/begun";
     let environment = ["HOME=/ftctl", "XDG_CACHE_HOME=/ftctl/cache", "XDG_STATE_HOME=/ftctl/state", "FTCTL_OUTPUT=table"];
     let (user, group) = order.user;
@@ -75,7 +75,7 @@ pub fn container(order: &Order<'_>, plan: &Plan) -> ContainerCreateBody {
         working_dir: Some("/ftctl".to_owned()),
         labels: Some(labels(order, plan)),
         stop_signal: Some("SIGTERM".to_owned()),
-        host_config: Some(host(&plan.docker, order.store)),
+        host_config: Some(host(wanted, order.store)),
         ..ContainerCreateBody::default()
     }
 }

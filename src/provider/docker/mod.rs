@@ -20,7 +20,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bollard::{
@@ -40,18 +40,22 @@ use self::{
     machine::{BEGUN, ENVIRONMENT, ORDER},
 };
 use super::{
-    AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, TrainerFrom,
+    Account, AgentEnvironment, Build, Capabilities, Class, Provider, ProviderError, Resource, Result, Session, Sighting,
+    rights::Rights,
     whose::{Mark, Party, Whose, namesake, unknown_store},
 };
 use crate::{
     docker::{self, Engine},
+    image::container,
     job::{
         clock::Clock,
+        compute::Compute,
+        docker::DockerPlan,
         finding::Finding,
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
         plan::{Plan, Price},
-        report::Silent,
+        report::{Report, Silent},
         units::Money,
     },
 };
@@ -82,6 +86,8 @@ pub struct Settings {
     /// Time between SIGTERM and SIGKILL in [`Provider::preempt`], in whole seconds.
     pub notice: Duration,
     pub clock: Arc<dyn Clock>,
+    /// ftctl's own, with the trainers that it built.
+    pub cache: PathBuf,
 }
 
 pub struct Docker {
@@ -104,11 +110,7 @@ impl Docker {
 }
 
 #[async_trait]
-impl Provider for Docker {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Engine, bills: false, signs: false }
-    }
-
+impl Account for Docker {
     async fn check(&self) -> Vec<Finding> {
         const ENGINE: &str = "container engine";
         const GPUS: &str = "GPUs in containers";
@@ -140,22 +142,50 @@ impl Provider for Docker {
         self.engine().await.map(drop)
     }
 
+    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
+        self.stages(only_look).await
+    }
+}
+
+#[async_trait]
+impl Provider for Docker {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { bills: false, signs: false }
+    }
+
+    fn build<'p>(&self, plan: &'p Plan) -> Option<Build<'p>> {
+        let reads = plan.image.prebuilt.as_deref().or(plan.image.ca_bundle.as_deref());
+        plan.image().is_none().then_some(Build { what: "the image", reads })
+    }
+
+    async fn image(&self, plan: &Plan, before: Option<&TrainerImage>, report: &dyn Report) -> Result<TrainerImage> {
+        match (plan.image(), before) {
+            (Some(named), _) => Ok(TrainerImage::Image { reference: named.to_owned() }),
+            (None, Some(TrainerImage::Image { reference })) => Ok(TrainerImage::Image { reference: reference.clone() }),
+            (None, _) => {
+                let engine = docker::connect(report).await?;
+                let made = Box::pin(container::ensure(&engine, &plan.image, &self.settings.cache, report)).await?;
+                Ok(TrainerImage::Image { reference: made.id })
+            }
+        }
+    }
+
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
-        let (name, mark) = (attempt.machine_name(), self.mark().await?);
+        let (name, mark, wanted) = (attempt.machine_name(), self.mark().await?, wanted(plan)?);
         if let Some(found) = self.inspect(&name).await? {
             return ours(&name, attempt, &found, &mark).map(|()| Vec::new());
         }
         let order = machine::Order {
             attempt,
-            image: self.image(image).await?,
-            user: self.user(plan)?,
+            image: self.fetched(image).await?,
+            user: self.user(wanted)?,
             url: &self.settings.store,
             store: self.directory(),
             owner: &self.settings.party.owner,
             mark: &mark,
             now: self.now().await.unwrap_or_else(|| self.settings.clock.now()),
         };
-        let body = machine::container(&order, plan);
+        let body = machine::container(&order, plan, wanted);
         let begun = Instant::now();
         loop {
             let options = CreateContainerOptions { name: Some(name.clone()), ..CreateContainerOptions::default() };
@@ -231,7 +261,7 @@ impl Provider for Docker {
             let Some(first) = left.first() else { return Ok(()) };
             if begun.elapsed() > KILL_LIMIT {
                 let why = format!("the engine does not remove the container {}", first.name);
-                return Err(ProviderError::new(Class::Internal, why).leaving(LeftBehind::Removable));
+                return Err(ProviderError::new(Class::Internal, why));
             }
             sleep(LOOK_EVERY).await;
         }
@@ -248,10 +278,6 @@ impl Provider for Docker {
         self.engine().await.ok()?.docker.info().await.ok()?.system_time?.parse().ok()
     }
 
-    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
-        self.stages(only_look).await
-    }
-
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
         let name = attempt.machine_name();
         self.container(attempt).await?.ok_or_else(|| {
@@ -259,6 +285,15 @@ impl Provider for Docker {
         })?;
         session::open(&self.engine().await?.docker, &name, command, terminal).await
     }
+}
+
+pub fn rights(plan: &DockerPlan) -> Rights {
+    let DockerPlan { user, mounts, network, .. } = plan.clone();
+    Rights { user, mounts, network: Some(network), ..Rights::default() }
+}
+
+fn wanted(plan: &Plan) -> Result<&DockerPlan> {
+    if let Compute::Docker(docker) = &*plan.compute { Ok(docker) } else { Err(ProviderError::misplaced(plan)) }
 }
 
 fn ours(name: &str, attempt: &AttemptId, found: &ContainerInspectResponse, mark: &Mark<'_>) -> Result<()> {

@@ -8,7 +8,7 @@ use super::{Docker, machine};
 use crate::{
     docker,
     job::{
-        docker::{Gpus, numbers},
+        docker::{DockerPlan, Gpus, numbers},
         id::JobId,
         plan::Plan,
     },
@@ -38,8 +38,8 @@ impl Docker {
     }
 
     /// Whose processes they are: as the plan says, or else whoever may write to the store's directory.
-    pub(super) fn user(&self, plan: &Plan) -> Result<(u32, u32)> {
-        if let Some(user) = plan.docker.user.as_deref().and_then(numbers) {
+    pub(super) fn user(&self, wanted: &DockerPlan) -> Result<(u32, u32)> {
+        if let Some(user) = wanted.user.as_deref().and_then(numbers) {
             return Ok(user);
         }
         let Some(store) = self.directory() else { return Ok(machine::NOBODY) };
@@ -51,6 +51,7 @@ impl Docker {
 
     /// Refuses what can be known to fail before anything is made, and without asking an engine.
     pub(super) fn admit(&self, plan: &Plan) -> Result<()> {
+        let wanted = super::wanted(plan)?;
         let engine = docker::endpoint()?;
         let store = &self.settings.store;
         let refused = |why: String, fix: &str| Err(ProviderError::new(Class::Invalid, why).fix(fix));
@@ -64,7 +65,7 @@ impl Docker {
                 format!("a container does not see the store {store}"),
                 "name a directory or a blob container with --store",
             );
-        } else if is_loopback(&self.settings.address) && plan.docker.network != "host" {
+        } else if is_loopback(&self.settings.address) && wanted.network != "host" {
             let why = format!(
                 "the store {store} is at {}, this machine's loopback, which a container on a network of its own does not reach",
                 self.settings.address
@@ -72,7 +73,7 @@ impl Docker {
             return refused(why, "set compute.docker.network = \"host\"");
         }
         let variant = plan.image.variant.unwrap_or_default();
-        if plan.docker.gpus != Gpus::None && plan.docker.image.is_none() && variant.cuda().is_none() {
+        if wanted.gpus != Gpus::None && wanted.image.is_none() && variant.cuda().is_none() {
             let why = format!("the job wants GPUs, and its image would have none of CUDA's libraries (variant {})", variant.name());
             return refused(why, "set image.variant = \"cu130\", or \"cu126\" for GPUs older than Turing, such as a V100");
         }

@@ -8,9 +8,9 @@ use tokio::sync::OnceCell;
 
 use super::*;
 use crate::{
-    job::clock::SystemClock,
     provider::{
-        conformance::{self, World, attempt, order, plan},
+        clock::SystemClock,
+        conformance::{self, World, attempt, order},
         session::Piece,
     },
     store::memory::MemoryStore,
@@ -33,6 +33,14 @@ trap 'exit 0' TERM
 say ready
 while :; do sleep 1 & wait $!; done
 "#;
+
+fn plan() -> Plan {
+    on(DockerPlan::default())
+}
+
+fn on(wanted: DockerPlan) -> Plan {
+    Plan { compute: Compute::Docker(wanted).into(), ..conformance::plan() }
+}
 
 struct Containers {
     store: tempfile::TempDir,
@@ -68,6 +76,7 @@ impl Containers {
             }),
             notice: Duration::from_secs(1),
             clock: Arc::new(SystemClock),
+            cache: PathBuf::new(),
         })
     }
 
@@ -114,6 +123,10 @@ async fn until(mut done: impl FnMut() -> bool + Send) {
 
 #[async_trait]
 impl World for Containers {
+    fn compute(&self) -> Compute {
+        Compute::Docker(DockerPlan::default())
+    }
+
     fn client(&self) -> Arc<dyn Provider> {
         Arc::new(self.docker())
     }
@@ -145,7 +158,7 @@ async fn docker_passes_the_suite_and_leaves_nothing() {
     // An engine that somebody uses has its own.
     let nameless = || docker_says(&["image", "ls", "-q", "--filter", "dangling=true"]);
     let before = nameless();
-    conformance::suite(&containers).await;
+    conformance::machines(&containers).await;
     let label = format!("label=ftctl.owner={}", containers.party.owner);
     assert_eq!(docker_says(&["ps", "-aq", "--filter", &label]), "");
     for kind in ["volume", "network"] {
@@ -159,12 +172,14 @@ async fn docker_passes_the_suite_and_leaves_nothing() {
 async fn docker_containers_show_no_secret_and_have_what_the_plan_says() {
     let containers = Containers::new("secrets").await;
     let attempt = attempt("secrets");
-    let mut plan = plan();
-    plan.docker.shared_memory = "64MiB".parse().unwrap();
-    plan.docker.ulimits.insert("nofile".to_owned(), 777);
-    plan.docker.mounts = vec![format!("{}:/there:ro", containers.store.path().display())];
-    plan.docker.user = Some("4321:8765".to_owned());
-    plan.docker.network = "none".to_owned();
+    let plan = on(DockerPlan {
+        shared_memory: "64MiB".parse().unwrap(),
+        ulimits: [("nofile".to_owned(), 777)].into(),
+        mounts: vec![format!("{}:/there:ro", containers.store.path().display())],
+        user: Some("4321:8765".to_owned()),
+        network: "none".to_owned(),
+        ..DockerPlan::default()
+    });
     let store = "azure://account/container".to_owned();
     let docker = Docker::new(Settings { store, ..containers.docker().settings });
     docker.provision(&attempt, &plan, &containers.image()).await.unwrap();
@@ -217,7 +232,7 @@ async fn docker_sends_what_a_killed_agent_left_before_it_destroys() {
     let Ok(Sighting::Dead { why }) = docker.observe(&attempt).await else { panic!("dead") };
     assert_eq!(why, "the container was ended by signal 9; its last line: ready");
     let error = docker.destroy(&attempt.job).await.unwrap_err();
-    assert_eq!((error.class, &error.left_behind), (Class::Network, &LeftBehind::Removable));
+    assert_eq!(error.class, Class::Network);
     assert!(error.message.ends_with("its last line: the store does not answer"), "{error}");
     assert_eq!(containers.starts(&attempt), 1, "what is over trains no more");
     docker.launch(&order(&attempt)).await.unwrap();
@@ -241,8 +256,7 @@ async fn docker_refuses_what_cannot_run_and_says_why() {
     assert!(error.fix.unwrap().contains("docker pull"));
 
     let refused = |store: &str, network: &str| {
-        let mut plan = plan();
-        plan.docker.network = network.to_owned();
+        let plan = on(DockerPlan { network: network.to_owned(), ..DockerPlan::default() });
         let docker = Docker::new(Settings { store: store.to_owned(), address: store.to_owned(), ..containers.docker().settings });
         async move { docker.price(&plan).await.map_err(|error| error.message) }
     };
@@ -250,8 +264,7 @@ async fn docker_refuses_what_cannot_run_and_says_why() {
     assert_eq!(refused("http://127.0.0.1:10000/account/container", "host").await, Ok(Money::ZERO.into()));
     assert!(refused("memory:", "host").await.unwrap_err().contains("does not see the store memory:"));
 
-    let mut plan = plan();
-    plan.docker.gpus = crate::job::docker::Gpus::All;
+    let mut plan = on(DockerPlan { gpus: crate::job::docker::Gpus::All, ..DockerPlan::default() });
     let error = docker.price(&plan).await.unwrap_err();
     assert!(
         error.message.contains("none of CUDA's libraries (variant cpu)") && error.fix.unwrap().contains("cu130"),

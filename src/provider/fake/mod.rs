@@ -36,7 +36,7 @@ pub use self::{
     script::{Call, CrashAt, Fault, FaultKind, OutOfSight, Preemption, Queue, SCRIPT_SCHEMA, Script, When, Work},
 };
 use super::{
-    Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting, TrainerFrom,
+    Account, Capabilities, Class, Provider, ProviderError, Resource, Result, Sighting,
     whose::{Mark, Party, unknown_store},
 };
 use crate::{
@@ -45,6 +45,7 @@ use crate::{
         id::{AttemptId, JobId, path},
         order::{CancelRequest, RunOrder, TrainerImage},
         plan::{Plan, Price},
+        report::Report,
     },
     store::{Store, StoreError, checkpoint, find_json},
 };
@@ -193,13 +194,20 @@ impl Fake {
 }
 
 #[async_trait]
-impl Provider for Fake {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Nowhere, bills: true, signs: false }
-    }
-
+impl Account for Fake {
     async fn price(&self, _: &Plan) -> Result<Price> {
         self.call(Call::Price, "", None, |_| Ok(self.script.price_per_hour.into())).await
+    }
+}
+
+#[async_trait]
+impl Provider for Fake {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { bills: true, signs: false }
+    }
+
+    async fn image(&self, _: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {
+        Ok(TrainerImage::None)
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<Vec<String>> {

@@ -8,7 +8,7 @@ use crate::{
         id::AttemptId,
         units::{Money, Span},
     },
-    provider::{Class, LeftBehind, ProviderError},
+    provider::{Class, ProviderError},
 };
 
 pub const SCRIPT_SCHEMA: &str = "ftctl.fake-script/1";
@@ -111,10 +111,6 @@ impl Call {
             Call::List => "list",
         }
     }
-
-    fn changes(self) -> bool {
-        matches!(self, Call::Provision | Call::Launch | Call::Preempt | Call::Destroy)
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,19 +144,9 @@ impl Fault {
             FaultKind::Unreachable | FaultKind::LostAnswer => (Class::Network, "no answer within 60 s"),
             FaultKind::Slow => return None,
         };
-        let mut error =
-            ProviderError::new(class, format!("the fake cloud's {}: {text}", self.call.name())).leaving(self.left_behind());
+        let mut error = ProviderError::new(class, format!("the fake cloud's {}: {text}", self.call.name()));
         error.retry_after = self.retry_after.map(|span| span.0);
         Some(error)
-    }
-
-    fn left_behind(&self) -> LeftBehind {
-        match self.kind {
-            FaultKind::Unreachable | FaultKind::LostAnswer if self.call.changes() => LeftBehind::Unknown,
-            // Whatever was to be destroyed is still there.
-            _ if self.call == Call::Destroy => LeftBehind::Removable,
-            _ => LeftBehind::Nothing,
-        }
     }
 
     pub fn fits(&self, call: Call, attempt: Option<&AttemptId>) -> bool {

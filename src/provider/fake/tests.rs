@@ -6,11 +6,11 @@ use tokio::process::Command;
 
 use super::*;
 use crate::{
-    job::order::{CANCEL_SCHEMA, ExitReason, ExitRecord, Heartbeat, Phase},
-    provider::{
-        LeftBehind,
-        conformance::{self, World, attempt, order, plan},
+    job::{
+        compute::Compute,
+        order::{CANCEL_SCHEMA, ExitReason, ExitRecord, Heartbeat, Phase},
     },
+    provider::conformance::{self, World, attempt, order, plan},
     store::{Condition, directory::DirectoryStore, memory::MemoryStore, read_json, write_json},
 };
 
@@ -76,6 +76,10 @@ impl Rehearsal {
 
 #[async_trait]
 impl World for Rehearsal {
+    fn compute(&self) -> Compute {
+        Compute::Fake
+    }
+
     fn client(&self) -> Arc<dyn Provider> {
         self.fake()
     }
@@ -100,7 +104,7 @@ fn dead(why: &str) -> Sighting {
 
 #[tokio::test]
 async fn passes_the_suite() {
-    conformance::suite(&Rehearsal::of(&json!({}))).await;
+    conformance::machines(&Rehearsal::of(&json!({}))).await;
 }
 
 /// The runtime has no timer: whatever waited for real time would panic.
@@ -217,7 +221,7 @@ async fn refusals_last_as_long_as_the_script_says() {
         let (rehearsal, attempt) = (Rehearsal::of(&json!({ "faults": [fault] })), attempt("refused"));
         for _ in 0..2 {
             let error = rehearsal.fake().provision(&attempt, &plan(), &TrainerImage::None).await.expect_err(kind);
-            assert_eq!((error.class, &error.left_behind), (class, &LeftBehind::Nothing));
+            assert_eq!(error.class, class);
             assert_eq!(error.retry_after, Some(Duration::from_secs(90)));
             assert_eq!(rehearsal.fake().observe(&attempt).await, Ok(Sighting::Gone));
         }
@@ -239,7 +243,7 @@ async fn a_lost_answer_happened_and_a_lost_request_did_not() {
         let faults = ["provision", "launch", "destroy"].map(|call| json!({ "call": call, "kind": kind }));
         let (rehearsal, attempt) = (Rehearsal::of(&json!({ "faults": faults })), attempt("lost"));
         let fake = rehearsal.fake();
-        let lost = |error: ProviderError| assert_eq!((error.class, error.left_behind), (Class::Network, LeftBehind::Unknown));
+        let lost = |error: ProviderError| assert_eq!(error.class, Class::Network);
 
         lost(fake.provision(&attempt, &plan(), &TrainerImage::None).await.expect_err(kind));
         assert_eq!(rehearsal.effects(EffectKind::MachineCreated, &attempt), made);
@@ -264,8 +268,7 @@ async fn a_failing_destroy_leaves_what_it_should_have_removed() {
     let attempt = attempt("stays");
     rehearsal.started(&attempt).await;
     for _ in 0..2 {
-        let error = rehearsal.fake().destroy(&attempt.job).await.expect_err("broken");
-        assert_eq!(error.left_behind, LeftBehind::Removable);
+        rehearsal.fake().destroy(&attempt.job).await.expect_err("broken");
         assert_eq!(rehearsal.fake().list().await.expect("list").len(), 1);
     }
     rehearsal.fake().destroy(&attempt.job).await.expect("the third time");
@@ -281,7 +284,7 @@ async fn a_machine_out_of_sight_goes_on_working() {
     assert_eq!(rehearsal.fake().observe(&attempt).await, alive);
     rehearsal.pass(12 * MINUTE).await;
     let error = rehearsal.fake().observe(&attempt).await.expect_err("hidden");
-    assert_eq!((error.class, error.left_behind), (Class::Network, LeftBehind::Nothing));
+    assert_eq!(error.class, Class::Network);
     let before = rehearsal.steps(&attempt).await.len();
     rehearsal.pass(3 * MINUTE + HOUR / 2).await;
     assert_eq!(rehearsal.fake().observe(&attempt).await, alive);

@@ -68,7 +68,7 @@ pub async fn ranked(client: &Client, plan: &GcePlan) -> (Vec<String>, Finding) {
 
 /// `None` when nothing is recommended.
 async fn ask(client: &Client, plan: &GcePlan, region: &str) -> Result<Option<Outlook>, Refusal> {
-    let here = plan.zones.iter().filter(|zone| crate::job::gce::region(zone) == region);
+    let here = plan.zones.iter().filter(|zone| crate::catalogue::region(zone) == region);
     let zones: Vec<Value> = here.map(|zone| json!({ "zone": format!("zones/{zone}") })).collect();
     let mut machine = json!({ "machineTypes": [plan.machine_type()] });
     if let Some(card) = plan.card().filter(|_| plan.machine_type.is_none()) {

@@ -18,12 +18,14 @@ use super::{
     equal,
     machine::{created, expires, is_of, said},
 };
-use crate::job::{
-    gce::region,
-    id::{AttemptId, JobId},
-    order::{RunOrder, TrainerImage},
-    plan::Plan,
-    units::Money,
+use crate::{
+    catalogue::region,
+    job::{
+        id::{AttemptId, JobId},
+        order::{RunOrder, TrainerImage},
+        plan::Plan,
+        units::Money,
+    },
 };
 
 pub const GROUPS: &str = "instanceGroupManagers";
@@ -88,10 +90,11 @@ impl Gce {
 
     /// Makes the template and the group, or finds them. There is no machine before there is an order for it.
     pub(super) async fn make_group(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<()> {
-        let (name, region) = (name(&attempt.job), region(&plan.gce.zones[0]));
+        let wanted = super::wanted(plan)?;
+        let (name, region) = (name(&attempt.job), region(&wanted.zones[0]));
         let url = self.client.url(&format!("regions/{region}/{GROUPS}/{name}"));
         let now = self.client.cloud_time().unwrap_or_else(|| self.clock.now());
-        let mut properties = body::template(&self.client, attempt, &plan.gce, image, plan.lifetime(), now, &url);
+        let mut properties = body::template(&self.client, attempt, wanted, image, plan.lifetime(), now, &url);
         body::sign(&mut properties, &self.mark().await?);
         let of_machines = properties["labels"].clone();
         if !self.insert(TEMPLATES, json!({ "name": name, "properties": properties })).await? {
@@ -104,7 +107,7 @@ impl Gce {
             "baseInstanceName": attempt.job.as_str(),
             "targetSize": 0,
             "instanceTemplate": self.client.url(&format!("{TEMPLATES}/{name}")),
-            "distributionPolicy": { "targetShape": "ANY", "zones": plan.gce.zones.iter().map(zone).collect::<Vec<_>>() },
+            "distributionPolicy": { "targetShape": "ANY", "zones": wanted.zones.iter().map(zone).collect::<Vec<_>>() },
             "updatePolicy": { "instanceRedistributionType": "NONE" },
             // A machine is taken away because its zone is short of them.
             "instanceLifecyclePolicy": {

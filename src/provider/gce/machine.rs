@@ -14,12 +14,13 @@ use super::{
     client::last,
     prices::PriceList,
 };
-use crate::job::{
-    catalogue::{self, Machine},
-    gce::region,
-    id::{AttemptId, JobId},
-    order::RunOrder,
-    units::Money,
+use crate::{
+    catalogue::{self, Machine, region},
+    job::{
+        id::{AttemptId, JobId},
+        order::RunOrder,
+        units::Money,
+    },
 };
 
 /// Whether it has, or will have, power.

@@ -20,6 +20,7 @@ mod client;
 mod credentials;
 mod group;
 mod machine;
+mod offer;
 mod possible;
 mod prices;
 mod quota;
@@ -36,6 +37,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+pub use self::offer::{lasting_price, rights, rows, rules, rules_of_plan, size};
 use self::{
     client::{Call, Client, http_date, last},
     credentials::Credentials,
@@ -44,17 +46,20 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Capabilities, Class, Console, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, Signs, TrainerFrom,
+    Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting, Signs,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
+    catalogue::region,
     job::{
         clock::Clock,
+        compute::Compute,
         finding::Finding,
-        gce::{Recovery, region},
+        gce::{GcePlan, Recovery},
         id::{AttemptId, JobId},
         order::{RunOrder, TrainerImage},
         plan::{Plan, Price},
+        report::Report,
     },
     store::Store,
 };
@@ -66,6 +71,11 @@ const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
 /// The startup script gives a sign of life every ten seconds: one that gives none for so long is worth a word.
 const SILENCE: Duration = Duration::from_secs(45);
+/// By the cloud's clock: a machine whose startup script does not run, and one that once lived.
+const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);
+const HANGS: Duration = Duration::from_secs(10 * 60);
+/// In every line that the startup script writes to the console.
+const SCRIPT: &str = "startup-script";
 /// An agent may need the store for so long after its deadline.
 const FAREWELL: Duration = Duration::from_secs(3_600);
 
@@ -158,14 +168,15 @@ impl Gce {
     async fn make(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
         let mark = self.mark().await?;
         let mut refused: Vec<(String, Refusal)> = Vec::new();
-        let ranked = if plan.gce.rank_zones { Some(advice::ranked(&self.client, &plan.gce).await.0) } else { None };
-        for zone in ranked.as_ref().unwrap_or(&plan.gce.zones) {
+        let wanted = wanted(plan)?;
+        let ranked = if wanted.rank_zones { Some(advice::ranked(&self.client, wanted).await.0) } else { None };
+        for zone in ranked.as_ref().unwrap_or(&wanted.zones) {
             let exhausted = |(before, refusal): &(String, Refusal)| refusal.is_quota() && region(before) == region(zone);
             if refused.iter().any(exhausted) {
                 continue;
             }
             let life = plan.lifetime();
-            let mut body = body::instance(&self.client, attempt, &plan.gce, image, zone, life, self.clock.now());
+            let mut body = body::instance(&self.client, attempt, wanted, image, zone, life, self.clock.now());
             body::sign(&mut body, &mark);
             let insert = Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body));
             match self.client.change(insert).await {
@@ -180,11 +191,11 @@ impl Gce {
                         return Ok(told(&refused));
                     }
                     let why = format!("{}, and it is not to be seen", refusal.message.trim_end_matches('.'));
-                    return Err(ProviderError::new(Class::Network, why).leaving(LeftBehind::Unknown));
+                    return Err(ProviderError::new(Class::Network, why));
                 }
                 Err(refusal) if refusal.is_global_quota() => return Err(refusal.into()),
                 Err(refusal) if refusal.is_stock_out() || refusal.is_quota() => refused.push((zone.clone(), refusal)),
-                Err(refusal) => return Err(ProviderError::from(refusal).leaving(LeftBehind::Unknown)),
+                Err(refusal) => return Err(ProviderError::from(refusal)),
             }
         }
         Err(nowhere(&refused))
@@ -255,7 +266,7 @@ impl Gce {
         };
         let position = |key: &str| serial[key].as_str().and_then(|text| text.parse().ok()).unwrap_or(start);
         let text = serial["contents"].as_str().unwrap_or_default().to_owned();
-        Ok(Some(Console { text, start: position("start"), next: position("next") }))
+        Ok(Some(Console { text, start: position("start"), next: position("next"), own: Some(SCRIPT.to_owned()) }))
     }
 
     /// What the startup script told in its namespace.
@@ -282,11 +293,7 @@ impl Gce {
 }
 
 #[async_trait]
-impl Provider for Gce {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Image, bills: true, signs: true }
-    }
-
+impl Account for Gce {
     async fn check(&self) -> Vec<Finding> {
         quota::check(&self.client).await
     }
@@ -296,22 +303,43 @@ impl Provider for Gce {
     }
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
-        let mut findings = quota::room(&self.client, &plan.gce).await;
-        findings.push(boot::check(&self.client, &plan.gce).await);
-        if plan.gce.rank_zones {
-            findings.push(advice::ranked(&self.client, &plan.gce).await.1);
+        let Ok(wanted) = wanted(plan) else { return Vec::new() };
+        let mut findings = quota::room(&self.client, wanted).await;
+        findings.push(boot::check(&self.client, wanted).await);
+        if wanted.rank_zones {
+            findings.push(advice::ranked(&self.client, wanted).await.1);
         }
         findings
     }
 
     async fn price(&self, plan: &Plan) -> Result<Price> {
-        possible::check(plan, &self.client.endpoint)?;
-        Ok(self.prices.price(&self.client, &plan.gce, self.clock.now()).await)
+        let wanted = wanted(plan)?;
+        possible::check(plan, wanted, &self.client.endpoint)?;
+        Ok(self.prices.price(&self.client, wanted, self.clock.now()).await)
+    }
+
+    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
+        Ok(self.tidy_templates(only_look).await?)
+    }
+}
+
+#[async_trait]
+impl Provider for Gce {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { bills: true, signs: true }
+    }
+
+    fn admit_image(&self, plan: &Plan) -> Result<()> {
+        named_image(plan).map(drop)
+    }
+
+    async fn image(&self, plan: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {
+        Ok(TrainerImage::Image { reference: named_image(plan)?.to_owned() })
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
         // Taken away again while nobody looked: it has cost its time, so the attempt is over, and another has what is left.
-        let grouped = plan.gce.recovery == Recovery::Group;
+        let grouped = wanted(plan)?.recovery == Recovery::Group;
         // A group's machine has a name that the cloud gives it.
         let there = if grouped { self.find(attempt).await?.is_some() } else { self.is_there(attempt).await? };
         if there || self.was_preempted(attempt).await? {
@@ -397,7 +425,7 @@ impl Provider for Gce {
             return Ok(Signs::Busy { at: "running its startup script, which may not set guest attributes".to_owned() });
         }
         if lasting > SILENCE {
-            return Ok(Signs::Silent { lasting, ever: beat.is_some() });
+            return Ok(silent(&attempt.machine_name(), lasting, beat.is_some()));
         }
         Ok(Signs::Busy { at: told.get("phase").cloned().unwrap_or_else(|| "booting".to_owned()) })
     }
@@ -446,7 +474,7 @@ impl Provider for Gce {
             let names: Vec<String> = machines.iter().map(|machine| last(&machine["name"]).to_owned()).collect();
             if begun.elapsed() > END {
                 let message = format!("deleted, and still there after {} s: {}", END.as_secs(), names.join(", "));
-                return Err(ProviderError::new(Class::Network, message).leaving(LeftBehind::Removable));
+                return Err(ProviderError::new(Class::Network, message));
             }
             for machine in &machines {
                 self.delete(machine).await.map_err(|refusal| owing(refusal, &names))?;
@@ -469,10 +497,6 @@ impl Provider for Gce {
         self.client.cloud_time()
     }
 
-    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
-        Ok(self.tidy_templates(only_look).await?)
-    }
-
     async fn session(&self, attempt: &AttemptId, command: &[String], terminal: bool) -> Result<Session> {
         let gcloud = ssh::gcloud(&self.path).ok_or_else(|| {
             ProviderError::new(Class::Invalid, "machines of Compute Engine are reached with gcloud, and there is none in PATH")
@@ -482,6 +506,31 @@ impl Provider for Gce {
         let machine = self.find(attempt).await?.filter(|machine| machine["status"] == "RUNNING").ok_or_else(absent)?;
         Ok(Session::Program(ssh::session(gcloud, &self.client.project, &machine, command, terminal)))
     }
+}
+
+fn wanted(plan: &Plan) -> Result<&GcePlan> {
+    if let Compute::Gce(gce) = &*plan.compute { Ok(gce) } else { Err(ProviderError::misplaced(plan)) }
+}
+
+fn named_image(plan: &Plan) -> Result<&str> {
+    plan.image().ok_or_else(|| {
+        ProviderError::new(Class::Invalid, "the job names no container image")
+            .fix("add image = \"...\" to the table of its backend below [compute]")
+    })
+}
+
+/// A machine that gave no sign of life for `lasting`; `ever`: it gave one before.
+fn silent(machine: &str, lasting: Duration, ever: bool) -> Signs {
+    let seconds = lasting.as_secs();
+    if ever {
+        let what = format!("{machine} has power and has given no sign of life for {seconds} s");
+        return if lasting > HANGS { Signs::Hangs { what } } else { Signs::Silent { what } };
+    }
+    let what = format!("{machine} has power for {seconds} s, and its startup script has given no sign of life");
+    if lasting > NEVER_BEGUN {
+        return Signs::Unfit { why: format!("{what}: does its boot image run startup scripts?") };
+    }
+    Signs::Silent { what }
 }
 
 /// The filter for what has this value in a field.
@@ -497,7 +546,7 @@ fn owing(refusal: Refusal, names: &[String]) -> ProviderError {
         if names.is_empty() { "the job's machines".to_owned() } else { names.join(", ") },
         error.message
     );
-    ProviderError { message, ..error }.leaving(LeftBehind::Removable)
+    ProviderError { message, ..error }
 }
 
 /// No zone had a machine: each with its reason.

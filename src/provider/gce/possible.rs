@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use super::super::{Class, ProviderError, Result};
-use crate::job::{
+use crate::{
     catalogue::{self, Accelerator},
-    gce::GcePlan,
-    plan::Plan,
+    job::{gce::GcePlan, plan::Plan},
 };
 
 /// What is charged at least.
@@ -15,7 +14,7 @@ const SHORTEST: Duration = Duration::from_secs(60);
 pub const LONGEST: Duration = Duration::from_secs(120 * 86_400);
 
 /// `endpoint` is where Compute Engine is asked.
-pub fn check(plan: &Plan, endpoint: &str) -> Result<()> {
+pub fn check(plan: &Plan, wanted: &GcePlan, endpoint: &str) -> Result<()> {
     let refuse = |message: String, fix: String| Err(ProviderError::new(Class::Invalid, message).fix(fix));
     if !(SHORTEST..=LONGEST).contains(&plan.ttl.0) {
         let message = format!("a machine may run for a minute at least and 120 days at most, not {}", plan.ttl);
@@ -25,14 +24,14 @@ pub fn check(plan: &Plan, endpoint: &str) -> Result<()> {
         let message = format!("a machine of Compute Engine cannot reach the store {}: it is a directory here", plan.store);
         return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
     }
-    let Some(card) = plan.gce.card() else { return Ok(()) };
-    let name = &plan.gce.accelerator;
+    let Some(card) = wanted.card() else { return Ok(()) };
+    let name = &wanted.accelerator;
     if let Some(variant) = plan.image.variant.filter(|variant| !has_kernels(variant.name(), card)) {
         let message = format!("the build `{}` of libtorch has no kernels for a {name}", variant.name());
         let builds = catalogue::gce().libtorch.keys().map(String::as_str).filter(|build| has_kernels(build, card));
         return refuse(message, format!("of its builds these have: {}", builds.collect::<Vec<_>>().join(", ")));
     }
-    if let Some(why) = unknown_to_driver(&plan.gce, &plan.gce.image_family) {
+    if let Some(why) = unknown_to_driver(wanted, &wanted.image_family) {
         return refuse(why, "name an older family in compute.gce.image_family".to_owned());
     }
     Ok(())
@@ -73,9 +72,13 @@ mod tests {
     };
 
     fn refused(change: impl Fn(&mut Plan)) -> String {
+        refused_on(&GcePlan::default(), change)
+    }
+
+    fn refused_on(wanted: &GcePlan, change: impl Fn(&mut Plan)) -> String {
         let mut plan = Plan { store: "azure://account/container".to_owned(), ..conformance::plan() };
         change(&mut plan);
-        check(&plan, "https://compute.googleapis.com").map_or_else(|error| error.message, |()| String::new())
+        check(&plan, wanted, "https://compute.googleapis.com").map_or_else(|error| error.message, |()| String::new())
     }
 
     fn on(accelerator: &str) -> Box<GcePlan> {
@@ -94,12 +97,8 @@ mod tests {
 
     #[test]
     fn a_driver_that_does_not_know_the_gpu_is_refused() {
-        let family = |accelerator: &str, family: &str| {
-            refused(|plan| {
-                plan.gce = on(accelerator);
-                plan.gce.image_family = family.to_owned();
-            })
-        };
+        let family =
+            |accelerator: &str, family: &str| refused_on(&GcePlan { image_family: family.to_owned(), ..*on(accelerator) }, |_| ());
         assert_eq!(family("v100", "pytorch-latest-gpu"), "", "its name tells nothing");
         assert_eq!(family("v100", "common-cu129-ubuntu-2204-nvidia-580"), "");
         assert_eq!(family("t4", "common-cu130-ubuntu-2404-nvidia-590"), "");

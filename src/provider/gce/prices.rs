@@ -19,11 +19,9 @@ use super::{
     quota::regions_of,
     refusal::Refusal,
 };
-use crate::job::{
+use crate::{
     catalogue::{self, Machine},
-    gce::GcePlan,
-    plan::Price,
-    units::Money,
+    job::{gce::GcePlan, plan::Price, units::Money},
 };
 
 const SCHEMA: &str = "ftctl.prices/1";

@@ -10,11 +10,8 @@ use super::{
     region,
 };
 use crate::{
-    job::{
-        catalogue::{self, Accelerator, Machine},
-        finding::Finding,
-        gce::GcePlan,
-    },
+    catalogue::{self, Accelerator, Machine},
+    job::{finding::Finding, gce::GcePlan},
     provider::ProviderError,
 };
 

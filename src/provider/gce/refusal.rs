@@ -4,7 +4,7 @@ use std::{fmt::Display, time::Duration};
 
 use serde_json::Value;
 
-use super::super::{Class, LeftBehind, ProviderError};
+use super::super::{Class, ProviderError};
 
 #[derive(Debug, Clone)]
 pub struct Refusal {
@@ -114,7 +114,6 @@ impl From<Refusal> for ProviderError {
         match class {
             Class::Quota => error.fix("ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other zones"),
             Class::Denied => error.fix("the account needs the role roles/compute.instanceAdmin.v1 in this project"),
-            Class::Network => error.leaving(LeftBehind::Unknown),
             _ => error,
         }
     }

@@ -16,12 +16,11 @@ use serde_json::json;
 use super::*;
 use crate::{
     devcloud::gce::{Devcloud, Options},
-    job::{
-        clock::{SystemClock, between},
-        finding::Health,
-        units::Money,
+    job::{clock::between, finding::Health, units::Money},
+    provider::{
+        clock::SystemClock,
+        conformance::{self, World, attempt, order, plan, suite},
     },
-    provider::conformance::{World, attempt, order, plan, suite},
     store::memory::MemoryStore,
 };
 
@@ -139,6 +138,10 @@ fn image() -> TrainerImage {
 
 #[async_trait]
 impl World for Place {
+    fn compute(&self) -> Compute {
+        Compute::Gce(Box::default())
+    }
+
     fn client(&self) -> Arc<dyn Provider> {
         Arc::new(self.provider())
     }
@@ -179,7 +182,7 @@ impl World for Place {
 
 #[tokio::test]
 async fn it_passes_the_suite() {
-    suite(&Place::new(json!({ "boot": "1s" })).await).await;
+    conformance::machines(&Place::new(json!({ "boot": "1s" })).await).await;
 }
 
 fn seed() -> Value {
@@ -191,19 +194,35 @@ fn seed() -> Value {
 }
 
 /// The body for the seed's machine, made by a client of the public service.
-fn seed_body(change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
+fn plan() -> Plan {
+    on(GcePlan::default())
+}
+
+fn on(wanted: GcePlan) -> Plan {
+    Plan { compute: Compute::Gce(Box::new(wanted)).into(), ..conformance::plan() }
+}
+
+fn wanted_mut(plan: &mut Plan) -> &mut GcePlan {
+    if let Compute::Gce(gce) = &mut *plan.compute { gce } else { panic!("a plan of gce") }
+}
+
+fn asked(plan: &Plan) -> &GcePlan {
+    wanted(plan).expect("a plan of gce")
+}
+
+fn seed_body(change: impl Fn(&mut GcePlan)) -> Value {
     seed_body_of("registry.example/ftctl@sha256:00", change)
 }
 
 /// The same with another image.
-fn seed_body_of(image: &str, change: impl Fn(&mut crate::job::gce::GcePlan)) -> Value {
+fn seed_body_of(image: &str, change: impl Fn(&mut GcePlan)) -> Value {
     let image = TrainerImage::Image { reference: image.to_owned() };
     let variables = |name: &str| {
         let known = BTreeMap::from([("GOOGLE_CLOUD_PROJECT", "my-project"), ("CLOUDSDK_AUTH_ACCESS_TOKEN", "x")]);
         known.get(name).map(|value| (*value).to_owned())
     };
     let gce = Gce::open(&variables, somebody(), Arc::new(SystemClock), None).expect("signed in");
-    let mut plan = crate::job::gce::GcePlan::default();
+    let mut plan = GcePlan::default();
     change(&mut plan);
     let hour = Duration::from_secs(3_600);
     body::instance(&gce.client, &attempt("gpuserver"), &plan, &image, "us-central1-a", hour, Timestamp::UNIX_EPOCH)
@@ -279,7 +298,7 @@ async fn provision(script: Value) -> (Result<Vec<String>>, Vec<String>, Place) {
     let place = Place::new(script).await;
     let provider = place.provider();
     let mut plan = plan();
-    plan.gce.zones = vec!["us-central1-a".into(), "us-central1-b".into(), "us-west1-a".into()];
+    wanted_mut(&mut plan).zones = vec!["us-central1-a".into(), "us-central1-b".into(), "us-west1-a".into()];
     let done = provider.provision(&attempt("job"), &plan, &image()).await;
     let mut zones: Vec<String> = provider
         .of_job(&attempt("job").job)
@@ -337,7 +356,7 @@ async fn trouble_on_the_line_makes_no_second_machine() {
 
     let (done, zones, place) = provision(json!({ "faults": [{ "call": insert, "kind": { "status": 503 }, "times": 9 }] })).await;
     let error = done.expect_err("no answer");
-    assert_eq!((error.class, error.left_behind, zones.len()), (Class::Network, LeftBehind::Unknown, 0));
+    assert_eq!((error.class, zones.len()), (Class::Network, 0));
     assert_eq!(place.changes().await.len(), 5);
 
     let (done, zones, _) = provision(json!({ "faults": [{ "call": insert, "kind": { "status": 403 }, "times": 9 }] })).await;
@@ -438,7 +457,7 @@ async fn of_two_machines_of_one_name_the_older_stays() {
     let body = body::instance(
         &provider.client,
         &attempt("job"),
-        &plan().gce,
+        &GcePlan::default(),
         &image(),
         "us-west1-a",
         Duration::from_secs(600),
@@ -458,7 +477,6 @@ async fn a_deletion_that_is_refused_says_what_may_still_cost() {
         let (done, _, place) = provision(faults).await;
         done.expect("made");
         let error = place.provider().destroy(&attempt("job").job).await.expect_err("refused");
-        assert_eq!(error.left_behind, LeftBehind::Removable);
         assert!(error.message.contains(&attempt("job").machine_name()), "{error}");
         // The next one tries again, as often as it takes.
         while place.provider().destroy(&attempt("job").job).await.is_err() {}
@@ -473,7 +491,7 @@ async fn what_somebody_else_made_with_our_label_is_ours_to_sweep() {
     let mut body = body::instance(
         &provider.client,
         &attempt("job"),
-        &plan().gce,
+        &GcePlan::default(),
         &image(),
         "us-east1-c",
         Duration::from_secs(600),
@@ -546,7 +564,7 @@ async fn a_machine_refuses_its_metadata_to_the_container_and_hands_the_notice_in
     let place = Place::at_speed(1.0, json!({ "boot": "1s" })).await;
     let (provider, attempt) = (place.provider(), attempt("job"));
     let mut plan = plan();
-    plan.gce.preemption_notice = Some(crate::job::units::Span(Duration::from_secs(120)));
+    wanted_mut(&mut plan).preemption_notice = Some(crate::job::units::Span(Duration::from_secs(120)));
     let image = TrainerImage::Image { reference: "us-docker.pkg.dev/p/r/ftctl@sha256:00".to_owned() };
     provider.provision(&attempt, &plan, &image).await.expect("made");
     provider.launch(&order(&attempt)).await.expect("told");
@@ -592,7 +610,7 @@ async fn who_is_not_signed_in_is_told_prices_and_nothing_else() {
         let variables = |name: &str| set.contains(&name).then(|| "x".to_owned());
         let gce = Gce::open(&variables, somebody(), Arc::new(SystemClock), None).expect("nothing is asked");
         let plan = Plan { store: "azure://account/container".to_owned(), ..plan() };
-        assert_eq!(gce.price(&plan).await.expect("a price").per_hour, plan.gce.price_per_hour());
+        assert_eq!(gce.price(&plan).await.expect("a price").per_hour, asked(&plan).price_per_hour());
         for error in [gce.answers().await.expect_err("no token"), gce.list().await.expect_err("no token")] {
             assert!(error.class == class && error.message.contains(part), "{error}");
         }
@@ -609,10 +627,11 @@ async fn zones_are_ranked_by_what_is_expected_of_them() {
         "us-west1-a": good(0.2, "20h"), "us-west1-b": good(0.9, "10h"), "europe-west4-b": good(0.0, "1h"),
     });
     let mut wanted = plan();
-    wanted.gce.rank_zones = true;
-    wanted.gce.zones = ["us-central1-a", "us-central1-b", "us-central1-c", "us-west1-a", "us-west1-b", "europe-west4-b"]
-        .map(str::to_owned)
-        .to_vec();
+    wanted_mut(&mut wanted).rank_zones = true;
+    wanted_mut(&mut wanted).zones =
+        ["us-central1-a", "us-central1-b", "us-central1-c", "us-west1-a", "us-west1-b", "europe-west4-b"]
+            .map(str::to_owned)
+            .to_vec();
     let refused = [403, 404].map(|status| json!({ "call": "compute.advice.capacity", "kind": { "status": status }, "times": 3 }));
     for (script, order, said) in [
         // 0.9 × 10 h before 0.5 × 10 h; the last is recommended by its region, and nobody expects a machine there.
@@ -623,13 +642,17 @@ async fn zones_are_ranked_by_what_is_expected_of_them() {
         ),
         (
             json!({ "faults": [refused[0]] }),
-            wanted.gce.zones.iter().map(String::as_str).collect(),
+            asked(&wanted).zones.iter().map(String::as_str).collect(),
             "in the order of the plan: Required",
         ),
-        (json!({ "faults": [refused[1]] }), wanted.gce.zones.iter().map(String::as_str).collect(), "in the order of the plan: "),
+        (
+            json!({ "faults": [refused[1]] }),
+            asked(&wanted).zones.iter().map(String::as_str).collect(),
+            "in the order of the plan: ",
+        ),
     ] {
         let place = Place::new(script).await;
-        let (zones, finding) = advice::ranked(&place.provider().client, &wanted.gce).await;
+        let (zones, finding) = advice::ranked(&place.provider().client, asked(&wanted)).await;
         assert_eq!(zones, order);
         assert!(finding.message.contains(said), "{}", finding.message);
     }
@@ -642,8 +665,8 @@ async fn zones_are_ranked_by_what_is_expected_of_them() {
     assert!(findings.iter().any(|finding| finding.what == "zones" && finding.health == Health::Good), "{findings:?}");
 }
 
-fn of(accelerator: &str) -> Box<crate::job::gce::GcePlan> {
-    Box::new(crate::job::gce::GceSpec { accelerator: Some(accelerator.into()), ..Default::default() }.into())
+fn of(accelerator: &str) -> GcePlan {
+    crate::job::gce::GceSpec { accelerator: Some(accelerator.into()), ..Default::default() }.into()
 }
 
 #[tokio::test]
@@ -652,10 +675,10 @@ async fn a_machine_that_comes_with_its_accelerators_is_asked_for_by_its_type() {
         [("a100", "a2-highgpu-1g", None), ("l4", "g2-standard-4", None), ("h100", "a3-highgpu-1g", Some("GVNIC"))]
     {
         let place = Place::new(json!({})).await;
-        let (provider, plan) = (place.provider(), Plan { gce: of(accelerator), ..plan() });
+        let (provider, plan) = (place.provider(), on(of(accelerator)));
         provider.provision(&attempt("job"), &plan, &image()).await.expect("made");
         let listed = provider.list().await.expect("listed");
-        assert_eq!(listed[0].price_per_hour, plan.gce.price_per_hour(), "{kind}");
+        assert_eq!(listed[0].price_per_hour, asked(&plan).price_per_hour(), "{kind}");
         let calls = place.calls().await;
         let body = &calls.iter().find(|call| call["call"] == "compute.instances.insert").expect("an insert")["body"];
         assert_eq!(last(&body["machineType"]), kind);
@@ -704,10 +727,10 @@ async fn a_plan_is_told_whether_the_quotas_hold_it() {
 #[tokio::test]
 async fn a_plan_is_told_what_its_family_means_today() {
     let place = Place::new(json!({})).await;
-    let told = async |change: &dyn Fn(&mut crate::job::gce::GcePlan)| {
+    let told = async |change: &dyn Fn(&mut GcePlan)| {
         let mut plan = plan();
-        change(&mut plan.gce);
-        let finding = boot::check(&place.provider().client, &plan.gce).await;
+        change(wanted_mut(&mut plan));
+        let finding = boot::check(&place.provider().client, asked(&plan)).await;
         (finding.health, finding.message)
     };
     assert_eq!(told(&|_| {}).await.0, Health::Good);

@@ -32,16 +32,21 @@ use tokio::process::Command;
 
 use self::machine::{Agent, Machine};
 use super::{
-    AgentEnvironment, Capabilities, Class, LeftBehind, Provider, ProviderError, Resource, Result, Session, Sighting, TrainerFrom,
+    Account, AgentEnvironment, Build, Capabilities, Class, Provider, ProviderError, Resource, Result, Session, Sighting,
     error::last_statement,
     whose::{Mark, Party, Said, namesake, unknown_store},
 };
-use crate::job::{
-    clock::Clock,
-    id::{AttemptId, JobId},
-    order::{RunOrder, TrainerImage},
-    plan::{Plan, Price},
-    units::Money,
+use crate::{
+    image::{needs, trainer},
+    job::{
+        clock::Clock,
+        finding::Finding,
+        id::{AttemptId, JobId},
+        order::{RunOrder, TrainerImage, program},
+        plan::{Plan, Price},
+        report::Report,
+        units::Money,
+    },
 };
 
 /// What a preempted machine is given between the polite and the final signal; as on GCE.
@@ -63,6 +68,8 @@ pub struct Settings {
     /// Time between SIGTERM and SIGKILL in [`Provider::preempt`].
     pub notice: Duration,
     pub clock: Arc<dyn Clock>,
+    /// ftctl's own, with the trainers that it built.
+    pub cache: PathBuf,
 }
 
 pub struct Local {
@@ -150,18 +157,39 @@ impl Local {
         let (name, directory) = (machine.attempt.machine_name(), self.work(&machine.attempt.job));
         let message = format!("nothing of {name} runs any more, but its last output could not be sent to the store: {why}");
         let fix = format!("run the same command again; to give the unsent bytes up, delete {} first", directory.display());
-        ProviderError::new(Class::Network, message).fix(fix).leaving(LeftBehind::Removable)
+        ProviderError::new(Class::Network, message).fix(fix)
+    }
+}
+
+#[async_trait]
+impl Account for Local {
+    async fn check(&self) -> Vec<Finding> {
+        needs::examine(&self.settings.cache)
+    }
+
+    async fn price(&self, _: &Plan) -> Result<Price> {
+        Ok(Money::ZERO.into())
     }
 }
 
 #[async_trait]
 impl Provider for Local {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { trainer: TrainerFrom::Build, bills: false, signs: false }
+        Capabilities { bills: false, signs: false }
     }
 
-    async fn price(&self, _: &Plan) -> Result<Price> {
-        Ok(Money::ZERO.into())
+    fn build<'p>(&self, _: &'p Plan) -> Option<Build<'p>> {
+        Some(Build { what: "the trainer", reads: None })
+    }
+
+    async fn image(&self, _: &Plan, before: Option<&TrainerImage>, report: &dyn Report) -> Result<TrainerImage> {
+        let cache = &self.settings.cache;
+        match before {
+            Some(TrainerImage::Program { digest }) if program(cache, digest).is_file() => {
+                Ok(TrainerImage::Program { digest: digest.clone() })
+            }
+            _ => Ok(TrainerImage::Program { digest: trainer::ensure(cache, report).await? }),
+        }
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, _: &TrainerImage) -> Result<Vec<String>> {
@@ -179,7 +207,7 @@ impl Provider for Local {
         let attempt = AttemptId::new(&order.job, order.attempt);
         let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
         let machine = self.reached(&attempt).await?.ok_or_else(gone)?;
-        let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error).leaving(LeftBehind::Removable);
+        let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error);
         let command = self.agent(&machine).await?;
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
         machine.write_order(order).map_err(|error| failed(&error))?;
@@ -271,7 +299,7 @@ async fn power_off(machine: &Machine) -> Result<()> {
 /// Signals and waiting for processes, off the thread that serves everything else.
 async fn blocking(machine: &Machine, act: impl FnOnce() -> io::Result<()> + Send + 'static) -> Result<()> {
     let done = tokio::task::spawn_blocking(act).await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-    done.map_err(|error| failed("stop the processes of", machine.directory(), &error).leaving(LeftBehind::Removable))
+    done.map_err(|error| failed("stop the processes of", machine.directory(), &error))
 }
 
 /// What a program complained about last, or how it ended.
@@ -281,7 +309,7 @@ fn said(output: &Output) -> String {
 }
 
 fn removing(path: &Path, error: &io::Error) -> ProviderError {
-    failed("remove", path, error).leaving(LeftBehind::Removable)
+    failed("remove", path, error)
 }
 
 fn failed(action: &str, path: &Path, error: &io::Error) -> ProviderError {

@@ -2,8 +2,11 @@ use std::{ffi::OsString, os::unix::fs::PermissionsExt, time::Instant};
 
 use super::*;
 use crate::{
-    job::clock::SystemClock,
-    provider::conformance::{self, World, attempt, order, plan},
+    job::compute::Compute,
+    provider::{
+        clock::SystemClock,
+        conformance::{self, World, attempt, order, plan},
+    },
     store::{directory::DirectoryStore, memory::MemoryStore},
 };
 
@@ -92,6 +95,7 @@ fn settings(state: &Path, party: Party) -> Settings {
         variables,
         notice: Duration::from_millis(50),
         clock: Arc::new(SystemClock),
+        cache: state.join("cache"),
     }
 }
 
@@ -106,6 +110,10 @@ async fn until(mut done: impl FnMut() -> bool) {
 
 #[async_trait]
 impl World for Machines {
+    fn compute(&self) -> Compute {
+        Compute::Local
+    }
+
     fn client(&self) -> Arc<dyn Provider> {
         Arc::new(self.local())
     }
@@ -131,7 +139,7 @@ impl World for Machines {
 #[tokio::test]
 async fn passes_the_suite_and_leaves_no_file() {
     let machines = Machines::new();
-    conformance::suite(&machines).await;
+    conformance::machines(&machines).await;
     assert_eq!(machines.left(), [""; 0]);
 }
 
@@ -156,7 +164,7 @@ async fn unsent_output_is_kept_until_it_can_be_sent() {
     let down = machines.state.path().join("store-is-down");
     fs::write(&down, "").expect("down");
     let error = machines.local().destroy(&attempt.job).await.expect_err("cannot be sent");
-    assert_eq!((error.class, &error.left_behind), (Class::Network, &LeftBehind::Removable));
+    assert_eq!(error.class, Class::Network);
     assert!(error.message.ends_with("could not be sent to the store: the store does not answer"), "{error}");
     assert!(matches!(machines.local().observe(&attempt).await, Ok(Sighting::Dead { .. })), "it runs no more, but it is there");
     fs::remove_file(&down).expect("up");
@@ -241,8 +249,7 @@ async fn an_agent_that_cannot_start_is_an_error_and_the_attempt_is_over() {
     let local = Local::new(Settings { executable: "no/such/program".into(), ..machines.settings() });
     let attempt = attempt("no-program");
     local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");
-    let error = local.launch(&order(&attempt)).await.expect_err("no program");
-    assert_eq!(error.left_behind, LeftBehind::Removable);
+    local.launch(&order(&attempt)).await.expect_err("no program");
     machines.ended(&attempt).await;
     assert!(matches!(local.observe(&attempt).await, Ok(Sighting::Dead { .. })));
     fs::remove_dir_all(machines.state.path().join("work")).expect("nothing was written");

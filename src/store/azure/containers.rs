@@ -27,10 +27,13 @@ use super::{
     sign_in::{self, Credential},
     transport::Transport,
 };
-use crate::job::{
-    digest::Digest,
-    finding::Finding,
-    id::{JobId, path},
+use crate::{
+    identity::entra,
+    job::{
+        digest::Digest,
+        finding::Finding,
+        id::{JobId, path},
+    },
 };
 
 /// Read, add, create, write, delete and list, in the order that the service wants.
@@ -288,7 +291,7 @@ impl Store for Containers {
                 (signer.sign(&home.client, AGENT_MAY), reads)
             }
         };
-        variables.extend(sign_in::SECRETS.iter().map(|secret| (*secret, None)));
+        variables.extend(sign_in::SECRETS.iter().chain(&entra::SECRETS).map(|secret| (*secret, None)));
         variables.push((sign_in::SAS, Some(writes)));
         variables.push((sign_in::READ_SAS, reads));
         Ok(variables)

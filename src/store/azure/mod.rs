@@ -23,18 +23,18 @@ use self::{
     location::Location,
     retry::Patience,
     segments::{FULL, Known, Segments, part},
-    sign_in::{Credential, Variables},
+    sign_in::Credential,
     sums::md5,
     transport::{Load, Transport},
     wire::{Folder, timestamp},
 };
 use super::{Condition, Digest, ETag, Limits, Meta, Object, Result, Store, StoreError, WordOf, check_path, check_prefix};
+use crate::identity::Variables;
 
 mod batch;
 mod blocks;
 mod client;
 mod containers;
-mod entra;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod location;
@@ -49,7 +49,7 @@ mod tests;
 mod transport;
 mod wire;
 
-pub use sign_in::{SAS as SIGNATURE, Way, carried, entra_token, is_involved, ways};
+pub use sign_in::{SAS as SIGNATURE, carried, is_involved, sign_in};
 
 /// The names that a page of a listing has, and what the body of an error says: for those who make such answers up.
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Which credential is used: the first of [`WAYS`] for which the environment has what it needs.
+//! Which credential is used: the first of [`WAYS`], or else of Entra's, for which the environment has what it needs.
 
 use std::{
     collections::HashMap,
@@ -8,8 +8,14 @@ use std::{
 use super::{
     super::{Result, StoreError},
     ENDPOINT,
-    entra::{self, TokenSource},
     shared_key::SharedKey,
+};
+use crate::{
+    identity::{
+        Variables,
+        entra::{self, TokenSource},
+    },
+    job::finding::Finding,
 };
 
 /// What requests are signed with. Has no `Debug`, so that nothing secret can be printed by accident.
@@ -20,51 +26,13 @@ pub(super) enum Credential {
     Token(TokenSource),
 }
 
-/// An environment variable; empty ones count as absent.
-pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
-
-/// One way to sign in, as `doctor` shows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Way {
-    pub name: &'static str,
-    /// The first that is ready is used.
-    pub ready: bool,
-    /// The variables, or the program, that make it ready.
-    pub needs: &'static str,
-}
-
 type Open = fn(Variables<'_>, account: &str) -> Result<Credential>;
 
-/// Ready when all variables are set; then tried with the function, whose error is the user's.
-const WAYS: &[(&str, &[&str], &str, Open)] = &[
-    ("connection string", &[CONNECTION_STRING], CONNECTION_STRING, from_connection_string),
-    ("account key", &[KEY], KEY, from_key),
-    ("shared access signature", &[SAS], SAS, from_sas),
-    (
-        "Entra: client secret",
-        &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"],
-        "AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET",
-        entra::client_secret,
-    ),
-    (
-        "Entra: workload identity",
-        &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"],
-        "AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE",
-        entra::workload_identity,
-    ),
-    (
-        "Entra: GitHub's identity of this run",
-        &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"],
-        "AZURE_TENANT_ID, AZURE_CLIENT_ID and a workflow with `id-token: write`",
-        entra::github,
-    ),
-    (
-        "Entra: managed identity",
-        &["FTCTL_AZURE_MANAGED_IDENTITY"],
-        "FTCTL_AZURE_MANAGED_IDENTITY=system, or the client id of one",
-        entra::managed_identity,
-    ),
-    ("Entra: az login", &[AZ], "the program az, logged in", entra::azure_cli),
+/// Each with the variable that makes it ready.
+const WAYS: [(&str, &str, Open); 3] = [
+    ("connection string", CONNECTION_STRING, from_connection_string),
+    ("account key", KEY, from_key),
+    ("shared access signature", SAS, from_sas),
 ];
 
 pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
@@ -73,101 +41,54 @@ pub(super) const KEY: &str = "AZURE_STORAGE_KEY";
 pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 /// With it the signature above is for the container of one job only, and this one for reading the store.
 pub(super) const READ_SAS: &str = "FTCTL_STORE_READ_SAS";
-/// What whoever has a signature need not have.
-pub(super) const SECRETS: &[&str] = &[
-    CONNECTION_STRING,
-    KEY,
-    "AZURE_CLIENT_SECRET",
-    "AZURE_FEDERATED_TOKEN_FILE",
-    "ACTIONS_ID_TOKEN_REQUEST_URL",
-    "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
-];
-/// What any of [`WAYS`] goes by, besides the path to `az`.
-const INVOLVED: &[&str] = &[
-    CONNECTION_STRING,
-    KEY,
-    SAS,
-    ENDPOINT,
-    "AZURE_STORAGE_ACCOUNT",
-    "AZURE_TENANT_ID",
-    "AZURE_CLIENT_ID",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_FEDERATED_TOKEN_FILE",
-    "AZURE_AUTHORITY_HOST",
-    "AZURE_CONFIG_DIR",
-    "ACTIONS_ID_TOKEN_REQUEST_URL",
-    "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
-    "FTCTL_AZURE_MANAGED_IDENTITY",
-    "IDENTITY_ENDPOINT",
-    "IDENTITY_HEADER",
-];
+/// Variables that an agent with a signature need not have, besides [`entra::SECRETS`].
+pub(super) const SECRETS: [&str; 2] = [CONNECTION_STRING, KEY];
+/// Variables that [`WAYS`] go by.
+const INVOLVED: [&str; 5] = [CONNECTION_STRING, KEY, SAS, ENDPOINT, "AZURE_STORAGE_ACCOUNT"];
 
 /// Whether a variable of this name has to do with how somebody signs in to a container.
 pub fn is_involved(name: &OsStr) -> bool {
-    INVOLVED.iter().any(|known| name == *known)
+    INVOLVED.iter().chain(&entra::INVOLVED).any(|known| name == *known)
 }
 
-/// Not a variable: whether `az` is in the path.
-const AZ: &str = "az";
-
-fn is_ready(variables: Variables<'_>, needed: &[&str]) -> bool {
-    needed.iter().all(|name| if *name == AZ { entra::has_azure_cli(variables) } else { variables(name).is_some() })
-}
-
-/// All ways, in the order in which they are tried.
-pub fn ways(variables: Variables<'_>) -> Vec<Way> {
-    let way = |(name, needed, needs, _): &(&'static str, &[&str], &'static str, Open)| Way {
-        name,
-        ready: is_ready(variables, needed),
-        needs,
-    };
-    WAYS.iter().map(way).collect()
-}
-
-/// A token of Entra ID for another service of Azure than storage, by the first of the ways through Entra that is ready; `None` without
-/// any. The error is for a person and has nothing secret.
-pub fn entra_token(variables: Variables<'_>) -> impl Future<Output = Option<Result<String, String>>> + Send + use<> {
-    let entra = |(name, needed, ..): &&(&str, &[&str], &str, Open)| name.starts_with("Entra") && is_ready(variables, needed);
-    let opened = WAYS.iter().find(entra).map(|(.., open)| open(variables, ""));
-    async move {
-        Some(match opened? {
-            Ok(Credential::Token(source)) => source.management().await,
-            Ok(_) => Err("it gives no token".to_owned()),
-            Err(error) => Err(error.to_string()),
-        })
+/// Which way of signing in to a container is used, and the order in which they are tried.
+pub fn sign_in(variables: Variables<'_>) -> Finding {
+    let own = WAYS.iter().map(|(name, variable, _)| (*name, *variable, variables(variable).is_some()));
+    let ways: Vec<_> = own.chain(entra::WAYS.iter().map(|way| (way.name, way.needs, way.is_ready(variables)))).collect();
+    let order = ways.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join(", ");
+    match ways.iter().find(|(.., ready)| *ready) {
+        Some((name, needs, _)) => Finding::good("sign-in", format!("{name} (from {needs}); the first that is ready of: {order}")),
+        None => Finding::bad(
+            "sign-in",
+            format!("none is ready of: {order}"),
+            "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or run `az login`",
+        ),
     }
 }
 
 /// What an agent on another machine can sign in with as well as whoever sits at this one: nothing that needs files or programs here.
-const CARRIED: [&str; 9] = [
-    CONNECTION_STRING,
-    KEY,
-    SAS,
-    READ_SAS,
-    ENDPOINT,
-    "AZURE_TENANT_ID",
-    "AZURE_CLIENT_ID",
-    "AZURE_CLIENT_SECRET",
-    "AZURE_AUTHORITY_HOST",
-];
+const CARRIED: [&str; 5] = [CONNECTION_STRING, KEY, SAS, READ_SAS, ENDPOINT];
 
 /// See [`CARRIED`]; nothing where no secret is among it.
 pub fn carried(variables: &[(OsString, OsString)]) -> Vec<(String, String)> {
     let text = |(name, value): &(OsString, OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
-    let found: Vec<_> =
-        variables.iter().filter_map(text).filter(|(name, value)| CARRIED.contains(&name.as_str()) && !value.is_empty()).collect();
+    let is_carried = |name: &str| CARRIED.contains(&name) || entra::CARRIED.contains(&name);
+    let found: Vec<_> = variables.iter().filter_map(text).filter(|(name, value)| is_carried(name) && !value.is_empty()).collect();
     let secret = |name: &str| [CONNECTION_STRING, KEY, SAS, "AZURE_CLIENT_SECRET"].contains(&name);
     if found.iter().any(|(name, _)| secret(name)) { found } else { Vec::new() }
 }
 
 pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credential> {
-    match WAYS.iter().find(|(_, needed, ..)| is_ready(variables, needed)) {
-        Some((.., open)) => open(variables, account),
-        None => Err(StoreError::SignIn(format!(
+    if let Some((.., open)) = WAYS.iter().find(|(_, variable, _)| variables(variable).is_some()) {
+        return open(variables, account);
+    }
+    let Some(way) = entra::WAYS.iter().find(|way| way.is_ready(variables)) else {
+        return Err(StoreError::SignIn(format!(
             "there is no way to sign in to the account {account}; set AZURE_STORAGE_KEY or {SAS}, or log in with `az login`; `ftctl \
              doctor` shows all the ways"
-        ))),
-    }
+        )));
+    };
+    way.open(variables, entra::STORAGE).map(Credential::Token).map_err(StoreError::SignIn)
 }
 
 /// Where the connection string says that the blobs are.
@@ -227,6 +148,7 @@ pub(super) fn to_read(variables: Variables<'_>) -> Result<Option<Credential>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::finding::Health;
 
     fn of<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
         |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
@@ -249,8 +171,9 @@ mod tests {
         assert_eq!(kind(&[(CONNECTION_STRING, "AccountName=acc;AccountKey=a2V5=="), sas]).err().map(|_| ()), Some(()));
         assert_eq!(kind(&[(CONNECTION_STRING, "AccountName=acc;AccountKey=a2V5"), sas]).unwrap(), "key");
         assert_eq!(kind(&[(CONNECTION_STRING, "BlobEndpoint=http://x;SharedAccessSignature=sv=1&sig=x")]).unwrap(), "sas");
-        let ready: Vec<&str> = ways(&of(&[sas])).into_iter().filter(|way| way.ready).map(|way| way.name).collect();
-        assert_eq!(ready, ["shared access signature"]);
+        let found = sign_in(&of(&[sas]));
+        assert!(found.message.starts_with("shared access signature (from AZURE_STORAGE_SAS_TOKEN); "), "{}", found.message);
+        assert_eq!(sign_in(&of(&[])).health, Health::Bad);
     }
 
     #[test]

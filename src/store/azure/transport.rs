@@ -36,7 +36,7 @@ use super::{
     sign_in::Credential,
     sums::md5,
 };
-use crate::{job::report, transit};
+use crate::transit;
 
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -173,7 +173,7 @@ impl Transport {
         let limit = left.min(ANSWER + Duration::from_secs(bytes / SLOW_LINE));
         let late = || Trouble::Lost("no answer in time".to_owned());
         let reply = timeout(limit, self.exchange(&signed)).await.unwrap_or_else(|_| Err(late()));
-        report::request(|| told(request, &reply, begun.elapsed()));
+        transit::request(|| told(request, &reply, begun.elapsed()));
         let reply = reply?;
         self.answered.store(true, Ordering::Relaxed);
         if let Some(sum) = header(&reply.headers, "content-md5")

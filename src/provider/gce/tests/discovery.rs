@@ -71,14 +71,14 @@ async fn discovery_has_nothing_against_any_request() {
     let place = Place::new(json!({ "boot": "1s" })).await;
     let plans = [(true, false), (true, true), (false, false)].map(|(spot, legacy)| {
         let mut plan = plan();
-        (plan.gce.spot, plan.gce.legacy_preemptible) = (spot, legacy);
-        plan.gce.preemption_notice = (spot && !legacy).then_some(crate::job::units::Span(Duration::ZERO));
+        (wanted_mut(&mut plan).spot, wanted_mut(&mut plan).legacy_preemptible) = (spot, legacy);
+        wanted_mut(&mut plan).preemption_notice = (spot && !legacy).then_some(crate::job::units::Span(Duration::ZERO));
         plan
     });
-    let others = ["a100", "l4", "h100"].map(|accelerator| Plan { gce: of(accelerator), ..plan() });
+    let others = ["a100", "l4", "h100"].map(|accelerator| on(of(accelerator)));
     every_call(&place, &[others, plans].concat()).await;
     for gce in [of("v100"), of("a100")] {
-        let plan = Plan { gce: Box::new(crate::job::gce::GcePlan { rank_zones: true, ..*gce }), ..plan() };
+        let plan = on(GcePlan { rank_zones: true, ..gce.clone() });
         place.provider().price(&plan).await.expect("a price");
         assert!(place.provider().room(&plan).await.iter().all(|finding| finding.health == Health::Good));
     }

@@ -64,7 +64,7 @@ async fn play(seed: u64) -> (Money, Money, usize) {
     let clock = Arc::new(Simulated(place.devcloud.clone()));
     gce.clock = clock.clone();
     let mut wanted = plan();
-    wanted.gce.zones = vec!["us-central1-a".into(), "us-central1-b".into()];
+    wanted_mut(&mut wanted).zones = vec!["us-central1-a".into(), "us-central1-b".into()];
     wanted.ttl = Span(dice.seconds(300, 20_000));
     wanted.max_cost = Some(Money { micros: 50_000 + dice.below(4_000_000) });
     let price = gce.price(&wanted).await.expect("a price");

@@ -9,11 +9,11 @@ async fn todays_prices_are_those_of_the_billing_catalogue_and_read_once_a_day() 
     let open = || Gce { prices: Kept(Some(file.clone())), ..place.provider() };
     let reads = async || place.calls().await.iter().filter(|call| call["call"] == "cloudbilling.services.skus.list").count();
     let (plan, today) = (plan(), open().price(&plan()).await.expect("a price"));
-    let list = plan.gce.price_per_hour().micros;
+    let list = asked(&plan).price_per_hour().micros;
     // Prices are in billionths there.
     assert!(today.per_hour.micros.abs_diff(2 * list) <= 2, "{} is twice {list}", today.per_hour);
-    let lasting = plan.gce.lasting_machine().expect("it is a spot machine");
-    let lasting = crate::job::catalogue::gce().price_per_hour(&lasting).micros;
+    let lasting = asked(&plan).lasting_machine().expect("it is a spot machine");
+    let lasting = crate::catalogue::gce().price_per_hour(&lasting).micros;
     assert!(today.lasting.expect("likewise").micros.abs_diff(2 * lasting) <= 2, "{today:?} is twice {lasting}");
     assert!(today.source.as_ref().is_some_and(|source| source.starts_with("by the billing catalogue of 20")), "{today:?}");
     let pages = reads().await;
@@ -38,11 +38,11 @@ async fn todays_prices_are_those_of_the_billing_catalogue_and_read_once_a_day() 
         fs::write(&file, damaged).expect("written");
         assert_eq!(open().price(&plan).await.as_ref(), Ok(&today), "{damaged}");
     }
-    let a100 = Plan { gce: of("a100"), ..plan };
+    let a100 = Plan { compute: on(of("a100")).compute, ..plan };
     let price = open().price(&a100).await.expect("a price");
     assert_eq!(
         (price.per_hour, price.source.as_deref()),
-        (a100.gce.price_per_hour(), Some("by the list of 2026-07-30 for us-central1"))
+        (asked(&a100).price_per_hour(), Some("by the list of 2026-07-30 for us-central1"))
     );
 }
 
@@ -52,7 +52,7 @@ async fn the_list_counts_where_the_billing_catalogue_is_not_to_be_had() {
         let faults = json!([{ "call": "cloudbilling.services.skus.list", "kind": { "status": status } }]);
         let place = Place::new(json!({ "price_factor": 2.0, "faults": faults })).await;
         let price = place.provider().price(&plan()).await.expect("a price");
-        assert_eq!(price.per_hour, plan().gce.price_per_hour());
+        assert_eq!(price.per_hour, GcePlan::default().price_per_hour());
         let source = price.source.expect("a list");
         assert!(
             source.starts_with("by the list of 2025-11-01 for us-central1 (the billing catalogue") && source.contains(why),

@@ -1,12 +1,13 @@
-//! What Compute Engine offers to a training job and what it charges, from `templates/gce/machines.toml`.
+//! Machine types, accelerators and list prices of the clouds: a table in this program, which a provider and the simulation of its cloud read.
+//! Compute Engine's is `templates/gce/machines.toml`.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde::Deserialize;
 
-use super::units::Money;
+use crate::job::units::Money;
 
-const TABLE: &str = include_str!("../../templates/gce/machines.toml");
+const TABLE: &str = include_str!("../templates/gce/machines.toml");
 
 /// Mean length of a month, as the price sheet counts it.
 const HOURS_PER_MONTH: f64 = 730.0;
@@ -236,6 +237,11 @@ impl Catalogue {
         let of_disk = |disk: &Disk| Rates { unit: GIGABYTE_MONTH, standard: disk.gigabyte_month, spot: None };
         prices.chain(self.disks.values().filter_map(|disk| Some((disk.sku.as_deref()?, of_disk(disk))))).collect()
     }
+}
+
+/// Where a zone is.
+pub fn region(zone: &str) -> &str {
+    zone.rsplit_once('-').map_or(zone, |(region, _)| region)
 }
 
 /// The table in this program.

@@ -16,17 +16,100 @@ use jiff::Timestamp;
 use reqwest::Url;
 use tokio::sync::Mutex;
 
-use super::{
-    super::{Result, StoreError},
-    sign_in::{Credential, Variables},
-};
+use super::Variables;
 use crate::transit;
 
-/// What tokens are for.
-const SCOPE: &str = "https://storage.azure.com/.default";
+/// The scope of tokens for blob storage.
+pub const STORAGE: &str = "https://storage.azure.com/.default";
+/// A container registry exchanges such a token for its own.
+pub const MANAGEMENT: &str = "https://management.azure.com/.default";
 
-/// What tokens are for that a container registry exchanges.
-const MANAGEMENT: &str = "https://management.azure.com/.default";
+type Open = fn(Variables<'_>) -> Result<Arc<dyn TokenCredential>, String>;
+
+/// One way to sign in.
+pub struct Way {
+    pub name: &'static str,
+    needed: &'static [&'static str],
+    /// The variables, or the program, that make it ready.
+    pub needs: &'static str,
+    open: Open,
+}
+
+/// The first that is ready is used.
+pub const WAYS: &[Way] = &[
+    Way {
+        name: "Entra: client secret",
+        needed: &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"],
+        needs: "AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_CLIENT_SECRET",
+        open: client_secret,
+    },
+    Way {
+        name: "Entra: workload identity",
+        needed: &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"],
+        needs: "AZURE_TENANT_ID, AZURE_CLIENT_ID, AZURE_FEDERATED_TOKEN_FILE",
+        open: workload_identity,
+    },
+    Way {
+        name: "Entra: GitHub's identity of this run",
+        needed: &["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"],
+        needs: "AZURE_TENANT_ID, AZURE_CLIENT_ID and a workflow with `id-token: write`",
+        open: github,
+    },
+    Way {
+        name: "Entra: managed identity",
+        needed: &["FTCTL_AZURE_MANAGED_IDENTITY"],
+        needs: "FTCTL_AZURE_MANAGED_IDENTITY=system, or the client id of one",
+        open: managed_identity,
+    },
+    Way { name: "Entra: az login", needed: &[AZ], needs: "the program az, logged in", open: azure_cli },
+];
+
+/// Not a variable: whether `az` is in the path.
+const AZ: &str = "az";
+
+/// Variables that sign somebody in, or are as good as that.
+pub const SECRETS: [&str; 4] =
+    ["AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"];
+
+/// Variables that any of [`WAYS`] goes by, besides the path to `az`.
+pub const INVOLVED: [&str; 11] = [
+    "AZURE_TENANT_ID",
+    "AZURE_CLIENT_ID",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_AUTHORITY_HOST",
+    "AZURE_CONFIG_DIR",
+    "ACTIONS_ID_TOKEN_REQUEST_URL",
+    "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
+    "FTCTL_AZURE_MANAGED_IDENTITY",
+    "IDENTITY_ENDPOINT",
+    "IDENTITY_HEADER",
+];
+
+/// Those of [`INVOLVED`] that sign in on another machine as well: they need no files or programs here.
+pub const CARRIED: [&str; 4] = ["AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_AUTHORITY_HOST"];
+
+impl Way {
+    pub fn is_ready(&self, variables: Variables<'_>) -> bool {
+        self.needed.iter().all(|name| if *name == AZ { has_azure_cli(variables) } else { variables(name).is_some() })
+    }
+
+    /// Tokens for `scope`. The error is for a person and has nothing secret.
+    pub fn open(&self, variables: Variables<'_>, scope: &'static str) -> Result<TokenSource, String> {
+        Ok(TokenSource::new((self.open)(variables)?, scope))
+    }
+}
+
+/// A token for `scope`, by the first way that is ready; `None` without any. The error is for a person and has nothing secret.
+pub fn token(variables: Variables<'_>, scope: &'static str) -> impl Future<Output = Option<Result<String, String>>> + Send + use<> {
+    let opened = WAYS.iter().find(|way| way.is_ready(variables)).map(|way| way.open(variables, scope));
+    async move {
+        Some(match opened? {
+            Ok(source) => source.token().await,
+            Err(error) => Err(error),
+        })
+    }
+}
 
 /// Longest wait for a connection to what gives an identity, and for its answer.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -36,20 +119,15 @@ const ANSWER: Duration = Duration::from_secs(60);
 const FRESH: i64 = 300;
 
 /// Tokens, each used until shortly before its end. One at a time is asked for, however many requests wait: `az` is a slow program.
-pub(super) struct TokenSource {
+pub struct TokenSource {
     credential: Arc<dyn TokenCredential>,
+    scope: &'static str,
     last: Mutex<Option<AccessToken>>,
 }
 
 impl TokenSource {
-    pub fn new(credential: Arc<dyn TokenCredential>) -> Self {
-        Self { credential, last: Mutex::new(None) }
-    }
-
-    /// A token for everything but storage, new each time.
-    pub async fn management(&self) -> Result<String, String> {
-        let token = self.credential.get_token(&[MANAGEMENT], None).await;
-        token.map(|token| token.token.secret().to_owned()).map_err(|error| error.to_string())
+    fn new(credential: Arc<dyn TokenCredential>, scope: &'static str) -> Self {
+        Self { credential, scope, last: Mutex::new(None) }
     }
 
     /// The error is for a person and has nothing secret.
@@ -59,7 +137,7 @@ impl TokenSource {
         if let Some(token) = last.as_ref().filter(|token| left(token) > FRESH) {
             return Ok(token.token.secret().to_owned());
         }
-        match (self.credential.get_token(&[SCOPE], None).await, last.as_ref()) {
+        match (self.credential.get_token(&[self.scope], None).await, last.as_ref()) {
             (Ok(token), _) => Ok(last.insert(token).token.secret().to_owned()),
             // The old one may do while the token service is away.
             (Err(_), Some(token)) if left(token) > 0 => Ok(token.token.secret().to_owned()),
@@ -68,11 +146,11 @@ impl TokenSource {
     }
 }
 
-fn credential<C: TokenCredential + 'static>(what: &str, opened: azure_core::Result<Arc<C>>) -> Result<Credential> {
-    match opened {
-        Ok(credential) => Ok(Credential::Token(TokenSource::new(credential))),
-        Err(error) => Err(StoreError::SignIn(format!("{what} cannot be used: {error}"))),
-    }
+fn usable<C: TokenCredential + 'static>(
+    what: &str,
+    opened: azure_core::Result<Arc<C>>,
+) -> Result<Arc<dyn TokenCredential>, String> {
+    opened.map(|credential| credential as _).map_err(|error| format!("{what} cannot be used: {error}"))
 }
 
 fn tenant_and_client(variables: Variables<'_>) -> (String, String) {
@@ -80,13 +158,13 @@ fn tenant_and_client(variables: Variables<'_>) -> (String, String) {
     (value("AZURE_TENANT_ID"), value("AZURE_CLIENT_ID"))
 }
 
-pub(super) fn client_secret(variables: Variables<'_>, _: &str) -> Result<Credential> {
+fn client_secret(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
     let (tenant, client) = tenant_and_client(variables);
     let secret = Secret::new(variables("AZURE_CLIENT_SECRET").unwrap_or_default());
-    credential("AZURE_CLIENT_SECRET", ClientSecretCredential::new(&tenant, client, secret, None))
+    usable("AZURE_CLIENT_SECRET", ClientSecretCredential::new(&tenant, client, secret, None))
 }
 
-pub(super) fn workload_identity(variables: Variables<'_>, _: &str) -> Result<Credential> {
+fn workload_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
     let (tenant, client) = tenant_and_client(variables);
     let options = WorkloadIdentityCredentialOptions {
         tenant_id: Some(tenant),
@@ -94,32 +172,32 @@ pub(super) fn workload_identity(variables: Variables<'_>, _: &str) -> Result<Cre
         token_file_path: variables("AZURE_FEDERATED_TOKEN_FILE").map(PathBuf::from),
         ..Default::default()
     };
-    credential("AZURE_FEDERATED_TOKEN_FILE", WorkloadIdentityCredential::new(Some(options)))
+    usable("AZURE_FEDERATED_TOKEN_FILE", WorkloadIdentityCredential::new(Some(options)))
 }
 
-pub(super) fn github(variables: Variables<'_>, _: &str) -> Result<Credential> {
+fn github(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
     let (tenant, client) = tenant_and_client(variables);
     let value = |name| variables(name).unwrap_or_default();
     let assertion =
         GitHub { url: value("ACTIONS_ID_TOKEN_REQUEST_URL"), token: Secret::new(value("ACTIONS_ID_TOKEN_REQUEST_TOKEN")) };
-    credential("GitHub's identity", ClientAssertionCredential::new(tenant, client, assertion, None))
+    usable("GitHub's identity", ClientAssertionCredential::new(tenant, client, assertion, None))
 }
 
-pub(super) fn managed_identity(variables: Variables<'_>, _: &str) -> Result<Credential> {
+fn managed_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
     let which = variables("FTCTL_AZURE_MANAGED_IDENTITY").filter(|which| which != "system");
     let http = transit::direct().connect_timeout(CONNECT).read_timeout(ANSWER).build();
-    let http = http.map_err(|error| StoreError::SignIn(format!("the managed identity cannot be asked: {error}")))?;
+    let http = http.map_err(|error| format!("the managed identity cannot be asked: {error}"))?;
     let client_options = ClientOptions { transport: Some(Transport::new(Arc::new(http))), ..Default::default() };
     let user_assigned_id = which.map(UserAssignedId::ClientId);
     let options = ManagedIdentityCredentialOptions { user_assigned_id, client_options };
-    credential("the managed identity", ManagedIdentityCredential::new(Some(options)))
+    usable("the managed identity", ManagedIdentityCredential::new(Some(options)))
 }
 
-pub(super) fn azure_cli(_: Variables<'_>, _: &str) -> Result<Credential> {
-    credential("az", AzureCliCredential::new(None))
+fn azure_cli(_: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
+    usable("az", AzureCliCredential::new(None))
 }
 
-pub(super) fn has_azure_cli(variables: Variables<'_>) -> bool {
+fn has_azure_cli(variables: Variables<'_>) -> bool {
     let path = variables("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join("az").is_file())
 }
@@ -180,7 +258,7 @@ mod tests {
     #[tokio::test]
     async fn a_token_is_used_until_shortly_before_its_end() {
         let issuer = Arc::new(Issuer::default());
-        let source = TokenSource::new(issuer.clone());
+        let source = TokenSource::new(issuer.clone(), STORAGE);
         assert!(source.token().await.unwrap_err().contains("away"));
         issuer.good_for.store(FRESH - 10, Ordering::SeqCst);
         assert_eq!(source.token().await.unwrap(), "token 1");

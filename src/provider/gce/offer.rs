@@ -1,0 +1,322 @@
+//! `[compute.gce]` with every default filled in, and what Compute Engine would refuse of it.
+
+use ft_trainer::validate::{Rule, rule};
+
+use crate::{
+    catalogue::{self, Accelerator, Machine, region},
+    job::{
+        gce::{GcePlan, GceSpec, Recovery},
+        units::Money,
+    },
+    provider::{
+        rights::Rights,
+        size::{Memory, Size},
+    },
+};
+
+impl Default for GcePlan {
+    fn default() -> Self {
+        GceSpec::default().into()
+    }
+}
+
+impl From<GceSpec> for GcePlan {
+    fn from(spec: GceSpec) -> Self {
+        let or = |text: Option<String>, default: &str| text.unwrap_or_else(|| default.to_owned());
+        let accelerator = or(spec.accelerator, "v100");
+        let accelerators = spec.accelerators.unwrap_or(1);
+        let card = catalogue::gce().accelerators.get(&accelerator);
+        let fixed = card.and_then(|card| card.machine(accelerators, spec.cpus.unwrap_or(0), spec.memory_gb.unwrap_or(0)));
+        let cpus = fixed.map_or_else(|| spec.cpus.unwrap_or(12), |(_, machine)| machine.cpus);
+        let memory_gb = spec.memory_gb.unwrap_or_else(|| cpus.saturating_mul(13) / 2);
+        let grouped = spec.recovery == Some(Recovery::Group);
+        let everywhere = || {
+            let zones = card.map(|known| known.zones.clone()).unwrap_or_default();
+            let first = zones.first().map(|zone| region(zone).to_owned());
+            zones.into_iter().filter(|zone| !grouped || first.as_deref() == Some(region(zone))).collect()
+        };
+        Self {
+            accelerators,
+            machine_type: fixed.map(|(name, _)| name.to_owned()),
+            cpus,
+            memory_gb: fixed.map_or(memory_gb, |(_, machine)| machine.memory_gb),
+            disk_gb: spec.disk_gb.unwrap_or(200),
+            zones: if spec.zones.is_empty() { everywhere() } else { spec.zones },
+            rank_zones: spec.rank_zones.unwrap_or(false),
+            spot: spec.spot.unwrap_or(true),
+            legacy_preemptible: spec.legacy_preemptible.unwrap_or(false),
+            preemption_notice: spec.preemption_notice,
+            image_family: or(spec.image_family, "pytorch-latest-gpu"),
+            image_project: or(spec.image_project, "deeplearning-platform-release"),
+            network: or(spec.network, "default"),
+            image: spec.image,
+            recovery: spec.recovery.unwrap_or_default(),
+            service_account: spec.service_account,
+            accelerator,
+        }
+    }
+}
+
+impl GcePlan {
+    /// Whether the machine type is one that comes with the accelerator, where one does.
+    pub fn has_its_machine(&self) -> bool {
+        self.card().is_some_and(|card| match &self.machine_type {
+            Some(kind) => card.machines.contains_key(kind),
+            None => card.machines.is_empty(),
+        })
+    }
+
+    /// `None` for one that [`rules`] would have refused.
+    pub fn card(&self) -> Option<&'static Accelerator> {
+        catalogue::gce().accelerators.get(&self.accelerator)
+    }
+
+    /// As the API names it.
+    pub fn machine_type(&self) -> String {
+        let custom = || format!("custom-{}-{}", self.cpus, u64::from(self.memory_gb) << 10);
+        self.machine_type.clone().unwrap_or_else(custom)
+    }
+
+    /// What is charged for.
+    pub fn machine(&self) -> Machine<'static> {
+        let cards = self.card().map(|card| (card.kind.as_str(), self.accelerators));
+        Machine::described(&self.machine_type(), cards, self.disk_gb, self.spot || self.legacy_preemptible)
+    }
+
+    /// The same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
+    pub fn lasting_machine(&self) -> Option<Machine<'static>> {
+        let machine = self.machine();
+        let is_offered = machine.fixed.is_none_or(|kind| !kind.spot_only);
+        (machine.spot && is_offered).then_some(Machine { spot: false, ..machine })
+    }
+
+    /// List price of an hour.
+    pub fn price_per_hour(&self) -> Money {
+        catalogue::gce().price_per_hour(&self.machine())
+    }
+}
+
+/// Whether the machine is one that a job file can ask for, of a plan that comes from a store.
+pub fn rules_of_plan(plan: &GcePlan) -> Vec<Rule> {
+    vec![rule("compute.gce.machine_type", plan.has_its_machine(), "no job file asks for this machine")]
+}
+
+/// List price of an hour of the same machine if nobody could take it away.
+pub fn lasting_price(plan: &GcePlan) -> Option<Money> {
+    plan.lasting_machine().map(|machine| catalogue::gce().price_per_hour(&machine))
+}
+
+pub fn size(plan: &GcePlan) -> Size {
+    let memory = |gigabytes: u32, whose: &str| Memory { bytes: u64::from(gigabytes) << 30, whose: format!("a {whose} has") };
+    Size {
+        has_gpu: plan.accelerators > 0,
+        memory: Some(memory(plan.memory_gb, &plan.machine_type())),
+        gpu_memory: plan.card().map(|card| memory(card.memory_gb, &plan.accelerator)),
+        memory_key: "compute.gce.memory_gb",
+    }
+}
+
+/// The machine as `ftctl plan` shows it.
+pub fn rows(plan: &GcePlan) -> Vec<(&'static str, String)> {
+    let kind = match (plan.spot, plan.legacy_preemptible) {
+        (_, true) => "preemptible",
+        (true, _) => "spot",
+        _ => "on demand",
+    };
+    let GcePlan { accelerators, accelerator, cpus, memory_gb, disk_gb, .. } = plan;
+    let replaced = if plan.recovery == Recovery::Group { ", made anew by its group" } else { "" };
+    let machine = format!(
+        "{}, {kind}: {accelerators} {accelerator}, {cpus} vCPUs, {memory_gb} GB of memory, {disk_gb} GB of disk{replaced}",
+        plan.machine_type()
+    );
+    vec![("machine", machine), ("zones", plan.zones.join(", "))]
+}
+
+pub fn rights(plan: &GcePlan) -> Rights {
+    Rights { network: Some(plan.network.clone()), service_account: plan.service_account.clone(), ..Rights::default() }
+}
+
+/// What Compute Engine would refuse, before any money is spent.
+pub fn rules(spec: &GceSpec) -> Vec<Rule> {
+    let plan = GcePlan::from(spec.clone());
+    let Some(card) = plan.card() else {
+        let known: Vec<&str> = catalogue::gce().accelerators.keys().map(String::as_str).collect();
+        return vec![rule(
+            "compute.gce.accelerator",
+            false,
+            format!("`{}` is no accelerator of this cloud: {}", plan.accelerator, known.join(", ")),
+        )];
+    };
+    let name = &plan.accelerator;
+    let mut rules = if card.machines.is_empty() { custom(&plan, card) } else { fixed(spec, &plan, card) };
+    let pinned = spec.image.as_deref().is_none_or(|image| image.contains("@sha256:"));
+    let notice =
+        plan.preemption_notice.is_none_or(|notice| plan.spot && !plan.legacy_preemptible && [0, 120].contains(&notice.0.as_secs()));
+    let elsewhere = plan.zones.iter().find(|zone| !card.zones.contains(zone));
+    let grouped = plan.recovery == Recovery::Group;
+    let far = plan.zones.iter().find(|zone| region(zone) != region(&plan.zones[0]));
+    rules.extend([
+        rule(
+            "compute.gce.service_account",
+            !grouped || plan.service_account.is_some(),
+            "recovery = \"group\" needs a service_account that may update and delete instance groups: a machine whose job is over ends its group",
+        ),
+        rule(
+            "compute.gce.recovery",
+            !grouped || (plan.spot && !plan.legacy_preemptible && !plan.rank_zones),
+            "recovery = \"group\" is for machines that are `spot`, not `legacy_preemptible`, and chooses among its zones by itself, without `rank_zones`",
+        ),
+        rule(
+            "compute.gce.zones",
+            !grouped || far.is_none(),
+            format!("a group is in one region, and {} is not in that of {}", far.map_or("", String::as_str), plan.zones.first().map_or("", String::as_str)),
+        ),
+        rule("compute.gce.image", pinned, "image is given by its digest, name@sha256:..., so that every attempt runs the same"),
+        rule(
+            "compute.gce.disk_gb",
+            (50..=65_536).contains(&plan.disk_gb),
+            format!("the boot disk has between 50 and 65536 GB, not {}", plan.disk_gb),
+        ),
+        rule(
+            "compute.gce.preemption_notice",
+            notice,
+            "preemption_notice is 0s or 2m, and only of machines that are `spot`, not `legacy_preemptible`",
+        ),
+        rule(
+            "compute.gce.zones",
+            elsewhere.is_none(),
+            format!("there is no {name} in {}: {}", elsewhere.map_or("", String::as_str), card.zones.join(", ")),
+        ),
+    ]);
+    rules
+}
+
+/// Of a custom machine, to which accelerators are added.
+fn custom(plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
+    let (cpus, memory, count, name) = (plan.cpus, plan.memory_gb, plan.accelerators, &plan.accelerator);
+    let Some((most_cpus, most_memory)) = card.limits.get(&count.to_string()) else {
+        let numbers: Vec<&str> = card.limits.keys().map(String::as_str).collect();
+        let message = format!("a machine has {} {name}, not {count}", numbers.join(" or "));
+        return vec![rule("compute.gce.accelerators", false, message)];
+    };
+    vec![
+        rule(
+            "compute.gce.cpus",
+            cpus == 1 || (cpus > 0 && cpus.is_multiple_of(2)),
+            format!("a machine has 1 vCPU or an even number, not {cpus}"),
+        ),
+        rule("compute.gce.cpus", cpus <= *most_cpus, format!("{count} {name} allow at most {most_cpus} vCPUs, not {cpus}")),
+        rule(
+            "compute.gce.memory_gb",
+            10 * u64::from(memory) >= 9 * u64::from(cpus) && 10 * u64::from(memory) <= 65 * u64::from(cpus),
+            format!(
+                "{cpus} vCPUs have between {:.1} and {:.1} GB of memory, not {memory}",
+                0.9 * f64::from(cpus),
+                6.5 * f64::from(cpus)
+            ),
+        ),
+        rule(
+            "compute.gce.memory_gb",
+            memory <= *most_memory,
+            format!("{count} {name} allow at most {most_memory} GB of memory, not {memory}"),
+        ),
+    ]
+}
+
+/// Of a machine that comes with its accelerators.
+fn fixed(spec: &GceSpec, plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
+    let name = &plan.accelerator;
+    let Some((kind, machine)) = plan.machine_type.as_ref().and_then(|kind| Some((kind, card.machines.get(kind)?))) else {
+        let has = |(name, machine): (&String, &catalogue::MachineType)| {
+            format!("{name} ({} × {}, {} vCPUs, {} GB)", machine.accelerators, plan.accelerator, machine.cpus, machine.memory_gb)
+        };
+        let known: Vec<String> = card.machines.iter().map(has).collect();
+        let least = |wanted: Option<u32>, what: &str| wanted.map(|number| format!(", {number} {what}")).unwrap_or_default();
+        let (cpus, memory) = (least(spec.cpus, "vCPUs"), least(spec.memory_gb, "GB of memory"));
+        let message = format!("no machine has {} {name}{cpus}{memory}: there are {}", plan.accelerators, known.join(", "));
+        return vec![rule("compute.gce.accelerators", false, message)];
+    };
+    let lasting = format!("{kind} is to be had as a spot machine only; set spot = true, or take 8 of them");
+    vec![rule("compute.gce.spot", plan.spot || !machine.spot_only, lasting)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::units::Span;
+
+    #[test]
+    fn the_default_is_the_seeds_machine() {
+        let plan = GcePlan::default();
+        assert_eq!((plan.machine_type().as_str(), plan.disk_gb, plan.accelerators), ("custom-12-79872", 200, 1));
+        assert_eq!((plan.zones[0].as_str(), plan.spot), ("us-central1-a", true));
+        assert_eq!(plan.price_per_hour().micros, 908_039);
+        assert!(rules(&GceSpec::default()).iter().all(|rule| rule.holds));
+    }
+
+    #[test]
+    fn machines_that_come_with_their_accelerators_are_chosen_by_what_they_have() {
+        let of = |accelerator: &str, accelerators, cpus| {
+            let spec = GceSpec { accelerator: Some(accelerator.into()), accelerators, cpus, ..GceSpec::default() };
+            assert!(rules(&spec).iter().all(|rule| rule.holds), "{spec:?}");
+            GcePlan::from(spec)
+        };
+        let plan = of("a100", Some(4), None);
+        assert_eq!((plan.machine_type().as_str(), plan.cpus, plan.memory_gb), ("a2-highgpu-4g", 48, 340));
+        // 7.71208 + 200 × 0.1 / 730
+        assert_eq!(plan.price_per_hour().micros, 7_739_478);
+        assert_eq!(of("l4", None, Some(9)).machine_type(), "g2-standard-12");
+        assert_eq!(of("h100", None, None).machine_type(), "a3-highgpu-1g");
+        let older = serde_json::json!(GcePlan::default()).as_object().cloned().map(|mut plan| {
+            plan.retain(|field, _| !["machine_type", "recovery", "service_account"].contains(&field.as_str()));
+            plan
+        });
+        let older: GcePlan = serde_json::from_value(older.into()).expect("a plan of before");
+        assert_eq!(older, GcePlan::default());
+    }
+
+    #[test]
+    fn what_the_cloud_would_refuse_is_refused_before() {
+        let refused = |spec: GceSpec| -> Vec<String> {
+            rules(&spec).into_iter().filter(|rule| !rule.holds).map(|rule| rule.message).collect()
+        };
+        let (base, minute) = (GceSpec::default, Span(std::time::Duration::from_secs(60)));
+        let of = |accelerator: &str| GceSpec { accelerator: Some(accelerator.into()), ..base() };
+        let grouped = || GceSpec { recovery: Some(Recovery::Group), service_account: Some("machine@project".into()), ..base() };
+        assert!(refused(grouped()).is_empty(), "its zones are those of one region: {:?}", GcePlan::from(grouped()).zones);
+        for (spec, part) in [
+            (
+                GceSpec { accelerator: Some("v99".into()), ..base() },
+                "no accelerator of this cloud: a100, a100-80gb, h100, l4, p100, t4, v100",
+            ),
+            (GceSpec { accelerators: Some(3), ..base() }, "1 or 2 or 4 or 8 v100, not 3"),
+            (GceSpec { cpus: Some(14), ..base() }, "at most 12 vCPUs, not 14"),
+            (GceSpec { cpus: Some(7), memory_gb: Some(40), ..base() }, "an even number, not 7"),
+            (GceSpec { memory_gb: Some(79), ..base() }, "between 10.8 and 78.0 GB of memory, not 79"),
+            (GceSpec { memory_gb: Some(10), ..base() }, "between 10.8"),
+            (GceSpec { disk_gb: Some(10), ..base() }, "between 50 and 65536"),
+            (GceSpec { preemption_notice: Some(minute), ..base() }, "is 0s or 2m"),
+            (
+                GceSpec { preemption_notice: Some(Span(2 * minute.0)), spot: Some(false), ..base() },
+                "only of machines that are `spot`",
+            ),
+            (GceSpec { zones: vec!["us-east1-b".into()], ..base() }, "there is no v100 in us-east1-b"),
+            (
+                GceSpec { accelerators: Some(3), ..of("a100") },
+                "no machine has 3 a100: there are a2-highgpu-1g (1 × a100, 12 vCPUs, 85 GB), ",
+            ),
+            (GceSpec { cpus: Some(13), ..of("a100") }, "no machine has 1 a100, 13 vCPUs: "),
+            (GceSpec { spot: Some(false), ..of("h100") }, "a3-highgpu-1g is to be had as a spot machine only"),
+            (GceSpec { zones: vec!["us-west1-a".into()], ..of("a100") }, "there is no a100 in us-west1-a"),
+            (GceSpec { recovery: Some(Recovery::Group), ..base() }, "needs a service_account"),
+            (GceSpec { rank_zones: Some(true), ..grouped() }, "without `rank_zones`"),
+            (GceSpec { legacy_preemptible: Some(true), ..grouped() }, "not `legacy_preemptible`"),
+            (
+                GceSpec { zones: ["us-central1-a", "us-west1-b"].map(str::to_owned).into(), ..grouped() },
+                "us-west1-b is not in that of us-central1-a",
+            ),
+        ] {
+            assert!(refused(spec.clone()).iter().any(|message| message.contains(part)), "{part}: {:?}", refused(spec));
+        }
+    }
+}

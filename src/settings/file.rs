@@ -1,0 +1,42 @@
+//! Job files and settings files, as they lie on the disk.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use crate::job::document::{Document, DocumentError};
+
+/// Far above any file a person writes; keeps a mistyped path (a data set, a device) from filling the memory.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Why a file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("there is no file {}", .0.display())]
+    Missing(PathBuf),
+    #[error("{} is a directory, not a file", .0.display())]
+    Directory(PathBuf),
+    #[error("{} is larger than 1 MiB, so it is no job or settings file", .0.display())]
+    TooLarge(PathBuf),
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Invalid(#[from] DocumentError),
+}
+
+/// Reads a file. Pipes are fine (`ftctl plan <(generate-job)`), endless devices are not.
+pub fn open(path: &Path) -> Result<Document, OpenError> {
+    let unreadable = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => OpenError::Missing(path.to_owned()),
+        io::ErrorKind::IsADirectory => OpenError::Directory(path.to_owned()),
+        _ => OpenError::Unreadable { path: path.to_owned(), source },
+    };
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(OpenError::TooLarge(path.to_owned()));
+    }
+    Ok(Document::new(path.display().to_string(), bytes)?)
+}
