@@ -121,7 +121,14 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::{job::order::EXIT_SCHEMA, provider::conformance};
+    use crate::{
+        job::{
+            compute::Compute,
+            gce::{GcePlan, Recovery},
+            order::EXIT_SCHEMA,
+        },
+        provider::conformance,
+    };
 
     fn record(on: &[RetryCause]) -> Record {
         let mut record = Record::new(conformance::attempt("decide").job, conformance::plan(), Timestamp::UNIX_EPOCH);
@@ -245,7 +252,7 @@ mod tests {
     #[test]
     fn a_backend_that_makes_the_next_machine_is_waited_for() {
         let mut record = record(&[RetryCause::Preempt]);
-        (record.plan.backend, record.plan.gce.recovery) = ("gce".to_owned(), crate::job::gce::Recovery::Group);
+        *record.plan.compute = Compute::Gce(Box::new(GcePlan { recovery: Recovery::Group, ..GcePlan::default() }));
         let mut decided = |attempt, sighting, reason| {
             record.attempt = attempt;
             decide(&record, seen(sighting, Some(exit(reason)), None))

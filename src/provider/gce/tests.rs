@@ -19,7 +19,7 @@ use crate::{
     job::{clock::between, finding::Health, units::Money},
     provider::{
         clock::SystemClock,
-        conformance::{self, World, attempt, order, plan, suite},
+        conformance::{self, World, attempt, order},
     },
     store::memory::MemoryStore,
 };

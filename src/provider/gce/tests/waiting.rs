@@ -21,10 +21,8 @@ async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan))
     let clock = Arc::new(histories::Simulated(place.devcloud.clone()));
     let mut gce = place.provider();
     gce.clock = clock.clone();
-    let mut wanted = plan();
-    wanted.backend = "gce".to_owned();
-    wanted.gce.zones = vec!["us-central1-a".into(), "us-central1-b".into()];
-    wanted.gce.image = Some("registry.example/ftctl@sha256:00".to_owned());
+    let zones = vec!["us-central1-a".into(), "us-central1-b".into()];
+    let mut wanted = on(GcePlan { zones, image: Some("registry.example/ftctl@sha256:00".to_owned()), ..GcePlan::default() });
     (wanted.ttl, wanted.retry.on) = (Span(TTL), vec![RetryCause::Capacity]);
     (wanted.retry.backoff, wanted.retry.max_backoff) = (Span(Duration::from_secs(10)), Span(Duration::from_secs(30)));
     change(&mut wanted);
