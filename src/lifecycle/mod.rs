@@ -26,11 +26,11 @@ pub mod drive;
 pub mod explain;
 mod failure;
 pub mod logs;
+pub mod prune;
 pub mod receipt;
 pub mod results;
 pub mod session;
 pub mod status;
-pub mod sweep;
 mod vigil;
 mod watch;
 

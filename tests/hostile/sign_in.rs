@@ -55,7 +55,7 @@ fn a_store_that_a_project_names_gets_no_sign_in() {
         let sandbox = Sandbox::new();
         let store = format!("http://127.0.0.1:{}/victimaccount/box", stranger.port);
         sandbox.write("ftctl.toml", format!("store = \"{store}\"\n"));
-        for verb in ["status", "doctor", "bill", "sweep"] {
+        for verb in ["status", "doctor", "bill", "prune"] {
             let said = Sandbox::said(with(&sandbox, &way.variables, &[verb]).env_remove("FTCTL_TRUST_PROJECT"));
             assert_refused(&said, verb, &store);
         }
