@@ -386,8 +386,8 @@ fn gcloud_and_ftctl_see_and_delete_each_others_machines() {
          --metadata install-nvidia-driver=True --accelerator type=nvidia-tesla-v100,count=1 --preemptible --labels ftctl-job=other-bcdfgh",
     );
     assert!(ftctl(&["bill"]).contains("by-hand"), "ftctl sees it");
-    assert!(!ftctl(&["sweep", "-y"]).contains("by-hand"), "it does not say whose it is");
-    assert!(ftctl(&["sweep", "--everybody", "-y"]).contains("by-hand"), "ftctl knows no job of it");
+    assert!(!ftctl(&["prune", "-y"]).contains("by-hand"), "it does not say whose it is");
+    assert!(ftctl(&["prune", "--everybody", "-y"]).contains("by-hand"), "ftctl knows no job of it");
     assert_eq!(devcloud.instance("by-hand"), None);
 }
 

@@ -59,13 +59,13 @@ mod logs;
 mod machines;
 mod plan;
 mod prepare;
+mod prune;
 mod push;
 mod report;
 mod run;
 mod schema;
 mod status;
 mod submit;
-mod sweep;
 mod trainer;
 mod trust;
 mod up;
@@ -162,7 +162,7 @@ enum Verb {
     Cancel(cancel::Arguments),
     Download(download::Arguments),
     Down(down::Arguments),
-    Sweep(sweep::Arguments),
+    Prune(prune::Arguments),
     Bill(bill::Arguments),
     Prepare(prepare::Arguments),
     Upload(upload::Arguments),
@@ -287,7 +287,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     if let Some(failure) = app.store_to_be_made() {
         match cli.verb {
             // What costs money is found and ended without a store.
-            Verb::Bill(_) | Verb::Down(_) | Verb::Sweep(_) => app.output.report().warn(&failure.message),
+            Verb::Bill(_) | Verb::Down(_) | Verb::Prune(_) => app.output.report().warn(&failure.message),
             _ if cli.verb.only_reads_jobs() => return Err(failure),
             _ => {}
         }
@@ -309,7 +309,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Cancel(verb) => verb.run(&mut app),
         Verb::Download(verb) => verb.run(&mut app),
         Verb::Down(verb) => verb.run(&mut app),
-        Verb::Sweep(verb) => verb.run(&mut app),
+        Verb::Prune(verb) => verb.run(&mut app),
         Verb::Bill(verb) => verb.run(&mut app),
         Verb::Prepare(verb) => verb.run(&mut app),
         Verb::Upload(verb) => verb.run(&mut app),
@@ -371,7 +371,7 @@ impl Verb {
     /// Whether the verb is about jobs or the store that holds them: then it also says which of them may still cost money.
     fn looks_at_jobs(&self) -> bool {
         use Verb::{
-            Bill, Cancel, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Report, Run, Ssh, Status, Submit, Sweep, Up,
+            Bill, Cancel, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Prune, Report, Run, Ssh, Status, Submit, Up,
             Upload,
         };
         matches!(
@@ -386,12 +386,12 @@ impl Verb {
                 | Explain(_)
                 | Logs(_)
                 | Plan(_)
+                | Prune(_)
                 | Report(_)
                 | Run(_)
                 | Ssh(_)
                 | Status(_)
                 | Submit(_)
-                | Sweep(_)
                 | Up(_)
                 | Upload(_)
         )
@@ -432,7 +432,7 @@ impl Verb {
             | Verb::Submit(submit::Arguments { file, .. }) => (Some(&file.place), Some(&file.budget)),
             Verb::Doctor(doctor::Arguments { place, .. })
             | Verb::Down(down::Arguments { place, .. })
-            | Verb::Sweep(sweep::Arguments { place, .. })
+            | Verb::Prune(prune::Arguments { place, .. })
             | Verb::Bill(bill::Arguments { place, .. }) => (Some(place), None),
             _ => (None, None),
         }
@@ -448,17 +448,21 @@ fn not_parsed(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> 
             Err(Failure::new(Exit::Usage, format!("a verb is missing\n\n{text}")))
         }
         ErrorKind::MissingSubcommand => Err(Failure::new(Exit::Usage, "a verb is missing").fix("`ftctl --help` shows them")),
-        ErrorKind::InvalidSubcommand => Err(Failure { fix: nearest_verb(answer), ..usage_failure(&text.to_string()) }),
+        ErrorKind::InvalidSubcommand => Err(unknown_verb(answer, &text.to_string())),
         _ => Err(usage_failure(&text.to_string())),
     }
 }
 
 /// clap's own measure of nearness misses letters that changed places.
-fn nearest_verb(answer: &clap::Error) -> Option<String> {
-    let Some(ContextValue::String(typed)) = answer.get(ContextKind::InvalidSubcommand) else { return None };
+fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
+    let failure = usage_failure(text);
+    let Some(ContextValue::String(typed)) = answer.get(ContextKind::InvalidSubcommand) else { return failure };
+    if typed == "sweep" {
+        return Failure::new(Exit::Usage, "`ftctl sweep` is called `ftctl prune` now").fix("ftctl prune, with the same flags");
+    }
     let command = command();
     let verbs: Vec<&str> = command.get_subcommands().filter(|verb| !verb.is_hide_set()).map(clap::Command::get_name).collect();
-    Some(suggest(typed, &verbs, "verbs"))
+    failure.fix(suggest(typed, &verbs, "verbs"))
 }
 
 /// What Rust says of numbers, and what it means.

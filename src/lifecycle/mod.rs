@@ -30,11 +30,11 @@ mod failure;
 pub mod logs;
 mod observe;
 pub mod pay;
+pub mod prune;
 pub mod receipt;
 pub mod results;
 pub mod session;
 pub mod status;
-pub mod sweep;
 mod vigil;
 mod watch;
 

@@ -148,7 +148,7 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
 
 /// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. An attempt that has been
 /// replaced fails with [`StoreError::Conflict`] and removes nothing: its view of what is newest is stale. What a crash in the middle
-/// leaves goes with the next [`super::sweep`].
+/// leaves goes with the next [`super::prune`].
 pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usize) -> Result<()> {
     let steps = list(store, job).await?;
     let (old, kept) = steps.split_at(steps.len().saturating_sub(keep.max(1)));

@@ -58,7 +58,7 @@ pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) 
         Ok(_) | Err(StoreError::Conflict { .. }) => {}
         Err(error) => return Err(error),
     }
-    // Until the manifest named it, a sweep may have removed what was there already.
+    // Until the manifest named it, `prune` may have removed what was there already.
     if !sent.relied.is_empty() && content::lacks_any(store, &path::contents(), std::mem::take(&mut sent.relied)).await? {
         let again = content::send(store, &path::contents(), source, false, report).await?;
         if again.files != sent.files {
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_sweep_takes_away_meanwhile_is_sent_again() {
+    async fn what_prune_takes_away_meanwhile_is_sent_again() {
         let bench = bench();
         bench.upload().await.unwrap();
         fs::write(bench.path("source/new"), "new").unwrap();

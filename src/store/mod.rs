@@ -37,10 +37,10 @@ pub mod lease;
 pub mod log;
 pub mod memory;
 mod names;
+pub mod prune;
 #[cfg(test)]
 #[path = "../../tests/common/secrets.rs"]
 pub(crate) mod secrets;
-pub mod sweep;
 
 pub use content::FileEntry;
 pub use fetch::in_the_way;

@@ -86,7 +86,7 @@ fn azurite_stolen_signatures_of_a_machine_change_nothing_with_any_verb() {
         &["upload", "data", "--name", "texts"],
         &["cancel", "far"],
         &["down", "far", "-y"],
-        &["sweep", "--data", "-y"],
+        &["prune", "--data", "-y"],
         &["status"],
     ] {
         let said = thief.run(arguments);

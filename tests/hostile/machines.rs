@@ -47,14 +47,14 @@ impl Runs for User<'_> {
 }
 
 #[test]
-fn a_sweep_and_a_general_down_leave_colleagues_alone() {
+fn prune_and_a_general_down_leave_colleagues_alone() {
     let project = Project::new(&json!({ "boot": "1h" }));
     let (alice, bob) = (project.user("alice"), project.user("bob"));
     let carol = User { store: Some(alice.store()), ..project.user("carol") };
     let job = alice.up(&[]);
     let machine = format!("{job}-a1");
     for (stranger, why) in [(&bob, "its job is in the store "), (&carol, "its owner is ")] {
-        for verb in [&["sweep", "-y"][..], &["sweep", "--expired", "-y"], &["down", "--all", "-y"]] {
+        for verb in [&["prune", "-y"][..], &["prune", "--expired", "-y"], &["down", "--all", "-y"]] {
             let said = stranger.run(verb);
             assert_eq!(said.code, Some(0), "{verb:?}: {}", said.stderr);
             assert!(said.stderr.contains(&format!("{machine} is left alone")) && said.stderr.contains(why), "{}", said.stderr);
@@ -77,7 +77,7 @@ fn a_sweep_and_a_general_down_leave_colleagues_alone() {
     {
         assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
     }
-    let found = bob.json(&["sweep", "--everybody", "--dry-run"])["leftovers"][0]["resource"].clone();
+    let found = bob.json(&["prune", "--everybody", "--dry-run"])["leftovers"][0]["resource"].clone();
     assert_eq!((&found["name"], &found["whose"]), (&json!(machine), &json!("other_store")));
     assert!([&found["owner"], &found["store"]].iter().all(|label| label.as_str().is_some_and(|label| label.len() == 8)), "{found}");
     assert_eq!(project.machines(), [machine.as_str()]);
@@ -106,7 +106,7 @@ fn no_verb_touches_a_machine_that_a_list_should_not_have_shown() {
     alice.ok(&["status", &job, "--refresh"]);
     alice.ok(&["down", &job, "-y"]);
     alice.up(&[]);
-    alice.ok(&["sweep", "-y"]);
+    alice.ok(&["prune", "-y"]);
     alice.ok(&["down", "--all", "-y"]);
     assert_eq!(project.machines(), ["prod-database", theirs.as_str()]);
     for call in project.ask("GET", "devcloud/calls", &Value::Null).as_array().unwrap() {
@@ -135,7 +135,7 @@ fn a_debt_or_a_record_of_another_store_ends_nothing() {
     let record = alice.store().join(format!("ftctl/v1/jobs/{job}/record.json"));
     std::fs::create_dir_all(store.join(format!("jobs/{job}"))).unwrap();
     std::fs::copy(record, store.join(format!("jobs/{job}/record.json"))).unwrap();
-    for verb in [&["down", &job, "-y"][..], &["cancel", &job], &["sweep", "-y"], &["down", "--all", "-y"]] {
+    for verb in [&["down", &job, "-y"][..], &["cancel", &job], &["prune", "-y"], &["down", "--all", "-y"]] {
         mallory.run(verb);
         assert_eq!(project.machines(), machines, "{verb:?}");
     }
@@ -187,9 +187,9 @@ fn what_expired_by_a_clock_that_is_not_ours_is_told_and_not_ended() {
     // Of the kind that the cloud itself does not end.
     let job = alice.up(&["--set", "compute.gce.legacy_preemptible=true", "--ttl", "1h"]);
     let machines = project.machines();
-    assert!(alice.ok(&["sweep", "--expired", "-y"]).ends_with("0 destroyed\n"), "its time is not over");
+    assert!(alice.ok(&["prune", "--expired", "-y"]).ends_with("0 destroyed\n"), "its time is not over");
     project.ask("POST", "devcloud/skip?seconds=7200", &Value::Null);
-    for verb in [&["sweep", "--expired", "-y"][..], &["sweep", "-y"]] {
+    for verb in [&["prune", "--expired", "-y"][..], &["prune", "-y"]] {
         let said = alice.run(verb);
         assert!(said.code == Some(0) && said.stdout.ends_with("0 destroyed\n"), "{}{}", said.stdout, said.stderr);
         assert!(said.stderr.contains("correct the clock") && said.stderr.contains(&job), "{}", said.stderr);
@@ -197,6 +197,6 @@ fn what_expired_by_a_clock_that_is_not_ours_is_told_and_not_ended() {
     }
     // A job that is over needs no machine, whatever time it is.
     std::fs::remove_dir_all(alice.store().join("ftctl/v1/jobs")).unwrap();
-    assert!(alice.ok(&["sweep", "--expired", "-y"]).ends_with("1 destroyed\n"));
+    assert!(alice.ok(&["prune", "--expired", "-y"]).ends_with("1 destroyed\n"));
     assert_eq!(project.machines(), [""; 0]);
 }

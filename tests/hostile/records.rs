@@ -256,7 +256,7 @@ fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
             assert!(said.code == Some(0) && said.stdout.contains(&good), "{pointer} {arguments:?}: {}", said.stderr);
             assert!(said.stderr.contains(&bad), "{pointer} {arguments:?}: {}", said.stderr);
         }
-        assert_eq!(sandbox.run(&["sweep", "--dry-run", "--expired"]).code, Some(0), "{pointer}");
+        assert_eq!(sandbox.run(&["prune", "--dry-run", "--expired"]).code, Some(0), "{pointer}");
     }
     // What can no longer be read can still be destroyed.
     sandbox.ok(&["down", &bad, "-y"]);

@@ -55,7 +55,7 @@ fn a_store_that_a_project_names_gets_no_sign_in() {
         let sandbox = Sandbox::new();
         let store = format!("http://127.0.0.1:{}/victimaccount/box", stranger.port);
         sandbox.write("ftctl.toml", format!("store = \"{store}\"\n"));
-        for verb in ["status", "doctor", "bill", "sweep"] {
+        for verb in ["status", "doctor", "bill", "prune"] {
             let said = Sandbox::said(with(&sandbox, &way.variables, &[verb]).env_remove("FTCTL_TRUST_PROJECT"));
             assert_refused(&said, verb, &store);
         }
@@ -148,6 +148,57 @@ fn whoever_google_seems_to_point_at_gets_nothing() {
         assert!(pointing.take_heard().iter().any(|request| request.contains(MARK)), "it was asked: {}", said.stderr);
     }
     stranger.assert_heard_nothing("somebody that Google seems to point at");
+}
+
+/// Likewise for the kinds of credentials that become others on the way.
+#[test]
+fn no_identity_for_google_follows_a_redirect() {
+    let stranger = Listener::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
+    let pointing = Listener::start(moved_to(stranger.port));
+    let token = json!({ "access_token": MARK, "expires_in": 3_600 }).to_string();
+    let signing_in = Listener::start(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{token}", token.len()));
+    let sandbox = Sandbox::new();
+    let (here, honest) = (format!("http://127.0.0.1:{}", pointing.port), format!("http://127.0.0.1:{}", signing_in.port));
+    let identity = listener::write(&sandbox.home(), "identity", MARK);
+    let login = json!({
+        "type": "authorized_user", "client_id": "me", "client_secret": "s", "refresh_token": "r", "token_uri": format!("{honest}/token"),
+    });
+    let account = |token_url: String, source: serde_json::Value| json!({ "type": "external_account", "audience": "a", "subject_token_type": "t", "token_url": token_url, "credential_source": source });
+    let mut impersonating = account(format!("{honest}/sts"), json!({ "file": identity }));
+    impersonating["service_account_impersonation_url"] = json!(format!("{here}/impersonate"));
+    for file in [
+        account(format!("{here}/sts"), json!({ "file": identity })),
+        account(format!("{honest}/sts"), json!({ "url": here, "headers": { "Authorization": MARK } })),
+        impersonating,
+        json!({ "type": "impersonated_service_account", "service_account_impersonation_url": here, "source_credentials": login }),
+    ] {
+        let path = listener::write(&sandbox.home(), "credentials.json", &file.to_string());
+        let mut command = with(&sandbox, &[("GOOGLE_APPLICATION_CREDENTIALS", path)], &["bill", "--backend", "gce"]);
+        let said = Sandbox::said(command.env("GOOGLE_CLOUD_PROJECT", "victim").env("FTCTL_ENDPOINT_GCE", &honest));
+        assert!(said.code == Some(4) && !said.stderr.contains(MARK), "{file}: {:?} {}", said.code, said.stderr);
+        assert!(pointing.take_heard().iter().any(|request| request.contains(MARK)), "it was asked: {}", said.stderr);
+        stranger.assert_heard_nothing("somebody that a token service points at");
+    }
+}
+
+/// A file of credentials may come from somebody else, as a configuration of a company does.
+#[test]
+fn a_file_of_credentials_runs_no_program_unless_the_user_allows_it() {
+    let sandbox = Sandbox::new();
+    let ran = sandbox.path("ran");
+    let source = json!({ "executable": { "command": format!("touch {}", ran.display()) } });
+    let file = json!({
+        "type": "external_account", "audience": "a", "subject_token_type": "t", "token_url": "https://sts.googleapis.com/v1/token",
+        "credential_source": source,
+    });
+    let path = listener::write(&sandbox.home(), "credentials.json", &file.to_string());
+    for (allowed, runs) in [(None, false), (Some("true"), false), (Some("1"), true)] {
+        let mut command = with(&sandbox, &[("GOOGLE_APPLICATION_CREDENTIALS", path.clone())], &["bill", "--backend", "gce"]);
+        command.env("GOOGLE_CLOUD_PROJECT", "victim");
+        command.envs(allowed.map(|value| ("GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES", value)));
+        let said = Sandbox::said(&mut command);
+        assert_eq!((said.code, ran.exists()), (Some(4), runs), "{allowed:?}: {}", said.stderr);
+    }
 }
 
 /// S22 at Microsoft and GitHub.

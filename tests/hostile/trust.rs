@@ -41,7 +41,7 @@ fn a_project_counts_when_the_user_trusts_it_with_its_present_values() {
     let sandbox = Sandbox::new();
     fs::create_dir(sandbox.path("elsewhere")).unwrap();
     sandbox.write("ftctl.toml", "store = \"elsewhere\"\nttl = \"1h\"\n");
-    for verb in [&["status"][..], &["doctor"], &["bill"], &["down", "--all", "-y"], &["sweep", "-y"], &["upload", "elsewhere"]] {
+    for verb in [&["status"][..], &["doctor"], &["bill"], &["down", "--all", "-y"], &["prune", "-y"], &["upload", "elsewhere"]] {
         assert_asked(&run(&sandbox, verb), "/ftctl.toml", "/elsewhere\"");
     }
     for verb in [&["version"][..], &["schema"], &["completion", "bash"], &["config", "path"], &["init", "--list"]] {

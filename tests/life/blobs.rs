@@ -80,8 +80,8 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     continuous(&far, "quickstart", STEPS);
     assert!(far.results("quickstart") == near.results("quickstart"), "the results differ from an undisturbed job's in a directory");
 
-    let swept = far.json(&["sweep", "--data", "-y"]);
-    assert_eq!((swept["leftovers"].as_array().map(Vec::len), swept["data"]["objects"].as_u64()), (Some(0), Some(0)), "{swept}");
+    let pruned = far.json(&["prune", "--data", "-y"]);
+    assert_eq!((pruned["leftovers"].as_array().map(Vec::len), pruned["data"]["objects"].as_u64()), (Some(0), Some(0)), "{pruned}");
     secrets::assert_none_below(&far.path(""), &[azurite::KEY, "sig="]);
 
     // Another machine needs nothing but the store. Two days later what nothing names goes, and nothing else.
@@ -89,17 +89,17 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     other.variables.extend(far.variables.iter().cloned());
     fs::write(other.path("mistake"), "not what was meant").unwrap();
     other.ok(&["upload", "mistake"]);
-    let sweep = |further: &str| {
-        let data = &other.json(&["sweep", "--data", further])["data"];
+    let prune = |further: &str| {
+        let data = &other.json(&["prune", "--data", further])["data"];
         (data["datasets"].as_array().map(Vec::len), data["bytes"].as_u64())
     };
-    assert_eq!(sweep("-y"), (Some(0), Some(0)));
+    assert_eq!(prune("-y"), (Some(0), Some(0)));
     fs::write(hours, "48").unwrap();
     // What the killed agent had sent of a checkpoint is named by nothing either.
-    let (datasets, bytes) = sweep("--dry-run");
+    let (datasets, bytes) = prune("--dry-run");
     assert!(datasets == Some(1) && bytes >= Some(18), "{datasets:?}, {bytes:?}");
-    assert_eq!(sweep("-y"), (datasets, bytes));
-    assert_eq!(sweep("-y"), (Some(0), Some(0)));
+    assert_eq!(prune("-y"), (datasets, bytes));
+    assert_eq!(prune("-y"), (Some(0), Some(0)));
     let to = other.path("elsewhere");
     other.ok(&["download", "quickstart", "--to", to.to_str().unwrap()]);
     assert!(to.join("model.safetensors").is_file());

@@ -106,7 +106,7 @@ fn life(place: &Place) -> Value {
         "logs": place.ok(&["logs", "far"]),
         "tail": place.ok(&["logs", "far", "--tail", "2"]),
         "model": tree(&to).iter().map(|(name, bytes)| json!([name, String::from_utf8_lossy(bytes)])).collect::<Vec<_>>(),
-        "sweep": place.json(&["sweep", "--dry-run"]),
+        "prune": place.json(&["prune", "--dry-run"]),
     });
     serde_json::from_str(&seen.to_string().replace(id.trim(), "far-id")).expect("still JSON")
 }

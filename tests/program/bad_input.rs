@@ -118,6 +118,11 @@ fn wrong_usage_and_unknown_things() {
     sandbox.write("job.toml", JOB);
     let cases: &[(&[&str], i32, &str)] = &[
         (&["plna"], 2, "unrecognized subcommand 'plna'"),
+        (
+            &["sweep", "--data", "-y"],
+            2,
+            "error: `ftctl sweep` is called `ftctl prune` now\n  fix: ftctl prune, with the same flags",
+        ),
         (&["plan"], 2, "<FILE>"),
         (&["plan", "job.toml", "--backend", "locl"], 2, "there is no backend `locl`\n  fix: did you mean `local`?"),
         (&["plan", "job.toml", "--ttl", "5w"], 2, "`5w` is no duration"),

@@ -92,8 +92,8 @@ impl Stage {
         let said = copy.run(&["down", "proof", "-y"]);
         assert!(matches!(said.code, Some(0 | 3)), "down after {:?}, {when:?} {call:?}: {}", self.command, said.stderr);
         if said.code == Some(3) {
-            let said = copy.run(&["sweep", "-y"]);
-            assert_eq!(said.code, Some(0), "sweep after {:?}, {when:?} {call:?}: {}", self.command, said.stderr);
+            let said = copy.run(&["prune", "-y"]);
+            assert_eq!(said.code, Some(0), "prune after {:?}, {when:?} {call:?}: {}", self.command, said.stderr);
         }
         let left = cloud(&copy).map_or(0, |cloud| cloud.machines.len());
         assert_eq!(left, 0, "machines left behind by {:?}, killed {when:?} {call:?}", self.command);

@@ -281,9 +281,9 @@ fn docker_ends_a_container_at_its_deadline_with_nobody_there() {
     let said = Sandbox::said(&mut place.quickstart(&["submit"], 1_000_000, &["--ttl", "20s"]));
     let machine = format!("{}-a1", said.stdout.trim());
     until(|| docker(&["inspect", "--format", "{{.State.Status}} {{.State.ExitCode}}", &machine]) == "exited 0");
-    let sweep = ["sweep", "--expired", "--backend", "docker", "--dry-run"];
-    until(|| place.json(&sweep).to_string().contains(&machine));
-    place.ok(&["sweep", "--expired", "--backend", "docker", "-y"]);
+    let prune = ["prune", "--expired", "--backend", "docker", "--dry-run"];
+    until(|| place.json(&prune).to_string().contains(&machine));
+    place.ok(&["prune", "--expired", "--backend", "docker", "-y"]);
     assert_eq!(docker(&["ps", "-aq", "--filter", &format!("name={machine}")]), "");
     place.leaves_nothing();
 }
@@ -325,7 +325,7 @@ fn docker_that_is_away_or_has_no_image_is_told_and_leaves_nothing() {
     assert!(refused.stderr.contains("loopback") && refused.stderr.contains("network = \"host\""), "{}", refused.stderr);
     let nothing = away(&["down", "--all", "-y"]);
     assert_eq!((nothing.code, nothing.stdout.trim()), (Some(0), "there is nothing to destroy"), "{}", nothing.stderr);
-    for verb in [&["run"][..], &["down", "--all", "-y"], &["sweep"]] {
+    for verb in [&["run"][..], &["down", "--all", "-y"], &["prune"]] {
         let verb = [verb, if verb == ["run"] { &[] } else { &["--backend", "docker"][..] }].concat();
         let said = away(&verb);
         assert_eq!(said.code, Some(7), "{verb:?}: {}", said.stderr);

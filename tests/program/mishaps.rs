@@ -153,11 +153,11 @@ fn two_jobs_with_one_name() {
 }
 
 #[test]
-fn a_sweep_leaves_machines_alone_whose_job_is_in_another_store() {
+fn prune_leaves_machines_alone_whose_job_is_in_another_store() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("elsewhere");
     let id = sandbox.run(&["submit", "job.toml", "--store", "other"]).stdout.trim().to_owned();
-    let said = sandbox.run(&["sweep", "-y"]);
+    let said = sandbox.run(&["prune", "-y"]);
     let other = sandbox.path("other");
     assert!(said.code == Some(0) && said.stdout.ends_with("0 destroyed\n"), "{}", said.stdout);
     assert!(
@@ -165,15 +165,15 @@ fn a_sweep_leaves_machines_alone_whose_job_is_in_another_store() {
     );
     // A record that is lost is not elsewhere.
     std::fs::remove_dir_all(other.join("ftctl")).expect("removed");
-    let dry = sandbox.run(&["sweep", "--dry-run", "--store", "other"]);
+    let dry = sandbox.run(&["prune", "--dry-run", "--store", "other"]);
     assert!(dry.stdout.contains("no record of its job in this store") && dry.stdout.ends_with("1 found\n"), "{}", dry.stdout);
     // A store that is lost is: nobody can say any more that it was this one.
     std::fs::remove_dir_all(&other).expect("removed");
-    let said = sandbox.run(&["sweep", "-y", "--store", "other"]);
+    let said = sandbox.run(&["prune", "-y", "--store", "other"]);
     assert!(said.stdout.ends_with("0 destroyed\n") && said.stderr.contains("is left alone"), "{}", said.stderr);
     let said = sandbox.run(&["down", &id, "-y", "--store", "other"]);
     assert!(said.code == Some(12) && said.stderr.contains(&format!("ftctl down {id} --everybody")), "{}", said.stderr);
-    let said = sandbox.run(&["sweep", "--everybody", "-y", "--store", "other"]);
+    let said = sandbox.run(&["prune", "--everybody", "-y", "--store", "other"]);
     assert!(said.stdout.contains(&format!("{id}-a1")) && said.stdout.ends_with("1 destroyed\n"), "{}", said.stdout);
 }
 
@@ -253,7 +253,7 @@ fn a_dry_run_of_every_verb_says_what_it_would_do_and_changes_nothing() {
     for arguments in [&["cancel", &id][..], &["down", &id], &["down", "--all"]] {
         assert_eq!(dry(arguments), "there is nothing to do\n", "{arguments:?}");
     }
-    assert!(dry(&["sweep"]).ends_with("0 found\n"));
+    assert!(dry(&["prune"]).ends_with("0 found\n"));
     assert!(dry(&["upload", "data", "--name", "texts", "--verify"]).contains("0 to send"));
     assert_eq!(dry(&["prepare", "text.txt", "--out", "prepared"]), "would turn the text of 1 file into tokens in prepared\n");
     assert_eq!(dry(&["init", "--out", "b.toml"]).lines().count(), 2);

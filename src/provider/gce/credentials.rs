@@ -3,28 +3,30 @@
 //! | from | when |
 //! |---|---|
 //! | `CLOUDSDK_AUTH_ACCESS_TOKEN`, `CLOUDSDK_AUTH_ACCESS_TOKEN_FILE` | a token of somebody else's making |
-//! | the file in `GOOGLE_APPLICATION_CREDENTIALS` | a service account's key, a user's login, or workload identity federation |
+//! | the file in `GOOGLE_APPLICATION_CREDENTIALS` | one of the kinds of [`KeyFile`] |
 //! | `application_default_credentials.json` of gcloud | after `gcloud auth application-default login` |
 //! | the metadata server in `GCE_METADATA_HOST`, or that of this machine | on Google's machines |
+//!
+//! Google's `google-cloud-auth` signs for a service account, which takes no request. Every request of its own follows redirects and goes
+//! through the proxy of the environment, so the other kinds ask here, by [`transit`]; a test holds them against that library.
 
+mod aws;
+mod external;
 #[cfg(test)]
 mod tests;
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use aws_lc_rs::{rand::SystemRandom, rsa, signature};
-use base64::{
-    Engine as _,
-    prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
-};
+use google_cloud_auth::credentials::service_account::{self, AccessSpecifier};
 use jiff::Timestamp;
 use reqwest::{Method, RequestBuilder, Url};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::Mutex;
 
 use super::super::{Class, ProviderError, Result};
@@ -35,14 +37,17 @@ const TOKEN_SERVICE: &str = "https://oauth2.googleapis.com/token";
 /// A token is renewed so long before it ends.
 const MARGIN: Duration = Duration::from_secs(120);
 const LIMIT: Duration = Duration::from_secs(30);
+const HOUR: u64 = 3_600;
 /// Where a machine of a cloud asks its own host who it is. Nothing leaves that host, so http will do, as long as no proxy is between them.
-const METADATA: [&str; 2] = ["metadata.google.internal", "169.254.169.254"];
+const METADATA: [&str; 3] = ["metadata.google.internal", "169.254.169.254", "[fd00:ec2::254]"];
 
 /// An environment variable; empty ones count as absent.
 pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 pub struct Credentials {
     source: Source,
+    /// Those of [`external::VARIABLES`] that are set.
+    variables: BTreeMap<&'static str, String>,
     token: Mutex<Option<(String, Instant)>>,
 }
 
@@ -59,53 +64,39 @@ enum Source {
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum KeyFile {
-    ServiceAccount {
-        client_email: String,
-        private_key: String,
-        private_key_id: String,
-        token_uri: Option<String>,
-    },
+    ServiceAccount(Map<String, Value>),
     AuthorizedUser {
         client_id: String,
         client_secret: String,
         refresh_token: String,
         token_uri: Option<String>,
     },
-    ExternalAccount {
-        audience: String,
-        subject_token_type: String,
-        token_url: String,
-        credential_source: CredentialSource,
-        service_account_impersonation_url: Option<String>,
+    ImpersonatedServiceAccount {
+        service_account_impersonation_url: String,
+        source_credentials: Box<KeyFile>,
+        #[serde(default)]
+        delegates: Vec<String>,
     },
-}
-
-/// Where the identity comes from that is changed for one of Google's: GitHub Actions writes a URL here.
-#[derive(Deserialize)]
-struct CredentialSource {
-    file: Option<PathBuf>,
-    url: Option<String>,
-    #[serde(default)]
-    headers: std::collections::BTreeMap<String, String>,
-    format: Option<Format>,
-}
-
-#[derive(Deserialize)]
-struct Format {
-    #[serde(rename = "type")]
-    kind: String,
-    subject_token_field_name: Option<String>,
+    ExternalAccount(Box<external::Account>),
 }
 
 #[derive(Deserialize)]
 struct TokenAnswer {
     access_token: String,
+    /// Seconds.
     #[serde(default = "an_hour")]
     expires_in: u64,
 }
 
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Impersonated {
+    access_token: String,
+    expire_time: Timestamp,
+}
+
 fn an_hour() -> u64 {
-    3_600
+    HOUR
 }
 
 impl Credentials {
@@ -126,12 +117,13 @@ impl Credentials {
             return Err(ProviderError::new(Class::Denied, "nobody is signed in to Google Cloud here")
                 .fix("gcloud auth application-default login, or name a key file in GOOGLE_APPLICATION_CREDENTIALS"));
         };
-        Ok(Self { source, token: Mutex::new(None) })
+        let variables = external::VARIABLES.into_iter().filter_map(|name| Some((name, variables(name)?))).collect();
+        Ok(Self { source, variables, token: Mutex::new(None) })
     }
 
     /// Nobody's: whatever needs a token fails with this error.
     pub fn absent(why: ProviderError) -> Self {
-        Self { source: Source::Absent(why), token: Mutex::new(None) }
+        Self { source: Source::Absent(why), variables: BTreeMap::new(), token: Mutex::new(None) }
     }
 
     /// The project that a key file belongs to.
@@ -173,7 +165,7 @@ impl Credentials {
             }
             Source::File(path) => {
                 let file = serde_json::from_str(&read(path)?).map_err(|error| unusable(path, &error.to_string()))?;
-                Place(path).token(file).await
+                Place { path, variables: &self.variables }.token(file).await
             }
         }
     }
@@ -185,18 +177,15 @@ fn on_google() -> bool {
 }
 
 /// Where a credentials file lies. The URLs in it are its owner's word, but are held to what keeps secrets.
-struct Place<'p>(&'p Path);
+struct Place<'p> {
+    path: &'p Path,
+    variables: &'p BTreeMap<&'static str, String>,
+}
 
 impl Place<'_> {
     async fn token(&self, file: KeyFile) -> Result<TokenAnswer> {
         match file {
-            KeyFile::ServiceAccount { client_email, private_key, private_key_id, token_uri } => {
-                let service = token_uri.as_deref().unwrap_or(TOKEN_SERVICE);
-                let assertion =
-                    sign(&client_email, &private_key, &private_key_id, service).map_err(|why| unusable(self.0, &why))?;
-                let grant = "urn:ietf:params:oauth:grant-type:jwt-bearer";
-                ask(self.post(service, &[("grant_type", grant), ("assertion", &assertion)])?).await
-            }
+            KeyFile::ServiceAccount(key) => self.signed(key).await,
             KeyFile::AuthorizedUser { client_id, client_secret, refresh_token, token_uri } => {
                 let fields = [
                     ("grant_type", "refresh_token"),
@@ -206,98 +195,59 @@ impl Place<'_> {
                 ];
                 ask(self.post(token_uri.as_deref().unwrap_or(TOKEN_SERVICE), &fields)?).await
             }
-            KeyFile::ExternalAccount {
-                audience,
-                subject_token_type,
-                token_url,
-                credential_source,
-                service_account_impersonation_url,
-            } => {
-                let subject = self.subject_token(&credential_source).await?;
-                let fields = [
-                    ("grant_type", "urn:ietf:params:oauth:grant-type:token-exchange"),
-                    ("audience", &audience),
-                    ("scope", SCOPE),
-                    ("requested_token_type", "urn:ietf:params:oauth:token-type:access_token"),
-                    ("subject_token_type", &subject_token_type),
-                    ("subject_token", &subject),
-                ];
-                let federated: TokenAnswer = ask(self.post(&token_url, &fields)?).await?;
-                match service_account_impersonation_url {
-                    Some(url) => self.impersonate(&url, &federated.access_token).await,
-                    None => Ok(federated),
-                }
+            KeyFile::ImpersonatedServiceAccount { service_account_impersonation_url: url, source_credentials, delegates } => {
+                let source = Box::pin(self.token(*source_credentials)).await?;
+                self.impersonate(&url, &source.access_token, &delegates).await
             }
+            KeyFile::ExternalAccount(account) => self.federated(&account).await,
         }
     }
 
-    async fn subject_token(&self, source: &CredentialSource) -> Result<String> {
-        let text = match (&source.file, &source.url) {
-            (Some(file), _) => read(file)?,
-            (None, Some(url)) => {
-                let request = self.request(Method::GET, url)?;
-                let request = source.headers.iter().fold(request, |request, (name, value)| request.header(name, value));
-                String::from_utf8_lossy(&bytes(request).await?).into_owned()
-            }
-            (None, None) => return Err(unusable(self.0, "its credential_source has neither a file nor a url")),
-        };
-        let format = source.format.as_ref().filter(|format| format.kind == "json");
-        let Some(field) = format.and_then(|format| format.subject_token_field_name.as_ref()) else {
-            return Ok(text.trim().to_owned());
-        };
-        let value: Value = serde_json::from_str(&text).map_err(|error| unusable(self.0, &error.to_string()))?;
-        let missing = || unusable(self.0, &format!("the identity provider's answer has no `{field}`"));
-        value[field].as_str().map(str::to_owned).ok_or_else(missing)
+    /// A service account's own word that it is itself, which Google's services take for a token: AIP-4111.
+    async fn signed(&self, key: Map<String, Value>) -> Result<TokenAnswer> {
+        let builder = service_account::Builder::new(key.into()).with_access_specifier(AccessSpecifier::from_scopes([SCOPE]));
+        let credentials = builder.build_access_token_credentials().map_err(|error| unusable(self.path, &error.to_string()))?;
+        let signed = credentials.access_token().await.map_err(|error| unusable(self.path, &error.to_string()))?;
+        Ok(TokenAnswer { access_token: signed.token, expires_in: HOUR })
     }
 
-    async fn impersonate(&self, url: &str, token: &str) -> Result<TokenAnswer> {
-        let body = json!({ "scope": [SCOPE], "lifetime": "3600s" }).to_string();
-        let request = self.request(Method::POST, url)?.bearer_auth(token).header("content-type", "application/json").body(body);
-        let answer: Value = ask(request).await?;
-        let access_token = answer["accessToken"].as_str().unwrap_or_default().to_owned();
-        let until = answer["expireTime"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
-        let expires_in =
-            until.map_or(an_hour(), |until| u64::try_from(until.duration_since(Timestamp::now()).as_secs()).unwrap_or(0));
-        Ok(TokenAnswer { access_token, expires_in })
+    async fn impersonate(&self, url: &str, token: &str, delegates: &[String]) -> Result<TokenAnswer> {
+        let mut body = json!({ "scope": [SCOPE], "lifetime": format!("{HOUR}s") });
+        if !delegates.is_empty() {
+            body["delegates"] = json!(delegates);
+        }
+        let request = self.request(Method::POST, url)?.bearer_auth(token).header("content-type", "application/json");
+        let answer: Impersonated = ask(request.body(body.to_string())).await?;
+        let left = answer.expire_time.duration_since(Timestamp::now()).as_secs();
+        Ok(TokenAnswer { access_token: answer.access_token, expires_in: u64::try_from(left).unwrap_or(0) })
     }
 
     fn post(&self, url: &str, fields: &[(&str, &str)]) -> Result<RequestBuilder> {
-        let mut form = Url::parse("http://form").ok();
-        let pairs =
-            form.as_mut().map(|url| url.query_pairs_mut().extend_pairs(fields).finish().query().unwrap_or_default().to_owned());
         let request = self.request(Method::POST, url)?.header("content-type", "application/x-www-form-urlencoded");
-        Ok(request.body(pairs.unwrap_or_default()))
+        Ok(request.body(form(fields.iter().copied())))
     }
 
     /// Begins a request that carries a secret, or is answered with one.
     fn request(&self, method: Method, url: &str) -> Result<RequestBuilder> {
-        let url = Url::parse(url).map_err(|error| unusable(self.0, &format!("a URL in it: {error}")))?;
+        let url = Url::parse(url).map_err(|error| unusable(self.path, &format!("a URL in it: {error}")))?;
         let host = url.host_str().unwrap_or_default();
         let builder = if METADATA.contains(&host) {
             transit::direct()
         } else if transit::is_private(&url) {
             transit::client(&url)
         } else {
-            return Err(unusable(self.0, &format!("it names {host} without https, where anybody on the way could read secrets")));
+            let why = format!("it names {host} without https, where anybody on the way could read secrets");
+            return Err(unusable(self.path, &why));
         };
         Ok(builder.build().map_err(unreachable)?.request(method, url))
     }
 }
 
-/// RFC 7523: the service account's own word that it is itself, good for an hour.
-fn sign(email: &str, key: &str, key_id: &str, audience: &str) -> Result<String, String> {
-    let now = Timestamp::now().as_second();
-    let header = json!({ "alg": "RS256", "typ": "JWT", "kid": key_id });
-    let claims = json!({ "iss": email, "scope": SCOPE, "aud": audience, "iat": now, "exp": now + 3_600 });
-    let encode = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
-    let text = format!("{}.{}", encode(&header), encode(&claims));
-    let lines: String = key.lines().filter(|line| !line.starts_with("-----")).collect();
-    let bytes = BASE64_STANDARD.decode(lines.trim()).map_err(|_| "its private_key is no PEM".to_owned())?;
-    let pair = rsa::KeyPair::from_pkcs8(&bytes).map_err(|why| format!("its private_key is no RSA key: {why}"))?;
-    let mut signed = vec![0; pair.public_modulus_len()];
-    pair.sign(&signature::RSA_PKCS1_SHA256, &SystemRandom::new(), text.as_bytes(), &mut signed)
-        .map_err(|error| error.to_string())?;
-    Ok(format!("{text}.{}", BASE64_URL_SAFE_NO_PAD.encode(signed)))
+/// Encodes fields for a form or a query.
+fn form<K: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (K, V)>) -> String {
+    let mut url = Url::parse("http://form").unwrap_or_else(|_| unreachable!("it is one"));
+    url.query_pairs_mut().extend_pairs(fields);
+    url.query().unwrap_or_default().to_owned()
 }
 
 async fn ask<T: serde::de::DeserializeOwned>(request: RequestBuilder) -> Result<T> {

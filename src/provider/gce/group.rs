@@ -180,7 +180,7 @@ impl Gce {
         Ok(())
     }
 
-    /// A template costs nothing, and counts against a quota: what cannot be removed now is found by `sweep`.
+    /// A template costs nothing, and counts against a quota: what cannot be removed now is found by `prune`.
     pub(super) async fn delete_template(&self, job: &JobId) {
         let (Ok(mark), name) = (self.mark().await, name(job)) else { return };
         let found = self.templates(&of(job)).await.unwrap_or_default().into_iter();

@@ -485,7 +485,7 @@ async fn a_deletion_that_is_refused_says_what_may_still_cost() {
 }
 
 #[tokio::test]
-async fn what_somebody_else_made_with_our_label_is_ours_to_sweep() {
+async fn what_somebody_else_made_with_our_label_is_ours_to_prune() {
     let place = Place::new(json!({})).await;
     let provider = place.provider();
     let mut body = body::instance(

@@ -229,7 +229,7 @@ impl Machine {
     }
 
     /// What [`all`] found, in full; `None` when it went away meanwhile. A machine whose card is damaged (a full disk, an editor)
-    /// counts as expired; a sweep takes it when its order says whose it is.
+    /// counts as expired; `prune` takes it when its order says whose it is.
     pub fn resource(&self, mark: &Mark<'_>) -> io::Result<Option<Resource>> {
         let found = match fs::metadata(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -20,7 +20,7 @@ use super::{
     super::{
         azurite, conformance, content, dataset,
         lease::{Acquired, Contender, Holder, Lease},
-        log, sweep,
+        log, prune,
     },
     shared_key::SharedKey,
     transport::header,
@@ -615,13 +615,13 @@ async fn azurite_container_of_a_job_goes_with_its_remains() {
         store.put(&path::content(&path::job_contents(job), &Digest::of(b"x")), "x".into(), Condition::Always).await.unwrap();
     }
     store.put(&path::record(&kept), "x".into(), Condition::Always).await.unwrap();
-    let needed = sweep::Needed { jobs: [kept.clone()].into(), ..sweep::Needed::default() };
+    let needed = prune::Needed { jobs: [kept.clone()].into(), ..prune::Needed::default() };
     let (later, day) = (Timestamp::now() + SignedDuration::from_hours(48), Duration::from_secs(86_400));
     let shared: Arc<dyn Store> = Arc::clone(&store) as _;
-    let found = sweep::find(&shared, &needed, later, day).await.unwrap();
+    let found = prune::find(&shared, &needed, later, day).await.unwrap();
     // With the note of the container, and the content that no checkpoint of the other names.
     assert_eq!((&found.jobs, found.objects), (&vec![gone.clone()], 5));
-    sweep::remove(&shared, &found).await.unwrap();
+    prune::remove(&shared, &found).await.unwrap();
     let container = |job: &JobId| raw(containers::container_of(&store.main().client.location, job), &store.main().client.transport);
     let looked = container(&gone).client.container.get_properties(None).await;
     assert_eq!(looked.unwrap_err().http_status().map(u16::from), Some(404));

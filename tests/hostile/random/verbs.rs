@@ -45,8 +45,8 @@ const READING: &[&str] = &[
     "download JOB --to OUT --checkpoint 5",
     "download JOB --to OUT --dry-run",
     "config show --origin",
-    "sweep --dry-run",
-    "sweep --data --dry-run",
+    "prune --dry-run",
+    "prune --data --dry-run",
     "down --all --dry-run",
     "down JOB --dry-run",
     "upload data --name texts --verify",
@@ -54,9 +54,9 @@ const READING: &[&str] = &[
     "submit job.toml",
     "exec JOB true",
     "agent --order ORDER --work OUT",
-    "sweep -y",
-    "sweep --data -y",
-    "sweep --expired -y",
+    "prune -y",
+    "prune --data -y",
+    "prune --expired -y",
 ];
 
 const ENDING: &[&str] =

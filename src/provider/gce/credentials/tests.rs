@@ -4,8 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use aws_lc_rs::{
     encoding::{AsDer, Pkcs8V1Der},
-    signature::KeyPair as _,
+    rsa,
+    signature::{self, KeyPair as _},
 };
+use base64::{
+    Engine as _,
+    prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
+};
+use google_cloud_auth::credentials::external_account;
 use tokio::net::TcpListener;
 
 use super::*;
@@ -34,6 +40,17 @@ async fn service() -> (String, Heard) {
                     return Some(Reply { status: 307, headers, body: Vec::new() });
                 }
                 "/down" => (503, json!({})),
+                "/aws/session" | "/aws/zone" | "/aws/roles" => {
+                    let text = match path.as_str() {
+                        "/aws/session" => "session",
+                        "/aws/zone" => "us-east-1d",
+                        _ => "trainer",
+                    };
+                    return Some(Reply { status: 200, headers: Vec::new(), body: text.into() });
+                }
+                "/aws/roles/trainer" => {
+                    (200, json!({ "AccessKeyId": "AKID", "SecretAccessKey": "very-secret", "Token": "of a role" }))
+                }
                 _ => (200, json!({ "access_token": format!("from {path}"), "expires_in": 3_600 })),
             };
             Some(Reply::json(status, &body))
@@ -58,34 +75,70 @@ fn written(value: &Value) -> tempfile::NamedTempFile {
     file
 }
 
-#[tokio::test]
-async fn a_service_account_signs_its_word() {
-    let (address, heard) = service().await;
+/// A service account's key file, and the key that its signatures are checked with.
+fn service_account(token_uri: &str) -> (Value, Vec<u8>) {
     let pair = rsa::KeyPair::generate(rsa::KeySize::Rsa2048).expect("a key");
     let der = AsDer::<Pkcs8V1Der<'_>>::as_der(&pair).expect("bytes");
     let pem = format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", BASE64_STANDARD.encode(der.as_ref()));
-    let uri = format!("http://{address}/token");
-    let file = written(&json!({
-        "type": "service_account", "project_id": "theirs", "client_email": "me@example", "private_key": pem, "private_key_id": "k1", "token_uri": uri,
-    }));
+    let file = json!({
+        "type": "service_account", "project_id": "theirs", "client_email": "me@example", "private_key": pem, "private_key_id": "k1", "token_uri": token_uri,
+    });
+    (file, pair.public_key().as_ref().to_vec())
+}
+
+#[tokio::test]
+async fn a_service_account_signs_its_word() {
+    let (address, heard) = service().await;
+    let (account, public) = service_account(&format!("http://{address}/token"));
+    let file = written(&account);
     let credentials = of_file(file.path());
     assert_eq!(credentials.project().as_deref(), Some("theirs"));
-    assert_eq!(token(&credentials).await.expect("a token"), "from /token");
-    assert_eq!(token(&credentials).await.expect("kept"), "from /token");
+    let word = token(&credentials).await.expect("a token");
+    assert_eq!(token(&credentials).await.expect("kept"), word);
     credentials.forget().await;
-    assert_eq!(token(&credentials).await.expect("anew"), "from /token");
+    token(&credentials).await.expect("another");
+    assert!(heard.lock().expect("whole").is_empty(), "its word is a token: nobody is asked for one");
+    let (text, signed) = word.rsplit_once('.').expect("a signature");
+    let decoded = |part: &str| BASE64_URL_SAFE_NO_PAD.decode(part).expect("base64");
+    let public = signature::UnparsedPublicKey::new(&signature::RSA_PKCS1_2048_8192_SHA256, public);
+    public.verify(text.as_bytes(), &decoded(signed)).expect("the key's own signature");
+    let parts: Vec<Value> = text.split('.').map(|part| serde_json::from_slice(&decoded(part)).expect("JSON")).collect();
+    assert_eq!((&parts[0]["alg"], &parts[0]["kid"]), (&json!("RS256"), &json!("k1")));
+    assert_eq!(
+        (&parts[1]["iss"], &parts[1]["sub"], &parts[1]["scope"]),
+        (&json!("me@example"), &json!("me@example"), &json!(SCOPE))
+    );
+    let (from, until) = (parts[1]["iat"].as_i64().expect("a time"), parts[1]["exp"].as_i64().expect("a time"));
+    let now = Timestamp::now().as_second();
+    assert!(from <= now && (now + 3_500..=now + 3_700).contains(&until), "{from} to {until}, now {now}");
+
+    let mut broken = account;
+    broken["private_key"] = json!("-----BEGIN PRIVATE KEY-----\nvery-secret\n-----END PRIVATE KEY-----\n");
+    let error = token(&of_file(written(&broken).path())).await.expect_err("no key");
+    assert!(error.class == Class::Denied && !error.message.contains("very-secret"), "{error}");
+}
+
+#[tokio::test]
+async fn another_account_is_impersonated_with_what_a_file_has() {
+    let (address, heard) = service().await;
+    let (account, _) = service_account("https://oauth2.googleapis.com/token");
+    let login = json!({
+        "type": "authorized_user", "client_id": "id", "client_secret": "s", "refresh_token": "r", "token_uri": format!("http://{address}/token"),
+    });
+    for source in [login, account] {
+        let file = written(&json!({
+            "type": "impersonated_service_account", "source_credentials": source, "delegates": ["between"],
+            "service_account_impersonation_url": format!("http://{address}/impersonate"),
+        }));
+        assert_eq!(token(&of_file(file.path())).await.expect("a token"), "impersonated");
+    }
     let heard = heard.lock().expect("whole").clone();
-    assert_eq!(heard.len(), 2, "a token is kept, and fetched anew when it was refused");
-    let form = reqwest::Url::parse(&format!("http://form?{}", heard[0].2)).expect("a form");
-    let (_, assertion) = form.query_pairs().find(|(key, _)| key == "assertion").expect("an assertion");
-    let (text, signed) = assertion.rsplit_once('.').expect("a signature");
-    let signed = BASE64_URL_SAFE_NO_PAD.decode(signed).expect("base64");
-    let public = signature::UnparsedPublicKey::new(&signature::RSA_PKCS1_2048_8192_SHA256, pair.public_key().as_ref());
-    public.verify(text.as_bytes(), &signed).expect("the key's own signature");
-    let claims: Value =
-        serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(text.split('.').nth(1).expect("claims")).expect("base64"))
-            .expect("JSON");
-    assert_eq!((&claims["iss"], &claims["aud"], &claims["scope"]), (&json!("me@example"), &json!(uri), &json!(SCOPE)));
+    let paths: Vec<&str> = heard.iter().map(|(path, ..)| path.as_str()).collect();
+    assert_eq!(paths, ["/token", "/impersonate", "/impersonate"]);
+    assert_eq!(heard[1].1.as_deref(), Some("Bearer from /token"));
+    let asked: Value = serde_json::from_str(&heard[1].2).expect("JSON");
+    assert_eq!(asked, json!({ "scope": [SCOPE], "lifetime": "3600s", "delegates": ["between"] }));
+    assert!(heard[2].1.as_ref().is_some_and(|word| word.split('.').count() == 3), "the account's own word");
 }
 
 #[tokio::test]
@@ -173,4 +226,117 @@ async fn a_machine_of_google_is_asked_itself_and_a_given_token_comes_first() {
     if !on_google() {
         assert_eq!(Credentials::find(&|_| None).err().expect("nobody").class, Class::Denied);
     }
+}
+
+/// An external account whose identity comes from `source`.
+fn account(address: &str, source: &Value) -> Value {
+    json!({
+        "type": "external_account", "audience": "//iam.googleapis.com/pool", "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+        "token_url": format!("http://{address}/sts"), "credential_source": source,
+    })
+}
+
+/// What was asked since the last call: the paths, and the fields of the last form.
+fn take_asked(heard: &Heard) -> (Vec<String>, BTreeMap<String, String>) {
+    let asked = std::mem::take(&mut *heard.lock().expect("whole"));
+    let form = Url::parse(&format!("http://form?{}", asked.last().expect("a request").2)).expect("a form");
+    (asked.into_iter().map(|(path, ..)| path).collect(), form.query_pairs().into_owned().collect())
+}
+
+#[tokio::test]
+async fn a_program_says_who_asks_only_where_it_is_allowed() {
+    let (address, heard) = service().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let answer = folder.path().join("answer.json");
+    let file = written(&account(&address, &json!({ "executable": { "command": format!("cat {}", answer.display()) } })));
+    let path = file.path().display().to_string();
+    let of = |allowed: &'static str| {
+        let path = path.clone();
+        Credentials::find(&move |name| match name {
+            "GOOGLE_APPLICATION_CREDENTIALS" => Some(path.clone()),
+            "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES" => Some(allowed.to_owned()),
+            _ => None,
+        })
+        .expect("a file")
+    };
+    let good =
+        json!({ "version": 1, "success": true, "token_type": "urn:ietf:params:oauth:token-type:jwt", "id_token": "identity" });
+    fs::write(&answer, good.to_string()).expect("written");
+    for allowed in ["0", "true", "yes"] {
+        let error = token(&of(allowed)).await.expect_err(allowed);
+        assert!(
+            error.class == Class::Denied && error.fix.is_some_and(|fix| fix.contains("ALLOW_EXECUTABLES=1")),
+            "{}",
+            error.message
+        );
+    }
+    assert_eq!(token(&of("1")).await.expect("a token"), "from /sts");
+    assert_eq!(take_asked(&heard).1["subject_token"], "identity");
+    let saml = json!({ "success": true, "token_type": "urn:ietf:params:oauth:token-type:saml2", "saml_response": "<saml>" });
+    fs::write(&answer, saml.to_string()).expect("written");
+    token(&of("1")).await.expect("a token");
+    assert_eq!(take_asked(&heard).1["subject_token"], "<saml>");
+    for (answer_of_program, part) in [
+        (json!({ "success": false, "code": "401", "message": "signed out" }).to_string(), "refuses (401): signed out"),
+        (json!({ "success": true, "id_token": "old", "expiration_time": 1 }).to_string(), "has expired"),
+        (json!({ "success": true }).to_string(), "no `id_token`"),
+        ("very-secret".to_owned(), "is no JSON"),
+    ] {
+        fs::write(&answer, answer_of_program).expect("written");
+        let error = token(&of("1")).await.expect_err(part);
+        assert!(error.message.contains(part) && !error.message.contains("very-secret"), "{error}");
+    }
+    fs::remove_file(&answer).expect("removed");
+    assert!(token(&of("1")).await.expect_err("it fails").message.contains("exit status: 1"));
+}
+
+/// What Google's own library asks is asked here, too.
+#[tokio::test]
+async fn external_accounts_ask_as_googles_library_does() {
+    let (address, heard) = service().await;
+    let subject = written(&json!({ "word": "identity" }));
+    let url = |path: &str| format!("http://{address}/{path}");
+    let in_json = json!({ "file": subject.path(), "format": { "type": "json", "subject_token_field_name": "word" } });
+    let amazon = json!({
+        "environment_id": "aws1", "region_url": url("aws/zone"), "url": url("aws/roles"), "imdsv2_session_token_url": url("aws/session"),
+        "regional_cred_verification_url": "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15",
+    });
+    let mut workforce = account(&address, &in_json);
+    workforce["audience"] = json!("//iam.googleapis.com/locations/global/workforcePools/pool/providers/p");
+    workforce["workforce_pool_user_project"] = json!("payer");
+    for file in [account(&address, &in_json), workforce, account(&address, &amazon)] {
+        token(&of_file(written(&file).path())).await.expect("a token");
+        let (paths, ours) = take_asked(&heard);
+        // The service's answer lacks fields that the library insists on; it has been asked by then.
+        let theirs = external_account::Builder::new(file.clone()).build_access_token_credentials().expect("understood");
+        theirs.access_token().await.expect_err("an answer that is too short");
+        let (their_paths, mut theirs) = take_asked(&heard);
+        if file["credential_source"] == amazon {
+            theirs.insert("subject_token".to_owned(), at_the_time_of(&theirs["subject_token"], &ours["subject_token"]));
+        }
+        assert_eq!((paths, ours), (their_paths, theirs));
+    }
+}
+
+/// Amazon's question of theirs, signed here at the time of ours.
+fn at_the_time_of(theirs: &str, ours: &str) -> String {
+    let decoded = |token: &str| -> Value {
+        let (_, text) =
+            Url::parse(&format!("http://form?x={token}")).expect("a form").query_pairs().into_owned().next().expect("a value");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let time = |question: &Value| {
+        let text = question["headers"][1]["value"].as_str().expect("a time").to_owned();
+        jiff::civil::DateTime::strptime("%Y%m%dT%H%M%SZ", text)
+            .expect("a time")
+            .to_zoned(jiff::tz::TimeZone::UTC)
+            .expect("UTC")
+            .timestamp()
+    };
+    let keys = aws::Keys { access_key_id: "AKID".into(), secret_access_key: "very-secret".into(), token: Some("of a role".into()) };
+    let caller = aws::Caller { region: "us-east-1".into(), keys };
+    let addresses = serde_json::from_value(json!({})).expect("the usual ones");
+    let signed = |time| caller.signed(&addresses, "//iam.googleapis.com/pool", time).expect("signed");
+    assert_eq!(decoded(&signed(time(&decoded(theirs)))), decoded(theirs));
+    signed(time(&decoded(ours)))
 }

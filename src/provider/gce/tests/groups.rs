@@ -256,7 +256,7 @@ async fn a_group_that_nobody_looks_after_costs_no_more_than_one_machine() {
     assert!(machines.len() > 15 && machines.iter().all(|machine| machine["exists"] == false), "{bill}");
     let total: Money = bill["total"].as_str().and_then(|total| total.parse().ok()).expect("money");
     assert!(total <= Money { micros: 3_000_000 } && total.micros > 2_000_000, "{total}");
-    // What is left costs nothing, and is swept by its time.
+    // What is left costs nothing, and is pruned by its time.
     let left = place.provider().list().await.expect("listed");
     assert_eq!((left.len(), left[0].price_per_hour), (1, Money::ZERO));
     assert!(left[0].expires.is_some_and(|expires| expires < place.devcloud.now()));

@@ -12,7 +12,7 @@ use crate::{
     provider::Resource,
     store::{
         self, dataset,
-        sweep::{Needed, Unneeded},
+        prune::{Needed, Unneeded},
     },
 };
 
@@ -21,7 +21,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// Clocks that are further apart are no ground to end what may be at work.
 const SKEW: Duration = Duration::from_secs(300);
 
-pub const SWEEP_SCHEMA: &str = "ftctl.sweep/1";
+pub const PRUNE_SCHEMA: &str = "ftctl.prune/1";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Leftover {
@@ -108,12 +108,12 @@ pub async fn find_data(world: &World, now: Timestamp) -> Result<Unneeded> {
         needed.jobs.insert(id);
     }
     needed.datasets.extend(dataset::all_named(world.store.as_ref()).await?);
-    Ok(store::sweep::find(&world.store, &needed, now, DAY).await?)
+    Ok(store::prune::find(&world.store, &needed, now, DAY).await?)
 }
 
 /// Removes it, and says what an upload at the same time has to send again.
 pub async fn remove_data(world: &World, unneeded: &Unneeded) -> Result<()> {
-    for digest in store::sweep::remove(&world.store, unneeded).await? {
+    for digest in store::prune::remove(&world.store, unneeded).await? {
         world.report.warn(&format!("the dataset {digest} was uploaded meanwhile and is incomplete now; upload it again"));
     }
     Ok(())

@@ -2,8 +2,8 @@
 //! contents that no manifest names.
 //!
 //! Whoever sends files sends contents before the manifest that names them, so nothing young is judged: `min_age` should be far above
-//! the time of an upload and the error of the clocks. An upload may also find an old content and rely on it while a sweep removes it.
-//! Therefore the upload looks once more after it has written its manifest, and the sweep after it has removed contents: one of the
+//! the time of an upload and the error of the clocks. An upload may also find an old content and rely on it while `prune` removes it.
+//! Therefore the upload looks once more after it has written its manifest, and `prune` after it has removed contents: one of the
 //! two finds out.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};

@@ -1,4 +1,4 @@
-//! `ftctl sweep`: what is left over at the backend.
+//! `ftctl prune`: what is left over at the backend.
 
 use clap::Args;
 use jiff::Timestamp;
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use super::{App, Place, machines};
 use crate::{
     exit::Failure,
-    lifecycle::sweep::{self, Leftover, SWEEP_SCHEMA},
+    lifecycle::prune::{self, Leftover, PRUNE_SCHEMA},
     output::{Cell, Show, Table, format},
-    store::sweep::Unneeded,
+    store::prune::Unneeded,
 };
 
 /// Destroy machines that nobody needs any more, found from the backend's own truth
@@ -17,7 +17,7 @@ use crate::{
 /// Those past their time to live, and those whose job is finished or unknown to this store. Only machines of this user and this store are
 /// meant: others are left alone, and the backend ends them when their time is over.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl sweep --dry-run\n  ftctl sweep --expired -y\n  ftctl sweep --data --dry-run")]
+#[command(after_help = "Examples:\n  ftctl prune --dry-run\n  ftctl prune --expired -y\n  ftctl prune --data --dry-run")]
 pub struct Arguments {
     /// Only machines past their time to live
     #[arg(long)]
@@ -36,25 +36,25 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let backend = app.settings.backend.value.clone();
         let world = app.world_of(&backend, self.everybody)?;
-        let leftovers = app.block_on(sweep::find(&world, self.expired))?;
-        let mut swept =
-            Swept { leftovers, data: None, destroyed: false, everybody: self.everybody.then(|| (backend, world.clock.now())) };
-        swept.data = if self.data { Some(app.block_on(sweep::find_data(&world, Timestamp::now()))?) } else { None };
-        if !app.dry_run && !swept.leftovers.is_empty() {
+        let leftovers = app.block_on(prune::find(&world, self.expired))?;
+        let mut pruned =
+            Pruned { leftovers, data: None, destroyed: false, everybody: self.everybody.then(|| (backend, world.clock.now())) };
+        pruned.data = if self.data { Some(app.block_on(prune::find_data(&world, Timestamp::now()))?) } else { None };
+        if !app.dry_run && !pruned.leftovers.is_empty() {
             if self.everybody {
-                world.report.line(&swept.table());
+                world.report.line(&pruned.table());
             }
-            let names: Vec<&str> = swept.leftovers.iter().map(|leftover| leftover.resource.name.as_str()).collect();
-            let others = machines::of_others(swept.leftovers.iter().map(|leftover| &leftover.resource));
+            let names: Vec<&str> = pruned.leftovers.iter().map(|leftover| leftover.resource.name.as_str()).collect();
+            let others = machines::of_others(pruned.leftovers.iter().map(|leftover| &leftover.resource));
             app.output.confirm(&format!("{others}Destroy {}?", names.join(", ")), app.yes)?;
-            app.block_on(sweep::reap(&world, &swept.leftovers))?;
+            app.block_on(prune::reap(&world, &pruned.leftovers))?;
         }
-        if let Some(data) = swept.data.as_ref().filter(|data| !app.dry_run && !data.is_empty()) {
+        if let Some(data) = pruned.data.as_ref().filter(|data| !app.dry_run && !data.is_empty()) {
             app.output.confirm(&format!("Remove {} from the store?", in_words(data)), app.yes)?;
-            app.block_on(sweep::remove_data(&world, data))?;
+            app.block_on(prune::remove_data(&world, data))?;
         }
-        swept.destroyed = !app.dry_run;
-        app.output.show(&swept)
+        pruned.destroyed = !app.dry_run;
+        app.output.show(&pruned)
     }
 }
 
@@ -63,7 +63,7 @@ fn in_words(data: &Unneeded) -> String {
     format!("{datasets}, {jobs} without a record, {} ({})", format::of(data.objects, "object"), format::bytes(data.bytes))
 }
 
-struct Swept {
+struct Pruned {
     leftovers: Vec<Leftover>,
     /// Of the store, when it was asked for.
     data: Option<Unneeded>,
@@ -72,7 +72,7 @@ struct Swept {
     everybody: Option<(String, Timestamp)>,
 }
 
-impl Swept {
+impl Pruned {
     fn table(&self) -> String {
         let Some((backend, now)) = &self.everybody else { return self.own_table() };
         let mut table = Table::new(&[&machines::COLUMNS[..], &["WHY"]].concat());
@@ -91,9 +91,9 @@ impl Swept {
     }
 }
 
-impl Show for Swept {
+impl Show for Pruned {
     fn schema(&self) -> &'static str {
-        SWEEP_SCHEMA
+        PRUNE_SCHEMA
     }
 
     fn json(&self) -> Value {
