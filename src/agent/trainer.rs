@@ -9,7 +9,7 @@ use std::{
     process::{ExitStatus, Stdio},
 };
 
-use ft_trainer::{config::TrainConfig, waiting};
+use ft_trainer::{settings::TrainConfig, waiting};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use tokio::{
     process::{Child, Command},

@@ -1,6 +1,6 @@
 //! What a job wants of Compute Engine.
 
-use ft_trainer::validate::{Rule, rule};
+use ft_trainer::settings::validate::{Rule, rule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

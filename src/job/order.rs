@@ -5,8 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ft_trainer::{
-    config::{ModelConfig, SampleConfig, TrainSettings},
+use ft_trainer::settings::{
+    ModelConfig, SampleConfig, TrainSettings,
     validate::{self, Broken},
 };
 use jiff::Timestamp;

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use tch::{Cuda, Device, Kind, Tensor};
 
 use crate::aten;
-use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
+use crate::cpu::kernels;
 use crate::error::Failure;
-use crate::model::{kernels, product};
+use crate::model::layers::linear::product;
+use crate::settings::{DeviceChoice, Engine, Offload, TrainSettings};
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };

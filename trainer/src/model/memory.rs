@@ -2,8 +2,8 @@
 
 use super::HEAD_CHUNK;
 use super::shape::Shape;
-use crate::config::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
-use crate::lora::LinearMap;
+use crate::settings::lora::LinearMap;
+use crate::settings::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
@@ -12,7 +12,7 @@ const F32: u64 = 4;
 const PROGRAM: u64 = 68 * MIB;
 /// The same where numbers of 16 bits are multiplied besides.
 const HALF: u64 = 6 * MIB;
-/// The blocks in which two files of a checkpoint leave for the disk (`direct.rs`).
+/// The blocks in which two files of a checkpoint leave for the disk (`files/direct.rs`).
 const CHECKPOINT: u64 = 8 * MIB;
 /// Share of what comes and goes in a step that lies unused in gaps. Measured.
 const UNUSED: f64 = 0.01;
@@ -79,8 +79,8 @@ impl TrainingMemory {
         if is_gpu { Self::on_device(shape, settings) } else { Self::estimate(shape, settings) }
     }
 
-    /// As [`TrainingMemory::estimate`], of the memory of a GPU. Added up from what `gpt2.rs` and `block.rs` make; it has not been compared with a GPU
-    /// yet. CUDA itself takes some hundred MiB besides.
+    /// As [`TrainingMemory::estimate`], of the memory of a GPU. Added up from what `model/gpt2/mod.rs` and `model/gpt2/block.rs`
+    /// make; it has not been compared with a GPU yet. CUDA itself takes some hundred MiB besides.
     pub fn on_device(shape: &Shape, settings: &TrainSettings) -> Self {
         let (rows, parameters) = ((settings.micro_batch.sequences() * settings.block_size) as u64, shape.parameters());
         let trained = Trained::new(shape, settings);
@@ -129,7 +129,7 @@ impl TrainingMemory {
     }
 }
 
-/// Bytes of one block's activations, as `model/block.rs` names them.
+/// Bytes of one block's activations, as `model/gpt2/block.rs` names them.
 struct Block {
     /// One width of all rows in `f32`.
     stream: u64,
@@ -196,13 +196,13 @@ fn head(shape: &Shape, rows: u64, settings: &TrainSettings) -> u64 {
 
 fn products_are_own(precision: Precision) -> bool {
     #[cfg(feature = "torch")]
-    return super::linear::is_multiplied(precision.kind());
+    return super::layers::linear::is_multiplied(precision.kind());
     // Whoever only estimates does so for a machine that it knows nothing of.
     #[cfg(not(feature = "torch"))]
     return precision != Precision::Fp16;
 }
 
-/// What each thread has of its own while it computes the gradients of a head, as `attention.rs` makes it.
+/// What each thread has of its own while it computes the gradients of a head, as `layers/attention.rs` makes it.
 fn of_threads(shape: &Shape, settings: &TrainSettings) -> u64 {
     let threads = settings.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let (length, channels) = (settings.block_size as u64, (shape.width / shape.heads) as u64);
@@ -269,9 +269,9 @@ fn numbers(dimensions: &[usize]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Variant;
-    use crate::micro_batch::MicroBatch;
     use crate::model::shape::{MOST, MOST_LAYERS, MOST_TOKENS};
+    use crate::settings::Variant;
+    use crate::settings::micro_batch::MicroBatch;
 
     fn small() -> Shape {
         Shape {

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use crate::config::{ModelConfig, Preset, Variant};
-use crate::lora::Lora;
+use crate::settings::lora::Lora;
+use crate::settings::{ModelConfig, Preset, Variant};
 
 /// GPT-2's layer-norm epsilon in every published size.
 pub(super) const LAYER_NORM_EPSILON: f64 = 1e-5;

@@ -6,11 +6,11 @@ use super::adafactor::Adafactor;
 use super::adamw::{AdamW, Epsilon};
 use super::muon::Muon;
 use super::{Optimizer, Rule};
-use crate::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 use crate::error::Failure;
 use crate::journal::grouped;
-use crate::model::parameters::Parameter;
+use crate::model::weights::parameters::Parameter;
 use crate::offload::Place;
+use crate::settings::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 
 /// Parameters that are updated alike.
 #[derive(Debug, Clone, PartialEq)]

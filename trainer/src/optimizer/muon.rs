@@ -7,7 +7,7 @@
 use tch::{Kind, Tensor};
 
 use super::{Rule, Update};
-use crate::model::kernels;
+use crate::cpu::kernels;
 
 /// Of the quintic iteration, chosen for a steep slope at zero.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use ft_trainer::config::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 use ft_trainer::data::prepare::prepare;
+use ft_trainer::settings::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 use ft_trainer::waiting;
 
 /// Documents that a model can learn something from: little functions.
