@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tch::{Cuda, Device, Kind, Tensor};
 
 use crate::aten;
-use crate::cpu::kernels;
+use crate::cpu::engine;
 use crate::error::Failure;
 use crate::model::layers::linear::product;
 use crate::settings::{DeviceChoice, Engine, Offload, TrainSettings};
@@ -119,7 +119,7 @@ pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     let ones = Tensor::ones([size, size], (kind, device));
     let seconds = || {
         let started = Instant::now();
-        let _ = kernels::of(engine, || product(&ones, &ones));
+        let _ = engine::with(engine, || product(&ones, &ones));
         if let Device::Cuda(index) = device {
             Cuda::synchronize(index as i64);
         }

@@ -23,6 +23,7 @@ pub mod journal;
 pub mod model;
 #[cfg(feature = "torch")]
 pub mod offload;
+pub mod openmp;
 #[cfg(feature = "torch")]
 pub mod optimizer;
 #[cfg(feature = "torch")]
@@ -34,4 +35,3 @@ pub mod run;
 pub mod schedule;
 pub mod settings;
 pub mod state;
-pub mod waiting;

@@ -22,7 +22,7 @@ use crate::model::{Gpt2, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory
 use crate::process;
 use crate::run::check_tokenizer;
 use crate::run::checkpoint;
-use crate::run::eval::{self, Reading};
+use crate::run::evaluation::{self, Reading};
 use crate::run::train::{Outcome, train};
 use crate::schedule::learning_rate;
 use crate::settings::file;
@@ -275,7 +275,7 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
     };
     let model = Gpt2::new(shape, &parameters, device);
     let reading = Reading { block_size, batch: arguments.batch, limit: arguments.sequences };
-    let evaluation = eval::evaluate(&model, dataset.split(split), reading, |_, _| true)?;
+    let evaluation = evaluation::evaluate(&model, dataset.split(split), reading, |_, _| true)?;
     let nothing = || Failure::input(format!("the {} split of {} has no token to predict", split.name(), arguments.data.display()));
     let mut value = json!({"schema": "ft.eval/1", "split": split, "block_size": block_size});
     merge(&mut value, &evaluation.ok_or_else(nothing)?);

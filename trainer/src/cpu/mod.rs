@@ -2,7 +2,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod arena;
-pub mod kernels;
+pub mod engine;
 pub mod matmul;
 pub mod parallel;
 pub mod simd;

@@ -2,7 +2,7 @@
 
 use tch::{Device, Tensor};
 
-use super::kernels;
+use super::engine;
 use super::simd::Element;
 
 /// As [`holds`], of `f32`.
@@ -12,7 +12,7 @@ pub(crate) fn is_plain(tensor: &Tensor) -> bool {
 
 /// Whether the elements of `tensor` can be reached as one `&[E]`, and this crate's kernels are wanted.
 pub(crate) fn holds<E: Element>(tensor: &Tensor) -> bool {
-    kernels::are_own() && is_slice::<E>(tensor)
+    engine::is_own() && is_slice::<E>(tensor)
 }
 
 fn is_slice<E: Element>(tensor: &Tensor) -> bool {

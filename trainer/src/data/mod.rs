@@ -6,7 +6,7 @@
 //! ```
 
 #[cfg(feature = "torch")]
-pub mod blocks;
+pub mod batch;
 pub mod error;
 pub mod prepare;
 pub mod sampler;

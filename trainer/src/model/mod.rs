@@ -1,7 +1,7 @@
 //! GPT-2 with a hand-written backward pass.
 
 pub mod hugging_face;
-pub mod memory;
+pub mod memory_estimate;
 pub mod shape;
 mod xglm;
 
@@ -13,10 +13,10 @@ pub(crate) mod layers;
 pub mod weights;
 
 #[cfg(feature = "torch")]
-pub use gpt2::{Gpt2, adapters::Adapters, cache::KvCache, draft::Draft};
+pub use gpt2::{Gpt2, adapters::Adapters, draft::Draft, kv_cache::KvCache};
 #[cfg(feature = "torch")]
 pub use layers::{dropout::Dropout, fused::Fused, head::IGNORED};
-pub use memory::TrainingMemory;
+pub use memory_estimate::TrainingMemory;
 pub use shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
 #[cfg(feature = "torch")]
 pub use weights::parameters::{ModelError, Parameter, Parameters};

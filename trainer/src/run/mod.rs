@@ -3,10 +3,9 @@
 mod best;
 pub mod checkpoint;
 mod ending;
-pub mod eval;
+pub mod evaluation;
 mod reporting;
 pub mod train;
-mod validation;
 
 use std::fs::{self, File, TryLockError};
 use std::io;

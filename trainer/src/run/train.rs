@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::Run;
 use super::checkpoint::writing::Writing;
 use super::ending::Summary;
-use crate::data::blocks::Batch;
+use crate::data::batch::Batch;
 use crate::data::sampler::first_sequence;
 use crate::data::shard::Split;
 use crate::error::Failure;

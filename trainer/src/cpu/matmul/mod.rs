@@ -1,20 +1,20 @@
 //! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists
 //! already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second
-//! pass. Where the processor has tiles, large ones are theirs ([`amx`]); with AVX-512 or AVX2 most others are `many`'s, with
-//! AVX512-BF16 those of bf16 numbers `pairs`', and the rest are the crate `gemm`'s.
+//! pass. Where the processor has tiles, large ones are theirs ([`amx`]); with AVX-512 or AVX2 most others are `packed_f32`'s, with
+//! AVX512-BF16 those of bf16 numbers `avx512_bf16`'s, and the rest are the crate `gemm`'s.
 
 pub mod amx;
-pub mod few;
 #[cfg(target_arch = "x86_64")]
-mod few_kernels;
+mod avx512_bf16;
 #[cfg(target_arch = "x86_64")]
-mod many;
+mod packed_f32;
+pub mod skinny;
 #[cfg(target_arch = "x86_64")]
-mod pairs;
+mod skinny_kernels;
 
 use gemm_common::Parallelism;
 
-use super::kernels;
+use super::engine;
 use super::parallel::{self, threads};
 use super::simd::{Bf16, Element, F16, add, load, store};
 use super::vectorise::vectorised;
@@ -117,7 +117,7 @@ pub(crate) fn multiply_plainly(
     let ([rows, depth], [right_rows, columns]) = (left.size, right.size);
     assert!(depth == right_rows && fits(result.len(), [rows, columns], pitch), "a product of {:?} and {:?}", left.size, right.size);
     #[cfg(target_arch = "x86_64")]
-    if many::multiply(left, right, result, pitch, write, workers) {
+    if packed_f32::multiply(left, right, result, pitch, write, workers) {
         return;
     }
     let threads = if workers == Workers::All { threads() } else { 1 };
@@ -160,7 +160,7 @@ const WIDENED: usize = 1024;
 /// The same for numbers of 16 bits that the processor does not multiply itself, into `f32`.
 fn multiply_widened_to_f32<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, result: &mut [f32], pitch: usize, write: Write) {
     #[cfg(target_arch = "x86_64")]
-    if many::multiply(left, right, result, pitch, write, Workers::All) {
+    if packed_f32::multiply(left, right, result, pitch, write, Workers::All) {
         return;
     }
     multiply_widened(left, right, result, pitch, write);
@@ -201,7 +201,7 @@ fn pieces(size: usize) -> impl Iterator<Item = (usize, usize)> {
 fn sum_widened<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, sums: &mut [f32], copies: &mut [Vec<f32>; 2]) {
     let ([rows, depth], columns) = (left.size, right.size[1]);
     #[cfg(target_arch = "x86_64")]
-    if many::multiply(left, right, sums, columns, Write::Over, Workers::All) {
+    if packed_f32::multiply(left, right, sums, columns, Write::Over, Workers::All) {
         return;
     }
     sums.fill(0.0);
@@ -244,7 +244,7 @@ impl Factor for f32 {
 impl Factor for Bf16 {
     fn is_multiplied() -> bool {
         // oneDNN's are slower than those through `f32` where the processor has neither tiles nor a fast instruction for pairs.
-        cfg!(target_arch = "x86_64") || !kernels::has_onednn_products(Self::KIND)
+        cfg!(target_arch = "x86_64") || !engine::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -262,7 +262,7 @@ impl Factor for Bf16 {
 
 impl Factor for F16 {
     fn is_multiplied() -> bool {
-        !kernels::has_onednn_products(Self::KIND)
+        !engine::has_onednn_products(Self::KIND)
     }
 
     fn multiply(left: Matrix<'_, Self>, right: Matrix<'_, Self>, result: &mut [Self], pitch: usize, write: Write) {
@@ -296,7 +296,7 @@ fn multiply_bf16<E: Element>(
 /// Whether [`multiply_pairs`] serves on this processor.
 pub(crate) fn are_pairs_multiplied() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return pairs::is_available();
+    return avx512_bf16::is_available();
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
@@ -311,7 +311,7 @@ pub(crate) fn multiply_pairs<E: Element>(
     workers: Workers,
 ) {
     #[cfg(target_arch = "x86_64")]
-    pairs::multiply(left, right, result, pitch, write, workers);
+    avx512_bf16::multiply(left, right, result, pitch, write, workers);
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("{:?} {:?} {} {pitch} {}", left.size, right.size, result.len(), write == Write::Onto && workers == Workers::All);
 }

@@ -8,8 +8,8 @@
 use tch::{Kind, Tensor};
 
 use super::Gpt2;
-use super::cache::{KvCache, attend};
-use crate::cpu::matmul::few;
+use super::kv_cache::{KvCache, attend};
+use crate::cpu::matmul::skinny;
 use crate::cpu::parallel;
 use crate::cpu::simd::{Element, add};
 use crate::cpu::slices::{elements, elements_mut, floats, floats_mut, is_plain};
@@ -59,7 +59,7 @@ impl Gpt2 {
     pub fn draft(&self) -> Option<Draft<'_>> {
         self.run(|| {
             let embedding = self.working().token_embedding();
-            let served = is_plain(&embedding) && self.adapters().is_none() && few::is_available();
+            let served = is_plain(&embedding) && self.adapters().is_none() && skinny::is_available();
             (served && self.shape().parameters() <= available_memory() / 2).then(|| Draft::of(self, &embedding))
         })
     }

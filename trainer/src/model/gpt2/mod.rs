@@ -2,11 +2,11 @@
 
 pub mod adapters;
 mod block;
-pub mod cache;
 pub mod draft;
 mod embed;
+pub mod kv_cache;
 mod sinusoids;
-mod stream;
+mod weight_stream;
 
 use std::cell::RefCell;
 
@@ -16,19 +16,19 @@ use super::layers::documents::Documents;
 use super::layers::dropout::{Dropout, Masks, Site};
 use super::layers::fused::Fused;
 use super::layers::gelu::Gelu;
+use super::layers::layout::Layout;
 use super::layers::{head, linear, norm};
 use super::shape::Shape;
 use super::weights::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
 use crate::aten;
-use crate::cpu::kernels;
+use crate::cpu::engine;
 use crate::cpu::matmul::Write;
 use crate::error::Failure;
 use crate::journal::trace::span;
-use crate::model::layers::layout::Layout;
 use crate::offload::{Place, release};
 use crate::settings::{Engine, Offload, Precision, Recompute, Variant};
 use adapters::Adapters;
-use stream::Stream;
+use weight_stream::WeightStream;
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
@@ -58,7 +58,7 @@ pub struct Gpt2 {
     /// See [`Gpt2::with_masters`].
     away: Offload,
     /// Where the blocks' weights are away.
-    stream: Option<Stream>,
+    stream: Option<WeightStream>,
     /// Where one block's products of 16 bits arrive in main memory, where gradients are away.
     landings: Vec<Tensor>,
     /// Those that are on their way, each with the gradient that it will be added to.
@@ -138,7 +138,7 @@ impl Gpt2 {
             self.working = self.parameters.for_products(self.kind, place, self.device, self.away)?;
         }
         if self.away == Offload::Model {
-            self.stream = Some(Stream::new(&self.working, self.shape.layers, self.device));
+            self.stream = Some(WeightStream::new(&self.working, self.shape.layers, self.device));
         }
         self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
         self.gradients = Some(self.trained().zeros_in(place)?);
@@ -202,7 +202,7 @@ impl Gpt2 {
 
     /// Calls `work` as all of the model is computed: without a tape, with the kernels of the engine.
     pub(super) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        tch::no_grad(|| kernels::of(self.engine, work))
+        tch::no_grad(|| engine::with(self.engine, work))
     }
 
     /// The weights, without adapters.
@@ -238,7 +238,7 @@ impl Gpt2 {
             Some(adapters) => change(adapters.parameters_mut(), gradients, &mut |_, _| ()),
             None => change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, away)),
         });
-        stream.iter().for_each(Stream::forget);
+        stream.iter().for_each(WeightStream::forget);
     }
 
     /// Puts others in the place of what is trained.
@@ -249,7 +249,7 @@ impl Gpt2 {
         change(&mut self.parameters);
         let rounded = |(index, entry): (usize, &Parameter)| self.working.round_again(index, &entry.tensor, self.away);
         tch::no_grad(|| self.parameters.iter().enumerate().for_each(rounded));
-        self.stream.iter().for_each(Stream::forget);
+        self.stream.iter().for_each(WeightStream::forget);
     }
 
     pub fn zero_gradients(&mut self) {

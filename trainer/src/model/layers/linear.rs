@@ -2,13 +2,13 @@
 //!
 //! On a CPU, `f32` products are this crate's own ([`crate::cpu::matmul`]): libtorch's default, MKL, runs at less than half their
 //! rate on AMD processors, and all have the accuracy of `f32`. Its own are also `bf16` products where the processor has tiles
-//! ([`crate::cpu::matmul::amx`]) or multiplies pairs of them (`crate::cpu::matmul::pairs`), and those of both dtypes of 16 bits
-//! where libtorch has none but plain loops. Other dtypes and devices take libtorch's, and so does the engine of that name.
+//! ([`crate::cpu::matmul::amx`]) or multiplies pairs of them (`crate::cpu::matmul::avx512_bf16`), and those of both dtypes of 16
+//! bits where libtorch has none but plain loops. Other dtypes and devices take libtorch's, and so does the engine of that name.
 
 use tch::{Device, Kind, Tensor};
 
-use crate::cpu::kernels;
-use crate::cpu::matmul::few;
+use crate::cpu::engine;
+use crate::cpu::matmul::skinny;
 use crate::cpu::matmul::{Factor, Matrix, Write};
 use crate::cpu::parallel;
 use crate::cpu::simd::{Bf16, Element, F16, add};
@@ -87,8 +87,8 @@ pub(crate) fn product_transposed(x: &Tensor, w: &Tensor) -> Tensor {
         return x.matmul(&w.tr());
     }
     let mut y = Tensor::empty([x.size()[0], w.size()[0]], (x.kind(), x.device()));
-    let is_few = is_plain(x) && is_plain(w) && x.size()[0] <= few::MOST as i64;
-    if is_few && few::product_transposed(floats(x), floats(w), floats_mut(&mut y), sizes(x, w.size()[0])) {
+    let is_few = is_plain(x) && is_plain(w) && x.size()[0] <= skinny::MOST as i64;
+    if is_few && skinny::product_transposed(floats(x), floats(w), floats_mut(&mut y), sizes(x, w.size()[0])) {
         return y;
     }
     write((x, Turn::Plain), (w, Turn::Transposed), &mut y, Write::Over);
@@ -135,7 +135,7 @@ pub(crate) fn add_product(sum: &mut Tensor, x: &Tensor, w: &Tensor) {
         *sum += x.matmul(w);
         return;
     }
-    if is_plain(w) && few::add_product(floats(x), floats(w), floats_mut(sum), sizes(x, w.size()[1])) {
+    if is_plain(w) && skinny::add_product(floats(x), floats(w), floats_mut(sum), sizes(x, w.size()[1])) {
         return;
     }
     write((x, Turn::Plain), (w, Turn::Plain), sum, Write::Onto);
@@ -161,7 +161,7 @@ fn write(left: (&Tensor, Turn), right: (&Tensor, Turn), result: &mut Tensor, how
 /// Whether a tensor can be seen as a [`Matrix`] that this crate multiplies: in main memory, one row after the other.
 fn is_matrix(tensor: &Tensor) -> bool {
     is_multiplied(tensor.kind())
-        && kernels::are_own()
+        && engine::is_own()
         && tensor.device() == Device::Cpu
         && tensor.dim() == 2
         && tensor.is_contiguous()

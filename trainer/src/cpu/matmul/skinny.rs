@@ -10,7 +10,7 @@
 use std::arch::x86_64::{__m256, __m512};
 
 #[cfg(target_arch = "x86_64")]
-use super::few_kernels::Register;
+use super::skinny_kernels::Register;
 
 /// Rows of the left factor at most.
 pub(crate) const MOST: usize = 96;
@@ -51,8 +51,8 @@ mod panels {
 
     use super::MOST;
     use crate::cpu::matmul::Write;
-    use crate::cpu::matmul::few_kernels::{Ahead, EIGHT, LINE, Pass, Register};
-    use crate::cpu::matmul::many::Place;
+    use crate::cpu::matmul::packed_f32::Place;
+    use crate::cpu::matmul::skinny_kernels::{Ahead, EIGHT, LINE, Pass, Register};
     use crate::cpu::parallel::{self, threads};
     use crate::cpu::simd::add;
 

@@ -12,7 +12,7 @@ thread_local! {
 }
 
 /// Calls `work` with the kernels of `engine`.
-pub(crate) fn of<T>(engine: Engine, work: impl FnOnce() -> T) -> T {
+pub(crate) fn with<T>(engine: Engine, work: impl FnOnce() -> T) -> T {
     let before = ENGINE.replace(engine);
     let result = work();
     ENGINE.set(before);
@@ -20,7 +20,7 @@ pub(crate) fn of<T>(engine: Engine, work: impl FnOnce() -> T) -> T {
 }
 
 /// Whether tensors in main memory go to this crate's kernels, where it has one for their dtype.
-pub(crate) fn are_own() -> bool {
+pub(crate) fn is_own() -> bool {
     ENGINE.get() == Engine::Own
 }
 

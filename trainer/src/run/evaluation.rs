@@ -1,22 +1,81 @@
-//! Evaluations on the validation split in the course of a run, and the best weights among them.
+//! Loss and perplexity of a model on a token stream; of a run on its validation split, and the best weights among them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use serde::Serialize;
+
 use super::Run;
-use super::eval::{self, Evaluation, Reading};
-use crate::data::shard::Split;
+use crate::data::batch::{Batch, covering};
+use crate::data::error::DataError;
+use crate::data::shard::{Split, TokenStream};
 use crate::error::Failure;
 use crate::journal::trace::span;
 use crate::journal::{Record, grouped, say};
+use crate::model::Gpt2;
 use crate::progress::Event;
+
+/// What a model makes of a stream. Every token counts the same, however the stream is cut into batches.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Mean cross-entropy in nats.
+    pub loss: f64,
+    /// `exp(loss)`.
+    pub perplexity: f64,
+    /// Predicted tokens.
+    pub tokens: u64,
+    /// Blocks read, the last one possibly in part.
+    pub sequences: u64,
+}
+
+/// How a stream is read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// Tokens of context a prediction sees at most, and the stride: each token is predicted once.
+    pub block_size: usize,
+    /// Sequences per forward pass.
+    pub batch: usize,
+    /// Read only this many blocks from the start.
+    pub limit: Option<usize>,
+}
+
+/// Blocks that an evaluation reads. 0: the stream has nothing to predict.
+pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
+    let all = covering(stream.len(), reading.block_size);
+    reading.limit.map_or(all, |limit| all.min(limit as u64))
+}
+
+/// Evaluates; `None` when the stream has nothing to predict or `go_on` (called with sequences done and in all) says no.
+///
+/// # Errors
+/// As for [`TokenStream::read`].
+pub fn evaluate(
+    model: &Gpt2,
+    stream: &TokenStream,
+    reading: Reading,
+    mut go_on: impl FnMut(u64, u64) -> bool,
+) -> Result<Option<Evaluation>, DataError> {
+    let sequences = sequences(stream, reading);
+    let (mut sum, mut tokens) = (0.0, 0);
+    for first in (0..sequences).step_by(reading.batch) {
+        if !go_on(first, sequences) {
+            return Ok(None);
+        }
+        let batch = Batch::read(stream, first..sequences.min(first + reading.batch as u64), reading.block_size)?;
+        let (loss, counted) = model.loss(&batch.inputs, &batch.targets);
+        sum += loss;
+        tokens += counted as u64;
+    }
+    let loss = sum / tokens as f64;
+    Ok((tokens > 0).then(|| Evaluation { loss, perplexity: loss.exp(), tokens, sequences }))
+}
 
 impl Run {
     /// Before the first step, every `eval_every` steps, and after the last.
     pub(crate) fn evaluation_is_due(&self) -> bool {
         let (step, every) = (self.state.step, self.config.train.eval_every);
         let scheduled = step == 0 || step == self.state.steps || (every > 0 && step.is_multiple_of(every));
-        let possible = eval::sequences(self.dataset.split(Split::Validation), self.validation()) > 0;
+        let possible = sequences(self.dataset.split(Split::Validation), self.validation()) > 0;
         scheduled && possible && self.state.evaluated != Some(step)
     }
 
@@ -29,7 +88,7 @@ impl Run {
     pub(crate) fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
         let (mut heard, _span) = (Instant::now(), span("validation"));
         let stream = self.dataset.split(Split::Validation);
-        let evaluation = eval::evaluate(&self.model, stream, self.validation(), |done, all| {
+        let evaluation = evaluate(&self.model, stream, self.validation(), |done, all| {
             if heard.elapsed().as_secs() >= 10 {
                 heard = Instant::now();
                 say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));

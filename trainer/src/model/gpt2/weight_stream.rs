@@ -8,7 +8,7 @@ use crate::aten;
 use crate::model::weights::parameters::{BlockTensors, Parameters};
 
 /// Passes go from the first block to the last, or back. Block `n` has its place with the blocks two before and after it.
-pub(crate) struct Stream {
+pub(crate) struct WeightStream {
     device: Device,
     layers: usize,
     places: [BlockTensors; 2],
@@ -18,7 +18,7 @@ pub(crate) struct Stream {
     last: Cell<usize>,
 }
 
-impl Stream {
+impl WeightStream {
     /// Places on `device` for the blocks of `home`, which are alike.
     pub fn new(home: &Parameters, layers: usize, device: Device) -> Self {
         let place = || home.block(0).map(&|weight| Tensor::empty(weight.size(), (weight.kind(), device)));
@@ -73,7 +73,7 @@ mod tests {
         Parameters::random(&shape, seed)
     }
 
-    fn arrives(stream: &Stream, home: &Parameters, layer: usize) {
+    fn arrives(stream: &WeightStream, home: &Parameters, layer: usize) {
         let (found, expected) = (stream.block(home, layer), home.block(layer));
         for (found, expected) in found.tensors().into_iter().zip(expected.tensors()) {
             assert!(found.equal(expected) && found.data_ptr() != expected.data_ptr(), "block {layer}");
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn every_block_arrives_in_passes_of_any_kind_and_after_a_change() {
         for layers in [1, 2, 3, 6] {
-            let stream = Stream::new(&weights(layers, 0), layers, Device::Cpu);
+            let stream = WeightStream::new(&weights(layers, 0), layers, Device::Cpu);
             for seed in 1..3 {
                 let home = weights(layers, seed);
                 stream.forget();
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_next_block_is_on_its_way_before_it_is_asked_for() {
-        let (home, stream) = (weights(4, 0), Stream::new(&weights(4, 0), 4, Device::Cpu));
+        let (home, stream) = (weights(4, 0), WeightStream::new(&weights(4, 0), 4, Device::Cpu));
         for (layer, next) in [(0, 1), (1, 2), (2, 3), (3, 2), (3, 2), (2, 1), (1, 0), (0, 1), (1, 2)] {
             arrives(&stream, &home, layer);
             assert_eq!(stream.held.get()[next % 2], Some(next), "after block {layer}");

@@ -1,4 +1,4 @@
-//! The kernels of [`super::few`], written once and compiled for each kind of register.
+//! The kernels of [`super::skinny`], written once and compiled for each kind of register.
 
 use std::arch::x86_64::{
     __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_add_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps,

@@ -1,6 +1,6 @@
 //! Matrix products of bf16 numbers with the instruction of AVX-512 that multiplies pairs of them and adds both products to an `f32`, on AMD's processors
 //! from Zen 4 on. Intel's that have it take as long for one as for four sums of products of `f32`: there they are multiplied as such, or on
-//! tiles ([`super::amx`]). In place as those of [`crate::cpu::matmul`] and arranged as those of [`super::many`]: a copy of
+//! tiles ([`super::amx`]). In place as those of [`crate::cpu::matmul`] and arranged as those of [`super::packed_f32`]: a copy of
 //! some rows of one factor, which strips of the other pass by. libtorch's products are as fast, but allocate a result that is then added
 //! in a pass of its own, rounded, and are not for a thread alone. Subnormal numbers are zero.
 
@@ -10,7 +10,7 @@ use std::arch::x86_64::{
 };
 
 use super::amx;
-use super::many::{FOUR, Place, Tile, aligned, ask_for, in_parts, transpose};
+use super::packed_f32::{FOUR, Place, Tile, aligned, ask_for, in_parts, transpose};
 use super::{DEPTH, Matrix, Workers, Write};
 use crate::cpu::simd::{Bf16, Element};
 use crate::cpu::vectorise::has_avx512;

@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm_unpackhi_ps, _mm_unpacklo_ps,
 };
 
-use super::few_kernels::Register;
+use super::skinny_kernels::Register;
 use super::{DEPTH, Matrix, Workers, Write, fits};
 use crate::cpu::parallel::{self, threads};
 use crate::cpu::simd::Element;
