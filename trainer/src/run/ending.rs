@@ -61,11 +61,11 @@ impl Run {
         if let Some(sample) = &self.config.sample {
             let text = self.sample(sample)?;
             files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
-            self.journal.tell(Event::Sample { step, text })?;
+            self.recorder.journal.tell(Event::Sample { step, text })?;
         }
         let summary = self.summary();
         files::write_json(&self.config.output.join("summary.json"), &summary)?;
-        self.journal.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
+        self.recorder.journal.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
         Ok(Outcome::Complete(summary))
     }
 
@@ -99,7 +99,7 @@ impl Run {
             seconds: state.seconds,
             perplexity_before: state.first_validation_loss.map(f64::exp),
             perplexity_after: state.last_validation_loss.map(f64::exp),
-            checkpoint_seconds: self.blocked.as_secs_f64(),
+            checkpoint_seconds: self.recorder.blocked.as_secs_f64(),
             best_step: state.best_step,
             peak_memory_bytes: process::peak_memory(),
             peak_device_memory_bytes: device::peak_memory(self.model.device()),

@@ -112,11 +112,11 @@ impl Run {
         self.state.last_validation_loss = Some(loss);
         if self.state.guard.note_evaluation(loss) && self.config.train.keeps_best() {
             self.let_checkpoint_copy();
-            self.best.replace(self.model.trained())?;
+            self.recorder.best.replace(self.model.trained())?;
             self.state.best_step = Some(step);
         }
-        self.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
-        self.journal.tell(Event::Eval { step, loss, perplexity })
+        self.recorder.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
+        self.recorder.journal.tell(Event::Eval { step, loss, perplexity })
     }
 
     /// Ends a run that keeps its best weights with them: what it leaves is what was measured to be best.
@@ -128,7 +128,7 @@ impl Run {
         let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
         self.let_checkpoint_copy();
         let mut restored = Ok(());
-        self.model.replace(|parameters| restored = self.best.restore(parameters));
+        self.model.replace(|parameters| restored = self.recorder.best.restore(parameters));
         restored.map_err(|error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}")))?;
         self.state.last_validation_loss = self.state.guard.best_validation_loss();
         say(&format!("the weights are those of step {best}, whose validation loss is the lowest"));

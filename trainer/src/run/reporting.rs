@@ -17,19 +17,26 @@ impl Run {
         skipped: Option<String>,
     ) -> Result<(), Failure> {
         let (step, steps, tokens) = (self.state.step, self.state.steps, self.state.tokens);
-        self.journal.record(&Record::Step { step, loss, learning_rate, gradient_norm, tokens, skipped: skipped.clone() })?;
+        self.recorder.journal.record(&Record::Step {
+            step,
+            loss,
+            learning_rate,
+            gradient_norm,
+            tokens,
+            skipped: skipped.clone(),
+        })?;
         if let Some(reason) = skipped {
             // Not every number is one that a progress line can hold.
-            return self.journal.tell(Event::Skipped { step, reason });
+            return self.recorder.journal.tell(Event::Skipped { step, reason });
         }
         if step % self.config.train.log_every != 0 && step != steps && step != 1 {
             return Ok(());
         }
-        let tokens_per_second = self.pace.take_tokens_per_second();
-        let mfu = self.pace.utilisation(tokens_per_second);
+        let tokens_per_second = self.recorder.pace.take_tokens_per_second();
+        let mfu = self.recorder.pace.utilisation(tokens_per_second);
         let eta_seconds = ((steps - step) * self.config.train.tokens_per_step()) as f64 / tokens_per_second;
         let peak_memory_bytes = process::peak_memory();
-        self.journal.tell(Event::Step {
+        self.recorder.journal.tell(Event::Step {
             step,
             steps,
             loss,
@@ -45,7 +52,7 @@ impl Run {
     /// Why the run ends, and what to change.
     pub(crate) fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {
         let step = self.state.step + 1;
-        let saved = self.saved.map_or("there is no checkpoint yet".to_owned(), |saved| {
+        let saved = self.recorder.saved.map_or("there is no checkpoint yet".to_owned(), |saved| {
             format!("the newest checkpoint is {}", checkpoint::name(saved))
         });
         Failure::other(format!(

@@ -53,7 +53,7 @@ fn go_on(mut run: Run, stop: &AtomicBool) -> Result<Outcome, Failure> {
             return run.finish();
         }
         run.step()?;
-        if run.writing.as_ref().is_some_and(Writing::is_finished) {
+        if run.recorder.writing.as_ref().is_some_and(Writing::is_finished) {
             run.finish_checkpoint()?;
         }
         if stop.load(Ordering::Relaxed) && run.may_pause() {
@@ -99,7 +99,7 @@ impl Run {
         self.state.step += 1;
         self.state.tokens += tokens;
         self.state.skipped += u64::from(skipped.is_some());
-        self.pace.add(tokens, started.elapsed());
+        self.recorder.pace.add(tokens, started.elapsed());
         self.report(loss, rate, gradient_norm, skipped)
     }
 
@@ -148,12 +148,12 @@ impl Run {
     fn checkpoint_is_due(&self) -> bool {
         let (step, every) = (self.state.step, self.config.train.checkpoint_every);
         let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
-        scheduled && self.saved != Some(step)
+        scheduled && self.recorder.saved != Some(step)
     }
 
     /// Leaves the run so that it can be taken up again.
     fn pause(mut self) -> Result<Outcome, Failure> {
-        if self.saved != Some(self.state.step) {
+        if self.recorder.saved != Some(self.state.step) {
             self.checkpoint()?;
         }
         self.finish_checkpoint()?;

@@ -35,30 +35,31 @@ impl Run {
         self.finish_checkpoint()?;
         self.waiting(|run| {
             let step = run.state.step;
-            run.state.log_bytes = run.journal.steps_bytes();
-            run.state.seconds = run.pace.seconds();
+            run.state.log_bytes = run.recorder.journal.steps_bytes();
+            run.state.seconds = run.recorder.pace.seconds();
             let contents = run.contents();
-            run.writing = Some(run.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
-            run.saved = Some(step);
+            run.recorder.writing =
+                Some(run.recorder.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
+            run.recorder.saved = Some(step);
         });
         Ok(())
     }
 
     /// Waits for the checkpoint that is being written, if one is.
     pub(crate) fn finish_checkpoint(&mut self) -> Result<(), Failure> {
-        let Some(writing) = self.writing.take() else { return Ok(()) };
+        let Some(writing) = self.recorder.writing.take() else { return Ok(()) };
         let step = writing.step;
         self.waiting(|run| {
             writing.finish()?;
-            run.checkpoints.retain(run.config.train.keep_checkpoints)
+            run.recorder.checkpoints.retain(run.config.train.keep_checkpoints)
         })?;
-        self.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
+        self.recorder.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
     }
 
     /// Lets the checkpoint that is being written copy what an update or better weights change.
     pub(crate) fn let_checkpoint_copy(&mut self) {
-        if self.writing.is_some() {
-            self.waiting(|run| run.writing.as_ref().map(Writing::wait_until_copied));
+        if self.recorder.writing.is_some() {
+            self.waiting(|run| run.recorder.writing.as_ref().map(Writing::wait_until_copied));
         }
     }
 
@@ -66,7 +67,7 @@ impl Run {
     fn waiting<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let (started, _span) = (Instant::now(), span("checkpoint wait"));
         let done = work(self);
-        self.blocked += started.elapsed();
+        self.recorder.blocked += started.elapsed();
         done
     }
 
@@ -78,8 +79,8 @@ impl Run {
             optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
             model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
             tokenizer: tokenizer.collect(),
-            steps: (self.journal.steps_path().to_owned(), self.state.log_bytes),
-            best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.best.clone()),
+            steps: (self.recorder.journal.steps_path().to_owned(), self.state.log_bytes),
+            best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.recorder.best.clone()),
             state: self.state.clone(),
         }
     }
