@@ -32,6 +32,27 @@ pub(crate) trait Element: Copy + Send + Sync + Default {
     fn put(value: f32) -> Self;
 }
 
+/// Chooses by dtype: `$own`, with the elements of `$kind` as the type `$E`, where this crate computes with those and `$when` holds of them;
+/// else `$other`.
+macro_rules! by_dtype {
+    ($kind:expr, $E:ident if $when:expr => $own:expr, _ => $other:expr) => {{
+        use $crate::cpu::simd::{Bf16, F16};
+        match $kind {
+            tch::Kind::Float if $crate::cpu::simd::by_dtype!($E = f32, $when) => $crate::cpu::simd::by_dtype!($E = f32, $own),
+            tch::Kind::BFloat16 if $crate::cpu::simd::by_dtype!($E = Bf16, $when) => $crate::cpu::simd::by_dtype!($E = Bf16, $own),
+            tch::Kind::Half if $crate::cpu::simd::by_dtype!($E = F16, $when) => $crate::cpu::simd::by_dtype!($E = F16, $own),
+            _ => $other,
+        }
+    }};
+    ($E:ident = $element:ident, $value:expr) => {{
+        #[allow(dead_code, reason = "a condition may be the same for all elements")]
+        type $E = $element;
+        $value
+    }};
+}
+
+pub(crate) use by_dtype;
+
 impl Element for f32 {
     const KIND: Kind = Kind::Float;
 

@@ -10,7 +10,7 @@ use super::fused;
 use super::layout::Layout;
 use crate::cpu::matmul::{Matrix, Workers, Write, are_pairs_multiplied, multiply, multiply_pairs};
 use crate::cpu::parallel;
-use crate::cpu::simd::{Bf16, Element, F16, dot, exp, largest, load, store, sum_of};
+use crate::cpu::simd::{Bf16, Element, by_dtype, dot, exp, largest, load, store, sum_of};
 use crate::cpu::slices::{elements, elements_mut, floats, floats_mut, holds};
 use crate::cpu::vectorise::vectorised;
 
@@ -37,24 +37,27 @@ pub(crate) struct Sums {
 
 /// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
 pub(crate) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
-    match qkv.kind() {
-        Kind::Float if holds::<f32>(&qkv) => forward_plain::<f32, f32>(qkv, layout),
-        Kind::BFloat16 if holds::<Bf16>(&qkv) && are_pairs_multiplied() => forward_plain::<Bf16, Bf16>(qkv, layout),
-        Kind::BFloat16 if holds::<Bf16>(&qkv) => forward_plain::<Bf16, f32>(qkv, layout),
-        Kind::Half if holds::<F16>(&qkv) => forward_plain::<F16, f32>(qkv, layout),
-        _ => fused::forward(qkv, layout),
+    if holds_pairs(&qkv) {
+        return forward_plain::<Bf16, Bf16>(qkv, layout);
     }
+    by_dtype!(qkv.kind(), E if holds::<E>(&qkv) => forward_plain::<E, f32>(qkv, layout), _ => fused::forward(qkv, layout))
 }
 
 /// `doutput [N, D]` → `[N, 3D]`.
 pub(crate) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
-    match kept.qkv.kind() {
-        Kind::Float if holds::<f32>(&kept.qkv) => backward_plain::<f32, f32>(kept, doutput, layout),
-        Kind::BFloat16 if holds::<Bf16>(&kept.qkv) && are_pairs_multiplied() => backward_plain::<Bf16, Bf16>(kept, doutput, layout),
-        Kind::BFloat16 if holds::<Bf16>(&kept.qkv) => backward_plain::<Bf16, f32>(kept, doutput, layout),
-        Kind::Half if holds::<F16>(&kept.qkv) => backward_plain::<F16, f32>(kept, doutput, layout),
-        _ => fused::backward(kept, doutput, layout),
+    if holds_pairs(&kept.qkv) {
+        return backward_plain::<Bf16, Bf16>(kept, doutput, layout);
     }
+    by_dtype!(
+        kept.qkv.kind(),
+        E if holds::<E>(&kept.qkv) => backward_plain::<E, f32>(kept, doutput, layout),
+        _ => fused::backward(kept, doutput, layout)
+    )
+}
+
+/// Whether a head's products are made of bf16 numbers as they are, and not through `f32`.
+fn holds_pairs(qkv: &Tensor) -> bool {
+    holds::<Bf16>(qkv) && are_pairs_multiplied()
 }
 
 /// `[N, 3D]` → three views `[B, H, T, D / H]`.

@@ -5,7 +5,7 @@
 use tch::{Device, Kind, Tensor};
 
 use crate::cpu::parallel;
-use crate::cpu::simd::{Bf16, Element, F16};
+use crate::cpu::simd::{Element, by_dtype};
 use crate::cpu::slices::{elements, elements_mut, holds};
 use crate::cpu::vectorise::vectorised;
 use crate::random::{bits, mix};
@@ -68,15 +68,10 @@ impl Masks {
     /// `x [N, D]` with some numbers dropped and the others scaled up; also the gradient of that, from the gradient. `length` is that of a
     /// sequence.
     pub fn apply(self, site: Site, x: &Tensor, length: i64) -> Tensor {
-        match x.kind() {
-            Kind::Float if holds::<f32>(x) => self.apply_plain::<f32>(site, x, length),
-            Kind::BFloat16 if holds::<Bf16>(x) => self.apply_plain::<Bf16>(site, x, length),
-            Kind::Half if holds::<F16>(x) => self.apply_plain::<F16>(site, x, length),
-            _ => {
-                let ones = Tensor::ones(x.size(), (Kind::Float, Device::Cpu));
-                x * self.apply_plain::<f32>(site, &ones, length).to_kind(x.kind()).to_device(x.device())
-            }
-        }
+        by_dtype!(x.kind(), E if holds::<E>(x) => self.apply_plain::<E>(site, x, length), _ => {
+            let ones = Tensor::ones(x.size(), (Kind::Float, Device::Cpu));
+            x * self.apply_plain::<f32>(site, &ones, length).to_kind(x.kind()).to_device(x.device())
+        })
     }
 
     fn apply_plain<E: Element>(self, site: Site, x: &Tensor, length: i64) -> Tensor {

@@ -2,10 +2,10 @@
 //!
 //! The tanh form, `x/2 · (1 + tanh u)` with `u = √(2/π) · (x + 0.044715 x³)`, is `x · σ(2u)`, which loses nothing where tanh is near −1.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use crate::cpu::parallel;
-use crate::cpu::simd::{Bf16, Element, F16, exp};
+use crate::cpu::simd::{Element, by_dtype, exp};
 use crate::cpu::slices::{elements, elements_mut, holds};
 use crate::cpu::vectorise::vectorised;
 
@@ -43,22 +43,16 @@ const SLOPE: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 
 pub(crate) fn forward(x: &Tensor, form: Gelu) -> Tensor {
-    match x.kind() {
-        Kind::Float if holds::<f32>(x) => forward_plain::<f32>(x, form),
-        Kind::BFloat16 if holds::<Bf16>(x) => forward_plain::<Bf16>(x, form),
-        Kind::Half if holds::<F16>(x) => forward_plain::<F16>(x, form),
-        _ => x.gelu(form.approximation()),
-    }
+    by_dtype!(x.kind(), E if holds::<E>(x) => forward_plain::<E>(x, form), _ => x.gelu(form.approximation()))
 }
 
 /// `x` as given to [`forward`]; turns `dy` into the gradient of `x`.
 pub(crate) fn backward(x: &Tensor, mut dy: Tensor, form: Gelu) -> Tensor {
-    match x.kind() {
-        Kind::Float if holds::<f32>(x) => backward_plain::<f32>(x, &mut dy, form),
-        Kind::BFloat16 if holds::<Bf16>(x) => backward_plain::<Bf16>(x, &mut dy, form),
-        Kind::Half if holds::<F16>(x) => backward_plain::<F16>(x, &mut dy, form),
-        _ => return x.gelu_backward(&dy, form.approximation()),
-    }
+    by_dtype!(
+        x.kind(),
+        E if holds::<E>(x) => backward_plain::<E>(x, &mut dy, form),
+        _ => return x.gelu_backward(&dy, form.approximation())
+    );
     dy
 }
 
@@ -150,6 +144,8 @@ fn normal_share(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use tch::Device;
+
+    use tch::Kind;
 
     use super::*;
 

@@ -5,7 +5,7 @@ use tch::{Kind, Tensor};
 use super::linear::{product, product_transposed, write_outer_product};
 use crate::cpu::matmul::{Factor, Matrix, Write};
 use crate::cpu::parallel;
-use crate::cpu::simd::{Bf16, Element, F16, exp, largest, sum_of};
+use crate::cpu::simd::{Element, by_dtype, exp, largest, sum_of};
 use crate::cpu::slices::{elements, elements_mut, floats_mut, holds};
 use crate::cpu::vectorise::vectorised;
 use crate::model::HEAD_CHUNK;
@@ -34,21 +34,25 @@ pub(crate) fn loss_and_gradient(
     embedding: &Tensor,
     targets: &Tensor,
     scale: f64,
+    dembedding: Option<&mut Tensor>,
+    write: Write,
+) -> (f64, Tensor) {
+    by_dtype!(
+        hidden.kind(),
+        E if is_own::<E>(hidden) => loss_and_gradient_plain::<E>(hidden, embedding, targets, scale, dembedding, write),
+        _ => loss_and_gradient_anywhere(hidden, embedding, targets, scale, dembedding, write)
+    )
+}
+
+/// In libtorch's operations, or with this crate's products where it has those for the dtype.
+fn loss_and_gradient_anywhere(
+    hidden: &Tensor,
+    embedding: &Tensor,
+    targets: &Tensor,
+    scale: f64,
     mut dembedding: Option<&mut Tensor>,
     mut write: Write,
 ) -> (f64, Tensor) {
-    match hidden.kind() {
-        Kind::Float if is_own::<f32>(hidden) => {
-            return loss_and_gradient_plain::<f32>(hidden, embedding, targets, scale, dembedding, write);
-        }
-        Kind::BFloat16 if is_own::<Bf16>(hidden) => {
-            return loss_and_gradient_plain::<Bf16>(hidden, embedding, targets, scale, dembedding, write);
-        }
-        Kind::Half if is_own::<F16>(hidden) => {
-            return loss_and_gradient_plain::<F16>(hidden, embedding, targets, scale, dembedding, write);
-        }
-        _ => {}
-    }
     let (mut sums, mut gradients) = (Vec::new(), Vec::new());
     for (hidden, targets) in hidden.split(HEAD_CHUNK as i64, 0).iter().zip(targets.split(HEAD_CHUNK as i64, 0)) {
         let (part, dlogits) = cross_entropy(product_transposed(hidden, embedding), &targets, scale); // [C, V]
@@ -105,19 +109,13 @@ fn loss_and_gradient_plain<E: Factor>(
 /// `logits [C, V]` and `targets [C]` → the summed NLL, one `f64`, and `d(scale · sum NLL)/d logits`, in the memory of the logits where that goes.
 fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (Tensor, Tensor) {
     let vocabulary = logits.size()[1] as usize;
-    let targets_list = || indices(targets);
-    let sum = match logits.kind() {
-        Kind::Float if holds::<f32>(&logits) => {
-            cross_entropy_plain::<f32>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list(), scale)
-        }
-        Kind::BFloat16 if holds::<Bf16>(&logits) => {
-            cross_entropy_plain::<Bf16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list(), scale)
-        }
-        Kind::Half if holds::<F16>(&logits) => {
-            cross_entropy_plain::<F16>(elements_mut(&mut logits), vocabulary, vocabulary, &targets_list(), scale)
-        }
-        _ => return cross_entropy_anywhere(&logits, targets, scale),
-    };
+    let sum = by_dtype!(
+        logits.kind(),
+        E if holds::<E>(&logits) => {
+            cross_entropy_plain::<E>(elements_mut(&mut logits), vocabulary, vocabulary, &indices(targets), scale)
+        },
+        _ => return cross_entropy_anywhere(&logits, targets, scale)
+    );
     (Tensor::from(sum), logits)
 }
 

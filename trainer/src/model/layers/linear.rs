@@ -11,7 +11,7 @@ use crate::cpu::engine;
 use crate::cpu::matmul::skinny;
 use crate::cpu::matmul::{Factor, Matrix, Write};
 use crate::cpu::parallel;
-use crate::cpu::simd::{Bf16, Element, F16, add};
+use crate::cpu::simd::{Element, add, by_dtype};
 use crate::cpu::slices::{elements, elements_mut, floats, floats_mut, holds, is_plain};
 use crate::cpu::vectorise::vectorised;
 use crate::model::weights::parameters::Affine;
@@ -149,13 +149,18 @@ fn sizes(x: &Tensor, columns: i64) -> [usize; 3] {
 /// `left` times `right`, each as it is or transposed.
 fn write(left: (&Tensor, Turn), right: (&Tensor, Turn), result: &mut Tensor, how: Write) {
     let pitch = result.size()[1] as usize;
-    match (left.0.kind(), result.kind()) {
-        (Kind::Float, _) => f32::multiply(matrix(left), matrix(right), elements_mut(result), pitch, how),
-        (Kind::Half, Kind::Float) => F16::multiply_to_f32(matrix(left), matrix(right), elements_mut(result), pitch, how),
-        (Kind::Half, _) => F16::multiply(matrix(left), matrix(right), elements_mut(result), pitch, how),
-        (_, Kind::Float) => Bf16::multiply_to_f32(matrix(left), matrix(right), elements_mut(result), pitch, how),
-        _ => Bf16::multiply(matrix(left), matrix(right), elements_mut(result), pitch, how),
-    }
+    by_dtype!(
+        left.0.kind(),
+        E if E::is_multiplied() => {
+            let (left, right) = (matrix(left), matrix(right));
+            if result.kind() == Kind::Float {
+                E::multiply_to_f32(left, right, elements_mut(result), pitch, how);
+            } else {
+                E::multiply(left, right, elements_mut(result), pitch, how);
+            }
+        },
+        _ => unreachable!("a matrix is of a kind that is multiplied")
+    );
 }
 
 /// Whether a tensor can be seen as a [`Matrix`] that this crate multiplies: in main memory, one row after the other.
@@ -169,12 +174,7 @@ fn is_matrix(tensor: &Tensor) -> bool {
 
 /// Whether this crate multiplies numbers of this kind on this processor.
 pub(crate) fn is_multiplied(kind: Kind) -> bool {
-    match kind {
-        Kind::Float => f32::is_multiplied(),
-        Kind::BFloat16 => Bf16::is_multiplied(),
-        Kind::Half => F16::is_multiplied(),
-        _ => false,
-    }
+    by_dtype!(kind, E if E::is_multiplied() => true, _ => false)
 }
 
 fn matrix<E: Element>((tensor, turn): (&Tensor, Turn)) -> Matrix<'_, E> {
@@ -185,12 +185,11 @@ fn matrix<E: Element>((tensor, turn): (&Tensor, Turn)) -> Matrix<'_, E> {
 
 /// Adds the sum over the rows of `x [N, M]` to `sum [M]`.
 fn add_column_sums(sum: &mut Tensor, x: &Tensor) {
-    match x.kind() {
-        Kind::Float if is_plain(x) => add_column_sums_plain::<f32>(sum, x),
-        Kind::BFloat16 if holds::<Bf16>(x) => add_column_sums_plain::<Bf16>(sum, x),
-        Kind::Half if holds::<F16>(x) => add_column_sums_plain::<F16>(sum, x),
-        _ => *sum += x.sum_dim_intlist(0_i64, false, sum.kind()),
-    }
+    by_dtype!(
+        x.kind(),
+        E if holds::<E>(x) => add_column_sums_plain::<E>(sum, x),
+        _ => *sum += x.sum_dim_intlist(0_i64, false, sum.kind())
+    );
 }
 
 fn add_column_sums_plain<E: Element>(sum: &mut Tensor, x: &Tensor) {

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use crate::aten;
 use crate::cpu::parallel;
-use crate::cpu::simd::{Bf16, Element, F16, add, sum_of};
+use crate::cpu::simd::{Element, add, by_dtype, sum_of};
 use crate::cpu::slices::{elements, elements_mut, floats, floats_mut, is_plain};
 use crate::cpu::vectorise::vectorised;
 use crate::model::weights::parameters::Affine;
@@ -21,23 +21,17 @@ pub(crate) struct Statistics {
 
 /// `x [N, D]` → the normalised, scaled and shifted `[N, D]` in `kind`.
 pub(crate) fn forward(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (Tensor, Statistics) {
-    match kind {
-        Kind::Float if is_plain(x) => forward_plain::<f32>(x, norm, epsilon),
-        Kind::BFloat16 if is_plain(x) => forward_plain::<Bf16>(x, norm, epsilon),
-        Kind::Half if is_plain(x) => forward_plain::<F16>(x, norm, epsilon),
-        _ => forward_anywhere(x, norm, epsilon, kind),
-    }
+    by_dtype!(kind, E if is_plain(x) => forward_plain::<E>(x, norm, epsilon), _ => forward_anywhere(x, norm, epsilon, kind))
 }
 
 /// Adds the gradients of gain and shift to `gradient`, unless those are frozen, and the gradient of the input to `dx`, which holds the gradient that reaches
 /// the same input around the norm. All `[N, D]`; `dx` has the dtype of `x`.
 pub(crate) fn backward(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, dx: &mut Tensor, gradient: &mut Affine) {
-    match dy.kind() {
-        Kind::Float if is_plain(x) => backward_plain::<f32>(x, norm, statistics, dy, dx, gradient),
-        Kind::BFloat16 if is_plain(x) => backward_plain::<Bf16>(x, norm, statistics, dy, dx, gradient),
-        Kind::Half if is_plain(x) => backward_plain::<F16>(x, norm, statistics, dy, dx, gradient),
-        _ => *dx += backward_anywhere(x, norm, statistics, &dy.to_kind(x.kind()), gradient),
-    }
+    by_dtype!(
+        dy.kind(),
+        E if is_plain(x) => backward_plain::<E>(x, norm, statistics, dy, dx, gradient),
+        _ => *dx += backward_anywhere(x, norm, statistics, &dy.to_kind(x.kind()), gradient)
+    );
 }
 
 /// In libtorch's operations, for any device and dtype.
