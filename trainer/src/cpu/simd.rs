@@ -32,8 +32,8 @@ pub(crate) trait Element: Copy + Send + Sync + Default {
     fn put(value: f32) -> Self;
 }
 
-/// Chooses by dtype: `$own`, with the elements of `$kind` as the type `$E`, where this crate computes with those and `$when` holds of them;
-/// else `$other`.
+/// Chooses by dtype: `$own`, with the elements of `$kind` as the type `$E`, where this crate computes with those and `$when` holds
+/// of them; else `$other`.
 macro_rules! by_dtype {
     ($kind:expr, $E:ident if $when:expr => $own:expr, _ => $other:expr) => {{
         use $crate::cpu::simd::{Bf16, F16};

@@ -1,6 +1,7 @@
 //! What a training process needs in main memory, told before any of it is allocated.
 
 use super::HEAD_CHUNK;
+use super::role::TensorSpec;
 use super::shape::Shape;
 use crate::settings::lora::LinearMap;
 use crate::settings::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
@@ -223,17 +224,17 @@ fn streamed_from(shape: &Shape, settings: &TrainSettings) -> u64 {
 
 /// Numbers in the tensors of all blocks.
 fn in_blocks(shape: &Shape) -> u64 {
-    shape.tensors().iter().filter(|(name, _)| name.contains(".h.")).map(|(_, dimensions)| numbers(dimensions)).sum()
+    shape.tensors().iter().filter(|tensor| tensor.role.is_in_block()).map(TensorSpec::numbers).sum()
 }
 
 /// Numbers in the largest tensor.
 fn largest(shape: &Shape) -> u64 {
-    shape.tensors().iter().map(|(_, dimensions)| numbers(dimensions)).max().unwrap_or(0)
+    shape.tensors().iter().map(TensorSpec::numbers).max().unwrap_or(0)
 }
 
 /// What the optimizer changes: name and dimensions of each tensor.
 struct Trained {
-    tensors: Vec<(String, Vec<usize>)>,
+    tensors: Vec<TensorSpec>,
     are_adapters: bool,
 }
 
@@ -243,7 +244,7 @@ impl Trained {
     }
 
     fn numbers(&self) -> u64 {
-        self.tensors.iter().map(|(_, dimensions)| numbers(dimensions)).sum()
+        self.tensors.iter().map(TensorSpec::numbers).sum()
     }
 
     /// Bytes of those that are not weights of the model.
@@ -253,17 +254,13 @@ impl Trained {
 
     /// Bytes that the optimizer remembers.
     fn remembered(&self, kind: OptimizerKind) -> u64 {
-        let of = |(name, dimensions): &(String, Vec<usize>)| match kind {
-            OptimizerKind::Muon if dimensions.len() == 2 && name.contains(".h.") => numbers(dimensions),
-            OptimizerKind::Muon | OptimizerKind::Adamw => 2 * numbers(dimensions),
-            OptimizerKind::Adafactor => dimensions.iter().sum::<usize>() as u64,
+        let of = |tensor: &TensorSpec| match kind {
+            OptimizerKind::Muon if tensor.role.is_matrix() => tensor.numbers(),
+            OptimizerKind::Muon | OptimizerKind::Adamw => 2 * tensor.numbers(),
+            OptimizerKind::Adafactor => tensor.dimensions.iter().sum::<usize>() as u64,
         };
         F32 * self.tensors.iter().map(of).sum::<u64>()
     }
-}
-
-fn numbers(dimensions: &[usize]) -> u64 {
-    dimensions.iter().product::<usize>() as u64
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub mod hugging_face;
 pub mod memory_estimate;
+pub mod role;
 pub mod shape;
 mod xglm;
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use crate::files::read_at_most;
 use crate::model::Shape;
+use crate::model::role::{Role, TensorSpec};
 use crate::model::shape::MOST;
 
 /// Name of the adapters inside peft's directory, and in a checkpoint.
@@ -93,20 +94,21 @@ impl Lora {
     }
 
     /// A and B of each map in turn, layer by layer, with peft's names and dimensions.
-    pub fn tensors(&self, shape: &Shape) -> Vec<(String, Vec<usize>)> {
+    pub fn tensors(&self, shape: &Shape) -> Vec<TensorSpec> {
         let pair = |layer: usize, map: LinearMap| {
             let (module, [inputs, outputs]) = (module(&format!("transformer.h.{layer}.{}", map.name())), map.size(shape.width));
-            [
-                (format!("{module}.lora_A.weight"), vec![self.rank, inputs]),
-                (format!("{module}.lora_B.weight"), vec![outputs, self.rank]),
-            ]
+            [("lora_A", vec![self.rank, inputs]), ("lora_B", vec![outputs, self.rank])].map(|(name, dimensions)| TensorSpec {
+                name: format!("{module}.{name}.weight"),
+                role: Role::Adapter,
+                dimensions,
+            })
         };
         (0..shape.layers).flat_map(|layer| self.maps().flat_map(move |map| pair(layer, map))).collect()
     }
 
     /// Numbers that are trained.
     pub fn parameters(&self, shape: &Shape) -> u64 {
-        self.tensors(shape).iter().map(|(_, dimensions)| dimensions.iter().product::<usize>() as u64).sum()
+        self.tensors(shape).iter().map(TensorSpec::numbers).sum()
     }
 
     /// As peft has written it to `directory`. The error says what is wrong with which file.

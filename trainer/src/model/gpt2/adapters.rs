@@ -10,6 +10,7 @@ use crate::error::Failure;
 use crate::files;
 use crate::model::layers::dropout::{Masks, Site};
 use crate::model::layers::linear::{add_outer_product, add_product, add_product_transposed, product, product_transposed};
+use crate::model::role::TensorSpec;
 use crate::model::shape::Shape;
 use crate::model::weights::initial::{self, Distribution};
 use crate::model::weights::parameters::{BlockTensors, ModelError, Parameter, Parameters};
@@ -46,8 +47,8 @@ impl Adapters {
     }
 
     fn zeros(lora: &Lora, shape: &Shape) -> Self {
-        let zeros = |size: Vec<usize>| Tensor::zeros([size[0] as i64, size[1] as i64], (Kind::Float, Device::Cpu));
-        let entry = |(name, size)| Parameter { name, tensor: zeros(size) };
+        let zeros = |size: &[usize]| Tensor::zeros([size[0] as i64, size[1] as i64], (Kind::Float, Device::Cpu));
+        let entry = |TensorSpec { name, role, dimensions }: TensorSpec| Parameter { name, role, tensor: zeros(&dimensions) };
         let entries = lora.tensors(shape).into_iter().map(entry).collect();
         Self { lora: lora.clone(), parameters: Parameters::from_entries(entries) }
     }

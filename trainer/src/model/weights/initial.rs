@@ -2,9 +2,11 @@
 
 use std::f64::consts::TAU;
 
+use crate::model::role::{Part, Role};
 use crate::model::shape::Shape;
 use crate::random::{bits, mix, unit};
 use crate::settings::Variant;
+use crate::settings::lora::LinearMap;
 
 /// Elements one thread fills at a time.
 const CHUNK: usize = 1 << 16;
@@ -21,34 +23,37 @@ pub(crate) enum Distribution {
     Uniform(f64),
 }
 
-/// Of the tensor `name`, which has GPT-2's name in every variant.
-pub(crate) fn distribution(shape: &Shape, name: &str) -> Distribution {
-    let is_weight = name.ends_with(".weight");
-    if name.contains(".ln_") {
-        return Distribution::Constant(f32::from(u8::from(is_weight)));
-    }
-    match shape.variant {
-        Variant::Gpt2 if !is_weight => Distribution::Constant(0.0),
-        Variant::Gpt2 => Distribution::Normal(gpt2_deviation(shape, name)),
-        Variant::Fairseq => fairseq(shape.width as f64, name),
+/// The variant's initial numbers of a tensor.
+pub(crate) fn distribution(shape: &Shape, role: Role) -> Distribution {
+    match (role, shape.variant) {
+        (Role::Norm(Part::Weight) | Role::FinalNorm(Part::Weight), _) => Distribution::Constant(1.0),
+        (Role::Norm(Part::Bias) | Role::FinalNorm(Part::Bias), _) => Distribution::Constant(0.0),
+        (_, Variant::Gpt2) => gpt2(shape.layers as f64, role),
+        (_, Variant::Fairseq) => fairseq(shape.width as f64, role),
     }
 }
 
 /// The two projections back into the residual stream are scaled by `1/√(2L)`.
-fn gpt2_deviation(shape: &Shape, name: &str) -> f64 {
-    if name.ends_with("c_proj.weight") { GPT2_DEVIATION / (2.0 * shape.layers as f64).sqrt() } else { GPT2_DEVIATION }
+fn gpt2(layers: f64, role: Role) -> Distribution {
+    match role {
+        Role::Map(_, Part::Bias) => Distribution::Constant(0.0),
+        Role::Map(LinearMap::AttentionOutput | LinearMap::NetworkOutput, _) => {
+            Distribution::Normal(GPT2_DEVIATION / (2.0 * layers).sqrt())
+        }
+        _ => Distribution::Normal(GPT2_DEVIATION),
+    }
 }
 
 /// fairseq 0.12: `multihead_attention.py` (Glorot's bound, for queries, keys and values times `1/√2`), `transformer_decoder.py` (the
 /// embedding), and torch's default for what they leave alone, which is `1/√in` for weights and biases.
-fn fairseq(width: f64, name: &str) -> Distribution {
+fn fairseq(width: f64, role: Role) -> Distribution {
     let default = |inputs: f64| Distribution::Uniform(1.0 / inputs.sqrt());
-    match name.rsplit_once(".h.").and_then(|(_, rest)| rest.split_once('.')).map_or(name, |(_, name)| name) {
-        "attn.c_attn.weight" => Distribution::Uniform((1.5 / width).sqrt()),
-        "attn.c_proj.weight" => Distribution::Uniform((3.0 / width).sqrt()),
-        "attn.c_proj.bias" => Distribution::Constant(0.0),
-        "attn.c_attn.bias" | "mlp.c_fc.weight" | "mlp.c_fc.bias" => default(width),
-        "mlp.c_proj.weight" | "mlp.c_proj.bias" => default(4.0 * width),
+    match role {
+        Role::Map(LinearMap::Attention, Part::Weight) => Distribution::Uniform((1.5 / width).sqrt()),
+        Role::Map(LinearMap::AttentionOutput, Part::Weight) => Distribution::Uniform((3.0 / width).sqrt()),
+        Role::Map(LinearMap::AttentionOutput, Part::Bias) => Distribution::Constant(0.0),
+        Role::Map(LinearMap::Attention | LinearMap::Network, _) => default(width),
+        Role::Map(LinearMap::NetworkOutput, _) => default(4.0 * width),
         _ => Distribution::Normal(1.0 / width.sqrt()),
     }
 }
@@ -142,7 +147,8 @@ mod tests {
             Distribution::Constant(number) => ("constant", f64::from(number)),
         };
         for (name, expected) in expected {
-            assert_eq!(rounded(distribution(&shape, &format!("transformer.{name}"))), rounded(expected), "{name}");
+            let tensor = shape.tensors().into_iter().find(|tensor| tensor.name == format!("transformer.{name}")).unwrap();
+            assert_eq!(rounded(distribution(&shape, tensor.role)), rounded(expected), "{name}");
         }
     }
 

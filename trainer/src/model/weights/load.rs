@@ -8,6 +8,7 @@ use tch::{Kind, Tensor};
 use super::parameters::{ModelError, Parameter, Parameters, WEIGHTS_FILE};
 use super::tensor_file::{FileError, TensorFile};
 use crate::files::read_at_most;
+use crate::model::role::TensorSpec;
 use crate::model::shape::Shape;
 use crate::model::xglm;
 use crate::offload::{Place, release};
@@ -37,9 +38,9 @@ impl Parameters {
         }
         let head = found.remove(HEAD);
         let mut entries = Vec::new();
-        for (name, dimensions) in shape.tensors() {
-            let Parameter { name, tensor } = take(&mut found, directory, name, &dimensions, shape.variant)?;
-            entries.push(Parameter { name, tensor: place.hold(tensor)? });
+        for spec in shape.tensors() {
+            let tensor = place.hold(take(&mut found, directory, &spec, shape.variant)?)?;
+            entries.push(Parameter { name: spec.name, role: spec.role, tensor });
         }
         refuse_leftovers(&found)?;
         refuse_untied(head, &entries[0].tensor)?;
@@ -116,13 +117,12 @@ struct Stored<'a> {
 type Found<'a> = HashMap<String, Stored<'a>>;
 
 /// Takes one tensor out of what was found, put together from its parts where the file has several.
-fn take(found: &mut Found<'_>, directory: &Path, name: String, size: &[usize], variant: Variant) -> Result<Parameter, ModelError> {
-    let size: Vec<i64> = size.iter().map(|size| *size as i64).collect();
+fn take(found: &mut Found<'_>, directory: &Path, spec: &TensorSpec, variant: Variant) -> Result<Tensor, ModelError> {
+    let size: Vec<i64> = spec.dimensions.iter().map(|size| *size as i64).collect();
     if variant == Variant::Gpt2 {
-        let tensor = take_stored(found, directory, name.clone(), size)?;
-        return Ok(Parameter { name, tensor });
+        return take_stored(found, directory, spec.name.clone(), size);
     }
-    let (names, is_map) = (xglm::stored_names(&name), size.len() == 2 && name.contains(".h."));
+    let (names, is_map) = (xglm::stored_names(&spec.name), spec.role.is_matrix());
     let mut part = size;
     if is_map {
         part.reverse();
@@ -130,8 +130,7 @@ fn take(found: &mut Found<'_>, directory: &Path, name: String, size: &[usize], v
     part[0] /= names.len() as i64;
     let parts = names.into_iter().map(|name| take_stored(found, directory, name, part.clone()));
     let whole = Tensor::cat(&parts.collect::<Result<Vec<_>, _>>()?, 0);
-    let tensor = if is_map { whole.tr().contiguous() } else { whole };
-    Ok(Parameter { name, tensor })
+    Ok(if is_map { whole.tr().contiguous() } else { whole })
 }
 
 /// Takes one tensor of a file and checks it against the shape.

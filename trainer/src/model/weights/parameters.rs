@@ -14,6 +14,7 @@ use crate::cpu::slices::{elements, elements_mut, floats, floats_mut, holds, is_p
 use crate::error::Failure;
 use crate::model::gpt2::adapters::LowRank;
 use crate::model::hugging_face::ConfigError;
+use crate::model::role::{Role, TensorSpec};
 use crate::model::shape::{BLOCK_TENSORS, Shape};
 use crate::model::xglm;
 use crate::offload::{Place, release};
@@ -63,37 +64,23 @@ pub enum ModelError {
 #[derive(Debug)]
 pub struct Parameter {
     pub name: String,
+    pub role: Role,
     pub tensor: Tensor,
 }
 
 impl Parameter {
-    /// Whether matrix products are made with it; the others are layer norms and what is looked up or added.
-    fn is_multiplied(&self) -> bool {
-        !self.name.contains(".ln_") && !self.name.ends_with("wpe.weight")
-    }
-
-    /// Whether it belongs to a block.
-    pub(crate) fn is_in_block(&self) -> bool {
-        self.name.contains(".h.")
-    }
-
-    /// Whether it is the matrix of a linear map, `[in, out]`.
-    pub(crate) fn is_map(&self) -> bool {
-        self.tensor.dim() == 2 && self.is_in_block()
-    }
-
     /// Whether the one for products is on a device and shares nothing with this, where so much is `away` from the device.
     fn is_copied(&self, away: Offload) -> bool {
         match away {
             Offload::None => false,
             Offload::Optimizer => true,
-            Offload::Model => !self.is_in_block(),
+            Offload::Model => !self.role.is_in_block(),
         }
     }
 
     /// In `kind` where it takes part in products, and in `place`; else the same, shared.
     fn rounded(&self, kind: Kind, place: &Place) -> Result<Tensor, Failure> {
-        if !self.is_multiplied() {
+        if !self.role.is_multiplied() {
             return Ok(self.tensor.shallow_clone());
         }
         let rounded = place.hold(self.tensor.to_kind(kind));
@@ -104,7 +91,7 @@ impl Parameter {
 
     /// In `kind` where it takes part in products, on `device`.
     fn copied(&self, kind: Kind, device: Device) -> Tensor {
-        let kind = if self.is_multiplied() { kind } else { self.tensor.kind() };
+        let kind = if self.role.is_multiplied() { kind } else { self.tensor.kind() };
         self.tensor.to_device_(device, kind, false, true)
     }
 
@@ -205,12 +192,12 @@ impl Parameters {
 
     /// As [`Parameters::random`], in `place`.
     pub fn random_in(place: &Place, shape: &Shape, seed: u64) -> Result<Self, Failure> {
-        let entry = |(stream, (name, dimensions)): (usize, (String, Vec<usize>))| {
+        let entry = |(stream, TensorSpec { name, role, dimensions }): (usize, TensorSpec)| {
             let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
             let mut tensor = place.zeros(&dimensions, Kind::Float, Device::Cpu)?;
-            initial::fill(floats_mut(&mut tensor), initial::distribution(shape, &name), seed, stream as u64);
+            initial::fill(floats_mut(&mut tensor), initial::distribution(shape, role), seed, stream as u64);
             release([&tensor]);
-            Ok(Parameter { name, tensor })
+            Ok(Parameter { name, role, tensor })
         };
         Ok(Self { entries: shape.tensors().into_iter().enumerate().map(entry).collect::<Result<_, Failure>>()? })
     }
@@ -261,12 +248,12 @@ impl Parameters {
     }
 
     fn try_map(&self, change: impl Fn(&Parameter) -> Result<Tensor, Failure>) -> Result<Self, Failure> {
-        let entry = |entry: &Parameter| Ok(Parameter { name: entry.name.clone(), tensor: change(entry)? });
+        let entry = |entry: &Parameter| Ok(Parameter { name: entry.name.clone(), role: entry.role, tensor: change(entry)? });
         Ok(Self { entries: self.entries.iter().map(entry).collect::<Result<_, Failure>>()? })
     }
 
     fn map(&self, change: impl Fn(&Tensor) -> Tensor) -> Self {
-        let entry = |entry: &Parameter| Parameter { name: entry.name.clone(), tensor: change(&entry.tensor) };
+        let entry = |entry: &Parameter| Parameter { name: entry.name.clone(), role: entry.role, tensor: change(&entry.tensor) };
         Self { entries: self.entries.iter().map(entry).collect() }
     }
 
@@ -288,8 +275,8 @@ impl Parameters {
 
     /// Sets to zero what the gradients of a step are added to: not the matrices of products, which the first product of a step replaces.
     pub(crate) fn zero_what_is_added_to(&mut self) {
-        let is_replaced = |(index, entry): &(usize, &mut Parameter)| *index == 0 || entry.is_map();
-        for (_, entry) in self.entries.iter_mut().enumerate().filter(|entry| !is_replaced(entry)) {
+        let is_replaced = |entry: &Parameter| entry.role == Role::TokenEmbedding || entry.role.is_matrix();
+        for entry in self.entries.iter_mut().filter(|entry| !is_replaced(entry)) {
             let _ = entry.tensor.zero_();
             release([&entry.tensor]);
         }
@@ -312,7 +299,7 @@ impl Parameters {
             Variant::Gpt2 => vec![(entry.name.clone(), entry.tensor.shallow_clone())],
             Variant::Fairseq => {
                 let names = xglm::stored_names(&entry.name);
-                let turned = if entry.is_map() { entry.tensor.tr() } else { entry.tensor.shallow_clone() };
+                let turned = if entry.role.is_matrix() { entry.tensor.tr() } else { entry.tensor.shallow_clone() };
                 let parts = turned.chunk(names.len() as i64, 0);
                 names.into_iter().zip(parts).collect()
             }
@@ -321,12 +308,16 @@ impl Parameters {
     }
 
     fn variant(&self) -> Variant {
-        if self.embeddings() == 1 { Variant::Fairseq } else { Variant::Gpt2 }
+        if self.learns_positions() { Variant::Gpt2 } else { Variant::Fairseq }
     }
 
     /// Tensors before the first block: the token embedding, and that of the positions where they are learnt.
     fn embeddings(&self) -> usize {
-        (self.entries.len() - FINAL_NORM) % BLOCK_TENSORS
+        1 + usize::from(self.learns_positions())
+    }
+
+    fn learns_positions(&self) -> bool {
+        self.entries[1].role == Role::PositionEmbedding
     }
 
     pub(crate) fn tensor(&self, index: usize) -> Tensor {
