@@ -10,7 +10,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use ft_trainer::config::{ModelConfig, TrainConfig, TrainSettings};
+use ft_trainer::settings::{ModelConfig, TrainConfig, TrainSettings};
 
 use super::*;
 use crate::{

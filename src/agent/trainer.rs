@@ -9,7 +9,7 @@ use std::{
     process::{ExitStatus, Stdio},
 };
 
-use ft_trainer::{config::TrainConfig, waiting};
+use ft_trainer::{openmp, settings::TrainConfig};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use tokio::{
     process::{Child, Command},
@@ -90,7 +90,7 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
     let mut command = Command::new(&path);
     command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
     let passed = std::env::vars_os().filter(|(name, _)| passes(Program::Trainer, name));
-    command.env_clear().envs(passed).envs(waiting::policy()).envs(&order.environment).envs(variables(order)?);
+    command.env_clear().envs(passed).envs(openmp::policy()).envs(&order.environment).envs(variables(order)?);
     command.stdin(Stdio::null()).stdout(inputs.log.try_clone()?).stderr(inputs.log.try_clone()?).kill_on_drop(true);
     let agent = getpid();
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is

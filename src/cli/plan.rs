@@ -7,10 +7,12 @@ use std::{
 
 use clap::Args;
 use ft_trainer::{
-    config::{DeviceChoice, Engine, Offload, Recompute, TrainSettings},
     data::tokenizer::Tokenizer,
-    micro_batch::MicroBatch,
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
+    settings::{
+        DeviceChoice, Engine, Offload, Recompute, TrainSettings,
+        micro_batch::MicroBatch,
+    },
 };
 use serde_json::{Value, json};
 

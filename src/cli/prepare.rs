@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ft_trainer::{
-    config::{DataConfig, DataFormat, TextSource, TokenizerConfig, TokenizerKind},
     data::prepare::PreparedSummary,
-    validate,
+    settings::{DataConfig, DataFormat, TextSource, TokenizerConfig, TokenizerKind, validate},
 };
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use std::{
     process::Stdio,
 };
 
-use ft_trainer::waiting;
+use ft_trainer::openmp;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::Command,
@@ -125,7 +125,7 @@ pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> R
     let mut command = Command::new(&path);
     command
         .args(arguments)
-        .envs(waiting::policy())
+        .envs(openmp::policy())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,6 +1,6 @@
 //! Values that have the right type and still make no sense.
 
-use ft_trainer::validate::{self, Broken, Rule, all_hold, at_least, rule};
+use ft_trainer::settings::validate::{self, Broken, Rule, all_hold, at_least, rule};
 
 use super::{
     docker::{DockerSpec, is_mount, is_user},

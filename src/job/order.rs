@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use ft_trainer::{
-    config::{ModelConfig, SampleConfig, TrainSettings},
+use ft_trainer::settings::{
+    ModelConfig, SampleConfig, TrainSettings,
     validate::{self, Broken},
 };
 use jiff::Timestamp;

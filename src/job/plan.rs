@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ft_trainer::{
-    config::{DataConfig, ModelConfig, SampleConfig, TrainSettings},
-    validate::Broken,
-};
+use ft_trainer::settings::{DataConfig, ModelConfig, SampleConfig, TrainSettings, validate::Broken};
 use serde::{Deserialize, Serialize};
 
 use super::{

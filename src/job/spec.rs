@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ft_trainer::config::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
+use ft_trainer::settings::{DataConfig, ModelConfig, SampleConfig, TrainSettings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

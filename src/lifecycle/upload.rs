@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use ft_trainer::{
-    config::{DataConfig, TextSource},
     data::{
         prepare::{self, Inputs, PreparedSummary},
         text,
     },
+    settings::{DataConfig, TextSource},
 };
 
 use super::{Next, Result, STAGES, World, journal::Journal};

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
-use ft_trainer::config::{ModelConfig, TrainSettings};
+use ft_trainer::settings::{ModelConfig, TrainSettings};
 
 use super::{Class, Provider, Sighting, Whose};
 use crate::job::{

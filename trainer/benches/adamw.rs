@@ -4,9 +4,9 @@
 
 use std::time::Instant;
 
-use ft_trainer::config::{TrainSettings, Variant};
 use ft_trainer::model::{Parameters, Shape};
 use ft_trainer::optimizer::Optimizer;
+use ft_trainer::settings::{TrainSettings, Variant};
 
 fn main() {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();

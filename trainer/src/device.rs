@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use tch::{Cuda, Device, Kind, Tensor};
 
 use crate::aten;
-use crate::config::{DeviceChoice, Engine, Offload, TrainSettings};
+use crate::cpu::engine;
 use crate::error::Failure;
-use crate::model::{kernels, product};
+use crate::model::layers::linear::product;
+use crate::settings::{DeviceChoice, Engine, Offload, TrainSettings};
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
@@ -118,7 +119,7 @@ pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     let ones = Tensor::ones([size, size], (kind, device));
     let seconds = || {
         let started = Instant::now();
-        let _ = kernels::of(engine, || product(&ones, &ones));
+        let _ = engine::with(engine, || product(&ones, &ones));
         if let Device::Cuda(index) = device {
             Cuda::synchronize(index as i64);
         }

@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use tch::{Device, Kind, Tensor};
 
 use crate::aten;
-use crate::config::Offload;
 use crate::device;
 use crate::error::Failure;
+use crate::settings::Offload;
 
 /// Every mapping by its address. None is ever undone: any number of tensors may share one.
 static MAPPINGS: Mutex<BTreeMap<usize, Mapping>> = Mutex::new(BTreeMap::new());

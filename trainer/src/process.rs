@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(target_os = "linux")]
 use crate::aten;
-use crate::waiting;
+use crate::openmp;
 
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
 pub static STOP: AtomicBool = AtomicBool::new(false);
@@ -26,9 +26,9 @@ pub fn keep_memory() {
     aten::use_arena();
 }
 
-/// Starts the program again with the environment that [`waiting::policy`] asks for, unless it has it.
+/// Starts the program again with the environment that [`openmp::policy`] asks for, unless it has it.
 pub fn settle_environment() {
-    let (Some((name, value)), Ok(program)) = (waiting::policy(), std::env::current_exe()) else { return };
+    let (Some((name, value)), Ok(program)) = (openmp::policy(), std::env::current_exe()) else { return };
     // Returns only when it fails, and then all costs what it costs by default.
     let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(name, value).exec();
 }

@@ -10,7 +10,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{Schedule, TrainSettings};
+use crate::settings::{Schedule, TrainSettings};
 
 /// Learning rate of the update that follows `step` completed updates, in a run of `steps` updates.
 ///

@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 
-use ft_trainer::config::{Engine, Offload, Precision, Recompute, Variant};
-use ft_trainer::lora::{LinearMap, Lora};
 use ft_trainer::model::{Adapters, Dropout, Gpt2, IGNORED, Parameters, Shape};
 use ft_trainer::offload::Place;
 use ft_trainer::random::{bits, mix};
+use ft_trainer::settings::lora::{LinearMap, Lora};
+use ft_trainer::settings::{Engine, Offload, Precision, Recompute, Variant};
 use tch::{Device, Kind, Tensor};
 
 fn tiny() -> Shape {

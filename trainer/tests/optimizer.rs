@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
-use ft_trainer::config::Variant;
-use ft_trainer::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 use ft_trainer::model::{Parameters, Shape};
 use ft_trainer::optimizer::{Optimizer, StateError, global_norm};
+use ft_trainer::settings::Variant;
+use ft_trainer::settings::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 use tch::{Device, Kind, Tensor};
 
 /// Large enough that every thread gets several chunks, and not a multiple of anything.

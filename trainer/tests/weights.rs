@@ -5,10 +5,11 @@
 use std::fs;
 use std::path::Path;
 
-use ft_trainer::config::Variant;
 use ft_trainer::model::hugging_face::CONFIG_FILE;
-use ft_trainer::model::parameters::WEIGHTS_FILE;
-use ft_trainer::model::{Parameters, Shape, tensor_file};
+use ft_trainer::model::weights::parameters::WEIGHTS_FILE;
+use ft_trainer::model::weights::tensor_file;
+use ft_trainer::model::{Parameters, Shape};
+use ft_trainer::settings::Variant;
 use tch::{Kind, Tensor};
 
 fn shape() -> Shape {

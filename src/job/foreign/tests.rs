@@ -1,8 +1,8 @@
-use ft_trainer::config::Variant;
+use ft_trainer::settings::Variant;
 
 use super::*;
 use crate::job::spec::JobSpec;
-use ft_trainer::config::{LossScaling, Offload, Precision, Schedule};
+use ft_trainer::settings::{LossScaling, Offload, Precision, Schedule};
 
 const NOTHING: &dyn Fn(&str) -> Result<String, String> = &|file| Err(format!("there is no {file}"));
 

@@ -145,7 +145,7 @@ pub(crate) fn await_arrival(device: Device) {
     }
 }
 
-/// Lets large tensors in main memory lie where `arena.rs` puts them, from now on.
+/// Lets large tensors in main memory lie where `cpu/arena.rs` puts them, from now on.
 #[cfg(target_os = "linux")]
 pub(crate) fn use_arena() {
     // SAFETY: takes no pointer; what was allocated before is freed as it was.

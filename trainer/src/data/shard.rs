@@ -89,7 +89,7 @@ pub struct Description {
 /// The tokenizer beside the shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenizerFiles {
-    pub kind: crate::config::TokenizerKind,
+    pub kind: crate::settings::TokenizerKind,
     pub files: Vec<FileDigest>,
 }
 

@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use super::shape::{Shape, ShapeError};
 use super::xglm;
-use crate::config::Variant;
 use crate::files::read_at_most;
+use crate::settings::Variant;
 
 /// Name of the file inside a model directory.
 pub const CONFIG_FILE: &str = "config.json";

@@ -2,8 +2,9 @@
 
 use thiserror::Error;
 
-use crate::config::{ModelConfig, Preset, Variant};
-use crate::lora::Lora;
+use super::role::{Part, Role, TensorSpec};
+use crate::settings::lora::{LinearMap, Lora};
+use crate::settings::{ModelConfig, Preset, Variant};
 
 /// GPT-2's layer-norm epsilon in every published size.
 pub(super) const LAYER_NORM_EPSILON: f64 = 1e-5;
@@ -166,34 +167,36 @@ impl Shape {
         self.width / self.heads
     }
 
-    /// Every stored tensor with its Hugging Face name and dimensions, in the order of the forward pass. Linear weights are
-    /// stored as GPT-2's Conv1D does, `[in, out]`; the output head is the token embedding and is not stored again.
-    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let width = self.width;
-        let mut tensors = vec![("transformer.wte.weight".to_owned(), vec![self.vocabulary, width])];
+    /// Every stored tensor in the order of the forward pass. Linear weights are stored as GPT-2's Conv1D does, `[in, out]`; the
+    /// output head is the token embedding and is not stored again.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let spec = |name: &str, role, dimensions| TensorSpec { name: format!("transformer.{name}"), role, dimensions };
+        let mut tensors = vec![spec("wte.weight", Role::TokenEmbedding, vec![self.vocabulary, self.width])];
         if self.learns_positions() {
-            tensors.push(("transformer.wpe.weight".to_owned(), vec![self.context, width]));
+            tensors.push(spec("wpe.weight", Role::PositionEmbedding, vec![self.context, self.width]));
         }
         for layer in 0..self.layers {
-            let block: [(&str, Vec<usize>); BLOCK_TENSORS] = [
-                ("ln_1.weight", vec![width]),
-                ("ln_1.bias", vec![width]),
-                ("attn.c_attn.weight", vec![width, 3 * width]),
-                ("attn.c_attn.bias", vec![3 * width]),
-                ("attn.c_proj.weight", vec![width, width]),
-                ("attn.c_proj.bias", vec![width]),
-                ("ln_2.weight", vec![width]),
-                ("ln_2.bias", vec![width]),
-                ("mlp.c_fc.weight", vec![width, 4 * width]),
-                ("mlp.c_fc.bias", vec![4 * width]),
-                ("mlp.c_proj.weight", vec![4 * width, width]),
-                ("mlp.c_proj.bias", vec![width]),
-            ];
-            tensors.extend(block.map(|(name, dimensions)| (format!("transformer.h.{layer}.{name}"), dimensions)));
+            let block = self.block_tensors().into_iter().flatten();
+            tensors.extend(block.map(|(name, role, dimensions)| spec(&format!("h.{layer}.{name}"), role, dimensions)));
         }
-        tensors.push(("transformer.ln_f.weight".to_owned(), vec![width]));
-        tensors.push(("transformer.ln_f.bias".to_owned(), vec![width]));
+        tensors.push(spec("ln_f.weight", Role::FinalNorm(Part::Weight), vec![self.width]));
+        tensors.push(spec("ln_f.bias", Role::FinalNorm(Part::Bias), vec![self.width]));
         tensors
+    }
+
+    /// Weight and bias of each layer norm and linear map of a block: name inside it, role and dimensions.
+    fn block_tensors(&self) -> [[(String, Role, Vec<usize>); 2]; BLOCK_TENSORS / 2] {
+        let pair = |name: &str, roles: [Role; 2], weight: Vec<usize>, bias: usize| {
+            [("weight", roles[0], weight), ("bias", roles[1], vec![bias])]
+                .map(|(part, role, dimensions)| (format!("{name}.{part}"), role, dimensions))
+        };
+        let norm = |name| pair(name, Part::BOTH.map(Role::Norm), vec![self.width], self.width);
+        let map = |map: LinearMap| {
+            let size = map.size(self.width);
+            pair(map.name(), Part::BOTH.map(|part| Role::Map(map, part)), size.to_vec(), size[1])
+        };
+        let [attention, attention_output, network, network_output] = LinearMap::ALL.map(map);
+        [norm("ln_1"), attention, attention_output, norm("ln_2"), network, network_output]
     }
 
     /// Whether the position embedding is trained, and not a table of sines.
@@ -220,7 +223,7 @@ impl Shape {
     }
 
     /// What an optimizer changes: all tensors, or the adapters.
-    pub fn trained(&self, lora: Option<&Lora>) -> Vec<(String, Vec<usize>)> {
+    pub fn trained(&self, lora: Option<&Lora>) -> Vec<TensorSpec> {
         lora.map_or_else(|| self.tensors(), |lora| lora.tensors(self))
     }
 }
@@ -251,8 +254,8 @@ mod tests {
             assert_eq!(shape.parameters(), parameters);
             let counted = shape.flops_per_token(1024, None);
             assert!((counted / flops - 1.0).abs() < 1e-3, "{size:?}: {counted}");
-            let listed: usize = shape.tensors().iter().map(|(_, dimensions)| dimensions.iter().product::<usize>()).sum();
-            assert_eq!(listed as u64, parameters);
+            let listed: u64 = shape.tensors().iter().map(TensorSpec::numbers).sum();
+            assert_eq!(listed, parameters);
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::hugging_face::{expect_dtype, expect_text, number};
 use super::shape::{LAYER_NORM_EPSILON, Shape};
-use crate::config::Variant;
+use crate::settings::Variant;
 
 const MODEL_TYPE: &str = "xglm";
 

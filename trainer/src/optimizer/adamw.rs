@@ -12,10 +12,10 @@ use tch::Tensor;
 
 use super::{Rule, Update};
 use crate::aten;
-use crate::model::parameters::{floats, floats_mut, is_plain};
-use crate::parallel;
-use crate::simd::{LANES, ask_for};
-use crate::vectorise::vectorised;
+use crate::cpu::parallel;
+use crate::cpu::simd::{LANES, ask_for};
+use crate::cpu::slices::{floats, floats_mut, is_plain};
+use crate::cpu::vectorise::vectorised;
 
 /// Elements one thread updates at a time: four arrays of them stay in a core's own cache.
 pub(super) const CHUNK: usize = 1 << 14;

@@ -6,11 +6,11 @@ use super::adafactor::Adafactor;
 use super::adamw::{AdamW, Epsilon};
 use super::muon::Muon;
 use super::{Optimizer, Rule};
-use crate::config::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 use crate::error::Failure;
 use crate::journal::grouped;
-use crate::model::parameters::Parameter;
+use crate::model::weights::parameters::Parameter;
 use crate::offload::Place;
+use crate::settings::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
 
 /// Parameters that are updated alike.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +52,7 @@ pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings, place: &Plac
     let zeros = || place.zeros_like(tensor);
     Ok(match settings.optimizer {
         OptimizerKind::Adafactor => Box::new(Adafactor::new(tensor)),
-        OptimizerKind::Muon if is_hidden_matrix(parameter) => Box::new(Muon::new(settings.momentum, zeros()?)),
+        OptimizerKind::Muon if parameter.role.is_matrix() => Box::new(Muon::new(settings.momentum, zeros()?)),
         OptimizerKind::Muon | OptimizerKind::Adamw => {
             let epsilon = if settings.compat.is_some() { Epsilon::Uncorrected } else { Epsilon::Corrected };
             Box::new(AdamW::new(settings.betas, (settings.epsilon, epsilon), [zeros()?, zeros()?]))
@@ -60,15 +60,10 @@ pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings, place: &Plac
     })
 }
 
-/// A matrix between two layers, not one between tokens or positions and the stream.
-fn is_hidden_matrix(parameter: &Parameter) -> bool {
-    parameter.tensor.dim() == 2 && parameter.name.contains(".h.")
-}
-
 pub(super) fn weight_decay(parameter: &Parameter, settings: &TrainSettings) -> f64 {
     let decays = match (settings.compat, settings.weight_decay_on) {
         // `no_decay = ["bias", "LayerNorm.weight"]` was written for BERT's names; GPT-2 calls its layer norms `ln_1`.
-        (Some(Compat::Transformers2020), _) => !parameter.name.ends_with("bias"),
+        (Some(Compat::Transformers2020), _) => !parameter.role.is_bias(),
         (_, WeightDecayOn::All) => true,
         (_, WeightDecayOn::Matrices) => parameter.decays(),
     };

@@ -20,12 +20,12 @@ use thiserror::Error;
 pub use groups::Group;
 pub use norm::{clip_factor, global_norm};
 
-use crate::config::TrainSettings;
 use crate::error::Failure;
 use crate::model::Parameters;
-use crate::model::parameters::Parameter;
-use crate::model::tensor_file::FileError;
+use crate::model::weights::parameters::Parameter;
+use crate::model::weights::tensor_file::FileError;
 use crate::offload::{Place, release};
+use crate::settings::TrainSettings;
 
 /// A saved optimizer state that does not belong to the model.
 #[derive(Debug, Error)]

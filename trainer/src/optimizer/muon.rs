@@ -7,7 +7,7 @@
 use tch::{Kind, Tensor};
 
 use super::{Rule, Update};
-use crate::model::kernels;
+use crate::cpu::engine;
 
 /// Of the quintic iteration, chosen for a steep slope at zero.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
@@ -62,7 +62,7 @@ fn orthogonal(matrix: &Tensor) -> Tensor {
     let [a, b, c] = COEFFICIENTS;
     let x = turned(matrix.to_kind(Kind::BFloat16));
     // Where products in bf16 would be plain loops they are made in `f32`, from the same numbers.
-    let is_fast = x.device().is_cuda() || kernels::has_onednn_products(Kind::BFloat16);
+    let is_fast = x.device().is_cuda() || engine::has_onednn_products(Kind::BFloat16);
     let mut x = (&x / x.norm().clamp_min(EPSILON)).to_kind(if is_fast { Kind::BFloat16 } else { Kind::Float });
     for _ in 0..ITERATIONS {
         let gram = rounded(&x.matmul(&x.tr()));

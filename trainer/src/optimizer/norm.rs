@@ -3,11 +3,11 @@
 use tch::{Kind, Tensor};
 
 use super::adamw::CHUNK;
-use crate::model::parameters::{floats, is_plain};
+use crate::cpu::parallel;
+use crate::cpu::slices::{floats, is_plain};
+use crate::cpu::vectorise::vectorised;
 use crate::model::{Parameter, Parameters};
 use crate::offload::release;
-use crate::parallel;
-use crate::vectorise::vectorised;
 
 /// Running sums side by side.
 const LANES: usize = 16;

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use ft_trainer::config::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 use ft_trainer::data::prepare::prepare;
-use ft_trainer::waiting;
+use ft_trainer::openmp;
+use ft_trainer::settings::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 
 /// Documents that a model can learn something from: little functions.
 const DOCUMENTS: usize = 160;
@@ -96,7 +96,7 @@ impl Fixture {
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ft-trainer"));
     // What it would otherwise start itself again for: a second loading of libtorch, of which there are hundreds here.
-    command.env("OMP_NUM_THREADS", "1").envs(waiting::policy());
+    command.env("OMP_NUM_THREADS", "1").envs(openmp::policy());
     command
 }
 

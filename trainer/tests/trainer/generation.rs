@@ -1,10 +1,10 @@
 //! Text from a model: the same whatever the batch, and the same with and without the cache.
 
-use ft_trainer::config::{Precision, Variant};
-use ft_trainer::generate::{Continuation, Finish, Request, generate};
+use ft_trainer::generation::sampling::Sampling;
+use ft_trainer::generation::{Continuation, Finish, Request, generate};
 use ft_trainer::model::{Gpt2, Parameters, Shape};
 use ft_trainer::progress::{Event, Line};
-use ft_trainer::sampling::Sampling;
+use ft_trainer::settings::{Precision, Variant};
 use serde_json::Value;
 use tch::{Device, Tensor};
 

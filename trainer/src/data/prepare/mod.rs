@@ -20,8 +20,8 @@ use super::DataError;
 use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, SplitDescription, TokenizerFiles, hex};
 use super::text;
 use super::tokenizer::{PieceCounts, Tokenizer, parts};
-use crate::config::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
-use crate::validate;
+use crate::settings::validate;
+use crate::settings::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
 
 /// Texts are collected up to this many bytes before the cores share them.
 const BATCH: usize = 8 << 20;

@@ -5,11 +5,11 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::{Inputs, Progress, Stage};
-use crate::config::DataFormat;
 use crate::data::DataError;
 use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer, map};
 use crate::data::tokenizer::Tokenizer;
 use crate::files::read_at_most;
+use crate::settings::DataFormat;
 
 /// Bytes read at a time; a multiple of every token's size.
 const BLOCK: usize = 1 << 20;

@@ -219,7 +219,7 @@ mod tests {
     fn learns_what_recounting_at_each_step_learns() {
         let text = include_str!("learn.rs");
         let expected = plainly(text, 556);
-        let (first, second) = text.split_at(super::super::pieces::cut(text, text.len() / 2).unwrap());
+        let (first, second) = text.split_at(crate::data::tokenizer::pieces::cut(text, text.len() / 2).unwrap());
         assert_eq!(quickly(&[first, second], 556), expected);
         assert!(expected.tokens.len() > 456, "the text gives {} tokens", expected.tokens.len());
     }

@@ -1,0 +1,84 @@
+//! Files written whole: digests, JSON, and replacing what is there in one step.
+
+#[cfg(feature = "torch")]
+pub(crate) mod direct;
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::error::Failure;
+
+/// Bytes read at a time.
+const BLOCK: usize = 1 << 20;
+
+/// Feeds a file to a hash; returns its size in bytes.
+pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
+    let mut file = File::open(path)?;
+    let mut block = vec![0; BLOCK];
+    let mut bytes = 0;
+    loop {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(bytes),
+            Ok(read) => {
+                hasher.update(&block[..read]);
+                bytes += read as u64;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Reads a file that is small by its nature: one that has more than `most` bytes is something else, and memory is not filled with it.
+pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    File::open(path)?.take(most + 1).read_to_end(&mut content)?;
+    if content.len() as u64 <= most {
+        return Ok(content);
+    }
+    Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {most} bytes, and no file of its kind is so large")))
+}
+
+/// What is in a directory, sorted.
+pub fn names(directory: &Path) -> Result<Vec<String>, Failure> {
+    let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
+    let read = || fs::read_dir(directory)?.map(name).collect::<io::Result<_>>();
+    let mut names: Vec<String> = read().map_err(|error| Failure::io("read", directory, &error))?;
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Puts `content` in the place of whatever is at `path`: a reader, or a run after a power loss, sees the old bytes or the new ones.
+pub fn replace(path: &Path, content: &[u8]) -> Result<(), Failure> {
+    let temporary = path.with_extension("unfinished");
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|error| {
+        let _ = fs::remove_file(&temporary);
+        Failure::io("write", path, &error)
+    })
+}
+
+/// Writes pretty JSON with a final newline, as [`replace`] does.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec_pretty(value).map_err(Failure::other)?;
+    text.push(b'\n');
+    replace(path, &text)
+}

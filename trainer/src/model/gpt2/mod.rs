@@ -1,0 +1,487 @@
+//! The whole model: embeddings, blocks, output head; the training step's forward and backward.
+
+pub mod adapters;
+mod block;
+pub mod draft;
+mod embed;
+pub mod kv_cache;
+mod sinusoids;
+mod weight_stream;
+
+use std::cell::RefCell;
+
+use tch::{Device, Kind, Tensor};
+
+use super::layers::documents::Documents;
+use super::layers::dropout::{Dropout, Masks, Site};
+use super::layers::fused::Fused;
+use super::layers::gelu::Gelu;
+use super::layers::layout::Layout;
+use super::layers::{head, linear, norm};
+use super::shape::Shape;
+use super::weights::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
+use crate::aten;
+use crate::cpu::engine;
+use crate::cpu::matmul::Write;
+use crate::error::Failure;
+use crate::journal::trace::span;
+use crate::offload::{Place, release};
+use crate::settings::{Engine, Offload, Precision, Recompute, Variant};
+use adapters::Adapters;
+use weight_stream::WeightStream;
+
+/// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
+pub struct Gpt2 {
+    shape: Shape,
+    /// What the optimizer changes and checkpoints hold.
+    parameters: Parameters,
+    /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
+    working: Parameters,
+    /// When they are trained instead of `parameters`.
+    adapters: Option<Adapters>,
+    /// Of what is trained. Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
+    gradients: Option<Parameters>,
+    /// `[context, D]`, where positions are not learnt.
+    sinusoids: Option<Tensor>,
+    recompute: Recompute,
+    /// Where the input of each block waits for its backward pass, `[rows, D]`, if not on the device.
+    inputs_away: Vec<Tensor>,
+    dropout: Option<Dropout>,
+    /// The token that begins a document, when attention stays inside documents.
+    begins_document: Option<i64>,
+    /// Number in the run of the next micro-batch's first sequence.
+    first_sequence: u64,
+    device: Device,
+    /// Whose kernels compute on the CPU.
+    engine: Engine,
+    fused: Fused,
+    /// See [`Gpt2::with_masters`].
+    away: Offload,
+    /// Where the blocks' weights are away.
+    stream: Option<WeightStream>,
+    /// Where one block's products of 16 bits arrive in main memory, where gradients are away.
+    landings: Vec<Tensor>,
+    /// Those that are on their way, each with the gradient that it will be added to.
+    landing: RefCell<Vec<(Tensor, Tensor)>>,
+    /// Nothing has been added to the gradients yet, whatever is in the memory of matrices, or where they are away, of all.
+    fresh: bool,
+    /// The dtype of the products.
+    kind: Kind,
+}
+
+impl Gpt2 {
+    /// Brings the weights to `device`. The dtype of the weights is the dtype of the computation. Weights
+    /// that are on `device` already are shared with `parameters`, not copied: two copies of a large model may not fit.
+    pub fn new(shape: Shape, parameters: &Parameters, device: Device) -> Self {
+        Self::with_masters(shape, parameters, device, Offload::None)
+    }
+
+    /// As [`Gpt2::new`], with less on the device from [`Gpt2::with_offload`] on. `Optimizer`: weights and gradients are in main memory, and the device has a copy
+    /// of the weights for products, which shares nothing with them, and the gradients of two blocks at a time. `Model`: it has two blocks of that copy
+    /// at a time.
+    pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, away: Offload) -> Self {
+        let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
+        let home = if away == Offload::None { device } else { Device::Cpu };
+        let parameters = parameters.to(home, kind);
+        let working = parameters.to(home, kind);
+        let fused = if device.is_cuda() { Fused::Efficient } else { Fused::Cpu };
+        let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
+        let (recompute, dropout, begins_document, first_sequence) = (Recompute::None, None, None, 0);
+        Self {
+            shape,
+            parameters,
+            working,
+            adapters: None,
+            gradients: None,
+            sinusoids,
+            recompute,
+            inputs_away: Vec::new(),
+            dropout,
+            begins_document,
+            first_sequence,
+            device,
+            engine: Engine::Own,
+            fused,
+            away,
+            stream: None,
+            landings: Vec::new(),
+            landing: RefCell::default(),
+            fresh: false,
+            kind,
+        }
+    }
+
+    /// Trains `adapters` beside the weights, which stay as they are.
+    ///
+    /// # Panics
+    /// After the gradients are made, and where weights are away from the device.
+    #[must_use]
+    pub fn with_adapters(self, adapters: &Adapters) -> Self {
+        assert!(self.gradients.is_none() && !self.is_apart(), "adapters come first, and lie where the weights are");
+        let kind = self.parameters.token_embedding().kind();
+        Self { adapters: Some(adapters.to(self.device, kind)), ..self }
+    }
+
+    /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
+    /// torch's autocast.
+    #[must_use]
+    pub fn with_precision(self, precision: Precision) -> Self {
+        self.with_offload(precision, &Place::Memory).expect("main memory needs no file")
+    }
+
+    /// As [`Gpt2::with_precision`], with gradients and, unless they are on the device alone, rounded weights in `place`.
+    pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
+        if precision != Precision::Fp32 {
+            self.kind = precision.kind();
+        }
+        if self.is_apart() || precision != Precision::Fp32 {
+            self.working = self.parameters.for_products(self.kind, place, self.device, self.away)?;
+        }
+        if self.away == Offload::Model {
+            self.stream = Some(WeightStream::new(&self.working, self.shape.layers, self.device));
+        }
+        self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
+        self.gradients = Some(self.trained().zeros_in(place)?);
+        if self.is_apart() && precision != Precision::Fp32 {
+            let maps = self.parameters.block(0).maps().map(|map| place.zeros(&map.weight.size(), self.kind, Device::Cpu));
+            self.landings = maps.into_iter().collect::<Result<_, _>>()?;
+        }
+        Ok(self)
+    }
+
+    /// Computes on the CPU with the kernels of `engine`. A GPU has libtorch's.
+    #[must_use]
+    pub fn with_engine(self, engine: Engine) -> Self {
+        Self { engine, ..self }
+    }
+
+    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. What leaves the device waits in `place`.
+    pub fn with_recompute(self, recompute: Recompute, rows: usize, place: &Place) -> Result<Self, Failure> {
+        let (size, kind) = ([rows as i64, self.shape.width as i64], self.parameters.token_embedding().kind());
+        let away = |_| place.zeros(&size, kind, Device::Cpu);
+        let layers = if recompute == Recompute::Host { self.shape.layers } else { 0 };
+        Ok(Self { recompute, inputs_away: (0..layers).map(away).collect::<Result<_, Failure>>()?, ..self })
+    }
+
+    /// Drops some of the activations of [`Gpt2::accumulate`]. Losses, logits and generation know no dropout.
+    #[must_use]
+    pub fn with_dropout(self, dropout: Dropout) -> Self {
+        let some = dropout.reaches_stream() || dropout.adapter > 0.0;
+        Self { dropout: some.then_some(dropout), ..self }
+    }
+
+    /// Lets attention see only the document that a token belongs to, and counts positions from its beginning: `end_of_text` begins one.
+    /// Generation is not affected: its prompts are one document each.
+    #[must_use]
+    pub fn with_document_mask(self, end_of_text: u32) -> Self {
+        Self { begins_document: Some(i64::from(end_of_text)), ..self }
+    }
+
+    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: what is dropped is a function of it.
+    pub fn begin_at_sequence(&mut self, first: u64) {
+        self.first_sequence = first;
+    }
+
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Whether weights and gradients are away from the device.
+    fn is_apart(&self) -> bool {
+        self.away != Offload::None
+    }
+
+    /// Where libtorch's attention is taken.
+    pub fn fused(&self) -> Fused {
+        self.fused
+    }
+
+    /// Calls `work` as all of the model is computed: without a tape, with the kernels of the engine.
+    pub(super) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
+        tch::no_grad(|| engine::with(self.engine, work))
+    }
+
+    /// The weights, without adapters.
+    pub fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    pub fn adapters(&self) -> Option<&Adapters> {
+        self.adapters.as_ref()
+    }
+
+    /// What an optimizer changes: the adapters where there are any, else the weights. Gradients are of these.
+    pub fn trained(&self) -> &Parameters {
+        self.adapters.as_ref().map_or(&self.parameters, Adapters::parameters)
+    }
+
+    /// # Panics
+    /// Before the first [`Gpt2::accumulate`].
+    pub fn gradients(&self) -> &Parameters {
+        self.gradients.as_ref().expect("gradients of a model that has computed some")
+    }
+
+    /// Lets an optimizer change what is trained as the gradients say. It tells each weight that is done, by number: that one is on its way to the
+    /// device while the next is computed.
+    ///
+    /// # Panics
+    /// As [`Gpt2::gradients`].
+    pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters, &mut dyn FnMut(usize, &Tensor))) {
+        let Self { parameters, working, adapters, gradients, away, stream, .. } = self;
+        let away = *away;
+        let gradients = gradients.as_ref().expect("gradients of a model that has computed some");
+        tch::no_grad(|| match adapters {
+            Some(adapters) => change(adapters.parameters_mut(), gradients, &mut |_, _| ()),
+            None => change(parameters, gradients, &mut |index, tensor| working.round_again(index, tensor, away)),
+        });
+        stream.iter().for_each(WeightStream::forget);
+    }
+
+    /// Puts others in the place of what is trained.
+    pub fn replace(&mut self, change: impl FnOnce(&mut Parameters)) {
+        if let Some(adapters) = &mut self.adapters {
+            return change(adapters.parameters_mut());
+        }
+        change(&mut self.parameters);
+        let rounded = |(index, entry): (usize, &Parameter)| self.working.round_again(index, &entry.tensor, self.away);
+        tch::no_grad(|| self.parameters.iter().enumerate().for_each(rounded));
+        self.stream.iter().for_each(WeightStream::forget);
+    }
+
+    pub fn zero_gradients(&mut self) {
+        let is_apart = self.is_apart();
+        match &mut self.gradients {
+            Some(gradients) if self.adapters.is_some() => gradients.zero(),
+            Some(gradients) => {
+                self.fresh = true;
+                if !is_apart {
+                    gradients.zero_what_is_added_to();
+                }
+            }
+            None => (),
+        }
+    }
+
+    /// Adds `d(scale · sum NLL)/dθ` to the gradients and returns the summed negative log-likelihood in nats.
+    /// `inputs` and `targets` are `[batch, seq]` `i64` on any device; a target of −100 is not counted.
+    ///
+    /// # Panics
+    /// When `seq` exceeds the context, the batch has more rows than [`Gpt2::with_recompute`] was told, a token is outside the vocabulary, or libtorch is
+    /// out of memory.
+    pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
+        if self.gradients.is_none() {
+            self.gradients = Some(self.trained().zeros_like());
+        }
+        let loss = self.run(|| self.forward_backward(inputs, targets, scale));
+        self.await_home();
+        self.fresh = false;
+        loss
+    }
+
+    /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home. What was added
+    /// before is in the copy, so that the sum has the same order and bits.
+    pub(super) fn borrowed(&self, gradient: &Tensor) -> Tensor {
+        match (self.is_apart(), self.fresh) {
+            (false, _) => gradient.shallow_clone(),
+            (true, true) => Tensor::zeros(gradient.size(), (gradient.kind(), self.device)),
+            (true, false) => gradient.to_device_(self.device, gradient.kind(), true, true),
+        }
+    }
+
+    /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the gradients of two blocks
+    /// at most, however far behind it copies are.
+    pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
+        if !self.is_apart() {
+            return;
+        }
+        self.await_home();
+        let mut landing = self.landing.borrow_mut();
+        for (home, borrowed) in home.into_iter().zip(borrowed) {
+            if home.kind() == borrowed.kind() {
+                aten::send_home(home, borrowed);
+            } else {
+                let place = &self.landings[landing.len()];
+                aten::send_home(place, borrowed);
+                landing.push((place.shallow_clone(), home.shallow_clone()));
+            }
+        }
+    }
+
+    /// Waits for what was sent home, and adds products to what they belong to.
+    fn await_home(&self) {
+        if self.is_apart() {
+            aten::await_home(self.device);
+            let write = if self.fresh { Write::Over } else { Write::Onto };
+            self.landing.take().iter_mut().for_each(|(product, home)| take_in(home, product, write));
+        }
+    }
+
+    /// As [`Gpt2::borrowed`], of a block. A product of 16 bits is a tensor of its own before it is added to a matrix's gradient: it leaves the device as
+    /// it is and is added in main memory, to the same bits. Half as much leaves then, and none of it comes first.
+    fn borrowed_block(&self, home: &BlockTensors) -> BlockTensors {
+        home.map(&|gradient| {
+            if self.landings.is_empty() || gradient.dim() != 2 {
+                return self.borrowed(gradient);
+            }
+            Tensor::empty(gradient.size(), (self.kind, self.device))
+        })
+    }
+
+    fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
+        let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
+        let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
+        let running = span("forward");
+        let documents = self.documents(inputs);
+        let layout = Layout { masks, documents: documents.as_ref(), ..self.layout(inputs) };
+        let inputs = inputs.to_device(self.device);
+        let mut x = self.embed(&inputs, documents.as_ref());
+        if let Some(masks) = masks {
+            x = masks.apply(Site::Embedding, &x, layout.length);
+        }
+        let drawn = all_masks.map(|masks| (masks, layout.length));
+        let mut kept = Vec::with_capacity(self.shape.layers);
+        for layer in 0..self.shape.layers {
+            let (weights, layout) = (self.block(layer, drawn), layout.of_layer(layer));
+            let activations = block::forward(x, &weights, layout);
+            x = activations.output(&weights, layout);
+            kept.push(activations.keep(self.recompute, self.inputs_away.get(layer)));
+            if self.recompute != Recompute::None {
+                x = moved_down(&x);
+            }
+            weights.release();
+        }
+        if self.recompute == Recompute::Host {
+            aten::await_home(self.device);
+        }
+        let final_norm = self.working.final_norm();
+        let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
+        drop(running);
+        let _running = span("backward"); // With the loss: rows of logits turn into their gradients in place.
+        let embedding = self.working.token_embedding();
+        let targets = targets.to_device(self.device).reshape([-1]);
+        let write = if self.fresh { Write::Over } else { Write::Onto };
+        let mut dembedding = self.adapters.is_none().then(|| self.borrowed(&self.gradients().token_embedding()));
+        let (loss, dhidden) = head::loss_and_gradient(&hidden, &embedding, &targets, scale, dembedding.as_mut(), write);
+        release([&embedding].into_iter().chain(&dembedding));
+        let mut dx = x.zeros_like();
+        let home = if self.adapters.is_some() { Affine::frozen() } else { self.gradients().final_norm() };
+        let mut dnorm = home.map(&|gradient| self.borrowed(gradient));
+        norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut dnorm);
+        self.give_back(dnorm.tensors(), home.tensors());
+        drop((x, hidden, dhidden));
+        dx = moved_down(&dx);
+        let write = if self.landings.is_empty() { write } else { Write::Over };
+        for layer in (0..self.shape.layers).rev() {
+            let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
+            let layout = layout.of_layer(layer);
+            let (home, mut gradients) = self.gradients_of(layer);
+            block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients, write);
+            self.give_back(gradients.tensors(), home.tensors());
+            weights.release();
+            home.release();
+        }
+        if let Some(dembedding) = dembedding {
+            if let Some(masks) = masks {
+                dx = masks.apply(Site::Embedding, &dx, layout.length);
+            }
+            self.embed_backward(&inputs, documents.as_ref(), &dx, dembedding);
+        }
+        loss
+    }
+
+    /// The weights of a block with their adapters; `masks` in training, of sequences of this length.
+    pub(super) fn block(&self, layer: usize, masks: Option<(Masks, i64)>) -> BlockTensors {
+        let at_home = || self.working.block(layer);
+        let mut block = self.stream.as_ref().map_or_else(at_home, |stream| stream.block(&self.working, layer));
+        if let Some(adapters) = &self.adapters {
+            adapters.attach(&mut block, adapters.parameters(), layer, masks);
+        }
+        block
+    }
+
+    /// The gradients of a block where they lie, and to add to: see [`Gpt2::borrowed`].
+    fn gradients_of(&self, layer: usize) -> (BlockTensors, BlockTensors) {
+        let Some(adapters) = &self.adapters else {
+            let home = self.gradients().block(layer);
+            let borrowed = self.borrowed_block(&home);
+            return (home, borrowed);
+        };
+        let mut gradients = BlockTensors::frozen();
+        adapters.attach(&mut gradients, self.gradients(), layer, None);
+        (BlockTensors::frozen(), gradients)
+    }
+
+    /// Summed negative log-likelihood in nats and the number of counted targets, without gradients.
+    /// `inputs` and `targets` as for [`Gpt2::accumulate`].
+    pub fn loss(&self, inputs: &Tensor, targets: &Tensor) -> (f64, i64) {
+        self.run(|| {
+            let (targets, embedding) = (targets.to_device(self.device).reshape([-1]), self.working.token_embedding());
+            let loss = head::loss(&self.hidden(inputs), &embedding, &targets);
+            release([&embedding]);
+            loss
+        })
+    }
+
+    /// `inputs [batch, seq]` `i64` → logits `[batch, seq, vocabulary]`.
+    pub fn logits(&self, inputs: &Tensor) -> Tensor {
+        self.run(|| {
+            let logits = linear::product_transposed(&self.hidden(inputs), &self.working.token_embedding());
+            logits.view([inputs.size()[0], inputs.size()[1], -1])
+        })
+    }
+
+    /// The stream after the final layer norm, `[N, D]`.
+    fn hidden(&self, inputs: &Tensor) -> Tensor {
+        let documents = self.documents(inputs);
+        let layout = Layout { documents: documents.as_ref(), ..self.layout(inputs) };
+        let mut x = self.embed(&inputs.to_device(self.device), documents.as_ref());
+        for layer in 0..self.shape.layers {
+            let weights = self.block(layer, None);
+            x = block::forward(x, &weights, layout).output(&weights, layout);
+            weights.release();
+        }
+        norm::forward(&x, &self.working.final_norm(), layout.epsilon, layout.kind).0
+    }
+
+    /// What is added at each position, `[context, D]`.
+    pub(super) fn positions(&self) -> Tensor {
+        self.sinusoids.as_ref().map_or_else(|| self.working.position_embedding(), Tensor::shallow_clone)
+    }
+
+    pub(super) fn working(&self) -> &Parameters {
+        &self.working
+    }
+
+    fn documents(&self, inputs: &Tensor) -> Option<Documents> {
+        self.begins_document.map(|token| Documents::new(inputs, token))
+    }
+
+    fn layout(&self, inputs: &Tensor) -> Layout<'static> {
+        self.layout_of(inputs.size()[0], inputs.size()[1])
+    }
+
+    pub(super) fn layout_of(&self, batch: i64, length: i64) -> Layout<'static> {
+        let gelu = match self.shape.variant {
+            Variant::Gpt2 => Gelu::Tanh,
+            Variant::Fairseq => Gelu::Exact,
+        };
+        let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
+        Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind, fused: self.fused }
+    }
+}
+
+/// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it become one gap, in which
+/// larger tensors have room. What stays for the rest of a pass would otherwise part them, and the next large one take more memory.
+/// GPUs have an allocator that knows no such gaps.
+fn moved_down(tensor: &Tensor) -> Tensor {
+    if tensor.device() != Device::Cpu {
+        return tensor.shallow_clone();
+    }
+    let mut moved = tensor.empty_like();
+    moved.copy_(tensor);
+    moved
+}

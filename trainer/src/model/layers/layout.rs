@@ -1,0 +1,62 @@
+//! How a batch is computed: the sizes of its rows, its dropout, its documents and its dtype.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
+
+use super::documents::Documents;
+use super::dropout::{Masks, Site};
+use super::fused::Fused;
+use super::gelu::Gelu;
+use super::linear;
+use crate::model::weights::parameters::Affine;
+
+/// Sizes that the rows of a batch are made of, and how they are computed.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout<'a> {
+    pub batch: i64,
+    pub length: i64,
+    pub heads: i64,
+    pub epsilon: f64,
+    pub gelu: Gelu,
+    /// In training, when something is dropped.
+    pub masks: Option<Masks>,
+    /// When attention stays inside documents.
+    pub documents: Option<&'a Documents>,
+    /// The dtype of the matrix products. The stream from block to block has that of the layer norms.
+    pub kind: Kind,
+    /// Where libtorch's attention is taken.
+    pub fused: Fused,
+}
+
+impl Layout<'_> {
+    /// The layout of one layer of the model.
+    pub fn of_layer(self, layer: usize) -> Self {
+        Self { masks: self.masks.map(|masks| Masks { layer: layer as u64, ..masks }), ..self }
+    }
+
+    /// What is dropped from the attention weights, when anything is.
+    pub fn attention_masks(self) -> Option<Masks> {
+        self.masks.filter(|masks| masks.dropout.attention > 0.0)
+    }
+
+    /// The rows of each part of a sequence that attention stays inside.
+    pub fn parts(self, sequence: usize) -> Vec<Range<usize>> {
+        let whole = || std::iter::once(0..self.length as usize).collect();
+        self.documents.map_or_else(whole, |documents| documents.of(sequence).collect())
+    }
+
+    /// `stream [N, D]` and one half of a block, `x` through its last map: with some of it dropped in training.
+    pub fn onto(self, stream: &Tensor, x: &Tensor, map: &Affine, site: Site) -> Tensor {
+        match self.masks {
+            None => linear::forward_onto(stream, x, map),
+            Some(masks) => stream + masks.apply(site, &linear::forward(x, map), self.length),
+        }
+    }
+
+    /// The gradient that reaches a half of a block from the stream, `[N, D]` in the dtype of the products.
+    pub fn reaching(self, dstream: &Tensor, site: Site) -> Tensor {
+        let dy = dstream.to_kind(self.kind);
+        self.masks.map_or_else(|| dy.shallow_clone(), |masks| masks.apply(site, &dy, self.length))
+    }
+}

@@ -1,0 +1,90 @@
+//! The first lines of a run: device, arithmetic, memory, and how a step is made.
+
+use tch::Device;
+
+use super::Run;
+use crate::cpu::matmul::amx;
+use crate::device;
+use crate::error::Failure;
+use crate::journal::{grouped, say};
+use crate::model::TrainingMemory;
+use crate::progress::Event;
+use crate::settings::Precision;
+use crate::settings::lora::LinearMap;
+
+impl Run {
+    /// Tells what begins, and says on which device, in which numbers and in how much memory. `reason`: why this device.
+    pub(crate) fn announce(&mut self, reason: &str) -> Result<(), Failure> {
+        let device = self.model.device();
+        let start = self.start();
+        self.recorder.journal.tell(start)?;
+        say(&format!("device: {}, because {reason}", if device.is_cuda() { "the GPU" } else { "the CPU" }));
+        self.say_kernels();
+        say(&self.memory());
+        let (settings, limit) = (&self.config.train, self.config.micro_batch_limit);
+        let less = limit.map_or(String::new(), |limit| format!(", because memory ran out with {}", limit + 1));
+        let (sequences, parts) = (settings.micro_batch.sequences(), settings.gradient_accumulation);
+        say(&format!("a step is {parts} x {sequences} sequences{less}"));
+        self.say_adapters();
+        self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
+        Ok(())
+    }
+
+    fn start(&self) -> Event {
+        let (threads, peak) = (self.state.threads, self.recorder.pace.peak / 1e9);
+        let computes = match self.model.device() {
+            Device::Cuda(index) => format!("GPU {index}, {peak:.0} GFLOP/s measured"),
+            _ => format!("CPU, {threads} threads, {peak:.0} GFLOP/s measured"),
+        };
+        Event::Start {
+            step: self.state.step,
+            steps: self.state.steps,
+            parameters: self.model.shape().parameters(),
+            tokens_per_step: self.config.train.tokens_per_step(),
+            flops_per_token: self.recorder.pace.flops_per_token,
+            device: computes,
+            micro_batch: Some(self.config.train.micro_batch.sequences()),
+        }
+    }
+
+    fn say_kernels(&self) {
+        let (device, settings) = (self.model.device(), &self.config.train);
+        let uses_libtorch = device::uses_libtorch(device, settings.engine);
+        if uses_libtorch {
+            say(&format!("kernels: libtorch's, attention: {}", self.model.fused().name()));
+        }
+        settings.arithmetic(device.is_cuda()).iter().for_each(|line| say(line));
+        if let Some(scaling) = &self.state.loss_scale {
+            say(&scaling.rule(&settings.loss_scaling));
+        }
+        if !uses_libtorch && settings.precision == Precision::Fp32 && amx::is_available() {
+            say("products: on the processor's tiles (AMX), each fp32 number as three bf16 numbers that add up to it");
+        }
+    }
+
+    fn memory(&self) -> String {
+        let (shape, settings) = (self.model.shape(), &self.config.train);
+        let mib = |memory: u64| grouped(memory >> 20);
+        if self.model.device().is_cuda() {
+            let (gpu, beside) =
+                (TrainingMemory::on_device(shape, settings).total(), TrainingMemory::beside_device(shape, settings));
+            return format!(
+                "memory: about {} MiB of the GPU at the peak, and {} MiB of main memory besides",
+                mib(gpu),
+                mib(beside)
+            );
+        }
+        format!("memory: about {} MiB at the peak", mib(TrainingMemory::estimate(shape, settings).total()))
+    }
+
+    fn say_adapters(&self) {
+        let Some(lora) = &self.config.train.lora else { return };
+        if self.config.initial_weights.is_none() {
+            say("adapters are trained beside random weights, because the run names no initial_weights");
+        }
+        let (rank, alpha, trained) = (lora.rank, lora.alpha, grouped(lora.parameters(self.model.shape())));
+        let maps: Vec<&str> = lora.maps().map(LinearMap::name).collect();
+        let maps = maps.join(", ");
+        say(&format!("trains adapters of rank {rank}, alpha {alpha}, beside {maps}: {trained} numbers; F has 4 for its first 6"));
+    }
+}

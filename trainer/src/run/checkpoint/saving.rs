@@ -1,0 +1,146 @@
+//! Checkpoints of a run, written while it goes on.
+//!
+//! Weights and what the optimizer remembers change only in an update. Two threads copy them to files while the next step computes its
+//! gradient, and only the update waits for them; digests, and bringing it all to the disk, take no time of the training. There is no second copy
+//! in memory, but for one tensor of each where they are on a GPU, or adapters are merged.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::Instant;
+
+use tch::{Kind, Tensor};
+
+use super::writing::Writing;
+use crate::error::Failure;
+use crate::files;
+use crate::journal::trace::span;
+use crate::model::Adapters;
+use crate::model::hugging_face::CONFIG_FILE;
+use crate::model::weights::parameters::WEIGHTS_FILE;
+use crate::model::weights::tensor_file::{self, FileError};
+use crate::progress::Event;
+use crate::run::best::Best;
+use crate::run::checkpoint;
+use crate::run::{OPTIMIZER_FILE, Run, unwritten};
+use crate::settings::lora::ADAPTER_FILE;
+use crate::state::State;
+
+impl Run {
+    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient.
+    pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
+        self.finish_checkpoint()?;
+        self.waiting(|run| {
+            let step = run.state.step;
+            run.state.log_bytes = run.recorder.journal.steps_bytes();
+            run.state.seconds = run.recorder.pace.seconds();
+            let contents = run.contents();
+            run.recorder.writing =
+                Some(run.recorder.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
+            run.recorder.saved = Some(step);
+        });
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written, if one is.
+    pub(crate) fn finish_checkpoint(&mut self) -> Result<(), Failure> {
+        let Some(writing) = self.recorder.writing.take() else { return Ok(()) };
+        let step = writing.step;
+        self.waiting(|run| {
+            writing.finish()?;
+            run.recorder.checkpoints.retain(run.config.train.keep_checkpoints)
+        })?;
+        self.recorder.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
+    }
+
+    /// Lets the checkpoint that is being written copy what an update or better weights change.
+    pub(crate) fn let_checkpoint_copy(&mut self) {
+        if self.recorder.writing.is_some() {
+            self.waiting(|run| run.recorder.writing.as_ref().map(Writing::wait_until_copied));
+        }
+    }
+
+    /// Counts what `work` takes as time that training waits for checkpoints, and shows it in the trace.
+    fn waiting<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+        let (started, _span) = (Instant::now(), span("checkpoint wait"));
+        let done = work(self);
+        self.recorder.blocked += started.elapsed();
+        done
+    }
+
+    fn contents(&self) -> Contents {
+        let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
+        Contents {
+            weights: self.model.parameters().stored(),
+            adapters: self.model.adapters().map(|adapters| adapters.to(self.model.device(), Kind::Float)),
+            optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
+            model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
+            tokenizer: tokenizer.collect(),
+            steps: (self.recorder.journal.steps_path().to_owned(), self.state.log_bytes),
+            best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.recorder.best.clone()),
+            state: self.state.clone(),
+        }
+    }
+}
+
+/// What a checkpoint is made of. The tensors share memory with those of the run.
+struct Contents {
+    weights: Vec<(String, Tensor)>,
+    /// To be merged into the weights, and kept beside them.
+    adapters: Option<Adapters>,
+    optimizer: Vec<(String, Tensor)>,
+    /// `config.json`.
+    model: serde_json::Value,
+    tokenizer: Vec<PathBuf>,
+    /// The step log and how much of it belongs to the checkpoint.
+    steps: (PathBuf, u64),
+    /// Unless the weights are the best.
+    best: Option<Best>,
+    state: State,
+}
+
+impl Contents {
+    /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when neither tensors nor the best weights are read any more.
+    fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
+        if let Some(best) = &self.best {
+            best.keep(directory)?;
+        }
+        // At once: one file alone does not keep the disk busy.
+        thread::scope(|threads| {
+            let optimizer = self.optimizer;
+            let optimizer = threads.spawn(move || tensor_file::write(&directory.join(OPTIMIZER_FILE), named(&optimizer)));
+            write_weights(&self.weights, self.adapters.as_ref(), directory)?;
+            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+        .map_err(|error| unwritten(error.into()))?;
+        drop(copying);
+        files::write_json(&directory.join(CONFIG_FILE), &self.model)?;
+        for file in &self.tokenizer {
+            copy(file, directory, u64::MAX)?;
+        }
+        copy(&self.steps.0, directory, self.steps.1)?;
+        self.state.write(directory)
+    }
+}
+
+/// Merged with the adapters, which are kept beside them, where the run has some.
+fn write_weights(weights: &[(String, Tensor)], adapters: Option<&Adapters>, directory: &Path) -> Result<(), FileError> {
+    let path = directory.join(WEIGHTS_FILE);
+    let Some(adapters) = adapters else { return tensor_file::write(&path, named(weights)) };
+    adapters.parameters().write_entries(&directory.join(ADAPTER_FILE))?;
+    tensor_file::write_changed(&path, named(weights), |name, weight| adapters.merged(name, weight))
+}
+
+fn named(tensors: &[(String, Tensor)]) -> impl Iterator<Item = (String, &Tensor)> {
+    tensors.iter().map(|(name, tensor)| (name.clone(), tensor))
+}
+
+/// The first `bytes` of a file, under its name in `directory`.
+fn copy(file: &Path, directory: &Path, bytes: u64) -> Result<(), Failure> {
+    let copy =
+        || io::copy(&mut File::open(file)?.take(bytes), &mut File::create(directory.join(file.file_name().unwrap_or_default()))?);
+    copy().map(|_| ()).map_err(|error| Failure::io("copy", file, &error))
+}

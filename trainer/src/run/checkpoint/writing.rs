@@ -1,0 +1,89 @@
+//! A checkpoint that a thread writes while training goes on.
+
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+
+use super::{Checkpoints, name};
+use crate::error::Failure;
+use crate::journal::trace::span_beside;
+
+impl Checkpoints {
+    /// As [`Checkpoints::commit`], while the caller goes on: on a thread of its own. `write` drops what it gets beside the directory when it
+    /// no longer reads what the caller may change.
+    pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
+        let (copying, copied) = mpsc::channel();
+        let checkpoints = self.clone();
+        let thread = thread::spawn(move || {
+            let _span = span_beside("checkpoint");
+            checkpoints.commit(step, |directory| write(directory, copying))
+        });
+        Writing { step, copied, thread: Some(thread) }
+    }
+}
+
+/// A checkpoint that a thread is writing.
+#[derive(Debug)]
+pub struct Writing {
+    pub step: u64,
+    copied: Receiver<()>,
+    /// Taken when it is waited for.
+    thread: Option<JoinHandle<Result<(), Failure>>>,
+}
+
+impl Writing {
+    /// Waits until what it saves may change.
+    pub fn wait_until_copied(&self) {
+        // Nothing is ever sent: the channel ends.
+        let _ = self.copied.recv();
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Waits until the checkpoint is on the disk, or could not be written.
+    pub fn finish(mut self) -> Result<(), Failure> {
+        let died = |_| Err(Failure::other(format!("writing checkpoint {} ended unexpectedly", name(self.step))));
+        self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap_or_else(died))
+    }
+}
+
+impl Drop for Writing {
+    /// Nobody else may write to the directory before.
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_is_saved_may_change_before_it_is_on_the_disk() {
+        let output = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints::open(output.path()).unwrap();
+        let (go_on, blocked) = mpsc::channel::<()>();
+        let writing = checkpoints.begin(1, move |directory, copying| {
+            fs::write(directory.join("model.safetensors"), "weights").unwrap();
+            drop(copying);
+            let _ = blocked.recv();
+            Ok(())
+        });
+        writing.wait_until_copied();
+        assert!(!writing.is_finished() && checkpoints.steps().unwrap().is_empty());
+        drop(go_on);
+        writing.finish().unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [1]);
+        let failing = checkpoints.begin(2, |_, _| Err(Failure::other("disk full")));
+        failing.wait_until_copied();
+        assert_eq!(failing.finish().unwrap_err().to_string(), "disk full");
+        drop(checkpoints.begin(3, |_, _| panic!("a defect")));
+        assert_eq!(fs::read_dir(output.path().join("checkpoints")).unwrap().count(), 2, "one checkpoint, one unfinished");
+    }
+}

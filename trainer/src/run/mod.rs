@@ -1,0 +1,63 @@
+//! A run: training from its first step, or from a checkpoint, to the files that it leaves.
+
+mod announce;
+mod best;
+pub mod checkpoint;
+mod ending;
+pub mod evaluation;
+mod open;
+mod recorder;
+mod reporting;
+pub mod train;
+
+use std::fs::File;
+
+use safetensors::SafeTensorError;
+
+use crate::data::error::{Class, DataError};
+use crate::data::sampler::Sampler;
+use crate::data::shard::Dataset;
+use crate::error::Failure;
+use crate::model::Gpt2;
+use crate::model::weights::parameters::ModelError;
+use crate::model::weights::tensor_file::FileError;
+use crate::optimizer::Optimizer;
+use crate::settings::TrainConfig;
+use crate::state::State;
+pub(crate) use open::check_tokenizer;
+use recorder::Recorder;
+
+/// What the optimizer remembers, in a checkpoint.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+
+/// A run under way.
+pub struct Run {
+    /// With a number for the micro-batch.
+    pub(crate) config: TrainConfig,
+    pub(crate) dataset: Dataset,
+    pub(crate) sampler: Sampler,
+    pub(crate) model: Gpt2,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) state: State,
+    pub(crate) recorder: Recorder,
+    /// Held until the process ends, however it ends.
+    _lock: File,
+}
+
+/// Weights that could not be written.
+pub(crate) fn unwritten(error: ModelError) -> Failure {
+    match error {
+        ModelError::File(FileError::Write { path, source: SafeTensorError::IoError(error) }) => Failure::io("write", &path, &error),
+        error => Failure::other(error),
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        match error.class() {
+            Class::Input => Self::Input(error.to_string()),
+            Class::Integrity => Self::Integrity(error.to_string()),
+            Class::System => Self::Other(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The model of a run: from its checkpoint, from the initial weights that it names, or random.
+
+use std::path::Path;
+
+use tch::Device;
+
+use super::damaged;
+use crate::data::shard::Dataset;
+use crate::device;
+use crate::error::Failure;
+use crate::model::weights::parameters::ModelError;
+use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape};
+use crate::offload::Place;
+use crate::settings::lora::Lora;
+use crate::settings::{Offload, TrainConfig, TrainSettings, Variant, validate};
+
+/// The model, with gradients, on `device` or where `config` lets its parts lie.
+pub(super) fn open(
+    config: &TrainConfig,
+    shape: Shape,
+    dataset: &Dataset,
+    device: Device,
+    checkpoint: Option<&Path>,
+) -> Result<Gpt2, Failure> {
+    let (settings, away) = (&config.train, device::away(device, &config.train));
+    let place = if away != Offload::None {
+        Place::Locked(device)
+    } else if device::uses_libtorch(device, settings.engine) {
+        Place::Memory
+    } else {
+        Place::of_model(settings.offload, &config.output)
+    };
+    let parameters = match checkpoint {
+        // A checkpoint has the weights with the adapters in them.
+        Some(checkpoint) if settings.lora.is_none() => loaded(&place, checkpoint, damaged)?,
+        _ => initial_weights(&place, config, &shape)?,
+    };
+    let mut model = Gpt2::with_masters(shape, &parameters, device, away).with_engine(settings.engine);
+    if let Some(lora) = &settings.lora {
+        model = model.with_adapters(&adapters(lora, &shape, settings.seed, checkpoint)?);
+    }
+    let rows = settings.micro_batch.sequences() * settings.block_size;
+    let model = model
+        .with_offload(settings.precision, &place)?
+        .with_recompute(settings.recompute, rows, &Place::of_activations(device, &config.output))?
+        .with_dropout(dropout(settings));
+    Ok(if settings.document_mask { model.with_document_mask(dataset.end_of_text()) } else { model })
+}
+
+fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
+    let Some(directory) = &config.initial_weights else { return Parameters::random_in(place, shape, config.train.seed) };
+    loaded(place, directory, Failure::input)
+}
+
+/// Those of the checkpoint, or the first.
+fn adapters(lora: &Lora, shape: &Shape, seed: u64, checkpoint: Option<&Path>) -> Result<Adapters, Failure> {
+    if shape.variant != Variant::Gpt2 {
+        return Err(Failure::input(format!("train.lora: {}", validate::LORA_VARIANT)));
+    }
+    match checkpoint {
+        Some(checkpoint) => Adapters::load(lora, shape, checkpoint).map_err(damaged),
+        None => Ok(Adapters::random(lora, shape, seed)),
+    }
+}
+
+fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Failure) -> Result<Parameters, Failure> {
+    match Parameters::load_in(place, directory) {
+        Ok((_, parameters)) => Ok(parameters),
+        Err(ModelError::Place(failure)) => Err(failure),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Masks have the run's seed and no generator: what is dropped follows from the number of the sequence.
+fn dropout(settings: &TrainSettings) -> Dropout {
+    let adapter = settings.lora.as_ref().map_or(0.0, |lora| lora.dropout);
+    Dropout { seed: settings.seed, residual: settings.dropout, attention: settings.attention_dropout, adapter }
+}

@@ -1,0 +1,29 @@
+//! The optimizer of a run.
+
+use std::path::Path;
+
+use super::damaged;
+use crate::device;
+use crate::error::Failure;
+use crate::model::Gpt2;
+use crate::model::weights::tensor_file::TensorFile;
+use crate::offload::Place;
+use crate::optimizer::Optimizer;
+use crate::run::OPTIMIZER_FILE;
+use crate::settings::TrainConfig;
+
+/// The optimizer of `model`, as `checkpoint` has it after so many updates, or new.
+pub(super) fn open(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
+    let place = if device::uses_libtorch(model.device(), config.train.engine) {
+        Place::Memory
+    } else {
+        Place::of_optimizer(config.train.offload, &config.output)
+    };
+    let mut optimizer = Optimizer::new_in(&place, model.trained(), &config.train)?;
+    if let Some(checkpoint) = checkpoint {
+        let state = TensorFile::open(&checkpoint.join(OPTIMIZER_FILE)).map_err(damaged)?;
+        let saved = |name: &str| if state.has(name) { state.tensor(name).map(Some) } else { Ok(None) };
+        optimizer.load_state(saved, updates).map_err(damaged)?;
+    }
+    Ok(optimizer)
+}

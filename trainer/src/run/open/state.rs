@@ -1,0 +1,122 @@
+//! The position of a run: that of its checkpoint, or the beginning.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use sha2::{Digest, Sha256};
+
+use crate::data::sampler::Sampler;
+use crate::data::shard::Dataset;
+use crate::error::Failure;
+use crate::files;
+use crate::model::Shape;
+use crate::settings::{Precision, TrainConfig, TrainSettings, validate};
+use crate::state::guard::Guard;
+use crate::state::loss_scale::LossScale;
+use crate::state::{self, Identity, State};
+
+/// Threads for each core of the machine, at most: some are of use where others share it.
+const THREADS_PER_CORE: usize = 8;
+
+/// The position in `checkpoint`, if the configuration still describes the same run; without a checkpoint, the beginning.
+pub(super) fn open(
+    config: &TrainConfig,
+    dataset: &Dataset,
+    sampler: &Sampler,
+    shape: &Shape,
+    checkpoint: Option<&Path>,
+) -> Result<State, Failure> {
+    let fresh = fresh(config, dataset, sampler, shape)?;
+    match checkpoint {
+        Some(checkpoint) => resumed(checkpoint, &fresh, &config.train),
+        None => Ok(fresh),
+    }
+}
+
+/// Position 0 of the run that the configuration describes.
+fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
+    let settings = &config.train;
+    let steps = steps(settings, sampler.blocks());
+    validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
+    let weights = config.initial_weights.as_deref().map(weights_digest).transpose()?;
+    Ok(State {
+        schema: state::SCHEMA.to_owned(),
+        step: 0,
+        steps,
+        tokens: 0,
+        skipped: 0,
+        guard: Guard::default(),
+        loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
+        threads: settings.threads.unwrap_or_else(cores),
+        micro_batch: None,
+        log_bytes: 0,
+        evaluated: None,
+        best_step: None,
+        first_validation_loss: None,
+        last_validation_loss: None,
+        seconds: 0.0,
+        identity: Identity::new(dataset.digest().to_owned(), weights, shape.config_json(None), settings)?,
+    })
+}
+
+/// The saved position, if the configuration still describes the same run.
+fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result<State, Failure> {
+    let saved = State::read(checkpoint)?;
+    let mut differences = fresh.identity.differences(&saved.identity);
+    // Without a number in the configuration the run keeps the one it began with, on whatever machine it goes on.
+    if settings.threads.is_some_and(|threads| threads != saved.threads) {
+        differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
+    }
+    if differences.is_empty() {
+        // What a run once had to take it keeps, until something else is asked for.
+        let micro_batch = saved.micro_batch.filter(|_| fresh.identity.divides_as(&saved.identity));
+        return Ok(State { micro_batch, identity: fresh.identity.clone(), ..saved });
+    }
+    Err(Failure::input(format!(
+        "{} belongs to a run with another configuration:\n  {}\nrestore the configuration to resume, or train into another output directory",
+        checkpoint.display(),
+        differences.join("\n  ")
+    )))
+}
+
+/// Steps in all: as set, or as many whole steps as the epochs hold, at least one.
+fn steps(settings: &TrainSettings, blocks: u64) -> u64 {
+    let sequences = settings.epochs.unwrap_or(1.0) * blocks as f64;
+    settings.steps.unwrap_or_else(|| ((sequences / settings.sequences_per_step() as f64) as u64).max(1))
+}
+
+/// SHA-256 over the names and contents of a Hugging Face directory's configuration and weights.
+fn weights_digest(directory: &Path) -> Result<String, Failure> {
+    let unreadable =
+        |error: io::Error| Failure::input(format!("cannot read the initial weights in {}: {error}", directory.display()));
+    let files =
+        fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
+    let mut files = files.map_err(unreadable)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors") || path.ends_with("config.json"));
+    files.sort();
+    let mut hasher = Sha256::new();
+    for path in files {
+        hasher.update(path.file_name().unwrap_or_default().as_encoded_bytes());
+        let bytes = files::hash(&path, &mut hasher).map_err(unreadable)?;
+        hasher.update(bytes.to_le_bytes());
+    }
+    Ok(files::hex(&hasher.finalize()))
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step. A run that is resumed has the threads
+/// that it began with, on any machine.
+pub(super) fn check_threads(settings: &TrainSettings) -> Result<(), Failure> {
+    let (threads, most) = (settings.threads.unwrap_or(1), THREADS_PER_CORE * cores());
+    if threads <= most {
+        return Ok(());
+    }
+    Err(Failure::input(format!(
+        "train.threads: {threads} threads on a machine with {} cores wait for each other; set at most {most}, or leave it out for {}",
+        cores(),
+        cores()
+    )))
+}

@@ -1,0 +1,92 @@
+//! The records of a run: its log and progress, its checkpoints and best weights, and its pace.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tch::Device;
+
+use super::best::Best;
+use super::checkpoint::Checkpoints;
+use super::checkpoint::writing::Writing;
+use crate::device;
+use crate::error::Failure;
+use crate::journal::Journal;
+use crate::model::Shape;
+use crate::settings::{Compat, TrainConfig, TrainSettings};
+
+/// Everything that a run writes down.
+pub(crate) struct Recorder {
+    pub journal: Journal,
+    pub checkpoints: Checkpoints,
+    pub best: Best,
+    /// Step of the newest checkpoint, which may still be under way.
+    pub saved: Option<u64>,
+    pub writing: Option<Writing>,
+    /// Time that training has waited for checkpoints.
+    pub blocked: Duration,
+    pub pace: Pace,
+}
+
+impl Recorder {
+    /// Continues the records of `checkpoint`, which was written after `step`, or begins them.
+    pub fn open(
+        config: &TrainConfig,
+        checkpoints: Checkpoints,
+        checkpoint: Option<&Path>,
+        step: u64,
+        pace: impl FnOnce() -> Pace,
+    ) -> Result<Self, Failure> {
+        let mut journal = Journal::open(&config.output, checkpoint)?;
+        if config.train.compat == Some(Compat::Fairseq) {
+            journal = journal.in_bits();
+        }
+        let best = Best::open(&config.output, checkpoint)?;
+        let saved = checkpoint.map(|_| step);
+        Ok(Self { journal, checkpoints, best, saved, writing: None, blocked: Duration::ZERO, pace: pace() })
+    }
+}
+
+/// How fast the run goes.
+#[derive(Debug)]
+pub struct Pace {
+    /// Measured matmul rate of the device, in FLOP per second.
+    pub peak: f64,
+    pub flops_per_token: f64,
+    started: Instant,
+    /// Of earlier processes.
+    seconds_before: f64,
+    /// Since the last report, in training steps only.
+    busy: Duration,
+    tokens: u64,
+}
+
+impl Pace {
+    pub(crate) fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
+        let flops_per_token = shape.flops_per_token(settings.block_size, settings.lora.as_deref());
+        let started = Instant::now();
+        let peak = device::measured_rate(device, settings.precision.kind(), settings.engine);
+        Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
+    }
+
+    pub(crate) fn add(&mut self, tokens: u64, busy: Duration) {
+        self.tokens += tokens;
+        self.busy += busy;
+    }
+
+    /// The rate since the last call.
+    pub(crate) fn take_tokens_per_second(&mut self) -> f64 {
+        let rate = self.tokens as f64 / self.busy.as_secs_f64().max(1e-9);
+        (self.tokens, self.busy) = (0, Duration::ZERO);
+        rate
+    }
+
+    /// Model FLOP utilisation: the share of the measured matmul rate.
+    pub(crate) fn utilisation(&self, tokens_per_second: f64) -> f64 {
+        tokens_per_second * self.flops_per_token / self.peak
+    }
+
+    /// Time spent in all processes so far.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds_before + self.started.elapsed().as_secs_f64()
+    }
+}

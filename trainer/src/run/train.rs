@@ -1,0 +1,162 @@
+//! The training loop.
+//!
+//! Everything a step needs follows from the numbers of steps and of updates done: which blocks it reads ([`crate::data::sampler`]),
+//! its learning rate ([`crate::schedule`]) and when to evaluate and to save. A run that is killed therefore resumes from its newest
+//! checkpoint and gives the same bytes as one that was not.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::Run;
+use super::checkpoint::writing::Writing;
+use super::ending::Summary;
+use crate::data::batch::Batch;
+use crate::data::sampler::first_sequence;
+use crate::data::shard::Split;
+use crate::error::Failure;
+use crate::journal::trace::{self, span};
+use crate::optimizer::{clip_factor, global_norm};
+use crate::schedule::learning_rate;
+use crate::settings::TrainConfig;
+use crate::state::guard::Verdict;
+use crate::state::loss_scale::Overflow;
+
+/// How a run ended, when it did not fail.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// All steps are done, or more of them are of no use.
+    Complete(Summary),
+    /// Stopped on request; the checkpoint of this step is on disk.
+    Stopped { step: u64 },
+}
+
+/// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
+/// `stop` becomes true.
+pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure> {
+    let outcome = Run::open(config).and_then(|run| go_on(run, stop));
+    trace::finish();
+    outcome
+}
+
+fn go_on(mut run: Run, stop: &AtomicBool) -> Result<Outcome, Failure> {
+    loop {
+        if run.evaluation_is_due() && !run.evaluate(stop)? {
+            return run.pause();
+        }
+        if run.checkpoint_is_due() {
+            if run.is_over() {
+                run.take_best()?;
+            }
+            run.checkpoint()?;
+        }
+        if run.is_over() {
+            return run.finish();
+        }
+        run.step()?;
+        if run.recorder.writing.as_ref().is_some_and(Writing::is_finished) {
+            run.finish_checkpoint()?;
+        }
+        if stop.load(Ordering::Relaxed) && run.may_pause() {
+            return run.pause();
+        }
+    }
+}
+
+impl Run {
+    /// One optimizer step: gradients of all micro-batches, each token weighted the same; clip; update.
+    fn step(&mut self) -> Result<(), Failure> {
+        let (started, _span) = (Instant::now(), span("step"));
+        let tokens = self.config.train.tokens_per_step();
+        let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
+        self.model.zero_gradients();
+        let mut sum = 0.0;
+        for micro_step in 0..self.config.train.gradient_accumulation as u64 {
+            let batch = self.micro_batch(micro_step)?;
+            self.model.begin_at_sequence(self.first_sequence(micro_step));
+            sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
+        }
+        let updating = span("optimizer");
+        let loss = sum / tokens as f64;
+        let gradient_norm = global_norm(self.model.gradients()) / scale;
+        let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
+        let skipped = match self.judge(loss, gradient_norm) {
+            Verdict::Update => {
+                let factor = clip_factor(gradient_norm, self.config.train.clip_norm) / scale;
+                self.let_checkpoint_copy();
+                let optimizer = &mut self.optimizer;
+                self.model.update(|parameters, gradients, changed| {
+                    optimizer.step(parameters, gradients, [rate, factor], changed);
+                });
+                None
+            }
+            Verdict::Skip(reason) => Some(reason),
+            Verdict::Diverged => {
+                self.finish_checkpoint()?;
+                return Err(self.diverged(loss, gradient_norm));
+            }
+        };
+        drop(updating);
+        self.state.step += 1;
+        self.state.tokens += tokens;
+        self.state.skipped += u64::from(skipped.is_some());
+        self.recorder.pace.add(tokens, started.elapsed());
+        self.report(loss, rate, gradient_norm, skipped)
+    }
+
+    /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
+    fn judge(&mut self, loss: f64, gradient_norm: f64) -> Verdict {
+        let settings = &self.config.train;
+        if let Some(scaling) = self.state.loss_scale.as_mut() {
+            if loss.is_finite() && gradient_norm.is_finite() {
+                scaling.passed(&settings.loss_scaling);
+            } else if let Overflow::Scale(next) = scaling.overflowed(&settings.loss_scaling) {
+                let what = if loss.is_finite() { "a gradient" } else { "the loss" };
+                return Verdict::Skip(format!("{what} overflows fp16; the loss is scaled by {next} from now on"));
+            }
+        }
+        self.state.guard.judge(settings, loss, gradient_norm)
+    }
+
+    /// All steps are done, or the validation loss no longer improves.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.step == self.state.steps || self.state.guard.has_lost_patience(&self.config.train)
+    }
+
+    /// Not between the last step and the choice of the best weights: the last checkpoint is written once, and holds them. An evaluation can
+    /// show that the step before it was the last.
+    pub(crate) fn may_pause(&self) -> bool {
+        let settings = &self.config.train;
+        let may_end = self.evaluation_is_due() && self.state.guard.is_losing_patience(settings);
+        !(settings.keeps_best() && (self.is_over() || may_end))
+    }
+
+    /// The `micro_step`-th part of the current step's sequences.
+    fn micro_batch(&self, micro_step: u64) -> Result<Batch, Failure> {
+        let _span = span("data");
+        let first = self.first_sequence(micro_step);
+        let settings = &self.config.train;
+        let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
+        Ok(Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)?)
+    }
+
+    /// Number in the run of the first sequence of the current step's `micro_step`-th part.
+    fn first_sequence(&self, micro_step: u64) -> u64 {
+        first_sequence(&self.config.train, self.state.step, micro_step)
+    }
+
+    /// Every `checkpoint_every` steps and at the end.
+    fn checkpoint_is_due(&self) -> bool {
+        let (step, every) = (self.state.step, self.config.train.checkpoint_every);
+        let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
+        scheduled && self.recorder.saved != Some(step)
+    }
+
+    /// Leaves the run so that it can be taken up again.
+    fn pause(mut self) -> Result<Outcome, Failure> {
+        if self.recorder.saved != Some(self.state.step) {
+            self.checkpoint()?;
+        }
+        self.finish_checkpoint()?;
+        Ok(Outcome::Stopped { step: self.state.step })
+    }
+}

@@ -1,0 +1,570 @@
+//! The trainer's configuration: what one training run is, as data.
+//!
+//! The same types are the `[model]`, `[train]` and `[sample]` tables of a job file, so that a setting is documented,
+//! checked and completed in one place. Every type refuses unknown keys.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::lora::Lora;
+use super::micro_batch::MicroBatch;
+use crate::data::tokenizer::Tokenizer;
+
+/// Everything `ft-trainer train` needs. Relative paths are relative to the process's working directory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// A prepared dataset: `dataset.json`, token shards and the tokenizer's files.
+    pub data: PathBuf,
+    /// Where checkpoints, the step log and the progress lines go. A run found there is resumed.
+    pub output: PathBuf,
+    /// A Hugging Face directory to start from; absent: random initial weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_weights: Option<PathBuf>,
+    /// No more sequences at once than this, whatever `train.micro_batch` says; a step stays what it is. For a run that ran out of memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_limit: Option<usize>,
+    #[serde(default)]
+    pub model: ModelConfig,
+    #[serde(default)]
+    pub train: TrainSettings,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sample: Option<SampleConfig>,
+}
+
+/// The published GPT-2 sizes (Radford et al. 2019, table 2; the released parameter counts).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Preset {
+    /// 12 layers, 12 heads, width 768: 124,439,808 parameters.
+    #[serde(rename = "gpt2")]
+    Gpt2,
+    /// 24 layers, 16 heads, width 1024: 354,823,168 parameters.
+    #[serde(rename = "gpt2-medium")]
+    Gpt2Medium,
+    /// 36 layers, 20 heads, width 1280: 774,030,080 parameters.
+    #[serde(rename = "gpt2-large")]
+    Gpt2Large,
+    /// 48 layers, 25 heads, width 1600: 1,557,611,200 parameters.
+    #[serde(rename = "gpt2-xl")]
+    Gpt2Xl,
+}
+
+/// Which transformer of GPT-2's kind the model is. They have the same blocks: a layer norm before each half, attention, and a network of
+/// four times the width.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Variant {
+    /// As published: learnt positions, GELU in its tanh form, initial weights N(0, 0.02²).
+    #[default]
+    Gpt2,
+    /// fairseq's `transformer_lm_gpt`: sinusoidal positions, embeddings times √width, GELU by the error function, fairseq's initial
+    /// weights. Its files are those of transformers' XGLM, which is this model.
+    Fairseq,
+}
+
+/// The shape of the model. A preset gives the numbers; single numbers override it. When the run starts from existing weights,
+/// their `config.json` gives the shape, and a number that contradicts it is refused.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelConfig {
+    /// A published size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preset: Option<Preset>,
+    /// Which transformer of GPT-2's kind; absent: GPT-2 as published.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<Variant>,
+    /// Number of transformer blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<usize>,
+    /// Attention heads per block; divides the width.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heads: Option<usize>,
+    /// Width of the residual stream (`n_embd`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// Number of positions the model knows (`n_positions`); at least `train.block_size`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
+}
+
+/// How the learning rate moves between warm-up and the last step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Schedule {
+    /// Stays at the peak.
+    Constant,
+    /// Falls linearly to `min_learning_rate`.
+    Linear,
+    /// Falls along half a cosine to `min_learning_rate`.
+    #[default]
+    Cosine,
+    /// Falls as `(1 − progress)^power` to `min_learning_rate`.
+    Polynomial,
+    /// Warm-up, stable, decay: the peak until `decay_steps` before the end, then linear to `min_learning_rate`.
+    Wsd,
+    /// DeepSpeed's WarmupLR: the warm-up rises with the logarithm of the step, then the peak to the end. The first two updates have
+    /// the learning rate that the warm-up begins with.
+    WarmupLr,
+    /// The same with `warmup_type="linear"`.
+    WarmupLrLinear,
+}
+
+/// How gradients become new weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OptimizerKind {
+    /// Two moments per weight (Loshchilov & Hutter 2019), as `torch.optim.AdamW`.
+    #[default]
+    Adamw,
+    /// Next to no memory (Shazeer & Stern 2018), as `transformers`' Adafactor under a schedule.
+    Adafactor,
+    /// Muon (Jordan et al. 2024) for the matrices inside the blocks, AdamW for the rest; as `torch.optim.Muon` with updates of the
+    /// size of AdamW's, so that AdamW's learning rate and weight decay fit.
+    Muon,
+}
+
+/// Which weights decay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WeightDecayOn {
+    /// Matrices and embeddings; biases and layer norms are left alone.
+    #[default]
+    Matrices,
+    /// Everything.
+    All,
+}
+
+/// What happens when a loss or a gradient is infinite or not a number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NonFinite {
+    /// The run ends and says so.
+    #[default]
+    Stop,
+    /// The step changes no weight; the run ends after 20 of them in a row.
+    Skip,
+}
+
+/// A program whose quirks are kept, to compare runs with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compat {
+    /// `run_language_modeling.py` of May 2020: AdamW's epsilon is added before the bias correction, and weight decay spares only
+    /// what is called `bias`, so that GPT-2's layer norms decay.
+    #[serde(rename = "transformers-2020")]
+    Transformers2020,
+    /// fairseq's Adam: epsilon is added before the bias correction. Losses are told in base 2, as there; files have them in nats.
+    Fairseq,
+}
+
+/// What the numbers of the matrix products are stored in. Weights, gradients, the optimizer's memory and checkpoints are `f32` always.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// 24 bits of mantissa.
+    #[default]
+    Fp32,
+    /// 8 bits of mantissa and the range of `f32`: no loss scaling. Layer norms, softmax, loss and the stream between the blocks stay `f32`.
+    Bf16,
+    /// 11 bits of mantissa and a narrow range, for processors without bf16: as bf16 otherwise, with a dynamically scaled loss.
+    Fp16,
+}
+
+/// How the loss is scaled in fp16, so that small gradients do not vanish; the defaults are DeepSpeed's. With a hysteresis of 1 and an
+/// interval of 2000 it is apex's; a scale that never changes has `initial`, `minimum` and `maximum` alike.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossScaling {
+    /// The first scale.
+    pub initial: f64,
+    /// Steps in a row without overflow after which the scale rises.
+    pub growth_interval: u64,
+    /// By which it rises and falls.
+    pub factor: f64,
+    /// Overflows until it falls; counted anew when it has risen.
+    pub hysteresis: u64,
+    /// What it never falls below.
+    pub minimum: f64,
+    /// What it never rises above.
+    pub maximum: f64,
+}
+
+impl Default for LossScaling {
+    fn default() -> Self {
+        Self { initial: 65_536.0, growth_interval: 1000, factor: 2.0, hysteresis: 2, minimum: 1.0, maximum: 16_777_216.0 }
+    }
+}
+
+#[cfg(feature = "torch")]
+impl Precision {
+    /// The dtype of the products.
+    pub fn kind(self) -> tch::Kind {
+        match self {
+            Self::Fp32 => tch::Kind::Float,
+            Self::Bf16 => tch::Kind::BFloat16,
+            Self::Fp16 => tch::Kind::Half,
+        }
+    }
+}
+
+/// What is computed again in the backward pass instead of being kept from the forward pass: less memory for more time, and the
+/// same bits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    None,
+    /// Layer norms and GELU: two fifths less memory for activations, about 2 % more time.
+    Selective,
+    /// All of a block but its input: a sixteenth of the memory for activations, about a quarter more time.
+    Full,
+    /// As `full`, and the inputs leave the device until their block's backward pass: a GPU's for main memory, the CPU's for files beside the
+    /// checkpoints. What is left is the memory for one block's activations.
+    Host,
+}
+
+/// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
+/// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
+/// free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and what the optimizer remembers
+/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of two blocks. With `model` the
+/// rounded weights of the blocks are in main memory too, and the GPU has those of two blocks at a time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the optimizer remembers: with AdamW half of 16 bytes a weight.
+    Optimizer,
+    /// That, weights and gradients: the memory that computes then holds activations, and what one block, on a GPU two, or the embedding needs.
+    Model,
+}
+
+/// Where a run computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// On the first GPU that libtorch can use, else on the CPU; the run says which, and why.
+    #[default]
+    Auto,
+    Cpu,
+    /// On the first GPU; the run does not begin without one.
+    Cuda,
+}
+
+/// Whose kernels compute on the CPU. A GPU has libtorch's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// This program's, where it has one.
+    #[default]
+    Own,
+    /// libtorch's, through the code that a GPU runs: to compare the two, not for speed.
+    Libtorch,
+}
+
+/// How the run trains. Counts are in optimizer steps unless said otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_excessive_bools, reason = "switches that are set one by one")]
+pub struct TrainSettings {
+    /// Seeds initial weights and the order of the data.
+    pub seed: u64,
+    /// Number of optimizer steps; exactly one of `steps` and `epochs` may be given (neither: one epoch).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Passes over the training split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// Tokens per sequence.
+    pub block_size: usize,
+    /// Attention sees only the document that a token belongs to, and positions are counted from where it begins. An end of text begins the
+    /// document after it. Sequences are packed as ever: one stream cut at every `block_size`.
+    pub document_mask: bool,
+    /// Sequences per forward pass; `auto`: as many of a step as memory holds, a GPU's where that computes. A run may go on with another division of the same step.
+    pub micro_batch: MicroBatch,
+    /// Micro-batches per optimizer step; with a micro-batch of `auto` the step's sequences.
+    pub gradient_accumulation: usize,
+    /// Where it computes. A checkpoint of one device resumes on another.
+    pub device: DeviceChoice,
+    /// Whose kernels compute on the CPU.
+    pub engine: Engine,
+    /// On a GPU, products of `fp32` numbers may round them to 10 bits of mantissa (TF32), which is faster.
+    pub tf32: bool,
+    /// On a GPU, only kernels that give the same bits each time; some are slower. On the CPU all do.
+    pub deterministic: bool,
+    /// Numbers that the matrix products are made of.
+    pub precision: Precision,
+    /// The loss's scale in fp16.
+    pub loss_scaling: LossScaling,
+    /// What the backward pass computes again to save memory.
+    pub recompute: Recompute,
+    /// What lies in files instead of main memory; for a GPU, in main memory instead of its own.
+    pub offload: Offload,
+    /// Trains adapters of a low rank instead of the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Box<Lora>>,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Where the schedule ends.
+    pub min_learning_rate: f64,
+    /// Shape of the learning rate after warm-up.
+    pub schedule: Schedule,
+    /// Exponent of the polynomial schedule.
+    pub power: f64,
+    /// Steps over which the learning rate rises, linearly unless the schedule says otherwise. Steps that change no weight do not count.
+    pub warmup_steps: u64,
+    /// Where the warm-up begins.
+    pub warmup_learning_rate: f64,
+    /// Length of the decay of the `wsd` schedule.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// How gradients become new weights.
+    pub optimizer: OptimizerKind,
+    /// AdamW's decay rates of the first and second moments.
+    pub betas: [f64; 2],
+    /// AdamW's epsilon.
+    pub epsilon: f64,
+    /// Muon's momentum.
+    pub momentum: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Which weights decay.
+    pub weight_decay_on: WeightDecayOn,
+    /// Quirks of another program, to compare runs with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compat: Option<Compat>,
+    /// Share of the embeddings, and of what each half of a block adds to the stream, that a step drops; the rest is scaled up. GPT-2 was
+    /// trained with 0.1.
+    pub dropout: f64,
+    /// Share of the attention weights that a step drops. GPT-2 was trained with 0.1. On a GPU which ones also depends on the size of the micro-batch.
+    pub attention_dropout: f64,
+    /// Largest global gradient norm; 0 turns clipping off.
+    pub clip_norm: f64,
+    /// What happens when a loss or a gradient is infinite or not a number.
+    pub non_finite: NonFinite,
+    /// Steps whose loss or gradient norm lies more than this many standard deviations above the last 128 change no weight; 0: all
+    /// steps count.
+    pub skip_spikes: f64,
+    /// The run ends when the validation loss has not improved for this many evaluations, with the weights of the best one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stopping_patience: Option<u64>,
+    /// The run ends with the weights of its best evaluation also when all steps are done and nothing ends it early.
+    pub keep_best: bool,
+    /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
+    pub eval_every: u64,
+    /// Sequences per evaluation; absent: the whole validation split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eval_sequences: Option<usize>,
+    /// Steps between checkpoints; 0: only after the last step.
+    pub checkpoint_every: u64,
+    /// Checkpoints kept, newest first; at least 1.
+    pub keep_checkpoints: usize,
+    /// Steps between progress lines.
+    pub log_every: u64,
+    /// Writes `trace.json` beside the checkpoints: what each step spent its time on, for chrome://tracing and Perfetto.
+    pub profile: bool,
+    /// Threads of the CPU kernels; absent: all cores. Recorded, because it can change the last bits of a sum.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+}
+
+impl TrainSettings {
+    /// Sequences of one optimizer step.
+    pub fn sequences_per_step(&self) -> u64 {
+        (self.micro_batch.sequences() * self.gradient_accumulation) as u64
+    }
+
+    /// Tokens of one optimizer step.
+    pub fn tokens_per_step(&self) -> u64 {
+        self.sequences_per_step() * self.block_size as u64
+    }
+
+    /// Whether the run ends with the weights of its best evaluation.
+    pub fn keeps_best(&self) -> bool {
+        self.keep_best || self.early_stopping_patience.is_some()
+    }
+}
+
+impl Default for TrainSettings {
+    fn default() -> Self {
+        Self {
+            seed: 42,
+            steps: None,
+            epochs: None,
+            block_size: 1024,
+            document_mask: false,
+            micro_batch: MicroBatch::Sequences(1),
+            gradient_accumulation: 1,
+            device: DeviceChoice::Auto,
+            engine: Engine::Own,
+            tf32: false,
+            deterministic: false,
+            precision: Precision::Fp32,
+            loss_scaling: LossScaling::default(),
+            recompute: Recompute::None,
+            offload: Offload::None,
+            lora: None,
+            learning_rate: 5e-5,
+            min_learning_rate: 0.0,
+            schedule: Schedule::Cosine,
+            power: 1.0,
+            warmup_steps: 0,
+            warmup_learning_rate: 0.0,
+            optimizer: OptimizerKind::Adamw,
+            decay_steps: None,
+            betas: [0.9, 0.999],
+            epsilon: 1e-8,
+            momentum: 0.95,
+            weight_decay: 0.01,
+            weight_decay_on: WeightDecayOn::Matrices,
+            compat: None,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            clip_norm: 1.0,
+            non_finite: NonFinite::Stop,
+            skip_spikes: 0.0,
+            early_stopping_patience: None,
+            keep_best: false,
+            eval_every: 0,
+            eval_sequences: None,
+            checkpoint_every: 0,
+            keep_checkpoints: 2,
+            log_every: 10,
+            profile: false,
+            threads: None,
+        }
+    }
+}
+
+/// Text generated by the trained model at the end of the run (`sample.txt`), so that a reader can judge it at a glance.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SampleConfig {
+    /// What the model continues.
+    pub prompt: String,
+    /// Tokens to generate.
+    #[serde(default = "default_sample_tokens")]
+    pub tokens: usize,
+    /// 0 is greedy.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
+    /// Keep the k likeliest tokens; 0 keeps all.
+    #[serde(default)]
+    pub top_k: usize,
+    /// Keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+    #[serde(default = "default_top_p")]
+    pub top_p: f64,
+}
+
+fn default_sample_tokens() -> usize {
+    120
+}
+fn default_temperature() -> f64 {
+    0.8
+}
+fn default_top_p() -> f64 {
+    0.95
+}
+
+/// Where the text comes from and how it becomes tokens: the `[data]` table of a job file and the arguments of `ftctl prepare`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Files, directories or glob patterns of txt, csv, jsonl or parquet files (other extensions are read as text). One text file
+    /// is one document; one csv, jsonl or parquet row is one document.
+    #[serde(default)]
+    pub train: Vec<String>,
+    /// What the files hold. Files of tokens give nothing to hold out: name `validation` too.
+    #[serde(default)]
+    pub format: DataFormat,
+    /// Held-out text. Absent: `validation_fraction` of the training documents, chosen by the digest of their text.
+    #[serde(default)]
+    pub validation: Vec<String>,
+    /// A named source of text that is already on the machine instead of `train`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<TextSource>,
+    /// Share of documents held out when `validation` is empty.
+    #[serde(default = "default_validation_fraction")]
+    pub validation_fraction: f64,
+    /// Stop reading after this many bytes of text (whole documents).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bytes: Option<u64>,
+    /// Column of csv, jsonl and parquet files; absent: `text`, else the only column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+    #[serde(default)]
+    pub tokenizer: TokenizerConfig,
+}
+
+fn default_validation_fraction() -> f64 {
+    0.05
+}
+
+impl DataConfig {
+    /// Where files are: those that are relative begin where the job file is.
+    pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        self.train.iter_mut().chain(&mut self.validation).chain(&mut self.tokenizer.directory)
+    }
+}
+
+/// What the files under `[data]` hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataFormat {
+    /// Text: txt, csv, jsonl, parquet.
+    #[default]
+    Text,
+    /// nanoGPT's `train.bin`: GPT-2's tokens as 16-bit numbers.
+    Nanogpt,
+    /// llm.c's token files: a header, then GPT-2's tokens as 16-bit numbers.
+    LlmC,
+    /// What `fairseq-preprocess --only-source --dataset-impl mmap` makes of GPT-2's tokens: `train.bin`, with `train.idx` and
+    /// `dict.txt` beside it. The end of a line becomes an end of text.
+    Fairseq,
+}
+
+/// Text found on the machine, so that a first run downloads nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TextSource {
+    /// The Rust sources of ftctl's own locked dependencies, as cargo unpacked them to build ftctl.
+    CargoDependencies,
+}
+
+/// How text becomes tokens.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerConfig {
+    #[serde(default)]
+    pub kind: TokenizerKind,
+    /// Size of a vocabulary trained on the text (with the 256 bytes and end-of-text); only with `kind = "train"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<usize>,
+    /// Directory with the tokenizer's `vocab.json` and `merges.txt`, such as that of the weights to start from; only with `kind = "files"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+}
+
+impl TokenizerConfig {
+    /// The files of a tokenizer that is there.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let directory = self.directory.as_ref().map(PathBuf::from);
+        directory.into_iter().flat_map(|directory| Tokenizer::READ.map(|name| directory.join(name)))
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TokenizerKind {
+    /// GPT-2's byte-level BPE, 50,257 tokens.
+    #[default]
+    Gpt2,
+    /// A byte-level BPE trained on the training text.
+    Train,
+    /// The byte-level BPE that lies in `directory`: what weights that were trained with it must be trained on with, too.
+    Files,
+}
