@@ -9,10 +9,7 @@ use clap::Args;
 use ft_trainer::{
     data::tokenizer::Tokenizer,
     model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
-    settings::{
-        DeviceChoice, Engine, Offload, Recompute, TrainSettings,
-        micro_batch::MicroBatch,
-    },
+    settings::{DeviceChoice, Engine, Offload, Recompute, TrainSettings, micro_batch::MicroBatch},
 };
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ft_trainer::{
+use ft_trainer::settings::{
     micro_batch::available_memory,
     validate::{Rule, all_hold},
 };

@@ -1,6 +1,6 @@
 //! `[compute.gce]` with every default filled in, and what Compute Engine would refuse of it.
 
-use ft_trainer::validate::{Rule, rule};
+use ft_trainer::settings::validate::{Rule, rule};
 
 use crate::{
     catalogue::{self, Accelerator, Machine, region},
