@@ -76,13 +76,13 @@ const STYLE: &str = "body{font:15px/1.4 system-ui,sans-serif;margin:1.5em auto;m
 /// The page of these jobs: facts, then one drawing for each chart.
 pub fn page(jobs: &[String], facts: &[Fact], charts: &[Chart]) -> String {
     let title = escaped(&jobs.join(", "));
-    let cells = |values: &[String]| values.iter().map(|value| format!("<td>{}</td>", escaped(value))).collect::<String>();
+    let cells = |values: &[String]| joined(values.iter().map(|value| format!("<td>{}</td>", escaped(value))));
     let key = |(job, name): (usize, &String)| {
         format!("<td><span class=\"key\" style=\"background:var(--j{})\"></span>{}</td>", job % COLOURS, escaped(name))
     };
-    let head: String = jobs.iter().enumerate().map(key).collect();
-    let rows: String = facts.iter().map(|(name, values)| format!("<tr><th>{name}</th>{}</tr>\n", cells(values))).collect();
-    let figures: String = charts.iter().map(|chart| figure(chart, jobs)).collect();
+    let head = joined(jobs.iter().enumerate().map(key));
+    let rows = joined(facts.iter().map(|(name, values)| format!("<tr><th>{name}</th>{}</tr>\n", cells(values))));
+    let figures = joined(charts.iter().map(|chart| figure(chart, jobs)));
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';style-src 'unsafe-inline'\">\
@@ -90,6 +90,10 @@ pub fn page(jobs: &[String], facts: &[Fact], charts: &[Chart]) -> String {
          <div class=\"wide\"><table><tr><th></th>{head}</tr>\n{rows}</table></div>\n\
          <p><small>A dashed line: an attempt resumed here. A triangle: a checkpoint.</small></p>\n<main>\n{figures}</main></body></html>\n"
     )
+}
+
+fn joined(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().concat()
 }
 
 fn escaped(text: &str) -> String {
@@ -273,7 +277,7 @@ fn label(value: f64) -> String {
     let sign = if value < 0.0 { "-" } else { "" };
     match size {
         _ if size < 1e-12 => "0".to_owned(),
-        _ if size < 1e-3 || size >= 1e9 => {
+        _ if !(1e-3..1e9).contains(&size) => {
             let text = format!("{value:.2e}");
             let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
             format!("{}e{power}", trimmed(digits.to_owned()))

@@ -1,5 +1,7 @@
 //! The page of `ftctl report`, as a browser shows it.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{fs, path::Path, process::Command};
 
 use serde_json::{Value, json};

@@ -48,7 +48,7 @@ async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan))
             sleep(Duration::from_millis(2)).await;
         }
         place.pull(reqwest::Method::PUT, "script", &json!({ "boot": "1s", "notice": "0s" })).await;
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     let record = tokio::select! {
         record = drive(&world, &id, Until::Finished) => record.expect("driven to its end"),
