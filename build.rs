@@ -1,5 +1,5 @@
-//! Embeds the workspace's own sources in the binary, so that an installed `ftctl` can build the trainer (and the container image) on
-//! any machine and the result is named by what went into it.
+//! Embeds the workspace's own sources in the binary, so that an installed `ftctl` can build the trainer (and the container image)
+//! on any machine and the result is named by what went into it.
 
 use std::{
     env, fs,
@@ -9,8 +9,8 @@ use std::{
 
 use flate2::{Compression, write::DeflateEncoder};
 
-/// What a build of either program needs; cargo asks for every program that a manifest names, the benchmark too. Tests are left out:
-/// they change often and change nothing that is built.
+/// Everything that a build of either program needs. Cargo asks for every program that a manifest names, the benchmark too. Tests
+/// are left out: they change often and change nothing that is built.
 const ROOTS: [&str; 13] = [
     "Cargo.toml",
     "Cargo.lock",

@@ -1,5 +1,5 @@
-//! Machine types, accelerators and list prices of the clouds: a table in this program, which a provider and the simulation of its cloud read.
-//! Compute Engine's is `templates/gce/machines.toml`.
+//! Machine types, accelerators and list prices of the clouds: a table in this program, which a provider and the simulation of its
+//! cloud read. Compute Engine's is `templates/gce/machines.toml`.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -76,7 +76,7 @@ pub struct Rates {
 /// Something that is charged for as long as a machine is there.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
-    /// What the billing catalogue calls it, without its region; `None` when it is not sold alone.
+    /// Its name in the billing catalogue, without the region; `None` when it is not sold alone.
     pub sku: Option<&'a str>,
     /// Units of it in an hour.
     pub amount: f64,
@@ -90,7 +90,7 @@ pub struct Part<'a> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Accelerator {
-    /// As the API spells it.
+    /// The name in the API's spelling.
     #[serde(rename = "type")]
     pub kind: String,
     /// The regional metric; that of preemptible machines has `PREEMPTIBLE_` before it.
@@ -98,9 +98,9 @@ pub struct Accelerator {
     /// The regional metric of its machines' vCPUs, where the service has one.
     #[serde(default)]
     pub cpu_quota: Option<String>,
-    /// Of one card, by its maker's sheet.
+    /// Memory of one card in GB, by its maker's sheet.
     pub memory_gb: u32,
-    /// What the libraries on the machine must have kernels for.
+    /// The compute capability that the machine's libraries must have kernels for.
     pub compute_capability: f64,
     /// When its prices were read.
     pub date: String,
@@ -125,14 +125,14 @@ pub struct MachineType {
     pub accelerators: u32,
     pub cpus: u32,
     pub memory_gb: u32,
-    /// Of all of it, its local disks included.
+    /// Price of the whole machine, local disks included.
     price: Price,
-    /// Not to be had for as long as one likes.
+    /// Whether it is sold only as a spot machine.
     #[serde(default)]
     pub spot_only: bool,
 }
 
-/// What is charged for.
+/// A machine, as far as it is charged for.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine<'a> {
     pub cpus: u32,
@@ -158,8 +158,8 @@ impl Accelerator {
 }
 
 impl Machine<'static> {
-    /// As the API describes one: by the name of its machine type, the type and the number of cards that were added to it, and its boot
-    /// disk. One of a type that is not in the table has no vCPUs.
+    /// A machine as the API describes it: the name of its machine type, the type and number of added cards, and its boot disk. A
+    /// type that is not in the table has no vCPUs.
     pub fn described(kind: &str, cards: Option<(&str, u32)>, disk_gb: u32, spot: bool) -> Self {
         let everything = || gce().accelerators.values();
         let nothing = Self { cpus: 0, memory_mib: 0, accelerator: None, fixed: None, disk_gb, spot };
@@ -200,7 +200,7 @@ impl Machine<'_> {
 }
 
 impl Catalogue {
-    /// What a machine is charged for, disk included.
+    /// The parts that a machine is charged for, disk included.
     pub fn parts<'a>(&'a self, machine: &Machine<'a>) -> Vec<Part<'a>> {
         let part = |price: &'a Price, amount: f64| {
             let list_price = amount * if machine.spot { price.spot } else { price.standard };

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// What the process tells its caller. The numbers are a promise to scripts and never change their meaning.
+/// The process's exit codes. The numbers are a promise to scripts and never change their meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// Done and verified.

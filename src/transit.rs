@@ -9,13 +9,13 @@ use reqwest::{ClientBuilder, Url, redirect::Policy};
 
 use crate::job::report::Report;
 
-/// Begins a client for requests to `url` that carry credentials, or are answered with some. An answer that points elsewhere is not followed:
-/// a client that does sends them again to wherever it points. No proxy stands between this machine and itself.
+/// Begins a client for requests to `url` that carry credentials, or are answered with some. An answer that points elsewhere is not
+/// followed: a client that does sends them again to wherever it points. No proxy stands between this machine and itself.
 pub fn client(url: &Url) -> ClientBuilder {
     if url.host_str().is_some_and(is_loopback) { direct() } else { reqwest::Client::builder().redirect(Policy::none()) }
 }
 
-/// As [`client`], for what this machine's own host answers: its metadata server gives out tokens by plain http, which a proxy would see.
+/// [`client`] for servers of this machine's own host: its metadata server gives out tokens by plain http, which a proxy would see.
 pub fn direct() -> ClientBuilder {
     reqwest::Client::builder().redirect(Policy::none()).no_proxy()
 }

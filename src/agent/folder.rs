@@ -13,7 +13,8 @@ pub(super) struct Folder {
     path: PathBuf,
 }
 
-/// Under which name this machine's agent of an attempt holds leases: the same one after a crash or a restart, for one process at a time.
+/// Under which name this machine's agent of an attempt holds leases: the same one after a crash or a restart, for one process at a
+/// time.
 #[derive(Debug)]
 pub(super) struct Identity {
     pub name: String,
@@ -25,7 +26,7 @@ impl Folder {
         Self { attempt, path: work.join(attempt.to_string()) }
     }
 
-    /// What attempts up to `last` left on this machine, rising.
+    /// The folders that attempts up to `last` left on this machine, in rising order.
     pub fn left_behind(work: &Path, last: u32) -> io::Result<Vec<Self>> {
         let mut attempts: Vec<u32> =
             names(work)?.iter().filter_map(|name| name.parse().ok()).filter(|&attempt| attempt <= last).collect();
@@ -78,8 +79,9 @@ impl Folder {
         fs::create_dir_all(self.output().join("checkpoints"))
     }
 
-    /// The log, for the trainer and its children to write to; locked until the last of them is gone. A killed one may be writing for as long as
-    /// the kernel takes, and a child of its lives on. [`io::ErrorKind::WouldBlock`] while one of an earlier agent does.
+    /// The log, for the trainer and its children to write to; locked until the last of them is gone. A killed one may be writing
+    /// for as long as the kernel takes, and a child of its lives on. [`io::ErrorKind::WouldBlock`] while one of an earlier agent
+    /// does.
     pub fn open_log(&self) -> io::Result<File> {
         lock(OpenOptions::new().create(true).append(true).open(self.log())?)
     }
@@ -146,7 +148,7 @@ fn lock(log: File) -> io::Result<File> {
     }
 }
 
-/// As the trainer names it.
+/// The checkpoint's name, as the trainer writes it.
 fn checkpoint_name(step: u64) -> String {
     format!("step-{step:010}")
 }

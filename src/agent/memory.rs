@@ -1,5 +1,5 @@
-//! What the agent makes of a trainer that ran out of memory: it starts it again with fewer sequences at a time. The same sequences make a
-//! step, each token with the same weight; a checkpoint remembers the smaller number.
+//! The agent's answer to a trainer that ran out of memory: it starts it again with fewer sequences at a time. The same sequences
+//! make a step, each token with the same weight; a checkpoint remembers the smaller number.
 
 use std::{
     fs,
@@ -35,7 +35,8 @@ impl<'a> Before<'a> {
         Self { folder, kills: kills(), progress }
     }
 
-    /// Whether the trainer that has ended like this said that there was no memory, or was killed while the system killed for memory.
+    /// Whether the trainer that has ended like this said that there was no memory, or was killed while the system killed for
+    /// memory.
     pub fn ran_out_of_memory(&self, status: ExitStatus) -> bool {
         let signal = status.signal();
         status.code() == Some(i32::from(OUT_OF_MEMORY))

@@ -1,12 +1,12 @@
 //! The agent: runs beside the trainer, on every machine, for every provider. It knows the store and one child process.
 //!
-//! It takes the job's lease for its attempt, ships what earlier attempts left on this machine, stages data and the newest checkpoint
-//! in, starts the trainer, ships log, progress and checkpoints out while it runs, passes requests to stop on, and writes the exit
-//! record. Everything that is not in the store yet lies in the attempt's [`folder`](folder::Folder), so a killed agent loses nothing
-//! that the disk survives: the next attempt or [`drain`] sends it.
+//! It takes the job's lease for its attempt, ships what earlier attempts left on this machine, stages data and the newest
+//! checkpoint in, starts the trainer, ships log, progress and checkpoints out while it runs, passes requests to stop on, and writes
+//! the exit record. Everything that is not in the store yet lies in the attempt's [`folder`](folder::Folder), so a killed agent
+//! loses nothing that the disk survives: the next attempt or [`drain`] sends it.
 //!
-//! A store that cannot be reached stops nothing that has begun: the trainer goes on and the agent tries again. Only a lost lease ends the attempt, and
-//! the job's deadline, some time after which the agent itself ends whatever it is doing.
+//! A store that cannot be reached stops nothing that has begun: the trainer goes on and the agent tries again. Only a lost lease
+//! ends the attempt, and the job's deadline, some time after which the agent itself ends whatever it is doing.
 
 mod folder;
 mod memory;
@@ -63,8 +63,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LASTS: Duration = Duration::from_secs(5);
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
-/// A lease of the *same* attempt is somebody else's at the latest when its holder has not renewed it for this long; other attempts are
-/// fenced by number.
+/// A lease of the *same* attempt is somebody else's at the latest when its holder has not renewed it for this long; other attempts
+/// are fenced by number.
 const LEASE_TTL: Duration = Duration::from_secs(60);
 /// Wait before something is tried again: doubled from the first to the second.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
@@ -75,9 +75,9 @@ const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 /// How long a drain keeps trying before it says that it cannot.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this machine
-/// (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice. Fails when the attempt is already running
-/// elsewhere, and when its own disk or the store's answers make no sense.
+/// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this
+/// machine (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice. Fails when the attempt is
+/// already running elsewhere, and when its own disk or the store's answers make no sense.
 pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
     let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
         action: "wait for signals of",
@@ -185,8 +185,9 @@ impl<'a> Agent<'a> {
         self.sign(if self.stop.get().is_some_and(|stop| stop.reason == ExitReason::LostLease) { lost_lease() } else { end }).await
     }
 
-    /// An agent that comes back on its machine is the holder that it was. Any other holder of the same attempt is outlasted when it has
-    /// vanished, which is when neither its lease nor its heartbeat changes until the lease lapses; one that lives keeps the lease.
+    /// An agent that comes back on its machine is the holder that it was. Any other holder of the same attempt is outlasted when it
+    /// has vanished, which is when neither its lease nor its heartbeat changes until the lease lapses; one that lives keeps the
+    /// lease.
     async fn take_lease(&self) -> Result<Acquired> {
         let mut holder = Holder::this_process(self.order.attempt);
         if let Some(identity) = &self.identity {
@@ -339,7 +340,7 @@ impl<'a> Agent<'a> {
         false
     }
 
-    /// All of a folder, as soon as nobody writes to it any more. Without the lease its checkpoints stay: whoever holds it has newer ones.
+    /// All of a folder, as soon as nobody writes to it any more. Without the lease its checkpoints stay: its holder has newer ones.
     async fn ship_folder(&self, folder: &Folder, lease: Option<&mut Lease>) -> Result<()> {
         self.persist("send what was left", is_passing, async || folder.at_rest().map_err(|error| local_failure(folder, error)))
             .await?;
@@ -446,8 +447,8 @@ impl<'a> Agent<'a> {
         Duration::from_secs(self.order.grace_seconds)
     }
 
-    /// Repeats `act` while its errors are `curable`, with growing pauses, until the agent's patience ends. Says so once when it begins, and
-    /// with the heartbeat while it lasts.
+    /// Repeats `act` while its errors are `curable`, with growing pauses, until the agent's patience ends. Says so once when it
+    /// begins, and with the heartbeat while it lasts.
     async fn persist<T>(&self, what: &str, curable: fn(&StoreError) -> bool, mut act: impl AsyncFnMut() -> Result<T>) -> Result<T> {
         let begun = Instant::now();
         let (mut pause, mut failing, mut told) = (BACKOFF[0], None, None);
@@ -488,7 +489,7 @@ fn is_io(error: &StoreError) -> bool {
     matches!(error, StoreError::Io { .. } | StoreError::Denied { .. })
 }
 
-/// What a moment cures: not a disk that is full, nor one that may not be written.
+/// Whether waiting can cure the error: not a full disk, nor a lack of permission.
 fn is_passing(error: &StoreError) -> bool {
     use io::ErrorKind::{NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let lasting = [NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];

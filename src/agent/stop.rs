@@ -13,7 +13,7 @@ pub(super) struct Stop {
     pub kill_at: Instant,
 }
 
-/// The one request of an attempt: made by whoever is first, and only ever made more urgent.
+/// The one request of an attempt. The first caller makes it; later ones can only make it more urgent.
 pub(super) struct StopRequest(watch::Sender<Option<Stop>>);
 
 impl StopRequest {

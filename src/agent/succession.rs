@@ -1,5 +1,5 @@
-//! Which attempt a machine is for that the backend made by itself in place of one that was taken away ([`RunOrder::last_attempt`]): it has
-//! the order of the first, and goes on from what the store says became of that.
+//! Which attempt a machine is for that the backend made by itself in place of one that was taken away ([`RunOrder::last_attempt`]):
+//! it has the order of the first, and goes on from what the store says became of that.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -37,11 +37,12 @@ impl Agent<'_> {
             }
             None => return Ok(None),
         };
-        // The last one, too, is closed: its machine is not made anew to do it again.
+        // The last one, too, is closed: its machine is not replaced to do it again.
         Ok((end.reason.is_followed() && self.order.attempt < last).then_some(self.order.attempt + 1))
     }
 
-    /// A backend makes the next machine when the one before is gone, so its holder is dead; if not, the higher number takes the lease from it.
+    /// A backend makes the next machine when the one before is gone, so its holder is dead; if not, the higher number takes the
+    /// lease from it.
     async fn is_begun_elsewhere(&self) -> Result<bool> {
         let lease = path::attempt_lease(&self.order.job);
         let holder = self.persist("look at the store", is_io, async || lease::holder(&*self.store, &lease).await).await?;

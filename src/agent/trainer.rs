@@ -25,7 +25,7 @@ use crate::job::{
 /// The trainer's exit code for "stopped as asked, after a checkpoint".
 const STOPPED: i32 = 75;
 
-/// What the trainer is called in an image; it is in its `PATH`.
+/// The trainer's name in an image; it is in the image's `PATH`.
 const IN_IMAGE: &str = "ft-trainer";
 
 /// Signals that a program gets for its own mistakes: another attempt would make the same.
@@ -46,7 +46,7 @@ impl End {
     }
 }
 
-/// What the trainer says its words to, and where the stages put what it reads.
+/// The log that the trainer writes to, and the directories where the stages put its input.
 pub(super) struct Inputs {
     pub log: File,
     pub data: PathBuf,
@@ -55,7 +55,7 @@ pub(super) struct Inputs {
     pub cache: PathBuf,
 }
 
-/// What is executed: a program of this machine's own cache, or the one of the image that the agent is in.
+/// The program to execute: one of this machine's own cache, or the one of the agent's image.
 fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
     match &order.trainer {
         TrainerImage::Program { digest } => {
@@ -70,8 +70,9 @@ fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
 }
 
 /// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
-/// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more sequences at once
-/// than `micro_batch_limit`. Of the agent's environment it has what is on a list (`docs/environment.md`), and no secret.
+/// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more
+/// sequences at once than `micro_batch_limit`. Of the agent's environment it has what is on a list (`docs/environment.md`), and no
+/// secret.
 pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Child> {
     let path = program(order, &inputs.cache)?;
     if let Some(why) = refusal(&order.environment) {
@@ -106,7 +107,7 @@ fn die_with(agent: Pid) -> io::Result<()> {
     if getppid() == Some(agent) { Ok(()) } else { Ok(kill_process(getpid(), Signal::KILL)?) }
 }
 
-/// What every trainer finds in its environment; the names are torchrun's where it has one.
+/// The environment of every trainer; the names are torchrun's where it has one.
 fn variables(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let mut variables = vec![
@@ -157,7 +158,7 @@ fn terminate(child: &Child) {
     let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
 }
 
-/// What the trainer's end means. `log` is where it said why.
+/// The meaning of the trainer's exit status. `log` holds the reason.
 pub(super) fn understand(status: ExitStatus, stop: Option<Stop>, log: &Path) -> End {
     let (code, signal) = (status.code(), status.signal());
     let fault = signal.is_some_and(|number| FAULTS.iter().any(|fault| fault.as_raw() == number));
@@ -196,7 +197,7 @@ pub(super) fn why(reason: ExitReason) -> &'static str {
 /// A disk with less than this left is full: that the trainer could not even say so is the likeliest reason for its silence.
 const FULL: u64 = 1 << 20;
 
-/// What [`last_line`] says; and whether there was room for it.
+/// The answer of [`last_line`], with a note when there was no room for it.
 fn last_words(log: &Path) -> String {
     let words = last_line(log);
     let free =
@@ -204,7 +205,7 @@ fn last_words(log: &Path) -> String {
     if free < FULL { format!("{words}; the disk of {} is full ({free} bytes are free)", log.display()) } else { words }
 }
 
-/// The last line of the log that speaks of an error, or the last line at all; without `error: ` in front, which whoever tells of it says too.
+/// The last line of the log that speaks of an error, or the last line at all; without `error: ` in front, which the caller adds.
 pub(super) fn last_line(log: &Path) -> String {
     const MOST: usize = 500;
     let text = tail(log).unwrap_or_default();

@@ -19,7 +19,8 @@ pub struct Adopt {
 }
 
 impl Adopt {
-    /// Without the flag, and for a job that is driven anyhow, nothing is asked: then the submitter drives it, and this invocation watches.
+    /// Without the flag, and for a job that is driven anyhow, nothing is asked: then the submitter drives it, and this invocation
+    /// watches.
     pub fn ask(self, app: &App<'_>, world: &mut World, record: &Record) -> Result<(), Failure> {
         if !self.adopt || world.adoption.may_drive(record) {
             return Ok(());
@@ -34,7 +35,7 @@ impl Adopt {
     }
 }
 
-/// What this machine, or who is signed in on it, would do for a plan.
+/// The acts that a plan asks of this machine, or of the account that is signed in on it.
 fn asked_for(plan: &Plan) -> String {
     let default = |text: &Option<String>, absent: &str| text.clone().unwrap_or_else(|| absent.to_owned());
     let (base, builder) = (default(&plan.image.base, "ftctl's own base"), default(&plan.image.builder, "ftctl's own builder"));

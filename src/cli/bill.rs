@@ -72,7 +72,7 @@ async fn spent(app: &App<'_>, span: Span) -> Result<Spent, Failure> {
     Ok(Spent { since, receipts })
 }
 
-/// What jobs cost from some time on.
+/// The cost of jobs since a time.
 struct Spent {
     since: Timestamp,
     receipts: Vec<Receipt>,
@@ -118,7 +118,7 @@ impl Show for Spent {
     }
 }
 
-/// What exists at the backends, each with the time that it is there.
+/// The resources that exist at the backends, each with its age.
 struct Billing {
     resources: Vec<(Resource, Timestamp)>,
 }

@@ -198,7 +198,7 @@ impl Show for Image {
 }
 
 struct Built {
-    /// Of the trainer.
+    /// Path of the trainer.
     path: String,
     digest: Digest,
     variables: Vec<(String, String)>,

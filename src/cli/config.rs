@@ -77,7 +77,7 @@ fn rows(settings: &Settings) -> Vec<Row> {
 struct InForce {
     rows: Vec<Row>,
     origin: bool,
-    /// What the project's file says, and counts only when the user trusts it.
+    /// Settings of the project's file that count only when the user trusts it.
     waits: Vec<String>,
     file: PathBuf,
 }

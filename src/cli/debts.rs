@@ -1,4 +1,4 @@
-//! What every command says, and tries to mend, when machines could not be destroyed.
+//! The warning of every command, and its next try, when machines could not be destroyed.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl App<'_> {
-    /// Says what may still cost money, on stderr, and tries once more to end it; `done` is how the command itself ended. Best effort:
-    /// a store that cannot be reached is the command's own affair, and who was not let in is not announced a second time.
+    /// Says what may still cost money, on stderr, and tries once more to end it; `done` is how the command itself ended. Best
+    /// effort: a store that cannot be reached is the command's own affair, and who was not let in is not announced a second time.
     pub(super) fn settle_debts(&self, done: &Result<(), Failure>) {
         let ended_with = |exit| matches!(done, Err(failure) if failure.exit == exit);
         if ended_with(Exit::Denied) {

@@ -119,7 +119,7 @@ fn read_script(path: &PathBuf) -> Result<Script, Failure> {
     Err(wrong(format!("it is of the format `{}`, this version reads `{SCRIPT_SCHEMA}`", script.schema)))
 }
 
-/// What clients need to know.
+/// The addresses and settings that clients need.
 struct Ready(BTreeMap<&'static str, String>);
 
 impl Show for Ready {

@@ -58,7 +58,7 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
     Ok(findings)
 }
 
-/// Of interest only with a store that asks who comes.
+/// The state of the sign-in; only for a store that asks for one.
 fn sign_in(app: &App<'_>, plan: Option<&Plan>) -> Option<Finding> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let store = plan.map_or_else(|| app.settings.store().ok(), |plan| Some(plan.store.as_str()))?;

@@ -117,8 +117,8 @@ impl Arguments {
         Ok(rest)
     }
 
-    /// A backend that cannot be asked is an error where money or the user's word is at stake. Elsewhere nothing of ours is known to be on
-    /// it: jobs that have a record fail by themselves.
+    /// A backend that cannot be asked is an error where money or the user's word is at stake. Elsewhere nothing of ours is known to
+    /// be on it: jobs that have a record fail by themselves.
     fn answered<T: Default>(&self, world: &World, answer: Result<T, Failure>) -> Result<T, Failure> {
         match answer {
             Err(failure) if self.place.backend.is_none() && !world.provider.capabilities().bills => {
@@ -146,7 +146,7 @@ async fn preview(jobs: &BTreeMap<JobId, World>) -> Result<Vec<String>, Failure> 
     Ok(acts)
 }
 
-/// What the user means.
+/// The jobs that the user means.
 #[derive(Default)]
 struct Meant {
     /// With the world of each one's backend.
@@ -166,7 +166,7 @@ struct Gone {
     jobs: Vec<JobId>,
     /// With `--all` those that were found.
     machines: Vec<Machine>,
-    /// Of no job.
+    /// Resources of no job.
     rest: Vec<String>,
 }
 

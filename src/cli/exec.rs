@@ -85,7 +85,7 @@ async fn wait_for(program: Command) -> Result<u8, Failure> {
     Ok(shell_code(status))
 }
 
-/// As shells count: a signal is 128 and its number.
+/// The exit code by the rule of shells: a signal is 128 and its number.
 fn shell_code(status: std::process::ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt as _;
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));

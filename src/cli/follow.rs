@@ -24,7 +24,8 @@ use crate::{
     },
 };
 
-/// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a second Ctrl-C ends the program at once.
+/// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a
+/// second Ctrl-C ends the program at once.
 pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::select! {
         done = work => return done,
@@ -82,7 +83,7 @@ fn goes_on(id: &JobId, failure: Failure) -> Failure {
     Failure { message, exit: failure.exit, fix: failure.fix.or(detached(id).fix) }
 }
 
-/// What a user who stopped looking can do next.
+/// The next commands for a user who stopped looking.
 pub fn detached(id: &JobId) -> Failure {
     let fix = format!("follow it again with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`");
     Failure::new(Exit::Interrupted, format!("detached; the job {id} goes on")).fix(fix)
@@ -159,8 +160,8 @@ pub async fn ctrl_c() {
     come(SignalKind::interrupt(), &INTERRUPTS).await;
 }
 
-/// Those of one kind since the first wait for one: from then on they do not end the program, so that one which comes between two waits has to end
-/// the next.
+/// Those of one kind since the first wait for one: from then on they do not end the program, so that one which comes between two
+/// waits has to end the next.
 type Signals = Mutex<Option<Signal>>;
 
 async fn come(kind: SignalKind, signals: &Signals) {

@@ -118,7 +118,8 @@ impl Init {
     }
 }
 
-/// The job file that another program's command line stands for. What changes nothing here is told; what is not to be had is an error.
+/// The job file that another program's command line stands for. The user is told of flags that change nothing here; flags that
+/// ftctl cannot follow are an error.
 fn translated(app: &App<'_>, command: &str) -> Result<String, Failure> {
     let read = |file: &str| {
         let path = app.working_directory.join(file);

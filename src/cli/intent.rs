@@ -1,10 +1,10 @@
-//! What `--dry-run` shows.
+//! The output of `--dry-run`.
 
 use serde_json::{Value, json};
 
 use crate::output::Show;
 
-/// What a verb would do, one act a line; nothing was changed.
+/// The acts of a verb, one a line; nothing was changed.
 pub struct Intent(pub Vec<String>);
 
 impl Show for Intent {

@@ -1,4 +1,4 @@
-//! What every verb that reads a job file takes, and how it begins.
+//! The arguments and the first steps that are common to every verb that reads a job file.
 
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,7 @@ impl JobFile {
         Ok(JobSpec::read(&document, registry::rules)?)
     }
 
-    /// What the job means here, what its backend charges for it, and the world that it is about to live in.
+    /// Opens the job's world, and plans the job there with the price of its backend, which must answer.
     pub async fn open(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
         let (world, plan) = self.priced(app).await?;
         image::check(&world, &plan)?;
@@ -57,7 +57,7 @@ impl JobFile {
         Ok((world, plan))
     }
 
-    /// As [`JobFile::open`], with a backend that may be out of reach.
+    /// [`JobFile::open`] with a backend that may be out of reach.
     pub async fn priced(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
         let plan = self.plan(app)?;
         let world = app.world_of_plan(&plan)?;
@@ -72,7 +72,7 @@ impl JobFile {
         self.set.iter().any(typed)
     }
 
-    /// What the job means here; its price is still open.
+    /// The job's plan here; its price is still open.
     pub fn plan(&self, app: &App<'_>) -> Result<Plan, Failure> {
         let spec = self.read()?;
         let file = app.working_directory.join(&self.path);

@@ -203,7 +203,7 @@ pub struct Budget {
     pub max_wait: Option<Span>,
 }
 
-/// What a verb works with.
+/// The context of a verb.
 pub struct App<'o> {
     pub settings: Settings,
     pub output: &'o mut Output,
@@ -217,7 +217,7 @@ pub struct App<'o> {
     trusts_project: bool,
     /// They were asked, and did not want to.
     declined: Cell<bool>,
-    /// Of the line to a far store.
+    /// Limits of the connection to a remote store.
     pub limits: Limits,
     /// The exit code of a command that was run for the user.
     pub passed_on: u8,
@@ -249,8 +249,8 @@ pub fn first_output(arguments: &[OsString]) -> Output {
     Output::new(format, Verbosity::Normal)
 }
 
-/// Runs the program. `--help` and `--version` are answered before any file is touched. The exit code is 0, or that of a command which
-/// the user had ftctl run.
+/// Runs the program. `--help` and `--version` are answered before any file is touched. The exit code is 0, or that of a command
+/// which the user had ftctl run.
 pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Failure> {
     let cli = match command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
@@ -465,7 +465,7 @@ fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
     failure.fix(suggest(typed, &verbs, "verbs"))
 }
 
-/// What Rust says of numbers, and what it means.
+/// Rust's messages about numbers, and their meaning.
 const OF_NUMBERS: [(&str, &str); 3] = [
     ("invalid digit found in string", "write a whole number"),
     ("number too large to fit in target type", "it is too large"),

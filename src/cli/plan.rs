@@ -81,12 +81,12 @@ impl Arguments {
 pub struct Planned {
     plan: Plan,
     room: Vec<Finding>,
-    /// What a machine that was broken into could do beyond its job.
+    /// The damage that an intruder on the machine could do beyond its job.
     exposure: Option<Finding>,
 }
 
 impl Planned {
-    /// Of a job that would run in `world`, whose backend was not asked for room.
+    /// The view of a job that would run in `world`; its backend was not asked for room.
     pub fn of(plan: Plan, world: &World) -> Self {
         Self { plan, room: Vec::new(), exposure: world.store.exposure() }
     }
@@ -180,7 +180,8 @@ fn training(plan: &Plan) -> String {
 /// The memory that training needs at its peak, in bytes.
 struct Memory {
     on_gpu: bool,
-    /// Of what computes, and of main memory beside a GPU: as the plan says, and with one sequence at a time.
+    /// Bytes needed in the memory that computes, and in main memory beside a GPU: as the plan says, and with one sequence at a
+    /// time.
     needed: [u64; 2],
     least: [u64; 2],
 }
@@ -220,7 +221,8 @@ impl Memory {
         format!("about {needed} MiB{of_what}{more}{beside}")
     }
 
-    /// What there is too little of for even one sequence at a time: with more of them, a run that runs out of memory goes on with fewer.
+    /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with
+    /// fewer.
     fn lack(&self, plan: &Plan) -> Option<String> {
         let (size, [computes, beside]) = (registry::size(&plan.compute), self.least);
         let (memory, more_memory) = (size.memory?, format!("more {}", size.memory_key));
@@ -241,7 +243,7 @@ impl Memory {
     }
 }
 
-/// What makes the memory smaller that computes.
+/// The settings that would make the computing memory smaller.
 fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
     // With libtorch's kernels on the CPU nothing lies in files: what is offloaded is there twice.
     let may_offload = on_gpu || train.engine != Engine::Libtorch;

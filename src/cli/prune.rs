@@ -65,7 +65,7 @@ fn in_words(data: &Unneeded) -> String {
 
 struct Pruned {
     leftovers: Vec<Leftover>,
-    /// Of the store, when it was asked for.
+    /// Unneeded data of the store, when it was asked for.
     data: Option<Unneeded>,
     destroyed: bool,
     /// The backend and its time, where machines of others are meant as well.

@@ -72,7 +72,7 @@ struct Pushed {
 }
 
 impl Pushed {
-    /// What any machine pulls exactly this image by.
+    /// The reference by which any machine pulls exactly this image.
     fn reference(&self) -> String {
         format!("{}@{}", self.repository, self.digest)
     }

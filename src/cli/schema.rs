@@ -25,7 +25,8 @@ impl Schema {
     }
 }
 
-/// As it is checked in and printed. The schema is its own document format, so it carries no `schema` field of ftctl's.
+/// The schema's text, as it is checked in and printed. The schema is its own document format, so it carries no `schema` field of
+/// ftctl's.
 pub fn text() -> String {
     format!("{:#}\n", JobSpec::schema())
 }

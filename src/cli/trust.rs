@@ -58,7 +58,7 @@ impl Arguments {
     }
 }
 
-/// What each file says, in `path` or below it.
+/// The settings of each file, in `path` or below it.
 fn said_by(path: &Path) -> Result<Vec<(PathBuf, Places)>, Failure> {
     if !path.is_dir() {
         return Ok(vec![(path.to_owned(), said_by_file(path)?)]);
@@ -118,8 +118,8 @@ impl Show for Shown {
 }
 
 impl App<'_> {
-    /// Returns when what a file says of where jobs run may count: it says nothing new, or the user has given their word for it. A terminal is asked,
-    /// and its answer remembered.
+    /// Returns when what a file says of where jobs run may count: it says nothing new, or the user has given their word for it. A
+    /// terminal is asked, and its answer remembered.
     pub fn admit(&self, claims: &Claims) -> Result<(), Failure> {
         if self.trusts(claims) {
             return Ok(());

@@ -44,12 +44,13 @@ impl App<'_> {
         self.world_of(backend, false)
     }
 
-    /// As [`App::world`]; with `everybody` machines of other users and stores are meant as well.
+    /// [`App::world`]; with `everybody` it includes machines of other users and stores.
     pub fn world_of(&self, backend: &str, everybody: bool) -> Result<World, Failure> {
         self.connect(backend, self.store()?, self.settings.ttl.value, everybody)
     }
 
-    /// The backend of the settings; and, where the command line names none, those that cost money and have unfinished jobs of this store.
+    /// The backend of the settings; and, where the command line names none, those that cost money and have unfinished jobs of this
+    /// store.
     pub async fn worlds(&self, place: &Place) -> Result<Vec<World>, Failure> {
         let mut worlds = vec![self.world(&self.settings.backend.value)?];
         if place.backend.is_none() {
@@ -71,7 +72,7 @@ impl App<'_> {
         self.connect(plan.backend(), store, plan.ttl, false)
     }
 
-    /// As [`App::world_of_plan`], for who only looks: a store that nobody here is signed in to is told, and left alone.
+    /// [`App::world_of_plan`] for a command that only looks: a store without a sign-in here is reported, and left alone.
     pub fn world_to_look(&self, plan: &Plan) -> Result<World, Failure> {
         self.world_of_plan(plan).or_else(|failure| {
             if failure.exit != Exit::Denied {
@@ -91,7 +92,7 @@ impl App<'_> {
         Ok((self.connect(record.plan.backend(), store, record.plan.ttl, false)?, record))
     }
 
-    /// As [`App::job`], for what needs no provider.
+    /// [`App::job`] for a command that needs no provider.
     pub async fn stored_job(&self, text: &str) -> Result<(Arc<dyn Store>, JobId), Failure> {
         let store = self.store()?;
         let id = open::find(store.as_ref(), text).await?;

@@ -1,4 +1,4 @@
-//! As much of an HTTP/1.1 server as a simulated cloud on loopback needs.
+//! The part of an HTTP/1.1 server that a simulated cloud on loopback needs.
 
 use std::{future::Future, io, sync::Arc};
 
@@ -51,8 +51,8 @@ impl Reply {
     }
 }
 
-/// Answers every connection until the task ends. `None` closes the connection without an answer. A request for another host than this
-/// computer is refused: a page in a browser can have its own name lead here, and no more than that would make it a client.
+/// Answers every connection until the task ends. `None` closes the connection without an answer. A request for another host than
+/// this computer is refused: a page in a browser can have its own name lead here, and no more than that would make it a client.
 pub async fn serve<H, F>(listener: TcpListener, handle: H)
 where
     H: Fn(Request) -> F + Send + Sync + 'static,

@@ -16,7 +16,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command};
 /// Docker Hub, as references and as `config.json` call it.
 const HUB: &str = "docker.io";
 const HUB_KEY: &str = "https://index.docker.io/v1/";
-/// What a helper says when it knows nobody.
+/// The message of a helper that has no credentials.
 const UNKNOWN: &str = "credentials not found";
 /// The name of a user who shows a token.
 const TOKEN_USER: &str = "<token>";
@@ -62,7 +62,8 @@ pub fn registry(repository: &str) -> &str {
     }
 }
 
-/// What docker would use, in its order: the registry's own helper, the helper for all, what `docker login` wrote into the file.
+/// The credentials that docker would use, in its order: the registry's own helper, the helper for all, the file that `docker login`
+/// writes.
 pub async fn find(directory: Option<&Path>, registry: &str) -> Result<Credentials, CredentialsError> {
     let Some(path) = directory.map(|directory| directory.join("config.json")) else { return Ok(Credentials::Anonymous) };
     let wrong = |origin: &str, why: String| CredentialsError { registry: registry.to_owned(), origin: origin.to_owned(), why };

@@ -1,7 +1,7 @@
 //! The container engine: where it is, and a connection to it.
 //!
-//! `bollard` brings the requests and answers of the Engine API; which engine is meant, and the line to it, are decided here, because
-//! bollard knows neither contexts nor a port in `ssh://`.
+//! `bollard` brings the requests and answers of the Engine API; which engine is meant, and the line to it, are decided here,
+//! because bollard knows neither contexts nor a port in `ssh://`.
 
 pub mod credentials;
 mod endpoint;
@@ -31,7 +31,7 @@ pub const TIMEOUT: u64 = 120;
 pub struct Engine {
     pub docker: Docker,
     pub endpoint: Endpoint,
-    /// As the engine calls itself: `20.10.24`.
+    /// The engine's version in its own words: `20.10.24`.
     pub version: String,
     pub api: (usize, usize),
     transport: transport::Transport,
@@ -52,7 +52,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// What to do next.
+    /// The user's next step.
     pub fn fix(&self) -> String {
         match self {
             Self::Setting { origin, .. } => format!("correct or unset {origin}"),
@@ -107,7 +107,7 @@ async fn connect_to(endpoint: Endpoint) -> Result<Engine, EngineError> {
     Ok(Engine { docker, endpoint, version, api, transport })
 }
 
-/// What an error of the line means.
+/// The meaning of a connection's error.
 fn failed(endpoint: &Endpoint, error: &Error) -> EngineError {
     let (endpoint, why) = (endpoint.clone(), error.to_string());
     match error {
@@ -147,7 +147,7 @@ pub fn is_full_disk(words: &str) -> bool {
     words.to_lowercase().contains("no space left on device")
 }
 
-/// What to do about [`is_full_disk`].
+/// The fix for [`is_full_disk`].
 pub const FULL_DISK: &str = "free some space where the engine keeps its data (docker system df), then try again";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What engines and registries have to say to each other for somebody here.
+//! Engines' exchanges with registries, for a user of this machine: credentials, and the registries' answers.
 
 use std::future::Future;
 
@@ -27,7 +27,7 @@ pub enum Class {
     Other,
 }
 
-/// What a registry answers in prose: engines pass its words on, not its codes.
+/// A registry's answers in prose: engines pass its words on, not its codes.
 const SIGNS: &[(Class, &[&str])] = &[
     (Class::Broken, &["http status: 5"]),
     (Class::Denied, &["unauthorized", "denied", "no basic auth credentials", "authentication required", "http status: 403"]),
@@ -54,8 +54,8 @@ pub fn class(words: &str) -> Class {
     found.map_or(Class::Other, |(class, _)| *class)
 }
 
-/// Who this machine is to the registry of `image`: what docker knows, else what whoever has logged in to its cloud may have. `entra` is
-/// a token of Entra ID, asked for only where it is needed.
+/// The credentials of this machine at the registry of `image`: docker's, or else those of the user who is signed in to its cloud.
+/// `entra` is a token of Entra ID, asked for only where it is needed.
 pub async fn credentials(
     image: &str,
     variables: &(dyn Fn(&str) -> Option<String> + Sync),

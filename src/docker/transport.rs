@@ -96,7 +96,7 @@ impl Transport {
         request.headers_mut().insert(HOST, hyper::header::HeaderValue::from_static("docker"));
         let Line { stream, words } = self.dial().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        // Ends with the answer, or hands the stream on to whoever has the upgraded one.
+        // Ends with the answer, or hands the stream on to the owner of the upgraded one.
         tokio::spawn(connection.with_upgrades());
         match (sender.send_request(request).await, words) {
             (Err(error), Some(words)) => Err(refused(error, words).await),
@@ -123,7 +123,7 @@ impl Transport {
     }
 }
 
-/// As docker does it, with the system's own ssh: its configuration, its agent and its known hosts hold.
+/// Connects as docker does, with the system's own ssh: its configuration, its agent and its known hosts hold.
 fn ssh(destination: &str, port: Option<u16>, socket: Option<&str>) -> io::Result<Line> {
     let mut command = Command::new("ssh");
     command.args(["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30"]);

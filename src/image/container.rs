@@ -105,7 +105,7 @@ pub async fn ensure(engine: &Engine, spec: &ImageSpec, cache: &Path, report: &dy
     make(engine, Recipe::new(spec).await?, cache, report).await
 }
 
-/// As [`ensure`], with a recipe that was made before.
+/// [`ensure`] with a recipe that was made before.
 pub async fn make(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Report) -> Result<Image> {
     let (reference, digest) = (recipe.reference(), recipe.digest.clone());
     if let Some(id) = present(engine, &reference).await? {
@@ -150,8 +150,8 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
     Ok(())
 }
 
-/// The builder has no credentials: what it begins with and only somebody with a password may have must be there before. What everybody
-/// may have it fetches itself.
+/// The builder has no credentials: what it begins with and only somebody with a password may have must be there before. What
+/// everybody may have it fetches itself.
 async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) -> Result<()> {
     let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     for image in recipe.beginnings() {
@@ -239,8 +239,8 @@ fn embedded(name: &str) -> Result<&'static [u8]> {
     })
 }
 
-/// The sources below `source/`; below `dependencies/` their manifests with nothing to compile, so that what the sources depend on is a step
-/// of its own, which their changes leave alone.
+/// The sources below `source/`; below `dependencies/` their manifests with nothing to compile, so that what the sources depend on
+/// is a step of its own, which their changes leave alone.
 fn add_sources(context: &mut Context) -> Result<()> {
     embedded("Cargo.toml")?;
     for (name, bytes) in sources::all() {

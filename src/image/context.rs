@@ -1,4 +1,4 @@
-//! What is sent to the engine to build an image: named contents, their digest, and their tar.
+//! The build context that an engine gets: named contents, their digest, and their tar.
 
 use std::{
     borrow::Cow,

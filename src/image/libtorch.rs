@@ -17,10 +17,11 @@ use crate::job::report::{Report, Unit};
 /// The newest libtorch that still has Volta kernels in one of its builds; `tch` is pinned to it.
 pub const VERSION: &str = "2.11.0";
 
-/// What is installed of libtorch. The trainer is built against the same part of it in every variant, and loads the CUDA part where it finds it.
+/// The installed part of libtorch. The trainer is built against the same part of it in every variant, and loads the CUDA part where
+/// it finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Variant {
-    /// As `FTCTL_LIBTORCH` names it.
+    /// The variant's name in `FTCTL_LIBTORCH`.
     name: &'static str,
     /// Directory below `libtorch/` in the cache.
     directory: &'static str,
@@ -30,8 +31,8 @@ struct Variant {
     expected_bytes: Option<u64>,
 }
 
-/// The wheel is the CUDA build everywhere but on macOS. Its libtorch_cpu links two of CUDA's packages: without them it does not load, even on a
-/// machine without a GPU.
+/// The wheel is the CUDA build everywhere but on macOS. Its libtorch_cpu links two of CUDA's packages: without them it does not
+/// load, even on a machine without a GPU.
 const CPU: Variant = Variant {
     name: "cpu",
     directory: VERSION,
@@ -59,7 +60,7 @@ const DRIVER: &str = "/proc/driver/nvidia/version";
 /// A libtorch to link against and to run with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Libtorch {
-    /// What `torch-sys` reads at build time.
+    /// Variables that `torch-sys` reads at build time.
     pub variables: Vec<(String, String)>,
     /// Names this libtorch in the key of a built trainer.
     pub key: String,
@@ -156,7 +157,8 @@ fn remove(directory: &Path) -> Result<()> {
     }
 }
 
-/// The command that runs pip: python's own, else one from a throw-away virtual environment (some systems ship the one, some the other).
+/// The command that runs pip: python's own, else one from a throw-away virtual environment (some systems ship the one, some the
+/// other).
 async fn pip(partial: &Path) -> Result<Vec<String>> {
     let purpose = "install libtorch (or set LIBTORCH to a libtorch 2.11 of your own)";
     if output("python3", &["-m", "pip", "--version"], purpose).await?.status.success() {
@@ -224,9 +226,9 @@ fn size_of(directory: &Path) -> u64 {
         .sum()
 }
 
-/// A folder that shows the linker the CPU libraries only: with libtorch_cuda in sight torch-sys would name it to the linker, which drops it again
-/// because no symbol of it is used, or with `--no-as-needed` makes a trainer that does not start without CUDA's libraries. The trainer
-/// loads it when a GPU is asked for.
+/// A folder that shows the linker the CPU libraries only: with libtorch_cuda in sight torch-sys would name it to the linker, which
+/// drops it again because no symbol of it is used, or with `--no-as-needed` makes a trainer that does not start without CUDA's
+/// libraries. The trainer loads it when a GPU is asked for.
 fn link_view(partial: &Path) -> Result<()> {
     let link = partial.join("link/lib");
     fs::create_dir_all(&link).map_err(io_error("create", &link))?;

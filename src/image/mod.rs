@@ -1,4 +1,5 @@
-//! What runs a job, made from the embedded sources: the trainer as a program of this machine, or agent and trainer as a container image.
+//! The trainer that runs a job, made from the embedded sources: a program of this machine, or a container image with agent and
+//! trainer.
 
 pub mod container;
 mod context;
@@ -83,8 +84,8 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) ->
     move |source| ImageError::Io { action, path: path.to_owned(), source }
 }
 
-/// Keeps every other ftctl out until the file is dropped. Another may take minutes: the user hears what is `awaited`, and the wait is another
-/// thread's, so that a lease is renewed and Ctrl-C heard meanwhile.
+/// Keeps every other ftctl out until the file is dropped. Another may take minutes: the user hears what is `awaited`, and the wait
+/// is another thread's, so that a lease is renewed and Ctrl-C heard meanwhile.
 async fn lock(path: &Path, awaited: &str, report: &dyn Report) -> Result<File> {
     let file = File::create(path).map_err(io_error("create", path))?;
     if file.try_lock().is_ok() {

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Result, io_error};
 
-/// As build.rs packed them: `(path, bytes)`, sorted by path.
+/// The files that build.rs packed: `(path, bytes)`, sorted by path.
 static FILES: LazyLock<Vec<(String, Vec<u8>)>> =
     LazyLock::new(|| unpacked(include_bytes!(concat!(env!("OUT_DIR"), "/sources.deflate"))).expect("build.rs packed them"));
 
@@ -57,8 +57,8 @@ fn digest_of(wanted: impl Fn(&str) -> bool) -> String {
     hex::encode(hash.finalize())
 }
 
-/// Writes the sources below `directory`. A file that is there already with the same bytes keeps its time, so that cargo rebuilds only
-/// what changed.
+/// Writes the sources below `directory`. A file that is there already with the same bytes keeps its time, so that cargo rebuilds
+/// only what changed.
 pub fn unpack(directory: &Path) -> Result<()> {
     for (name, bytes) in all() {
         let path = directory.join(name);

@@ -1,4 +1,4 @@
-//! What an engine tells while it builds, BuildKit's way and the classic way: steps for the user, everything for a log.
+//! An engine's reports while it builds, BuildKit's way and the classic way: steps for the user, everything for a log.
 
 use std::{
     collections::HashMap,

@@ -101,15 +101,15 @@ fn install(built: &Path, program: &Path) -> Result<()> {
     fs::rename(&temporary, program).map_err(io_error("rename", &temporary))
 }
 
-/// The target directory that this very program was built in, when it runs from one: the trainer's dependencies are the same packages,
-/// and half the build is already there.
+/// The target directory that this very program was built in, when it runs from one: the trainer's dependencies are the same
+/// packages, and half the build is already there.
 fn cargo_target() -> Option<PathBuf> {
     let executable = env::current_exe().ok()?;
     let profile = executable.parent()?;
     profile.join(".fingerprint").is_dir().then(|| profile.parent().map(Path::to_owned))?
 }
 
-/// What the trainer said to one question.
+/// The trainer's answer to one question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     pub stdout: Vec<u8>,

@@ -20,7 +20,7 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>, of_backends: Rules) -> 
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
 }
 
-/// What holds of a job file holds of a plan that somebody else wrote down.
+/// Holds a plan that somebody else wrote down to the rules of a job file.
 pub(super) fn plan(plan: &Plan, of_backends: Rules) -> Result<(), Broken> {
     all_hold(rules(&typed(plan), of_backends))
 }

@@ -152,7 +152,7 @@ impl From<Kept> for Stored {
 }
 
 impl From<Kept> for ComputeSpec {
-    /// As somebody would have typed it.
+    /// The compute section in a user's spelling.
     fn from(kept: Kept) -> Self {
         let Stored { backend, docker, gce } = kept.into();
         Self {

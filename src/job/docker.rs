@@ -69,7 +69,7 @@ impl From<DockerSpec> for DockerPlan {
 }
 
 impl From<DockerPlan> for DockerSpec {
-    /// As somebody would have typed it.
+    /// The section in a user's spelling.
     fn from(plan: DockerPlan) -> Self {
         Self {
             image: plan.image,

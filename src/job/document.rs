@@ -25,7 +25,7 @@ pub struct DocumentError {
     pub message: String,
     /// The line in question with a caret below the place.
     pub excerpt: String,
-    /// What to write instead, when that can be guessed.
+    /// The likely right spelling, when it can be guessed.
     pub hint: Option<String>,
     /// The key that nobody knows, when that is what is wrong.
     pub unknown_key: Option<String>,
@@ -41,7 +41,7 @@ pub struct Document {
 
 #[derive(Debug, Clone)]
 struct Piece {
-    /// As messages name it: a path, or `--set train.steps`.
+    /// The document's name in messages: a path, or `--set train.steps`.
     name: String,
     /// Begins with as many spaces as the pieces before it are long, so that the parser's positions are right as they are.
     text: String,

@@ -1,4 +1,4 @@
-//! What happened to a job, in order: the material of `explain` and of the receipt.
+//! The events of a job, in order: the material of `explain` and of the receipt.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

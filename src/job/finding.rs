@@ -1,4 +1,4 @@
-//! What was found out about a condition of a job: good, worth knowing, or in its way, with what to do about it.
+//! A finding about a condition of a job: good, worth knowing, or in its way, with a fix.
 
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ pub struct Finding {
     pub health: Health,
     pub what: &'static str,
     pub message: String,
-    /// What to do about it.
+    /// The user's next step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }

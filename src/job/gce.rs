@@ -1,4 +1,4 @@
-//! What a job wants of Compute Engine.
+//! A job's requirements of Compute Engine.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -103,7 +103,7 @@ pub struct GcePlan {
 }
 
 impl From<GcePlan> for GceSpec {
-    /// As somebody would have typed it.
+    /// The section in a user's spelling.
     fn from(plan: GcePlan) -> Self {
         Self {
             accelerator: Some(plan.accelerator),

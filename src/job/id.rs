@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 
 /// `<name>-<six characters>`: lower-case letters, digits and hyphens, at most 48 characters, so that it fits every cloud's rules.
 ///
-/// Every path, label and name of a job is made from it, so nothing else ever becomes one: text from a store or a cloud is parsed while it is
-/// deserialised.
+/// Every path, label and name of a job is made from it, so nothing else ever becomes one: text from a store or a cloud is parsed
+/// while it is deserialised.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct JobId(String);
@@ -87,7 +87,7 @@ pub struct AttemptId {
     pub attempt: u32,
 }
 
-/// Most attempts of a job. A number from a store that is larger would be counted up to by whoever looks at every attempt.
+/// Most attempts of a job. Readers look at every attempt up to a stored number, so a larger one would keep them counting.
 pub const MAX_ATTEMPTS: u32 = 10_000;
 
 /// Reads the number of an attempt; 0 stands for none yet.
@@ -143,13 +143,13 @@ pub mod path {
     pub fn order(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/order.json")
     }
-    /// What of a job its agent writes: the names directly below [`job`]. The rest is for whoever drives it.
+    /// The names directly below [`job`] that a job's agent writes. The rest belongs to the job's supervisor.
     pub const OF_AGENT: [&str; 5] = ["attempt.lease", "attempts", "checkpoints", "contents", "artifacts"];
     /// Says that what the job's agent writes has a container of its own.
     pub fn container(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/container.json")
     }
-    /// The lease of whoever drives the job's life (a supervisor).
+    /// The lease of the process that drives the job's life (a supervisor).
     pub fn supervisor_lease(id: &JobId) -> String {
         format!("{ROOT}/jobs/{id}/supervisor.lease")
     }
@@ -169,7 +169,7 @@ pub mod path {
     pub fn log(id: &JobId, attempt: u32) -> String {
         format!("{}/log", self::attempt(id, attempt))
     }
-    /// What the attempt's machine wrote to its console, kept when no agent could write a log.
+    /// The console output of the attempt's machine, kept when no agent could write a log.
     pub fn console(id: &JobId, attempt: u32) -> String {
         format!("{}/console.json", self::attempt(id, attempt))
     }

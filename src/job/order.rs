@@ -1,4 +1,4 @@
-//! What an agent is told, and what it tells back: the contract between `ftctl` and the process beside the trainer.
+//! The orders to an agent, and its reports: the contract between `ftctl` and the process beside the trainer.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,7 @@ pub struct RunOrder {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_weights: Option<Digest>,
     pub trainer: TrainerImage,
-    /// What the trainer finds in its environment besides.
+    /// Further environment variables of the trainer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     pub model: ModelConfig,
@@ -46,15 +46,15 @@ pub struct RunOrder {
     /// When the trainer is told to stop, whatever it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// Longest that the agent works, in seconds from its start: where a service keeps the order in a queue, the deadline is only the latest
-    /// that can be.
+    /// Longest that the agent works, in seconds from its start: where a service keeps the order in a queue, the deadline is only
+    /// the latest that can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_seconds: Option<u64>,
     /// Seconds between the polite and the forced stop.
     #[serde(deserialize_with = "grace")]
     pub grace_seconds: u64,
-    /// The order is also for the machines that the backend makes by itself after this one was taken away: each is the next attempt, up to this
-    /// one. Absent: it is for one machine.
+    /// The order is also for the machines that the backend makes by itself after this one was taken away: each is the next attempt,
+    /// up to this one. Absent: it is for one machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempt: Option<u32>,
 }
@@ -76,7 +76,7 @@ impl RunOrder {
         order.check().map(|()| order).map_err(|broken| broken.to_string())
     }
 
-    /// What holds of a job file holds of an order, whoever wrote it.
+    /// Holds an order to the rules of a job file, whatever wrote it.
     pub fn check(&self) -> Result<(), Broken> {
         let model = validate::model(&self.model, self.initial_weights.is_some(), &self.train);
         validate::all_hold(
@@ -98,8 +98,8 @@ fn grace<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainerImage {
-    /// A program built on this machine from the embedded sources: [`program`] says where it lies. What was written of its path before is not
-    /// read: a record or an order names no file that anybody executes.
+    /// A program built on this machine from the embedded sources: [`program`] says where it lies. What was written of its path
+    /// before is not read: a record or an order names no file that anybody executes.
     Program { digest: Digest },
     /// A container image with the agent and the trainer in it, as the machine's engine finds it.
     Image { reference: String },
@@ -166,12 +166,12 @@ pub struct Heartbeat {
     pub beat: u64,
     pub time: Timestamp,
     pub phase: Phase,
-    /// What has kept the agent waiting for a while, and is tried again.
+    /// The error that has kept the agent waiting for a while, and is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// What the agent is doing.
+/// The agent's current activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {

@@ -1,4 +1,4 @@
-//! What a job file means: every default filled in, nothing left open.
+//! The meaning of a job file: every default filled in, nothing left open.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ pub struct Plan {
     pub name: String,
     #[serde(flatten)]
     pub compute: Kept,
-    /// What the trainer finds in its environment besides.
+    /// Further environment variables of the trainer.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     /// How the container image is made, where the backend starts one.
@@ -54,11 +54,11 @@ pub struct Plan {
     /// Whose prices these are, and of which day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_source: Option<String>,
-    /// What the job costs when its machines live as long as they may: `price_per_hour` × [`Plan::lifetime`].
+    /// The job's cost when its machines live as long as they may: `price_per_hour` × [`Plan::lifetime`].
     pub worst_case: Money,
 }
 
-/// What an hour of a plan's machine costs.
+/// The price of an hour of a plan's machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Price {
     pub per_hour: Money,
@@ -97,7 +97,7 @@ pub struct RetryPlan {
     pub max_backoff: Span,
 }
 
-/// What settings decide for a job: where it runs and what it may cost.
+/// The settings that decide for a job where it runs and what it may cost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choices {
     pub backend: String,
@@ -122,7 +122,7 @@ pub enum PlanError {
 
 /// Below this no machine is worth starting.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
-/// What a cloud gives the programs of a machine that it takes away.
+/// The time that a cloud gives a preempted machine's programs.
 const FAREWELL: Duration = Duration::from_secs(30);
 
 impl Plan {
@@ -164,7 +164,8 @@ impl Plan {
         self.compute.backend()
     }
 
-    /// What tells this plan from any other, also for a later version: a field that is added is left out where it says what held before it.
+    /// The digest that tells this plan from any other, also for a later version: an added field is left out where it says what held
+    /// before it.
     pub fn digest(&self) -> Digest {
         // Made of strings, numbers and maps with string keys, for which serde_json cannot fail.
         Digest::of(&serde_json::to_vec(self).unwrap_or_default())
@@ -188,7 +189,7 @@ impl Plan {
         self.compute.image()
     }
 
-    /// Whether the backend makes a machine anew that was taken away, with nobody there.
+    /// Whether the backend itself replaces a preempted machine, without ftctl.
     pub fn mends_itself(&self) -> bool {
         self.compute.replaces_machines()
     }
@@ -198,8 +199,8 @@ impl Plan {
         FAREWELL + self.compute.notice()
     }
 
-    /// This plan for one more machine: the same, with the time that `earlier` ones, each of which lived so long, have left of it. `None`
-    /// when that is not worth starting one.
+    /// This plan for one more machine: the same, with the time that `earlier` ones, each of which lived so long, have left of it.
+    /// `None` when that is not worth starting one.
     pub fn left(&self, earlier: &[Duration]) -> Option<Self> {
         if earlier.is_empty() {
             return Some(self.clone());
@@ -227,7 +228,7 @@ impl Plan {
     }
 }
 
-/// Of plans that do not say otherwise, those of before included.
+/// The bound of plans that name none, older ones included.
 pub const DEFAULT_MAX_WAIT: Span = Span(Duration::from_secs(24 * 3_600));
 
 fn default_max_wait() -> Span {

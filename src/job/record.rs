@@ -65,7 +65,7 @@ pub struct Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     pub since: Timestamp,
-    /// What was refused, and where; or what a service's queue says.
+    /// The refusal and its place; or a service's word on its queue.
     pub why: String,
 }
 
@@ -200,7 +200,8 @@ impl Record {
         if self.waiting.is_some() { "waiting" } else { self.state.label(self.outcome) }
     }
 
-    /// What an older ftctl wrote, as this one would have: it counted an attempt from when its machine was asked for, and had one deadline for all.
+    /// Translates a record of an older ftctl, which counted an attempt from when its machine was asked for, and had one deadline
+    /// for all.
     #[must_use]
     pub fn renewed(mut self) -> Self {
         let lifetime = self.plan.lifetime();

@@ -1,4 +1,4 @@
-//! How long work tells a person where it stands. `output` implements it; whoever does the work only calls it.
+//! The progress of long work, for a person. `output` implements the report; the code that does the work only calls it.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub enum Verbosity {
     Verbose,
 }
 
-/// What a count counts.
+/// The unit of a count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     Bytes,

@@ -28,7 +28,7 @@ pub enum Outcome {
 }
 
 impl State {
-    /// As the status table shows it.
+    /// The state's word in the status table.
     pub fn label(self, outcome: Option<Outcome>) -> &'static str {
         match (self, outcome) {
             (State::Finished, Some(Outcome::Succeeded)) => "succeeded",

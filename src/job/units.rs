@@ -85,7 +85,7 @@ impl Money {
 }
 
 impl Sum for Money {
-    /// As much as can be written down, where the sum is more.
+    /// The sum, capped at the largest amount that can be written down.
     fn sum<I: Iterator<Item = Self>>(amounts: I) -> Self {
         Self { micros: amounts.fold(0, |sum: u64, amount| sum.saturating_add(amount.micros)) }
     }

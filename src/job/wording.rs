@@ -5,7 +5,7 @@ use super::document::Place;
 #[derive(Debug, Default)]
 pub(super) struct Wording {
     pub message: String,
-    /// What to write instead, when that can be guessed.
+    /// The likely right spelling, when it can be guessed.
     pub hint: Option<String>,
     pub unknown_key: Option<String>,
 }

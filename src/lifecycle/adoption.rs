@@ -1,5 +1,6 @@
-//! Who may drive a job. A record is somebody's word, and whoever may write to the store can write one: what it asks of this machine (a program or a
-//! container to start, mounts, files to send) is done for a job that was submitted here, and for one that its user has adopted.
+//! The permission to drive a job. Anybody who may write to the store can write a record there. So the acts that a record asks of
+//! this machine (a program or a container to start, mounts, files to send) are done only for a job that was submitted here, or that
+//! its user has adopted.
 
 use std::{
     fs::{self, DirBuilder},
@@ -23,23 +24,23 @@ const PROOF_SCHEMA: &str = "ftctl.submitted/1";
 struct Proof {
     schema: String,
     plan: Digest,
-    /// What this machine made to run it, where that takes an engine.
+    /// The image that this machine made to run it, where that takes an engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     trainer: Option<TrainerImage>,
 }
 
-/// What tells jobs that this invocation may drive from others.
+/// Tells the jobs that this invocation may drive from others.
 #[derive(Debug, Clone)]
 pub struct Adoption {
     proofs: PathBuf,
     /// The user drives whatever is in this store.
     everything: bool,
-    /// What the user was shown, and took over.
+    /// The job that the user was shown and took over.
     shown: Option<(JobId, Digest)>,
 }
 
 impl Adoption {
-    /// Of whoever keeps proofs in the state directory `state`; `everything`: they drive any job of the store.
+    /// The adoption of the user whose proofs are in the state directory `state`; with `everything` it drives any job of the store.
     pub fn new(state: &Path, everything: bool) -> Self {
         Self { proofs: state.join("submitted"), everything, shown: None }
     }
@@ -59,7 +60,7 @@ impl Adoption {
         self.proof(record).is_some()
     }
 
-    /// What this machine made before to run the job: the record's word for it is anybody's.
+    /// The image that this machine made before to run the job: anybody could have written the one in the record.
     pub fn made(&self, record: &Record) -> Option<TrainerImage> {
         self.proof(record)?.trainer
     }
@@ -81,7 +82,8 @@ impl Adoption {
         self.shown = Some((record.id.clone(), record.plan.digest()));
     }
 
-    /// Refuses a file of somebody else's machine: what lies under the same name here is not meant. [`Exit::Conflict`], which ends no job.
+    /// Refuses a file of somebody else's machine: what lies under the same name here is not meant. [`Exit::Conflict`], which ends
+    /// no job.
     pub fn may_read(&self, record: &Record, path: &str) -> Result<()> {
         if self.is_own(record) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What machines wrote to their consoles: the only witness of what happened before an agent lived. Kept in the store when an attempt
+//! The console output of machines: the only witness of what happened before an agent lived. It is kept in the store when an attempt
 //! ends without a log of its own, so that it can be read when the machine is gone.
 
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use crate::{
 
 const CONSOLE_SCHEMA: &str = "ftctl.console/1";
 
-/// What was read of a console before its machine was destroyed, beginning at position `start`.
+/// The part of a console that was read before its machine was destroyed, beginning at position `start`.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     schema: String,
@@ -47,7 +47,7 @@ pub(super) async fn keep(world: &World, record: &Record) -> Result<()> {
     }
 }
 
-/// What was kept of an attempt's console from position `from` on.
+/// The kept part of an attempt's console from position `from` on.
 pub(super) async fn kept(store: &dyn Store, record: &Record, attempt: u32, from: u64) -> Result<Option<Console>> {
     let found: Option<(Kept, _)> = find_json(store, &path::console(&record.id, attempt)).await?;
     Ok(found.map(|(Kept { start, text, own, .. }, _)| {
@@ -58,8 +58,8 @@ pub(super) async fn kept(store: &dyn Store, record: &Record, attempt: u32, from:
     }))
 }
 
-/// The whole lines of a piece that was asked for from `from` on, all of it when it is the last, and where the next piece begins. A gap
-/// is said. Of what ftctl started there only its own lines are shown: the hundreds before them are the system's.
+/// The whole lines of a piece that was asked for from `from` on, all of it when it is the last, and where the next piece begins. A
+/// gap is said. Of what ftctl started there only its own lines are shown: the hundreds before them are the system's.
 pub(super) fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64) {
     let end = if last { console.text.len() } else { console.text.rfind('\n').map_or(0, |end| end + 1) };
     let text = &console.text[..end];

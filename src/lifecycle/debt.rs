@@ -17,7 +17,7 @@ const DEBT_SCHEMA: &str = "ftctl.debt/1";
 pub struct Debt {
     pub schema: String,
     pub id: JobId,
-    /// Of the first attempt that failed.
+    /// Time of the first attempt that failed.
     pub since: Timestamp,
     /// Why the last one did.
     pub why: String,

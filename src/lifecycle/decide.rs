@@ -1,4 +1,5 @@
-//! What is done about a running attempt: a pure function of its record and of what was observed. The table of its rows is in the test below.
+//! The decision about a running attempt: a pure function of its record and of the observation. The table of its rows is in the test
+//! below.
 
 use super::observe::{Observation, Overdue};
 use crate::{

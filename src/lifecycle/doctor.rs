@@ -1,4 +1,4 @@
-//! What would keep a job from running on this machine, each finding with the command that mends it. Offline, and changes nothing.
+//! The obstacles to a job on this machine, each with the command that removes it. Works offline and changes nothing.
 
 use std::path::Path;
 
@@ -18,7 +18,8 @@ pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
     vec![writable("state directory", state), writable("cache directory", cache)]
 }
 
-/// Looks at what the job reads on this machine: its text or dataset, and the weights it starts from. What is in a store is not looked at.
+/// Looks at what the job reads on this machine: its text or dataset, and the weights it starts from. What is in a store is not
+/// looked at.
 pub fn examine_material(plan: &Plan, cache: &Path) -> Vec<Finding> {
     let data = match &plan.data {
         DataPlan::Directory(directory) => Some(upload::there(Path::new(directory))),

@@ -35,7 +35,7 @@ async fn none_elsewhere(world: &World, id: &JobId) -> Result<()> {
         .fix(format!("name that store with --store, or add --everybody: `ftctl down {id} --everybody`")))
 }
 
-/// What [`down`] would do, one act a line.
+/// The acts of [`down`], one a line.
 pub async fn preview(world: &World, id: &JobId) -> Result<Vec<String>> {
     let record = journal::read(world.store.as_ref(), id).await.ok().map(|(record, _)| record);
     let cancel = record.filter(|record| !record.state.is_finished()).map(|_| format!("cancel {id}"));
@@ -47,7 +47,7 @@ pub async fn preview(world: &World, id: &JobId) -> Result<Vec<String>> {
     Ok(cancel.into_iter().chain(machines.into_iter().map(destroy)).collect())
 }
 
-/// What a verb that names no job finds at a backend.
+/// The resources that a verb without a job finds at a backend.
 #[derive(Default)]
 pub struct Found {
     /// This user's machines of this store, or everybody's where the world means them.

@@ -30,7 +30,7 @@ pub struct Drill {
     /// From the preemption to the first step of the next attempt.
     pub recovery_seconds: f64,
     pub lost_steps: u64,
-    /// What the machine costs for the recovery and for the steps done again.
+    /// The machine's cost for the recovery and for the steps done again.
     pub wasted: Money,
 }
 

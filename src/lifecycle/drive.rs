@@ -1,4 +1,4 @@
-//! Carries a job on from wherever it stands. There is no daemon: whoever holds the job's supervisor lease drives, everyone else
+//! Carries a job on from its current state. There is no daemon: the holder of the job's supervisor lease drives, everyone else
 //! watches, and the next one takes over when the holder is gone.
 
 use std::{future::Future, pin::pin, time::Duration};
@@ -42,7 +42,7 @@ impl Until {
     }
 }
 
-/// Nobody drives a job for this long at most, when whoever did has vanished.
+/// The longest time without a driver, when the last one has vanished.
 const LEASE: Duration = Duration::from_secs(15);
 /// Leaves two more tries before it lapses.
 const RENEW: Duration = Duration::from_secs(3);
@@ -60,8 +60,8 @@ const LONG: Duration = Duration::from_secs(5);
 
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
 ///
-/// Here it is decided whether this invocation drives: a job that was submitted here, or that its user adopted. Anybody else's is watched, and no
-/// more than its end is carried out.
+/// Here it is decided whether this invocation drives: a job that was submitted here, or that its user adopted. Anybody else's is
+/// watched, and no more than its end is carried out.
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
     let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), world.supervisor.clone(), LEASE);
     let mut watch = Watch::default();
@@ -71,7 +71,7 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
         let asked = Instant::now();
         match take(world, id, until, &mut contender).await {
             Ok(Taken::Over(record)) => return Ok(*record),
-            // Whoever was held up for longer than the lease lives (a laptop that slept) goes on as a watcher.
+            // A driver that was held up for longer than the lease lives (a laptop that slept) goes on as a watcher.
             Ok(Taken::Held(lease)) => {
                 failures = 0;
                 if let Some(record) = drive_with(world, id, until, lease, asked).await? {
@@ -135,8 +135,9 @@ async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease, t
     Ok(result?.flatten())
 }
 
-/// Runs `work` while renewing the lease, which was `taken` then at the earliest. A stage may take minutes (a build, an upload); the lease lives
-/// seconds, so that a crash is noticed soon. `None` when it was lost, or could not be renewed for so long that it may be.
+/// Runs `work` while renewing the lease, which was `taken` then at the earliest. A stage may take minutes (a build, an upload); the
+/// lease lives seconds, so that a crash is noticed soon. `None` when it was lost, or could not be renewed for so long that it may
+/// be.
 async fn held<T>(lease: &mut Lease, taken: Instant, work: impl Future<Output = Result<T>>) -> Result<Option<T>> {
     let mut work = pin!(work);
     let mut renewed = taken;
@@ -192,7 +193,7 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Option<Record>
     Ok(Some(job.record))
 }
 
-/// What the next step reads of the machine on which the job was submitted.
+/// The path that the next step reads on the machine on which the job was submitted.
 fn local_path<'j>(world: &World, job: &'j Journal) -> Option<&'j str> {
     match job.record.state {
         _ if job.only_ends => None,
@@ -202,7 +203,7 @@ fn local_path<'j>(world: &World, job: &'j Journal) -> Option<&'j str> {
     }
 }
 
-/// What an error in a step means for the job.
+/// The meaning of a step's error for the job.
 async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: bool, failures: u32) -> Result<()> {
     match failure.exit {
         // Somebody else wrote the record (a cancel, a second supervisor): read it and go on from there.
@@ -228,7 +229,7 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
     }
 }
 
-/// What another try may cure. A disk that is full for a moment is no end of a job that trains or has trained.
+/// Whether another try may cure the error. A disk that is full for a moment does not end a job that trains or has trained.
 fn may_pass(exit: Exit, job: &Journal) -> bool {
     match (exit, job.state_kept()) {
         (Exit::Network | Exit::MayBill, _) | (Exit::Failure, State::Running | State::Collecting | State::TearingDown) => true,

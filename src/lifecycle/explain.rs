@@ -21,7 +21,7 @@ pub struct Explanation {
     pub schema: &'static str,
     pub id: JobId,
     pub state: String,
-    /// What the job waits for, or how it ended.
+    /// The reason why the job waits, or its end.
     pub now: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_at: Option<Timestamp>,
@@ -55,11 +55,11 @@ pub async fn explain(world: &World, record: &Record) -> Result<Explanation> {
     })
 }
 
-/// What a job's record does not have.
+/// Facts that are not in a job's record.
 #[derive(Default)]
 struct Sight {
     retry_at: Option<Timestamp>,
-    /// What the agent of the attempt that runs, as the record has it, said when it ended.
+    /// The last message of the running attempt's agent, by the record.
     ended: Option<String>,
     /// Whether an invocation carries it on, as far as can be seen from here.
     is_driven: bool,

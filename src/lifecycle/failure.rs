@@ -1,4 +1,4 @@
-//! What errors of the lower layers mean to the user: their exit codes.
+//! The exit codes of the lower layers' errors.
 
 use std::io::ErrorKind;
 

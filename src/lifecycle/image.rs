@@ -25,7 +25,7 @@ pub(super) async fn of(world: &World, record: &Record) -> Result<TrainerImage> {
     Ok(image)
 }
 
-/// What a build of the job's image reads of this machine.
+/// The path that a build of the job's image reads on this machine.
 pub(super) fn local_path<'p>(world: &World, plan: &'p Plan) -> Option<&'p str> {
     world.provider.build(plan)?.reads
 }

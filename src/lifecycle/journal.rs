@@ -49,7 +49,8 @@ impl Journal {
         Self { record, only_ends: false, kept, etag, store, clock }
     }
 
-    /// Reads the record again, whatever this invocation thought. Its plan never changes: another one is nobody's whom this invocation works for.
+    /// Reads the record again, whatever this invocation thought. Its plan never changes: another one is nobody's whom this
+    /// invocation works for.
     pub async fn reload(&mut self) -> Result<()> {
         let (record, etag) = read(self.store.as_ref(), &self.record.id).await?;
         if record.plan != self.record.plan {
@@ -124,8 +125,8 @@ pub async fn all(store: &dyn Store) -> Result<Vec<(JobId, Result<Record>)>> {
 /// Reads a record of this or an older version.
 ///
 /// # Errors
-/// [`Exit::Integrity`] when it is not what a ftctl writes for this job: it cannot be parsed, is of another job, contradicts itself, or has a plan
-/// that no job file means. What is over commands nothing any more: its plan may be one that an older version took.
+/// [`Exit::Integrity`] when it is not what a ftctl writes for this job: it cannot be parsed, is of another job, contradicts itself,
+/// or has a plan that no job file means. What is over commands nothing any more: its plan may be one that an older version took.
 pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
     let record: Record = serde_json::from_slice(bytes).map_err(|error| damaged(id, &error.to_string()))?;
     if record.schema != RECORD_SCHEMA {
@@ -161,7 +162,7 @@ mod tests {
         provider::conformance,
     };
 
-    /// As ftctl wrote them before records were checked.
+    /// Records of an older ftctl, from before records were checked.
     const OF_BEFORE: &[(&str, &str)] = &[
         ("quickstart-bcdfgh", include_str!("fixtures/running.json")),
         ("quickstart-tyjwbw", include_str!("fixtures/finished.json")),

@@ -1,4 +1,4 @@
-//! What the attempts of a job wrote, read from the store: the same bytes after a lost connection, a preemption and the end.
+//! The logs of a job's attempts, read from the store: the same bytes after a lost connection, a preemption and the end.
 
 use std::{
     io,
@@ -42,8 +42,8 @@ const CONSOLE: Duration = Duration::from_secs(1);
 /// Where log bytes go.
 #[async_trait]
 pub trait Sink: Send {
-    /// Returns when there is room for more: a reader may stand still, and the job is looked after meanwhile. A failure (a closed pipe) ends
-    /// the reading.
+    /// Returns when there is room for more: a reader may stand still, and the job is looked after meanwhile. A failure (a closed
+    /// pipe) ends the reading.
     async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()>;
 }
 
@@ -72,7 +72,8 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
     }
 }
 
-/// Writes one attempt's log to its end, which is when the attempt is over and every byte of it was read. Answers the record seen last.
+/// Writes one attempt's log to its end, which is when the attempt is over and every byte of it was read. Answers the record seen
+/// last.
 async fn one_attempt(
     world: &World,
     id: &JobId,
@@ -141,8 +142,8 @@ impl Consoled {
     }
 }
 
-/// Where the last `lines` lines of a log begin, found from its end. Lines longer than 64 KiB on average begin in the middle of one: a log without
-/// line ends would be read as a whole otherwise.
+/// Where the last `lines` lines of a log begin, found from its end. Lines longer than 64 KiB on average begin in the middle of one:
+/// a log without line ends would be read as a whole otherwise.
 async fn tail_offset(store: &dyn Store, path: &str, lines: usize) -> Result<u64> {
     const WINDOW: u64 = 64 * 1024;
     let length = store.head(path).await?.map_or(0, |meta| meta.size);
@@ -226,7 +227,7 @@ impl Filter {
         out
     }
 
-    /// What is left of a log that ends in the middle of a line.
+    /// The rest of a log that ends in the middle of a line.
     fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.begin_line(&mut out);

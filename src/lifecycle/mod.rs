@@ -1,7 +1,8 @@
 //! The life of a job. [`step`] is the one match on its state: every arm does one idempotent thing, saves the new state and answers
 //! whether to go on now, later or not at all. One file per stage, in the order of the life.
 //!
-//! Data and image come before the machine: a machine that waits for an upload costs money, an upload that waits for a machine does not.
+//! Data and image come before the machine: a machine that waits for an upload costs money, an upload that waits for a machine does
+//! not.
 
 pub mod collect;
 pub mod image;
@@ -55,7 +56,7 @@ use vigil::Vigil;
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// What a job's life touches: everything outside comes in through here.
+/// Everything outside that a job's life touches.
 #[derive(Clone)]
 pub struct World {
     pub store: Arc<dyn Store>,

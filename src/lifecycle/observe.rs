@@ -1,4 +1,4 @@
-//! What can be seen of a job's attempts: at the provider, and in what their agents write to the store. Changes nothing.
+//! The observation of a job's attempts: at the provider, and in the store, where their agents write. It changes nothing.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -20,10 +20,10 @@ use crate::{
 /// How long after its grace a cancelled job may still be writing its last checkpoint before its machine is destroyed.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What is known of the current attempt.
+/// The known facts of the current attempt.
 #[derive(Debug)]
 pub(super) struct Observation {
-    /// What the agent wrote when it ended.
+    /// The agent's record of its end.
     pub exit: Option<ExitRecord>,
     pub sighting: Sighting,
     /// The user's wish to end the job, and whether its time is over.

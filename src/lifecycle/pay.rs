@@ -16,7 +16,7 @@ use crate::{
 /// How long a command that is about something else tries to pay.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// What came of an attempt to pay.
+/// The result of an attempt to pay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Paid {
     Gone,
@@ -26,8 +26,8 @@ pub enum Paid {
     },
 }
 
-/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is somebody's word, and the
-/// job may be alive.
+/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is somebody's
+/// word, and the job may be alive.
 pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     let work = async {
         match journal::read(world.store.as_ref(), id).await {

@@ -1,4 +1,4 @@
-//! What is left over: found from the provider's own truth, whatever the records say.
+//! Leftovers: found by asking the provider, whatever the records say.
 
 use std::time::Duration;
 
@@ -30,11 +30,11 @@ pub struct Leftover {
     pub why: String,
 }
 
-/// Machines past their expiry, and (unless `expired_only`) machines whose job is finished or unknown to this store: those of this user and this
-/// store, or everybody's where the world means them.
+/// Machines past their expiry, and (unless `expired_only`) machines whose job is finished or unknown to this store: those of this
+/// user and this store, or everybody's where the world means them.
 pub async fn find(world: &World, expired_only: bool) -> Result<Vec<Leftover>> {
     let meant = down::find(world).await?.meant;
-    // By the cloud's own clock, not by that of whoever asks: where it is not known, nothing has expired.
+    // By the cloud's own clock, not by the caller's: where it is not known, nothing has expired.
     let now = world.provider.now().await;
     let mut leftovers = Vec::new();
     for resource in meant {
@@ -95,8 +95,8 @@ async fn without_job(world: &World, resource: &Resource) -> Result<Option<String
     }
 }
 
-/// What is in the store for no job and no name, and is older than a day by this machine's clock. A record that cannot be read is an
-/// error: what it needs could not be kept.
+/// Data in the store that no job and no name needs, and that is older than a day by this machine's clock. A record that cannot be
+/// read is an error: the data that it needs could not be kept.
 pub async fn find_data(world: &World, now: Timestamp) -> Result<Unneeded> {
     let mut needed = Needed::default();
     for (id, record) in journal::all(world.store.as_ref()).await? {
@@ -140,7 +140,7 @@ mod tests {
         let (noon, one) = (at(12), at(13));
         assert_eq!(time_of(Some(one), Some(noon), noon), Time::Left);
         assert_eq!(time_of(Some(noon), Some(one), one), Time::Over(noon));
-        // Whoever asks is a day ahead, or a day behind.
+        // The caller's clock is a day ahead, or a day behind.
         assert_eq!(time_of(Some(one), Some(noon), at(36)), Time::Left);
         assert_eq!(time_of(Some(noon), Some(one), at(-11)), Time::Doubtful { over: noon, now: one });
         assert_eq!(time_of(Some(noon), Some(one), at(36)), Time::Doubtful { over: noon, now: one });

@@ -1,4 +1,4 @@
-//! What a job took: time, money and steps, attempt by attempt.
+//! A job's receipt: time, money and steps, attempt by attempt.
 
 use std::cmp::Reverse;
 
@@ -29,14 +29,14 @@ pub struct Receipt {
     pub attempts: Vec<Attempt>,
     /// From the job's creation to its end.
     pub seconds: u64,
-    /// Of which a machine existed.
+    /// Seconds of these in which a machine existed.
     pub machine_seconds: u64,
-    /// Of which the job waited for one, at no cost.
+    /// Seconds of these in which the job waited for a machine, at no cost.
     pub waited_seconds: u64,
     pub cost: Money,
-    /// Of that, for steps that were done again, and for attempts that made none.
+    /// The part of the cost for steps that were done again, and for attempts that made none.
     pub wasted: Money,
-    /// What as much time of the same machines would have cost if nobody could have taken them away; `None` where nobody could.
+    /// The cost of the same time on machines that cannot be preempted; `None` where none could be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lasting_cost: Option<Money>,
     /// A machine of it may still exist: the cost is that until now.
@@ -45,8 +45,8 @@ pub struct Receipt {
     pub lost_steps: u64,
 }
 
-/// What the jobs cost of which a machine existed since then, newest first: only the part of their lives after `since`. A record that
-/// cannot be read is named in the second list instead of hiding the others.
+/// The receipts of jobs whose machines existed after `since`, newest first, with only the part of their lives after it. A record
+/// that cannot be read is named in the second list instead of hiding the others.
 pub async fn since(store: &dyn Store, since: Timestamp, now: Timestamp) -> Result<(Vec<Receipt>, Vec<String>)> {
     let (mut receipts, mut unreadable) = (Vec::new(), Vec::new());
     for (_, record) in journal::all(store).await? {
@@ -99,7 +99,8 @@ fn lost_steps(record: &Record, attempt: &Attempt) -> u64 {
     if attempt.attempt < record.attempt { attempt.lost_steps } else { 0 }
 }
 
-/// Of each attempt's cost the part that its lost steps are of all its steps; all of it where there were none and another attempt followed.
+/// The cost of lost steps: of each attempt's cost the share that they are of all its steps; all of it where there were none and
+/// another attempt followed.
 fn wasted(record: &Record, now: Timestamp) -> Money {
     let of = |attempt: &Attempt| {
         let cost = attempt::cost_of(record, attempt, now).micros;

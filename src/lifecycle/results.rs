@@ -1,4 +1,4 @@
-//! What a job achieved, from the progress lines of its attempts.
+//! A job's results, from the progress lines of its attempts.
 
 use ft_trainer::progress::{Event, Line};
 use serde::Serialize;
@@ -15,7 +15,8 @@ pub struct Results {
     pub step: u64,
     /// On the validation split, before the first step.
     pub first_perplexity: Option<f64>,
-    /// On the validation split, of the weights that the job ended with, else as measured last; `None` until it was measured after a step.
+    /// On the validation split, of the weights that the job ended with, else as measured last; `None` until it was measured after a
+    /// step.
     pub last_perplexity: Option<f64>,
     /// Text that the trained model wrote.
     pub sample: Option<String>,

@@ -64,8 +64,9 @@ pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Tim
     describe(store, &record, now(record.plan.backend())).await
 }
 
-/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read, or only
-/// with other rights, is named in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed job lives by a clock of its own.
+/// Every job of the store, newest first; finished ones only when asked for or younger than a day. A job that cannot be read, or
+/// only with other rights, is named in the second list instead of hiding the others. `now` is the time of a backend: a rehearsed
+/// job lives by a clock of its own.
 pub async fn all(
     store: &dyn Store,
     now: &mut dyn FnMut(&str) -> Timestamp,
@@ -148,7 +149,7 @@ fn apply(status: &mut JobStatus, event: &Event) {
     }
 }
 
-/// What the provider says of the machine of the job's current attempt.
+/// The provider's word on the machine of the job's current attempt.
 pub async fn machine(world: &World, id: &JobId) -> Result<String> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
     if record.attempt == 0 {

@@ -83,8 +83,8 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
     }
 }
 
-/// Closes the books of the dead attempt and opens the next. What is left of the old machine is destroyed first (which also sends the
-/// last bytes of its log), so two attempts of a job never live side by side.
+/// Closes the books of the dead attempt and opens the next. What is left of the old machine is destroyed first (which also sends
+/// the last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
     world.provider.destroy(&job.record.id).await?;
     attempt::finish(world, job, why).await?;
@@ -100,7 +100,7 @@ fn fruitless_attempts(record: &Record) -> u32 {
     fruitless.count().max(1) as u32
 }
 
-/// Before there is an agent that could hear it, a wish to cancel is the supervisor's to fulfil, and whoever only ends jobs begins nothing. Answers
+/// Fulfils a wish to cancel before there is an agent that could hear it. An invocation that only ends jobs begins nothing. Answers
 /// whether the state changed.
 pub(super) async fn ended_before_launch(world: &World, job: &mut Journal) -> Result<bool> {
     let early =

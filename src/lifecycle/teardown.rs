@@ -61,7 +61,7 @@ async fn try_to_destroy(world: &World, id: &JobId) -> Result<()> {
     Err(may_bill(id, &format!("still there: {}", names.join(", "))))
 }
 
-/// What the provider still shows of a job.
+/// The resources of a job that the provider still shows.
 pub async fn remaining(world: &World, id: &JobId) -> Result<Vec<Resource>> {
     let all = world.provider.list().await?;
     Ok(all.into_iter().filter(|resource| resource.attempt.job == *id && world.reaches(resource)).collect())

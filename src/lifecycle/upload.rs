@@ -43,7 +43,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     Ok(Next::Now)
 }
 
-/// What the upload reads of this machine.
+/// The path that the upload reads on this machine.
 pub(super) fn local_path(plan: &Plan) -> Option<&str> {
     let data = match &plan.data {
         DataPlan::Directory(directory) => Some(directory.as_str()),

@@ -1,5 +1,6 @@
 //! Whether a running attempt's agent is heard of. Its heartbeat in the store is the first sign, what its machine lets be seen the
-//! second; only where both fail is an attempt given up, so neither a store nor a metadata service that is down costs a healthy machine.
+//! second; only where both fail is an attempt given up, so neither a store nor a metadata service that is down costs a healthy
+//! machine.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ const QUIET: Duration = Duration::from_secs(30);
 /// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
 const WORTH_A_WORD: Duration = Duration::from_secs(45);
 
-/// What one invocation knows of the attempt that runs.
+/// One invocation's knowledge of the running attempt.
 #[derive(Default)]
 pub struct Vigil {
     /// The provider did not answer when it was last asked how the machine is.
@@ -38,7 +39,7 @@ pub struct Vigil {
     /// Whether the provider knows that the agent was heard of.
     told: bool,
     looked: Option<Instant>,
-    /// What the machine was at, and since when.
+    /// The machine's activity, and since when.
     at: Option<(String, Instant)>,
     warned: bool,
 }
@@ -47,8 +48,8 @@ fn within(time: Option<Instant>, span: Duration) -> bool {
     time.is_some_and(|time| time.elapsed() < span)
 }
 
-/// Looks for signs of life, tells the user what there is to tell, and answers what shall be done if there are none. Asked only while the
-/// machine has power and its agent was started.
+/// Looks for signs of life, tells the user what there is to tell, and answers what shall be done if there are none. Asked only
+/// while the machine has power and its agent was started.
 pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Option<Decision>> {
     if vigil.attempt == job.record.attempt && within(vigil.looked, EVERY) {
         return Ok(None);
@@ -90,8 +91,8 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
     }
 }
 
-/// The provider hears of the agent's first sign of life. What cannot be asked now is asked again with the next heartbeat; the job goes on in
-/// any case.
+/// The provider hears of the agent's first sign of life. What cannot be asked now is asked again with the next heartbeat; the job
+/// goes on in any case.
 async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
     if vigil.told || vigil.heartbeat.is_none() {
         return;
@@ -105,7 +106,8 @@ async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
     }
 }
 
-/// Where a heartbeat is all there is, one that stands still decides nothing. It is not for the record, whose disk may be what is full.
+/// Where a heartbeat is all there is, one that stands still decides nothing. It is not for the record, whose disk may be what is
+/// full.
 fn unheard(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
     if vigil.heard.is_some() && !std::mem::replace(&mut vigil.warned, true) {
         world.report.warn(&format!(

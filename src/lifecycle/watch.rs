@@ -1,4 +1,4 @@
-//! Somebody else's job, as whoever may only watch it sees it.
+//! Somebody else's job, seen by a user who may only watch it.
 
 use std::time::Duration;
 
@@ -18,13 +18,14 @@ const EVERY: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub(super) struct Watch {
     looked: Option<Timestamp>,
-    /// Of the supervisor's lease and the agent's heartbeat, and since when they are the same.
+    /// Tags of the supervisor's lease and of the agent's heartbeat, and since when they are the same.
     signs: Option<([Option<ETag>; 2], Timestamp)>,
     told: bool,
 }
 
 impl Watch {
-    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while. What cannot be read now is read later.
+    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while. What cannot be read now
+    /// is read later.
     pub async fn look(&mut self, world: &World, record: &Record) {
         let now = world.clock.now();
         let since = |then: Timestamp| Duration::try_from(now.duration_since(then)).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What comes from outside is data, and no order to a terminal.
+//! Text from outside is data, and no command to a terminal.
 
 use std::{fmt::Write as _, mem, str};
 

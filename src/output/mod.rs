@@ -1,4 +1,4 @@
-//! What people and programs see. Data goes to stdout, talk to stderr; no other module prints.
+//! The output for people and programs. Data goes to stdout, messages go to stderr; no other module prints.
 
 use std::{
     env,
@@ -82,7 +82,7 @@ impl Output {
         self.raw(text.as_bytes())
     }
 
-    /// As [`Output::show`], while this thread does other things.
+    /// [`Output::show`] while this thread does other things.
     pub async fn show_apart(&mut self, value: &dyn Show) -> Result<(), Failure> {
         let text = self.text_of(value);
         self.raw_apart(text.into_bytes()).await.map_err(|error| stdout_failed(&error))
@@ -129,7 +129,7 @@ impl Output {
         }
     }
 
-    /// As [`Output::data`], while this thread does other things: the reader may stand still (`ftctl logs -f JOB | less`).
+    /// [`Output::data`] while this thread does other things: the reader may stand still (`ftctl logs -f JOB | less`).
     pub async fn write_apart(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         let bytes = if self.is_terminal() { self.stream.clean(&bytes).into_bytes() } else { bytes };
         self.raw_apart(bytes).await

@@ -18,9 +18,9 @@ use crate::job::printable;
 #[derive(Debug, Clone, Default)]
 pub struct Chart {
     pub title: &'static str,
-    /// What the numbers are drawn over.
+    /// The horizontal axis.
     pub over: &'static str,
-    /// Of which there are no halves.
+    /// Whether its numbers are whole.
     pub whole: bool,
     /// Equal ratios are equally far apart.
     pub logarithmic: bool,
@@ -43,7 +43,7 @@ pub struct Series {
 /// A fact, with its value for each job.
 pub type Fact = (&'static str, Vec<String>);
 
-/// What a page has a colour for; further jobs have those of the first again.
+/// Number of colours on a page; further jobs begin with the first again.
 pub const COLOURS: usize = 6;
 
 const WIDTH: u32 = 640;
@@ -204,7 +204,8 @@ impl Ranged for Axis {
     }
 }
 
-/// The least and the largest of these, and a share of what lies between on both sides. A single number, or a constant, lies in the middle.
+/// The least and the largest of these, and a share of what lies between on both sides. A single number, or a constant, lies in the
+/// middle.
 fn around(numbers: impl Iterator<Item = f64>, beyond: f64) -> (f64, f64) {
     let (low, high) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), n| (low.min(n), high.max(n)));
     if low < high {
@@ -227,7 +228,8 @@ fn round_ticks(low: f64, high: f64, least: f64) -> Vec<f64> {
     (0..=2 * TICKS as u32).map(|tick| (first + f64::from(tick)) * step).take_while(|tick| *tick <= high + near).collect()
 }
 
-/// Logarithms of round numbers between two logarithms: 1, 2 and 5 times each power of ten, or as many powers as an axis has room for.
+/// Logarithms of round numbers between two logarithms: 1, 2 and 5 times each power of ten, or as many powers as an axis has room
+/// for.
 fn logarithmic_ticks(low: f64, high: f64) -> Vec<f64> {
     if high - low < 0.5 {
         return round_ticks(10_f64.powf(low), 10_f64.powf(high), 0.0)

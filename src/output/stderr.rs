@@ -1,5 +1,5 @@
-//! Lines and bars on their way to stderr. Whoever supervises a job waits for no reader: not for a pager that stands still or a terminal
-//! that Ctrl-S stopped, and not for one that is gone.
+//! Lines and bars on their way to stderr. A supervisor waits for no reader: not for a pager that stands still or a terminal that
+//! Ctrl-S stopped, and not for one that is gone.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ enum Message {
     Line(String),
     /// There is news of the bars.
     Look,
-    /// What still goes on when the program ends has no bar any more.
+    /// Work that still goes on when the program ends has no bar any more.
     ClearBars,
     /// Answered when everything before it is written.
     Settle(SyncSender<()>),

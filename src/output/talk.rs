@@ -33,7 +33,7 @@ impl Talk {
         print()
     }
 
-    /// As [`Talk::after_all`], while no bar is on the screen.
+    /// [`Talk::after_all`] while no bar is on the screen.
     pub fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
         self.stderr.suspend(print)
     }

@@ -35,7 +35,7 @@ pub trait World: Send + Sync {
         Plan { compute: self.compute().into(), ..plan() }
     }
 
-    /// What its machines start.
+    /// The image that its machines start.
     fn image(&self) -> TrainerImage {
         TrainerImage::None
     }

@@ -1,4 +1,4 @@
-//! What providers keep in files of this machine.
+//! Providers' files on this machine.
 
 use std::{
     fs::File,

@@ -12,9 +12,9 @@ use crate::{
 #[error("{message}")]
 pub struct ProviderError {
     pub class: Class,
-    /// What happened, to what, and why.
+    /// The event, its object and its cause.
     pub message: String,
-    /// What the user can do next.
+    /// The user's next step.
     pub fix: Option<String>,
     /// The service asked for a pause.
     pub retry_after: Option<Duration>,
@@ -22,7 +22,7 @@ pub struct ProviderError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// No machine to be had here now.
+    /// No machine is available here now.
     Capacity,
     /// The account may not have more.
     Quota,

@@ -1,8 +1,8 @@
 //! The seam between the life of a job and the place where it runs.
 //!
-//! A provider answers four questions: how does an attempt get a machine, how does the agent get started there, is it alive, and how is
-//! it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences between
-//! providers are data ([`Capabilities`]), never a test for a provider's name.
+//! A provider answers four questions: how does an attempt get a machine, how does the agent get started there, is it alive, and how
+//! is it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences
+//! between providers are data ([`Capabilities`]), never a test for a provider's name.
 
 use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc};
 
@@ -45,7 +45,7 @@ pub type Result<T, E = ProviderError> = std::result::Result<T, E>;
 pub type AgentEnvironment =
     Arc<dyn Fn(JobId) -> Pin<Box<dyn Future<Output = Result<Vec<(OsString, OsString)>>> + Send>> + Send + Sync>;
 
-/// What a provider can do and what it needs.
+/// A provider's abilities and needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// Its machines cost money.
@@ -66,7 +66,7 @@ pub struct Build<'p> {
 /// One thing of ours that exists at the provider.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resource {
-    /// As the provider names it.
+    /// The resource's name, as the provider gives it.
     pub name: String,
     pub attempt: AttemptId,
     pub since: Timestamp,
@@ -77,7 +77,7 @@ pub struct Resource {
     pub belongs: Belongs,
 }
 
-/// What can be seen of an attempt.
+/// The visible state of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sighting {
     /// A service has taken the attempt and has no machine for it yet. It costs nothing; `since` is by the service's clock.
@@ -92,7 +92,7 @@ pub enum Sighting {
     Gone,
 }
 
-/// What a machine lets be seen of itself when its agent is not heard of.
+/// A machine's own signs of life, for when its agent is not heard of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Signs {
     /// It works at that.
@@ -122,7 +122,7 @@ pub struct Console {
 /// Questions about an account, whatever jobs it has.
 #[async_trait]
 pub trait Account: Send + Sync {
-    /// What a job needs of this backend, found out by asking it. Changes nothing, and fails for nothing.
+    /// Asks this backend for all that a job needs of it. Changes nothing and never fails.
     async fn check(&self) -> Vec<Finding> {
         Vec::new()
     }
@@ -132,13 +132,13 @@ pub trait Account: Send + Sync {
         Ok(())
     }
 
-    /// Whether the backend has room for this plan's machine, and what that begins with, found out by asking it. Changes nothing, and fails
-    /// for nothing.
+    /// Whether the backend has room for this plan's machine, and what that begins with, found out by asking it. Changes nothing,
+    /// and fails for nothing.
     async fn room(&self, _plan: &Plan) -> Vec<Finding> {
         Vec::new()
     }
 
-    /// What one hour of this plan's machine costs: asked once for a job, which keeps the answer. Changes nothing. Fails as
+    /// The price of one hour of this plan's machine: asked once for a job, which keeps the answer. Changes nothing. Fails as
     /// [`Class::Invalid`] for a plan that can never run here.
     async fn price(&self, plan: &Plan) -> Result<Price>;
 
@@ -148,11 +148,11 @@ pub trait Account: Send + Sync {
     }
 }
 
-/// Questions about attempts. Every method may be called again after a crash at any instant and must then find, not repeat, what was done:
-/// names are derived from the attempt, so there is nothing to remember.
+/// Questions about attempts. Every method may be called again after a crash at any instant and must then find, not repeat, what was
+/// done: names are derived from the attempt, so there is nothing to remember.
 ///
-/// A machine is an attempt's by what it says itself, never by its name alone. One whose job is in another store is as if it were not there,
-/// but for [`Provider::provision`], which refuses, and [`Provider::list`], which shows it.
+/// A machine is an attempt's by what it says itself, never by its name alone. One whose job is in another store is as if it were
+/// not there, but for [`Provider::provision`], which refuses, and [`Provider::list`], which shows it.
 #[async_trait]
 pub trait Provider: Account {
     fn capabilities(&self) -> Capabilities;
@@ -170,9 +170,10 @@ pub trait Provider: Account {
     /// Finds or builds what runs this plan's attempts. `before` is what this machine built for the job earlier.
     async fn image(&self, plan: &Plan, before: Option<&TrainerImage>, report: &dyn Report) -> Result<TrainerImage>;
 
-    /// Creates the machine of this attempt, or finds it, or has a service queue it ([`Sighting::Queued`]). An existing one is not changed.
-    /// It ends by itself when the lifetime of `plan` is over, counted from when it exists. `image` is what [`Provider::image`] answered.
-    /// Answers what was refused on the way, in words. Fails as [`Class::Conflict`] when something that is not of this job has the name.
+    /// Creates the machine of this attempt, or finds it, or has a service queue it ([`Sighting::Queued`]). An existing one is not
+    /// changed. It ends by itself when the lifetime of `plan` is over, counted from when it exists. `image` is what
+    /// [`Provider::image`] answered. Answers what was refused on the way, in words. Fails as [`Class::Conflict`] when something
+    /// that is not of this job has the name.
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>>;
 
     /// Starts the agent on the machine with this order, or finds it started; at most once for an attempt, so a machine that is over
@@ -181,19 +182,19 @@ pub trait Provider: Account {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
 
-    /// The agent of this attempt was heard of, so it has what it needs: secrets that lie where others may read them go from there. Each
-    /// invocation says so once.
+    /// The agent of this attempt was heard of, so it has what it needs: secrets that lie where others may read them go from there.
+    /// Each invocation says so once.
     async fn heard(&self, _attempt: &AttemptId) -> Result<()> {
         Ok(())
     }
 
-    /// What can be seen of a machine besides its power. Only where [`Capabilities::signs`].
+    /// A machine's signs of life besides its power. Only where [`Capabilities::signs`].
     async fn signs(&self, _attempt: &AttemptId) -> Result<Signs> {
         Ok(Signs::Absent)
     }
 
-    /// What the machine wrote to its console from position `start` on, before its agent lived and beside it. `None` where machines
-    /// have no console, or this one is gone.
+    /// The machine's console output from position `start` on, from before its agent lived and beside it. `None` where machines have
+    /// no console, or this one is gone.
     async fn console(&self, _attempt: &AttemptId, _start: u64) -> Result<Option<Console>> {
         Ok(None)
     }
@@ -211,8 +212,8 @@ pub trait Provider: Account {
     /// The time by the clock that [`Resource::expires`] is of; `None` where nobody can say.
     async fn now(&self) -> Option<Timestamp>;
 
-    /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails as
-    /// [`Class::Invalid`] when there is no such machine, or none that runs.
+    /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails
+    /// as [`Class::Invalid`] when there is no such machine, or none that runs.
     async fn session(&self, attempt: &AttemptId, _command: &[String], _terminal: bool) -> Result<Session> {
         Err(ProviderError::new(Class::Invalid, format!("no command can be run on {}", attempt.machine_name())))
     }

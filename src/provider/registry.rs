@@ -43,7 +43,7 @@ pub fn names() -> [&'static str; 4] {
     Backend::ALL.map(|(name, _)| name)
 }
 
-/// What a provider may need to know about the place where ftctl runs.
+/// Facts about the place where ftctl runs that a provider may need.
 #[derive(Clone)]
 pub struct Environment {
     /// `$XDG_STATE_HOME/ftctl`.
@@ -130,8 +130,8 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 
-/// What of this process's environment an agent has, and a signature for its store. Where nothing can be signed for a blob container, the agent
-/// signs in as this process does.
+/// The part of this process's environment that an agent gets, and a signature for its store. Where nothing can be signed for a blob
+/// container, the agent signs in as this process does.
 fn agent_environment(environment: &Environment) -> AgentEnvironment {
     let environment = environment.clone();
     Arc::new(move |job| {
@@ -144,7 +144,7 @@ fn agent_environment(environment: &Environment) -> AgentEnvironment {
     })
 }
 
-/// What an agent has of `variables`, besides what the store at `url` has `given` it.
+/// The part of `variables` that an agent gets, besides those that the store at `url` has `given` it.
 fn agents(
     variables: Vec<(OsString, OsString)>,
     given: Vec<(&'static str, Option<String>)>,

@@ -10,7 +10,7 @@ use tokio::io::AsyncWrite;
 use super::Result;
 
 pub enum Session {
-    /// A program on this machine that is the session: it has the standard streams of whoever starts it, and ends with its exit code.
+    /// A program on this machine that is the session: it has its caller's standard streams, and ends with its exit code.
     Program(Command),
     Remote(Remote),
 }
@@ -24,7 +24,7 @@ pub struct Remote {
     pub control: Box<dyn Control>,
 }
 
-/// What a command wrote.
+/// A piece of a command's output.
 pub enum Piece {
     Output(Bytes),
     Errors(Bytes),
@@ -32,9 +32,9 @@ pub enum Piece {
 
 #[async_trait]
 pub trait Control: Send + Sync {
-    /// Of the terminal, when the command has one.
+    /// Resizes the terminal, when the command has one.
     async fn resize(&self, columns: u16, rows: u16) -> Result<()>;
 
-    /// Of the command that has ended.
+    /// The exit code of the command, which has ended.
     async fn exit_code(&self) -> Result<u8>;
 }

@@ -1,5 +1,5 @@
-//! Whose a machine is. Its labels say which user made it and which store has its job, so that equal names, filters and ids in a cloud, or on
-//! an engine, that others use as well are no reason to touch anything.
+//! Whose a machine is. Its labels say which user made it and which store has its job, so that equal names, filters and ids in a
+//! cloud, or on an engine, that others use as well are no reason to touch anything.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Party {
         Self { owner: owner.into(), store, everybody: false }
     }
 
-    /// What this party's machines are labelled with. Fails when the store cannot say which it is.
+    /// The labels of this party's machines. Fails when the store cannot say which it is.
     pub async fn mark(&self) -> store::Result<Mark<'_>> {
         let owner = label(&Digest::of(self.owner.as_bytes()));
         Ok(Mark { party: self, owner, store: label(&self.store.identity().await?) })
@@ -47,7 +47,7 @@ pub struct Mark<'p> {
     pub store: String,
 }
 
-/// What a machine says of itself.
+/// A machine's own word on its owner.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Said<'m> {
     /// A name or its label.
@@ -91,9 +91,9 @@ impl Belongs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Whose {
-    /// Of this user and this store.
+    /// It belongs to this user and this store.
     Ours,
-    /// Of this store, and of another user.
+    /// It belongs to this store and another user.
     OtherOwner,
     OtherStore,
     /// It does not say: an older ftctl made it, or somebody by hand. It goes with the job that it names.

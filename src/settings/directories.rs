@@ -9,7 +9,7 @@ use std::{
 
 use super::SettingsError;
 
-/// What the process finds around itself. A parameter, so that tests need not change their own environment.
+/// The process's surroundings. They are a parameter, so that tests need not change their own environment.
 pub struct Surroundings<'a> {
     /// An environment variable; empty ones count as absent.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
@@ -31,7 +31,8 @@ pub(super) const NO_STORE: SettingsError = SettingsError::NoHome { what: "the em
 impl Directories {
     pub fn resolve(around: &Surroundings<'_>) -> Self {
         let find = |variable: &str, below_home: &str| {
-            // "If an implementation encounters a relative path in any of these variables it should consider the path invalid and ignore it."
+            // "If an implementation encounters a relative path in any of these variables it should consider the path invalid and
+            // ignore it."
             let explicit = (around.variable)(variable).map(PathBuf::from).filter(|path| path.is_absolute());
             let home = || around.home.as_ref().filter(|home| home.is_absolute()).map(|home| home.join(below_home));
             explicit.or_else(home).map(|base| base.join("ftctl"))
@@ -64,8 +65,8 @@ impl Directories {
     }
 }
 
-/// Makes a directory of ftctl's own, for its owner alone. One that is there already becomes so: texts, weights and tokens of clouds lie below it.
-/// Where this is impossible, the write that follows says why.
+/// Makes a directory of ftctl's own, for its owner alone. One that is there already becomes so: texts, weights and tokens of clouds
+/// lie below it. Where this is impossible, the write that follows says why.
 fn private(directory: &Path) -> &Path {
     let _ = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     if fs::metadata(directory).is_ok_and(|found| found.permissions().mode() & 0o077 != 0) {

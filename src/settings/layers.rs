@@ -44,7 +44,7 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// What one place says. Absent keys are left to the places below.
+/// The settings of one place. Absent keys are left to the places below.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Layer {
@@ -86,8 +86,8 @@ impl Layer {
     }
 }
 
-/// `store` as it is when it is a URL or an absolute path, else below `base`. An empty one stays what it is: a variable that is not set
-/// means no directory.
+/// `store` as it is when it is a URL or an absolute path, else below `base`. An empty one stays what it is: a variable that is not
+/// set means no directory.
 pub(super) fn anchor(store: &str, base: &Path) -> String {
     if store.is_empty() || store.contains("://") || store == "memory:" {
         store.to_owned()
@@ -114,12 +114,12 @@ struct UserFile {
     profiles: BTreeMap<String, Layer>,
 }
 
-/// What the user's file says.
+/// The settings of the user's file.
 #[derive(Default)]
 pub(super) struct OfUser {
     pub layer: Layer,
     pub profiles: BTreeMap<String, Layer>,
-    /// Stores whose jobs are driven here, whoever submitted them.
+    /// Stores whose jobs are driven here, other users' included.
     pub adopt: Option<Vec<String>>,
 }
 

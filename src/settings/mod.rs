@@ -1,4 +1,4 @@
-//! What is in force: flag > environment > job file > project file > user file (the chosen profile first) > default.
+//! The settings in force: flag > environment > job file > project file > user file (the chosen profile first) > default.
 //!
 //! The job file stands below the environment so that a pipeline can move a checked-in job, and above the other files because it
 //! says what this one job needs. Every value knows where it was found.
@@ -75,7 +75,7 @@ pub struct Settings {
     /// By the environment or the user's file, and nowhere else.
     pub adopt: Setting<Option<Adopt>>,
     pub directories: Directories,
-    /// What holds on the project's word alone.
+    /// Settings that hold on the project's word alone.
     pub project: Claims,
     /// Files that were looked for, strongest first.
     pub files: Vec<PathBuf>,
@@ -215,7 +215,7 @@ impl Settings {
         places(Some(&self.backend.value), self.store.value.as_deref(), image)
     }
 
-    /// Whether this user drives every job of a store, whoever submitted it.
+    /// Whether this user drives every job of a store, other users' included.
     pub fn adopts(&self, store: &str) -> bool {
         match &self.adopt.value {
             Some(Adopt::Everything) => true,
@@ -234,7 +234,7 @@ impl Settings {
         self.project.places.contains_key(STORE_KEY)
     }
 
-    /// What holds for one job on the word of its file alone.
+    /// Settings that hold for one job on the word of its file alone.
     pub fn claims(&self, spec: &JobSpec, file: PathBuf) -> Result<Claims, SettingsError> {
         let Choices { backend, store, image, .. } = self.choices(spec, &trust::directory_of(&file))?;
         let mut said = places(Some(&backend), Some(&store), table(&image));
@@ -258,8 +258,8 @@ impl Settings {
         serde_json::from_value(Value::Object(chosen)).unwrap_or_default()
     }
 
-    /// What holds for one job: its file is asked after the flags and the environment and before the other files.
-    /// `job_directory` is where a relative store in the job file begins.
+    /// The settings for one job: its file is asked after the flags and the environment and before the other files. `job_directory`
+    /// is where a relative store in the job file begins.
     pub fn choices(&self, spec: &JobSpec, job_directory: &Path) -> Result<Choices, SettingsError> {
         let store = spec.store.as_ref().map(|store| layers::anchor(store, job_directory));
         Ok(Choices {
@@ -276,13 +276,13 @@ impl Settings {
     }
 }
 
-/// What a project's file says of where jobs run.
+/// The places that a project's file names for jobs.
 pub fn places_of_project(file: &Path) -> Result<Places, SettingsError> {
     let Layer { backend, store, image, .. } = layers::project_file(file)?;
     Ok(places(backend.as_deref(), store.as_deref(), table(&image)))
 }
 
-/// What a job file says of where its job runs.
+/// The places that a job file names for its job.
 pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
     let (backend, store, image) = (spec.compute.backend.clone(), spec.store.clone(), spec.image.clone());
     let mut layer = Layer { backend, image, store, ..Layer::default() };
@@ -296,7 +296,8 @@ pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
 const CODE_KEYS: [(&str, &[&str]); 2] =
     [("docker", &["image", "mounts", "user", "network"]), ("gce", &["image", "image_family", "image_project", "service_account"])];
 
-/// What a job file says of the code that its machine runs. A library of a GPU or of a compiler loads what some variables name, so all of them count.
+/// The code that a job file names for its machine. A library of a GPU or of a compiler loads what some variables name, so all of
+/// them count.
 fn code_of_job(spec: &JobSpec) -> Places {
     let compute = json!(spec.compute);
     let of_table = |(table, keys): &(&str, &'static [&str])| {

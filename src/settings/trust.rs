@@ -1,7 +1,7 @@
 //! Which values of a project's files count: those that the user has trusted for their directory.
 //!
-//! A file that came with a cloned repository may say what a job trains. Where jobs run, which store holds them and how images are built sends a
-//! sign-in somewhere, or runs somebody's code, so it takes a word of the user.
+//! A file that came with a cloned repository may say what a job trains. Where jobs run, which store holds them and how images are
+//! built sends a sign-in somewhere, or runs somebody's code, so it takes a word of the user.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ const SCHEMA: &str = "ftctl.trusted/1";
 /// `backend`, `store`, the keys of `[image]`, and those of `[compute]` that decide whose code runs, with the value of each.
 pub type Places = BTreeMap<String, String>;
 
-/// What a file of a project says of [`Places`] that would not hold without it.
+/// The [`Places`] of a project's file that would not hold without it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Claims {
     pub file: PathBuf,
@@ -28,7 +28,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// What `file` says beyond what holds anyway.
+    /// The places that `file` adds to those that hold anyway.
     pub(super) fn beyond(file: PathBuf, mut said: Places, without: &Places) -> Self {
         said.retain(|key, value| without.get(key) != Some(value));
         Self { file, places: said }
@@ -46,7 +46,7 @@ pub fn directory_of(file: &Path) -> PathBuf {
     fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned())
 }
 
-/// What the user trusts the files of one directory to say, as it is remembered in the state directory.
+/// The settings that the user trusts the files of one directory with, as the state directory remembers them.
 #[derive(Debug)]
 pub struct Trusted {
     path: PathBuf,

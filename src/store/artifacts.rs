@@ -1,5 +1,5 @@
-//! What a job leaves beside its checkpoints (summary, sample, step log): contents by digest, and a manifest that is written last by
-//! whoever holds the attempt's lease. The newest attempt's stand for the job.
+//! A job's artifacts beside its checkpoints (summary, sample, step log): contents by digest, and a manifest that is written last by
+//! the holder of the attempt's lease. The newest attempt's artifacts stand for the job.
 
 use std::{path::Path, sync::Arc};
 
@@ -44,7 +44,7 @@ pub async fn files(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
     Ok(files)
 }
 
-/// As [`files`], for who only asks which contents are named.
+/// [`files`] for a caller that only asks which contents are named.
 pub(super) async fn stored(store: &dyn Store, job: &JobId) -> Result<Vec<FileEntry>> {
     let name = manifest_path(job);
     let Some((manifest, _)) = find_json::<ArtifactsManifest>(store, &name).await? else { return Ok(Vec::new()) };

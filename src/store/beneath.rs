@@ -1,5 +1,5 @@
-//! Folders and files beneath one open directory. What is there may be somebody else's work: no symbolic link is followed, be it at the end of a
-//! path or in its middle, and only plain files are opened, because a pipe would keep its reader waiting.
+//! Folders and files beneath one open directory. What is there may be somebody else's work: no symbolic link is followed, be it at
+//! the end of a path or in its middle, and only plain files are opened, because a pipe would keep its reader waiting.
 
 use std::{
     fs::File,
@@ -14,8 +14,8 @@ use cap_std::{
 };
 use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
 
-/// A deletion in another process may take an emptied folder away between two steps of a write. That the same happens so often in a row is
-/// out of the question.
+/// A deletion in another process may take an emptied folder away between two steps of a write. That the same happens so often in a
+/// row is out of the question.
 const TRIES: usize = 1_000;
 
 /// Opens a directory that the user named. Links on the way to it are the user's own.
@@ -43,7 +43,7 @@ pub(super) fn enter(above: &Dir, name: &str) -> io::Result<Dir> {
     above.open_dir_nofollow(name).map_err(|error| explained(above, name, error))
 }
 
-/// As [`folder`]; what is missing is made, with `mode` as far as the `umask` allows. `grown` sees each folder that has a new one.
+/// [`folder`] that makes missing folders, with `mode` as far as the `umask` allows. `grown` sees each folder that has a new one.
 /// [`ErrorKind::NotFound`]: a deletion took one away meanwhile; see [`again`].
 pub(super) fn make(root: &Dir, path: &str, mode: u32, grown: impl Fn(&Dir) -> io::Result<()>) -> io::Result<Dir> {
     parts(path).try_fold(root.try_clone()?, |above, name| match enter(&above, name) {
@@ -81,7 +81,7 @@ pub(super) fn create(folder: &Dir, name: &str, options: &OpenOptions) -> io::Res
     open(folder, name, options.clone().read(true).write(true).create_new(true))
 }
 
-/// What has a name, be it a link; `None`: nothing.
+/// The entry with this name, be it a link; `None`: nothing.
 pub(super) fn stat(folder: &Dir, name: &str) -> io::Result<Option<Stat>> {
     match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(rustix::io::Errno::NOENT) => Ok(None),
@@ -109,7 +109,8 @@ pub(super) fn sync(folder: &Dir) -> io::Result<()> {
     as_file(folder)?.sync_all()
 }
 
-/// There is no such file. What is there and is refused is another error: a folder that somebody replaced by a link must not look empty.
+/// There is no such file. What is there and is refused is another error: a folder that somebody replaced by a link must not look
+/// empty.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

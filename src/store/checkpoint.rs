@@ -1,5 +1,5 @@
-//! Checkpoints in the store: contents by digest, so that unchanged files are not sent again, and a manifest that is written last
-//! by whoever holds the attempt's lease. A checkpoint without its manifest does not exist.
+//! Checkpoints in the store: contents by digest, so that unchanged files are not sent again, and a manifest that is written last by
+//! the holder of the attempt's lease. A checkpoint without its manifest does not exist.
 
 use std::{collections::HashSet, path::Path, sync::Arc};
 
@@ -61,7 +61,7 @@ pub async fn commit(
     }
     lease.renew().await?;
     let manifest = CheckpointManifest { schema: CHECKPOINT_SCHEMA.to_owned(), step, attempt, files: sent.files };
-    // Whoever holds the lease is the truth: the same step done again, with other bits, replaces the one before.
+    // The lease's holder is the truth: the same step done again, with other bits, replaces the one before.
     let condition = present.map_or(Condition::IfAbsent, |(_, etag)| Condition::IfMatch(etag));
     match write_json(store.as_ref(), &name, &manifest, condition).await {
         Err(conflict @ StoreError::Conflict { .. }) => settle(store.as_ref(), &name, manifest, conflict).await,
@@ -97,7 +97,7 @@ pub async fn manifest(store: &dyn Store, job: &JobId, step: u64) -> Result<Check
     Ok(manifest)
 }
 
-/// As [`manifest`], for who only asks which contents are named.
+/// [`manifest`] for a caller that only asks which contents are named.
 async fn stored(store: &dyn Store, job: &JobId, step: u64) -> Result<CheckpointManifest> {
     let name = manifest_path(job, step);
     let (manifest, _): (CheckpointManifest, _) = read_json(store, &name).await?;
@@ -146,9 +146,9 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
     Ok(manifest)
 }
 
-/// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. An attempt that has been
-/// replaced fails with [`StoreError::Conflict`] and removes nothing: its view of what is newest is stale. What a crash in the middle
-/// leaves goes with the next [`super::prune`].
+/// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. An attempt that has
+/// been replaced fails with [`StoreError::Conflict`] and removes nothing: its view of what is newest is stale. What a crash in the
+/// middle leaves goes with the next [`super::prune`].
 pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usize) -> Result<()> {
     let steps = list(store, job).await?;
     let (old, kept) = steps.split_at(steps.len().saturating_sub(keep.max(1)));

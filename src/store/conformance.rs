@@ -1,4 +1,4 @@
-//! What every store must do. One suite; each store's tests call [`passes`] with a fresh one.
+//! The duties of every store. One suite; each store's tests call [`passes`] with a fresh one.
 
 use std::sync::Arc;
 

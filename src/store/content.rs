@@ -37,7 +37,7 @@ use crate::job::{
 /// Bytes of a chunk; the last one of a file is shorter. A part of the format: another size needs another schema.
 pub(super) const CHUNK: u64 = 4 << 20;
 
-/// What all chunks on their way may hold in memory, in KiB.
+/// Memory of all chunks on their way, in KiB.
 const MEMORY_KIB: usize = 48 << 10;
 
 /// One file of a dataset or a checkpoint.
@@ -46,9 +46,9 @@ pub struct FileEntry {
     /// Relative, separated by `/`.
     pub path: String,
     pub size: u64,
-    /// Of the bytes; of a file in several chunks that of their digests, 32 bytes each, in order.
+    /// Digest of the bytes; for a file in several chunks, of their digests, 32 bytes each, in order.
     pub sha256: Digest,
-    /// Of each 4 MiB; absent when there is only one, and in what versions before this one stored.
+    /// Digest of each 4 MiB; absent when there is only one, and in manifests of versions before this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunks: Vec<Digest>,
 }
@@ -94,7 +94,7 @@ impl FileEntry {
     }
 }
 
-/// What stands for a file in several chunks.
+/// The digest that stands for a file in several chunks.
 fn digest_of_all(chunks: &[Digest]) -> Digest {
     let mut hasher = Sha256::new();
     for chunk in chunks {
@@ -117,7 +117,7 @@ pub(super) fn check(files: &[FileEntry]) -> Result<u64> {
         .ok_or_else(|| StoreError::Unreadable("the manifest's files have more bytes than can be counted; it is damaged".to_owned()))
 }
 
-/// What sending a tree came to.
+/// The result of sending a tree.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     /// Sorted by path.
@@ -129,8 +129,8 @@ pub(super) struct Sent {
     pub relied: HashSet<Digest>,
 }
 
-/// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to it;
-/// a symbolic link to a file counts as that file; anything that is neither file nor folder is refused, and so is a tree without
+/// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to
+/// it; a symbolic link to a file counts as that file; anything that is neither file nor folder is refused, and so is a tree without
 /// files. A file that changes meanwhile is an error; what has been sent of it then is named by nothing.
 pub(super) async fn send(store: &Arc<dyn Store>, contents: &str, source: &Path, dry: bool, report: &dyn Report) -> Result<Sent> {
     let files = LocalFile::find(source)?;
@@ -216,7 +216,7 @@ struct Pass {
     done: AtomicU64,
 }
 
-/// Memory of whole chunks, used again: getting it anew from the kernel would cost about a tenth of what sending takes.
+/// Memory of whole chunks, used again: getting it from the kernel each time would cost about a tenth of the time of sending.
 #[derive(Default)]
 struct Buffers(Mutex<Vec<Vec<u8>>>);
 
@@ -290,8 +290,8 @@ impl Pass {
     }
 }
 
-/// What of a file changes when its bytes do. The time of its inode's change does so too often: also when another of its names goes, as when
-/// the trainer removes an old checkpoint that is on its way to the store under a name of the agent's.
+/// The attributes of a file that change with its bytes. The time of its inode's change does so too often: also when another of its
+/// names goes, as when the trainer removes an old checkpoint that is on its way to the store under a name of the agent's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     size: u64,
@@ -457,7 +457,8 @@ pub(super) async fn watched<T>(work: impl Future<Output = Result<T>>, counter: &
     }
 }
 
-/// Runs `work` as [`on_thread`] does, for what keeps a core busy: as many at a time as there are cores, so that whoever sends is not kept waiting.
+/// Runs `work` as [`on_thread`] does, for work that keeps a core busy: as many at a time as there are cores, so that sending is not
+/// kept waiting.
 pub(super) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     static CORES: LazyLock<Semaphore> =
         LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)));

@@ -36,10 +36,10 @@ struct NameEntry {
     digest: Digest,
 }
 
-/// What an upload did, or would do.
+/// The result of an upload, done or planned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Uploaded {
-    /// Of the manifest: the dataset's name.
+    /// Digest of the manifest: the dataset's name.
     pub digest: Digest,
     pub files: u64,
     pub bytes: u64,
@@ -70,7 +70,7 @@ pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) 
     Ok(uploaded(digest, &sent))
 }
 
-/// What [`upload`] would do, without doing it.
+/// The result that [`upload`] would have, without doing it.
 pub async fn plan_upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
     let sent = content::send(store, &path::contents(), source, true, report).await?;
     Ok(uploaded(Digest::of(&manifest_bytes(&sent)?), &sent))
@@ -129,7 +129,7 @@ pub async fn manifest(store: &dyn Store, digest: &Digest) -> Result<DatasetManif
     Ok(manifest)
 }
 
-/// As [`manifest`], for who only asks which contents are named.
+/// [`manifest`] for a caller that only asks which contents are named.
 async fn stored(store: &dyn Store, digest: &Digest) -> Result<DatasetManifest> {
     let name = path::dataset_manifest(digest);
     let manifest: DatasetManifest = parse_json(&name, &content::verified(store, &name, digest).await?)?;
@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// As a checkpoint that the trainer removes while the agent sends it under a name of its own.
+    /// The case of a checkpoint that the trainer removes while the agent sends it under a name of its own.
     #[tokio::test]
     async fn a_file_may_lose_another_name_on_the_way() {
         let bench = bench();

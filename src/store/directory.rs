@@ -4,8 +4,8 @@
 //! changes by a rename and a log only grows. What a crash leaves behind is a temporary file in `.ftctl/temporary`, which nobody
 //! lists and which a later writer removes.
 //!
-//! Others may write to the directory, too, or it came with a repository: every operation opens it once and reaches the rest beneath that handle
-//! (see [`beneath`]). A symbolic link, a pipe or a device in it is no object.
+//! Others may write to the directory, too, or it came with a repository: every operation opens it once and reaches the rest beneath
+//! that handle (see [`beneath`]). A symbolic link, a pipe or a device in it is no object.
 //!
 //! Long, because its tests play other processes: they stand beside what they race.
 
@@ -57,8 +57,9 @@ pub struct DirectoryStore {
 }
 
 impl DirectoryStore {
-    /// Opens the store at `path`, which need not exist: the first write creates it, for its owner alone, and reading an absent store finds
-    /// nothing. Whose it is does not matter: nothing in it leads elsewhere, and on a shared disk colleagues write to one store.
+    /// Opens the store at `path`, which need not exist: the first write creates it, for its owner alone, and reading an absent
+    /// store finds nothing. Whose it is does not matter: nothing in it leads elsewhere, and on a shared disk colleagues write to
+    /// one store.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |source| StoreError::Io { action: "open", path: path.display().to_string(), source };
         let path = std::path::absolute(path).map_err(failed)?;
@@ -173,7 +174,8 @@ struct Root {
 /// The directory opened for a write.
 struct Opened {
     dir: Dir,
-    /// What is in it is as open to others as the directory itself: a folder that a group shares stays one, and a careless `umask` opens nothing.
+    /// Mode of the contents, as open to others as the directory itself: a folder that a group shares stays one, and a careless
+    /// `umask` opens nothing.
     mode: u32,
 }
 
@@ -202,7 +204,7 @@ impl Root {
         Ok(Opened { dir, mode })
     }
 
-    /// As [`Root::open`]; where there is no directory, it is made for its owner alone.
+    /// [`Root::open`] that makes a missing directory, for its owner alone.
     fn make(&self) -> io::Result<Opened> {
         match self.open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -398,8 +400,8 @@ fn remove(root: Dir, path: &str) -> io::Result<()> {
     beneath::sync(&way[way.len() - 1])
 }
 
-/// The names in a folder that may be those of objects or their folders, and whether each is a folder. What was not written through a store is
-/// left out: links, pipes, names that no store takes.
+/// The names in a folder that may be those of objects or their folders, and whether each is a folder. What was not written through
+/// a store is left out: links, pipes, names that no store takes.
 fn entries(folder: &Dir, prefix: &str) -> io::Result<Vec<(String, bool)>> {
     let mut found = Vec::new();
     for entry in folder.entries()? {

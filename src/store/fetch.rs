@@ -39,10 +39,10 @@ use crate::job::{
 /// Chunks of one file on their way while the one before them is written.
 const AHEAD: usize = 8;
 
-/// What all pieces together may hold in memory, in KiB.
+/// Memory of all pieces together, in KiB.
 const MEMORY_KIB: usize = 48 << 10;
 
-/// As the `umask` leaves it.
+/// The mode, less what the `umask` takes.
 const USUAL: u32 = 0o777;
 
 /// A folder that files are put in, and nowhere else.
@@ -223,7 +223,8 @@ fn full(name: &str, expected: u64, found: u64) -> Result<()> {
     Err(StoreError::Unreadable(format!("{name} has {found} bytes, and its manifest says {expected}; one of them is damaged")))
 }
 
-/// Runs `work` as [`on_thread`] does; `writing` has one more sender until its result, and every file in it, is dropped or handed over.
+/// Runs `work` as [`on_thread`] does; `writing` has one more sender until its result, and every file in it, is dropped or handed
+/// over.
 async fn write<T: Send + 'static>(writing: &mpsc::Sender<()>, work: impl FnOnce() -> T + Send + 'static) -> T {
     let writing = writing.clone();
     on_thread(move || (work(), writing)).await.0
@@ -261,7 +262,7 @@ async fn fetch_one(source: &Source, file: &FileEntry, to: &Target, counter: &Ato
     .await
 }
 
-/// What is below `to` under the name of one of these files and is something else: a fetch would replace it.
+/// The entries below `to` that have the name of one of these files and are something else: a fetch would replace them.
 pub async fn in_the_way(files: &[FileEntry], to: &Path) -> Vec<PathBuf> {
     let (to, files) = (to.to_owned(), files.to_vec());
     on_thread(move || {
@@ -470,8 +471,9 @@ fn remove_abandoned(folder: &Dir, wanted: &HashSet<String>) -> io::Result<()> {
     Ok(())
 }
 
-/// A living fetch holds its file's lock until the file has its name. The file goes while we hold the lock, so that whoever made it
-/// and waits for the lock finds out. Between our opening and our lock the file may have got its name and another fetch begun a file here.
+/// A living fetch holds its file's lock until the file has its name. The file goes while we hold the lock, so that its maker, who
+/// waits for the lock, finds out. Between our opening and our lock the file may have got its name and another fetch begun a file
+/// here.
 fn remove_if_abandoned(folder: &Dir, name: &str) {
     if let Ok(file) = beneath::open(folder, name, OpenOptions::new().read(true))
         && file.try_lock().is_ok()

@@ -2,10 +2,11 @@
 
 use crate::job::digest::Digest;
 
-/// What nobody else draws.
+/// Draws a name that nobody else draws.
 pub(super) fn draw() -> String {
     let mut bytes = [0; 32];
-    // It reads the system's generator, which fails on no system that ftctl runs on; two stores of the same identity would be one to a cloud.
+    // It reads the system's generator, which fails on no system that ftctl runs on; two stores of the same identity would be one to
+    // a cloud.
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has random numbers");
     hex::encode(bytes)
 }

@@ -1,9 +1,9 @@
 //! Leases: who may act, decided by conditional writes alone.
 //!
 //! No clock is compared with another. A contender takes a lease that is free, that a lower attempt holds (fencing: attempts only
-//! rise), whose holder was a process of this machine and is gone, or that has lapsed: that has not *changed* for three quarters of its
-//! time to live by the contender's own monotonic clock. The last quarter is for the contender's looks and requests, so that nobody
-//! holds a lease for its time to live at most. The loser finds out at its next renewal.
+//! rise), whose holder was a process of this machine and is gone, or that has lapsed: that has not *changed* for three quarters of
+//! its time to live by the contender's own monotonic clock. The last quarter is for the contender's looks and requests, so that
+//! nobody holds a lease for its time to live at most. The loser finds out at its next renewal.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -88,7 +88,7 @@ struct Body {
     beat: u64,
 }
 
-/// What an attempt to take a lease came to.
+/// The result of an attempt to take a lease.
 #[derive(Debug)]
 pub enum Acquired {
     Held(Lease),
@@ -109,8 +109,8 @@ impl Contender {
         Self { store, path, holder, ttl, seen: None }
     }
 
-    /// Takes the lease if it may. Call it again to outlast a holder that has vanished: several times in a quarter of the time to live,
-    /// and at the latest after [`Contender::lapses_in`].
+    /// Takes the lease if it may. Call it again to outlast a holder that has vanished: several times in a quarter of the time to
+    /// live, and at the latest after [`Contender::lapses_in`].
     pub async fn acquire(&mut self) -> Result<Acquired> {
         loop {
             let found = find(self.store.as_ref(), &self.path).await?;
@@ -184,8 +184,8 @@ impl Lease {
         Witness { store: Arc::clone(&self.store), path: self.path.clone(), holder: self.holder.clone() }
     }
 
-    /// Gives the lease back, to anybody. One that was lost is somebody else's by now, which is no error. An attempt's lease is never
-    /// given back, or else an earlier attempt could take it.
+    /// Gives the lease back, to anybody. One that was lost is somebody else's by now, which is no error. An attempt's lease is
+    /// never given back, or else an earlier attempt could take it.
     pub async fn release(self) -> Result<()> {
         let Some(mut etag) = self.etag else { return Ok(()) };
         let mut beat = self.beat;

@@ -66,7 +66,7 @@ fn meta(path: &str, stored: &Stored) -> Meta {
     Meta { path: path.to_owned(), size: stored.bytes.len() as u64, modified: stored.modified }
 }
 
-/// What `path` is called below `prefix/`; `None` when it is not below.
+/// The part of `path` below `prefix/`; `None` when it is not below.
 fn below<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
     if prefix.is_empty() { Some(path) } else { path.strip_prefix(prefix)?.strip_prefix('/') }
 }

@@ -98,7 +98,7 @@ pub enum StoreError {
     /// There is nothing to sign in with, or it cannot be used.
     #[error("{0}")]
     SignIn(String),
-    /// What is stored is not what a ftctl writes: JSON that cannot be read, a manifest that contradicts itself.
+    /// The stored object is not one that ftctl writes: JSON that cannot be read, a manifest that contradicts itself.
     #[error("{0}")]
     Unreadable(String),
     /// Another version wrote it.
@@ -109,15 +109,15 @@ pub enum StoreError {
     Invalid(String),
 }
 
-/// What [`Store::exposure`] is about.
+/// The subject of [`Store::exposure`].
 const EXPOSURE: &str = "exposure";
 
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-/// What every store can do. All methods are idempotent as far as their conditions allow.
+/// The operations of every store. All methods are idempotent as far as their conditions allow.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// As the user named it, for messages and for the agent's order.
+    /// The user's spelling of the URL, for messages and for the agent's order.
     fn url(&self) -> &str;
 
     /// Which store this is, wherever it is seen from: the same however its URL is spelled, and never that of another one.
@@ -128,22 +128,22 @@ pub trait Store: Send + Sync {
         8
     }
 
-    /// What the agent of `job` needs in its environment to use the store until `expires`, in the place of the secrets of whoever opened
-    /// it. `None` takes a variable away.
+    /// The environment variables with which the agent of `job` uses the store until `expires`, in the place of the secrets with
+    /// which it was opened. `None` takes a variable away.
     async fn agent_environment(&self, _job: &JobId, _expires: Timestamp) -> Result<Vec<(&'static str, Option<String>)>> {
         Ok(Vec::new())
     }
 
-    /// What somebody who breaks into a machine could do to the store beyond its own job, and what would limit that.
+    /// The damage that an intruder on a machine could do to the store beyond its own job, and what would limit it.
     fn exposure(&self) -> Option<Finding> {
         None
     }
 
-    /// A whole object, unless it is longer than `most` bytes: [`StoreError::Unreadable`], before it is read. Somebody else may have written it,
-    /// and its length must not decide how much memory this process takes.
+    /// A whole object, unless it is longer than `most` bytes: [`StoreError::Unreadable`], before it is read. Somebody else may have
+    /// written it, and its length must not decide how much memory this process takes.
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object>;
 
-    /// As [`Store::get_limited`], for what has no more fitting limit.
+    /// [`Store::get_limited`] with the limit for objects that have no more fitting one.
     async fn get(&self, path: &str) -> Result<Object> {
         self.get_limited(path, MOST).await
     }
@@ -157,14 +157,14 @@ pub trait Store: Send + Sync {
     async fn put(&self, path: &str, bytes: Bytes, condition: Condition) -> Result<ETag>;
 
     /// Appends to a log (created by its first append at offset 0) and returns its new length. `offset` must be the present length:
-    /// that makes an append that is sent twice land once. A crash in the middle may leave the first part of `bytes`, never more; the
-    /// length in [`StoreError::WrongOffset`] then says where to go on.
+    /// that makes an append that is sent twice land once. A crash in the middle may leave the first part of `bytes`, never more;
+    /// the length in [`StoreError::WrongOffset`] then says where to go on.
     async fn append(&self, path: &str, offset: u64, bytes: Bytes) -> Result<u64>;
 
     /// Every object below `prefix/`, sorted by path.
     async fn list(&self, prefix: &str) -> Result<Vec<Meta>>;
 
-    /// As [`Store::list`] where that takes one request; `None` when there is more, or when asking for single objects is as cheap.
+    /// [`Store::list`] where that takes one request; `None` when there is more, or when asking for single objects is as cheap.
     async fn list_some(&self, _prefix: &str) -> Result<Option<Vec<Meta>>> {
         Ok(None)
     }
@@ -205,15 +205,15 @@ impl Default for Limits {
     }
 }
 
-/// Who says that a store is there. A sign-in goes to any host that the user names; on another's word, such as that of a job file, of an order or of a
-/// record, only to the cloud's own hosts.
+/// Who says that a store is there. A sign-in goes to any host that the user names; on another's word, such as that of a job file,
+/// of an order or of a record, only to the cloud's own hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WordOf {
     User,
     Another,
 }
 
-/// As [`open_with`], on the word of somebody else than the user, with the usual limits.
+/// [`open_with`] on the word of somebody else than the user, with the usual limits.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     open_with(url, Limits::default(), WordOf::Another)
 }
@@ -276,10 +276,10 @@ fn percent_decode(text: &str) -> String {
 /// Most bytes of an object that is read as a whole: the progress of a million steps has fewer.
 const MOST: u64 = 128 << 20;
 
-/// Of a JSON object: a record of 10,000 attempts has fewer.
+/// Most bytes of a JSON object: a record of 10,000 attempts has fewer.
 const MOST_JSON: u64 = 16 << 20;
 
-/// Of a manifest, which has 80 bytes for each 4 MiB of a file: of 3 TB it has fewer.
+/// Most bytes of a manifest, which has 80 bytes for each 4 MiB of a file: that of 3 TB has fewer.
 const MOST_MANIFEST: u64 = 64 << 20;
 
 /// Reads an object that holds JSON, if it is no longer than such ever are.
@@ -304,7 +304,7 @@ pub async fn read_json<T: DeserializeOwned>(store: &dyn Store, path: &str) -> Re
     Ok((parse_json(path, &object.bytes)?, object.etag))
 }
 
-/// As [`read_json`]; `None` when there is no such object.
+/// [`read_json`]; `None` when there is no such object.
 pub async fn find_json<T: DeserializeOwned>(store: &dyn Store, path: &str) -> Result<Option<(T, ETag)>> {
     match read_json(store, path).await {
         Err(StoreError::NotFound { .. }) => Ok(None),
@@ -354,7 +354,7 @@ fn check_path(path: &str) -> Result<()> {
     }
 }
 
-/// As [`check_path`]; the empty prefix is the whole store.
+/// [`check_path`] that allows the empty prefix, which is the whole store.
 fn check_prefix(prefix: &str) -> Result<()> {
     if prefix.is_empty() { Ok(()) } else { check_path(prefix) }
 }

@@ -1,8 +1,8 @@
-//! What nobody needs any more in a store: datasets that no job and no name stands for, remains of jobs that have no record, and
-//! contents that no manifest names.
+//! The unneeded data of a store: datasets that no job and no name stands for, remains of jobs that have no record, and contents
+//! that no manifest names.
 //!
-//! Whoever sends files sends contents before the manifest that names them, so nothing young is judged: `min_age` should be far above
-//! the time of an upload and the error of the clocks. An upload may also find an old content and rely on it while `prune` removes it.
+//! An upload sends contents before the manifest that names them, so nothing young is judged: `min_age` should be far above the time
+//! of an upload and the error of the clocks. An upload may also find an old content and rely on it while `prune` removes it.
 //! Therefore the upload looks once more after it has written its manifest, and `prune` after it has removed contents: one of the
 //! two finds out.
 
@@ -17,14 +17,14 @@ use crate::job::{
     id::{JobId, path},
 };
 
-/// What records and names stand for.
+/// The data that records and names stand for.
 #[derive(Debug, Default)]
 pub struct Needed {
     pub datasets: HashSet<Digest>,
     pub jobs: HashSet<JobId>,
 }
 
-/// What may go.
+/// The data that may go.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Unneeded {
     pub datasets: Vec<Digest>,
@@ -88,8 +88,8 @@ fn unnamed(mut present: Vec<Meta>, contents: &str, files: &[FileEntry]) -> Vec<M
     present
 }
 
-/// Removes it. Answers the datasets that were uploaded meanwhile and relied on something that is gone now: they have been withdrawn,
-/// and another upload mends them.
+/// Removes it. Answers the datasets that were uploaded meanwhile and relied on something that is gone now: they have been
+/// withdrawn, and another upload repairs them.
 pub async fn remove(store: &Arc<dyn Store>, unneeded: &Unneeded) -> Result<Vec<Digest>> {
     store.delete_all(&unneeded.datasets.iter().map(path::dataset_manifest).collect::<Vec<_>>()).await?;
     for job in &unneeded.jobs {

@@ -36,7 +36,7 @@ async fn the_next_attempt_is_what_comes_after_those_that_were_taken_away() {
     let record = bench.run_whole().await;
     assert_eq!((record.attempt, record.reason), (3, ExitReason::Succeeded), "{}", record.message);
     assert_eq!(bench.text(&path::log(&bench.order.job, 3)).await, "attempt 3\n");
-    // Made anew once more, though all is done.
+    // Replaced once more, though all is done.
     assert_eq!(bench.run_whole().await, record);
 }
 

@@ -1,4 +1,5 @@
-//! The page for people that says of every key of a job file what it takes, what it is when absent, and what it means: `docs/job-file.md`.
+//! The page for people that says of every key of a job file what it takes, what it is when absent, and what it means:
+//! `docs/job-file.md`.
 
 use std::fmt::Write as _;
 
@@ -77,7 +78,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Of the key, of its type, and of each word that it takes.
+    /// The meaning of the key, of its type, and of each word that it takes.
     fn meaning(self, property: &'a Value) -> String {
         let kind = self.kind(if property["items"].is_object() { &property["items"] } else { property });
         let mut meaning = vec![text(&property["description"]).to_owned()];
@@ -97,7 +98,7 @@ impl<'a> Types<'a> {
     }
 }
 
-/// What a description says of the key's absence has a column of its own.
+/// Splits a description: the part about the key's absence has a column of its own.
 fn without_default(meaning: String) -> (String, Option<String>) {
     for (mark, end) in [("; absent: ", "."), (" Absent: ", "")] {
         let Some((before, after)) = meaning.split_once(mark) else { continue };
@@ -111,7 +112,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// As a job file would say it.
+/// The default in a job file's spelling.
 fn shown(default: &Value) -> String {
     match default {
         Value::Null => String::new(),

@@ -25,7 +25,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// As somebody hears it who does not listen to the end.
+    /// The request of a client that does not read the answer to its end.
     pub fn unfiltered(&self) -> Self {
         let mut request = self.clone();
         request.query.remove("filter");
@@ -358,7 +358,7 @@ pub fn out_of_stock(cloud: &Cloud, zone: &str) -> Option<OperationError> {
     })
 }
 
-/// What the real service refuses, as far as a training job can get it wrong.
+/// Refuses the bodies that the real service refuses, as far as a training job can get them wrong.
 pub fn check(body: &Map<String, Value>, zone: &str, now: Timestamp) -> Result<(), Refusal> {
     let none = Value::Null;
     let scheduling = body.get("scheduling").unwrap_or(&none);

@@ -26,7 +26,7 @@ impl Clock {
     }
 }
 
-/// As servers write it.
+/// The time in the format of servers.
 pub fn http_date(time: Timestamp) -> String {
     rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&time).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
-//! Everything that is true in the simulated cloud, and the rules by which time changes it. No input, no output: what has to happen to
-//! real processes is left in [`Cloud::acts`].
+//! Everything that is true in the simulated cloud, and the rules by which time changes it. No input, no output: what has to happen
+//! to real processes is left in [`Cloud::acts`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ const SPOT_CPUS: &str = "PREEMPTIBLE_CPUS";
 /// The service has this limit, and does not show it with its regions.
 const UNTOLD: &str = "NVIDIA_H100_GPUS";
 
-/// What has to happen to a machine's processes.
+/// A change that a machine's processes need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
     Boot(Place),
@@ -61,7 +61,7 @@ pub struct OperationError {
     pub http: (u16, &'static str),
 }
 
-/// What a machine has cost.
+/// The cost of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Receipt {
     pub instance: String,
@@ -270,7 +270,7 @@ impl Cloud {
             target,
             target_id,
             inserted: self.now,
-            // Fast, and yet after the answer to whoever began it.
+            // Fast, and yet after the answer to the client that began it.
             done: if system { self.now } else { after(self.now, std::time::Duration::from_millis(50).mul_f64(self.speed)) },
             error,
             system,
@@ -314,7 +314,7 @@ impl Cloud {
         shown
     }
 
-    /// What everything has cost until now.
+    /// The cost of everything until now.
     pub fn bill(&self) -> Vec<Receipt> {
         let open = self.instances.values().filter_map(|instance| receipt(instance, self.script.price_factor, self.now, true));
         self.closed.iter().cloned().chain(open).collect()

@@ -1,5 +1,6 @@
-//! The `filter` of lists, as Google documents it: `labels.x = "y" AND (name != z OR labels.owner:*)`, and the `name eq ".*\bx\b.*"` that gcloud
-//! makes of its own. A value that is not quoted ends at the first space, so what goes unquoted into a filter can say more than one thing.
+//! The `filter` of lists, as Google documents it: `labels.x = "y" AND (name != z OR labels.owner:*)`, and the `name eq ".*\bx\b.*"`
+//! that gcloud makes of its own. A value that is not quoted ends at the first space, so what goes unquoted into a filter can say
+//! more than one thing.
 
 use std::collections::VecDeque;
 
@@ -30,7 +31,7 @@ enum Token {
     Close,
     Sign(Operator),
     Word(String),
-    /// What is between quotes, with its backslashes.
+    /// The text between quotes, with its backslashes.
     Quoted(String),
 }
 

@@ -1,5 +1,5 @@
-//! Regional managed instance groups, and the templates they make machines of. A machine that has stopped, or is gone, is made anew under its name,
-//! in any of the group's zones that has one, for as long as its template allows.
+//! Regional managed instance groups, and the templates of their machines. A machine that has stopped or is gone is replaced under
+//! its name, in any of the group's zones that has one, for as long as its template allows.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ pub struct Template {
 pub struct Group {
     id: u64,
     created: Timestamp,
-    /// As it was sent, and patched since.
+    /// The group's body, as it was sent and patched since.
     body: Value,
     /// Rises with each change.
     version: u64,
     machine: String,
-    /// What machines are made with where repairs do not bring changes: the configuration at the first one.
+    /// The first configuration; machines keep it where repairs bring no changes.
     first: Option<Value>,
     /// When the next machine is made, while there is none.
     due: Option<Timestamp>,
@@ -69,7 +69,7 @@ impl Group {
         repairs && self.body["targetSize"] == 1 && self.ends.is_none()
     }
 
-    /// What the next machine is made of.
+    /// The properties of the next machine.
     fn properties(&self, template: &Value) -> Map<String, Value> {
         let updated = self.body["instanceLifecyclePolicy"]["forceUpdateOnRepair"] == "YES";
         let config = self.first.as_ref().filter(|_| !updated).unwrap_or(&self.body["allInstancesConfig"]["properties"]);
@@ -85,7 +85,7 @@ impl Group {
     }
 }
 
-/// As `PATCH` does: objects field by field, anything else as a whole.
+/// Merges as `PATCH` does: objects field by field, anything else as a whole.
 fn merge(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {

@@ -40,7 +40,7 @@ pub struct Instance {
     pub id: u64,
     pub name: String,
     pub zone: String,
-    /// As it was sent, without what has a place of its own below.
+    /// The body as it was sent, without the fields that have a place of their own below.
     body: Map<String, Value>,
     pub created: Timestamp,
     pub phase: Phase,
@@ -54,7 +54,7 @@ pub struct Instance {
     pub labels: BTreeMap<String, String>,
     pub guest_attributes: BTreeMap<(String, String), String>,
     pub serial: Serial,
-    /// What has befallen it.
+    /// The troubles that have come over it.
     pub troubles: BTreeSet<TroubleKind>,
 }
 
@@ -94,7 +94,8 @@ impl Instance {
         self.scheduling("instanceTerminationAction") == "DELETE"
     }
 
-    /// When its time ends by itself: at `terminationTime`, `maxRunDuration` after its start, or a day for the old kind of preemptible machine.
+    /// When its time ends by itself: at `terminationTime`, `maxRunDuration` after its start, or a day for the old kind of
+    /// preemptible machine.
     pub fn deadline(&self) -> Option<Timestamp> {
         const DAY: Duration = Duration::from_secs(86_400);
         let termination = self.scheduling("terminationTime").as_str().and_then(|time| time.parse().ok());
@@ -116,7 +117,7 @@ impl Instance {
         &self.body.get("serviceAccounts").unwrap_or(&Value::Null)[0]
     }
 
-    /// What it is, and what is charged for.
+    /// The machine, as far as it is charged for.
     pub fn machine(&self) -> Machine<'static> {
         machine(&self.body)
     }
@@ -130,7 +131,7 @@ impl Instance {
         fingerprint(format!("{:?}", self.metadata).as_bytes())
     }
 
-    /// As `instances.get` shows it.
+    /// The machine as `instances.get` shows it.
     pub fn show(&self, base: &str) -> Value {
         let mut shown = self.body.clone();
         let link = format!("{base}/zones/{}", self.zone);
@@ -213,7 +214,7 @@ fn is_spot(scheduling: &Value) -> bool {
     scheduling["provisioningModel"] == "SPOT" || scheduling["preemptible"] == true
 }
 
-/// What the body of an insert asks for.
+/// The machine that the body of an insert asks for.
 pub fn machine(body: &Map<String, Value>) -> Machine<'static> {
     let field = |name: &str| body.get(name).unwrap_or(&Value::Null);
     let card = &field("guestAccelerators")[0];

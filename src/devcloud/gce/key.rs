@@ -1,4 +1,4 @@
-//! What clients and machines must know: nothing of it can be guessed, and at the next start it is all different.
+//! The secret that clients and machines must know: it cannot be guessed, and the next start draws another one.
 
 use std::io;
 
@@ -25,7 +25,8 @@ impl Key {
         self.derived("service account", zone, name)
     }
 
-    /// Comes before every path of a machine's metadata server. Google's can be reached from its machine alone; ours from this whole computer.
+    /// Comes before every path of a machine's metadata server. Google's can be reached from its machine alone; ours from this whole
+    /// computer.
     pub fn of_metadata(&self, (zone, name): &Place) -> String {
         self.derived("metadata", zone, name)
     }

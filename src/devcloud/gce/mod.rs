@@ -1,5 +1,6 @@
-//! A simulated Compute Engine. Its answers are those that Google's own command line was seen to get; what is refused there is refused
-//! here. Each virtual machine is a session of processes that runs the real startup script against a metadata server of its own.
+//! A simulated Compute Engine. Its answers are those that Google's own command line was seen to get; what is refused there is
+//! refused here. Each virtual machine is a session of processes that runs the real startup script against a metadata server of its
+//! own.
 //!
 //! Only somebody who knows the token of [`Devcloud::client_environment`] is its client; each machine has secrets of its
 //! own ([`key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
@@ -64,7 +65,7 @@ pub struct Options {
     pub script: Script,
     /// ftctl itself: the program in the containers that machines run.
     pub executable: PathBuf,
-    /// What a machine's processes find in their environment.
+    /// The environment of a machine's processes.
     pub variables: Vec<(OsString, OsString)>,
     /// Whether machines start containers on this computer's engine, through its command line, instead of the agent as a process.
     pub engine: bool,
@@ -307,7 +308,7 @@ impl Devcloud {
     }
 }
 
-/// What a service in trouble says.
+/// The answer of a service in trouble.
 fn fault_of(status: u16) -> Refusal {
     match status {
         401 => Refusal::new(401, "authError", "Invalid Credentials"),

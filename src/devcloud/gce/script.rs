@@ -1,4 +1,4 @@
-//! What shall go wrong. Every key has a default, so `{}` is a cloud in which nothing does.
+//! The script of failures. Every key has a default, so `{}` is a cloud in which nothing fails.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,12 @@ pub struct Script {
     pub notice: Span,
     /// Tried in this order for every call; the first that fits and is not used up happens.
     pub faults: Vec<Fault>,
-    /// Zones without a machine to be had.
+    /// Zones that are out of stock.
     pub stock_outs: Vec<String>,
-    /// What is expected of zones, by their names. Of one that is not named: a machine for a day, or none where there is none to be had.
+    /// Expectations of zones, by their names. A zone that is not named has a machine for a day, or none where it is out of stock.
     pub outlooks: BTreeMap<String, Outlook>,
-    /// Limits other than the generous ones, by metric: `GPUS_ALL_REGIONS`, `PREEMPTIBLE_NVIDIA_V100_GPUS`, `CPUS`, `DISKS_TOTAL_GB`, …
+    /// Limits other than the generous ones, by metric: `GPUS_ALL_REGIONS`, `PREEMPTIBLE_NVIDIA_V100_GPUS`, `CPUS`,
+    /// `DISKS_TOTAL_GB`, …
     pub quotas: BTreeMap<String, u32>,
     /// A quota is refused in the operation, not in the answer to the insert.
     pub quota_in_operation: bool,
@@ -30,7 +31,7 @@ pub struct Script {
     pub troubles: Vec<Trouble>,
     /// Lists answer with everything, whatever was asked for: who goes by the filter alone touches what is not meant.
     pub ignores_filters: bool,
-    /// What machines cost, and the billing catalogue says, beside the table in this program.
+    /// The factor of machines' prices and of the billing catalogue, beside the table in this program.
     pub price_factor: f64,
 }
 
@@ -58,7 +59,7 @@ impl Default for Script {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fault {
-    /// As Google's discovery document names it: `compute.instances.insert`; `*` is every call.
+    /// The call, as Google's discovery document names it: `compute.instances.insert`; `*` is every call.
     pub call: String,
     #[serde(default)]
     pub zone: Option<String>,
@@ -90,11 +91,11 @@ pub enum FaultKind {
     DoneHang,
 }
 
-/// What the cloud expects of a zone.
+/// The cloud's expectation of a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outlook {
-    /// How likely a machine is to be had there, 0 to 1.
+    /// How likely a machine is available there, 0 to 1.
     pub obtainability: f64,
     /// How long most run before they are taken away.
     pub uptime: Span,
@@ -135,7 +136,7 @@ pub enum TroubleKind {
     NoEngine,
     /// Nor a driver for its cards.
     NoDriver,
-    /// What its containers ask for is not reached, be it the store.
+    /// Containers cannot reach any address that they ask for, the store's included.
     NoStore,
     /// It stands still, and has power.
     Hangs,
@@ -151,7 +152,7 @@ impl TroubleKind {
 }
 
 impl Script {
-    /// What befalls the machine of this name.
+    /// The troubles of the machine with this name.
     pub fn troubles_of<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s Trouble> {
         self.troubles.iter().filter(move |trouble| name.ends_with(&trouble.instance))
     }

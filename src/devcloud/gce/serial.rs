@@ -1,6 +1,6 @@
 //! The serial port: the last MiB of what the machine said, at absolute positions.
 
-/// As much is kept.
+/// Bytes of a console that are kept.
 const KEPT: usize = 1 << 20;
 
 #[derive(Debug, Default)]
@@ -19,7 +19,8 @@ impl Serial {
         self.dropped += excess as u64;
     }
 
-    /// What there is from position `start`, where that begins, and where the next reading starts. A beginning after `start` is a gap.
+    /// The output from position `start` on, where that begins, and where the next reading starts. A beginning after `start` is a
+    /// gap.
     pub fn read(&self, start: u64) -> (u64, String, u64) {
         let end = self.dropped + self.bytes.len() as u64;
         let begin = start.clamp(self.dropped, end);

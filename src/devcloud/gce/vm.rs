@@ -25,7 +25,7 @@ use super::{
     script::TroubleKind,
 };
 
-/// What a machine has beside a system: its name, and the program.
+/// The tools of a machine beside its system: their names, and their programs.
 const TOOLS: [(&str, &str); 3] = [
     ("poweroff", include_str!("../../../templates/gce/devcloud/poweroff")),
     ("nvidia-smi", include_str!("../../../templates/gce/devcloud/nvidia-smi")),
@@ -41,7 +41,7 @@ pub struct Host {
     variables: Vec<(OsString, OsString)>,
     /// Whether containers are those of this computer's engine.
     engine: bool,
-    /// The machines with power; `None` when there is none to be had any more.
+    /// The machines with power; `None` when no more are made.
     powered: Mutex<Option<BTreeMap<Place, Powered>>>,
 }
 

@@ -97,7 +97,7 @@ pub(super) fn apply(job: &mut Job) {
     settle(job, &config);
 }
 
-/// What two keys say together, in whatever order they come.
+/// Settles what two keys say together, in either order.
 fn settle(job: &mut Job, config: &Value) {
     let is =
         |path: &str, word: &str| config.pointer(path).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word));
@@ -171,7 +171,7 @@ fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
     }
 }
 
-/// What transformers takes where no flag says it.
+/// The defaults of transformers where no flag is given.
 const USUAL: [(&str, f64); 5] = [
     ("train.learning_rate", 5e-5),
     ("train.epsilon", 1e-8),
@@ -180,7 +180,7 @@ const USUAL: [(&str, f64); 5] = [
     ("train.warmup_steps", 0.0),
 ];
 
-/// What a number is by the flags alone.
+/// The value of a number by the flags alone.
 fn without_config(flags: &Job, meaning: &Meaning) -> Option<f64> {
     match meaning {
         Number(key) | Whole(key) => in_force(flags, key),
@@ -216,7 +216,8 @@ fn least_scale(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The keys come in the order of the file: a scale that does not move may have been read before. Only such a one has a largest value.
+/// The keys come in the order of the file: a scale that does not move may have been read before. Only such a one has a largest
+/// value.
 fn set_unless_fixed(job: &mut Job, key: &str, value: f64) {
     if !job.values.contains_key("train.loss_scaling.maximum") {
         job.set(key, value);

@@ -1,4 +1,4 @@
-//! What starts a program, or as many of it as there are devices, and the flags of that.
+//! Programs that start a program, or one process for each device, and their flags.
 
 use super::{Flag, Job, Meaning::*, ONE_DEVICE, ONE_PROCESS, Setting::Word as W};
 

@@ -1,6 +1,6 @@
-//! Command lines of other programs as job files: every flag has a line in a table that says what it means here, and a flag that means
-//! nothing here, or something that does not exist here, says so. For a program that trains nothing there is the command of ftctl that does
-//! what it does.
+//! Command lines of other programs as job files: every flag has a line in a table that says what it means here, and a flag that
+//! means nothing here, or something that does not exist here, says so. For a program that trains nothing there is the command of
+//! ftctl that does what it does.
 
 #![allow(clippy::enum_glob_use)] // The tables read better without a prefix on every line.
 
@@ -27,8 +27,8 @@ struct Flag {
 /// Takes a flag's value, or a word without a flag, into a job; the error says what is wrong with it.
 type Act = fn(&mut Job, &str) -> Result<(), String>;
 
-/// What a flag means here. Only those with `Switch` in their names stand without a value. A program that trains nothing has flags of ftctl
-/// for keys.
+/// The meaning of a flag here. Only the variants with `Switch` in their names stand without a value. Flags of a program that trains
+/// nothing have flags of ftctl for keys.
 enum Meaning {
     /// The value of this key, a whole number.
     Whole(&'static str),
@@ -46,17 +46,17 @@ enum Meaning {
     Must(f64, &'static str),
     /// Changes nothing here, for the reason.
     Nothing(&'static str),
-    /// As [`Meaning::Nothing`], for a flag without a value.
+    /// [`Meaning::Nothing`] for a flag without a value.
     Switch(&'static str),
     /// These settings here, for a flag without a value.
     SwitchTo(&'static [(&'static str, Setting)]),
-    /// Not to be had here, for the reason.
+    /// Not available here, for the given reason.
     Refused(&'static str),
-    /// As [`Meaning::Refused`], for a flag without a value.
+    /// [`Meaning::Refused`] for a flag without a value.
     NoSwitch(&'static str),
     /// For what no table can say.
     Special(Act),
-    /// As [`Meaning::Special`], for a flag without a value.
+    /// [`Meaning::Special`] for a flag without a value.
     SpecialSwitch(Act),
 }
 
@@ -92,16 +92,16 @@ struct Program {
     names: &'static [&'static str],
     /// A flag that tells it from other programs of the same name.
     told_by: Option<&'static str>,
-    /// What it does without any flag, where that differs from a job here.
+    /// The program's defaults that differ from those of a job here.
     defaults: &'static [&'static [(&'static str, Setting)]],
-    /// What stands before or after the flags without dashes.
+    /// The act for arguments without dashes, before or after the flags.
     positional: Option<Act>,
     flags: &'static [&'static [Flag]],
-    /// What flags together mean.
+    /// The act for flags that mean something together.
     finish: Option<fn(&mut Job)>,
     /// Its ways that no flag names and that a job does not share: of what, and which.
     ways: &'static [(&'static str, &'static str)],
-    /// Of a program that trains nothing: the command of ftctl that does what it does.
+    /// The command of ftctl that replaces a program that trains nothing.
     instead: Option<fn(&Job) -> String>,
 }
 
@@ -121,13 +121,13 @@ impl Program {
 pub struct Job {
     /// By dotted key.
     values: BTreeMap<String, Value>,
-    /// What the user should know.
+    /// Notes for the user.
     notes: Vec<String>,
-    /// What cannot be translated.
+    /// Flags that cannot be translated.
     problems: Vec<String>,
     /// Flags that there are, for who typed one that is near to none.
     known: Vec<&'static str>,
-    /// Contents of the DeepSpeed configuration, by whoever can read files.
+    /// Contents of the DeepSpeed configuration, given by a caller that may read files.
     deepspeed: Option<serde_json::Value>,
     /// `config.json` of the model that training begins with, where it can be read.
     model_config: Option<serde_json::Value>,
@@ -155,7 +155,7 @@ impl Job {
         as_number(self.values.get(key)?)
     }
 
-    /// As a shell reads it; empty when there is none.
+    /// The value in a shell's spelling; empty when there is none.
     fn word(&self, key: &str) -> String {
         self.values.get(key).map_or_else(String::new, |value| value.as_str().map_or_else(|| value.to_string(), shell_word))
     }

@@ -368,7 +368,7 @@ fn ways_that_no_flag_names_are_told() {
     assert!(!notes(LANGUAGE_MODELING).iter().any(|note| note.contains("1,000")), "it reads a file as one text");
 }
 
-/// As Habana's example starts it.
+/// The command line of Habana's example.
 #[test]
 fn fairseqs_script_and_its_early_end_are_known() {
     let script = FAIRSEQ.replace("fairseq-train", "python train.py");

@@ -197,7 +197,7 @@ fn model(job: &mut Job, name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Of a model that begins with random weights; beside existing ones it says nothing new.
+/// The preset of a model that begins with random weights; beside existing weights it says nothing new.
 fn preset(job: &mut Job, name: &str) -> Result<(), String> {
     if !SIZES.contains(&name) {
         return Err(format!("`{name}` is no published GPT-2; write the numbers into [model] of the job file"));
@@ -254,7 +254,8 @@ fn onnx_runtime(job: &mut Job, _: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Names in a model's `config.json` of what is dropped from embeddings, from what each half of a block adds, and from attention weights.
+/// Names in a model's `config.json` of what is dropped from embeddings, from what each half of a block adds, and from attention
+/// weights.
 const DROPOUT: [&str; 3] = ["embd_pdrop", "resid_pdrop", "attn_pdrop"];
 /// Where such a file has none.
 const USUAL_DROPOUT: f64 = 0.1;

@@ -128,7 +128,7 @@ fn encode(job: &Job) -> String {
     format!("ftctl prepare {}{}", job.word("text"), flags(job))
 }
 
-/// What fairseq reads is tokens, written in decimal: only the user knows the text that they were made of.
+/// The command for fairseq's preprocessing. Its input is tokens in decimal: only the user knows the text that they were made of.
 fn preprocess(job: &Job) -> String {
     let mut of_text = Job { values: job.values.clone(), ..Job::default() };
     of_text.set("text", "TEXT");

@@ -1,4 +1,4 @@
-//! What is done to the containers of a job, one engine call after the other.
+//! Operations on the containers of a job, one engine call after the other.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -63,7 +63,7 @@ impl Docker {
         }
     }
 
-    /// The containers of the job, whoever made them.
+    /// The containers of the job, of all users.
     pub(super) async fn containers_of(&self, job: &JobId) -> Result<Vec<Resource>> {
         let mark = self.mark().await?;
         self.containers(&format!("{}={job}", machine::JOB), &mark, |labels| machine::is_of(labels, job, &mark)).await
@@ -177,7 +177,7 @@ pub(super) fn exit_code(found: &ContainerInspectResponse) -> Option<i64> {
     found.state.as_ref().and_then(|ContainerState { exit_code, .. }| *exit_code)
 }
 
-/// As the container was made with.
+/// The user that the container was made with.
 pub(super) fn user_of(found: &ContainerInspectResponse) -> (u32, u32) {
     let user = found.config.as_ref().and_then(|config| config.user.as_deref());
     user.and_then(numbers).unwrap_or(machine::NOBODY)

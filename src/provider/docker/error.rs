@@ -1,4 +1,4 @@
-//! What an engine's refusals mean to a job.
+//! The meaning of an engine's refusals for a job.
 
 use bollard::errors::Error;
 

@@ -28,7 +28,8 @@ use crate::{
     provider::{Class, ProviderError, Result},
 };
 
-/// On every image that a build leaves without a name, and on its containers; empty on a finished image. docker/Dockerfile writes it.
+/// On every image that a build leaves without a name, and on its containers; empty on a finished image. docker/Dockerfile writes
+/// it.
 const STAGE: &str = "ftctl.stage";
 
 /// A step that was cut off leaves gigabytes, which a busy disk takes its time to forget.
@@ -66,8 +67,8 @@ impl Docker {
         fetched.map_err(|error| refused(reference, failed(&format!("fetch the image {reference}"), &error)))
     }
 
-    /// See [`crate::provider::Provider::tidy`]: stages of the classic builder, and containers of steps that were cut off, less those of a
-    /// build that runs.
+    /// See [`crate::provider::Provider::tidy`]: stages of the classic builder, and containers of steps that were cut off, less
+    /// those of a build that runs.
     pub(super) async fn stages(&self, only_look: bool) -> Result<Vec<String>> {
         let docker = &self.engine().await?.docker;
         let labelled = |more: Option<(&str, &str)>| {
@@ -108,7 +109,7 @@ impl Docker {
     }
 }
 
-/// A registry that says no says it again; a password that is wrong is the user's to mend.
+/// A registry that refuses once refuses again; the user has to correct a wrong password.
 fn refused(reference: &str, mut error: ProviderError) -> ProviderError {
     if docker::is_full_disk(&error.message) {
         return error;

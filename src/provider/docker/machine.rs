@@ -1,10 +1,10 @@
-//! What a job's container is made of.
+//! The parts of a job's container.
 //!
 //! | path in the container | is |
 //! |---|---|
 //! | `/ftctl` | made for its user alone; all of it goes with the container |
-//! | `/ftctl/order.json` | what the agent was told |
-//! | `/ftctl/environment.json` | what it may show to the store; it removes the file when it has read it |
+//! | `/ftctl/order.json` | the agent's order |
+//! | `/ftctl/environment.json` | its credentials for the store; it removes the file when it has read it |
 //! | `/ftctl/begun` | exists: the agent was started once, and never trains again |
 //! | `/ftctl/work`, `/ftctl/cache` | the agent's directories |
 
@@ -32,7 +32,7 @@ pub const ORDER: &str = "ftctl/order.json";
 pub const ENVIRONMENT: &str = "ftctl/environment.json";
 pub const BEGUN: &str = "ftctl/begun";
 
-/// Of everything that is made here.
+/// The owner label of everything that is made here.
 pub const OWNER: &str = "ftctl.owner";
 pub const JOB: &str = "ftctl.job";
 const ATTEMPT: &str = "ftctl.attempt";
@@ -42,13 +42,14 @@ const STORE_URL: &str = "ftctl.store-url";
 const SINCE: &str = "ftctl.since";
 const EXPIRES: &str = "ftctl.expires";
 
-/// Processes and threads: far more than one for every core of the largest machine and every GPU of it, and no end of the engine's machine.
+/// Processes and threads: far more than one for every core of the largest machine and every GPU of it, and no end of the engine's
+/// machine.
 const PROCESSES: i64 = 16_384;
 
-/// Whoever it is has no rights, and no files.
+/// A user without rights and files.
 pub const NOBODY: (u32, u32) = (65_532, 65_532);
 
-/// What decides how a container is made, beside its plan.
+/// The settings of a new container, beside its plan.
 pub struct Order<'a> {
     pub attempt: &'a AttemptId,
     pub image: String,
@@ -140,7 +141,7 @@ fn bind(source: &str, target: &str, read_only: bool) -> Mount {
     }
 }
 
-/// What a container says of itself; `None` when it is none of ours. One whose times are damaged counts as expired.
+/// A container's description by its labels; `None` when it is none of ours. One whose times are damaged counts as expired.
 pub fn resource(name: &str, labels: &HashMap<String, String>, mark: &Mark<'_>) -> Option<Resource> {
     let attempt = AttemptId::new(&JobId::parse(labels.get(JOB)?)?, labels.get(ATTEMPT)?.parse().ok()?);
     let time = |label| labels.get(label).and_then(|text| text.parse().ok());
@@ -150,7 +151,7 @@ pub fn resource(name: &str, labels: &HashMap<String, String>, mark: &Mark<'_>) -
     Some(Resource { name, attempt, since, expires, price_per_hour: Money::ZERO, belongs })
 }
 
-/// What labels say of whose a container is.
+/// The labels' word on a container's owner.
 pub fn said(labels: &HashMap<String, String>) -> Said<'_> {
     let text = |label| labels.get(label).map(String::as_str);
     let (store, older) = (text(STORE).filter(|text| is_label(text)), text(STORE).filter(|text| !is_label(text)));

@@ -1,12 +1,12 @@
 //! Provider `docker`: a container of any engine that can be reached.
 //!
 //! A "machine" is a container with the attempt's name. It is created by `provision` and started by `launch`; nothing is remembered
-//! elsewhere. The engine never starts it again, and everything that the job writes lies in the container itself, so that it goes with
-//! it: no volume, no network, no image is ever made here.
+//! elsewhere. The engine never starts it again, and everything that the job writes lies in the container itself, so that it goes
+//! with it: no volume, no network, no image is ever made here.
 //!
-//! **One agent.** A container that has ended could be started again, by a launcher that saw it before. The agent's first act is to make
-//! the file [`machine::BEGUN`]; where it exists already, an agent only sends what the first one left. The same makes `preempt` final
-//! before there was an agent, and lets `destroy` save the last bytes of one that was killed.
+//! **One agent.** A container that has ended could be started again, by a launcher that saw it before. The agent's first act is to
+//! make the file [`machine::BEGUN`]; where it exists already, an agent only sends what the first one left. The same makes `preempt`
+//! final before there was an agent, and lets `destroy` save the last bytes of one that was killed.
 //!
 //! **Secrets** reach the agent as a file for its user alone, which it removes; `docker inspect` shows none.
 
@@ -60,7 +60,7 @@ use crate::{
     },
 };
 
-/// What a preempted container is given between the polite and the final signal; as on GCE.
+/// The time between the polite and the final signal to a preempted container; as on GCE.
 pub const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 
 /// A drain gives up by itself when the store cannot be reached; this ends one that hangs. A large checkpoint takes minutes.
@@ -72,16 +72,16 @@ const KILL_LIMIT: Duration = Duration::from_secs(20);
 /// How often a container that is about to end is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What the provider is told about this machine.
+/// The provider's knowledge of this machine.
 #[derive(Clone)]
 pub struct Settings {
     /// Whose containers [`Provider::list`] shows.
     pub party: Party,
-    /// As the job's order names it.
+    /// The store, as the job's order names it.
     pub store: String,
     /// Where requests to the store go.
     pub address: String,
-    /// What an agent on this machine would have; a container gets the part of it that is for the store.
+    /// The environment of an agent on this machine; a container gets the part of it that is for the store.
     pub variables: AgentEnvironment,
     /// Time between SIGTERM and SIGKILL in [`Provider::preempt`], in whole seconds.
     pub notice: Duration,

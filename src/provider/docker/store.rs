@@ -1,4 +1,4 @@
-//! What a container sees of the store: a directory of the engine's machine, or a blob container and something to sign in with.
+//! A container's view of the store: a directory of the engine's machine, or a blob container and credentials.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -22,7 +22,7 @@ impl Docker {
         Some(Path::new(&self.settings.store)).filter(|path| path.is_absolute())
     }
 
-    /// What the job's agent may show to the store; nothing where that is a directory.
+    /// The credentials of the job's agent for the store; empty where that is a directory.
     pub(super) async fn environment(&self, job: &JobId) -> Result<Vec<u8>> {
         if !azure::is_container(&self.settings.store) {
             return Ok(b"{}".to_vec());
@@ -37,7 +37,7 @@ impl Docker {
         Ok(Value::from(variables).to_string().into_bytes())
     }
 
-    /// Whose processes they are: as the plan says, or else whoever may write to the store's directory.
+    /// The user of the container's processes: as the plan says, or else the owner of the store's directory, who may write to it.
     pub(super) fn user(&self, wanted: &DockerPlan) -> Result<(u32, u32)> {
         if let Some(user) = wanted.user.as_deref().and_then(numbers) {
             return Ok(user);

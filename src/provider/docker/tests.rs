@@ -106,7 +106,7 @@ fn make_image() {
     assert!(Command::new(script).args([IMAGE, &agent]).status().unwrap().success());
 }
 
-/// What docker's own command line says.
+/// The output of docker's own command line.
 fn docker_says(arguments: &[&str]) -> String {
     let output = Command::new("docker").args(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -1,7 +1,7 @@
 //! The agents' part: what a real one would have written to the store by a certain time, and the writing of it.
 //!
-//! [`perform`] is a function of what is true in the cloud. [`tell`] brings the store up to it and can be repeated, so a client that is
-//! killed in the middle changes nothing for the next one.
+//! [`perform`] is a function of what is true in the cloud. [`tell`] brings the store up to it and can be repeated, so a client that
+//! is killed in the middle changes nothing for the next one.
 
 use bytes::Bytes;
 use ft_trainer::progress::{self, Event, Line};
@@ -34,7 +34,7 @@ pub struct Performance {
     pub exit: Option<ExitRecord>,
 }
 
-/// What `agent` has done on `machine` by `now`, or by its end when that came first.
+/// The work of `agent` on `machine` until `now`, or until its end when that came first.
 pub fn perform(machine: &Machine, agent: &Agent, work: &Work, now: Timestamp) -> Performance {
     let until = machine.until(now);
     let exit = machine.end.as_ref().and_then(|end| Some(exit_record(machine, agent, work, end.exit?, end.at)));

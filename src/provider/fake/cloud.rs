@@ -35,7 +35,7 @@ pub struct Cloud {
     pub machines: BTreeMap<String, Machine>,
     /// How often each fault of the script has happened.
     pub faults_used: Vec<u32>,
-    /// What calls changed, in order: the proof that nothing was created twice.
+    /// The changes that calls made, in order: the proof that nothing was created twice.
     pub effects: Vec<Effect>,
 }
 
@@ -62,7 +62,7 @@ pub struct Agent {
     pub started: Timestamp,
     /// The checkpoint it resumes from.
     pub first_step: u64,
-    /// What of its work is in the store.
+    /// The part of its work that is in the store.
     pub told: Option<Told>,
 }
 
@@ -81,7 +81,7 @@ pub struct Told {
 pub struct End {
     pub at: Timestamp,
     pub why: String,
-    /// What the agent could still write down.
+    /// The reason that the agent could still write down.
     pub exit: Option<ExitReason>,
     /// The machine went too.
     pub gone: bool,
@@ -133,7 +133,7 @@ impl Agent {
         steps.find(|step| self.time_of(step + 1, work) > time).unwrap_or(self.steps().max(self.first_step))
     }
 
-    /// What ends it when nobody interferes.
+    /// The ends that come when nobody interferes.
     fn own_ends(&self, work: &Work) -> impl Iterator<Item = End> {
         let (exit, why) = if work.fails.is_some() {
             (ExitReason::Failed, "the trainer failed")

@@ -1,5 +1,5 @@
-//! Provider `fake`: a scripted cloud on a virtual clock, for rehearsals at no cost. Shortages, preemptions, lost answers and a client
-//! that is killed in the middle of a call come when `script.json` says so, and hours pass as fast as ftctl asks for them.
+//! Provider `fake`: a scripted cloud on a virtual clock, for rehearsals at no cost. Shortages, preemptions, lost answers and a
+//! client that is killed in the middle of a call come when `script.json` says so, and hours pass as fast as ftctl asks for them.
 //!
 //! | file in `<state>/fake/` | is |
 //! |---|---|
@@ -84,7 +84,7 @@ impl Fake {
         Arc::new(VirtualClock(self.clone()))
     }
 
-    /// What is true in the cloud now.
+    /// The cloud's true state now.
     pub fn load(&self) -> Result<Cloud> {
         let path = self.directory.join("cloud.json");
         let cloud: Cloud = read_json(&path)?.unwrap_or_else(|| Cloud::new(&self.script));

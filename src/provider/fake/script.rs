@@ -45,7 +45,7 @@ impl Default for Script {
     }
 }
 
-/// What the agents pretend to do.
+/// The work that the agents pretend to do.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Work {
@@ -132,7 +132,7 @@ pub enum FaultKind {
 }
 
 impl Fault {
-    /// What the caller is told; `None` when it gets the true answer.
+    /// The caller's error; `None` when it gets the true answer.
     pub fn error(&self) -> Option<ProviderError> {
         let (class, text) = match self.kind {
             FaultKind::StockOut => {

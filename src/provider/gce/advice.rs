@@ -1,8 +1,9 @@
-//! Where the cloud itself expects a machine to be had, and to last: its advice on capacity, asked once for each region.
+//! The cloud's advice on capacity, asked once for each region: where it expects a machine to be available, and to last.
 //!
-//! Zones are ranked by price / (obtainability × expected uptime). The price is the same everywhere in the table, so that the rest decides.
-//! Obtainability is the service's likelihood, 0 to 1, that a machine is made; the uptime is how long most spot machines of the kind run
-//! before they are taken away. Neither is a promise, and the service gives both for one zone of a region only: the one it recommends.
+//! Zones are ranked by price / (obtainability × expected uptime). The price is the same everywhere in the table, so that the rest
+//! decides. Obtainability is the service's likelihood, 0 to 1, that a machine is made; the uptime is how long most spot machines of
+//! the kind run before they are taken away. Neither is a promise, and the service gives both for one zone of a region only: the one
+//! it recommends.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::job::{finding::Finding, gce::GcePlan, units::Span};
 
-/// What is expected of a zone.
+/// The expectation of a zone.
 struct Outlook {
     zone: String,
     obtainability: f64,

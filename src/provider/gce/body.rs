@@ -11,7 +11,7 @@ use super::{
 };
 use crate::job::{gce::GcePlan, id::AttemptId, order::TrainerImage};
 
-/// What the machine runs at its start.
+/// The machine's startup script.
 const STARTUP: &str = include_str!("../../../templates/gce/startup.sh");
 
 /// Whatever its attempt is, a machine of ours has this label; its value is the job.
@@ -20,16 +20,16 @@ pub const ATTEMPT: &str = "ftctl-attempt";
 /// Seconds of life, and the end of it in seconds since 1970: the cloud's own clock tells when they began.
 pub const LIFETIME: &str = "ftctl-lifetime";
 pub const EXPIRES: &str = "ftctl-expires";
-/// Digests of whoever made it, and of the store that has its job.
+/// Digests of the machine's owner, and of the store that has its job.
 pub const OWNER: &str = "ftctl-owner";
 pub const STORE: &str = "ftctl-store";
 /// Present on machines that a group makes.
 pub const RECOVERY: &str = "ftctl-recovery";
-/// Of the metadata: the URL of that group.
+/// Metadata key: the URL of that group.
 const GROUP: &str = "ftctl-group";
-/// Of the metadata: present when the agent was told to start.
+/// Metadata key: present when the agent was told to start.
 pub const ORDER: &str = "ftctl-order";
-/// Of the metadata: what the agent may show to its store, as one JSON object; there until the agent was heard of.
+/// Metadata key: the agent's credentials for its store, as one JSON object; there until the agent was heard of.
 pub const ENVIRONMENT: &str = "ftctl-environment";
 
 /// Compute Engine ends a machine within half a minute of its time, and never sooner than half a minute after its start.
@@ -37,11 +37,11 @@ pub const SLACK: Duration = Duration::from_secs(30);
 
 /// All that an account whose roles say what it may is bound to.
 const EVERYTHING: &str = "https://www.googleapis.com/auth/cloud-platform";
-/// What Artifact Registry and the registry before it want of whoever pulls.
+/// The scope that Artifact Registry and the registry before it ask of a client that pulls.
 const READ_IMAGES: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 
-/// What `gcloud compute instances create` sends for this machine, less the rights that it has there, with our labels, our startup script, and
-/// the cloud's own kill switch after `life`.
+/// The body that `gcloud compute instances create` sends for this machine, less the rights that it has there, with our labels, our
+/// startup script, and the cloud's own kill switch after `life`.
 pub fn instance(
     client: &Client,
     attempt: &AttemptId,
@@ -99,8 +99,8 @@ pub fn sign(body: &mut Value, mark: &Mark<'_>) {
     (body["labels"][OWNER], body["labels"][STORE]) = (json!(mark.owner), json!(mark.store));
 }
 
-/// What a group makes machines of: the body of an insert without what belongs to one machine. They end at the same time, however often one is
-/// made anew, and after it none can be made: so a group has the ceiling that one machine has.
+/// The template of a group's machines: the body of an insert without what belongs to one machine. All of them end at the same time,
+/// however often one is replaced, and after it none can be made. So a group has the ceiling that one machine has.
 pub fn template(
     client: &Client,
     attempt: &AttemptId,
@@ -135,7 +135,8 @@ pub fn template(
     properties
 }
 
-/// The one that the job names. Without that none, unless the image is in Google's registry: then the project's own account, for reading images.
+/// The one that the job names. Without that none, unless the image is in Google's registry: then the project's own account, for
+/// reading images.
 fn service_account(plan: &GcePlan, image: &str) -> Option<Value> {
     match &plan.service_account {
         Some(email) => Some(json!({ "email": email, "scopes": [EVERYTHING] })),
@@ -149,7 +150,8 @@ fn is_googles(image: &str) -> bool {
     registry == "gcr.io" || [".gcr.io", "-docker.pkg.dev"].iter().any(|end| registry.ends_with(end))
 }
 
-/// Adds them to a custom machine. One that comes with them is content with neither the disk nor, some, the network card that others get.
+/// Adds them to a custom machine. One that comes with them is content with neither the disk nor, some, the network card that others
+/// get.
 fn add_accelerators(body: &mut Value, client: &Client, plan: &GcePlan, zone: &str) {
     let Some(card) = plan.card() else { return };
     if plan.machine_type.is_none() {

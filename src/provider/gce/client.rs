@@ -1,5 +1,5 @@
-//! The dozen calls to Compute Engine that a job needs. Each has a bound in time, is tried again when that may help, and says what the
-//! service said. URLs are never taken from an answer: those name the public host, whatever was asked.
+//! The dozen calls to Compute Engine that a job needs. Each has a bound in time, is tried again when that may help, and says what
+//! the service said. URLs are never taken from an answer: those name the public host, whatever was asked.
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
@@ -45,7 +45,7 @@ pub struct Client {
     pub billing: String,
     pub project: String,
     credentials: Credentials,
-    /// What the service's clock said last.
+    /// The last time on the service's clock.
     date: Mutex<Option<Timestamp>>,
     /// [`BACKOFF`], but in tests.
     pub pauses: [Duration; 2],
@@ -82,7 +82,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// What carries requests with tokens to `endpoint`.
+/// The HTTP client for requests with tokens to `endpoint`.
 fn line(endpoint: &str) -> Result<reqwest::Client> {
     let refused = |why: &str| ProviderError::new(Class::Invalid, format!("no token is sent to {endpoint}: {why}"));
     let url = Url::parse(endpoint).map_err(|error| refused(&error.to_string()))?;
@@ -255,7 +255,7 @@ impl Client {
     }
 }
 
-/// As servers write the time: `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Reads the time in the format of servers: `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub fn http_date(text: &str) -> Option<Timestamp> {
     Some(rfc2822::parse(text).ok()?.timestamp())
 }
@@ -265,7 +265,7 @@ pub fn last(link: &Value) -> &str {
     link.as_str().and_then(|link| link.rsplit('/').next()).unwrap_or_default()
 }
 
-/// A random UUID: the standard library seeds each of these hashers anew.
+/// A random UUID: the standard library gives each of these hashers a new seed.
 fn request_id() -> String {
     let random = || {
         let mut hasher = RandomState::new().build_hasher();

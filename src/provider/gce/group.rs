@@ -1,9 +1,10 @@
-//! `recovery = "group"`: a regional managed instance group of one machine. The cloud itself makes a machine that was taken away anew, under
-//! its name, with nobody there; its agent begins the next attempt.
+//! `recovery = "group"`: a regional managed instance group of one machine. The cloud itself replaces a preempted machine under the
+//! same name, without ftctl; its agent begins the next attempt.
 //!
-//! The order is in the group's configuration, which every machine of the group is made with. A machine whose job is over deletes the group, and
-//! itself with it; one that can never do its work tells the group to mend nothing and switches itself off, so that its last words are kept
-//! (`templates/gce/startup.sh`). Should both fail, the machine is made anew until the time that its template names.
+//! The order is in the group's configuration, which every machine of the group is made with. A machine whose job is over deletes
+//! the group, and itself with it; one that can never do its work tells the group to replace nothing and switches itself off, so
+//! that its last words are kept (`templates/gce/startup.sh`). Should both fail, the machine is replaced until the time that its
+//! template names.
 
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub const GROUPS: &str = "instanceGroupManagers";
 const TEMPLATES: &str = "global/instanceTemplates";
 const YOUNG: Duration = Duration::from_secs(3_600);
 
-/// Of a job's group and its template.
+/// The name of a job's group and of its template.
 pub fn name(job: &JobId) -> String {
     format!("{job}-g")
 }
@@ -50,7 +51,7 @@ fn of_job(labels: &Value) -> Option<JobId> {
     JobId::parse(labels[body::JOB].as_str()?)
 }
 
-/// What its machines are labelled with, and by that itself.
+/// The labels of its machines, and so its own.
 fn labels(group: &Value) -> &Value {
     &group["allInstancesConfig"]["properties"]["labels"]
 }
@@ -59,12 +60,12 @@ fn order(group: &Value) -> Option<RunOrder> {
     serde_json::from_str(metadata(group, body::ORDER)?).ok()
 }
 
-/// Whether a machine that is off, or gone, is made anew.
+/// Whether a machine that is off, or gone, is replaced.
 pub fn mends(group: &Value) -> bool {
     group["instanceLifecyclePolicy"]["defaultActionOnFailure"] != "DO_NOTHING"
 }
 
-/// What its machines are made with beyond the template.
+/// The metadata of its machines beyond the template.
 pub fn metadata<'g>(group: &'g Value, key: &str) -> Option<&'g str> {
     group["allInstancesConfig"]["properties"]["metadata"][key].as_str()
 }
@@ -74,7 +75,7 @@ impl Gce {
         self.of_this(job, self.groups(&of(job)).await?).await
     }
 
-    /// Of what a list has answered, the group that is the job's.
+    /// The job's group among the answers of a list.
     async fn of_this(&self, job: &JobId, groups: Vec<Value>) -> Result<Option<Value>, Refusal> {
         let (mark, name) = (self.mark().await?, name(job));
         Ok(groups.into_iter().find(|group| group["name"] == name.as_str() && is_of(labels(group), job, &mark)))
@@ -130,7 +131,7 @@ impl Gce {
         }
     }
 
-    /// What has the name of the job's group is the job's, by its labels, or in the way.
+    /// Refuses a group or template that has the job's name and not its labels.
     async fn only_ours<'v>(&self, job: &JobId, what: &str, found: impl Iterator<Item = (&'v Value, &'v Value)>) -> Result<()> {
         let (mark, name) = (self.mark().await?, name(job));
         let mut strangers = found.filter(|(found, labels)| found["name"] == name.as_str() && !is_of(labels, job, &mark));
@@ -167,7 +168,7 @@ impl Gce {
         format!("waiting for its group to make it{}", why.unwrap_or_default())
     }
 
-    /// The group and its machines. Whoever else deletes it, the machine that has done its work above all, is waited for.
+    /// Deletes the group and its machines. Another deletion is waited for, above all that by the machine that has done its work.
     pub(super) async fn delete_group(&self, job: &JobId) -> Result<(), Refusal> {
         let begun = Instant::now();
         while let Some(group) = self.group(job).await? {

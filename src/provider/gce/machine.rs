@@ -1,4 +1,4 @@
-//! What the cloud shows of a machine.
+//! The cloud's description of a machine.
 
 use std::time::Duration;
 
@@ -46,23 +46,23 @@ fn order(machine: &Value) -> Option<RunOrder> {
     serde_json::from_str(metadata(machine, body::ORDER)?["value"].as_str()?).ok()
 }
 
-/// What labels say of whose something is; `url` is the store of its order.
+/// The labels' word on an owner; `url` is the store of its order.
 pub fn said<'m>(labels: &'m Value, url: Option<&'m str>) -> Said<'m> {
     Said { owner: labels[body::OWNER].as_str(), store: labels[body::STORE].as_str(), url }
 }
 
-/// Whether labels say that something is of this job, and of no equal one in another store. A filter is no proof: whatever a list answers is
-/// compared before it is touched.
+/// Whether labels say that something is of this job, and of no equal one in another store. A filter is no proof: whatever a list
+/// answers is compared before it is touched.
 pub fn is_of(labels: &Value, job: &JobId, mark: &Mark<'_>) -> bool {
     labels[body::JOB] == job.as_str() && mark.reaches(said(labels, None))
 }
 
-/// What its labels say of that, which a machine that is made anew shares with those before it.
+/// The expiry by its labels, which a replaced machine shares with those before it.
 pub fn expires(labels: &Value) -> Option<Timestamp> {
     Timestamp::from_second(labels[body::EXPIRES].as_str()?.parse().ok()?).ok()
 }
 
-/// A machine of ours, whoever made it; `None` for one whose label names no job.
+/// A machine of ours, of any user; `None` for one whose label names no job.
 pub fn resource(machine: &Value, mark: &Mark<'_>, prices: Option<&PriceList>) -> Option<Resource> {
     let label = |key: &str| machine["labels"][key].as_str();
     let job = JobId::parse(label(body::JOB)?)?;

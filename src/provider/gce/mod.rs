@@ -1,11 +1,10 @@
 //! Provider `gce`: a machine of Google's Compute Engine for each attempt.
 //!
-//! The cloud is the only memory: a machine is found by its name, a job's machines by their label, in whatever zone they are. The kill
-//! switch is the cloud's (`maxRunDuration`, DELETE), so nothing outlives the job's money when everybody else is gone. The agent is
-//! started by the machine itself, by `templates/gce/startup.sh`: it waits for the order, which [`Provider::launch`] puts into the
-//! machine's metadata against the fingerprint of what is there, so that exactly one launcher wins. The secret beside it is taken away when the agent
-//! was heard of. With `recovery = "group"` a job's machine is
-//! that of a group: [`group`].
+//! The cloud is the only memory: a machine is found by its name, a job's machines by their label, in whatever zone they are. The
+//! kill switch is the cloud's (`maxRunDuration`, DELETE), so nothing outlives the job's money when everybody else is gone. The
+//! agent is started by the machine itself, by `templates/gce/startup.sh`: it waits for the order, which [`Provider::launch`] puts
+//! into the machine's metadata against the fingerprint of what is there, so that exactly one launcher wins. The secret beside it is
+//! taken away when the agent was heard of. With `recovery = "group"` a job's machine is that of a group: [`group`].
 //!
 //! | killed | is found later as |
 //! |---|---|
@@ -79,7 +78,7 @@ const SCRIPT: &str = "startup-script";
 /// An agent may need the store for so long after its deadline.
 const FAREWELL: Duration = Duration::from_secs(3_600);
 
-/// What the body of a refusal, or an operation that failed, is told as: for those who make such answers up.
+/// The error for the body of a refusal, or for a failed operation: for tests that make such answers up.
 #[doc(hidden)]
 pub fn read_answer(body: &[u8]) -> Option<ProviderError> {
     let body = serde_json::from_slice(body).ok()?;
@@ -97,8 +96,8 @@ pub struct Gce {
 }
 
 impl Gce {
-    /// `variables` is the environment of whoever asks, `prices` the file that keeps what machines cost today. Nothing is asked of the
-    /// cloud, so list prices are known to those who are not signed in.
+    /// `variables` is the caller's environment; `prices` is the file that keeps today's prices of machines. The cloud is not asked
+    /// for anything, so list prices are known without a sign-in.
     pub fn open(
         variables: credentials::Variables<'_>,
         party: Party,
@@ -115,7 +114,7 @@ impl Gce {
         let (credentials, project) = found.unwrap_or_else(|error| (Credentials::absent(error), named.unwrap_or_default()));
         let endpoint = |name| variables(name).map(|url| url.trim_end_matches('/').to_owned());
         let compute = endpoint("FTCTL_ENDPOINT_GCE");
-        // Whoever takes another Compute Engine must not ask the public catalogue with its token.
+        // A user of another Compute Engine must not ask the public catalogue with its token.
         let billing = endpoint("FTCTL_ENDPOINT_BILLING").or_else(|| compute.clone()).unwrap_or_else(|| PUBLIC_BILLING.to_owned());
         let compute = compute.unwrap_or_else(|| PUBLIC.to_owned());
         let client = Client::new(compute, billing, project, credentials)?;
@@ -220,7 +219,7 @@ impl Gce {
         }
     }
 
-    /// The group that will make the job's machine anew, where there is one.
+    /// The group that will replace the job's machine, where there is one.
     async fn mending(&self, job: &JobId) -> Result<Option<Value>, Refusal> {
         Ok(self.group(job).await?.filter(group::mends))
     }
@@ -269,7 +268,7 @@ impl Gce {
         Ok(Some(Console { text, start: position("start"), next: position("next"), own: Some(SCRIPT.to_owned()) }))
     }
 
-    /// What the startup script told in its namespace.
+    /// The startup script's messages, in its namespace.
     async fn guest_attributes(&self, machine: &Value) -> Result<BTreeMap<String, String>, Refusal> {
         let path = format!("zones/{}/instances/{}/getGuestAttributes", last(&machine["zone"]), last(&machine["name"]));
         let told = match self.client.call(Call::get(path).query("queryPath", "ftctl/")).await {
@@ -281,7 +280,7 @@ impl Gce {
         Ok(items.iter().filter_map(pair).collect())
     }
 
-    /// What the agent is told.
+    /// The metadata that carries the agent's order.
     async fn orders(&self, order: &RunOrder) -> Result<[(&'static str, String); 2]> {
         let expires = order.deadline.unwrap_or(self.clock.now()).checked_add(FAREWELL).unwrap_or(Timestamp::MAX);
         let variables = self.store.agent_environment(&order.job, expires).await.map_err(ProviderError::unsigned)?;
@@ -459,7 +458,7 @@ impl Provider for Gce {
 
     async fn destroy(&self, job: &JobId) -> Result<()> {
         let begun = Instant::now();
-        // First, or it would make them anew.
+        // First, or it would replace them.
         self.delete_group(job).await.map_err(|refusal| owing(refusal, &[group::name(job)]))?;
         loop {
             let machines = self.of_job(job).await.map_err(|refusal| owing(refusal, &[]))?;
@@ -467,7 +466,7 @@ impl Provider for Gce {
                 self.delete_template(job).await;
                 return Ok(());
             }
-            // A group that may not be seen would make them anew.
+            // A group that may not be seen would replace them.
             if machines.iter().any(is_grouped) {
                 self.client.everywhere(group::GROUPS, "").await.map_err(|refusal| owing(refusal, &[group::name(job)]))?;
             }

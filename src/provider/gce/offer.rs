@@ -71,13 +71,13 @@ impl GcePlan {
         catalogue::gce().accelerators.get(&self.accelerator)
     }
 
-    /// As the API names it.
+    /// The machine type in the API's spelling.
     pub fn machine_type(&self) -> String {
         let custom = || format!("custom-{}-{}", self.cpus, u64::from(self.memory_gb) << 10);
         self.machine_type.clone().unwrap_or_else(custom)
     }
 
-    /// What is charged for.
+    /// The machine, as far as it is charged for.
     pub fn machine(&self) -> Machine<'static> {
         let cards = self.card().map(|card| (card.kind.as_str(), self.accelerators));
         Machine::described(&self.machine_type(), cards, self.disk_gb, self.spot || self.legacy_preemptible)
@@ -136,7 +136,7 @@ pub fn rights(plan: &GcePlan) -> Rights {
     Rights { network: Some(plan.network.clone()), service_account: plan.service_account.clone(), ..Rights::default() }
 }
 
-/// What Compute Engine would refuse, before any money is spent.
+/// The refusals of Compute Engine, before any money is spent.
 pub fn rules(spec: &GceSpec) -> Vec<Rule> {
     let plan = GcePlan::from(spec.clone());
     let Some(card) = plan.card() else {
@@ -191,7 +191,7 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
     rules
 }
 
-/// Of a custom machine, to which accelerators are added.
+/// Rules of a custom machine, to which accelerators are added.
 fn custom(plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
     let (cpus, memory, count, name) = (plan.cpus, plan.memory_gb, plan.accelerators, &plan.accelerator);
     let Some((most_cpus, most_memory)) = card.limits.get(&count.to_string()) else {
@@ -223,7 +223,7 @@ fn custom(plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
     ]
 }
 
-/// Of a machine that comes with its accelerators.
+/// Rules of a machine that comes with its accelerators.
 fn fixed(spec: &GceSpec, plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
     let name = &plan.accelerator;
     let Some((kind, machine)) = plan.machine_type.as_ref().and_then(|kind| Some((kind, card.machines.get(kind)?))) else {

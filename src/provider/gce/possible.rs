@@ -1,4 +1,4 @@
-//! What can never run there, known before anybody is asked or paid.
+//! Plans that can never run there, known before anybody is asked or paid.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     job::{gce::GcePlan, plan::Plan},
 };
 
-/// What is charged at least.
+/// The shortest time that is charged.
 const SHORTEST: Duration = Duration::from_secs(60);
 /// Longest run that Compute Engine allows.
 pub const LONGEST: Duration = Duration::from_secs(120 * 86_400);

@@ -1,9 +1,9 @@
-//! What machines cost today: the billing catalogue of Google Cloud, read once a day. Where it cannot be asked, or does not sell every part
-//! of a machine alone, the dated table in `templates/gce/machines.toml` counts.
+//! Today's prices of machines: the billing catalogue of Google Cloud, read once a day. Where it cannot be asked, or does not sell
+//! every part of a machine alone, the dated table in `templates/gce/machines.toml` counts.
 //!
-//! The catalogue has no machines, only parts: a vCPU, a GB of memory, a GPU, a GB of disk, each with a description for people and the
-//! regions where it is sold for that price. A part is taken when its description, its unit and its kind of use are exactly those of the
-//! table, so that a new name for something leads to the table and not to a wrong price.
+//! The catalogue has no machines, only parts: a vCPU, a GB of memory, a GPU, a GB of disk, each with a description for people and
+//! the regions where it is sold for that price. A part is taken when its description, its unit and its kind of use are exactly
+//! those of the table, so that a new name for something leads to the table and not to a wrong price.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The service itself tells prices that are half a day old.
 const FRESH: Duration = Duration::from_secs(24 * 3_600);
 
-/// What parts of machines cost, by the name of the part and by region.
+/// Prices of machines' parts, by the name of the part and by region.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PriceList {
     schema: String,
@@ -81,7 +81,8 @@ impl Kept {
         Ok(list)
     }
 
-    /// What an hour of the plan's machine costs in the dearest of its regions: which it will be is not known before it is made.
+    /// The price of an hour of the plan's machine in the dearest of its regions: the region is not known before the machine is
+    /// made.
     pub async fn price(&self, client: &Client, plan: &GcePlan, now: Timestamp) -> Price {
         let (machine, lasting) = (plan.machine(), plan.lasting_machine());
         let date = plan.card().map_or("", |card| card.date.as_str());
@@ -160,8 +161,8 @@ impl PriceList {
     }
 }
 
-/// What is sold, of a description such as "Spot Preemptible Custom Instance Core running in Americas", "Nvidia Tesla V100 GPU attached to
-/// Spot Preemptible VMs running in Iowa" or "Storage PD Capacity in Tokyo".
+/// The part that a description sells, such as "Spot Preemptible Custom Instance Core running in Americas", "Nvidia Tesla V100 GPU
+/// attached to Spot Preemptible VMs running in Iowa" or "Storage PD Capacity in Tokyo".
 fn part_of(description: &str) -> &str {
     let part = description.split(" running in ").next().unwrap_or_default();
     let part = part.split(" in ").next().unwrap_or_default();

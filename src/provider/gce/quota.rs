@@ -98,7 +98,8 @@ fn counted(machine: &Machine<'_>, quotas: &Value) -> Vec<(String, u32)> {
     machine.quotas().into_iter().map(|(name, amount)| (metric(name), amount)).collect()
 }
 
-/// Whether all of these amounts are within the quotas of a place, and how each stands. One that the service does not tell is no hindrance.
+/// Whether all of these amounts are within the quotas of a place, and how each stands. One that the service does not tell is no
+/// hindrance.
 fn held(place: &str, quotas: &Value, amounts: &[(String, u32)]) -> (bool, String) {
     let stand = |(metric, amount): &(String, u32)| match quota(quotas, metric) {
         Some((used, limit)) => (used + u64::from(*amount) <= limit, format!("{metric} {used} of {limit} used, {amount} needed")),
@@ -126,7 +127,7 @@ fn of(name: &str, accelerator: &Accelerator, regions: &[(&str, &Value)]) -> Find
     }
 }
 
-/// What is used of a quota, and its limit.
+/// The used part of a quota, and its limit.
 fn quota(of: &Value, metric: &str) -> Option<(u64, u64)> {
     let quota = of["quotas"].as_array()?.iter().find(|quota| quota["metric"] == metric)?;
     Some((quota["usage"].as_f64()? as u64, quota["limit"].as_f64()? as u64))

@@ -1,4 +1,4 @@
-//! What Compute Engine says when it does not do what was asked, and what that means for the job.
+//! The refusals of Compute Engine, and their meaning for the job.
 
 use std::{fmt::Display, time::Duration};
 
@@ -54,7 +54,7 @@ impl Refusal {
         self.is_quota() && (self.message.contains("GPUS_ALL_REGIONS") || self.message.contains("globally"))
     }
 
-    /// What it is about is being changed, or still in use by what is.
+    /// Whether its object is being changed, or is still in use by another that is.
     pub fn is_under_way(&self) -> bool {
         ["resourceNotReady", "resourceInUseByAnotherResource", "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE"]
             .contains(&self.reason.as_str())

@@ -24,8 +24,8 @@ use crate::{
     store::memory::MemoryStore,
 };
 
-/// In place of ftctl in a machine: counts its starts, tells what it was given, and works until it is told that it may end or that the machine is
-/// taken away.
+/// In place of ftctl in a machine: counts its starts, tells what it was given, and works until it is told that it may end or that
+/// the machine is taken away.
 const AGENT: &str = r#"#!/bin/sh
 trap 'touch "$HOME/noticed"; trap - TERM; kill $$' TERM
 env >"$HOME/asks"
@@ -91,7 +91,7 @@ impl Place {
         serde_json::from_slice(&answer).expect("JSON")
     }
 
-    /// What everything has cost.
+    /// The cost of everything.
     async fn bill(&self) -> Value {
         self.pull(reqwest::Method::GET, "bill", &Value::Null).await
     }
@@ -237,7 +237,7 @@ fn the_insert_is_the_seeds_but_for_what_is_listed() {
     // What finds it, and what it may cost, without a record.
     let labels = ours.as_object_mut().and_then(|body| body.remove("labels")).expect("labels");
     assert_eq!(labels["ftctl-lifetime"], "3600");
-    // The seed logs in and types; ours starts by itself, and whoever logs in leaves no key in the project's metadata.
+    // The seed logs in and types; ours starts by itself, and a login leaves no key in the project's metadata.
     let items = ours["metadata"]["items"].as_array_mut().expect("items");
     let added: Vec<Value> = items.drain(1..).map(|item| item["key"].clone()).collect();
     assert_eq!(added, ["enable-guest-attributes", "enable-oslogin", "ftctl-cards", "ftctl-image", "startup-script"]);
@@ -411,7 +411,7 @@ async fn every_call_bears_429_and_503() {
     }
 }
 
-/// What a life asks: an attempt with each of these plans, of which the last ends by itself and the others are taken away.
+/// The calls of a life: an attempt with each of these plans, of which the last ends by itself and the others are preempted.
 async fn every_call(place: &Place, plans: &[Plan]) {
     let provider = place.provider();
     for (number, plan) in (1..).zip(plans) {
@@ -549,7 +549,7 @@ async fn the_secret_goes_from_the_metadata_when_the_agent_was_heard_of() {
         provider.heard(&attempt).await.expect("told");
         let (before, kept) = (place.changes().await.len(), keys(&provider, &attempt).await);
         assert!(!kept.contains(&"ftctl-environment".to_owned()) && kept.contains(&"ftctl-order".to_owned()), "{kept:?}");
-        // Whoever drives the job later asks once, and changes nothing; nor is the agent started again.
+        // A later driver of the job asks once, and changes nothing; nor is the agent started again.
         provider.heard(&attempt).await.expect("told");
         provider.launch(&order(&attempt)).await.expect("told");
         assert_eq!((place.changes().await.len(), keys(&provider, &attempt).await), (before, kept));
@@ -656,7 +656,7 @@ async fn zones_are_ranked_by_what_is_expected_of_them() {
         assert_eq!(zones, order);
         assert!(finding.message.contains(said), "{}", finding.message);
     }
-    // The machine is made where it is expected to be had, and the plan says so.
+    // The machine is made where it is expected to be available, and the plan says so.
     let place = Place::new(json!({ "outlooks": outlooks, "stock_outs": ["us-west1-b"] })).await;
     place.provider().provision(&attempt("job"), &wanted, &image()).await.expect("made");
     let machines = place.provider().of_job(&attempt("job").job).await.expect("listed");

@@ -1,10 +1,10 @@
 //! One machine: a directory, made and removed in one step each, and the lock that tells whether its agent was started and lives.
 //!
-//! **The lock.** A launcher makes a file under a name of its own, locks it, and only then gives it the name `agent.lock`, which fails
-//! when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner makes
+//! **The lock.** A launcher makes a file under a name of its own, locks it, and only then gives it the name `agent.lock`, which
+//! fails when there is one: so exactly one launcher ever wins, and `agent.lock` is locked from its first instant. The winner makes
 //! `agent.log` as the last thing before the agent starts, hands its open lock to the agent as standard input and forgets it. A file
-//! lock belongs to the open file, so the kernel releases it when the last of launcher and agent is gone, whatever kills them. Hence,
-//! under SIGKILL at any instant of the launcher:
+//! lock belongs to the open file, so the kernel releases it when the last of launcher and agent is gone, whatever kills them.
+//! Hence, under SIGKILL at any instant of the launcher:
 //!
 //! | killed | is found later as |
 //! |---|---|
@@ -103,7 +103,7 @@ impl Machine {
         self.directory.join("agent.lock")
     }
 
-    /// What its processes carry: the same for every spelling of the path.
+    /// The mark of its processes: the same for every spelling of the path.
     pub fn mark(&self) -> io::Result<OsString> {
         Ok(self.directory.canonicalize()?.into_os_string())
     }
@@ -228,8 +228,8 @@ impl Machine {
         self.card()?.store
     }
 
-    /// What [`all`] found, in full; `None` when it went away meanwhile. A machine whose card is damaged (a full disk, an editor)
-    /// counts as expired; `prune` takes it when its order says whose it is.
+    /// The full description of a machine that [`all`] found; `None` when it went away meanwhile. A machine whose card is damaged (a
+    /// full disk, an editor) counts as expired; `prune` takes it when its order says whose it is.
     pub fn resource(&self, mark: &Mark<'_>) -> io::Result<Option<Resource>> {
         let found = match fs::metadata(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -246,8 +246,8 @@ impl Machine {
     }
 }
 
-/// Removes a directory that lies directly below `base`, so that it is there in full or not at all for everybody else. A link in its place is
-/// removed, and what it leads to stays.
+/// Removes a directory that lies directly below `base`, so that it is there in full or not at all for everybody else. A link in its
+/// place is removed, and what it leads to stays.
 pub fn remove_tree(base: &Path, name: &str) -> io::Result<()> {
     let mut parts = Path::new(name).components();
     if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name) {

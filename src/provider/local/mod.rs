@@ -11,7 +11,8 @@
 //! | `agent.lock` | held: the agent is alive, or about to be started (see [`machine`]) |
 //! | `agent.log` | what the agent itself said; exists: it was started |
 //!
-//! The job's working directory, `work/<job>/` below the state directory, outlives attempts: the next one ships what the last could not.
+//! The job's working directory, `work/<job>/` below the state directory, outlives attempts: the next one ships what the last could
+//! not.
 
 mod machine;
 mod process;
@@ -49,13 +50,13 @@ use crate::{
     },
 };
 
-/// What a preempted machine is given between the polite and the final signal; as on GCE.
+/// The time between the polite and the final signal to a preempted machine; as on GCE.
 pub const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 
 /// A drain gives up by itself when the store cannot be reached; this ends one that hangs. A large checkpoint takes minutes.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// What the provider is told about this machine.
+/// The provider's knowledge of this machine.
 #[derive(Clone)]
 pub struct Settings {
     /// `$XDG_STATE_HOME/ftctl`; made when needed.
@@ -302,7 +303,7 @@ async fn blocking(machine: &Machine, act: impl FnOnce() -> io::Result<()> + Send
     done.map_err(|error| failed("stop the processes of", machine.directory(), &error))
 }
 
-/// What a program complained about last, or how it ended.
+/// A program's last complaint, or its exit status.
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     last_statement(&text).map_or_else(|| format!("the agent ended with {}", output.status), str::to_owned)

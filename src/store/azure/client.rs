@@ -24,7 +24,7 @@ use super::{
     wire,
 };
 
-/// Of the protocol; the newest that emulators know is later.
+/// Version of the protocol; the newest that emulators know is later.
 const VERSION: &str = "2023-11-03";
 
 pub(super) struct Client {
@@ -32,13 +32,13 @@ pub(super) struct Client {
     pub transport: Arc<Transport>,
     pub container: BlobContainerClient,
     pub service: BlobServiceClient,
-    /// Of our own requests.
+    /// Pipeline of our own requests.
     pipeline: Pipeline,
     /// An answer has shown that the container exists.
     seen: AtomicBool,
 }
 
-/// What the service answered to a request that it did not carry out.
+/// The service's answer to a request that it did not carry out.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub status: u16,
@@ -101,7 +101,7 @@ impl Client {
         self.container.blob_client(&self.location.blob(path))
     }
 
-    /// What came of a request: done, or refused. `action` is for the message when there is neither: "read", "write".
+    /// The result of a request: done, or refused. `action` is for the message when there is neither: "read", "write".
     pub async fn ask<T>(
         &self,
         action: &'static str,
@@ -126,7 +126,7 @@ impl Client {
         ))
     }
 
-    /// As [`Client::ask`], for a write into a container that may not exist yet.
+    /// [`Client::ask`] for a write into a container that may not exist yet.
     pub async fn write<T, F: Future<Output = azure_core::Result<T>>>(
         &self,
         action: &'static str,

@@ -1,10 +1,10 @@
-//! The store of a URL: one container, and beside it one for each job, with what the job's agent writes. Whoever breaks into a machine has
-//! a signature for the job's container and one to read the rest with, so that names, records, debts, datasets and other jobs are out of
-//! its reach (`docs/decisions/0006`).
+//! The store of a URL: one container, and beside it one for each job, which the job's agent writes to. An intruder on a machine has
+//! a signature for the job's container and one to read the rest with, so that names, records, debts, datasets and other jobs are
+//! out of its reach (`docs/decisions/0006`).
 //!
-//! A job's container is derived from the store's address and the job's id, and is made by the first write into it. Jobs of before, whose
-//! data lies in the one container, go on there, and so does every job where the sign-in may not make containers. Which of the two holds
-//! for a job is seen from answers that are needed anyway, and remembered.
+//! A job's container is derived from the store's address and the job's id, and is made by the first write into it. Jobs of before,
+//! whose data lies in the one container, go on there, and so does every job where the sign-in may not make containers. Which of the
+//! two holds for a job is seen from answers that are needed anyway, and remembered.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -39,7 +39,7 @@ use crate::{
 /// Read, add, create, write, delete and list, in the order that the service wants.
 const AGENT_MAY: &str = "racwdl";
 
-/// Of the store, what is needed to read a dataset and the wish to cancel.
+/// Permissions in the store: to read a dataset and the wish to cancel.
 const AGENT_MAY_IN_STORE: &str = "r";
 
 pub struct Containers {
@@ -53,7 +53,7 @@ pub struct Containers {
     parts: Mutex<HashMap<JobId, Arc<Part>>>,
 }
 
-/// What the agent of one job writes.
+/// The container that the agent of one job writes to.
 struct Part {
     own: Arc<AzureStore>,
     /// Where it is, once an answer has shown it: there, or in the main container.
@@ -66,7 +66,7 @@ enum Place {
     Part(JobId),
     /// All of a job.
     Job(JobId),
-    /// Of all jobs.
+    /// The objects above all jobs.
     Above,
 }
 
@@ -172,7 +172,7 @@ impl Containers {
         self.narrow.load(Ordering::Relaxed)
     }
 
-    /// What `look` finds in a job's own container; `None` where it cannot have one.
+    /// The result of `look` in a job's own container; `None` where it cannot have one.
     async fn own<T, F: Future<Output = Result<T>>>(&self, job: &JobId, look: impl Fn(Arc<AzureStore>) -> F) -> Result<Option<T>> {
         let part = self.part(job)?;
         let in_main = part.home.get().is_some_and(|home| Arc::ptr_eq(home, &self.main));
@@ -180,7 +180,8 @@ impl Containers {
             return Ok(None);
         }
         match look(Arc::clone(&part.own)).await {
-            // Rights over the one container alone, as far as is known; where it has none over that one either, the next answer says so.
+            // Rights over the one container alone, as far as is known; where it has none over that one either, the next answer says
+            // so.
             Err(StoreError::Denied { .. }) if !self.of_agent && !part.own.client.has_seen_it() => {
                 self.narrow.store(true, Ordering::Relaxed);
                 Ok(None)
@@ -189,7 +190,7 @@ impl Containers {
         }
     }
 
-    /// What `look` finds of what a job's agent wrote, wherever that is.
+    /// The result of `look` among the objects that a job's agent wrote, wherever they are.
     async fn find<T, F: Future<Output = Result<Option<T>>>>(
         &self,
         job: &JobId,
@@ -224,15 +225,15 @@ impl Containers {
         Ok(Arc::clone(part.home.get().unwrap_or(&self.main)))
     }
 
-    /// Whether the store says that the job has a container. Fails where that is out of this sign-in's reach: the job would look as if its
-    /// agent had never written a byte.
+    /// Whether the store says that the job has a container. Fails where that is out of this sign-in's reach: the job would look as
+    /// if its agent had never written a byte.
     async fn has_own(&self, job: &JobId) -> Result<bool> {
         let noted = self.main.head(&path::container(job)).await?.is_some();
         if noted && self.is_narrow() { Err(self.out_of_reach(job)) } else { Ok(noted) }
     }
 
-    /// Makes the container of a job that has none and has not begun in the main one. `false`: it goes on there, or begins there because this
-    /// sign-in may not make containers.
+    /// Makes the container of a job that has none and has not begun in the main one. `false`: it goes on there, or begins there
+    /// because this sign-in may not make containers.
     async fn make_own(&self, job: &JobId, part: &Part) -> Result<bool> {
         if self.is_narrow() || self.main.children(&path::job(job)).await?.iter().any(|name| is_of_agent(name)) {
             return Ok(false);
@@ -242,7 +243,7 @@ impl Containers {
             let refused = || part.own.client.refused("create", &part.own.client.location.container, &refusal);
             return if refusal.is_denied() { Ok(false) } else { Err(refused()) };
         }
-        // For whoever cannot look for the container itself. The name is for people, and never read.
+        // For users who cannot look for the container itself. The name is for people, and never read.
         let noted = serde_json::json!({ "schema": "ftctl.container/1", "container": part.own.client.location.container });
         match write_json(&*self.main, &path::container(job), &noted, Condition::IfAbsent).await {
             Ok(_) | Err(StoreError::Conflict { .. }) => Ok(true),
@@ -428,7 +429,7 @@ impl Store for Containers {
         Ok(())
     }
 
-    /// Its container goes first: as long as the main one has something of it, whoever is interrupted here finds it again.
+    /// Its container goes first: as long as the main one has something of it, an interrupted deletion can find it again.
     async fn delete_job(&self, job: &JobId) -> Result<()> {
         self.own(job, |store| async move { store.client.remove().await }).await?;
         if self.is_narrow() {

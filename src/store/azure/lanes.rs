@@ -29,7 +29,7 @@ pub fn md5(messages: &[&[u8]; LANES]) -> [[u8; 16]; LANES] {
     })
 }
 
-/// What follows the whole blocks: the rest, a one, zeros, and the length in bits.
+/// The end of a message after its whole blocks: the rest, a one, zeros, and the length in bits.
 fn end(rest: &[u8], length: usize) -> Vec<u8> {
     let mut end = rest.to_vec();
     end.push(0x80);

@@ -53,7 +53,8 @@ impl Location {
         Ok(Self { account, container, endpoint, prefix })
     }
 
-    /// Refuses what is neither at one of [`HOSTS`] nor at the `endpoint` that the user named: whoever has that host would be sent the sign-in.
+    /// Refuses a location that is neither at one of [`HOSTS`] nor at the `endpoint` that the user named: the owner of that host
+    /// would be sent the sign-in.
     pub fn admit(&self, text: &str, endpoint: Option<&str>) -> Result<()> {
         let host = self.endpoint.host_str().unwrap_or_default();
         let of_azure = self.endpoint.port().is_none() && HOSTS.iter().any(|end| host.ends_with(end));

@@ -1,9 +1,9 @@
-//! A store in Azure blob containers, through the official crate's clients (see [`client`]): here is one container, and in [`containers`]
-//! which of them holds what.
+//! A store in Azure blob containers, through the official crate's clients (see [`client`]): here is one container, and in
+//! [`containers`] which of them holds what.
 //!
-//! Objects are block blobs: small ones, which chunks of files are, written in one request, large ones in staged blocks (see [`blocks`]).
-//! Logs are append blobs (see [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is
-//! ever created by looking; the first write creates the container if it may.
+//! Objects are block blobs: small ones, which chunks of files are, written in one request, large ones in staged blocks (see
+//! [`blocks`]). Logs are append blobs (see [`segments`]). Conditional writes carry marks, see [`Marked`]. Nothing is ever created
+//! by looking; the first write creates the container if it may.
 
 use std::{collections::HashMap, num::NonZero, ops::Range, sync::Arc};
 
@@ -101,7 +101,7 @@ impl Marked {
 /// Replaces the usual address of an account.
 const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
 
-/// What the service gives at most, entries of one page of a listing.
+/// The most entries of one page of a listing.
 const PAGE: i32 = 5_000;
 
 /// Whether `url` names a container.
@@ -131,8 +131,8 @@ pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
     Location::parse(url, endpoint(variables).as_deref()).ok().map(|location| location.service().into())
 }
 
-/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On somebody else's word than the user's
-/// it has to be where Azure's containers are, or where `variables` say that they are.
+/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On somebody else's word
+/// than the user's it has to be where Azure's containers are, or where `variables` say that they are.
 pub fn open(url: &str, variables: Variables<'_>, limits: Limits, word_of: WordOf) -> Result<Containers> {
     let endpoint = endpoint(variables);
     let location = Location::parse(url, endpoint.as_deref())?;
@@ -195,7 +195,7 @@ impl AzureStore {
         };
         let refused = refusal.is_conflict()
             || (refusal.status == 404 && matches!(condition, Condition::IfMatch(_)))
-            // Whoever else committed these blocks took them away.
+            // Another writer that committed these blocks took them away.
             || (refusal.code == "InvalidBlockList" && *condition == Condition::IfAbsent);
         if !refused {
             return Err(self.client.refused("write", path, &refusal));
@@ -205,8 +205,8 @@ impl AzureStore {
         present.map(Marked::into_etag).ok_or_else(|| StoreError::Conflict { path: path.to_owned() })
     }
 
-    /// The first pages, at most `most`, of what is below `prefix/`, with `folders` of what is directly below. An absent container is an
-    /// empty one.
+    /// The first pages, at most `most`, of what is below `prefix/`, with `folders` of what is directly below. An absent container
+    /// is an empty one.
     async fn pages<T: DeserializeOwned>(&self, prefix: &str, folders: bool, most: usize) -> Result<Vec<T>> {
         let folder = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         let context = Load { folders, ..Load::default() }.context();
@@ -261,7 +261,7 @@ impl AzureStore {
     }
 }
 
-/// What a write asks for, and what it leaves.
+/// A write's conditions and its metadata.
 #[derive(Clone, Default)]
 struct Terms {
     if_match: Option<Etag>,
@@ -269,7 +269,7 @@ struct Terms {
     metadata: Option<HashMap<String, String>>,
 }
 
-/// As [`check_path`]; a name that the store gives to parts of logs is refused, too.
+/// [`check_path`] that also refuses the names that the store gives to parts of logs.
 fn check(path: &str) -> Result<()> {
     check_path(path)?;
     if part(path).1 == 0 {

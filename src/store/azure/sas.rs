@@ -1,6 +1,6 @@
-//! Shared access signatures: what others get in the place of a sign-in, good for one container and for a while. They are made with the
-//! account's key ("Create a service SAS") or, signed in with Entra ID, with a key that the service gives out for that ("Create a user
-//! delegation SAS"), both from the reference of the blob service.
+//! Shared access signatures: what others get in the place of a sign-in, good for one container and for a while. They are made with
+//! the account's key ("Create a service SAS") or, signed in with Entra ID, with a key that the service gives out for that ("Create
+//! a user delegation SAS"), both from the reference of the blob service.
 
 use azure_core::time::OffsetDateTime;
 use azure_storage_blob::models::KeyInfo;
@@ -24,7 +24,7 @@ const LONGEST_DELEGATION: SignedDuration = SignedDuration::from_hours(7 * 24 - 1
 /// The service's clock may be as much behind ours.
 const SKEW: SignedDuration = SignedDuration::from_mins(15);
 
-/// What a signature is good for.
+/// The permissions of a signature.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grant<'a> {
     pub account: &'a str,
@@ -36,8 +36,8 @@ pub(super) struct Grant<'a> {
 }
 
 impl Grant<'_> {
-    /// The parameters of a URL, without the question mark. `delegation` is what a signature says of a key that is not the account's, in
-    /// the order in which it is signed.
+    /// The parameters of a URL, without the question mark. `delegation` is what a signature says of a key that is not the
+    /// account's, in the order in which it is signed.
     pub fn sign(&self, key: &SharedKey, delegation: &[(&'static str, String)]) -> String {
         let expiry = date(self.expires);
         let resource = format!("/blob/{}/{}", self.account, self.container);
@@ -69,7 +69,7 @@ fn date(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// What signs for others, until a moment that is fixed.
+/// Signs for others, until a fixed moment.
 pub(super) struct Signer {
     key: SharedKey,
     delegation: Vec<(&'static str, String)>,
@@ -86,7 +86,7 @@ impl Signer {
 }
 
 impl Client {
-    /// What signs until `expires`, with Entra ID at most for a week. `None` when there is nothing that could: a signature cannot, and an
+    /// A signer until `expires`, with Entra ID for a week at most. `None` when nothing here can sign: a signature cannot, and an
     /// identity may lack the right to.
     pub async fn signer(&self, expires: Timestamp) -> Result<Option<Signer>> {
         match &self.transport.credential {

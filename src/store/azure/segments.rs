@@ -44,7 +44,7 @@ pub(super) fn part(name: &str) -> (&str, u64) {
     parsed.unwrap_or((name, 0))
 }
 
-/// What a blob is at present.
+/// A blob's present state.
 #[derive(Debug, Clone)]
 pub(super) struct Properties {
     pub length: u64,
@@ -127,7 +127,7 @@ pub(super) struct Segments<'a> {
     pub full: u64,
 }
 
-/// What a request for a range found.
+/// The result of a request for a range.
 struct Piece {
     bytes: Bytes,
     of: Properties,
@@ -149,7 +149,8 @@ impl Segments<'_> {
 
     /// The bytes `from..to` of one blob that exist, at most [`PIECE`].
     async fn piece(&self, name: &str, from: u64, to: u64) -> Result<Option<Piece>> {
-        // The byte before exists whenever the reader stands at the end, so that nothing new is no error and needs no second request.
+        // The byte before exists whenever the reader stands at the end, so that nothing new is no error and needs no second
+        // request.
         let back = u64::from(from > 0);
         let to = to.min(from - back + PIECE);
         let options = BlobClientDownloadOptions {

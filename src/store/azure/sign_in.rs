@@ -18,7 +18,7 @@ use crate::{
     job::finding::Finding,
 };
 
-/// What requests are signed with. Has no `Debug`, so that nothing secret can be printed by accident.
+/// The credential that signs requests. It has no `Debug`, so that nothing secret can be printed by accident.
 pub(super) enum Credential {
     Key(SharedKey),
     /// The parameters of a shared access signature, without the question mark.
@@ -37,7 +37,7 @@ const WAYS: [(&str, &str, Open); 3] = [
 
 pub(super) const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 pub(super) const KEY: &str = "AZURE_STORAGE_KEY";
-/// Of a shared access signature, an agent's among them.
+/// Variable with a shared access signature, an agent's among them.
 pub const SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 /// With it the signature above is for the container of one job only, and this one for reading the store.
 pub(super) const READ_SAS: &str = "FTCTL_STORE_READ_SAS";
@@ -66,7 +66,7 @@ pub fn sign_in(variables: Variables<'_>) -> Finding {
     }
 }
 
-/// What an agent on another machine can sign in with as well as whoever sits at this one: nothing that needs files or programs here.
+/// Variables that an agent on another machine can sign in with as well as a user at this one: they need no files or programs here.
 const CARRIED: [&str; 5] = [CONNECTION_STRING, KEY, SAS, READ_SAS, ENDPOINT];
 
 /// See [`CARRIED`]; nothing where no secret is among it.
@@ -140,7 +140,7 @@ fn signature_in(variables: Variables<'_>, name: &str) -> Result<Credential> {
     if signature.contains("sig=") { Ok(Credential::Sas(signature)) } else { Err(unusable(name, "it has no `sig=`")) }
 }
 
-/// What an agent reads the store with whose own signature is for its job's container.
+/// The credential to read the store with, for an agent whose own signature is for its job's container.
 pub(super) fn to_read(variables: Variables<'_>) -> Result<Option<Credential>> {
     variables(READ_SAS).map(|_| signature_in(variables, READ_SAS)).transpose()
 }

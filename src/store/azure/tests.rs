@@ -51,7 +51,7 @@ fn containers_at(url: &str) -> Containers {
     Containers::new(store_at(url, FULL))
 }
 
-/// What an agent opens with what it is given.
+/// The containers that an agent opens with its environment.
 async fn given_to_agent(owner: &Containers, job: &JobId) -> Containers {
     let given = owner.agent_environment(job, Timestamp::now() + SignedDuration::from_mins(5)).await.unwrap();
     let variable = |name: &str| given.iter().find(|(set, _)| *set == name)?.1.clone();
@@ -137,7 +137,7 @@ async fn azurite_logs_go_on_in_further_blobs() {
     assert!(matches!(stale, StoreError::WrongOffset { length, .. } if length == written.len() as u64 + 3));
     store.delete("job/log").await.unwrap();
     assert_eq!(store.list("").await.unwrap(), []);
-    // Begun anew, though the reader's store remembers the parts.
+    // Begun from nothing, though the reader's store remembers the parts.
     store.append("job/log", 0, "new".into()).await.unwrap();
     assert_eq!(other.get("job/log").await.unwrap().bytes, "new");
     assert_eq!(other.get_range("job/log", 60..70).await.unwrap(), "");
@@ -255,8 +255,8 @@ struct Racer {
     ended: Option<Instant>,
 }
 
-/// The service's clock is nobody's; only what each sees is compared, with bounds made of how long its own requests took: a contender
-/// may see the last renewal so late, and may come so late after the lease has lapsed.
+/// The service's clock is nobody's; only what each sees is compared, with bounds made of how long its own requests took: a
+/// contender may see the last renewal so late, and may come so late after the lease has lapsed.
 #[tokio::test]
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time() {
@@ -321,7 +321,7 @@ async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time()
         });
     }
     let gaps = racing.join_all().await.concat();
-    // Whoever needs no more than an eighth of the time for a look can do no worse than the time.
+    // A reader that needs no more than an eighth of the time for a look can do no worse than the time.
     let in_time = gaps.iter().filter(|(_, slowest)| *slowest <= TIME / 8).map(|(none, _)| *none);
     let (many, most) = (in_time.clone().count(), in_time.max().unwrap_or_default());
     println!(
@@ -513,7 +513,7 @@ async fn azurite_stolen_signature_of_a_machine_changes_its_own_job_alone() {
     agent.delete_all(&[path::attempt_lease(&own), path::exit(&own, 1)]).await.unwrap();
     assert_eq!(agent.children(&format!("{}/attempts", path::job(&own))).await.unwrap(), ["1"]);
     owner.delete(&path::log(&own, 1)).await.unwrap();
-    // Whoever has both signatures uses each as they like.
+    // A holder of both signatures uses each as they like.
     let main = &owner.main().client.location;
     let mine: Vec<&Meta> = before.iter().filter(|meta| !containers::is_part_of(&meta.path, &own)).collect();
     for transport in agent.transports() {

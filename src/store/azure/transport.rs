@@ -1,4 +1,4 @@
-//! What carries every request to the service, those of the official crate and our own: signed for each try, checked on its way back, and
+//! Carries every request to the service, those of the official crate and our own: signed for each try, checked on its way back, and
 //! sent again when that may help.
 
 use std::{
@@ -44,10 +44,10 @@ const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 const SLOW_LINE: u64 = 64 << 10;
 
-/// What a request carries beside what the crate's options for it can say, on its way through the crate.
+/// The parts of a request that the crate's options cannot carry, on their way through the crate.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Load {
-    /// Of the body: the service compares, and refuses what was damaged on its way.
+    /// MD5 of the body: the service compares, and refuses a body that was damaged on its way.
     pub md5: Option<[u8; 16]>,
     /// Bytes of the answer.
     pub expected: u64,
@@ -71,7 +71,7 @@ pub(super) struct Transport {
     patience: Patience,
     /// The service has been there.
     answered: AtomicBool,
-    /// As many requests may be under way.
+    /// Permits of the requests that may be under way.
     requests: Semaphore,
     pace: Pace,
 }
@@ -155,7 +155,7 @@ impl Transport {
         })
     }
 
-    /// Whoever has had an answer knows that the name is right: a service that is away then is waited for like one that stumbles.
+    /// After an answer the name is known to be right: a service that is away then is waited for like one that stumbles.
     fn patience(&self) -> Patience {
         let Patience { total, unreachable } = self.patience;
         Patience { total, unreachable: if self.answered.load(Ordering::Relaxed) { total } else { unreachable } }

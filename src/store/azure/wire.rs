@@ -1,4 +1,4 @@
-//! What the official crate does not read: listings with folders, and what an error's body says.
+//! Parsers that the official crate lacks: listings with folders, and the bodies of errors.
 
 use azure_core::{time::OffsetDateTime, xml};
 use jiff::Timestamp;
@@ -35,7 +35,7 @@ pub(super) fn timestamp(time: Option<OffsetDateTime>) -> Timestamp {
     time.and_then(|time| Timestamp::from_second(time.unix_timestamp()).ok()).unwrap_or_default()
 }
 
-/// What an error's body says, in one line.
+/// The message of an error's body, in one line.
 pub(super) fn message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Error {

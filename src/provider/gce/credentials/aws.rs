@@ -19,7 +19,7 @@ const SESSION_SECONDS: &str = "300";
 #[derive(Deserialize)]
 pub struct Addresses {
     region_url: Option<String>,
-    /// Of its roles; of another kind of source: of the identity itself.
+    /// The URL of its roles; for another kind of source, of the identity itself.
     pub url: Option<String>,
     imdsv2_session_token_url: Option<String>,
     regional_cred_verification_url: Option<String>,

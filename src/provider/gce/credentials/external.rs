@@ -17,10 +17,10 @@ use super::{Place, SCOPE, TokenAnswer, ask, aws, bytes, read, unusable};
 use crate::provider::Result;
 
 const ALLOW_PROGRAMS: &str = "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES";
-/// What is read of the environment, besides what leads to a file of credentials.
+/// The variables that are read, besides those that lead to a file of credentials.
 pub const VARIABLES: [&str; 6] =
     [ALLOW_PROGRAMS, "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"];
-/// Of a program, in milliseconds, where the file says nothing, and at most.
+/// A program's time limits in milliseconds: the default, and the most.
 const PROGRAM_LIMITS: (u64, u64) = (30_000, 120_000);
 
 #[derive(Deserialize)]

@@ -236,7 +236,7 @@ fn account(address: &str, source: &Value) -> Value {
     })
 }
 
-/// What was asked since the last call: the paths, and the fields of the last form.
+/// The requests since the last call: their paths, and the fields of the last form.
 fn take_asked(heard: &Heard) -> (Vec<String>, BTreeMap<String, String>) {
     let asked = std::mem::take(&mut *heard.lock().expect("whole"));
     let form = Url::parse(&format!("http://form?{}", asked.last().expect("a request").2)).expect("a form");
@@ -290,7 +290,7 @@ async fn a_program_says_who_asks_only_where_it_is_allowed() {
     assert!(token(&of("1")).await.expect_err("it fails").message.contains("exit status: 1"));
 }
 
-/// What Google's own library asks is asked here, too.
+/// The requests of Google's own library are made here, too.
 #[tokio::test]
 async fn external_accounts_ask_as_googles_library_does() {
     let (address, heard) = service().await;

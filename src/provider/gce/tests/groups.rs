@@ -1,4 +1,4 @@
-//! `recovery = "group"`: machines that are made anew with nobody there.
+//! `recovery = "group"`: machines that the cloud replaces without ftctl.
 
 use super::*;
 use crate::job::{
@@ -18,7 +18,7 @@ fn grouped_order() -> RunOrder {
     RunOrder { last_attempt: Some(20), ..order(&attempt("job")) }
 }
 
-/// What a group adds to the calls that a job's life makes.
+/// The calls that a group adds to those of a job's life.
 pub const CALLS: [&str; 11] = [
     "regionInstanceGroupManagers.resize",
     "instanceTemplates.insert",
@@ -126,7 +126,7 @@ async fn group_and_template_are_gclouds_but_for_what_is_listed() {
     assert_eq!(take(&mut ours, "baseInstanceName"), attempt("job").job.as_str());
     // The first machine comes with its order.
     assert_eq!((take(&mut ours, "targetSize"), take(&mut gclouds, "targetSize")), (json!(0), json!(1)));
-    // Whose it is, for who has no record; and that a machine that is made anew has the order, wherever there is one.
+    // Whose it is, for who has no record; and that a replaced machine has the order, wherever there is one.
     assert_eq!(take(&mut ours, "allInstancesConfig")["properties"]["labels"]["ftctl-job"], attempt("job").job.as_str());
     let policy =
         json!({ "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES", "onRepair": { "allowChangingZone": "YES" } });
@@ -142,7 +142,7 @@ async fn a_machine_that_is_taken_away_comes_back_with_its_order_and_ends_its_gro
     assert_eq!(provider.observe(&attempt).await.expect("seen"), Sighting::Alive { agent: false }, "no machine yet");
     assert!(provider.of_job(&attempt.job).await.expect("listed").is_empty());
     provider.launch(&grouped_order()).await.expect("told");
-    // Whoever comes second finds everything done.
+    // The second driver finds everything done.
     provider.launch(&grouped_order()).await.expect("told");
     provider.provision(&attempt, &grouped(), &image()).await.expect("found");
     for starts in 1..=3 {

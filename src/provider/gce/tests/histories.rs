@@ -1,5 +1,5 @@
-//! What jobs cost at most: random histories on the simulated cloud, with stock-outs, preemptions, lost answers, refused deletions, and
-//! clients that are gone for ever. `FT_HISTORIES=1000` plays so many.
+//! The most that jobs cost: random histories on the simulated cloud, with stock-outs, preemptions, lost answers, refused deletions,
+//! and clients that are gone for ever. `FT_HISTORIES=1000` plays so many.
 
 use futures_util::{StreamExt, stream};
 

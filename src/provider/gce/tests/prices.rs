@@ -1,4 +1,4 @@
-//! What machines cost today, by the simulated billing catalogue.
+//! Today's prices of machines, by the simulated billing catalogue.
 
 use super::*;
 
