@@ -1,7 +1,8 @@
 //! Which device a run computes on, and how: decided and said before anything is loaded.
 //!
-//! The program is linked with libtorch's CPU part alone, and loads the CUDA part of the libtorch beside it when a GPU is asked for. One build
-//! therefore starts on machines without CUDA's libraries, and uses a GPU where libtorch's CUDA build lies in the place of the CPU build.
+//! The program is linked with libtorch's CPU part alone, and loads the CUDA part of the libtorch beside it when a GPU is asked for.
+//! One build therefore starts on machines without CUDA's libraries, and uses a GPU where libtorch's CUDA build lies in the place of
+//! the CPU build.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use crate::settings::{DeviceChoice, Engine, Offload, TrainSettings};
 
 /// libtorch's CUDA part, found where the program looks for libtorch.
 const CUDA_PART: &str = if cfg!(target_os = "macos") { "libtorch_cuda.dylib" } else { "libtorch_cuda.so" };
-/// What NVIDIA's driver brings.
+/// The library of NVIDIA's driver.
 const DRIVER: &str = "libcuda.so.1";
 /// cuBLAS gives the same bits each time only with a fixed workspace.
 const CUBLAS_WORKSPACE: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
@@ -50,7 +51,7 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
     choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu().is_ok()
 }
 
-/// As [`choose`], for training: with what `settings` ask of libtorch, and nothing that it cannot do.
+/// [`choose`] for training: with all that `settings` ask of libtorch, and nothing that it cannot do.
 pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
     let chosen = choose(settings.device)?;
     if away(chosen.device, settings) != Offload::None && settings.lora.is_some() {
@@ -72,7 +73,8 @@ pub fn uses_libtorch(device: Device, engine: Engine) -> bool {
     device.is_cuda() || engine == Engine::Libtorch
 }
 
-/// What stays in main memory, so that the device has what one block needs of it: of the CPU's own kernels nothing, whose memory that is.
+/// The tensors that stay in main memory, so that the device has those that one block needs. The CPU's own kernels keep nothing
+/// away: that memory is theirs.
 pub fn away(device: Device, settings: &TrainSettings) -> Offload {
     if uses_libtorch(device, settings.engine) { settings.offload } else { Offload::None }
 }
@@ -112,8 +114,8 @@ pub fn lock(memory: &mut [u8]) -> Result<(), Failure> {
 /// From here on a product is measured once.
 const LONG: Duration = Duration::from_millis(200);
 
-/// FLOP per second of square products in `kind` on `device`, on a CPU those of `engine`: the best of some that take milliseconds each, short enough to
-/// find a moment in which all threads run even on a machine that does other things.
+/// FLOP per second of square products in `kind` on `device`, on a CPU those of `engine`: the best of some that take milliseconds
+/// each, short enough to find a moment in which all threads run even on a machine that does other things.
 pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     let (size, times) = if device.is_cuda() { (4096, 10) } else { (768, 20) };
     let ones = Tensor::ones([size, size], (kind, device));
@@ -131,8 +133,8 @@ pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     2.0 * (size as f64).powi(3) / (0..more).map(|_| seconds()).fold(first, f64::min)
 }
 
-/// Makes libtorch see the first GPU and compute all digits there until it is told otherwise, or says why it cannot. libtorch asks once for its CUDA
-/// part: this comes before everything else.
+/// Makes libtorch see the first GPU and compute all digits there until it is told otherwise, or says why it cannot. libtorch asks
+/// once for its CUDA part: this comes before everything else.
 fn gpu() -> Result<(), String> {
     load(DRIVER).map_err(|_| format!("this machine has no NVIDIA driver ({DRIVER})"))?;
     load(CUDA_PART)

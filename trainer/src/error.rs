@@ -9,8 +9,8 @@ pub const STOPPED: u8 = 75;
 /// Exit code of a run that ran out of memory (BSD's `EX_OSERR`): with fewer sequences at a time it may go on.
 pub const OUT_OF_MEMORY: u8 = 71;
 
-/// Whether a message is about memory that could not be had: of libtorch, on the CPU and on a GPU, of the operating system, or of Rust, which
-/// ends the process with SIGABRT after it.
+/// Whether a message is about memory that could not be had: of libtorch, on the CPU and on a GPU, of the operating system, or of
+/// Rust, which ends the process with SIGABRT after it.
 pub fn tells_of_no_memory(message: &str) -> bool {
     const WORDS: [&str; 4] = ["out of memory", "can't allocate memory", "Cannot allocate memory", "memory allocation of"];
     WORDS.iter().any(|words| message.contains(words))
@@ -19,7 +19,7 @@ pub fn tells_of_no_memory(message: &str) -> bool {
 /// Why a command ended without doing its work. The text says what happened, to what, why, and what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The configuration, the data or the weights are wrong and the user can mend them. Exit code 2.
+    /// The configuration, the data or the weights are wrong and the user can correct them. Exit code 2.
     #[error("{0}")]
     Input(String),
     /// Stored bytes are not what was written. Exit code 9.

@@ -1,7 +1,7 @@
 //! `ft-trainer`: trains GPT-2 from a configuration file and a directory of token shards.
 //!
-//! It reads and writes directories only and knows no cloud: whoever starts it (the `ftctl` agent, or a person) puts the
-//! data in place before and takes the checkpoints away after.
+//! It reads and writes directories only and knows no cloud: its caller (the `ftctl` agent, or a person) puts the data in place
+//! before and takes the checkpoints away after.
 //!
 //! Without the feature `torch` the crate is what `ftctl` itself needs: the configuration types, the progress lines and the
 //! preparation of data. With it, the model and the training loop join.

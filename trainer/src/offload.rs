@@ -1,11 +1,11 @@
 //! Tensors in files instead of main memory, so that a model trains that does not fit there; and in main memory instead of a GPU's.
 //!
-//! Each of the first lies in a nameless file of its own, mapped into memory: kernels read and write it like any other tensor, and get the same bits.
-//! [`release`] after use takes its pages out of the process; the operating system keeps them cached while there is memory to spare, and
-//! writes them to the disk when there is not. The files go with the process, however it ends.
+//! Each of the first lies in a nameless file of its own, mapped into memory: kernels read and write it like any other tensor, and
+//! get the same bits. [`release`] after use takes its pages out of the process; the operating system keeps them cached while there
+//! is memory to spare, and writes them to the disk when there is not. The files go with the process, however it ends.
 //!
-//! The others lie in pages that stay where they are, which a GPU copies from and to by itself. libtorch's own pinned memory rounds every tensor up to a
-//! power of two; GPT-2 XL's weights and gradients would take half as much again.
+//! The others lie in pages that stay where they are, which a GPU copies from and to by itself. libtorch's own pinned memory rounds
+//! every tensor up to a power of two; GPT-2 XL's weights and gradients would take half as much again.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -35,7 +35,8 @@ struct Mapping {
 #[derive(Debug, Clone)]
 pub enum Place {
     Memory,
-    /// In main memory, whatever device the others of the model are on. Where this one is a GPU, it copies from and to there while the processor goes on.
+    /// In main memory, whatever device the others of the model are on. Where this one is a GPU, it copies from and to there while
+    /// the processor goes on.
     Locked(Device),
     /// In files of this directory.
     Files(PathBuf),
@@ -57,7 +58,8 @@ impl Place {
         if offload == Offload::None { Self::Memory } else { Self::Files(directory.to_owned()) }
     }
 
-    /// Zeros. Not in [`Place::Memory`]: contiguous and in main memory's address space, whatever `device` the others of the model are on.
+    /// Zeros. Not in [`Place::Memory`]: contiguous and in main memory's address space, whatever `device` the others of the model
+    /// are on.
     pub fn zeros(&self, size: &[i64], kind: Kind, device: Device) -> Result<Tensor, Failure> {
         let bytes = size.iter().product::<i64>() as u64 * kind.elt_size_in_bytes() as u64;
         let mapping = match self {
@@ -92,16 +94,16 @@ pub fn release<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
     let mappings = mappings();
     let all = tensors.into_iter().filter_map(|tensor| mappings.get(&(tensor.data_ptr() as usize)));
     for mapping in all.filter(|mapping| mapping.is_file) {
-        // SAFETY: of a shared mapping of a file, unlike of other memory, nothing is lost: what was written to a page is in the file's
-        // cache. It is advice; refusing it changes no number.
+        // SAFETY: of a shared mapping of a file, unlike of other memory, nothing is lost: what was written to a page is in the
+        // file's cache. It is advice; refusing it changes no number.
         let _ = unsafe { mapping.memory.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
 
-/// Copies `tensor [n, D]` to the first rows of `place [N, D]`, on the host, while its device goes on; from there [`fetched`] brings it back after
-/// [`aten::await_home`].
+/// Copies `tensor [n, D]` to the first rows of `place [N, D]`, on the host, while its device goes on; from there [`fetched`] brings
+/// it back after [`aten::await_home`].
 pub fn put_away(tensor: &Tensor, place: &Tensor) -> Tensor {
-    // The one before has left by then, or the device would have all of them at once: whoever launches kernels is far ahead of it.
+    // The one before has left by then, or the device would have all of them at once: the launcher of kernels is far ahead of it.
     aten::await_home(tensor.device());
     let away = place.narrow(0, 0, tensor.size()[0]);
     aten::send_home(&away, tensor);
@@ -183,7 +185,7 @@ mod tests {
         assert!(zeros.size() == [100, 1000] && zeros.is_contiguous() && zeros.abs().max().double_value(&[]) == 0.0);
     }
 
-    /// What has no file would come back as zeros.
+    /// A tensor without a file would come back as zeros.
     #[test]
     fn what_is_locked_is_not_released() {
         let tensor = Tensor::arange(100_000, (Kind::Float, Device::Cpu)).view([100, 1000]);

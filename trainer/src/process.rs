@@ -1,4 +1,4 @@
-//! What `ft-trainer` asks of the operating system before it begins.
+//! Requests of `ft-trainer` to the operating system before it begins.
 
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +10,9 @@ use crate::openmp;
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
 pub static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Lets large tensors lie in the arena, and keeps freed memory instead of giving it back. Every step allocates the same buffers of some megabytes;
-/// with glibc's defaults each of them is mapped, page-faulted, zeroed and unmapped anew, which costs more than some of the arithmetic in between.
+/// Lets large tensors lie in the arena, and keeps freed memory instead of giving it back. Every step allocates the same buffers of
+/// some megabytes; with glibc's defaults each of them is mapped, page-faulted, zeroed and unmapped each time, which costs more than
+/// some of the arithmetic in between.
 pub fn keep_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `mallopt` only sets numbers of the allocator; no other thread runs yet.
@@ -34,7 +35,7 @@ pub fn settle_environment() {
 }
 
 /// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come
-/// twice, from a supervisor and from whoever stops the whole process group, and stays a wish; a second Ctrl-C ends the process.
+/// twice, from a supervisor and from one who stops the whole process group, and stays a wish; a second Ctrl-C ends the process.
 pub fn handle_signals() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised.
     unsafe {
@@ -48,9 +49,9 @@ pub fn handle_signals() {
     }
 }
 
-/// Bytes of main memory that the process has had at most, where the operating system says so, less the pages of files that it has now: the system
-/// keeps as much of libtorch's code in memory as it sees fit, 70 MB on one day and 130 MB on another, and takes it back without asking. Tensors in
-/// files count, as far as they were in memory at once: none is when this is asked.
+/// Bytes of main memory that the process has had at most, where the operating system says so, less the pages of files that it has
+/// now: the system keeps as much of libtorch's code in memory as it sees fit, 70 MB on one day and 130 MB on another, and takes it
+/// back without asking. Tensors in files count, as far as they were in memory at once: none is when this is asked.
 pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let bytes = |name: &str| {

@@ -70,7 +70,8 @@ pub enum Event {
     Done {
         step: u64,
         seconds: f64,
-        /// Of the weights that the run ended with, on the validation split; absent without one, and in lines of older versions.
+        /// Loss of the weights that the run ended with, on the validation split; absent without one, and in lines of older
+        /// versions.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         perplexity: Option<f64>,
     },

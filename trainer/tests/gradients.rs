@@ -235,7 +235,7 @@ fn fairseqs_variant_equals_autograd() {
     }
 }
 
-/// The same masks in both, drawn anew in the twin from the description of the generator.
+/// The same masks in both, drawn again in the twin from the description of the generator.
 #[test]
 fn dropout_equals_autograd_under_the_same_masks() {
     for (residual, attention) in [(0.1, 0.0), (0.0, 0.25), (0.2, 0.1)] {
@@ -250,7 +250,7 @@ fn dropout_equals_autograd_under_the_same_masks() {
     }
 }
 
-/// What is dropped is a function of the sequence's number in the run: two micro-batches of one sequence are one of two.
+/// The mask is a function of the sequence's number in the run: two micro-batches of one sequence are one of two.
 #[test]
 fn dropout_does_not_depend_on_the_micro_batch() {
     let (shape, dropout) = (tiny(), Dropout { seed: 9, residual: 0.2, attention: 0.2, adapter: 0.0 });
@@ -393,8 +393,8 @@ fn bf16_is_close_and_the_weights_stay_fp32() {
     assert!(rounded.parameters().iter().zip(&parameters).all(|(kept, given)| kept.tensor.equal(&given.tensor)));
 }
 
-/// With libtorch's kernels, as on a GPU: what is computed again, and where gradients and masters lie, changes no bit, also of a sum over
-/// micro-batches and after an update.
+/// With libtorch's kernels, as on a GPU: what is computed again, and where gradients and masters lie, changes no bit, also of a sum
+/// over micro-batches and after an update.
 #[test]
 fn recomputation_and_masters_in_main_memory_change_no_bit() {
     let shape = Shape { layers: 3, heads: 4, width: 64, context: 64, vocabulary: 301, ..tiny() };

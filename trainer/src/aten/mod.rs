@@ -78,8 +78,8 @@ pub(crate) fn layer_norm_backward(
 }
 
 /// Causal attention on a GPU, `[B, H, T, C]` each, by the flash kernels or by the memory-efficient ones: the output, the
-/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads. A share of the weights is `dropped`, where anything is,
-/// by the device's generator from this seed on.
+/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads. A share of the weights is `dropped`,
+/// where anything is, by the device's generator from this seed on.
 pub(crate) fn attention([q, k, v]: [&Tensor; 3], dropped: Option<(f64, u64)>, flash: bool) -> Result<[Tensor; 4], String> {
     let (rate, seed) = dropped.unwrap_or_default();
     // SAFETY: as for `tensors`.
@@ -116,7 +116,8 @@ pub(crate) fn fused_adamw(
     });
 }
 
-/// Copies a device's tensor to locked main memory while the device goes on computing: who reads it there calls [`await_home`] first.
+/// Copies a device's tensor to locked main memory while the device goes on computing: who reads it there calls [`await_home`]
+/// first.
 pub(crate) fn send_home(home: &Tensor, tensor: &Tensor) {
     // SAFETY: as for `tensors`.
     done(unsafe { ft_send_home(home.as_ptr(), tensor.as_ptr()) });
@@ -130,8 +131,8 @@ pub(crate) fn await_home(device: Device) {
     }
 }
 
-/// Copies a tensor in locked main memory to `place`, on a device, when that has done what it was asked until now, and while it does what it is asked
-/// next: who lets it read the copy calls [`await_arrival`] first.
+/// Copies a tensor in locked main memory to `place`, on a device, when that has done what it was asked until now, and while it does
+/// what it is asked next: who lets it read the copy calls [`await_arrival`] first.
 pub(crate) fn send_out(place: &Tensor, tensor: &Tensor) {
     // SAFETY: as for `tensors`.
     done(unsafe { ft_send_out(place.as_ptr(), tensor.as_ptr()) });
@@ -152,7 +153,8 @@ pub(crate) fn use_arena() {
     unsafe { ft_use_arena() };
 }
 
-/// Of products on a GPU: whether `f32` may be rounded to TF32; and whether every kernel has to give the same bits each time.
+/// Sets the precision of products on a GPU: whether `f32` may be rounded to TF32, and whether every kernel has to give the same
+/// bits each time.
 pub(crate) fn set_precision(tf32: bool, deterministic: bool) {
     // SAFETY: takes no pointer.
     done(unsafe { ft_set_precision(tf32, deterministic) });
@@ -180,8 +182,8 @@ pub(crate) fn free_memory(device: usize) -> u64 {
     bytes
 }
 
-/// The tensors that `work` makes. Every pointer that it hands on comes from a [`Tensor`] that lives until it returns; libtorch reads them and
-/// keeps none.
+/// The tensors that `work` makes. Every pointer that it hands on comes from a [`Tensor`] that lives until it returns; libtorch
+/// reads them and keeps none.
 fn tensors<const N: usize>(work: impl FnOnce(*mut *mut C_tensor) -> Error) -> Result<[Tensor; N], String> {
     let mut made = [null_mut(); N];
     failed(work(made.as_mut_ptr()))?;
@@ -193,7 +195,7 @@ fn made<const N: usize>(work: impl FnOnce(*mut *mut C_tensor) -> Error) -> [Tens
     tensors(work).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// As tch does: what libtorch refuses in the middle of a step is a mistake of this program, or memory that is not there.
+/// Panics as tch does: an error of libtorch in the middle of a step is a mistake of this program, or missing memory.
 fn done(error: Error) {
     failed(error).unwrap_or_else(|error| panic!("{error}"));
 }

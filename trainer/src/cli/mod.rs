@@ -401,7 +401,7 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// What a panic is about: libtorch's messages go on with a C++ stack trace, and tell of memory in words for those who wrote it.
+/// The subject of a panic: libtorch's messages go on with a C++ stack trace, and tell of memory in words for those who wrote it.
 pub fn sentence(message: &str) -> &str {
     if tells_of_no_memory(message) {
         return "out of memory; lower train.micro_batch, set train.recompute = \"full\" or \"host\", or train.offload, or take a machine with more memory";

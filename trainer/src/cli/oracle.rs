@@ -1,5 +1,5 @@
-//! What other implementations are compared with: `ft-trainer grads`, logits, loss and every gradient of one batch; `ft-trainer updates`,
-//! the weights after optimizer steps on given gradients.
+//! Numbers to compare with other implementations: `ft-trainer grads`, logits, loss and every gradient of one batch; `ft-trainer
+//! updates`, the weights after optimizer steps on given gradients.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,8 @@ pub enum OracleError {
 /// `[batch, seq, vocabulary]`, `loss` (mean over the predicted tokens), and `grad.<parameter>` for every parameter.
 /// `tokens` is JSON `[[id, …], …]`, sequences of one length; each token but the first is predicted from those before it, as
 /// transformers does when `labels = input_ids`. `kind` is the dtype of weights and gradients; attention stays inside documents that
-/// `begins_document` begins; computed on `device`, on the CPU with the kernels of `engine`. With `adapter`, peft's directory, gradients are of that.
+/// `begins_document` begins; computed on `device`, on the CPU with the kernels of `engine`. With `adapter`, peft's directory,
+/// gradients are of that.
 pub fn grads(
     (model, adapter): (&Path, Option<&Path>),
     tokens: &Path,
@@ -74,8 +75,9 @@ pub fn grads(
     Ok(tensor_file::write(out, tensors)?)
 }
 
-/// Makes one optimizer step for each of `gradients/0.safetensors`, `1.safetensors` and so on, from the weights in `model` (a Hugging
-/// Face directory), as a run with these settings does; a step whose gradient is not finite changes nothing. Writes the weights.
+/// Makes one optimizer step for each of `gradients/0.safetensors`, `1.safetensors` and so on, from the weights in `model` (a
+/// Hugging Face directory), as a run with these settings does; a step whose gradient is not finite changes nothing. Writes the
+/// weights.
 pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &Path) -> Result<(), OracleError> {
     let (_, mut weights) = Parameters::load(model)?;
     let mut optimizer = Optimizer::new(&weights, settings);

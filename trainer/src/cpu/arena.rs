@@ -1,24 +1,27 @@
 //! Main memory for libtorch's large tensors.
 //!
-//! Every step makes the same buffers in the same order. What a general allocator makes of them differs by several percent from run to run: glibc's
-//! gaps depend on where the kernel happens to begin its heap. Here the same requests lie at the same distances from each other in every process, so
-//! that the peak of a run is known before it begins. Memory once had is kept, because mapping, faulting and zeroing a buffer anew costs more than
-//! some of the arithmetic on it; and it is asked for in large pages: a step reads and writes gigabytes in rows that are kilobytes apart, and with
-//! pages of 4 KiB a fifth of its processor time goes to finding them.
+//! Every step makes the same buffers in the same order. A general allocator's layout of them differs by several percent from run to
+//! run: glibc's gaps depend on where the kernel happens to begin its heap. Here the same requests lie at the same distances from
+//! each other in every process, so that the peak of a run is known before it begins. Memory once had is kept, because mapping,
+//! faulting and zeroing a buffer each time costs more than some of the arithmetic on it; and it is asked for in large pages: a step
+//! reads and writes gigabytes in rows that are kilobytes apart, and with pages of 4 KiB a fifth of its processor time goes to
+//! finding them.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes from which on a buffer is large. Those below are left to the C library: there are many, and they are nothing beside the others, but would
-/// leave gaps between them that the next step's order does not fit. One width of 256 rows of the smallest GPT-2 is large.
+/// Bytes from which on a buffer is large. Those below are left to the C library: there are many, and they are nothing beside the
+/// others, but would leave gaps between them that the next step's order does not fit. One width of 256 rows of the smallest GPT-2
+/// is large.
 const LARGE: usize = 512 << 10;
-/// What vector kernels like, and a cache line.
+/// The alignment that vector kernels like, and a cache line, in bytes.
 const ALIGNMENT: usize = 64;
 /// Bytes of a large page, by which the arena grows.
 const PAGE: usize = 2 << 20;
-/// How far from the mappings of others the arena begins, so that it can grow: more than a machine's memory, and a part of the addresses that there are.
+/// How far from the mappings of others the arena begins, so that it can grow: more than a machine's memory, and a part of the
+/// addresses that there are.
 const AWAY: usize = 4 << 40;
 
 static ARENA: Mutex<Arena> = Mutex::new(Arena { top: 0, mapped: 0, free: BTreeMap::new(), taken: BTreeMap::new() });
@@ -35,10 +38,11 @@ struct Arena {
 }
 
 impl Arena {
-    /// The smallest gap that is large enough, the lowest of several. The one at the end comes last: it is what grows, and in the first step it was not there yet,
-    /// so that later steps find the same places.
+    /// The smallest gap that is large enough, the lowest of several. The one at the end comes last: it is what grows, and in the
+    /// first step it was not there yet, so that later steps find the same places.
     fn take(&mut self, bytes: usize) -> Option<usize> {
-        // Up to two lines more than asked for: buffers of a power of two would otherwise all begin at the same place of every cache.
+        // Up to two lines more than asked for: buffers of a power of two would otherwise all begin at the same place of every
+        // cache.
         let bytes = (bytes / ALIGNMENT + 2) * ALIGNMENT;
         let fits =
             |(address, length): (&usize, &usize)| (*length >= bytes).then_some((*address + *length == self.top, *length, *address));
@@ -101,7 +105,7 @@ fn places() -> Option<impl Iterator<Item = usize>> {
     mapped.map(|mapped| (1..).map_while(move |times| Some(mapped.checked_sub(times * AWAY)?.next_multiple_of(PAGE))))
 }
 
-/// Whether there is memory there now, in large pages where the system has them. False where something else is, or none is to be had.
+/// Whether there is memory there now, in large pages where the system has them. False where something else is, or none is left.
 fn map(address: usize, bytes: usize) -> bool {
     if bytes == 0 {
         return true;
@@ -127,7 +131,7 @@ fn arena() -> std::sync::MutexGuard<'static, Arena> {
     ARENA.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory for a tensor, aligned to a cache line; null where none is to be had.
+/// Memory for a tensor, aligned to a cache line; null where none is left.
 #[unsafe(no_mangle)]
 extern "C" fn ft_allocate(bytes: usize) -> *mut c_void {
     if bytes >= LARGE

@@ -1,7 +1,7 @@
 //! Work in pieces on several threads, with results that do not depend on how many there are.
 //!
-//! The threads are the program's own and stay awake for a moment after each piece of work: a layer of a small model is a dozen pieces of
-//! some ten microseconds, and waking a thread takes longer than that on a virtual machine.
+//! The threads are the program's own and stay awake for a moment after each piece of work: a layer of a small model is a dozen
+//! pieces of some ten microseconds, and waking a thread takes longer than that on a virtual machine.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for what it waits for before it sleeps. On a machine whose processors have other work, too, this much is lost.
+/// How long a thread looks for what it waits for before it sleeps. On a machine whose processors have other work, too, this much is
+/// lost.
 const AWAKE: Duration = Duration::from_micros(50);
 
 /// Calls `work(first, chunk)` on consecutive chunks of `chunk_size` elements, spread over as many threads as libtorch's
@@ -28,8 +29,8 @@ pub(crate) fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
 }
 
-/// Calls `work` on every item. A thread takes a run of them when it has none left, shorter ones towards the end: processors are not equally fast
-/// where they have other work too, or are of two kinds.
+/// Calls `work` on every item. A thread takes a run of them when it has none left, shorter ones towards the end: processors are not
+/// equally fast where they have other work too, or are of two kinds.
 pub(crate) fn run<I: Send>(items: Vec<I>, work: impl Fn(I) + Sync) {
     let threads = threads().min(items.len());
     if threads <= 1 {
@@ -52,7 +53,7 @@ static TEAM: Team = Team { helpers: Mutex::new(Vec::new()) };
 
 /// The threads beside the one that has work.
 struct Team {
-    /// Held while a piece of work is under way: whoever has another one meanwhile does it alone.
+    /// Held while a piece of work is under way: a caller with another one meanwhile does it alone.
     helpers: Mutex<Vec<Helper>>,
 }
 
@@ -61,8 +62,8 @@ struct Helper {
     desk: Arc<Desk>,
 }
 
-/// Where a helper finds its work. `given` and `done` count pieces; the work itself is the helper's while they differ, and the giver's
-/// while they do not.
+/// Where a helper finds its work. `given` and `done` count pieces; the work itself is the helper's while they differ, and the
+/// giver's while they do not.
 struct Desk {
     given: AtomicUsize,
     done: AtomicUsize,
@@ -80,7 +81,7 @@ struct Work {
     /// Lives as long as it is not done: [`Team::run`] waits for that.
     call: &'static (dyn Fn(usize) + Sync),
     giver: Thread,
-    /// What the call panicked with.
+    /// The panic of the call.
     panic: Option<Box<dyn Any + Send>>,
 }
 

@@ -5,7 +5,7 @@ use tch::{Device, Tensor};
 use super::engine;
 use super::simd::Element;
 
-/// As [`holds`], of `f32`.
+/// [`holds`] for `f32`.
 pub(crate) fn is_plain(tensor: &Tensor) -> bool {
     holds::<f32>(tensor)
 }
@@ -24,7 +24,7 @@ pub(crate) fn floats(tensor: &Tensor) -> &[f32] {
     elements(tensor)
 }
 
-/// As [`floats`], to write to.
+/// [`floats`], writable.
 pub(crate) fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
     elements_mut(tensor)
 }
@@ -43,10 +43,10 @@ pub(crate) fn elements<E: Element>(tensor: &Tensor) -> &[E] {
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast_const().cast(), tensor.numel()) }
 }
 
-/// As [`elements`], to write to.
+/// [`elements`], writable.
 ///
 /// # Panics
-/// As [`elements`].
+/// Those of [`elements`].
 pub(crate) fn elements_mut<E: Element>(tensor: &mut Tensor) -> &mut [E] {
     assert!(is_slice::<E>(tensor), "the elements of {tensor:?} are not one slice of {:?}", E::KIND);
     if tensor.numel() == 0 {

@@ -207,7 +207,7 @@ fn parse_description(directory: &Path, text: &[u8]) -> Result<Description, DataE
 }
 
 impl Description {
-    /// What must hold whoever wrote it.
+    /// Checks the rules that hold whichever program wrote it.
     fn check(&self) -> Result<(), String> {
         if !(1..=MOST_TOKENS).contains(&self.vocabulary) {
             return Err(format!("its vocabulary has {} tokens, and it may have 1 to {MOST_TOKENS}", self.vocabulary));
@@ -323,8 +323,9 @@ impl MappedShard {
                 out.iter_mut().zip(tokens).for_each(|(slot, token)| *slot = token);
             }
         }
-        // SAFETY: pages of a file that is mapped to be read come back when they are touched. Without this a shard would count as the process's memory
-        // as far as it was read, and no longer where the system took it back: the peak of a run could not be told.
+        // SAFETY: pages of a file that is mapped to be read come back when they are touched. Without this a shard would count as
+        // the process's memory as far as it was read, and no longer where the system took it back: the peak of a run could not be
+        // told.
         let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, from, length) };
         count
     }
@@ -333,7 +334,8 @@ impl MappedShard {
 /// Maps a file that nobody changes into memory. Who truncates it meanwhile gets SIGBUS, as with every memory-mapped reader.
 pub(super) fn map(path: &Path) -> Result<Mmap, DataError> {
     let file = File::open(path).map_err(|error| DataError::reading(path, error))?;
-    // SAFETY: a dataset is written once, under another name, and never changed after its rename; other programs' token files are as old.
+    // SAFETY: a dataset is written once, under another name, and never changed after its rename; other programs' token files are as
+    // old.
     unsafe { Mmap::map(&file) }.map_err(|error| DataError::reading(path, error))
 }
 

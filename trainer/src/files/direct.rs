@@ -1,7 +1,8 @@
 //! Large files that pass the page cache, from this process's memory to the disk and back, while the disk keeps up.
 //!
-//! A page of the cache costs a copy, and in a virtual machine often a page that the host has yet to find: there, 0.4 GB/s and a processor's whole time
-//! for a disk of 3 GB/s. A slow disk is left to the page cache, which takes at once what the operating system brings to it later.
+//! A page of the cache costs a copy, and in a virtual machine often a page that the host has yet to find: there, 0.4 GB/s and a
+//! processor's whole time for a disk of 3 GB/s. A slow disk is left to the page cache, which takes at once what the operating
+//! system brings to it later.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -14,7 +15,8 @@ use sha2::{Digest, Sha256};
 
 /// Bytes moved at a time. Less would wait for the disk, and for its turn beside the kernels, more often than it moves.
 const BLOCK: usize = 4 << 20;
-/// What a block may take on average: a checkpoint's two files, written at once, leave at half a gigabyte per second at least.
+/// The time that a block may take on average: a checkpoint's two files, written at once, leave at half a gigabyte per second at
+/// least.
 const ALLOWED: Duration = Duration::from_millis(16);
 /// How much longer one block may take, or several together, before the page cache takes the rest of the file.
 const PATIENCE: Duration = Duration::from_millis(128);
@@ -131,7 +133,8 @@ mod tests {
     use super::*;
     use crate::files;
 
-    /// What is read back of `bytes`, written in pieces of `piece` bytes, of which the page cache takes all but the first `direct`.
+    /// The bytes that are read back after `bytes` were written in pieces of `piece` bytes, of which the page cache takes all but
+    /// the first `direct`.
     fn written(bytes: &[u8], piece: usize, direct: usize) -> Vec<u8> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");

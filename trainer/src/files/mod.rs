@@ -33,7 +33,8 @@ pub fn hash(path: &Path, hasher: &mut Sha256) -> io::Result<u64> {
     }
 }
 
-/// Reads a file that is small by its nature: one that has more than `most` bytes is something else, and memory is not filled with it.
+/// Reads a file that is small by its nature: one that has more than `most` bytes is something else, and memory is not filled with
+/// it.
 pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     File::open(path)?.take(most + 1).read_to_end(&mut content)?;
@@ -43,7 +44,7 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {most} bytes, and no file of its kind is so large")))
 }
 
-/// What is in a directory, sorted.
+/// The names in a directory, sorted.
 pub fn names(directory: &Path) -> Result<Vec<String>, Failure> {
     let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());
     let read = || fs::read_dir(directory)?.map(name).collect::<io::Result<_>>();

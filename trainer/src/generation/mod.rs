@@ -1,11 +1,11 @@
 //! Continues prompts with a model, several at once, with the keys and values of earlier positions kept.
 //!
-//! One prompt alone would read every weight of the model once for each token, and nothing but memory would be busy. So the next tokens are
-//! guessed (speculative decoding, Leviathan et al. 2023): one pass over the weights then tells the logits after each guess, and the guesses
-//! up to the first wrong one are kept. Who guesses is a copy of the model with weights of 8 bits ([`Draft`]), and where there is none, the
-//! text itself: what followed the newest tokens when they stood there before ("prompt lookup"). The text is the one that would be written
-//! without guessing: to the bit where a product's result does not depend on how many rows it has (`f32` with AVX2 or AVX-512, widths of
-//! whole registers), and otherwise as equal as that of a prompt in a batch.
+//! One prompt alone would read every weight of the model once for each token, and nothing but memory would be busy. So the next
+//! tokens are guessed (speculative decoding, Leviathan et al. 2023): one pass over the weights then tells the logits after each
+//! guess, and the guesses up to the first wrong one are kept. Who guesses is a copy of the model with weights of 8 bits
+//! ([`Draft`]), and where there is none, the text itself: what followed the newest tokens when they stood there before ("prompt
+//! lookup"). The text is the one that would be written without guessing: to the bit where a product's result does not depend on how
+//! many rows it has (`f32` with AVX2 or AVX-512, widths of whole registers), and otherwise as equal as that of a prompt in a batch.
 
 pub mod sampling;
 
@@ -20,8 +20,9 @@ use crate::model::{Draft, Gpt2, KvCache};
 use crate::random::uniform;
 use sampling::Sampling;
 
-/// Guesses in one pass at most. They cost nothing when they stand in the text: with the newest token as many rows as [`crate::model`]'s products for
-/// few rows compute at once. Of a draft's, each costs a quarter of a token, and so many are checked in nearly the time of one.
+/// Guesses in one pass at most. They cost nothing when they stand in the text: with the newest token as many rows as
+/// [`crate::model`]'s products for few rows compute at once. Of a draft's, each costs a quarter of a token, and so many are checked
+/// in nearly the time of one.
 const LOOKED_UP: usize = 11;
 const DRAFTED: usize = 5;
 /// Tokens from which on a draft is made: it takes the time of some ten.
@@ -29,7 +30,7 @@ const WORTH_A_DRAFT: usize = 32;
 /// How many of the newest tokens are looked for in the text, one after the other.
 const MATCHED: [usize; 3] = [3, 2, 1];
 
-/// What to generate.
+/// The request to generate text.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
     /// Tokens to add to each prompt at most.
@@ -49,7 +50,7 @@ pub struct Request {
 pub enum Finish {
     /// The model ended the text.
     EndOfText,
-    /// As many tokens as asked for.
+    /// The text has the length that was asked for.
     Length,
     /// The model knows no further positions. In a batch the longest prompt decides for all.
     Context,
@@ -137,7 +138,7 @@ fn alone(model: &Gpt2, prompt: &[u32], steps: usize, request: &Request) -> Resul
     Ok(row)
 }
 
-/// What the draft would write next, with the draws that the model will have.
+/// The draft's next tokens, with the draws that the model will have.
 fn drafted(draft: &Draft<'_>, text: &[u32], cache: &mut KvCache, row: &Row, most: usize, request: &Request) -> Vec<u32> {
     let mut newest = text[text.len() - 1];
     let guess = |ahead| {
@@ -147,8 +148,8 @@ fn drafted(draft: &Draft<'_>, text: &[u32], cache: &mut KvCache, row: &Row, most
     (0..most).map(guess).collect()
 }
 
-/// What followed the newest tokens when they stood in the text before, and that again from its beginning, `most` tokens in all: the
-/// last place where most of them stood.
+/// The tokens that followed when the newest ones stood in the text before, and then again from their beginning, `most` tokens in
+/// all. It takes the last place where most of them stood.
 fn looked_up(text: &[u32], most: usize) -> Vec<u32> {
     let followed = |length: usize| {
         let newest = text.get(text.len().checked_sub(length)?..)?;

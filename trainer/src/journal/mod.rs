@@ -1,7 +1,8 @@
-//! What a run says: `steps.jsonl` for the record, `progress.jsonl` for programs, curves for TensorBoard, lines on stdout for people.
+//! A run's reports: `steps.jsonl` for the record, `progress.jsonl` for programs, curves for TensorBoard, lines on stdout for
+//! people.
 //!
-//! The step log holds only what an undisturbed run would repeat byte for byte, and is cut back to the checkpoint when a run resumes.
-//! The progress lines hold times and rates, and only ever grow.
+//! The step log holds only what an undisturbed run would repeat byte for byte, and is cut back to the checkpoint when a run
+//! resumes. The progress lines hold times and rates, and only ever grow.
 
 pub mod tensorboard;
 pub mod trace;
@@ -23,8 +24,8 @@ use tensorboard::EventFile;
 /// Name of the step log, in the output directory and in every checkpoint.
 pub const STEP_LOG: &str = "steps.jsonl";
 
-/// Floating-point operations per trained token, forward and backward, as [`crate::model::Shape::flops_per_token`] counts them: L layers,
-/// width d, T tokens per sequence, vocabulary V; causal attention counted once.
+/// Floating-point operations per trained token, forward and backward, as [`crate::model::Shape::flops_per_token`] counts them: L
+/// layers, width d, T tokens per sequence, vocabulary V; causal attention counted once.
 pub const FLOPS_FORMULA: &str = "6(12Ld² + Vd) + 6LTd";
 
 /// One line of the step log.
@@ -102,7 +103,7 @@ impl Journal {
     }
 }
 
-/// Whether [`say`] begins with the time: asked for by whoever keeps the lines in a log.
+/// Whether [`say`] begins with the time: for a caller that keeps the lines in a log.
 static TIMESTAMPS: AtomicBool = AtomicBool::new(false);
 
 /// From now on each message begins with the time in UTC, `2026-11-20T14:03:22.512Z `.
@@ -110,7 +111,7 @@ pub fn stamp_lines() {
     TIMESTAMPS.store(true, Ordering::Relaxed);
 }
 
-/// Prints a message for people. A closed stdout is no reason to stop training: whoever listened may come back to the files.
+/// Prints a message for people. A closed stdout is no reason to stop training: the reader may come back to the files.
 pub fn say(message: &str) {
     let mut stdout = io::stdout().lock();
     let _ = if TIMESTAMPS.load(Ordering::Relaxed) {

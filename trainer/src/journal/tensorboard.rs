@@ -1,7 +1,7 @@
 //! The step log as TensorBoard reads it: `tensorboard/events.out.tfevents.<seconds>.ft-trainer` in the output directory.
 //!
 //! An event file is a sequence of TFRecords (length, its checksum, content, its checksum), each holding an `Event` of
-//! `tensorflow/core/util/event.proto` in protobuf's encoding. A run that begins or resumes writes the file anew from the step log, so
+//! `tensorflow/core/util/event.proto` in protobuf's encoding. A run that begins or resumes writes a new file from the step log, so
 //! that there is always one file with each step once; a TensorBoard that watches meanwhile is told to forget what it saw before.
 
 use std::fs::{self, File};

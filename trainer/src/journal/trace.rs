@@ -1,7 +1,8 @@
-//! What a run spends its time on, as a trace that `chrome://tracing` and Perfetto show: the JSON array of the Trace Event Format, complete
-//! events (`"ph": "X"`), times in microseconds since the process began to trace.
+//! The times of a run's parts, as a trace that `chrome://tracing` and Perfetto show: the JSON array of the Trace Event Format,
+//! complete events (`"ph": "X"`), times in microseconds since the process began to trace.
 //!
-//! Nothing is measured and nothing costs until [`start`]; then a span costs two readings of the clock and a line of about a hundred bytes.
+//! Nothing is measured and nothing costs until [`start`]; then a span costs two readings of the clock and a line of about a hundred
+//! bytes.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -46,7 +47,7 @@ pub fn span(name: &'static str) -> Span {
     span_in(1, name)
 }
 
-/// As [`span`], of what happens beside the training.
+/// [`span`] for work beside the training.
 pub fn span_beside(name: &'static str) -> Span {
     span_in(2, name)
 }

@@ -1,4 +1,4 @@
-//! What a training process needs in main memory, told before any of it is allocated.
+//! The main memory that a training process needs, told before any of it is allocated.
 
 use super::HEAD_CHUNK;
 use super::role::TensorSpec;
@@ -9,7 +9,7 @@ use crate::settings::{Engine, Offload, OptimizerKind, Precision, Recompute, Trai
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
 const F32: u64 = 4;
-/// What libtorch and the program itself hold in main memory, and copies of parts of the factors during products. Measured.
+/// Bytes that libtorch and the program itself hold in main memory, with copies of parts of the factors during products. Measured.
 const PROGRAM: u64 = 68 * MIB;
 /// The same where numbers of 16 bits are multiplied besides.
 const HALF: u64 = 6 * MIB;
@@ -18,19 +18,20 @@ const CHECKPOINT: u64 = 8 * MIB;
 /// Share of what comes and goes in a step that lies unused in gaps. Measured.
 const UNUSED: f64 = 0.01;
 
-/// Where the memory of a training process goes at its peak, in bytes, without pages of files that the operating system may take back: libtorch's
-/// code, the dataset. Within 5 % or 20 MiB of what was measured with AdamW, for processes of 250 MiB and more that start afresh.
+/// Where the memory of a training process goes at its peak, in bytes, without pages of files that the operating system may take
+/// back: libtorch's code, the dataset. Within 5 % or 20 MiB of what was measured with AdamW, for processes of 250 MiB and more that
+/// start afresh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainingMemory {
     /// `f32`, and in bf16 a rounded copy.
     pub weights: u64,
     pub gradients: u64,
-    /// What the optimizer remembers.
+    /// Bytes of the optimizer's state.
     pub optimizer: u64,
-    /// What the forward pass keeps on the device for the backward pass.
+    /// Bytes that the forward pass keeps on the device for the backward pass.
     pub activations: u64,
-    /// What exists besides while the output head, or one block's backward pass, is computed, the larger of the two; the latter with what is computed
-    /// again for it.
+    /// Bytes that exist besides while the output head, or one block's backward pass, is computed, the larger of the two; the latter
+    /// with everything that is computed again for it.
     pub working: u64,
     /// The program, copies of matrices during products, and what lies unused.
     pub program: u64,
@@ -46,7 +47,8 @@ impl TrainingMemory {
         // The stream that it reads, normalised too, and the gradient of that.
         let head = block.stream + 2 * block.width + head(shape, rows, settings);
         let rounded = if settings.precision == Precision::Fp32 { 0 } else { bytes(settings.precision) };
-        // As a GPU has it: weights for products beside the masters, the moments in memory, and the embedding's gradient on its way between the two.
+        // As a GPU has it: weights for products beside the masters, the moments in memory, and the embedding's gradient on its way
+        // between the two.
         let apart = settings.engine == Engine::Libtorch && settings.offload != Offload::None;
         let model_in_files = settings.offload == Offload::Model && !apart;
         let (copies, on_its_way) = if apart {
@@ -75,13 +77,13 @@ impl TrainingMemory {
         self.weights + self.gradients + self.optimizer + self.activations + self.working + self.program
     }
 
-    /// Of the memory that decides how many sequences go through the model at once: the GPU's, or main memory.
+    /// The estimate for the memory that decides how many sequences go through the model at once: the GPU's, or main memory.
     pub fn of(shape: &Shape, settings: &TrainSettings, is_gpu: bool) -> Self {
         if is_gpu { Self::on_device(shape, settings) } else { Self::estimate(shape, settings) }
     }
 
-    /// As [`TrainingMemory::estimate`], of the memory of a GPU. Added up from what `model/gpt2/mod.rs` and `model/gpt2/block.rs`
-    /// make; it has not been compared with a GPU yet. CUDA itself takes some hundred MiB besides.
+    /// [`TrainingMemory::estimate`] for the memory of a GPU. Added up from the tensors that `model/gpt2/mod.rs` and
+    /// `model/gpt2/block.rs` make; it has not been compared with a GPU yet. CUDA itself takes some hundred MiB besides.
     pub fn on_device(shape: &Shape, settings: &TrainSettings) -> Self {
         let (rows, parameters) = ((settings.micro_batch.sequences() * settings.block_size) as u64, shape.parameters());
         let trained = Trained::new(shape, settings);
@@ -103,8 +105,9 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that tensors take while a GPU computes: masters, weights that are streamed, gradients and moments, and inputs of blocks, where they are not
-    /// on it. The rest of each tensor's last page, and one block's products on their way, come on top.
+    /// Bytes of main memory that tensors take while a GPU computes: masters, weights that are streamed, gradients and moments, and
+    /// inputs of blocks, where they are not on it. The rest of each tensor's last page, and one block's products on their way, come
+    /// on top.
     pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
         let remembered = || Trained::new(shape, settings).remembered(settings.optimizer);
         let model = if settings.offload == Offload::None {
@@ -164,8 +167,8 @@ impl Block {
         }
     }
 
-    /// Gradients of the stream and of the hidden layer, that of the block's output where it is not the stream's itself, and what of the hidden layer is
-    /// not dropped on its way through an adapter, with its gradient.
+    /// Gradients of the stream and of the hidden layer, that of the block's output where it is not the stream's itself, and what of
+    /// the hidden layer is not dropped on its way through an adapter, with its gradient.
     fn backward(&self, settings: &TrainSettings) -> u64 {
         let is_apart = settings.precision != Precision::Fp32 || settings.dropout > 0.0 || settings.attention_dropout > 0.0;
         let adapter = settings.lora.as_ref().filter(|lora| lora.target_modules.contains(&LinearMap::NetworkOutput));
@@ -181,8 +184,8 @@ fn bytes(precision: Precision) -> u64 {
     }
 }
 
-/// One chunk of logits. Products that are not this crate's make it twice, in half precision parts of the embedding's gradient besides, and oneDNN
-/// copies of both factors; by how much then was not measured.
+/// One chunk of logits. Products that are not this crate's make it twice, in half precision parts of the embedding's gradient
+/// besides, and oneDNN copies of both factors; by how much then was not measured.
 fn head(shape: &Shape, rows: u64, settings: &TrainSettings) -> u64 {
     let logits = rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
     let bytes = bytes(settings.precision);
@@ -198,12 +201,12 @@ fn head(shape: &Shape, rows: u64, settings: &TrainSettings) -> u64 {
 fn products_are_own(precision: Precision) -> bool {
     #[cfg(feature = "torch")]
     return super::layers::linear::is_multiplied(precision.kind());
-    // Whoever only estimates does so for a machine that it knows nothing of.
+    // An estimate is for a machine of which nothing is known.
     #[cfg(not(feature = "torch"))]
     return precision != Precision::Fp16;
 }
 
-/// What each thread has of its own while it computes the gradients of a head, as `layers/attention.rs` makes it.
+/// Bytes of each thread while it computes the gradients of a head, as `layers/attention.rs` makes them.
 fn of_threads(shape: &Shape, settings: &TrainSettings) -> u64 {
     let threads = settings.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let (length, channels) = (settings.block_size as u64, (shape.width / shape.heads) as u64);
@@ -232,7 +235,7 @@ fn largest(shape: &Shape) -> u64 {
     shape.tensors().iter().map(TensorSpec::numbers).max().unwrap_or(0)
 }
 
-/// What the optimizer changes: name and dimensions of each tensor.
+/// A tensor that the optimizer changes: its name and dimensions.
 struct Trained {
     tensors: Vec<TensorSpec>,
     are_adapters: bool,
@@ -314,7 +317,8 @@ mod tests {
         assert_eq!(model.activations, with(|_| ()).activations);
     }
 
-    /// GPT-2 XL in fp16, blocks of 1,024 and four at a time: the masters, gradients and moments of 16 bytes a weight are not on the GPU.
+    /// GPT-2 XL in fp16, blocks of 1,024 and four at a time: the masters, gradients and moments of 16 bytes a weight are not on the
+    /// GPU.
     #[test]
     fn a_gpu_holds_rounded_weights_and_two_blocks_gradients() {
         let shape = Shape { layers: 48, heads: 25, width: 1600, ..small() };

@@ -43,7 +43,7 @@ pub struct Shape {
     pub variant: Variant,
 }
 
-/// What to do about data that was made with another tokenizer than the weights'.
+/// The fix for data that was made with another tokenizer than the weights'.
 pub(crate) const OWN_TOKENIZER: &str =
     "prepare the data with the weights' own tokenizer: [data.tokenizer] kind = \"files\" and directory = their directory";
 
@@ -204,8 +204,8 @@ impl Shape {
         self.variant == Variant::Gpt2
     }
 
-    /// Number of trained parameters, the tied output head counted once: `Vd + Td + L(12d² + 13d) + 2d`, without `Td` where positions are
-    /// not learnt.
+    /// Number of trained parameters, the tied output head counted once: `Vd + Td + L(12d² + 13d) + 2d`, without `Td` where
+    /// positions are not learnt.
     pub fn parameters(&self) -> u64 {
         let [layers, width, context, vocabulary] =
             [self.layers, self.width, self.context, self.vocabulary].map(|number| number as u64);
@@ -214,15 +214,15 @@ impl Shape {
     }
 
     /// Floating-point operations per trained token, forward and backward, at sequences of `block` tokens:
-    /// `F = 6(12Ld² + Vd) + 6LTd`, causal attention counted once (a token attends to half the block on average). With adapters weights have no
-    /// gradients, and a 4 is in the place of the first 6; the adapters' own products are not counted.
+    /// `F = 6(12Ld² + Vd) + 6LTd`, causal attention counted once (a token attends to half the block on average). With adapters
+    /// weights have no gradients, and a 4 is in the place of the first 6; the adapters' own products are not counted.
     pub fn flops_per_token(&self, block: usize, lora: Option<&Lora>) -> f64 {
         let [layers, width, vocabulary, block] = [self.layers, self.width, self.vocabulary, block].map(|number| number as f64);
         let passes = if lora.is_some() { 4.0 } else { 6.0 };
         passes * (12.0 * layers * width * width + vocabulary * width) + 6.0 * layers * block * width
     }
 
-    /// What an optimizer changes: all tensors, or the adapters.
+    /// The tensors that an optimizer changes: all of them, or the adapters.
     pub fn trained(&self, lora: Option<&Lora>) -> Vec<TensorSpec> {
         lora.map_or_else(|| self.tensors(), |lora| lora.tensors(self))
     }

@@ -1,6 +1,6 @@
 //! Adafactor (Shazeer & Stern 2018) as `transformers.optimization.Adafactor` computes it with the learning rate of a schedule
-//! (`scale_parameter=False, relative_step=False`, which is what `--optim adafactor` means there): no first moment, the second moment of
-//! a matrix as one number per row and per column, updates clipped to a root mean square of 1.
+//! (`scale_parameter=False, relative_step=False`, which is what `--optim adafactor` means there): no first moment, the second
+//! moment of a matrix as one number per row and per column, updates clipped to a root mean square of 1.
 
 use tch::{Kind, Tensor};
 
@@ -13,12 +13,12 @@ const DECAY: f64 = -0.8;
 /// Largest root mean square of an update (d of section 6).
 const CLIP: f64 = 1.0;
 
-/// What Adafactor remembers of one parameter.
+/// Adafactor's state of one parameter.
 #[derive(Debug)]
 pub enum Adafactor {
-    /// Of a matrix `[rows, columns]`: the mean squares of each row `[rows]` and of each column `[columns]`.
+    /// State of a matrix `[rows, columns]`: the mean squares of each row `[rows]` and of each column `[columns]`.
     Matrix { rows: Tensor, columns: Tensor },
-    /// Of anything else: the mean square of each element.
+    /// State of anything else: the mean square of each element.
     Vector { squares: Tensor },
 }
 

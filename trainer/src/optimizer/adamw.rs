@@ -1,12 +1,12 @@
 //! AdamW (Loshchilov & Hutter 2019) with the semantics of `torch.optim.AdamW`: bias correction, decoupled weight decay.
 //!
 //! DeepSpeed's `DeepSpeedCPUAdam` and apex's `FusedAdam` in their AdamW modes are the same function of real numbers; only the order
-//! of the roundings differs. `tests/oracle/updates.py` compares with torch's class and, where DeepSpeed is installed, with its (0.19.8:
-//! weights within 1.1e-7 after eight steps). apex's is a kernel for GPUs; DeepSpeed's copy of it, `csrc/adam/multi_tensor_adam.cu`, was read
-//! and not run.
+//! of the roundings differs. `tests/oracle/updates.py` compares with torch's class and, where DeepSpeed is installed, with its
+//! (0.19.8: weights within 1.1e-7 after eight steps). apex's is a kernel for GPUs; DeepSpeed's copy of it,
+//! `csrc/adam/multi_tensor_adam.cu`, was read and not run.
 //!
-//! transformers' own AdamW of 2020 and fairseq's Adam add epsilon to the uncorrected root (Kingma & Ba 2015, the last lines of section 2),
-//! which matters where gradients are as small as epsilon: [`Epsilon::Uncorrected`].
+//! transformers' own AdamW of 2020 and fairseq's Adam add epsilon to the uncorrected root (Kingma & Ba 2015, the last lines of
+//! section 2), which matters where gradients are as small as epsilon: [`Epsilon::Uncorrected`].
 
 use tch::Tensor;
 
@@ -23,7 +23,7 @@ pub(super) const CHUNK: usize = 1 << 14;
 /// Elements of each array that are asked for before they are read: processors do so themselves, but no further than the next 4 KiB.
 const AHEAD: usize = 256;
 
-/// What epsilon is added to.
+/// The term that epsilon is added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Epsilon {
     /// `√(v / (1 − β₂ᵗ)) + ε`.
@@ -72,7 +72,7 @@ impl Rule for AdamW {
     }
 }
 
-/// What one update of one tensor computes with: `p ← keep · p − step_size · m / (√v · correction + ε)`.
+/// The coefficients of one update of one tensor: `p ← keep · p − step_size · m / (√v · correction + ε)`.
 #[derive(Clone, Copy)]
 struct Numbers {
     gradient_scale: f64,

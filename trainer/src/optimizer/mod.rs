@@ -44,7 +44,7 @@ pub struct Update {
     /// Which update it is, from 1.
     pub number: u64,
     pub learning_rate: f64,
-    /// What the gradients are multiplied with: the clipping factor.
+    /// The factor of the gradients, from clipping.
     pub gradient_scale: f64,
     /// Decoupled: the weights are multiplied with `1 − learning_rate · weight_decay`.
     pub weight_decay: f64,
@@ -52,16 +52,16 @@ pub struct Update {
 
 /// How one tensor is updated, and what it remembers.
 pub(crate) trait Rule: Debug {
-    /// As people read it.
+    /// The rule's name for people.
     fn name(&self) -> &'static str;
 
     /// Changes `parameter` as `gradient` says. Both have the dimensions, dtype and device that the rule was made for.
     fn update(&mut self, parameter: &mut Tensor, gradient: &Tensor, update: &Update);
 
-    /// What it remembers, by name.
+    /// Its state, by name.
     fn state(&self) -> Vec<(&'static str, &Tensor)>;
 
-    /// As [`Rule::state`], to be overwritten with what a checkpoint holds.
+    /// [`Rule::state`], to be overwritten with the state of a checkpoint.
     fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)>;
 }
 
@@ -83,12 +83,12 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// As `train.optimizer` and the settings beside it say, remembering nothing yet.
+    /// An optimizer by `train.optimizer` and the settings beside it, with an empty state.
     pub fn new(parameters: &Parameters, settings: &TrainSettings) -> Self {
         Self::new_in(&Place::Memory, parameters, settings).expect("main memory needs no file")
     }
 
-    /// As [`Optimizer::new`], remembering what is as large as the model in `place`.
+    /// [`Optimizer::new`] with state as large as the model in `place`.
     pub fn new_in(place: &Place, parameters: &Parameters, settings: &TrainSettings) -> Result<Self, Failure> {
         let slot = |parameter: &Parameter| {
             Ok(Slot {
@@ -106,7 +106,8 @@ impl Optimizer {
         self.updates
     }
 
-    /// One update with `gradients · gradient_scale` (the clipping factor). Tells `changed` the number and the tensor of each parameter that is done.
+    /// One update with `gradients · gradient_scale` (the clipping factor). Tells `changed` the number and the tensor of each
+    /// parameter that is done.
     pub fn step(
         &mut self,
         parameters: &mut Parameters,

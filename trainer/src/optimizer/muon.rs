@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::{Rule, Update};
 use crate::cpu::engine;
 
-/// Of the quintic iteration, chosen for a steep slope at zero.
+/// Coefficients of the quintic iteration, chosen for a steep slope at zero.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 const ITERATIONS: usize = 5;
 /// Smallest norm that is divided by.
@@ -55,7 +55,8 @@ impl Rule for Muon {
     }
 }
 
-/// A matrix `[m, n]` with all its singular values moved near 1, in numbers that bf16 has: Newton and Schulz's iteration on the smaller side.
+/// A matrix `[m, n]` with all its singular values moved near 1, in numbers that bf16 has: Newton and Schulz's iteration on the
+/// smaller side.
 fn orthogonal(matrix: &Tensor) -> Tensor {
     let tall = matrix.size()[0] > matrix.size()[1];
     let turned = |x: Tensor| if tall { x.tr() } else { x };

@@ -55,7 +55,7 @@ vectorised! {
     }
 }
 
-/// What gradients are multiplied with, as `torch.nn.utils.clip_grad_norm_` does; a largest norm of 0 means no clipping.
+/// The factor of gradients, as in `torch.nn.utils.clip_grad_norm_`; a largest norm of 0 means no clipping.
 pub fn clip_factor(norm: f64, largest: f64) -> f64 {
     if largest > 0.0 { (largest / (norm + 1e-6)).min(1.0) } else { 1.0 }
 }

@@ -1,6 +1,7 @@
 //! The weights of the evaluation with the lowest loss, kept beside the run until it ends with them.
 //!
-//! They are in every checkpoint from then on, as a second name of the same file, so that a run resumes with them wherever it goes on.
+//! They are in every checkpoint from then on, as a second name of the same file, so that a run resumes with them wherever it goes
+//! on.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -20,7 +21,7 @@ pub struct Best {
 }
 
 impl Best {
-    /// As the checkpoint has them that the run resumes from; none when it begins.
+    /// Opens the best weights of the checkpoint that the run resumes from; none when it begins.
     pub fn open(output: &Path, checkpoint: Option<&Path>) -> Result<Self, Failure> {
         let best = Self { path: output.join(format!(".{FILE}")) };
         let kept = checkpoint.map(|checkpoint| checkpoint.join(FILE)).filter(|path| path.exists());
@@ -46,7 +47,7 @@ impl Best {
     }
 }
 
-/// What does not exist needs nothing.
+/// Accepts that the file does not exist.
 fn absent(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

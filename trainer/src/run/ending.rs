@@ -36,7 +36,7 @@ pub struct Summary {
     pub perplexity_before: Option<f64>,
     /// On the validation split after the last step, or where the best weights are kept, of those.
     pub perplexity_after: Option<f64>,
-    /// Of this process's time, what training waited for checkpoints.
+    /// Seconds of this process in which training waited for checkpoints.
     pub checkpoint_seconds: f64,
     /// Whose weights the run ended with, where the best are kept.
     pub best_step: Option<u64>,

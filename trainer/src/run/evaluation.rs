@@ -15,7 +15,7 @@ use crate::journal::{Record, grouped, say};
 use crate::model::Gpt2;
 use crate::progress::Event;
 
-/// What a model makes of a stream. Every token counts the same, however the stream is cut into batches.
+/// A model's loss on a stream. Every token counts the same, however the stream is cut into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Mean cross-entropy in nats.
@@ -84,7 +84,7 @@ impl Run {
         Reading { block_size: settings.block_size, batch: settings.micro_batch.sequences(), limit: settings.eval_sequences }
     }
 
-    /// False when `stop` interrupted it: an evaluation has no state, and is made anew when the run resumes.
+    /// False when `stop` interrupted it: an evaluation has no state, and is made again when the run resumes.
     pub(crate) fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
         let (mut heard, _span) = (Instant::now(), span("validation"));
         let stream = self.dataset.split(Split::Validation);

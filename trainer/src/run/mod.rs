@@ -27,7 +27,7 @@ use crate::state::State;
 pub(crate) use open::check_tokenizer;
 use recorder::Recorder;
 
-/// What the optimizer remembers, in a checkpoint.
+/// The file of the optimizer's state in a checkpoint.
 pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// A run under way.

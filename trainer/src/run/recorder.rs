@@ -53,7 +53,7 @@ pub struct Pace {
     pub peak: f64,
     pub flops_per_token: f64,
     started: Instant,
-    /// Of earlier processes.
+    /// Seconds of earlier processes.
     seconds_before: f64,
     /// Since the last report, in training steps only.
     busy: Duration,

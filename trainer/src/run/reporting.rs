@@ -1,4 +1,4 @@
-//! What a run says of its steps.
+//! A run's reports on its steps.
 
 use super::Run;
 use super::checkpoint;

@@ -1,9 +1,10 @@
-//! What a run says at its start of the numbers that it computes in.
+//! A run's report at its start on the types of numbers that it computes in.
 
 use super::{OptimizerKind, Precision, TrainSettings};
 
 impl TrainSettings {
-    /// What is computed in which numbers, and whether it gives the same bits each time, with the reasons, for the start of a run.
+    /// The numeric type of each part of the computation, and whether the bits are the same each time, with the reasons, for the
+    /// start of a run.
     pub fn arithmetic(&self, on_gpu: bool) -> Vec<String> {
         let precision = match self.precision {
             Precision::Fp32 if self.tf32 && on_gpu => {

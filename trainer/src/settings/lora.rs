@@ -1,4 +1,5 @@
-//! Low-rank adapters (Hu et al. 2021, "LoRA"), as configuration and as names and sizes: which maps get one, and what peft calls them.
+//! Low-rank adapters (Hu et al. 2021, "LoRA"), as configuration and as names and sizes: which maps get one, and what peft calls
+//! them.
 //!
 //! A map `y = x·W + b` becomes `y = x·W + b + α/r · drop(x)·Aᵀ·Bᵀ`, where only `A [r, in]` and `B [out, r]` are trained.
 
@@ -15,7 +16,8 @@ use crate::model::shape::MOST;
 
 /// Name of the adapters inside peft's directory, and in a checkpoint.
 pub const ADAPTER_FILE: &str = "adapter_model.safetensors";
-/// What makes a directory peft's. A checkpoint has none: transformers would look for the model that the adapters belong to.
+/// The file that makes a directory peft's. A checkpoint has none: transformers would look for the model that the adapters belong
+/// to.
 pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// Bytes that it has at most.
 const LONGEST: u64 = 1 << 20;
@@ -88,7 +90,7 @@ impl Lora {
         LinearMap::ALL.into_iter().filter(|map| self.target_modules.contains(map))
     }
 
-    /// What multiplies an adapter's product.
+    /// The factor of an adapter's product.
     pub fn scale(&self) -> f64 {
         self.alpha / self.rank as f64
     }
@@ -111,7 +113,7 @@ impl Lora {
         self.tensors(shape).iter().map(TensorSpec::numbers).sum()
     }
 
-    /// As peft has written it to `directory`. The error says what is wrong with which file.
+    /// Reads peft's configuration in `directory`. The error names the file and its fault.
     pub fn read(directory: &Path) -> Result<Self, String> {
         let path = directory.join(ADAPTER_CONFIG);
         let refuse = |reason: String| format!("{}: {reason}", path.display());
@@ -129,7 +131,7 @@ impl Lora {
         Ok(Self { rank: config.r, alpha: config.lora_alpha, dropout: 0.0, target_modules })
     }
 
-    /// What peft needs to know besides the tensors (`LoraConfig`); what is left out has peft's default.
+    /// The configuration that peft needs besides the tensors (`LoraConfig`); absent keys have peft's defaults.
     pub fn adapter_config(&self) -> Value {
         json!({
             "base_model_name_or_path": null,
@@ -146,7 +148,7 @@ impl Lora {
     }
 }
 
-/// What this trainer reads of peft's `adapter_config.json`.
+/// The keys of peft's `adapter_config.json` that this trainer reads.
 #[derive(Deserialize)]
 struct PeftConfig {
     peft_type: String,
@@ -159,7 +161,7 @@ struct PeftConfig {
     use_rslora: bool,
 }
 
-/// What peft calls a module of the model.
+/// Peft's name for a module of the model.
 pub fn module(name: &str) -> String {
     format!("base_model.model.{name}")
 }

@@ -17,7 +17,7 @@ const SHARE: f64 = 0.8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MicroBatch {
     Sequences(usize),
-    /// Of the sequences of a step, which are then as many as `gradient_accumulation` says, as many at once as fit.
+    /// The most sequences that fit at once; a step has as many as `gradient_accumulation` says.
     Auto,
 }
 
@@ -36,10 +36,10 @@ pub fn fits(needed: u64, there: u64) -> bool {
     needed as f64 <= SHARE * there as f64
 }
 
-/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as `fit`; always a divisor
-/// of the step and at most `limit`. A run that goes on stays with the number it `began` with, so
-/// that its sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with the same weight,
-/// whatever the number.
+/// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as
+/// `fit`; always a divisor of the step and at most `limit`. A run that goes on stays with the number it `began` with, so that its
+/// sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with the same
+/// weight, whatever the number.
 pub fn resolve(
     settings: &TrainSettings,
     fit: impl Fn(&TrainSettings) -> bool,

@@ -1,4 +1,4 @@
-//! What a run is told: the types of its configuration, how they are read, and the rules for their values.
+//! A run's settings: the types of its configuration, how they are read, and the rules for their values.
 
 mod arithmetic;
 mod config;

@@ -1,5 +1,5 @@
-//! What must hold of a configuration besides the types of its values: one list of rules for job files, trainer configurations and the
-//! flags of `ftctl prepare`, so that a value is refused for the same reason wherever it is written.
+//! The rules for a configuration besides the types of its values: one list for job files, trainer configurations and the flags of
+//! `ftctl prepare`, so that a value is refused for the same reason wherever it is written.
 
 use super::lora::Lora;
 use super::{
@@ -18,7 +18,7 @@ pub struct Rule {
     /// Where it is written, `train.block_size`.
     pub key: &'static str,
     pub holds: bool,
-    /// What is wrong when it does not hold.
+    /// The error when the rule is broken.
     pub message: String,
 }
 
@@ -40,7 +40,7 @@ pub fn all_hold(rules: impl IntoIterator<Item = Rule>) -> Result<(), Broken> {
     broken.map_or(Ok(()), |Rule { key, message, .. }| Err(Broken { key, message }))
 }
 
-/// Of all tokens that go through a model together, so that the bytes of the largest one's activations can be counted.
+/// Most tokens that go through a model together, so that the bytes of the largest one's activations can be counted.
 const MOST_AT_ONCE: usize = 1 << 24;
 
 /// The rules of a trainer configuration. Those of the model's shape wait for the weights: see [`crate::model::shape::ShapeError`].
@@ -83,8 +83,8 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
     ]
 }
 
-/// The rules of a `[model]` table and of the block that its model reads. With `initial_weights` only the numbers that are written count:
-/// the others are those of the weights.
+/// The rules of a `[model]` table and of the block that its model reads. With `initial_weights` only the numbers that are written
+/// count: the others are those of the weights.
 pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) -> Vec<Rule> {
     let ModelConfig { variant, preset, layers, heads, width, context } = *model;
     let published = if initial_weights { preset } else { Some(preset.unwrap_or(Preset::Gpt2)) };

@@ -1,7 +1,7 @@
 //! Which steps are not to be trusted, and when more of them are of no use.
 //!
-//! Loss spikes are found as in llm.c (`outlier_detector.h`): the z-score of a step's loss and gradient norm among the last 128. What the
-//! guard remembers is part of the checkpoint, so that a resumed run judges as an undisturbed one.
+//! Loss spikes are found as in llm.c (`outlier_detector.h`): the z-score of a step's loss and gradient norm among the last 128.
+//! What the guard remembers is part of the checkpoint, so that a resumed run judges as an undisturbed one.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +12,11 @@ const WINDOW: usize = 128;
 /// After so many skipped steps in a row the run has diverged.
 const MOST_SKIPPED: u64 = 20;
 
-/// What later verdicts depend on.
+/// The state that later verdicts depend on.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Guard {
-    /// Of the last steps, oldest first; empty when spikes are not looked for.
+    /// Losses of the last steps, oldest first; empty when spikes are not looked for.
     losses: Vec<f64>,
     gradient_norms: Vec<f64>,
     skipped_in_a_row: u64,
@@ -25,7 +25,7 @@ pub struct Guard {
     without_improvement: u64,
 }
 
-/// What becomes of a step.
+/// The verdict on a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     Update,
@@ -92,8 +92,8 @@ impl Guard {
     }
 }
 
-/// How many standard deviations `value` lies above the last values, which it then joins; 0 while they are few. A spike joins them too:
-/// losses that stay high become the rule.
+/// How many standard deviations `value` lies above the last values, which it then joins; 0 while they are few. A spike joins them
+/// too: losses that stay high become the rule.
 fn score(last: &mut Vec<f64>, value: f64) -> f64 {
     let score = if last.len() < WINDOW { 0.0 } else { deviations(last, value) };
     if last.len() == WINDOW {

@@ -1,5 +1,6 @@
-//! Dynamic loss scaling for fp16 (Micikevicius et al. 2018, section 3.2): the loss is multiplied by a power of two, so that small gradients
-//! do not vanish; where a gradient overflows, the step changes no weight and the scale falls, and after many that did not it rises.
+//! Dynamic loss scaling for fp16 (Micikevicius et al. 2018, section 3.2): the loss is multiplied by a power of two, so that small
+//! gradients do not vanish; where a gradient overflows, the step changes no weight and the scale falls, and after many that did not
+//! it rises.
 //!
 //! The rules are those of DeepSpeed's `DynamicLossScaler`; with a hysteresis of 1 they are those of apex's `LossScaler`.
 
@@ -17,7 +18,7 @@ pub struct LossScale {
     clean_steps: u64,
 }
 
-/// What an overflow led to.
+/// The consequence of an overflow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Overflow {
     /// The next step has this scale.

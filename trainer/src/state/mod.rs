@@ -20,7 +20,8 @@ pub const FILE: &str = "trainer_state.json";
 /// Bytes that it has at most.
 const LONGEST: u64 = 4 << 20;
 
-/// The position of a run after `step` optimizer steps. Which data comes next follows from `step`, the learning rate from the updates among them.
+/// The position of a run after `step` optimizer steps. Which data comes next follows from `step`, the learning rate from the
+/// updates among them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub schema: String,
@@ -60,7 +61,7 @@ pub struct State {
     pub identity: Identity,
 }
 
-/// What decides the result of a run, as far as the configuration says it.
+/// The part of the configuration that decides the result of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// SHA-256 of the dataset's `dataset.json`.
@@ -74,7 +75,8 @@ pub struct Identity {
 }
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
-/// (`threads` decides, and is compared on its own. Device and engine decide the last bits, and a run may change them: it says which it has.)
+/// (`threads` decides, and is compared on its own. Device and engine decide the last bits, and a run may change them: it says which
+/// it has.)
 const FREE: [&str; 10] = [
     "checkpoint_every",
     "deterministic",
@@ -123,7 +125,7 @@ fn remove(table: &mut Value, keys: &[&str]) {
     }
 }
 
-/// As [`TrainSettings::sequences_per_step`]; a micro-batch of `auto` counts as one.
+/// [`TrainSettings::sequences_per_step`]; a micro-batch of `auto` counts as one.
 fn sequences_per_step(train: &Value) -> u64 {
     let number = |key: &str| train.get(key).and_then(Value::as_u64).unwrap_or(1);
     DIVISION.iter().fold(1, |product, key| product.saturating_mul(number(key)))

@@ -21,7 +21,7 @@ fn worst(left: &[f64], right: &[f64]) -> f64 {
     left.iter().zip(right).map(|(left, right)| (left / right - 1.0).abs()).fold(0.0, f64::max)
 }
 
-/// Of the last checkpoint, and the whole log.
+/// The bytes of the last checkpoint, and of the whole log.
 fn bytes(output: &Path) -> [Vec<u8>; 3] {
     let summary: Value = serde_json::from_slice(&fs::read(output.join("summary.json")).unwrap()).unwrap();
     let checkpoint = output.join("checkpoints").join(summary["checkpoint"].as_str().unwrap());

@@ -23,7 +23,7 @@ fn kills_wanted() -> u64 {
     std::env::var("FT_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
 }
 
-/// What must not depend on how often a run was interrupted.
+/// The files that must not depend on how often a run was interrupted.
 fn result(output: &Path) -> Vec<(String, Vec<u8>)> {
     let checkpoint = last_checkpoint(output);
     let files = [
@@ -78,7 +78,7 @@ fn comes_to(child: &mut Child, mut is_there: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// What a power loss can do to the newest file, as far as a directory lets us imitate it.
+/// Damages the newest file as a power loss can, as far as a directory lets us imitate it.
 fn damage_newest(output: &Path, choice: u64) {
     let checkpoints = checkpoints(output);
     if checkpoints.len() < 2 {
@@ -168,8 +168,8 @@ fn unfinished(output: &Path) -> Option<PathBuf> {
     })
 }
 
-/// Of what the trace tells so far: complete steps, and how many parts the one after them has read. It is written 8 KiB at a time, which is
-/// more than once a step.
+/// The end of the trace so far: complete steps, and how many parts the one after them has read. It is written 8 KiB at a time,
+/// which is more than once a step.
 fn open_step(output: &Path) -> (usize, usize) {
     const STEP: &str = "\"name\":\"step\"";
     let trace = fs::read_to_string(output.join("trace.json")).unwrap_or_default();
@@ -214,7 +214,8 @@ fn killed_inside_a_checkpoint_and_inside_a_step_it_gives_the_same_bytes() {
     println!("{kills} kills in {round} runs, of which {hits:?} landed at {aims:?}");
 }
 
-/// As many sequences make a step, and dropout masks belong to them: only the order of sums changes with how many go through the model at once.
+/// A step has the same sequences in both, and dropout masks belong to them: only the order of sums changes with how many go through
+/// the model at once.
 #[test]
 fn a_step_that_is_divided_otherwise_reads_the_same_tokens() {
     let fixture = Fixture::new();
@@ -245,8 +246,8 @@ fn a_step_that_is_divided_otherwise_reads_the_same_tokens() {
     assert!(stderr(&refused).contains("train.micro_batch: \"auto\" in the checkpoint, 4 now"), "{}", stderr(&refused));
 }
 
-/// In fp16, with a scale that is too large at first and grows too fast: each step has the learning rate of the updates before it, also where
-/// the run was taken up again.
+/// In fp16, with a scale that is too large at first and grows too fast: each step has the learning rate of the updates before it,
+/// also where the run was taken up again.
 #[test]
 fn a_skipped_step_does_not_move_the_schedule() {
     let fixture = Fixture::new();
@@ -297,8 +298,8 @@ fn a_loss_that_overflows_is_skipped_until_its_scale_cannot_fall() {
     assert_eq!(log.matches("the loss overflows fp16").count(), 2, "{log}");
 }
 
-/// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again, and is
-/// the same.
+/// Also when it changes how much it computes again, or what lies in files, in the middle of a run; what is dropped is drawn again,
+/// and is the same.
 #[test]
 fn saving_memory_changes_no_byte() {
     let (fixture, strangers) = (Fixture::new(), Fixture::validated_by_strangers());

@@ -2,17 +2,18 @@
 //! [`crate::cpu::matmul`]. Tiles multiply bf16 numbers and sum in `f32`. libtorch's products allocate a result that is then added
 //! in a pass of its own, and pack weights in one more.
 //!
-//! An `f32` has 24 bits, a bf16 number 8, so that three of them add up to it: `x = x₀ + x₁ + x₂`, each at most 2⁻⁸ of the one before. Of the nine
-//! products of two such numbers the three smallest are left out, which together are at most 2⁻²³·⁴ of the whole; the others are exact.
-//! What is left is the rounding of sums, as in any product of `f32`. Six products on tiles take less time than one without them (Henry, Tang, Heinecke:
-//! "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations", 2019). Tiles know no subnormal numbers: below 2⁻¹⁰³ an
-//! `f32` loses its last bits, below 2⁻¹²⁶ all. What is not finite, or rounds to what is not, becomes NaN wherever it is a term.
+//! An `f32` has 24 bits, a bf16 number 8, so that three of them add up to it: `x = x₀ + x₁ + x₂`, each at most 2⁻⁸ of the one
+//! before. Of the nine products of two such numbers the three smallest are left out, which together are at most 2⁻²³·⁴ of the
+//! whole; the others are exact. What is left is the rounding of sums, as in any product of `f32`. Six products on tiles take less
+//! time than one without them (Henry, Tang, Heinecke: "Leveraging the bfloat16 Artificial Intelligence Datatype For
+//! Higher-Precision Computations", 2019). Tiles know no subnormal numbers: below 2⁻¹⁰³ an `f32` loses its last bits, below 2⁻¹²⁶
+//! all. What is not finite, or rounds to what is not, becomes NaN wherever it is a term.
 //!
-//! One factor, the one with fewer rows or columns in the result, is packed a part at a time that stays in a core's second cache ([`tiles`]); strips of
-//! the other pass by it, each packed by the thread that multiplies with it ([`packing`]), in parts that stay in the first cache. While the tile unit
-//! ([`block`]) is busy with one strip, the core packs the next and brings the sums of the one before to their place ([`finishing`]), some tens of
-//! instructions after every four products of tiles: it looks ahead far enough to overlap that, and not much further. The order of each sum depends on the
-//! sizes alone, not on the number of threads.
+//! One factor, the one with fewer rows or columns in the result, is packed a part at a time that stays in a core's second cache
+//! ([`tiles`]); strips of the other pass by it, each packed by the thread that multiplies with it ([`packing`]), in parts that stay
+//! in the first cache. While the tile unit ([`block`]) is busy with one strip, the core packs the next and brings the sums of the
+//! one before to their place ([`finishing`]), some tens of instructions after every four products of tiles: it looks ahead far
+//! enough to overlap that, and not much further. The order of each sum depends on the sizes alone, not on the number of threads.
 
 use super::{Matrix, Write};
 use crate::cpu::simd::Element;
@@ -28,11 +29,12 @@ mod tiles;
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) use crate::cpu::simd::Element as Split;
-/// What this module multiplies: numbers that are the sum of a few bf16 numbers.
+/// The element types that this module multiplies: numbers that are the sum of a few bf16 numbers.
 #[cfg(target_arch = "x86_64")]
 pub(crate) use packing::Split;
 
-/// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is rounded once.
+/// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is
+/// rounded once.
 ///
 /// # Panics
 /// Where [`is_available`] says no.
@@ -64,8 +66,8 @@ mod tests {
     use crate::cpu::matmul::{Workers, multiply_plainly};
     use crate::cpu::simd::Bf16;
 
-    /// Every layout, with sizes on both sides of tiles, blocks and what is packed at once. The numbers are small and whole, so that every sum is
-    /// exact; where the result is `f32` nothing is rounded.
+    /// Every layout, with sizes on both sides of tiles, blocks and what is packed at once. The numbers are small and whole, so that
+    /// every sum is exact; where the result is `f32` nothing is rounded.
     fn equals_the_definition_in_every_layout<S: Split>() {
         let numbers: Vec<S> = (0..5_000_000).map(|n| S::put(((n * 37 % 11) as f32 - 5.0) / 4.0)).collect();
         for [rows, depth, columns] in [
@@ -124,8 +126,8 @@ mod tests {
         }
     }
 
-    /// The distance of each element from the same product in `f64`, as part of the sum of its terms' magnitudes: its mean square's root, and the
-    /// largest.
+    /// The distance of each element from the same product in `f64`, as part of the sum of its terms' magnitudes: its mean square's
+    /// root, and the largest.
     fn errors(left: Matrix<'_>, right: Matrix<'_>, result: &[f32]) -> [f64; 2] {
         let ([rows, depth], columns) = (left.size, right.size[1]);
         let (mut squares, mut largest) = (0.0, 0.0_f64);

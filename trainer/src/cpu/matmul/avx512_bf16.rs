@@ -1,8 +1,9 @@
-//! Matrix products of bf16 numbers with the instruction of AVX-512 that multiplies pairs of them and adds both products to an `f32`, on AMD's processors
-//! from Zen 4 on. Intel's that have it take as long for one as for four sums of products of `f32`: there they are multiplied as such, or on
-//! tiles ([`super::amx`]). In place as those of [`crate::cpu::matmul`] and arranged as those of [`super::packed_f32`]: a copy of
-//! some rows of one factor, which strips of the other pass by. libtorch's products are as fast, but allocate a result that is then added
-//! in a pass of its own, rounded, and are not for a thread alone. Subnormal numbers are zero.
+//! Matrix products of bf16 numbers with the instruction of AVX-512 that multiplies pairs of them and adds both products to an
+//! `f32`, on AMD's processors from Zen 4 on. Intel's that have it take as long for one as for four sums of products of `f32`: there
+//! they are multiplied as such, or on tiles ([`super::amx`]). In place as those of [`crate::cpu::matmul`] and arranged as those of
+//! [`super::packed_f32`]: a copy of some rows of one factor, which strips of the other pass by. libtorch's products are as fast,
+//! but allocate a result that is then added in a pass of its own, rounded, and are not for a thread alone. Subnormal numbers are
+//! zero.
 
 use std::arch::x86_64::{
     __cpuid, __m512, __m512bh, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_set1_epi32, _mm512_setzero_ps,
@@ -15,7 +16,7 @@ use super::{DEPTH, Matrix, Workers, Write};
 use crate::cpu::simd::{Bf16, Element};
 use crate::cpu::vectorise::has_avx512;
 
-/// What the two numbers are that follow each other along the sum, the first in the lower half.
+/// Two numbers that follow each other along the sum, the first in the lower half.
 type Pair = u32;
 
 const TILE: Tile = Tile { rows: 8, columns: 32, block: 512 };
@@ -41,8 +42,8 @@ fn is_by(maker: &[u8; 12]) -> bool {
     maker.as_chunks::<4>().0.iter().zip([said.ebx, said.edx, said.ecx]).all(|(letters, word)| *letters == word.to_le_bytes())
 }
 
-/// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is rounded once, and
-/// summed in one order, whatever the number of threads.
+/// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is
+/// rounded once, and summed in one order, whatever the number of threads.
 ///
 /// # Panics
 /// Where the processor has no such instruction.

@@ -1,7 +1,7 @@
-//! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that exists
-//! already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer only in a second
-//! pass. Where the processor has tiles, large ones are theirs ([`amx`]); with AVX-512 or AVX2 most others are `packed_f32`'s, with
-//! AVX512-BF16 those of bf16 numbers `avx512_bf16`'s, and the rest are the crate `gemm`'s.
+//! Matrix products of `f32`, and through it of 16-bit numbers, in main memory, in place: into any rows and columns of a buffer that
+//! exists already, on top of what is there or instead of it. libtorch's own products allocate their results, and add to a buffer
+//! only in a second pass. Where the processor has tiles, large ones are theirs ([`amx`]); with AVX-512 or AVX2 most others are
+//! `packed_f32`'s, with AVX512-BF16 those of bf16 numbers `avx512_bf16`'s, and the rest are the crate `gemm`'s.
 
 pub mod amx;
 #[cfg(target_arch = "x86_64")]
@@ -84,18 +84,19 @@ pub(crate) enum Workers {
 }
 
 /// Terms of an element that are summed in a register before they meet what is in memory. A sum's error grows with the root of what
-/// follows each other: with the 512 and more that the kernels would take, logits at width 1,024 were 1.02e-6 from float64, now 8.4e-7.
+/// follows each other: with the 512 and more that the kernels would take, logits at width 1,024 were 1.02e-6 from float64, now
+/// 8.4e-7.
 pub(crate) const DEPTH: usize = 256;
 
-/// Rows of a product at a time: of [`DEPTH`] terms of these the kernels make a copy, which of all rows of an embedding's gradient is as large as the
-/// processor's last cache.
+/// Rows of a product at a time: of [`DEPTH`] terms of these the kernels make a copy, which of all rows of an embedding's gradient
+/// is as large as the processor's last cache.
 const STRIP: usize = 4096;
 
 /// Rows, columns and terms from which on a product fills tiles.
 const TILED: usize = 16;
 
-/// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is summed
-/// in the same order whatever the number of threads. [`Workers::Caller`] has small matrices, for which tiles do not pay.
+/// `left [M, K] · right [K, N]` into the upper left `[M, N]` of `result`, whose rows are `pitch` elements apart. Each element is
+/// summed in the same order whatever the number of threads. [`Workers::Caller`] has small matrices, for which tiles do not pay.
 pub(crate) fn multiply(left: Matrix<'_>, right: Matrix<'_>, result: &mut [f32], pitch: usize, write: Write, workers: Workers) {
     let ([rows, depth], [_, columns]) = (left.size, right.size);
     if workers == Workers::All && rows.min(columns).min(depth) >= TILED && amx::is_available() {
@@ -301,7 +302,7 @@ pub(crate) fn are_pairs_multiplied() -> bool {
     false
 }
 
-/// As [`multiply`], for bf16 numbers where [`are_pairs_multiplied`].
+/// [`multiply`] for bf16 numbers where [`are_pairs_multiplied`].
 pub(crate) fn multiply_pairs<E: Element>(
     left: Matrix<'_, Bf16>,
     right: Matrix<'_, Bf16>,

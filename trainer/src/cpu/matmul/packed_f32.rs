@@ -1,7 +1,8 @@
-//! Matrix products in `f32` with AVX-512 and AVX2, of numbers that become `f32` where they are copied. Some hundred rows of one factor, as many terms of each as are summed at once, are copied
-//! so that they stay in a core's second cache; one strip of the other factor after the other passes by them, copied into the first cache, and
-//! what comes next is asked for meanwhile (Goto, van de Geijn: "Anatomy of High-Performance Matrix Multiplication", 2008). Each element is
-//! summed in one order, whatever the number of threads.
+//! Matrix products in `f32` with AVX-512 and AVX2, of numbers that become `f32` where they are copied. Some hundred rows of one
+//! factor, as many terms of each as are summed at once, are copied so that they stay in a core's second cache; one strip of the
+//! other factor after the other passes by them, copied into the first cache, and what comes next is asked for meanwhile (Goto, van
+//! de Geijn: "Anatomy of High-Performance Matrix Multiplication", 2008). Each element is summed in one order, whatever the number
+//! of threads.
 
 use std::arch::x86_64::{
     __m256, __m512, _MM_HINT_T0, _MM_HINT_T1, _mm_loadu_ps, _mm_movehl_ps, _mm_movelh_ps, _mm_prefetch, _mm_storeu_ps,
@@ -20,8 +21,8 @@ const NARROWEST: usize = 128;
 /// Rows and columns that are transposed at once.
 pub(crate) const FOUR: usize = 4;
 
-/// What is special to one kind of register. A tile has two of them in each row: with AVX-512 sixteen of thirty-two registers hold its sums, with
-/// AVX2 twelve of sixteen.
+/// The operations of one kind of register. A tile has two of them in each row: with AVX-512 sixteen of thirty-two registers hold
+/// its sums, with AVX2 twelve of sixteen.
 struct Kind<I: Copy> {
     is_available: fn() -> bool,
     tile: Tile,
@@ -33,7 +34,8 @@ struct Kind<I: Copy> {
 pub(crate) struct Tile {
     pub rows: usize,
     pub columns: usize,
-    /// Rows of a copy: in `f32` it fits into the second cache, which has 1 MiB at least with AVX-512 (a Skylake server's) and 256 KiB with AVX2.
+    /// Rows of a copy: in `f32` it fits into the second cache, which has 1 MiB at least with AVX-512 (a Skylake server's) and 256
+    /// KiB with AVX2.
     pub block: usize,
 }
 
@@ -70,10 +72,11 @@ pub(crate) struct Place<E> {
     pub pitch: usize,
 }
 
-// SAFETY: whoever makes one sees to it that nothing else writes there.
+// SAFETY: the code that makes one sees to it that nothing else writes there.
 unsafe impl<E: Send> Send for Place<E> {}
 
-/// `left [M, K] · right [K, N]` into `result`, `[M, N]` with rows `pitch` apart. False: this is a case for another product, and nothing was done.
+/// `left [M, K] · right [K, N]` into `result`, `[M, N]` with rows `pitch` apart. False: this is a case for another product, and
+/// nothing was done.
 pub fn multiply<I: Element>(
     left: Matrix<'_, I>,
     right: Matrix<'_, I>,
@@ -99,8 +102,8 @@ fn multiply_with<I: Element>(
     in_parts(kind.tile, left, right, result, workers, |left, right, place| unsafe { (kind.multiply)(left, right, place, write) });
 }
 
-/// Calls `multiply` for parts of a product into `result`, whose rows are so far apart: as many as fill all threads, of rows alone where that comes out
-/// even, else of columns, too.
+/// Calls `multiply` for parts of a product into `result`, whose rows are so far apart: as many as fill all threads, of rows alone
+/// where that comes out even, else of columns, too.
 pub(crate) fn in_parts<I: Copy + Sync, E: Send>(
     tile: Tile,
     left: Matrix<'_, I>,
@@ -253,9 +256,9 @@ pub(crate) fn ask_for<E: Copy>(next: Matrix<'_, E>, share: usize, count: usize) 
     }
 }
 
-/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says. What is needed next, of
-/// the place and whatever `ask` asks for, is asked for over the whole sum: a core waits for some dozen lines at a time, and many at once would
-/// keep the factors waiting behind them.
+/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says. What is needed
+/// next, of the place and whatever `ask` asks for, is asked for over the whole sum: a core waits for some dozen lines at a time,
+/// and many at once would keep the factors waiting behind them.
 ///
 /// # Safety
 /// The processor has the register, of which `COLUMNS` are two; the place has these rows and columns.

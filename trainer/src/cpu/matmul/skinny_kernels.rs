@@ -19,17 +19,20 @@ const DOTS: usize = 24;
 
 /// `x` and its pitch, some rows of the matrix from one column on and its pitch, and the sums, as many columns as these are.
 pub type Pass = unsafe fn(&[f32], usize, &[f32], usize, &mut [f32]);
-/// `x` and its pitch, a tile of the matrix as it lies and its pitch, the tile's copy, the sums from the tile's first on, and their pitch.
+/// `x` and its pitch, a tile of the matrix as it lies and its pitch, the tile's copy, the sums from the tile's first on, and their
+/// pitch.
 pub type Tile = unsafe fn(&[f32], usize, (&[f32], usize), &mut [f32], (&mut [f32], usize), &mut Ahead);
 /// `x`, the rows of the transposed matrix, the depth of both, the sums and their pitch.
 pub type Dots = unsafe fn(&[f32], &[f32], usize, &mut [f32], usize, &mut Ahead);
 
 /// By the number of rows less one.
 pub struct Kernels {
-    /// For as many rows as the matrix is read in place for: with more, passing over the sums for each eight rows of it costs more than a copy.
+    /// For as many rows as the matrix is read in place for: with more, passing over the sums for each eight rows of it costs more
+    /// than a copy.
     pub eights: &'static [Pass],
     pub singles: &'static [Pass],
-    /// As many as registers hold sums of, two for each row, and some are left. The first make the copy that the others read.
+    /// Tiles of as many rows as registers hold sums of, two for each row, with some left. The first make the copy that the others
+    /// read.
     pub copying_tiles: &'static [Tile],
     pub tiles: &'static [Tile],
     /// With the number of columns at once: as many as most of the registers hold sums of.
@@ -218,14 +221,15 @@ unsafe fn sums_of_eight_lanes(lanes: &[f32; DOTS * LINE], sums: &mut [f32; DOTS]
     }
 }
 
-/// What is read next, `[rows, width]`: a line of it is brought nearer with each step of the computation before. All at once would
-/// have to wait for memory.
+/// The data that is read next, `[rows, width]`: a line of it is brought nearer with each step of the computation before. All at
+/// once would have to wait for memory.
 pub struct Ahead {
     line: *const f32,
     left_in_row: usize,
     lines_of_row: usize,
     rows: usize,
-    /// From the last line of a row to the first of the next, modulo the size of the address space: a row may end inside its last line.
+    /// From the last line of a row to the first of the next, modulo the size of the address space: a row may end inside its last
+    /// line.
     gap: usize,
     /// Since the last line, and for a line.
     steps: usize,
@@ -233,7 +237,8 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// All of it is there when `groups` of rows have met as much of the matrix, if a step is one group's work with so many `lines` of that.
+    /// All of it is there when `groups` of rows have met as much of the matrix, if a step is one group's work with so many `lines`
+    /// of that.
     pub fn new(first: *const f32, pitch: usize, [rows, width]: [usize; 2], groups: usize, lines: usize) -> Self {
         let lines_of_row = width.div_ceil(LINE);
         Self {
@@ -267,8 +272,8 @@ impl Ahead {
 }
 
 /// # Safety
-/// The processor has the register; `sums` is `[ROWS, columns]`, `columns` a multiple of the register's lanes; `x` has `ROWS` rows `depth` apart with
-/// `DEPTH` elements in each, `w` has `DEPTH` rows `pitch` apart with `columns`.
+/// The processor has the register; `sums` is `[ROWS, columns]`, `columns` a multiple of the register's lanes; `x` has `ROWS` rows
+/// `depth` apart with `DEPTH` elements in each, `w` has `DEPTH` rows `pitch` apart with `columns`.
 #[expect(clippy::inline_always, reason = "compiled for the register only when it is inlined into what names its features")]
 #[inline(always)]
 unsafe fn stream_rows<R: Register, const ROWS: usize, const DEPTH: usize>(
@@ -305,8 +310,9 @@ unsafe fn stream_rows<R: Register, const ROWS: usize, const DEPTH: usize>(
 }
 
 /// # Safety
-/// The processor has the register; `copy` is `[block, tile]`, `x` has `ROWS` rows `depth` apart with `block` elements in each, and the sums have as
-/// many rows `width` apart with a tile's elements, two registers, in each. To be copied, the matrix has `block` rows `pitch` apart with as many.
+/// The processor has the register; `copy` is `[block, tile]`, `x` has `ROWS` rows `depth` apart with `block` elements in each, and
+/// the sums have as many rows `width` apart with a tile's elements, two registers, in each. To be copied, the matrix has `block`
+/// rows `pitch` apart with as many.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 unsafe fn tile_rows<R: Register, const ROWS: usize, const COPY: bool>(
@@ -318,7 +324,8 @@ unsafe fn tile_rows<R: Register, const ROWS: usize, const COPY: bool>(
     ahead: &mut Ahead,
 ) {
     let place = sums.as_mut_ptr();
-    // SAFETY: the caller promised two registers' elements in each row of the sums, and `block` in each row of `x`: there are as many chunks.
+    // SAFETY: the caller promised two registers' elements in each row of the sums, and `block` in each row of `x`: there are as
+    // many chunks.
     unsafe {
         let mut held = [[R::zero(); 2]; ROWS];
         for (row, held) in held.iter_mut().enumerate() {
@@ -350,8 +357,8 @@ unsafe fn tile_rows<R: Register, const ROWS: usize, const COPY: bool>(
 }
 
 /// # Safety
-/// The processor has the register; `depth` is a multiple of its lanes, `x` has `ROWS · depth` elements, `w` at least `COLUMNS · depth`, and
-/// `sums` `ROWS` rows `width` apart with `COLUMNS` elements in each.
+/// The processor has the register; `depth` is a multiple of its lanes, `x` has `ROWS · depth` elements, `w` at least `COLUMNS ·
+/// depth`, and `sums` `ROWS` rows `width` apart with `COLUMNS` elements in each.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 unsafe fn dot_rows<R: Register, const ROWS: usize, const COLUMNS: usize>(
@@ -383,8 +390,8 @@ unsafe fn dot_rows<R: Register, const ROWS: usize, const COLUMNS: usize>(
         for (held, lanes) in held.as_flattened().iter().zip(lanes.chunks_exact_mut(R::LANES)) {
             held.store(lanes.as_mut_ptr());
         }
-        // From memory: what adds up lanes can only be said of sixteen of AVX-512's registers, and to have the sums among those the compiler
-        // would keep the rest of them in memory during the loop above, at a third of its time.
+        // From memory: what adds up lanes can only be said of sixteen of AVX-512's registers, and to have the sums among those the
+        // compiler would keep the rest of them in memory during the loop above, at a third of its time.
         R::sums(black_box(&lanes), &mut dots);
     }
     for (sums, dots) in sums.chunks_mut(width).zip(dots.chunks_exact(COLUMNS)).take(ROWS) {

@@ -20,7 +20,7 @@ pub struct Surveyed {
     pub bytes: u64,
 }
 
-/// What becomes of a document.
+/// The fate of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Skip,

@@ -30,7 +30,7 @@ const SHARE: usize = 128 << 10;
 /// Changes whenever the same text would give other bytes.
 const REVISION: &str = "ft.prepare/1";
 
-/// What a preparation is doing.
+/// The stage of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Reading and checking the text, in bytes.
@@ -106,8 +106,8 @@ pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> 
     Ok(hex(&digest.finalize()))
 }
 
-/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there; what a killed one left in the folder
-/// of `out` is removed.
+/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there; what a killed one left in the
+/// folder of `out` is removed.
 pub fn prepare(
     config: &DataConfig,
     cargo_sources: Option<Vec<PathBuf>>,

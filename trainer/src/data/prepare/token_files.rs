@@ -16,7 +16,8 @@ const BLOCK: usize = 1 << 20;
 /// llm.c's header: 256 numbers of 32 bits, of which the first three are magic, version and the number of tokens.
 const LLM_C_HEADER: u64 = 1024;
 const LLM_C_MAGIC: u32 = 20_240_520;
-/// fairseq's index: magic, version 1, a code of the dtype, the number of lines; then a size of 32 and a position of 64 bits for each.
+/// fairseq's index: magic, version 1, a code of the dtype, the number of lines; then a size of 32 and a position of 64 bits for
+/// each.
 const FAIRSEQ_MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const FAIRSEQ_HEADER: usize = 26;
 /// `<s>`, `<pad>`, `</s>` and `<unk>` come before the words of fairseq's dictionary.
@@ -40,7 +41,7 @@ struct TokenFile {
     translation: Option<Vec<Option<u32>>>,
 }
 
-/// What fairseq needs beside a token file: the index and the dictionary.
+/// The files that fairseq needs beside a token file: the index and the dictionary.
 pub fn beside(path: &Path) -> [PathBuf; 2] {
     [path.with_extension("idx"), path.with_file_name("dict.txt")]
 }
@@ -206,7 +207,8 @@ fn fairseq_index(content: &[u8]) -> Result<(usize, u64), String> {
     Ok((width, tokens))
 }
 
-/// fairseq numbers its words anew, by frequency; here a word is a token of GPT-2 in decimal, and the end of a line an end of text.
+/// fairseq gives its words numbers of its own, by frequency; here a word is a token of GPT-2 in decimal, and the end of a line an
+/// end of text.
 fn fairseq_translation(dictionary: &str, tokenizer: &Tokenizer) -> Vec<Option<u32>> {
     let mut translation = vec![None; FAIRSEQ_SPECIALS];
     translation[FAIRSEQ_END_OF_LINE] = Some(tokenizer.end_of_text());

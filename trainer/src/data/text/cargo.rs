@@ -88,7 +88,7 @@ fn cargo(command: &mut Command) -> Result<Vec<u8>, DataError> {
         return Ok(output.stdout);
     }
     let talk = String::from_utf8_lossy(&output.stderr);
-    // What follows an empty line is for whoever mends cargo: causes, backtraces.
+    // The text after an empty line is for cargo's developers: causes, backtraces.
     let reason = talk.trim().split("\n\n").next().unwrap_or_default().replace('\n', "; ");
     Err(DataError::Cargo { reason })
 }

@@ -19,7 +19,7 @@ pub struct Part<'a> {
     pub last: bool,
 }
 
-/// What receives the parts, in order.
+/// The receiver of the parts, in order.
 pub type Visit<'a> = dyn FnMut(Part<'_>) -> Result<(), DataError> + 'a;
 
 /// Reads the documents of a file in order. Memory does not grow with a text file, except by the longest stretch without white

@@ -1,5 +1,5 @@
-//! What the pages of a parquet file say of themselves, read before one is unpacked: the library believes them, and a page of a few bytes
-//! may become two gigabytes.
+//! The headers of a parquet file's pages, read before one is unpacked: the library believes them, and a page of a few bytes may
+//! become two gigabytes.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Take, copy, sink};

@@ -280,9 +280,9 @@ pub fn parquet(path: &Path, file: File, column: Option<&str>, visit: &mut Visit<
 struct Rows<'a> {
     table: &'a Table<'a>,
     column: &'a str,
-    /// Of the row.
+    /// Number of the row.
     number: u64,
-    /// Of text until now, and of the file.
+    /// Bytes of text until now, and of the file.
     bytes: u64,
     length: u64,
 }

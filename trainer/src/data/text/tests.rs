@@ -28,7 +28,7 @@ fn read(path: &Path, column: Option<&str>) -> Result<Vec<String>, DataError> {
     Ok(found)
 }
 
-/// Of texts that are no dictionary's.
+/// Encodings of texts that are no dictionary's.
 const ENCODINGS: [Encoding; 3] = [Encoding::PLAIN, Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY];
 
 struct Folder(tempfile::TempDir);
@@ -132,7 +132,7 @@ fn parquet_rows_are_documents_under_every_codec() {
     assert_eq!(read(&path, Some("body")).unwrap(), ROWS);
 }
 
-/// What reading this file says is wrong, and how many documents it gave before.
+/// The error of reading this file, and the number of documents before it.
 fn refused(path: &Path) -> (String, u64) {
     let mut documents = 0;
     let read = super::documents(path, None, &mut |_| {

@@ -63,7 +63,7 @@ struct Learner {
     queue: BinaryHeap<(i64, std::cmp::Reverse<Pair>)>,
 }
 
-/// What was learnt: the bytes of each token by id, and the joined pairs in order.
+/// The learnt vocabulary: the bytes of each token by id, and the joined pairs in order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Learnt {
     pub tokens: Vec<Vec<u8>>,

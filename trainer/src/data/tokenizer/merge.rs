@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 
 use rustc_hash::FxHashMap;
 
-/// What two neighbouring tokens become.
+/// The token that two neighbours become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Merge {
     /// Lower ranks merge first.
@@ -19,8 +19,8 @@ pub struct Merge {
 #[derive(Debug, Clone)]
 pub struct Merges {
     by_pair: FxHashMap<(u32, u32), Merge>,
-    /// A bit for every pair that may be there (Bloom 1970, with one hash): most pairs of unusual text are not, and what says so stays in
-    /// the cache.
+    /// A bit for every pair that may be there (Bloom 1970, with one hash): most pairs of unusual text are not, and what says so
+    /// stays in the cache.
     possible: Vec<u64>,
 }
 
@@ -66,11 +66,11 @@ struct Link {
 /// Working memory of [`Merger::run`], kept between pieces.
 #[derive(Default)]
 pub struct Merger {
-    /// Of a short piece: its tokens, and rank and result of the merge of each with the next, `NONE` where there is none.
+    /// The tokens of a short piece, with rank and result of the merge of each with the next, `NONE` where there is none.
     tokens: Vec<u32>,
     ranks: Vec<u32>,
     joined: Vec<u32>,
-    /// Of a long one.
+    /// The tokens of a long piece.
     links: Vec<Link>,
     /// Ranks of which there are places, lowest first.
     queue: BinaryHeap<Reverse<u32>>,

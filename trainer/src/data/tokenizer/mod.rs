@@ -115,7 +115,7 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What a token stands for; the end of text for no byte.
+    /// The bytes that a token stands for; the end of text stands for none.
     ///
     /// # Panics
     /// When the id is outside the vocabulary.

@@ -29,13 +29,13 @@ pub(crate) struct LowRank {
     a: Tensor, // [r, in]
     b: Tensor, // [out, r]
     scale: f64,
-    /// What is dropped from the input, and the length of a sequence.
+    /// The dropout masks of the input, their site, and the length of a sequence.
     dropped: Option<(Masks, Site, i64)>,
 }
 
 impl Adapters {
-    /// As peft begins: A uniform in `±1/√in` (Kaiming's uniform distribution with `a = √5`), B zero, so that the model is the one without
-    /// adapters. A function of `seed` alone.
+    /// Adapters with peft's initial values: A uniform in `±1/√in` (Kaiming's uniform distribution with `a = √5`), B zero, so that
+    /// the model is the one without adapters. A function of `seed` alone.
     pub fn random(lora: &Lora, shape: &Shape, seed: u64) -> Self {
         let mut adapters = Self::zeros(lora, shape);
         let first = shape.tensors().len() as u64;
@@ -53,7 +53,7 @@ impl Adapters {
         Self { lora: lora.clone(), parameters: Parameters::from_entries(entries) }
     }
 
-    /// As `directory/adapter_model.safetensors` has them.
+    /// Reads the adapters of `directory/adapter_model.safetensors`.
     pub fn load(lora: &Lora, shape: &Shape, directory: &Path) -> Result<Self, ModelError> {
         let mut adapters = Self::zeros(lora, shape);
         adapters.parameters.restore(&directory.join(ADAPTER_FILE))?;
@@ -93,8 +93,8 @@ impl Adapters {
         merged
     }
 
-    /// Gives the maps of a block their adapters, or with `parameters` of the adapters' gradients, those. `masks` are for training, of sequences
-    /// of `length` tokens.
+    /// Gives the maps of a block their adapters, or with `parameters` of the adapters' gradients, those. `masks` are for training,
+    /// of sequences of `length` tokens.
     pub(crate) fn attach(&self, block: &mut BlockTensors, parameters: &Parameters, layer: usize, masks: Option<(Masks, i64)>) {
         let maps = self.lora.maps().count();
         let masks = masks.filter(|(masks, _)| masks.dropout.adapter > 0.0);
@@ -123,8 +123,8 @@ impl LowRank {
         add_product_transposed(y, &narrow, &self.b.to_kind(x.kind()));
     }
 
-    /// Adds the gradients of A and B to `gradient`, and that of the input to `dx [N, in]`. `x [N, in]`, `dy [N, out]`. What is as narrow as the rank
-    /// is computed again, and nothing kept from the forward pass.
+    /// Adds the gradients of A and B to `gradient`, and that of the input to `dx [N, in]`. `x [N, in]`, `dy [N, out]`. What is as
+    /// narrow as the rank is computed again, and nothing kept from the forward pass.
     pub fn add_backward(&self, x: &Tensor, dy: &Tensor, dx: &mut Tensor, gradient: &mut Self) {
         let dnarrow = product(dy, &self.b.to_kind(dy.kind())) * self.scale; // [N, r]
         let dropped = self.drop(x);

@@ -13,7 +13,7 @@ use crate::model::weights::parameters::BlockTensors;
 use crate::offload::{fetched, put_away};
 use crate::settings::Recompute;
 
-/// What the backward pass needs of the forward pass.
+/// The tensors of the forward pass that the backward pass needs.
 pub(crate) struct Activations {
     x: Tensor,        // [N, D]
     normal_1: Tensor, // [N, D]
@@ -26,17 +26,18 @@ pub(crate) struct Activations {
     activated: Tensor, // [N, 4D]
 }
 
-/// What is kept of a block's activations from its forward to its backward pass. The rest is computed again, by the same kernels
+/// The activations of a block that are kept from its forward to its backward pass. The rest is computed again, by the same kernels
 /// from the same numbers: the bits of the gradients do not depend on it.
 pub(crate) enum Kept {
     /// All 16 widths.
     All(Activations),
-    /// What matrix products made, 10 widths; the layer norms and GELU are computed again (after Korthikanti et al. 2022, whose costly
-    /// scores are never stored here).
+    /// The results of matrix products, 10 widths; the layer norms and GELU are computed again (after Korthikanti et al. 2022, whose
+    /// costly scores are never stored here).
     Products { x: Tensor, attention: Attention, middle: Tensor, hidden: Tensor },
     /// The block's input, 1 width; the forward pass up to the last product is computed again (Chen et al. 2016).
     Input(Tensor),
-    /// The same, which has left the device for the host (after Rajbhandari et al. 2020: ZeRO-R's checkpoints of activations go to the CPU's memory).
+    /// The same, which has left the device for the host (after Rajbhandari et al. 2020: ZeRO-R's checkpoints of activations go to
+    /// the CPU's memory).
     InputAway(Tensor),
 }
 
@@ -87,8 +88,9 @@ impl Kept {
     }
 }
 
-/// Adds the gradients of the block's weights to `gradients`, or of its matrices writes them there; turns `dstream [N, D]`, the gradient of the block's output, into that of
-/// its input. The stream runs around both halves, so its gradient stays where it is and each half adds to it.
+/// Adds the gradients of the block's weights to `gradients`, or of its matrices writes them there; turns `dstream [N, D]`, the
+/// gradient of the block's output, into that of its input. The stream runs around both halves, so its gradient stays where it is
+/// and each half adds to it.
 pub(crate) fn backward(
     dstream: &mut Tensor,
     activations: Activations,

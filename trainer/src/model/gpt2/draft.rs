@@ -1,9 +1,9 @@
 //! A fast, slightly wrong copy of a model that guesses what it will write.
 //!
-//! To write one token, every weight is read from main memory once, and nothing else takes time. The copy's weights are whole numbers of 8 bits
-//! with one scale for each output (as in `LLM.int8()`, Dettmers et al. 2022, but for the weights alone): a quarter of the bytes. What it guesses,
-//! the model itself checks, all guesses in one pass (speculative decoding, Leviathan et al. 2023), so that the copy decides when a text is
-//! written, never which.
+//! To write one token, every weight is read from main memory once, and nothing else takes time. The copy's weights are whole
+//! numbers of 8 bits with one scale for each output (as in `LLM.int8()`, Dettmers et al. 2022, but for the weights alone): a
+//! quarter of the bytes. What it guesses, the model itself checks, all guesses in one pass (speculative decoding, Leviathan et al.
+//! 2023), so that the copy decides when a text is written, never which.
 
 use tch::{Kind, Tensor};
 
@@ -24,7 +24,8 @@ const TERMS: usize = 512;
 /// Outputs that one thread computes before it asks for more.
 const ROWS: usize = 64;
 
-/// The copy. It reads the keys and values of the model's own cache, and writes its own behind them, where the model then writes what is right.
+/// The copy. It reads the keys and values of the model's own cache, and writes its own behind them, where the model then writes
+/// what is right.
 pub struct Draft<'a> {
     model: &'a Gpt2,
     blocks: Vec<Block>,
@@ -54,8 +55,8 @@ struct Rounded {
 }
 
 impl Gpt2 {
-    /// A copy that guesses, where it helps: of a model in main memory whose products of a few rows are [`few`]'s, without adapters, and where there
-    /// is memory for it twice over.
+    /// A copy that guesses, where it helps: of a model in main memory whose products of a few rows are [`few`]'s, without adapters,
+    /// and where there is memory for it twice over.
     pub fn draft(&self) -> Option<Draft<'_>> {
         self.run(|| {
             let embedding = self.working().token_embedding();
@@ -100,7 +101,7 @@ impl<'a> Draft<'a> {
         })
     }
 
-    /// As the model's own block, for one token: `x [D]`.
+    /// The computation of the model's own block, for one token: `x [D]`.
     fn extend(&self, x: &mut [f32], block: &Block, kept: &mut (Tensor, Tensor), slot: usize) {
         let width = x.len();
         let qkv = block.c_attn.apply(&self.normal(x, &block.ln_1));
@@ -122,7 +123,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Writes a token's key and value, and attends to all up to it, head by head. `[D]` each; what is kept is `[1, H, capacity, D / H]`.
+/// Writes a token's key and value, and attends to all up to it, head by head. `[D]` each; what is kept is `[1, H, capacity, D /
+/// H]`.
 fn attend_all(query: &[f32], key: &[f32], value: &[f32], kept: &mut (Tensor, Tensor), slot: usize, output: &mut [f32]) {
     assert_eq!(kept.0.size()[0], 1, "a draft continues one sequence");
     let [capacity, channels] = [2, 3].map(|dimension| kept.0.size()[dimension] as usize);

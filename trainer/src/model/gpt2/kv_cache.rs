@@ -15,7 +15,8 @@ use crate::offload::release;
 
 /// New tokens whose attention is computed one by one.
 const FEW: i64 = 16;
-/// Rows of keys and values that are asked for before they are read: processors do so themselves, but no further than the next 4 KiB.
+/// Rows of keys and values that are asked for before they are read: processors do so themselves, but no further than the next 4
+/// KiB.
 const AHEAD: usize = 32;
 
 /// Keys and values of every position so far.
@@ -75,7 +76,7 @@ impl Gpt2 {
         Ok(self.last_logits(tokens, 1, cache, left_padding)?.squeeze_dim(1))
     }
 
-    /// As [`Gpt2::next_logits`], after each of the `last` tokens: `[batch, last, vocabulary]`.
+    /// [`Gpt2::next_logits`] after each of the `last` tokens: `[batch, last, vocabulary]`.
     pub fn last_logits(
         &self,
         tokens: &Tensor,
@@ -130,7 +131,7 @@ impl Window {
     }
 }
 
-/// As `block::forward`, with attention over the cache. `x [batch · new, D]`.
+/// `block::forward` with attention over the cache. `x [batch · new, D]`.
 fn block_with_cache(
     x: &Tensor,
     weights: &BlockTensors,
@@ -148,7 +149,8 @@ fn block_with_cache(
     linear::forward_onto(&middle, &activated, &weights.mlp_proj)
 }
 
-/// Keeps keys and values of any number of new tokens, `qkv [batch · new, 3D]`, and returns their attention, `[batch · new, D]`, in libtorch's operations.
+/// Keeps keys and values of any number of new tokens, `qkv [batch · new, 3D]`, and returns their attention, `[batch · new, D]`, in
+/// libtorch's operations.
 fn all_new(qkv: &Tensor, layout: Layout<'_>, kept: &(Tensor, Tensor), window: &Window) -> Tensor {
     let [q, k, v] = split_heads(qkv, layout); // [batch, H, new, D / H]
     kept.0.narrow(2, window.first, layout.length).copy_(&k);
@@ -157,8 +159,8 @@ fn all_new(qkv: &Tensor, layout: Layout<'_>, kept: &(Tensor, Tensor), window: &W
     join_heads(&Tensor::scaled_dot_product_attention(&q, &keys, &values, Some(&window.mask), 0.0, false, None, false))
 }
 
-/// The same for few new tokens, each of which is read and kept in place by the thread that attends to it; a token's result does not depend on how many
-/// others are new with it.
+/// The same for few new tokens, each of which is read and kept in place by the thread that attends to it; a token's result does not
+/// depend on how many others are new with it.
 fn few_new(qkv: &Tensor, layout: Layout<'_>, (keys, values): &mut (Tensor, Tensor), window: &Window) -> Tensor {
     let [heads, new, first] = [layout.heads, layout.length, window.first].map(|number| number as usize);
     let [capacity, channels] = [2, 3].map(|dimension| keys.size()[dimension] as usize);

@@ -33,13 +33,13 @@ use weight_stream::WeightStream;
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
 pub struct Gpt2 {
     shape: Shape,
-    /// What the optimizer changes and checkpoints hold.
+    /// The tensors that the optimizer changes and checkpoints hold.
     parameters: Parameters,
     /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
     working: Parameters,
     /// When they are trained instead of `parameters`.
     adapters: Option<Adapters>,
-    /// Of what is trained. Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
+    /// Gradients of the trained tensors. Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
     gradients: Option<Parameters>,
     /// `[context, D]`, where positions are not learnt.
     sinusoids: Option<Tensor>,
@@ -76,9 +76,9 @@ impl Gpt2 {
         Self::with_masters(shape, parameters, device, Offload::None)
     }
 
-    /// As [`Gpt2::new`], with less on the device from [`Gpt2::with_offload`] on. `Optimizer`: weights and gradients are in main memory, and the device has a copy
-    /// of the weights for products, which shares nothing with them, and the gradients of two blocks at a time. `Model`: it has two blocks of that copy
-    /// at a time.
+    /// [`Gpt2::new`] with less on the device from [`Gpt2::with_offload`] on. `Optimizer`: weights and gradients are in main memory.
+    /// The device has a copy of the weights for products, which shares nothing with them, and the gradients of two blocks at a
+    /// time. `Model`: it has two blocks of that copy at a time.
     pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, away: Offload) -> Self {
         let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
         let home = if away == Offload::None { device } else { Device::Cpu };
@@ -122,14 +122,14 @@ impl Gpt2 {
         Self { adapters: Some(adapters.to(self.device, kind)), ..self }
     }
 
-    /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under
-    /// torch's autocast.
+    /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as
+    /// under torch's autocast.
     #[must_use]
     pub fn with_precision(self, precision: Precision) -> Self {
         self.with_offload(precision, &Place::Memory).expect("main memory needs no file")
     }
 
-    /// As [`Gpt2::with_precision`], with gradients and, unless they are on the device alone, rounded weights in `place`.
+    /// [`Gpt2::with_precision`] with gradients and, unless they are on the device alone, rounded weights in `place`.
     pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
         if precision != Precision::Fp32 {
             self.kind = precision.kind();
@@ -155,7 +155,8 @@ impl Gpt2 {
         Self { engine, ..self }
     }
 
-    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. What leaves the device waits in `place`.
+    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. What leaves the device waits
+    /// in `place`.
     pub fn with_recompute(self, recompute: Recompute, rows: usize, place: &Place) -> Result<Self, Failure> {
         let (size, kind) = ([rows as i64, self.shape.width as i64], self.parameters.token_embedding().kind());
         let away = |_| place.zeros(&size, kind, Device::Cpu);
@@ -170,14 +171,15 @@ impl Gpt2 {
         Self { dropout: some.then_some(dropout), ..self }
     }
 
-    /// Lets attention see only the document that a token belongs to, and counts positions from its beginning: `end_of_text` begins one.
-    /// Generation is not affected: its prompts are one document each.
+    /// Lets attention see only the document that a token belongs to, and counts positions from its beginning: `end_of_text` begins
+    /// one. Generation is not affected: its prompts are one document each.
     #[must_use]
     pub fn with_document_mask(self, end_of_text: u32) -> Self {
         Self { begins_document: Some(i64::from(end_of_text)), ..self }
     }
 
-    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: what is dropped is a function of it.
+    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: what is dropped is a
+    /// function of it.
     pub fn begin_at_sequence(&mut self, first: u64) {
         self.first_sequence = first;
     }
@@ -214,7 +216,7 @@ impl Gpt2 {
         self.adapters.as_ref()
     }
 
-    /// What an optimizer changes: the adapters where there are any, else the weights. Gradients are of these.
+    /// The tensors that an optimizer changes: the adapters where there are any, else the weights. Gradients are of these.
     pub fn trained(&self) -> &Parameters {
         self.adapters.as_ref().map_or(&self.parameters, Adapters::parameters)
     }
@@ -225,8 +227,8 @@ impl Gpt2 {
         self.gradients.as_ref().expect("gradients of a model that has computed some")
     }
 
-    /// Lets an optimizer change what is trained as the gradients say. It tells each weight that is done, by number: that one is on its way to the
-    /// device while the next is computed.
+    /// Lets an optimizer change what is trained as the gradients say. It tells each weight that is done, by number: that one is on
+    /// its way to the device while the next is computed.
     ///
     /// # Panics
     /// As [`Gpt2::gradients`].
@@ -270,8 +272,8 @@ impl Gpt2 {
     /// `inputs` and `targets` are `[batch, seq]` `i64` on any device; a target of −100 is not counted.
     ///
     /// # Panics
-    /// When `seq` exceeds the context, the batch has more rows than [`Gpt2::with_recompute`] was told, a token is outside the vocabulary, or libtorch is
-    /// out of memory.
+    /// When `seq` exceeds the context, the batch has more rows than [`Gpt2::with_recompute`] was told, a token is outside the
+    /// vocabulary, or libtorch is out of memory.
     pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
@@ -282,8 +284,8 @@ impl Gpt2 {
         loss
     }
 
-    /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home. What was added
-    /// before is in the copy, so that the sum has the same order and bits.
+    /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home.
+    /// What was added before is in the copy, so that the sum has the same order and bits.
     pub(super) fn borrowed(&self, gradient: &Tensor) -> Tensor {
         match (self.is_apart(), self.fresh) {
             (false, _) => gradient.shallow_clone(),
@@ -292,8 +294,8 @@ impl Gpt2 {
         }
     }
 
-    /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the gradients of two blocks
-    /// at most, however far behind it copies are.
+    /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the
+    /// gradients of two blocks at most, however far behind it copies are.
     pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
         if !self.is_apart() {
             return;
@@ -320,8 +322,9 @@ impl Gpt2 {
         }
     }
 
-    /// As [`Gpt2::borrowed`], of a block. A product of 16 bits is a tensor of its own before it is added to a matrix's gradient: it leaves the device as
-    /// it is and is added in main memory, to the same bits. Half as much leaves then, and none of it comes first.
+    /// [`Gpt2::borrowed`] of a block. A product of 16 bits is a tensor of its own before it is added to a matrix's gradient: it
+    /// leaves the device as it is and is added in main memory, to the same bits. Half as much leaves then, and none of it comes
+    /// first.
     fn borrowed_block(&self, home: &BlockTensors) -> BlockTensors {
         home.map(&|gradient| {
             if self.landings.is_empty() || gradient.dim() != 2 {
@@ -447,7 +450,7 @@ impl Gpt2 {
         norm::forward(&x, &self.working.final_norm(), layout.epsilon, layout.kind).0
     }
 
-    /// What is added at each position, `[context, D]`.
+    /// The embedding that is added at each position, `[context, D]`.
     pub(super) fn positions(&self) -> Tensor {
         self.sinusoids.as_ref().map_or_else(|| self.working.position_embedding(), Tensor::shallow_clone)
     }
@@ -474,9 +477,9 @@ impl Gpt2 {
     }
 }
 
-/// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it become one gap, in which
-/// larger tensors have room. What stays for the rest of a pass would otherwise part them, and the next large one take more memory.
-/// GPUs have an allocator that knows no such gaps.
+/// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it
+/// become one gap, in which larger tensors have room. What stays for the rest of a pass would otherwise part them, and the next
+/// large one take more memory. GPUs have an allocator that knows no such gaps.
 fn moved_down(tensor: &Tensor) -> Tensor {
     if tensor.device() != Device::Cpu {
         return tensor.shallow_clone();

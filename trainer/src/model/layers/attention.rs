@@ -1,5 +1,6 @@
 //! Causal multi-head attention between the two linear maps of a block, forward and backward, without the `[T, T]` scores
-//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Where attention stays inside documents, each is a sequence of its own.
+//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Where attention stays inside documents, each is a sequence of
+//! its own.
 
 use std::ops::Range;
 
@@ -17,21 +18,21 @@ use crate::cpu::vectorise::vectorised;
 /// Queries whose scores exist at once, per thread: `[QUERIES, T]` of them stay in a core's own cache.
 const QUERIES: usize = 64;
 
-/// What the backward pass needs.
+/// The tensors that the backward pass needs.
 pub(crate) struct Attention {
     /// Queries, keys, values of all heads, `[N, 3D]`.
     pub(crate) qkv: Tensor,
-    /// Of the whole batch, or of one document after the other where libtorch's kernels keep these apart.
+    /// Sums of the whole batch, or of one document after the other where libtorch's kernels keep these apart.
     pub(crate) sums: Vec<Sums>,
     /// `[N, D]`.
     pub(crate) output: Tensor,
 }
 
-/// What attention keeps of its scores.
+/// The sums of its scores that attention keeps.
 pub(crate) struct Sums {
     /// `[B, H, T]`; a GPU's kernels may pad the rows.
     pub(crate) log_sum_exp: Tensor,
-    /// What a GPU's kernels want back besides.
+    /// The seeds that a GPU's kernels want back besides.
     pub(crate) seeds: Option<[Tensor; 2]>,
 }
 
@@ -131,7 +132,7 @@ fn forward_plain<E: Element, H: Term>(qkv: Tensor, layout: Layout<'_>) -> Attent
     Attention { qkv, sums: vec![Sums { log_sum_exp, seeds: None }], output }
 }
 
-/// As [`backward`], a head per thread at a time.
+/// [`backward`], a head per thread at a time.
 fn backward_plain<E: Element, H: Term>(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
     let mut dqkv = kept.qkv.empty_like();
     let doutput = doutput.contiguous();
@@ -186,7 +187,7 @@ struct Head<H> {
     scale: f32,
     /// Its first row in the sequence.
     start: usize,
-    /// What is dropped, and which sequence and head this is.
+    /// The dropout masks, and the numbers of this sequence and head.
     masks: Option<(Masks, usize, usize)>,
 }
 
@@ -243,8 +244,8 @@ impl<H: Term> Head<H> {
         output
     }
 
-    /// Gradients of queries, keys and values, `[3, T, C]`, from the output and its gradient, `[T, C]` each. The last queries see every
-    /// key, so that their block, which comes first, writes all that the others add to.
+    /// Gradients of queries, keys and values, `[3, T, C]`, from the output and its gradient, `[T, C]` each. The last queries see
+    /// every key, so that their block, which comes first, writes all that the others add to.
     fn backward(&self, log_sum_exp: &[f32], output: &[H], doutput: &[H]) -> Vec<f32> {
         let (length, channels) = (self.length, self.channels);
         let mut gradients = vec![0.0; 3 * length * channels];

@@ -1,6 +1,6 @@
 //! Dropout (Srivastava et al. 2014) whose masks are a function of where they fall: seed, sequence of the run, layer, site, row and
-//! column. Nothing is stored between forward and backward pass, a resumed run draws what an undisturbed one draws, and how sequences are
-//! cut into micro-batches changes no mask. A GPU's attention draws its own: [`Masks::seed`].
+//! column. Nothing is stored between forward and backward pass, a resumed run draws what an undisturbed one draws, and how
+//! sequences are cut into micro-batches changes no mask. A GPU's attention draws its own: [`Masks::seed`].
 
 use tch::{Device, Kind, Tensor};
 
@@ -19,11 +19,11 @@ const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dropout {
     pub seed: u64,
-    /// Of the embeddings and of what each half of a block adds to the stream.
+    /// Dropout of the embeddings and of the output that each half of a block adds to the stream.
     pub residual: f64,
-    /// Of the attention weights.
+    /// Dropout of the attention weights.
     pub attention: f64,
-    /// Of what adapters read.
+    /// Dropout of the adapters' input.
     pub adapter: f64,
 }
 
@@ -34,7 +34,7 @@ impl Dropout {
     }
 }
 
-/// What is dropped from.
+/// The tensor that elements are dropped from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Site {
     Embedding,
@@ -65,8 +65,8 @@ pub(crate) struct RowMask {
 }
 
 impl Masks {
-    /// `x [N, D]` with some numbers dropped and the others scaled up; also the gradient of that, from the gradient. `length` is that of a
-    /// sequence.
+    /// `x [N, D]` with some numbers dropped and the others scaled up; also the gradient of that, from the gradient. `length` is
+    /// that of a sequence.
     pub fn apply(self, site: Site, x: &Tensor, length: i64) -> Tensor {
         by_dtype!(x.kind(), E if holds::<E>(x) => self.apply_plain::<E>(site, x, length), _ => {
             let ones = Tensor::ones(x.size(), (Kind::Float, Device::Cpu));
@@ -87,7 +87,8 @@ impl Masks {
         y
     }
 
-    /// `[B, H, T, T]` in `f32`: 0 or `1 / (1 − rate)` for every attention weight, for dtypes and devices without kernels of their own.
+    /// `[B, H, T, T]` in `f32`: 0 or `1 / (1 − rate)` for every attention weight, for dtypes and devices without kernels of their
+    /// own.
     pub fn attention(self, [batch, heads, length]: [i64; 3]) -> Tensor {
         let ones = vec![1.0; length as usize];
         let mut mask = vec![0.0; (batch * heads * length * length) as usize];
@@ -99,13 +100,13 @@ impl Masks {
         Tensor::from_slice(&mask).view([batch, heads, length, length])
     }
 
-    /// What seeds libtorch's generator before its own attention kernels drop from the weights of this layer in the `part`-th part of this micro-batch: the
-    /// same place has the same seed, when it is computed again and when a run resumes.
+    /// The seed of libtorch's generator before its own attention kernels drop from the weights of this layer in the `part`-th part
+    /// of this micro-batch: the same place has the same seed, when it is computed again and when a run resumes.
     pub fn seed(self, part: usize) -> u64 {
         bits(&[self.dropout.seed, self.first_sequence, self.layer, Site::AttentionWeights as u64, part as u64])
     }
 
-    /// Of row `position` of the micro-batch's `sequence`-th sequence, in a head where the site has heads.
+    /// The mask of row `position` of the micro-batch's `sequence`-th sequence, in a head where the site has heads.
     pub fn row(self, site: Site, sequence: usize, head: usize, position: usize) -> RowMask {
         let rate = match site {
             Site::AttentionWeights => self.dropout.attention,
@@ -119,7 +120,7 @@ impl Masks {
 }
 
 impl RowMask {
-    /// What column `column` is multiplied with.
+    /// The factor of column `column`.
     #[expect(clippy::inline_always, reason = "vectorised with its callers")]
     #[inline(always)]
     pub fn factor(self, column: usize) -> f32 {

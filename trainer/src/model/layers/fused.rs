@@ -21,8 +21,8 @@ pub enum Fused {
 }
 
 impl Fused {
-    /// The kernels for products in `kind` and heads of `channels` on `device`: on a GPU the first that computes a small example. There is a third
-    /// way, which keeps all scores in memory; it is never taken in their place.
+    /// The kernels for products in `kind` and heads of `channels` on `device`: on a GPU the first that computes a small example.
+    /// There is a third way, which keeps all scores in memory; it is never taken in their place.
     pub fn of(device: Device, kind: Kind, channels: usize) -> Result<Self, Failure> {
         if !device.is_cuda() {
             return Ok(Self::Cpu);
@@ -40,7 +40,7 @@ impl Fused {
         )))
     }
 
-    /// As people read it.
+    /// The kernel's name for people.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "libtorch's flash attention for CPUs",
@@ -75,7 +75,7 @@ impl Part {
         }
     }
 
-    /// Of `[B, H, T, D / H]`, in the same memory.
+    /// The part of `[B, H, T, D / H]`, in the same memory.
     fn of(&self, heads: &Tensor) -> Tensor {
         let narrow =
             |tensor: &Tensor, dimension, range: &Range<usize>| tensor.narrow(dimension, range.start as i64, range.len() as i64);
@@ -83,7 +83,7 @@ impl Part {
     }
 }
 
-/// What was made of each part, `[rows, …]`, as one.
+/// Joins the results of all parts, `[rows, …]`.
 fn joined(mut parts: Vec<Tensor>) -> Tensor {
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(&parts, 0) }
 }
@@ -151,11 +151,11 @@ fn backward_part([q, k, v]: &[Tensor; 3], sums: &Sums, output: &Tensor, doutput:
     [dq, dk, dv]
 }
 
-/// The scores of every head at once, `[B, H, T, T]`: on a CPU libtorch's fused operations drop nothing. Only dtypes without kernels of their own come
-/// here, to be compared with.
+/// The scores of every head at once, `[B, H, T, T]`: on a CPU libtorch's fused operations drop nothing. Only dtypes without kernels
+/// of their own come here, to be compared with.
 struct Scores {
     weights: Tensor,
-    /// What the weights are multiplied with, when anything is dropped.
+    /// The factors of the weights, when anything is dropped.
     mask: Option<Tensor>,
     log_sum_exp: Tensor,
     scale: f64,
@@ -221,7 +221,8 @@ mod tests {
         assert_eq!(needed(masks, Some(&documents)), [true, false, false]);
     }
 
-    /// A CPU has neither of the kernels, and still its generator is what the call has seeded. Tests beside this one draw from it, too.
+    /// A CPU has neither of the kernels, and still its generator is what the call has seeded. Tests beside this one draw from it,
+    /// too.
     #[test]
     fn dropped_weights_have_a_seed_and_no_others_do() {
         let example = Tensor::zeros([1, 1, 8, 8], (Kind::Float, Device::Cpu));

@@ -1,6 +1,8 @@
-//! GELU (Hendrycks & Gimpel 2016), forward and backward: `x · Φ(x)`, with Φ of the normal distribution by its error function, or nearly so.
+//! GELU (Hendrycks & Gimpel 2016), forward and backward: `x · Φ(x)`, with Φ of the normal distribution by its error function, or
+//! nearly so.
 //!
-//! The tanh form, `x/2 · (1 + tanh u)` with `u = √(2/π) · (x + 0.044715 x³)`, is `x · σ(2u)`, which loses nothing where tanh is near −1.
+//! The tanh form, `x/2 · (1 + tanh u)` with `u = √(2/π) · (x + 0.044715 x³)`, is `x · σ(2u)`, which loses nothing where tanh is
+//! near −1.
 
 use tch::Tensor;
 
@@ -19,7 +21,7 @@ pub(crate) enum Gelu {
 }
 
 impl Gelu {
-    /// Of each element of `x`, to `y`.
+    /// Writes the function of each element of `x` to `y`.
     pub(crate) fn apply<E: Element>(self, x: &[E], y: &mut [E]) {
         match self {
             Self::Tanh => forward_slice(x, y),
@@ -27,7 +29,7 @@ impl Gelu {
         }
     }
 
-    /// As libtorch calls it.
+    /// The approximation's name in libtorch.
     fn approximation(self) -> &'static str {
         match self {
             Self::Tanh => "tanh",
@@ -119,8 +121,8 @@ vectorised! {
 /// `1 / √(2π)`.
 const DENSITY_AT_ZERO: f32 = 0.398_942_3;
 
-/// Φ(x), by Chebyshev's series of the complementary error function (Press et al. 1992, "Numerical Recipes", section 6.2), whose relative
-/// error is below 1.2e-7 everywhere.
+/// Φ(x), by Chebyshev's series of the complementary error function (Press et al. 1992, "Numerical Recipes", section 6.2), whose
+/// relative error is below 1.2e-7 everywhere.
 #[inline(always)]
 fn normal_share(x: f32) -> f32 {
     const SERIES: [f32; 9] = [

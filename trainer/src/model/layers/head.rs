@@ -27,8 +27,8 @@ pub(crate) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f6
     (total(&sums), targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
 }
 
-/// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]` where that is wanted, or writes it there; returns the summed NLL and the gradient of
-/// `hidden`, `[N, D]`.
+/// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]` where that is wanted, or writes it there; returns the summed NLL
+/// and the gradient of `hidden`, `[N, D]`.
 pub(crate) fn loss_and_gradient(
     hidden: &Tensor,
     embedding: &Tensor,
@@ -66,7 +66,7 @@ fn loss_and_gradient_anywhere(
     (total(&sums), Tensor::cat(&gradients, 0))
 }
 
-/// Of the sums of all chunks, in `f64`. They stay on the device until here: to ask for a number is to wait for it.
+/// The sum over all chunks, in `f64`. They stay on the device until here: to ask for a number is to wait for it.
 fn total(sums: &[Tensor]) -> f64 {
     Tensor::stack(sums, 0).sum(Kind::Double).double_value(&[])
 }
@@ -106,7 +106,8 @@ fn loss_and_gradient_plain<E: Factor>(
     (sum, dhidden)
 }
 
-/// `logits [C, V]` and `targets [C]` → the summed NLL, one `f64`, and `d(scale · sum NLL)/d logits`, in the memory of the logits where that goes.
+/// `logits [C, V]` and `targets [C]` → the summed NLL, one `f64`, and `d(scale · sum NLL)/d logits`, in the memory of the logits
+/// where that goes.
 fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (Tensor, Tensor) {
     let vocabulary = logits.size()[1] as usize;
     let sum = by_dtype!(
@@ -119,8 +120,8 @@ fn cross_entropy(mut logits: Tensor, targets: &Tensor, scale: f64) -> (Tensor, T
     (Tensor::from(sum), logits)
 }
 
-/// In libtorch's operations, for any device and dtype, half precision in `f32`; the sum in `f64`: a batch of 10⁵ tokens would lose three
-/// digits in `f32`.
+/// In libtorch's operations, for any device and dtype, half precision in `f32`; the sum in `f64`: a batch of 10⁵ tokens would lose
+/// three digits in `f32`.
 fn cross_entropy_anywhere(logits: &Tensor, targets: &Tensor, scale: f64) -> (Tensor, Tensor) {
     let kind = if logits.kind() == Kind::Double { Kind::Double } else { Kind::Float };
     let counted = targets.ne(IGNORED).unsqueeze(1); // [C, 1]
@@ -134,7 +135,7 @@ fn cross_entropy_anywhere(logits: &Tensor, targets: &Tensor, scale: f64) -> (Ten
     (-(picked * counted).sum(Kind::Double), dlogits.to_kind(logits.kind()))
 }
 
-/// As [`cross_entropy`], in place; rows are `pitch` elements apart.
+/// [`cross_entropy`] in place; rows are `pitch` elements apart.
 fn cross_entropy_plain<E: Element>(logits: &mut [E], pitch: usize, vocabulary: usize, targets: &[i64], scale: f64) -> f64 {
     let mut losses = vec![0.0; targets.len()];
     let work = logits.chunks_mut(pitch).zip(targets).zip(&mut losses);

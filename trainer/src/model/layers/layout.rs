@@ -35,7 +35,7 @@ impl Layout<'_> {
         Self { masks: self.masks.map(|masks| Masks { layer: layer as u64, ..masks }), ..self }
     }
 
-    /// What is dropped from the attention weights, when anything is.
+    /// The dropout masks of the attention weights, when anything is dropped.
     pub fn attention_masks(self) -> Option<Masks> {
         self.masks.filter(|masks| masks.dropout.attention > 0.0)
     }

@@ -56,9 +56,8 @@ pub(crate) fn forward_onto(stream: &Tensor, x: &Tensor, map: &Affine) -> Tensor 
     y
 }
 
-/// Adds the gradients of weight and bias to `gradient`, unless those are frozen, and of the adapter; returns the gradient of the input. The weight's
-/// replaces what is there if `write` says so.
-/// `x [N, in]`, `dy [N, out]` → `[N, in]`.
+/// Adds the gradients of weight and bias to `gradient`, unless those are frozen, and of the adapter; returns the gradient of the
+/// input. The weight's replaces what is there if `write` says so. `x [N, in]`, `dy [N, out]` → `[N, in]`.
 pub(crate) fn backward(x: &Tensor, map: &Affine, dy: &Tensor, gradient: &mut Affine, write: Write) -> Tensor {
     if !gradient.is_frozen() {
         add_column_sums(&mut gradient.bias, dy);
@@ -109,7 +108,7 @@ pub(crate) fn add_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor) {
     write_outer_product(sum, x, y, Write::Onto);
 }
 
-/// As [`add_outer_product`], or over what is there.
+/// [`add_outer_product`], or over the present values.
 pub(crate) fn write_outer_product(sum: &mut Tensor, x: &Tensor, y: &Tensor, how: Write) {
     if is_matrix(x) {
         return write((x, Turn::Transposed), (y, Turn::Plain), sum, how);

@@ -13,7 +13,7 @@ use crate::model::weights::parameters::Affine;
 /// that the order of the sum does not depend on the number of threads.
 const ROWS: usize = 32;
 
-/// What the backward pass needs besides the input: `[N, 1]` each.
+/// The statistics that the backward pass needs besides the input: `[N, 1]` each.
 pub(crate) struct Statistics {
     mean: Tensor,
     reciprocal_deviation: Tensor,
@@ -24,8 +24,8 @@ pub(crate) fn forward(x: &Tensor, norm: &Affine, epsilon: f64, kind: Kind) -> (T
     by_dtype!(kind, E if is_plain(x) => forward_plain::<E>(x, norm, epsilon), _ => forward_anywhere(x, norm, epsilon, kind))
 }
 
-/// Adds the gradients of gain and shift to `gradient`, unless those are frozen, and the gradient of the input to `dx`, which holds the gradient that reaches
-/// the same input around the norm. All `[N, D]`; `dx` has the dtype of `x`.
+/// Adds the gradients of gain and shift to `gradient`, unless those are frozen, and the gradient of the input to `dx`, which holds
+/// the gradient that reaches the same input around the norm. All `[N, D]`; `dx` has the dtype of `x`.
 pub(crate) fn backward(x: &Tensor, norm: &Affine, statistics: &Statistics, dy: &Tensor, dx: &mut Tensor, gradient: &mut Affine) {
     by_dtype!(
         dy.kind(),

@@ -1,4 +1,4 @@
-//! Initial weights: random numbers that are a function of their place, so that element `i` is the same whoever computes it.
+//! Initial weights: random numbers that are a function of their place, so that element `i` is the same on every thread and machine.
 
 use std::f64::consts::TAU;
 
@@ -44,8 +44,8 @@ fn gpt2(layers: f64, role: Role) -> Distribution {
     }
 }
 
-/// fairseq 0.12: `multihead_attention.py` (Glorot's bound, for queries, keys and values times `1/√2`), `transformer_decoder.py` (the
-/// embedding), and torch's default for what they leave alone, which is `1/√in` for weights and biases.
+/// fairseq 0.12: `multihead_attention.py` (Glorot's bound, for queries, keys and values times `1/√2`), `transformer_decoder.py`
+/// (the embedding), and torch's default for what they leave alone, which is `1/√in` for weights and biases.
 fn fairseq(width: f64, role: Role) -> Distribution {
     let default = |inputs: f64| Distribution::Uniform(1.0 / inputs.sqrt());
     match role {

@@ -28,7 +28,7 @@ impl Parameters {
         Self::load_in(&Place::Memory, directory)
     }
 
-    /// As [`Parameters::load`], one tensor after another to `place`.
+    /// [`Parameters::load`], one tensor after another to `place`.
     pub fn load_in(place: &Place, directory: &Path) -> Result<(Shape, Self), ModelError> {
         let shape = Shape::read(directory)?;
         let files = weight_files(directory)?.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;

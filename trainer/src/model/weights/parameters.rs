@@ -108,8 +108,8 @@ pub struct Parameters {
     entries: Vec<Parameter>,
 }
 
-/// Weight and bias of one layer norm or linear map; the tensors share memory with the [`Parameters`] they came from. As a gradient of weights that
-/// stay as they are it has neither: the tensors are libtorch's undefined ones.
+/// Weight and bias of one layer norm or linear map; the tensors share memory with the [`Parameters`] they came from. As a gradient
+/// of weights that stay as they are it has neither: the tensors are libtorch's undefined ones.
 pub(crate) struct Affine {
     pub weight: Tensor,
     pub bias: Tensor,
@@ -136,7 +136,7 @@ impl Affine {
         Self { weight: Tensor::new(), bias: Tensor::new(), adapter: None }
     }
 
-    /// Of a gradient.
+    /// Whether a gradient is that of a frozen tensor.
     pub fn is_frozen(&self) -> bool {
         !self.weight.defined()
     }
@@ -152,13 +152,13 @@ impl Affine {
 }
 
 impl BlockTensors {
-    /// As [`Affine::frozen`].
+    /// [`Affine::frozen`] for a whole block.
     pub fn frozen() -> Self {
         let [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] = std::array::from_fn(|_| Affine::frozen());
         Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj }
     }
 
-    /// As [`Affine::map`].
+    /// [`Affine::map`] for a whole block.
     pub fn map(&self, change: &impl Fn(&Tensor) -> Tensor) -> Self {
         let [ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj] = self.affines().map(|affine| affine.map(change));
         Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj }
@@ -178,7 +178,7 @@ impl BlockTensors {
         [&self.ln_1, &self.c_attn, &self.attn_proj, &self.ln_2, &self.c_fc, &self.mlp_proj]
     }
 
-    /// What lies in files leaves main memory until it is used again.
+    /// Lets tensors that lie in files leave main memory until they are used again.
     pub fn release(&self) {
         release(self.tensors());
     }
@@ -190,7 +190,7 @@ impl Parameters {
         Self::random_in(&Place::Memory, shape, seed).expect("main memory needs no file")
     }
 
-    /// As [`Parameters::random`], in `place`.
+    /// [`Parameters::random`] in `place`.
     pub fn random_in(place: &Place, shape: &Shape, seed: u64) -> Result<Self, Failure> {
         let entry = |(stream, TensorSpec { name, role, dimensions }): (usize, TensorSpec)| {
             let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
@@ -213,7 +213,7 @@ impl Parameters {
         self.map(Tensor::zeros_like)
     }
 
-    /// As [`Parameters::zeros_like`], in `place`.
+    /// [`Parameters::zeros_like`] in `place`.
     pub fn zeros_in(&self, place: &Place) -> Result<Self, Failure> {
         self.try_map(|entry| place.zeros_like(&entry.tensor))
     }
@@ -224,7 +224,8 @@ impl Parameters {
         self.map(|tensor| tensor.to_device(device).to_kind(kind))
     }
 
-    /// The same values, those that take part in matrix products rounded to `kind`: in `place` or, as far as `away` says it, on `device` and sharing nothing.
+    /// The same values, those that take part in matrix products rounded to `kind`: in `place` or, as far as `away` says it, on
+    /// `device` and sharing nothing.
     pub(crate) fn for_products(&self, kind: Kind, place: &Place, device: Device, away: Offload) -> Result<Self, Failure> {
         let change = |entry: &Parameter| {
             if entry.is_copied(away) { Ok(entry.copied(kind, device)) } else { entry.rounded(kind, place) }
@@ -232,7 +233,8 @@ impl Parameters {
         self.try_map(change)
     }
 
-    /// Takes over a change of `original`, the `index`-th of those that this was made of, [`Parameters::for_products`] with as much `away`.
+    /// Takes over a change of `original`, the `index`-th of those that this was made of, [`Parameters::for_products`] with as much
+    /// `away`.
     pub(crate) fn round_again(&mut self, index: usize, original: &Tensor, away: Offload) {
         let is_copied = self.entries[index].is_copied(away);
         let tensor = &mut self.entries[index].tensor;
@@ -273,7 +275,8 @@ impl Parameters {
         }
     }
 
-    /// Sets to zero what the gradients of a step are added to: not the matrices of products, which the first product of a step replaces.
+    /// Sets to zero what the gradients of a step are added to: not the matrices of products, which the first product of a step
+    /// replaces.
     pub(crate) fn zero_what_is_added_to(&mut self) {
         let is_replaced = |entry: &Parameter| entry.role == Role::TokenEmbedding || entry.role.is_matrix();
         for entry in self.entries.iter_mut().filter(|entry| !is_replaced(entry)) {

@@ -31,12 +31,13 @@ pub enum FileError {
     Write { path: PathBuf, source: SafeTensorError },
 }
 
-/// Writes named tensors, sorted by dtype and name as `transformers` does, without a copy of those that lie in main memory as they are stored.
+/// Writes named tensors, sorted by dtype and name as `transformers` does, without a copy of those that lie in main memory as they
+/// are stored.
 pub fn write<'a>(path: &Path, tensors: impl IntoIterator<Item = (String, &'a Tensor)>) -> Result<(), FileError> {
     write_changed(path, tensors, |_, tensor| tensor.shallow_clone())
 }
 
-/// As [`write`], each tensor as `change` makes it of its name and itself, with the same dimensions.
+/// [`write`] that stores each tensor as `change` makes it of its name and itself, with the same dimensions.
 pub fn write_changed<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
@@ -76,11 +77,12 @@ fn write_sorted(
 fn write_tensor(file: &mut NewFile, tensor: &Tensor, kind: Kind) -> std::io::Result<()> {
     let plain = tensor.to_device(Device::Cpu).to_kind(kind).contiguous();
     let bytes = plain.numel() * kind.elt_size_in_bytes();
-    // SAFETY: the tensor is contiguous, in main memory, and lives until the end of the function; whoever saves it does not change it meanwhile.
+    // SAFETY: the tensor is contiguous, in main memory, and lives until the end of the function; the code that saves it does not
+    // change it meanwhile.
     file.write_all(unsafe { std::slice::from_raw_parts(plain.data_ptr().cast_const().cast(), bytes) })
 }
 
-/// Of a tensor in a file; half precision is stored as `f32`.
+/// The type of a tensor in a file; half precision is stored as `f32`.
 fn dtype(tensor: &Tensor) -> Dtype {
     match tensor.kind() {
         Kind::Double => Dtype::F64,
@@ -128,7 +130,7 @@ impl TensorFile {
         &self.path
     }
 
-    /// Of every tensor, sorted.
+    /// The names of all tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         let mut names = self.metadata.offset_keys();
         names.sort_unstable();

@@ -1,4 +1,5 @@
-//! What makes a directory a checkpoint: a file that lists every other one with its size and SHA-256, so that a reader can prove what it loads.
+//! The manifest, which makes a directory a checkpoint: it lists every other file with its size and SHA-256, so that a reader can
+//! prove that it loads the right bytes.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +18,7 @@ pub const MANIFEST: &str = "manifest.json";
 /// Bytes of the longest; a file takes some hundred.
 const LONGEST: u64 = 4 << 20;
 
-/// What a checkpoint holds.
+/// The contents of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub schema: String,
@@ -69,7 +70,7 @@ pub fn verify(directory: &Path) -> Result<Manifest, String> {
     Ok(manifest)
 }
 
-/// Of a file as it is, read by `hash`.
+/// The entry of a file in its present state, read by `hash`.
 fn entry(directory: &Path, name: String, hash: impl Fn(&Path, &mut Sha256) -> io::Result<u64>) -> io::Result<Entry> {
     let mut hasher = Sha256::new();
     let bytes = hash(&directory.join(&name), &mut hasher)?;

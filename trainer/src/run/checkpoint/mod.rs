@@ -85,7 +85,7 @@ impl Checkpoints {
         let unfinished = self.directory.join(format!("{UNFINISHED}{}", name(step)));
         let result = self.make(&unfinished, step, write);
         if result.is_err() {
-            // Frees a full disk for whoever comes next. The first error is the one worth telling.
+            // Frees a full disk for the next writer. The first error is the one worth telling.
             let _ = fs::remove_dir_all(&unfinished);
         }
         result

@@ -9,8 +9,8 @@ use crate::error::Failure;
 use crate::journal::trace::span_beside;
 
 impl Checkpoints {
-    /// As [`Checkpoints::commit`], while the caller goes on: on a thread of its own. `write` drops what it gets beside the directory when it
-    /// no longer reads what the caller may change.
+    /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` drops the sender that it gets beside the
+    /// directory when it no longer reads anything that the caller may change.
     pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
         let (copying, copied) = mpsc::channel();
         let checkpoints = self.clone();

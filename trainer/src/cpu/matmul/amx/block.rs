@@ -26,12 +26,12 @@ pub fn is_available() -> bool {
     cfg!(target_os = "linux") && *AVAILABLE
 }
 
-/// The tile registers of a thread, which the operating system saves at each change of thread until they are released. Registers 0 to 3 hold sums, 4
-/// and 5 rows of the left factor, 6 and 7 columns of the right one. The compiler uses none of them, so that they keep what they hold from one piece
-/// of assembly to the next.
+/// The tile registers of a thread, which the operating system saves at each change of thread until they are released. Registers 0
+/// to 3 hold sums, 4 and 5 rows of the left factor, 6 and 7 columns of the right one. The compiler uses none of them, so that they
+/// keep what they hold from one piece of assembly to the next.
 pub struct Tiles(PhantomData<*const ()>);
 
-/// As `ldtilecfg` reads it.
+/// The tile configuration in the layout of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -63,8 +63,8 @@ impl Tiles {
         Self(PhantomData)
     }
 
-    /// The product of `count` packed tiles of two panels with those of two, `[BLOCK, BLOCK]`, onto `sums` or over them. Calls `meanwhile` after every
-    /// four products of tiles, each time with the number of those of this step.
+    /// The product of `count` packed tiles of two panels with those of two, `[BLOCK, BLOCK]`, onto `sums` or over them. Calls
+    /// `meanwhile` after every four products of tiles, each time with the number of those of this step.
     ///
     /// # Safety
     /// Each panel has so many tiles.

@@ -1,4 +1,4 @@
-//! What is multiplied when, and by which thread.
+//! The schedule of a product: the order of its parts, and their threads.
 
 use std::cell::RefCell;
 
@@ -22,7 +22,8 @@ pub const TILE: usize = SIDE * DEPTH;
 pub const BLOCK: usize = 2 * SIDE;
 /// The most of [`Split::RESIDENT`].
 const MOST_RESIDENT: usize = 768;
-/// Terms of a strip, times the parts of a number, that are multiplied at once: 24 KiB of the 48 of a first cache; two threads may share one.
+/// Terms of a strip, times the parts of a number, that are multiplied at once: 24 KiB of the 48 of a first cache; two threads may
+/// share one.
 const SHORT: usize = 384;
 /// Rows or columns that are packed at once: memory is slow where less than some lines of it follow each other.
 const WIDE: usize = 4 * BLOCK;
@@ -108,7 +109,7 @@ fn cut<T>(mut room: &mut [T], lengths: impl Iterator<Item = usize>) -> Vec<&mut 
     lengths.map(|length| room.split_off_mut(..length).expect("there is room for every part")).collect()
 }
 
-/// What a thread needs for a strip, and for the one before or after it.
+/// A thread's buffers for a strip, and for the one before or after it.
 #[repr(align(64))]
 struct Scratch {
     sums: [[f32; MOST_RESIDENT * WIDE]; 2],
@@ -121,20 +122,20 @@ thread_local! {
         RefCell::new(unsafe { Box::new_zeroed().assume_init() });
 }
 
-/// What all strips meet.
+/// The data that all strips share.
 struct Strips<'a, S, E> {
     resident: Factor<'a, S>,
     held: Part,
     streamed: Factor<'a, S>,
-    /// Of the resident factor, `[panels, tiles, PARTS, TILE]`.
+    /// Tiles of the resident factor, `[panels, tiles, PARTS, TILE]`.
     packed: &'a [Bf16],
     terms: Part,
     place: Place<E>,
 }
 
 impl<S: Split, E: Element> Strips<'_, S, E> {
-    /// Each strip's sums, `[BLOCK, BLOCK]` for each of its blocks with each of the resident part, go on where earlier terms ended. Where all terms
-    /// come at once it has none, and takes those of `scratch`.
+    /// Each strip's sums, `[BLOCK, BLOCK]` for each of its blocks with each of the resident part, go on where earlier terms ended.
+    /// Where all terms come at once it has none, and takes those of `scratch`.
     ///
     /// # Safety
     /// The processor has tiles.
@@ -166,14 +167,16 @@ impl<S: Split, E: Element> Strips<'_, S, E> {
             }
             finishing.all();
             if self.terms.end() == self.resident.size[1] {
-                // SAFETY: the sums are not written to before the next strip but one, or the next terms, by when they are where they belong.
+                // SAFETY: the sums are not written to before the next strip but one, or the next terms, by when they are where they
+                // belong.
                 finishing = unsafe { Finishing::new(self.place, self.resident.side, [self.held, strip], sums) };
             }
         }
         finishing.all();
     }
 
-    /// The products of a strip's `panels` with the resident ones for some `terms`. Calls `meanwhile` after every four products of tiles.
+    /// The products of a strip's `panels` with the resident ones for some `terms`. Calls `meanwhile` after every four products of
+    /// tiles.
     #[inline]
     #[target_feature(enable = "avx512bf16,avx512vl")]
     fn multiply_stage(&self, tiles: &Tiles, terms: Part, panels: &[Bf16], sums: &mut [f32], mut meanwhile: impl FnMut(usize)) {
