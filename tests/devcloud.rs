@@ -267,7 +267,7 @@ fn a_command_on_a_machine_goes_through_gcloud_with_its_words_and_its_code() {
     let job = Submitted::start();
     let none = job.ftctl("/nonexistent", &["exec", "quick", "--", "true"]);
     assert_eq!((none.code, none.stderr.contains("https://cloud.google.com/sdk/docs/install")), (Some(2), true), "{}", none.stderr);
-    // What ssh does over there: one text for the shell of whoever logs in.
+    // The work of ssh over there: one text for the shell of the user who logs in.
     let stand_in = r#"for argument; do case "$argument" in --command=*) sh -c "${argument#--command=}"; exit;; *) echo "$argument" >&2;; esac; done"#;
     let said = job.exec(stand_in, &["sh", "-c", "echo \"it's $1\"; exit 7", "sh", "a  b"]);
     assert_eq!((said.code, said.stdout.as_str()), (Some(7), "it's a  b\n"), "{}", said.stderr);
@@ -468,8 +468,8 @@ impl Runs for WithEngine {
     }
 }
 
-/// The whole way with real counterparts: the image is built by the engine and sent to a registry, machines pull it from there and start
-/// it, data, log and checkpoints go through the emulator of the blob store.
+/// The whole way with real counterparts: the image is built by the engine and sent to a registry, machines pull it from there and
+/// start it, data, log and checkpoints go through the emulator of the blob store.
 #[test]
 #[ignore = "needs a container engine, Azurite and the trainer: tests/run starts and builds them"]
 fn docker_on_devcloud_a_job_that_is_preempted_twice_ends_with_the_same_weights() {

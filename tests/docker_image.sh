@@ -32,6 +32,6 @@ for program in "$@"; do
     add_program "${program%%=*}" "${program#*=}"
 done
 mkdir -p "$root/tmp" && chmod 1777 "$root/tmp"
-# One that is made anew leaves no nameless one behind.
+# A new one leaves no nameless one behind.
 docker image rm "$image" >/dev/null 2>&1 || true
 tar -c -C "$root" . | docker import --change 'ENV PATH=/usr/local/bin:/bin' - "$image" >/dev/null

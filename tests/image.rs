@@ -1,7 +1,7 @@
 //! The container image with a real engine and real registries: built, started, sent, and what goes wrong on the way.
 //!
-//! The programs in the image are those of this machine (`--prebuilt`); FT_DOCKER_FULL=VARIANT compiles them in containers instead, from an
-//! `ftctl` that was installed elsewhere.
+//! The programs in the image are those of this machine (`--prebuilt`); FT_DOCKER_FULL=VARIANT compiles them in containers instead,
+//! from an `ftctl` that was installed elsewhere.
 
 mod common;
 
@@ -31,14 +31,14 @@ fn docker(arguments: &[&str]) -> String {
 /// A sandbox with the engine of the tests.
 struct World {
     sandbox: Sandbox,
-    /// What was at the engine before.
+    /// The images and containers that were at the engine before.
     others: [String; 2],
 }
 
 /// How many of them there are, and what the engine had before the first.
 static WORLDS: Mutex<(usize, Vec<String>)> = Mutex::new((0, Vec::new()));
 
-/// Whoever has it may leave stages at the engine, or remove everybody's.
+/// Its holder may leave stages at the engine, or remove everybody's.
 static STAGES: Mutex<()> = Mutex::new(());
 
 /// Containers and nameless images that builds left. A finished image is no stage, and neither are its containers.
@@ -54,7 +54,7 @@ fn others() -> [String; 2] {
     [&["volume", "ls", "--quiet"][..], &["network", "ls", "--quiet", "--filter", "type=custom"]].map(listed)
 }
 
-/// What docker's own command line prints; nothing where no engine answers.
+/// The output of docker's own command line; nothing where no engine answers.
 fn listed(arguments: &[&str]) -> String {
     let listed = Command::new("docker").args(arguments).output().map(|output| output.stdout);
     String::from_utf8(listed.unwrap_or_default()).expect("names")
@@ -147,7 +147,7 @@ impl World {
     }
 }
 
-/// What tests/docker.sh made.
+/// The base image that tests/docker.sh made.
 fn base() -> String {
     env::var("FT_BASE").expect("tests/run names an image of a minimal system")
 }
@@ -367,7 +367,8 @@ fn killed_in_the_middle(world: &World, auth: Auth) {
     world.leaves_nothing();
 }
 
-/// Pushes to a registry that dies once a megabyte has come. Another one in its place takes the image, or none comes and nothing is left.
+/// Pushes to a registry that dies once a megabyte has come. Another one in its place takes the image, or none comes and nothing is
+/// left.
 fn killed(world: &World, registry: &mut Registry, reborn: bool) {
     const PATH: &str = "team/ftctl";
     let repository = registry.repository(PATH);

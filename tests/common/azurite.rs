@@ -43,7 +43,8 @@ pub fn start() -> Arc<Azurite> {
     })
 }
 
-/// What opens the container of `url` for these permissions and nothing else, until 2099: "Create a service SAS" in the service's reference.
+/// A signature that opens the container of `url` for these permissions and nothing else, until 2099: "Create a service SAS" in the
+/// service's reference.
 pub fn signature(url: &str, permissions: &str) -> String {
     let container = url.split(ACCOUNT).nth(1).and_then(|path| path.split('/').nth(1)).expect("a container");
     let (version, expiry, protocol) = ("2023-11-03", "2099-01-01T00:00:00Z", "https,http");

@@ -1,5 +1,5 @@
-//! The services that sign somebody in, as far as a client sees them: the token endpoint of Entra ID, GitHub's, and that of a managed
-//! identity. Over TLS with certificates of the test's own, made here. Beside it the emulator that looks at the tokens.
+//! The services that sign somebody in, as far as a client sees them: the token endpoint of Entra ID, GitHub's, and that of a
+//! managed identity. Over TLS with certificates of the test's own, made here. Beside it the emulator that looks at the tokens.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]
@@ -40,7 +40,7 @@ pub const HOUR: Life = Life { told: 3_600, real: 3_600 };
 pub struct Entra {
     directory: tempfile::TempDir,
     port: u16,
-    /// What was asked for, in order.
+    /// The requests, in order.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
@@ -152,7 +152,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
 }
 
-/// As Entra makes them, but for the signature: the emulator does not check it.
+/// A token as Entra makes them, but for the signature: the emulator does not check it.
 fn token(good_for: u64) -> String {
     let (now, encode) = (now(), |value: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(value));
     let claims = json!({

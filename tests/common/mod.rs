@@ -23,7 +23,7 @@ use serde_json::Value;
 pub trait Runs {
     fn run(&self, arguments: &[&str]) -> Said;
 
-    /// What a run that ends well prints.
+    /// The output of a run that ends well.
     fn ok(&self, arguments: &[&str]) -> String {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.stderr);
@@ -39,7 +39,7 @@ pub struct Sandbox {
     root: tempfile::TempDir,
 }
 
-/// What a run of the program said.
+/// The output and the exit code of a run of the program.
 pub struct Said {
     pub code: Option<i32>,
     pub stdout: String,
@@ -80,7 +80,7 @@ impl Sandbox {
         self.home().join(".local/state/ftctl")
     }
 
-    /// What shall happen in the fake cloud from now on.
+    /// Sets the script of the fake cloud from now on.
     pub fn script(&self, script: &Value) {
         let directory = self.state().join("fake");
         std::fs::create_dir_all(&directory).expect("a directory");
@@ -101,7 +101,7 @@ impl Sandbox {
         command.args(arguments).current_dir(self.path("")).env_clear().stdin(Stdio::null());
         command.env("FTCTL_TRUST_PROJECT", "1");
         command.env("HOME", self.home()).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-        // `down --all` asks the engine of whoever runs the tests otherwise.
+        // `down --all` asks the engine of the user who runs the tests otherwise.
         command.env("DOCKER_HOST", format!("unix://{}", self.home().join("no-engine.sock").display()));
         command
     }

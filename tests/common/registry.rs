@@ -82,7 +82,7 @@ impl Registry {
         format!("127.0.0.1:{}/{path}", self.port)
     }
 
-    /// What `docker login` leaves.
+    /// Writes the file of a `docker login`.
     pub fn login(&self, home: &Path, user: &str, password: &str) {
         let pair = format!("{user}:{password}");
         let mut encoder = Command::new("base64").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("base64 runs");

@@ -21,7 +21,7 @@ pub const MARK: &str = "KEEPMESECRET";
 /// Looked for as the beginning of a signature: what follows it in other texts is short.
 const SIGNATURE: &str = "sig=";
 
-/// As a URL has it.
+/// The secret in the encoding of a URL.
 fn encoded(secret: &str) -> String {
     secret.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D")
 }

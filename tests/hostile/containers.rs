@@ -57,7 +57,7 @@ fn everything(url: &str) -> Vec<Meta> {
     in_store(url, async |store| store.list("").await.unwrap())
 }
 
-/// What an agent of `job` is given.
+/// The environment that an agent of `job` is given.
 fn stolen(url: &str, job: &JobId) -> Vec<(&'static str, String)> {
     let until = Timestamp::now() + SignedDuration::from_hours(1);
     let given = in_store(url, async |store| store.agent_environment(job, until).await.unwrap());
@@ -110,7 +110,7 @@ fn azurite_job_with_a_container_is_not_taken_for_silent_by_who_cannot_see_it() {
         assert_eq!(said.code, Some(4), "{arguments:?}: {}", said.stderr);
         assert!(said.stderr.contains("the container ft-") && said.stderr.contains(own.as_str()), "{}", said.stderr);
     }
-    // What began in the store's container stays there, whoever goes on with it.
+    // A job that began in the store's container stays there, for every driver.
     colleague.sandbox.write_rehearsal("near");
     colleague.ok(&["submit", "job.toml", "--wait"]);
     let log = colleague.ok(&["logs", "near"]);

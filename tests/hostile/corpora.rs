@@ -1,5 +1,5 @@
-//! What fuzzing found, and one good example of everything that is parsed: all of it is answered, and so is what differs from it in a few bytes.
-//! `FT_FUZZ=100000` makes up so many of those for each file.
+//! The finds of fuzzing, and one good example of everything that is parsed: all of it is answered, and so are variants with a few
+//! other bits. `FT_FUZZ=100000` makes up so many of those for each file.
 
 use std::{fs, panic, path::Path};
 

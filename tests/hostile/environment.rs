@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::common::Sandbox;
 
-/// What the shell of a careless user has.
+/// The environment in the shell of a careless user.
 const SECRETS: [&str; 8] = [
     "AZURE_STORAGE_KEY",
     "AZURE_STORAGE_CONNECTION_STRING",
@@ -59,7 +59,7 @@ impl Machine {
         Self { sandbox, order }
     }
 
-    /// As the user that containers have: root looks into every process.
+    /// Runs as the user that containers have: root looks into every process.
     fn as_in_a_container(&self, command: &Command) -> Command {
         const USER: u32 = 10_001;
         // Another process writes it: this one may be forking, and a program that somebody has open for writing cannot be started.
@@ -194,7 +194,7 @@ fn a_machine_shows_no_secret_once_its_agent_was_heard_of_and_has_no_rights() {
     let submitted = Sandbox::said(&mut cloud.command(&arguments));
     assert_eq!(submitted.code, Some(0), "{}", submitted.stderr);
     let job = submitted.stdout.trim();
-    // Nobody has heard of the agent yet, and whoever looks at the project reads what it was given.
+    // Nobody has heard of the agent yet, and a reader of the project sees its environment.
     assert!(keys(&cloud.machine(job).unwrap()).contains(&"ftctl-environment"));
     let mut driver = cloud.command(&["logs", "-f", "quick"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the end of the secret", || !keys(&cloud.machine(job).unwrap()).contains(&"ftctl-environment"));

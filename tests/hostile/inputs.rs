@@ -9,8 +9,8 @@ use serde_json::json;
 
 use crate::common::{Said, Sandbox};
 
-/// Kilobytes of addresses that ftctl may have, most of which it never touches: its threads' stacks and maps are among them. 300 MB of memory
-/// fit, two gigabytes do not.
+/// Kilobytes of addresses that ftctl may have, most of which it never touches: its threads' stacks and maps are among them. 300 MB
+/// of memory fit, two gigabytes do not.
 const ADDRESSES: u32 = 900_000;
 /// Programs that are not optimised read a million rows slowly.
 const LIMIT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 200 } else { 10 });
@@ -61,7 +61,7 @@ fn rows_without_end_take_no_memory() {
     }
 }
 
-/// Of a model that somebody offers for fine-tuning.
+/// A model that somebody offers for fine-tuning.
 #[test]
 fn a_models_numbers_take_no_memory() {
     let config = json!({ "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 50_257 });

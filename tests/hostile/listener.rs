@@ -16,10 +16,10 @@ use rustls::{
 
 use crate::common::proxy;
 
-/// What a blob service says of a container that nobody has made.
+/// The answer of a blob service about a container that nobody has made.
 pub const NO_CONTAINER: &str = "HTTP/1.1 404 Not Found\r\nx-ms-error-code: ContainerNotFound\r\ncontent-length: 0\r\n\r\n";
 
-/// Sends whoever asks on to `port`, with all that they sent.
+/// Redirects clients to `port`, with all that they sent.
 pub fn moved_to(port: u16) -> String {
     format!("HTTP/1.1 307 Temporary Redirect\r\nlocation: http://127.0.0.1:{port}/elsewhere\r\ncontent-length: 0\r\n\r\n")
 }
@@ -37,7 +37,7 @@ impl Listener {
         Self::serve(move |client, heard| plain(client, heard, &answer))
     }
 
-    /// As [`Listener::start`] over TLS, with the certificate in `directory`.
+    /// [`Listener::start`] over TLS, with the certificate in `directory`.
     pub fn start_tls(answer: impl Into<String>, directory: &Path) -> Self {
         let answer = answer.into();
         let certificates = CertificateDer::pem_file_iter(directory.join("cert.pem")).unwrap().collect::<Result<_, _>>().unwrap();
@@ -73,7 +73,7 @@ impl Listener {
         Self { port, heard }
     }
 
-    /// What came since the last call.
+    /// The requests since the last call.
     pub fn take_heard(&self) -> Vec<String> {
         std::mem::take(&mut self.heard.lock().unwrap())
     }

@@ -141,7 +141,7 @@ fn a_debt_or_a_record_of_another_store_ends_nothing() {
     }
 }
 
-/// As an older ftctl derived it.
+/// The id that an older ftctl derived.
 fn older_id(name: &str, key: &str) -> String {
     const ALPHABET: &[u8; 28] = b"bcdfghjkmnpqrstvwxyz23456789";
     let digest = Sha256::digest(format!("{name}\0key {key}"));

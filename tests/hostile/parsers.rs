@@ -1,5 +1,6 @@
-//! The parsers of bytes from outside, each as those that use it call it. `fuzz/` gives them bytes that it makes up, `corpora.rs` those that were
-//! worth keeping. Whatever comes, they answer: there is no panic, no hang, and no memory beyond what the bytes are worth.
+//! The parsers of bytes from outside, each as those that use it call it. `fuzz/` gives them bytes that it makes up, `corpora.rs`
+//! those that were worth keeping. Whatever comes, they answer: there is no panic, no hang, and no memory beyond what the bytes are
+//! worth.
 
 use std::{fs, future::Future, path::Path, sync::Arc, time::Duration};
 
@@ -86,7 +87,7 @@ fn record(bytes: &[u8]) {
     });
 }
 
-/// What a trainer told, of a job with one attempt.
+/// A trainer's progress lines, of a job with one attempt.
 fn progress(bytes: &[u8]) {
     now(async {
         let store = stored(&path::progress(&id(), 1), bytes).await;

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 /// Longest time that anything here may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a verb may do to it nobody has asked for.
+/// A target that a verb may reach without being asked to.
 struct Canary {
     directory: tempfile::TempDir,
 }
@@ -290,7 +290,7 @@ fn a_record_runs_no_program() {
     thread::sleep(Duration::from_secs(2));
     assert!(following.child.try_wait().unwrap().is_none() && !two.mine.state().join("local").exists(), "it is watched");
     drop(following);
-    // Whoever adopts it runs what their own cache has under that digest.
+    // The user who adopts it runs the program that their own cache has under that digest.
     program(&two.mine.home().join(format!(".cache/ftctl/trainer/{}/ft-trainer", "0".repeat(16))), &mine);
     let said = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
     assert!(mine.exists() && !theirs.exists(), "{}", said.stderr);
@@ -351,7 +351,7 @@ fn a_record_reads_no_file() {
         });
         let before = objects(&two.store);
         two.follow(&["logs", "-f", &id]).says("nobody goes on with it");
-        // Not even for whoever took it over: what lies here under that name is not what was meant.
+        // Not even for the user who took it over: the image that lies here under that name is not the one that was meant.
         let said = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
         assert_eq!(said.code, Some(12), "{}", said.stderr);
         assert!(said.stderr.contains("of the machine that submitted it"), "{}", said.stderr);
@@ -360,7 +360,7 @@ fn a_record_reads_no_file() {
     }
 }
 
-/// What a store holds besides records and leases.
+/// The objects of a store besides records and leases.
 fn objects(store: &Path) -> Vec<PathBuf> {
     let mut found: Vec<_> =
         ["contents", "datasets"].iter().flat_map(|folder| files(&store.join("ftctl/v1").join(folder))).collect();

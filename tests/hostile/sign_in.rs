@@ -59,7 +59,7 @@ fn a_store_that_a_project_names_gets_no_sign_in() {
             let said = Sandbox::said(with(&sandbox, &way.variables, &[verb]).env_remove("FTCTL_TRUST_PROJECT"));
             assert_refused(&said, verb, &store);
         }
-        // Not even to whoever trusts the project, in whatever way: it is no host of Azure's.
+        // Not even to a user who trusts the project, in whatever way: it is no host of Azure's.
         let said = Sandbox::said(&mut with(&sandbox, &way.variables, &["status"]));
         assert_refused(&said, "trusted once", "no host of Azure's");
         sandbox.ok_trust(&[]);

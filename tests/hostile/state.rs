@@ -1,4 +1,4 @@
-//! What the state directory of a laptop tells somebody who has a copy of it, and that the page on security names tests that there are.
+//! The secrets that a copy of a laptop's state directory would tell, and a check that the page on security names existing tests.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Words in a store that are orders to a terminal: they clear it, write to its clipboard, or show a line in another order than it has.
+//! Words in a store that are orders to a terminal: they clear it, write to its clipboard, or show a line in another order than it
+//! has.
 
 use std::process::Command;
 
@@ -16,7 +17,8 @@ use serde_json::Value;
 
 use crate::common::{Said, Sandbox};
 
-/// Clears the screen, names the window, writes to the clipboard (in both ways of beginning an order), and turns the direction around.
+/// Clears the screen, names the window, writes to the clipboard (in both ways of beginning an order), and turns the direction
+/// around.
 const ORDERS: &str =
     "\u{1b}[2J\u{1b}]0;FAKE\u{7}\u{1b}]52;c;cm0gLXJm\u{7}\u{9d}52;c;cm0gLXJm\u{9c}\r\u{7f}\u{202e}elif\u{2066}\u{2028}";
 
@@ -59,7 +61,7 @@ impl Job {
         self.sandbox.run(arguments)
     }
 
-    /// As [`Job::run`], on a terminal, which says what it was told.
+    /// [`Job::run`] on a terminal, which says what it was told.
     fn on_a_terminal(&self, arguments: &[&str]) -> String {
         let ftctl = self.sandbox.command(arguments);
         let words: Vec<String> =

@@ -183,7 +183,7 @@ fn what_init_writes_is_trusted() {
     assert_asked(&run(&sandbox, &["plan", "jobs/first.toml"]), "first.toml", "elsewhere");
 }
 
-/// As a user at a terminal would, who answers once.
+/// Runs as a user at a terminal would, who answers once.
 fn on_terminal(sandbox: &Sandbox, arguments: &[&str], answer: &str) -> (Option<i32>, String) {
     const RUN: &str = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))";
     let mut inner = sandbox.command(arguments);

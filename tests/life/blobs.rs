@@ -1,4 +1,5 @@
-//! The quickstart with its store in a blob container: the emulator keeps what a job is, and nothing on this machine is needed besides.
+//! The quickstart with its store in a blob container: the emulator keeps what a job is, and nothing on this machine is needed
+//! besides.
 
 use std::{env, fs};
 
@@ -13,7 +14,7 @@ use crate::{
 
 const STEPS: u64 = 60;
 
-/// What makes the quickstart's model small enough for seconds.
+/// The settings that make the quickstart's model small enough for seconds.
 const TOY: &[&str] = &[
     "data.limit_bytes=300_000",
     "data.tokenizer.vocabulary=400",
@@ -72,7 +73,7 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     running.wait().unwrap();
     secrets::assert_none_below(&far.path(""), &[azurite::KEY, "sig="]);
 
-    // Whoever looks at the log drives the job on.
+    // The command that follows the log drives the job on.
     let log = far.ok(&["logs", "-f", "quickstart"]);
     assert!(log.contains("step 60/60"), "{log}");
     let status = far.json(&["status", "quickstart"]);
@@ -105,7 +106,8 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     assert!(to.join("model.safetensors").is_file());
 }
 
-/// Whoever submits a job signs in with Entra ID; the agent gets a signature that the service made for it, and nothing to sign in with.
+/// The submitter of a job signs in with Entra ID; the agent gets a signature that the service made for it, and nothing to sign in
+/// with.
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
 fn the_agent_of_an_identity_has_a_signature_in_the_place_of_its_secret() {

@@ -55,7 +55,7 @@ fn a_cancelled_job_stops_with_a_checkpoint() {
     assert!(sandbox.processes("ft-trainer train").is_empty() && sandbox.processes("ftctl agent").is_empty());
 }
 
-/// As one whose store is full: it has nothing to say, and the job is not over.
+/// A trainer whose store is full: it has nothing to say, and the job is not over.
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
 fn an_agent_that_stands_still_is_told_and_once_that_it_goes_on() {

@@ -91,7 +91,7 @@ impl Devcloud {
         names
     }
 
-    /// What shall go wrong from now on.
+    /// Sets the script of failures from now on.
     pub fn goes_wrong(&self, script: &str) {
         self.ask("PUT", "script", script);
     }
@@ -121,7 +121,7 @@ pub fn on_gce(sandbox: &Sandbox, name: &str, steps: u64, image: &str) -> PathBuf
     file
 }
 
-/// The cloud itself shall make this job's machine anew.
+/// Lets the cloud itself replace this job's machine.
 pub fn by_a_group(job: &Path) {
     let recovery = "recovery = \"group\"\nservice_account = \"machine@devcloud.iam.gserviceaccount.com\"\n";
     fs::write(job, fs::read_to_string(job).unwrap() + recovery).unwrap();

@@ -76,7 +76,7 @@ fn a_job_of_a_group_ends_whether_or_not_somebody_is_there() {
         }
         Sandbox::until("the end of its group and of the machine", || nothing_is_left(&devcloud));
         let made = devcloud.made().len();
-        // Whoever comes then finds everything, and makes nothing.
+        // A later command finds everything, and makes nothing.
         assert!(expected == finish(&sandbox, &id), "other bytes than the undisturbed job's");
         let status = sandbox.json(&["status", &id]);
         assert_eq!(status["attempt"], 3, "{}", sandbox.ok(&["explain", &id]));

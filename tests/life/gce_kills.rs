@@ -1,7 +1,7 @@
-//! `kill -9` of ftctl before and after every request that it makes to the cloud and to the store, in the middle of a life with a stock-out
-//! and a preemption. The requests are counted in a life that nobody disturbs; none is written down here. Played are those that change
-//! something in the cloud and a few of the others, and what follows in turn; with `FT_GCE_KILLS=1` every one, with `FT_GCE_KILLS=all` every
-//! one with all three that may follow.
+//! `kill -9` of ftctl before and after every request that it makes to the cloud and to the store, in the middle of a life with a
+//! stock-out and a preemption. The requests are counted in a life that nobody disturbs; none is written down here. Played are those
+//! that change something in the cloud and a few of the others, and what follows in turn; with `FT_GCE_KILLS=1` every one, with
+//! `FT_GCE_KILLS=all` every one with all three that may follow.
 
 use std::{
     fs,
@@ -27,7 +27,8 @@ const STEPS: u64 = 200;
 const WORKERS: usize = 8;
 /// One in so many of the requests that change nothing in the cloud.
 const SAMPLE: usize = 41;
-/// A life on a busy machine may be over with fewer polls than the undisturbed one, and before the request at which it should have died.
+/// A life on a busy machine may be over with fewer polls than the undisturbed one, and before the request at which it should have
+/// died.
 const TRIES: usize = 3;
 
 /// The first zone has no machine; the first that is made is taken away before its agent can have finished.
@@ -67,7 +68,7 @@ enum When {
     After,
 }
 
-/// What happens after the death.
+/// The event after the death.
 #[derive(Debug, Clone, Copy)]
 enum Then {
     /// The same command once more.
@@ -88,8 +89,8 @@ struct Watched {
     death: Option<(Which, When)>,
 }
 
-/// A request by its name, in which numbers differ from life to life, and how many of that name came before: polls, which are as many as
-/// the time allows, do not make it another.
+/// A request by its name, in which numbers differ from life to life, and how many of that name came before: polls, which are as
+/// many as the time allows, do not make it another.
 type Which = (String, usize);
 
 fn which(requests: &[String], index: usize) -> Which {
@@ -106,7 +107,7 @@ fn which(requests: &[String], index: usize) -> Which {
     (name, before)
 }
 
-/// What all of ftctl's requests pass on their way to the cloud and to the store.
+/// The point that all of ftctl's requests pass on their way to the cloud and to the store.
 #[derive(Clone)]
 struct Line {
     port: u16,

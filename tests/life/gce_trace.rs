@@ -1,15 +1,16 @@
-//! Jobs on spot machines that come and go as V100s did. What zones do is drawn with the statistics of two public traces, one of each of two
-//! zones, of whether one V100 was to be had: `availability/1-node/aws-10-26-2022` of skypilot-org/spot-traces on GitHub, 27 days in steps of
-//! ten minutes, published with "Can't Be Late" (NSDI 2024). Computed from them: spells with machines of 4.05 h in the mean and 0.5 h in the
-//! median in the one zone, 2.70 h and 1.17 h in the other; spells without of 1.07 h and 0.5 h, and of 1.07 h and 0.33 h. Lengths are drawn
-//! from log-normal distributions with these means and medians. An hour of the trace passes in two seconds.
+//! Jobs on spot machines that come and go as V100s did. What zones do is drawn with the statistics of two public traces, one of
+//! each of two zones, of whether one V100 was available: `availability/1-node/aws-10-26-2022` of skypilot-org/spot-traces on
+//! GitHub, 27 days in steps of ten minutes, published with "Can't Be Late" (NSDI 2024). Computed from them: spells with machines of
+//! 4.05 h in the mean and 0.5 h in the median in the one zone, 2.70 h and 1.17 h in the other; spells without of 1.07 h and 0.5 h,
+//! and of 1.07 h and 0.33 h. Lengths are drawn from log-normal distributions with these means and medians. An hour of the trace
+//! passes in two seconds.
 //!
-//! Every other outage comes with a notice of 30 s; otherwise the power goes without one. A preemption may cost the steps between two checkpoints.
-//! Without a notice, and while the checkpoint that was due last is still on its way to the store, it also costs what was done since that was due:
-//! the one before it is in the store whatever happens.
+//! Every other outage comes with a notice of 30 s; otherwise the power goes without one. A preemption may cost the steps between
+//! two checkpoints. Without a notice, and while the checkpoint that was due last is still on its way to the store, it also costs
+//! what was done since that was due: the one before it is in the store whatever happens.
 //!
-//! `FT_TRACE=14` hands out jobs for so many days of the trace, two weeks of which take eleven minutes; otherwise there are six, or as many as it takes until
-//! machines that trained were taken away with a notice and without one.
+//! `FT_TRACE=14` hands out jobs for so many days of the trace, two weeks of which take eleven minutes; otherwise there are six, or
+//! as many as it takes until machines that trained were taken away with a notice and without one.
 
 use std::{
     collections::BTreeMap,

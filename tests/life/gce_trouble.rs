@@ -1,4 +1,4 @@
-//! What goes wrong on Compute Engine, one row for each, and what the user sees of it: through the program, on the simulated cloud, with
+//! Troubles on Compute Engine, one row for each, and their effect on the user: through the program, on the simulated cloud, with
 //! the real agent and trainer.
 
 use std::{
@@ -24,7 +24,7 @@ const WORKERS: usize = 4;
 /// A run of the job in a cloud that does not work as it should.
 struct Row {
     name: &'static str,
-    /// What goes wrong, for devcloud.
+    /// The trouble, for devcloud.
     script: &'static str,
     speed: &'static str,
     image: &'static str,
@@ -32,7 +32,7 @@ struct Row {
     set: &'static [&'static str],
     /// Whether the store is a container, which machines reach over the network.
     in_azurite: bool,
-    /// What the test does meanwhile.
+    /// The test's acts meanwhile.
     meanwhile: fn(&Scene),
     exit: i32,
     /// Each is on stderr.
@@ -54,7 +54,7 @@ const QUIET: Row = Row {
     machines: 1..=1,
 };
 
-/// What a row is played in.
+/// The scene that a row is played in.
 struct Scene {
     sandbox: Sandbox,
     devcloud: Devcloud,

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 pub struct Sandbox {
     directory: tempfile::TempDir,
-    /// What every command of this sandbox finds in its environment besides.
+    /// Further environment variables of every command of this sandbox.
     pub variables: Vec<(OsString, OsString)>,
 }
 

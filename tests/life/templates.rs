@@ -106,7 +106,7 @@ fn the_machine_of_the_template_for_a_v100_is_the_seeds_and_who_is_not_signed_in_
         (&json!([sandbox.path("train.txt")]), &json!("0.908039USD"))
     );
 
-    // What cannot work there, or is not to be had, is refused before anything is asked.
+    // A job that cannot work there, or a machine that is not available, is refused before anything is asked.
     for (more, part) in [
         ("compute.gce.cpus=14", "1 v100 allow at most 12 vCPUs, not 14"),
         ("compute.gce.memory_gb=79", "12 vCPUs have between 10.8 and 78.0 GB of memory, not 79"),

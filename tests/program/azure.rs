@@ -23,7 +23,7 @@ use ftctl::{
 };
 use serde_json::{Value, json};
 
-/// What nothing that is written may hold: the key, and signatures.
+/// The secrets that nothing written may hold: the key, and signatures.
 const SECRETS: &[&str] = &[azurite::KEY, "sig="];
 
 /// A sandbox whose every command uses the same store.
@@ -87,7 +87,8 @@ fn tree(directory: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// A job with a preemption in it, and what a user then sees of it; without what differs from run to run, or from store to store as its id does.
+/// A job with a preemption in it, and what a user then sees of it; without what differs from run to run, or from store to store as
+/// its id does.
 fn life(place: &Place) -> Value {
     place.sandbox.write_rehearsal("far");
     place.sandbox.script(&json!({

@@ -1,4 +1,4 @@
-//! What the program says to bad input: the message, where, and the exit code.
+//! The program's answers to bad input: the message, the place, and the exit code.
 
 use crate::common::{Said, Sandbox};
 

@@ -115,7 +115,7 @@ struct Life {
     created: Vec<(EffectKind, String)>,
 }
 
-/// Sets what happens in the cloud: the first machine is not to be had at once, and is taken away with half of the work done.
+/// Sets the cloud's script: the first machine is not available at once, and is preempted with half of the work done.
 fn rehearse(place: &Sandbox, crash_at: Option<CrashAt>) {
     place.script(&json!({
         "job": { "staging": "1s", "duration": "2s" },

@@ -1,5 +1,5 @@
-//! Whole jobs in containers, on a real engine. Ignored in a plain `cargo test`: `tests/run` starts the engine, and FT_DOCKER_IMAGE names
-//! an image with the agent and the trainer in it.
+//! Whole jobs in containers, on a real engine. Ignored in a plain `cargo test`: `tests/run` starts the engine, and FT_DOCKER_IMAGE
+//! names an image with the agent and the trainer in it.
 
 use std::{
     path::PathBuf,
@@ -22,7 +22,7 @@ struct Place {
     owner: String,
     store: Option<String>,
     network: &'static str,
-    /// What was on the engine before: one that somebody uses has things of its own.
+    /// The resources that were on the engine before: an engine in use has some of its own.
     others: [String; 3],
 }
 
@@ -155,7 +155,7 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// What does not depend on when and where a run was made.
+/// The part of the weights' file that does not depend on when and where a run was made.
 fn weights(place: &Place, job: &str) -> Vec<u8> {
     place.ok(&["download", job, "--to", "model", "--overwrite"]);
     std::fs::read(place.sandbox.path("model/model.safetensors")).expect("weights")

@@ -91,7 +91,7 @@ fn docker_engines_are_reached_over_tls_by_variables_and_by_a_context() {
     assert!(refused.stderr.contains("certificate"), "{}", refused.stderr);
 }
 
-/// A real sshd for whoever runs the tests, and an `ssh` that knows its key.
+/// A real sshd for the user who runs the tests, and an `ssh` that knows its key.
 struct Ssh {
     directory: tempfile::TempDir,
     port: u16,

@@ -131,7 +131,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// What an agent gets in the place of the identity.
+/// Prints the credentials that an agent gets in the place of the identity.
 fn sign(url: &str) {
     let store = azure::open(url, &|name| env::var(name).ok(), Limits::default(), WordOf::User).expect("a store");
     runtime().block_on(async {

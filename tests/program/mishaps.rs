@@ -1,4 +1,4 @@
-//! What goes wrong around the program: a full disk, a store that cannot be written, a clock that is moved, a set-up that is interrupted.
+//! Mishaps around the program: a full disk, a store that cannot be written, a clock that is moved, a set-up that is interrupted.
 //!
 //! Long, because each mishap is a test of its own.
 

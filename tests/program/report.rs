@@ -11,7 +11,8 @@ use crate::common::Sandbox;
 /// Holds the page in a window of any width: Chromium's own has at least 500 points.
 const WINDOW: &str = r#"<title></title><script>addEventListener("message", event => { document.title = event.data; });</script>"#;
 
-/// What a browser finds on the page: drawings, texts that lie over each other, what sticks out at the side, what was fetched.
+/// A script that reports the page's defects from a browser: drawings, texts that lie over each other, parts that stick out at the
+/// side, fetches.
 const LOOK: &str = r#"<script>
 addEventListener("load", () => {
   const box = node => node.getBoundingClientRect();

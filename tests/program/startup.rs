@@ -1,5 +1,6 @@
-//! The startup script of machines on Compute Engine, alone: what it does and says in every case, held against `tests/recordings/startup.txt`.
-//! Its tools write down how they are called; the metadata server is the test. `FT_RECORD=1` writes the file anew.
+//! The startup script of machines on Compute Engine, alone: what it does and says in every case, held against
+//! `tests/recordings/startup.txt`. Its tools write down how they are called; the metadata server is the test. `FT_RECORD=1`
+//! rewrites the file.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +14,7 @@ use std::{
     thread,
 };
 
-/// What a machine has and what befalls it: the exit codes of its tools.
+/// A machine's features and troubles: the exit codes of its tools.
 struct Case {
     name: &'static str,
     docker_info: u8,
@@ -29,9 +30,9 @@ struct Case {
     again: bool,
     /// Whether anybody hands the job over.
     order: bool,
-    /// Whether a group makes the machine anew, and whether that obeys.
+    /// Whether a group replaces the machine, and whether that obeys.
     group: Option<bool>,
-    /// What the metadata server says of that.
+    /// The metadata server's word on that.
     preempted: &'static str,
 }
 
@@ -165,7 +166,8 @@ fn play(case: &Case) -> String {
     let calls = machine.path().join("calls");
     let tell = format!("echo \"runs $(basename \"$0\") $*\" >>'{}'", calls.display());
     let folder = machine.path().display();
-    // A notice comes when it comes; where it is waited for it has its place. Nobody but a signed-in user of Google's registry has a configuration.
+    // A notice comes when it comes; where it is waited for it has its place. Nobody but a signed-in user of Google's registry has a
+    // configuration.
     let docker = format!(
         "case \"$1\" in\nkill) {waits} || exit; {tell}; touch '{folder}/told'; exit;;\n*) {tell};;\nesac\ncase \"$1\" in\ninfo) exit {};;\n\
          login) echo \"told $(cat), for ${{DOCKER_CONFIG:-nobody}}\" >>'{calls}';;\npull) exit {};;\n\

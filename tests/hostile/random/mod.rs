@@ -1,9 +1,9 @@
-//! Random hostile stores: a valid store of ten jobs, a few random changes by somebody who means harm, and every verb on it. Nothing outside may
-//! change, nothing may leak, nothing may hang or take the machine down, and every failure is a code of the table with a sentence.
+//! Random hostile stores: a valid store of ten jobs, a few random changes by somebody who means harm, and every verb on it. Nothing
+//! outside may change, nothing may leak, nothing may hang or take the machine down, and every failure is a code of the table with a
+//! sentence.
 //!
-//! A few stores and verbs by default; `FT_HOSTILE=5000` plays so many with every verb, `FT_HOSTILE_AZURITE=200` in a blob container,
-//! `FT_HOSTILE_DEVCLOUD=200` with machines on the simulated Compute Engine.
-//! `FT_HOSTILE_SEED=N` begins with the seed N.
+//! A few stores and verbs by default; `FT_HOSTILE=5000` plays so many with every verb, `FT_HOSTILE_AZURITE=200` in a blob
+//! container, `FT_HOSTILE_DEVCLOUD=200` with machines on the simulated Compute Engine. `FT_HOSTILE_SEED=N` begins with the seed N.
 
 mod mutation;
 mod remote;
@@ -20,12 +20,12 @@ use self::{mutation::Mutation, scene::Scene, verbs::Verb};
 
 /// So many scenes share the rounds.
 const WORKERS: u64 = 2;
-/// Of a round in a run that nobody asked to be long.
+/// Verbs of a round in a run that nobody asked to be long.
 const FEW_VERBS: usize = 6;
-/// Harm after which a round ends: where everything waits for ever, so would whoever looks on.
+/// Harm after which a round ends: where everything waits for ever, so would the observer.
 const ENOUGH: usize = 3;
 
-/// What went wrong, and where: one line of the report for each kind.
+/// A defect and its place: one line of the report for each kind.
 struct Broken {
     /// Equal for the same defect.
     kind: String,

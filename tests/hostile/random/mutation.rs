@@ -1,5 +1,5 @@
-//! What somebody who may write to the store does to it. Nothing here reaches further than the scene: a verb that obeyed one of these would change
-//! a canary, and no path climbs more than two folders without naming one.
+//! Changes to the store by somebody who may write to it. Nothing here reaches further than the scene: a verb that obeyed one of
+//! these would change a canary, and no path climbs more than two folders without naming one.
 //!
 //! Long, because each kind of change is a few lines of one table.
 
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::scene::{NAMES, PROGRAM, Scene, walk};
 
-/// A change, for whoever reads the report.
+/// A change, for the reader of the report.
 pub struct Mutation {
     pub what: String,
     /// The jobs whose own files it changed.
@@ -112,7 +112,8 @@ impl Hand<'_> {
         ))
     }
 
-    /// The files that a manifest names. That of a dataset gets the digest that it then has, and everything that named the old one the new.
+    /// The files that a manifest names. That of a dataset gets the digest that it then has, and everything that named the old one
+    /// the new.
     fn manifest(&mut self) -> io::Result<String> {
         let manifests: Vec<_> = self.files().into_iter().filter(|file| file.ends_with("manifest.json")).collect();
         let file = self.any(&manifests)?;
@@ -352,7 +353,7 @@ impl Hand<'_> {
         Ok(format!("the name {name} is that of {}", shortened(&owner)))
     }
 
-    /// What a trainer would have said.
+    /// The lines that a trainer would have written.
     fn lines(&mut self) -> io::Result<String> {
         let logs: Vec<_> =
             self.files().into_iter().filter(|file| file.ends_with("log") || file.ends_with("progress.jsonl")).collect();
@@ -501,7 +502,7 @@ impl Hand<'_> {
         json!(self.dice.choice(texts)).to_string()
     }
 
-    /// What an entry may say of whose it is.
+    /// An entry's possible words on its owner.
     fn owner(&mut self) -> String {
         if self.dice.bool() { self.id() } else { serde_json::from_str(&self.string()).unwrap_or_default() }
     }
@@ -575,7 +576,7 @@ impl Hand<'_> {
     }
 }
 
-/// What the file is called, without names and digests.
+/// The kind of a file: its name, without names and digests.
 fn kind(file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let folder = file.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();

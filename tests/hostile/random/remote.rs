@@ -1,4 +1,5 @@
-//! The same store in a blob container: what somebody did to the files is done to the blobs. Links, folders and pipes are no blobs, and stay away.
+//! The same store in a blob container: what somebody did to the files is done to the blobs. Links, folders and pipes are no blobs,
+//! and stay away.
 
 use std::{collections::BTreeSet, fs, future::Future, path::Path, sync::Arc};
 
@@ -17,7 +18,7 @@ const MOST: u64 = 32 << 20;
 pub struct Remote {
     _azurite: Arc<Azurite>,
     pub url: String,
-    /// What users sign in with: for this container alone, so that all of a job lies in it.
+    /// The users' signature: for this container alone, so that all of a job lies in it.
     pub signature: String,
     store: Arc<dyn Store>,
     runtime: Runtime,

@@ -1,4 +1,5 @@
-//! A valid store of ten jobs in every state, a home around it, and what must not change: the home, a stranger's machine, other jobs.
+//! A valid store of ten jobs in every state, a home around it, and what must not change: the home, a stranger's machine, other
+//! jobs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,13 +37,14 @@ use crate::{
 pub const NAMES: [&str; 10] =
     ["succeeded", "failed", "cancelled", "preempted", "other", "owing", "ready", "running", "second", "killed"];
 const OWING: usize = 5;
-/// Those whose machines are on Compute Engine where there is one. They have no order yet: a cancelled agent that never began would be waited for.
+/// Those whose machines are on Compute Engine where there is one. They have no order yet: a cancelled agent that never began would
+/// be waited for.
 const IN_PROJECT: [&str; 2] = ["ready", "second"];
 
-/// What the verbs may write to, below the home.
+/// The directories that verbs may write to, below the home.
 const THEIRS: [&str; 3] = ["team", ".local/state/ftctl", ".cache/ftctl"];
 
-/// What no verb touches, below the home.
+/// The files that no verb touches, below the home.
 const CANARIES: [(&str, &str); 9] = [
     (".ssh/authorized_keys", "ssh-ed25519 mine\n"),
     (".ssh/id_ed25519", "-----BEGIN OPENSSH PRIVATE KEY-----\nCANARYSECRET\n"),
@@ -82,7 +84,7 @@ pub struct Scene {
 
 /// Everything that a verb is judged by.
 pub struct Look {
-    /// What must not change, by path.
+    /// Fingerprints of the files that must not change, by path.
     outside: BTreeMap<PathBuf, u64>,
     /// When each file of the store was written.
     store: BTreeMap<PathBuf, SystemTime>,
@@ -174,7 +176,7 @@ impl Scene {
         self.jobs = NAMES.map(|name| self.id_of(name)).to_vec();
     }
 
-    /// What shall happen in the cloud from now on, to jobs of twenty seconds.
+    /// Sets the cloud's script from now on, for jobs of twenty seconds.
     fn script(&self, more: &Value) {
         let mut script = json!({ "job": { "staging": "1s", "duration": "20s" } });
         script.as_object_mut().zip(more.as_object()).map(|(script, more)| script.extend(more.clone())).expect("objects");
@@ -195,7 +197,7 @@ impl Scene {
         self.done(&[verb, &["job.toml"]].concat(), code);
     }
 
-    /// As the store says: a verb that was killed printed none.
+    /// The job's id by the store: a verb that was killed printed none.
     fn id_of(&self, name: &str) -> String {
         let entry = fs::read(self.store().join(path::name(name))).unwrap_or_else(|error| panic!("{name}: {error}"));
         let entry: Value = serde_json::from_slice(&entry).expect("JSON");
@@ -219,7 +221,7 @@ impl Scene {
         write(&self.store().join(path::artifacts(&id)).join("manifest.json"), &json!(manifest).to_string());
     }
 
-    /// What the verbs of the rounds submit.
+    /// Writes the files that the verbs of the rounds submit.
     fn write_files(&self) {
         let text = fs::read_to_string(self.work().join("job.toml")).expect("a job file");
         for (file, name, dataset) in [("job", "fresh", "data"), ("named", "named", "@texts"), ("taken", "succeeded", "@large")] {
@@ -305,14 +307,14 @@ impl Scene {
         there.iter().filter(added).for_each(|name| project.delete(name));
     }
 
-    /// What was done to the files is what the verbs meet.
+    /// Shows the verbs the changed files.
     pub fn publish(&self) {
         if let Some(remote) = &self.remote {
             remote.push(&self.store());
         }
     }
 
-    /// Whoever runs the verbs from now on has submitted none of the jobs.
+    /// Makes a colleague run the verbs from now on, who has submitted none of the jobs.
     pub fn become_a_colleague(&self) {
         let _ = fs::remove_dir_all(self.sandbox.state().join("submitted"));
     }
@@ -331,7 +333,7 @@ impl Scene {
         Look { outside, store, machines }
     }
 
-    /// What verbs may write: the store and ftctl's own, and in the working directory what they were told to.
+    /// Whether verbs may write the path: the store and ftctl's own, and in the working directory the files that they were told to.
     fn is_theirs(&self, path: &Path) -> bool {
         let is_told = || path.file_name().is_some_and(|name| name.to_string_lossy().contains("out"));
         THEIRS.iter().any(|name| path == self.home().join(name)) || (path.parent() == Some(&self.work()) && is_told())
@@ -368,7 +370,7 @@ impl Scene {
         Some(Harm::new("puts a secret into the store", found.display().to_string()))
     }
 
-    /// What a verb left running has this home in its environment.
+    /// Ends the processes that a verb left running: they have this home in their environment.
     pub fn end_what_runs(&self) {
         let home = format!("HOME={}", self.home().display());
         let processes =
@@ -406,7 +408,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).expect("written");
 }
 
-/// Of a file everything, of a folder that it is there: others are made and removed in it.
+/// The fingerprint of all of a file; of a folder only that it is there: others are made and removed in it.
 fn fingerprint(path: &Path, metadata: &fs::Metadata) -> u64 {
     let mut hasher = DefaultHasher::new();
     metadata.mode().hash(&mut hasher);

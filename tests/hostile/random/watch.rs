@@ -16,9 +16,9 @@ use super::verbs::Verb;
 
 /// Whatever a verb meets. On a busy machine `FT_PATIENCE` may say more seconds.
 const LONGEST: u64 = 10;
-/// Of a whole program, its code and what it maps included.
+/// Memory of a whole program in KiB, its code and its mappings included.
 const MOST_MEMORY_KIB: u64 = 300 << 10;
-/// What a reader takes of a stream before it closes it, as `head` does.
+/// Bytes that a reader takes of a stream before it closes it, as `head` does.
 const MOST_READ: u64 = 16 << 20;
 
 pub struct Harm {
@@ -121,8 +121,8 @@ impl Ran {
         }
     }
 
-    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays; whoever follows somebody else's job waits for
-    /// them to go on with it, and is told.
+    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays. A follower of somebody else's
+    /// job waits for them to go on with it, and is told.
     fn waits_by_design(&self, verb: &Verb) -> bool {
         let told = ["the fake machine cannot write to its store", "nobody goes on with it"];
         matches!(self.end, End::TooLong) && (verb.arguments[0] == "agent" || told.iter().any(|part| self.stderr.contains(part)))
@@ -143,7 +143,7 @@ fn control_character(text: &str) -> Option<(char, &str)> {
     text.split('\n').find_map(|line| line.chars().find(|c| obeyed(*c)).map(|c| (c, line)))
 }
 
-/// What somebody who looks for a defect needs of a stream.
+/// The end of a stream, for a reader who looks for a defect.
 fn end_of(text: &str) -> String {
     let from = text.char_indices().rev().nth(600).map_or(0, |(at, _)| at);
     text[from..].trim().escape_debug().to_string()
