@@ -65,7 +65,7 @@ const HOUR: &str = "h";
 const GIGABYTE_HOUR: &str = "GiBy.h";
 const GIGABYTE_MONTH: &str = "GiBy.mo";
 
-/// USD for a unit of a part; what is the same in a spot machine has no price of its own for it.
+/// USD for a unit of a part; a part that costs the same in a spot machine has no price of its own for it.
 #[derive(Debug, Clone, Copy)]
 pub struct Rates {
     pub unit: &'static str,
@@ -228,7 +228,7 @@ impl Catalogue {
         Money::from_dollars(self.parts(machine).iter().map(|part| part.list_price).sum())
     }
 
-    /// Everything that the billing catalogue sells alone, by what it calls it.
+    /// Everything that the billing catalogue sells alone, by its name there.
     pub fn rates(&self) -> BTreeMap<&str, Rates> {
         let rates = |price: &Price, unit| Rates { unit, standard: price.standard, spot: Some(price.spot) };
         let prices = self.accelerators.values().filter_map(|card| card.price.as_ref()).map(|price| (price, HOUR));

@@ -20,7 +20,7 @@ pub fn direct() -> ClientBuilder {
     reqwest::Client::builder().redirect(Policy::none()).no_proxy()
 }
 
-/// Whether nobody on the way to `url` can read what is sent.
+/// Whether the bytes to `url` are hidden from everybody on their way.
 pub fn is_private(url: &Url) -> bool {
     url.scheme() == "https" || (url.scheme() == "http" && url.host_str().is_some_and(is_loopback))
 }
@@ -35,12 +35,12 @@ pub fn literal(host: &str) -> Option<IpAddr> {
     host.trim_matches(['[', ']']).parse().ok()
 }
 
-/// Who hears of requests to services.
+/// The receiver of reports on requests to services.
 static REQUESTS: OnceLock<Arc<dyn Report>> = OnceLock::new();
 
 /// From now on tells every request to a service: `--debug-http`.
 pub fn tell_requests(to: Arc<dyn Report>) {
-    // Who came first stays.
+    // The first one stays.
     let _ = REQUESTS.set(to);
 }
 

@@ -206,7 +206,7 @@ mod tests {
         for other in ["step-7", "step-00000000x8", ".unfinished-step-0000000012", "damaged-step-0000000011"] {
             fs::create_dir(folder.output().join("checkpoints").join(other)).unwrap();
         }
-        // What a kill in the middle of linking leaves.
+        // The remains of a kill in the middle of linking.
         fs::create_dir_all(folder.path().join("shipping/step-0000000010.partial")).unwrap();
         folder.secure_checkpoints(5).unwrap();
         fs::remove_dir_all(folder.checkpoint(10)).unwrap();

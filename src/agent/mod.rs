@@ -59,7 +59,7 @@ use crate::{
 const SHIP_EVERY: Duration = Duration::from_millis(250);
 /// How often requests to cancel, and the lease, are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Trouble that lasts so long is told with the heartbeat: what a moment cures is not worth a word.
+/// Trouble that lasts so long is told with the heartbeat: trouble that a moment cures is not worth a word.
 const LASTS: Duration = Duration::from_secs(5);
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
@@ -70,7 +70,7 @@ const LEASE_TTL: Duration = Duration::from_secs(60);
 const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
 /// How long after its deadline, and the grace, an agent may still be sending. Whatever hangs then, the machine is free.
 const FAREWELL: Duration = Duration::from_secs(30 * 60);
-/// A machine on which the store was never reached can do nothing, and may cost money. What was begun waits for ever.
+/// A machine on which the store was never reached can do nothing, and may cost money. An attempt that was begun waits for ever.
 const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 /// How long a drain keeps trying before it says that it cannot.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
@@ -340,7 +340,7 @@ impl<'a> Agent<'a> {
         false
     }
 
-    /// All of a folder, as soon as nobody writes to it any more. Without the lease its checkpoints stay: its holder has newer ones.
+    /// All of a folder, as soon as all writers are gone. Without the lease its checkpoints stay: its holder has newer ones.
     async fn ship_folder(&self, folder: &Folder, lease: Option<&mut Lease>) -> Result<()> {
         self.persist("send what was left", is_passing, async || folder.at_rest().map_err(|error| local_failure(folder, error)))
             .await?;

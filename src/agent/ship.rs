@@ -31,8 +31,9 @@ impl GrowingFile {
     }
 }
 
-/// The checkpoints of one attempt's folder on their way to the store, the newest first: what a preemption costs is the way from there. Where the store
-/// is slower than the trainer an older one goes only while no newer one waits, and never when as many newer ones as are kept are there.
+/// The checkpoints of one attempt's folder on their way to the store, the newest first: a preemption costs the way from there.
+/// Where the store is slower than the trainer an older one goes only while no newer one waits, and never when as many newer ones as
+/// are kept are there.
 pub(super) struct CheckpointShipper<'a> {
     store: &'a Arc<dyn Store>,
     job: &'a JobId,
@@ -46,7 +47,7 @@ pub(super) struct CheckpointShipper<'a> {
 }
 
 impl<'a> CheckpointShipper<'a> {
-    /// For what is newer than step `after`; `keep` of them at most are to be in the store.
+    /// For checkpoints newer than step `after`; `keep` of them at most are to be in the store.
     pub fn new(store: &'a Arc<dyn Store>, job: &'a JobId, folder: &'a Folder, after: u64, keep: usize) -> Self {
         Self { store, job, folder, keep, after, secured: after, sent: Vec::new() }
     }
@@ -64,7 +65,7 @@ impl<'a> CheckpointShipper<'a> {
         Ok(())
     }
 
-    /// The one to send now. Those that nobody would keep are forgotten.
+    /// The one to send now. Those that would not be kept are forgotten.
     fn next(&mut self) -> io::Result<Option<u64>> {
         self.folder.secure_checkpoints(self.secured)?;
         let waiting = self.folder.unshipped()?;

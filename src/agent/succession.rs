@@ -1,5 +1,5 @@
-//! Which attempt a machine is for that the backend made by itself in place of one that was taken away ([`RunOrder::last_attempt`]):
-//! it has the order of the first, and goes on from what the store says became of that.
+//! The number of the attempt of a machine that the backend made by itself, to replace a preempted one ([`RunOrder::last_attempt`]).
+//! It has the order of the first attempt, and goes on from that one's end in the store.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -82,7 +82,8 @@ async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn S
 }
 
 impl Bench {
-    /// Another process writes the file: this one may be forking, and a program that somebody has open for writing cannot be started.
+    /// Another process writes the file: this one may be forking, and a program that somebody has open for writing cannot be
+    /// started.
     fn write_trainer(&self, script: &str) {
         let path = self.trainer();
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -451,7 +452,7 @@ async fn kill_agent(bench: &Bench) {
     agent.kill().unwrap();
     agent.wait().unwrap();
     until(async || !process_lives(pid, started)).await;
-    // What a trainer writes in the last quarter of a second, whatever the agent saw of it.
+    // The output of a trainer in its last quarter of a second, whatever the agent saw of it.
     let mut log = fs::OpenOptions::new().append(true).open(bench.folder().log()).unwrap();
     std::io::Write::write_all(&mut log, b"last words\n").unwrap();
     fs::create_dir(bench.folder().checkpoint(6)).unwrap();
@@ -516,7 +517,7 @@ async fn sigterm_is_a_preemption_notice() {
 
 #[tokio::test]
 async fn however_often_the_agent_is_killed_no_line_is_lost_or_repeated() {
-    // However fast the machine is, the last steps are the last attempt's: which checkpoints stay is certain only where nobody is killed.
+    // However fast the machine is, the last steps are the last attempt's: which checkpoints stay is certain only without a kill.
     let mut bench = bench(
         r#"from=$(newest); step=${from:-0}
 while [ "$step" -lt 60 ]; do

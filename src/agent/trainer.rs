@@ -69,10 +69,10 @@ fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Starts the trainer in `folder`. What it says goes into the log file itself, not through the agent, so that nothing is lost with
+/// Starts the trainer in `folder`. Its output goes into the log file itself, not through the agent, so that nothing is lost with
 /// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more
-/// sequences at once than `micro_batch_limit`. Of the agent's environment it has what is on a list (`docs/environment.md`), and no
-/// secret.
+/// sequences at once than `micro_batch_limit`. It has the variables of the agent's environment that are on a list
+/// (`docs/environment.md`), and no secret.
 pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Child> {
     let path = program(order, &inputs.cache)?;
     if let Some(why) = refusal(&order.environment) {

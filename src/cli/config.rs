@@ -1,4 +1,4 @@
-//! `ftctl config`: what is in force, and which files it comes from.
+//! `ftctl config`: the settings in force, and the files that they come from.
 
 use std::path::PathBuf;
 

@@ -21,7 +21,7 @@ const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl App<'_> {
     /// Says what may still cost money, on stderr, and tries once more to end it; `done` is how the command itself ended. Best
-    /// effort: a store that cannot be reached is the command's own affair, and who was not let in is not announced a second time.
+    /// effort: the command itself reports a store that cannot be reached, and a refused sign-in is not reported twice.
     pub(super) fn settle_debts(&self, done: &Result<(), Failure>) {
         let ended_with = |exit| matches!(done, Err(failure) if failure.exit == exit);
         if ended_with(Exit::Denied) {

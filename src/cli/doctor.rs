@@ -1,4 +1,4 @@
-//! `ftctl doctor`: what would keep a job from running.
+//! `ftctl doctor`: everything that would keep a job from running.
 
 use std::path::PathBuf;
 
@@ -78,7 +78,7 @@ fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {
 
 /// Longest line of a finding, in characters.
 const WIDTH: usize = 100;
-/// Lines of what is in order; a backend may have a word on every region.
+/// Lines for findings that are in order; a backend may have a word on every region.
 const LINES: usize = 3;
 
 fn first_lines(message: &str) -> String {

@@ -124,7 +124,7 @@ async fn join(remote: Remote, terminal: bool, output: &mut Output) -> Result<u8,
     Ok(control.exit_code().await?)
 }
 
-/// Standard input, read by a thread that a keyboard may hold for ever: nobody waits for it.
+/// Standard input, read by a thread that a keyboard may hold for ever, so it is never waited for.
 fn typed() -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {

@@ -286,7 +286,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     }
     if let Some(failure) = app.store_to_be_made() {
         match cli.verb {
-            // What costs money is found and ended without a store.
+            // Machines that cost money are found and ended without a store.
             Verb::Bill(_) | Verb::Down(_) | Verb::Prune(_) => app.output.report().warn(&failure.message),
             _ if cli.verb.only_reads_jobs() => return Err(failure),
             _ => {}

@@ -48,7 +48,7 @@ impl Arguments {
         app.output.conclude(&planned, verdict)
     }
 
-    /// Prices and limits are known to everybody; whether there is room, to who is signed in.
+    /// Prices and limits are known without a sign-in; whether there is room, only with one.
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
         let plan = self.file.plan(app)?;
         let world = app.world_to_look(&plan)?;
@@ -245,7 +245,7 @@ impl Memory {
 
 /// The settings that would make the computing memory smaller.
 fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
-    // With libtorch's kernels on the CPU nothing lies in files: what is offloaded is there twice.
+    // With libtorch's kernels on the CPU nothing lies in files: offloaded tensors are there twice.
     let may_offload = on_gpu || train.engine != Engine::Libtorch;
     let settings = [
         (matches!(train.recompute, Recompute::None | Recompute::Selective), "train.recompute = \"full\""),

@@ -1,4 +1,4 @@
-//! `ftctl prune`: what is left over at the backend.
+//! `ftctl prune`: leftovers at the backend.
 
 use clap::Args;
 use jiff::Timestamp;

@@ -66,7 +66,7 @@ impl Arguments {
         }
         let log = async { if self.follow { follow::log_to_stderr(&world, &record.id).await } else { Ok(()) } };
         let submitted = Submitted::of(&record);
-        // The job's end is what counts, also when nobody reads its id.
+        // The job's end counts, also when its id has no reader.
         let (shown, ended) = super::block_on(async {
             let end = Box::pin(follow::to_the_end(&world, &record.id, self.timeout, log));
             Ok(tokio::join!(app.output.show_apart(&submitted), end))

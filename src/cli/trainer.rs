@@ -8,7 +8,7 @@ use crate::{
     image::trainer,
 };
 
-/// A directory that the trainer is about to read. What is not there is told before anything is installed for it.
+/// A directory that the trainer is about to read. A missing one is an error before anything is installed for it.
 pub fn directory(app: &App<'_>, path: &Path, fix: &str) -> Result<OsString, Failure> {
     let path = app.working_directory.join(path);
     if path.is_dir() {
@@ -25,7 +25,7 @@ pub fn answer(app: &mut App<'_>, arguments: &[OsString]) -> Result<(), Failure> 
     let answer = app.block_on(async { Ok(trainer::ask(cache, arguments, app.output.report().as_ref()).await?) })?;
     match answer.code {
         Some(0) => app.output.data(&answer.stdout),
-        // The trainer uses the numbers of ftctl for what both know.
+        // The trainer uses ftctl's numbers for the failures that both know.
         code => {
             let exit = code.and_then(|code| u8::try_from(code).ok()).and_then(Exit::from_code).unwrap_or(Exit::Failure);
             Err(Failure::new(exit, answer.error))

@@ -19,7 +19,7 @@ use crate::{
 const FAREWELL: Duration = Duration::from_secs(3_600);
 
 impl App<'_> {
-    /// The store that holds the jobs this invocation is about, opened once: who signs in is asked once.
+    /// The store that holds the jobs this invocation is about, opened once: the user is asked to sign in once.
     pub fn store(&self) -> Result<Arc<dyn Store>, Failure> {
         if let Some(store) = self.opened.get() {
             return Ok(Arc::clone(store));
@@ -29,7 +29,7 @@ impl App<'_> {
         Ok(Arc::clone(self.opened.get_or_init(|| store)))
     }
 
-    /// A store that somebody named and nobody has written to yet: more likely a mistake than a place without jobs.
+    /// A store that was named and never written to: more likely a mistake than a place without jobs.
     pub fn store_to_be_made(&self) -> Option<Failure> {
         let Setting { value: Some(store), origin } = &self.settings.store else { return None };
         let is_named = *origin != Origin::Default && store::is_yet_to_be_made(store);

@@ -69,7 +69,7 @@ where
     }
 }
 
-/// Whether the request is for this computer. The port may be that of somebody who passes it on.
+/// Whether the request is for this computer. The port may be that of a forwarder.
 fn is_here(request: &Request) -> bool {
     let Some(host) = request.header("host") else { return false };
     let port = host.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok());

@@ -1,4 +1,4 @@
-//! Who one is to a registry: what docker's `config.json` and its helpers know.
+//! The sign-in to a registry, as docker's `config.json` and its helpers know it.
 
 use std::{
     fs,
@@ -111,7 +111,7 @@ fn written(entry: &Value) -> Result<Credentials, String> {
     Ok(Credentials::Password { user: user.to_owned(), password: password.to_owned() })
 }
 
-/// Asks `docker-credential-HELPER` as docker does; `None` when it knows nobody.
+/// Asks `docker-credential-HELPER` as docker does; `None` when it has no credentials.
 async fn ask(helper: &str, key: &str) -> Result<Option<Credentials>, String> {
     // It becomes the name of a program.
     if PathBuf::from(helper).file_name().is_none_or(|name| name != helper) {

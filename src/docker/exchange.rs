@@ -1,4 +1,4 @@
-//! Credentials of a registry for somebody who has signed in to its cloud.
+//! Credentials of a registry for a user who has signed in to its cloud.
 
 use std::process::Stdio;
 
@@ -22,7 +22,8 @@ pub fn is_google(registry: &str) -> bool {
     is_name(registry) && (registry.ends_with("-docker.pkg.dev") || registry == "gcr.io" || registry.ends_with(".gcr.io"))
 }
 
-/// Whether it is a host's name and nothing else: `any.host#.azurecr.io` ends as a registry of Azure's does, and a URL with it leads to any.host.
+/// Whether it is a host's name and nothing else: `any.host#.azurecr.io` ends as a registry of Azure's does, and a URL with it leads
+/// to any.host.
 fn is_name(registry: &str) -> bool {
     registry.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
 }
@@ -55,7 +56,7 @@ async fn exchanged(base: &str, service: &str, token: &str) -> Result<String, Str
     }
 }
 
-/// An access token, as gcloud would use it: from the environment, or from gcloud itself. Nobody without either.
+/// An access token, as gcloud would use it: from the environment, or from gcloud itself. `None` without either.
 pub async fn google(variables: &(dyn Fn(&str) -> Option<String> + Sync), registry: &str) -> Result<Credentials, CredentialsError> {
     let password = |token: String| Credentials::Password { user: BEARER.to_owned(), password: token };
     if let Some(token) = variables("CLOUDSDK_AUTH_ACCESS_TOKEN") {

@@ -122,7 +122,7 @@ fn failed(endpoint: &Endpoint, error: &Error) -> EngineError {
     }
 }
 
-/// Whether TLS was ended by the other side: with an alert about who came.
+/// Whether TLS was ended by the other side, with an alert about the client.
 fn shows_the_door(error: &(dyn std::error::Error + 'static)) -> bool {
     let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
     matches!(inner, Some(rustls::Error::AlertReceived(_))) || error.source().is_some_and(shows_the_door)

@@ -1,6 +1,7 @@
 //! Answers that go on for minutes, one JSON value a line.
 //!
-//! `bollard` reads BuildKit's answers only with a session of its own, and writes credentials with an alphabet that the engine reads as none.
+//! `bollard` reads BuildKit's answers only with a session of its own, and writes credentials with an alphabet that the engine reads
+//! as none.
 
 use std::{future::poll_fn, pin::Pin};
 
@@ -55,7 +56,7 @@ impl Lines {
         }
     }
 
-    /// Reads the rest. What an answer that began well tells of a failure becomes an error.
+    /// Reads the rest. A failure in an answer that began well becomes an error.
     pub async fn finish(mut self) -> Result<(), Error> {
         while let Some(said) = self.next().await? {
             if let Some(why) = said["errorDetail"]["message"].as_str() {

@@ -111,7 +111,7 @@ pub fn token(variables: Variables<'_>, scope: &'static str) -> impl Future<Outpu
     }
 }
 
-/// Longest wait for a connection to what gives an identity, and for its answer.
+/// Longest wait for a connection to the source of an identity, and for its answer.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 

@@ -1,4 +1,4 @@
-//! Who ftctl is to a cloud's services: the ways of signing in, for stores, registries and providers alike.
+//! The ways of signing in to a cloud's services, for stores, registries and providers alike.
 
 pub mod entra;
 

@@ -64,7 +64,7 @@ impl Recipe {
             add_programs(&mut context, Path::new(folder), spec.variant.unwrap_or_default(), &certificates).await?;
         } else {
             add_sources(&mut context)?;
-            // The classic builder runs the stages that nobody asks for, too.
+            // The classic builder also runs stages that are not asked for.
             context.add("prebuilt/none", &[][..]);
             context.add("certificates/more.pem", certificates);
         }
@@ -150,8 +150,7 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
     Ok(())
 }
 
-/// The builder has no credentials: what it begins with and only somebody with a password may have must be there before. What
-/// everybody may have it fetches itself.
+/// The builder has no credentials: a base image behind a password must be there before. It fetches public images itself.
 async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) -> Result<()> {
     let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     for image in recipe.beginnings() {

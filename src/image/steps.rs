@@ -194,7 +194,7 @@ fn shortened(name: &str) -> String {
     words.chars().take(NAME).chain("…".chars()).collect()
 }
 
-/// The length-delimited fields of a protobuf message; numbers show as empty. What cannot be read ends it.
+/// The length-delimited fields of a protobuf message; numbers show as empty. A field that cannot be read ends it.
 fn fields(mut rest: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     std::iter::from_fn(move || {
         let key = number(&mut rest)?;

@@ -119,7 +119,7 @@ pub struct Answer {
     pub error: String,
 }
 
-/// Runs the trainer on this machine for one answer; what it says meanwhile goes to `report` line by line.
+/// Runs the trainer on this machine for one answer; its other output goes to `report` line by line.
 pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> Result<Answer> {
     let path = program(cache, &ensure(cache, report).await?);
     let mut command = Command::new(&path);
@@ -143,7 +143,7 @@ pub async fn ask(cache: &Path, arguments: &[OsString], report: &dyn Report) -> R
                 None => error.extend(["\n", &line]),
             }
         }
-        // What follows an empty line is about the trainer's own command line.
+        // The text after an empty line is about the trainer's own command line.
         Ok(error.split("\n\n").next().unwrap_or_default().to_owned())
     };
     let data = async {

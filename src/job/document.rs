@@ -27,7 +27,7 @@ pub struct DocumentError {
     pub excerpt: String,
     /// The likely right spelling, when it can be guessed.
     pub hint: Option<String>,
-    /// The key that nobody knows, when that is what is wrong.
+    /// The unknown key, when that is the error.
     pub unknown_key: Option<String>,
 }
 
@@ -50,7 +50,7 @@ struct Piece {
 }
 
 impl Document {
-    /// Takes the bytes of a file as they are; `name` is what messages call it.
+    /// Takes the bytes of a file as they are; `name` is its name in messages.
     pub fn new(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, DocumentError> {
         let name = name.into();
         let (text, wrong) = match String::from_utf8(bytes) {

@@ -1,5 +1,5 @@
-//! Which variables of an environment go on to a job's agent and to its trainer: an allow-list, as data. `docs/environment.md` is the same for
-//! people.
+//! Which variables of an environment go on to a job's agent and to its trainer: an allow-list, as data. `docs/environment.md` is
+//! the same for people.
 
 use std::{collections::BTreeMap, ffi::OsStr};
 
@@ -12,13 +12,13 @@ pub enum Program {
 
 use Program::{Agent, Trainer};
 
-/// Who has which variables. A `*` at the end stands for the rest of a name.
+/// The variables of each program. A `*` at the end stands for the rest of a name.
 const PASSED: &[(&[Program], &[&str])] = &[
     (&[Agent, Trainer], &["PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_*"]),
     (&[Agent, Trainer], &["LD_LIBRARY_PATH", "LD_PRELOAD", "LIBTORCH", "RUST_LOG", "RUST_BACKTRACE"]),
     (&[Agent, Trainer], &["CUDA_*", "CUBLAS_*", "CUDNN_*", "NVIDIA_*", "NCCL_*", "TORCH_*", "PYTORCH_*"]),
     (&[Agent, Trainer], &["OMP_*", "GOMP_*", "KMP_*", "MKL_*", "MALLOC_*"]),
-    // The way to the store. A proxy's address may have a password in it, and the trainer asks nobody.
+    // The way to the store. A proxy's address may have a password in it, and the trainer makes no requests.
     (&[Agent], &["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"]),
     (&[Agent], &["SSL_CERT_FILE", "SSL_CERT_DIR"]),
     (&[Trainer], &[MARK]),
@@ -33,8 +33,8 @@ pub fn passes(program: Program, name: &OsStr) -> bool {
     PASSED.iter().any(|(programs, names)| programs.contains(&program) && is_among(name, names))
 }
 
-/// Variables that a job file cannot set: what the loader and the shell go by, what the agent sets itself, and sign-ins, which have no place in a
-/// job's record.
+/// Variables that a job file cannot set: what the loader and the shell go by, what the agent sets itself, and sign-ins, which have
+/// no place in a job's record.
 const RESERVED: &[&str] = &[
     "PATH",
     "HOME",

@@ -98,8 +98,8 @@ fn grace<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainerImage {
-    /// A program built on this machine from the embedded sources: [`program`] says where it lies. What was written of its path
-    /// before is not read: a record or an order names no file that anybody executes.
+    /// A program built on this machine from the embedded sources: [`program`] says where it lies. A path in older records is not
+    /// read: a record or an order names no file that anybody executes.
     Program { digest: Digest },
     /// A container image with the agent and the trainer in it, as the machine's engine finds it.
     Image { reference: String },

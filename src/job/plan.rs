@@ -48,7 +48,7 @@ pub struct Plan {
     #[serde(default = "default_max_wait", skip_serializing_if = "is_default_max_wait")]
     pub max_wait: Span,
     pub price_per_hour: Money,
-    /// Price of an hour of the same machine if nobody could take it away.
+    /// Price of an hour of the same machine without preemption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lasting_price_per_hour: Option<Money>,
     /// Whose prices these are, and of which day.
@@ -62,7 +62,7 @@ pub struct Plan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Price {
     pub per_hour: Money,
-    /// If nobody could take it away; absent where nobody can, and where there is no such machine.
+    /// The price without preemption; absent where there is none, and where there is no such machine.
     pub lasting: Option<Money>,
     /// Whose price it is, and of which day: "by the list of …".
     pub source: Option<String>,

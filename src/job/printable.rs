@@ -1,13 +1,13 @@
-//! Words from outside on their way to somebody's eyes: what a terminal would obey, or what would show a line in another order than it has, is
-//! shown as U+FFFD.
+//! Words from outside on their way to somebody's eyes: what a terminal would obey, or what would show a line in another order than
+//! it has, is shown as U+FFFD.
 
 use std::borrow::Cow;
 
-/// Stands for what is not shown.
+/// Stands for a character that is not shown.
 pub const HIDDEN: char = '\u{fffd}';
 
-/// Whether `c` is an order and no character: the controls of C0 and C1, DEL, the marks of direction, and the separators of lines and
-/// paragraphs that some programs break lines at.
+/// Whether `c` is an order and no character: the controls of C0 and C1, DEL, the marks of direction, and the separators of lines
+/// and paragraphs that some programs break lines at.
 pub fn is_order(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -53,7 +53,7 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
-    /// Reads the text of a job file; `file` is what messages call it. Whether a backend has such a machine is not checked.
+    /// Reads the text of a job file; `file` is its name in messages. Whether a backend has such a machine is not checked.
     pub fn parse(text: &str, file: &str) -> Result<Self, DocumentError> {
         Self::read(&Document::new(file, text.as_bytes().to_vec())?, |_| Vec::new())
     }

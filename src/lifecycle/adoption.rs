@@ -82,7 +82,7 @@ impl Adoption {
         self.shown = Some((record.id.clone(), record.plan.digest()));
     }
 
-    /// Refuses a file of somebody else's machine: what lies under the same name here is not meant. [`Exit::Conflict`], which ends
+    /// Refuses a file of somebody else's machine: the file under the same name here is another one. [`Exit::Conflict`], which ends
     /// no job.
     pub fn may_read(&self, record: &Record, path: &str) -> Result<()> {
         if self.is_own(record) {

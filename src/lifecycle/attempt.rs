@@ -1,5 +1,5 @@
-//! The books of an attempt. It has a number from when its machine is asked for, and a start when that exists: what comes before is a wait, which
-//! costs nothing and is bounded by itself.
+//! The books of an attempt. It has a number from when its machine is asked for, and a start when that exists: what comes before is
+//! a wait, which costs nothing and is bounded by itself.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use crate::{
     store::checkpoint,
 };
 
-/// Writes the intent down before anything is created: the attempt's number names the machine, so that after a crash the same one is found.
+/// Writes the intent down before anything is created: the attempt's number names the machine, so that after a crash the same one is
+/// found.
 pub(super) async fn request(world: &World, job: &mut Journal) -> Result<()> {
     let first_step = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
     let record = &mut job.record;
@@ -29,7 +30,8 @@ pub(super) async fn request(world: &World, job: &mut Journal) -> Result<()> {
     job.enter(State::Provisioning).await
 }
 
-/// Notes what a look at the current attempt shows: that it waits in a service's queue, or that it has a machine. Answers whether that is news.
+/// Notes what a look at the current attempt shows: that it waits in a service's queue, or that it has a machine. Answers whether
+/// that is news.
 pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -> Result<bool> {
     let started = job.record.attempts.last().is_none_or(|attempt| attempt.started.is_some());
     match sighting {
@@ -52,8 +54,8 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
     Ok(true)
 }
 
-/// Notes, before everything is destroyed, a machine that nobody heard of because the answer to its request was lost: it has cost its time. Best
-/// effort: a cloud that cannot be asked does not delay the end.
+/// Notes, before everything is destroyed, a machine that is unknown because the answer to its request was lost: it has cost its
+/// time. Best effort: a cloud that cannot be asked does not delay the end.
 pub(super) async fn see_the_last(world: &World, job: &mut Journal) {
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none())
@@ -64,8 +66,8 @@ pub(super) async fn see_the_last(world: &World, job: &mut Journal) {
     }
 }
 
-/// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; of one that left a queue and is not
-/// there nobody can say that it ever was.
+/// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; one that left a queue
+/// and is not there may never have existed.
 async fn since(world: &World, record: &Record) -> Result<Option<Timestamp>> {
     let listed = listed(world, record).await?;
     Ok(listed.or_else(|| record.waiting.is_none().then(|| earliest(record, world.clock.now()))))

@@ -1,10 +1,11 @@
-//! Attempts that the backend began by itself, with nobody there (`Plan::mends_itself`), are written down before anything else is decided.
+//! Attempts that the backend began by itself, without ftctl (`Plan::mends_itself`), are written down before anything else is
+//! decided.
 
 use super::{Result, World, attempt, journal::Journal, observe};
 use crate::{job::record::Attempt, store::checkpoint};
 
-/// Answers whether there were any. An attempt ends with its exit record, which its successor writes where it had no time to, and the next
-/// begins then.
+/// Answers whether there were any. An attempt ends with its exit record, which its successor writes where it had no time to, and
+/// the next begins then.
 pub(super) async fn catch_up(world: &World, job: &mut Journal) -> Result<bool> {
     let store = world.store.as_ref();
     let latest = observe::latest_attempt(store, &job.record).await?;

@@ -25,7 +25,7 @@ pub struct Debt {
 
 /// Writes down that the machines of this job may still cost money.
 pub(super) async fn note(world: &World, id: &JobId, why: &str) -> Result<()> {
-    // What cannot be read is written again.
+    // A debt that cannot be read is written again.
     let known = read(world.store.as_ref(), id).await.ok().flatten();
     let since = known.map_or_else(|| world.clock.now(), |debt| debt.since);
     let debt = Debt { schema: DEBT_SCHEMA.to_owned(), id: id.clone(), since, why: why.to_owned() };

@@ -34,7 +34,7 @@ pub(super) enum Decision {
 }
 
 impl Decision {
-    /// The same for somebody else's job: what would begin something is its end.
+    /// The same for somebody else's job: a decision that would begin something is its end.
     pub fn or_the_end(self) -> Self {
         match self {
             Decision::Launch | Decision::TryAgain { .. } | Decision::WaitInQueue => cancelled("cancelled"),
@@ -194,7 +194,7 @@ mod tests {
             (seen(unfit(), None, FRESH), cancelled()),
             (seen(Sighting::Gone, None, None), again("the machine is gone")),
             (seen(Sighting::Gone, None, FRESH), cancelled()),
-            // What the agent said holds, whatever its machine is by now.
+            // The agent's record holds, whatever its machine is by now.
             (seen(dead(), Some(exit(Succeeded)), None), Decision::Collect),
             (seen(Sighting::Gone, Some(exit(Succeeded)), LATE), Decision::Collect),
             (seen(dead(), Some(exit(Cancelled)), None), cancelled()),

@@ -18,7 +18,7 @@ pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
     vec![writable("state directory", state), writable("cache directory", cache)]
 }
 
-/// Looks at what the job reads on this machine: its text or dataset, and the weights it starts from. What is in a store is not
+/// Looks at what the job reads on this machine: its text or dataset, and the weights it starts from. Objects of a store are not
 /// looked at.
 pub fn examine_material(plan: &Plan, cache: &Path) -> Vec<Finding> {
     let data = match &plan.data {

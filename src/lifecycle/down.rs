@@ -10,8 +10,8 @@ use crate::{
     store::Store,
 };
 
-/// Destroys the machines of a job and proves it. A job that is not finished is cancelled first, so that nobody starts it again; one
-/// whose record is lost or unreadable is destroyed by its id alone.
+/// Destroys the machines of a job and proves it. A job that is not finished is cancelled first, so that it does not start again;
+/// one whose record is lost or unreadable is destroyed by its id alone.
 ///
 /// # Errors
 /// [`Exit::Conflict`] when this store knows no such job, and another one has machines of it.

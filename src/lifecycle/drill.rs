@@ -1,4 +1,4 @@
-//! A rehearsed preemption: what would the real one cost?
+//! A rehearsed preemption: the cost of a real one.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     }
     let start = Instant::now();
     world.provider.preempt(&target).await?;
-    // Both at once: somebody has to recover the job, and nobody else may be there to do it.
+    // Both at once: the job needs a driver for its recovery, and there may be no other.
     tokio::select! {
         record = drive(world, id, Until::Finished) => finished(&record?, before.attempt, start),
         after = recovered(world, id, before.attempt) => Ok(measure(&after?, before.attempt, start)),

@@ -55,7 +55,7 @@ const UNRENEWED: Duration = Duration::from_secs(9);
 const MAX_FAILURES: u32 = 8;
 /// Tear-downs in a row that failed at once.
 const MAX_TEAR_DOWNS: u32 = 3;
-/// A tear-down that has failed for so long is not tried again by the same command: what it owes is not forgotten.
+/// A tear-down that has failed for so long is not tried again by the same command: its debt is not forgotten.
 const LONG: Duration = Duration::from_secs(5);
 
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
@@ -108,7 +108,7 @@ enum Taken {
     Foreign(Box<Record>),
 }
 
-/// Whether this invocation may take the job's lease. Its end is everybody's: what is torn down costs money until it is gone.
+/// Whether this invocation may take the job's lease. Everybody may end it: a machine costs money until it is gone.
 fn may_take(world: &World, record: &Record, until: Until) -> bool {
     until == Until::Ended || record.state == State::TearingDown || world.adoption.may_drive(record)
 }

@@ -1,4 +1,4 @@
-//! A job's record in the store, with the version that was read: a write succeeds only if nobody else wrote in between.
+//! A job's record in the store, with the version that was read: a write succeeds only without another one in between.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Writes the first record of a job. A job of this id that exists already is taken as it is: that is what makes an interrupted
-    /// or repeated submission with the same idempotency key one job.
+    /// Writes the first record of a job. An existing job of this id is taken as it is: that makes an interrupted or repeated
+    /// submission with the same idempotency key one job.
     pub async fn create(world: &World, record: Record) -> Result<Self> {
         match world.store.put(&path::record(&record.id), encode(&record), Condition::IfAbsent).await {
             Ok(etag) => Ok(Self::of(world, record, etag)),
@@ -49,8 +49,8 @@ impl Journal {
         Self { record, only_ends: false, kept, etag, store, clock }
     }
 
-    /// Reads the record again, whatever this invocation thought. Its plan never changes: another one is nobody's whom this
-    /// invocation works for.
+    /// Reads the record again, whatever this invocation thought. Its plan never changes: a record with another plan is not this
+    /// invocation's job.
     pub async fn reload(&mut self) -> Result<()> {
         let (record, etag) = read(self.store.as_ref(), &self.record.id).await?;
         if record.plan != self.record.plan {

@@ -129,7 +129,7 @@ impl Consoled {
         let piece = if over {
             console::kept(world.store.as_ref(), record, attempt, self.next).await?
         } else {
-            // What cannot be seen now is seen later.
+            // Output that cannot be read now is read later.
             world.provider.console(&AttemptId::new(&record.id, attempt), self.next).await.unwrap_or_default()
         };
         let Some(piece) = piece else { return Ok(()) };

@@ -67,7 +67,8 @@ pub struct World {
     pub cache: PathBuf,
     /// Machines of others are meant as well.
     pub everybody: bool,
-    /// Who drives: the same all through one invocation, so that its roll-back need not wait for the lease of what it interrupted.
+    /// The driver: the same all through one invocation, so that its roll-back need not wait for the lease of the work that it
+    /// interrupted.
     pub supervisor: Holder,
     /// Which jobs this invocation may drive.
     pub adoption: Adoption,
@@ -84,7 +85,7 @@ impl World {
         self.everybody || resource.belongs.goes_with_its_job()
     }
 
-    /// Says that what names no job is not done to a machine.
+    /// Reports a machine that names no job, and leaves it alone.
     fn leave_alone(&self, resource: &Resource) {
         let why = resource.belongs.apart();
         self.report.line(&format!("{} is left alone until its time is over: {why}", resource.name));
@@ -102,7 +103,7 @@ pub enum Next {
 /// Stages as the user counts them.
 const STAGES: usize = 7;
 
-/// Moves the job by one step. `vigil` is what this invocation has heard of the attempt that runs.
+/// Moves the job by one step. `vigil` is what this invocation knows of the running attempt.
 pub async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Next> {
     if supervise::ended_before_launch(world, job).await? {
         return Ok(Next::Now);

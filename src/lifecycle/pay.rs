@@ -1,4 +1,4 @@
-//! Debts are paid: what could not be destroyed is tried once more, by whatever command comes next.
+//! Debts are paid: a machine that could not be destroyed is tried once more, by the next command.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Paid {
     Gone,
-    /// Nothing is owed, or nobody here can tell that it is: nothing was touched.
+    /// Nothing is owed, or that is not known here: nothing was touched.
     NotOwed {
         why: String,
     },

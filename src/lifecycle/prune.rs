@@ -26,7 +26,7 @@ pub const PRUNE_SCHEMA: &str = "ftctl.prune/1";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Leftover {
     pub resource: Resource,
-    /// Why nobody needs it.
+    /// Why it is not needed.
     pub why: String,
 }
 
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(time_of(Some(one), Some(noon), at(36)), Time::Left);
         assert_eq!(time_of(Some(noon), Some(one), at(-11)), Time::Doubtful { over: noon, now: one });
         assert_eq!(time_of(Some(noon), Some(one), at(36)), Time::Doubtful { over: noon, now: one });
-        // Nobody can say, or nothing ends it.
+        // The end is unknown, or there is none.
         assert_eq!(time_of(Some(noon), None, one), Time::Left);
         assert_eq!(time_of(None, Some(one), one), Time::Left);
     }

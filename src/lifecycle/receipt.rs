@@ -70,7 +70,7 @@ fn clipped(mut record: Record, since: Timestamp, now: Timestamp) -> Option<Recor
 
 pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
     let attempts = &record.attempts;
-    // Of what could not be proved gone nobody can say that it costs nothing.
+    // A machine that could not be proved gone may still cost money.
     let exists = |attempt: &Attempt| attempt.started.is_some() || record.state == State::TearingDown;
     let end = if record.state.is_finished() { record.updated } else { now };
     Receipt {
@@ -94,7 +94,7 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
     }
 }
 
-/// Steps of an attempt that the next one did again: what the last one lost is lost, and not done twice.
+/// Steps of an attempt that the next one did again: the last one's lost steps are not done twice.
 fn lost_steps(record: &Record, attempt: &Attempt) -> u64 {
     if attempt.attempt < record.attempt { attempt.lost_steps } else { 0 }
 }

@@ -19,7 +19,8 @@ use crate::{
 };
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    // Following what `up` made ready does not start it. Somebody may have submitted it since the record was read: a conflict is looked at again.
+    // Following what `up` made ready does not start it. Somebody may have submitted it since the record was read: a conflict is
+    // looked at again.
     if !job.record.submitted {
         let id = &job.record.id;
         return Err(Failure::new(Exit::Conflict, format!("the job {id} is ready, and nobody has submitted it"))
@@ -54,7 +55,7 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
     let missing = |what| Failure::new(Exit::Failure, format!("the record of job {} names no {what}", record.id));
     let now = world.clock.now();
     let lifetime = record.left(now).map_or(Duration::ZERO, |plan| plan.lifetime());
-    // In a queue nobody knows when the machine's time begins: at the latest when the job has waited for as long as it may.
+    // In a queue it is not known when the machine's time begins: at the latest when the job has waited for as long as it may.
     let latest = || after(now, lifetime.saturating_add(record.plan.patience().saturating_sub(record.waited(now))));
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline).unwrap_or_else(latest);
     Ok(RunOrder {

@@ -83,8 +83,8 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
     }
 }
 
-/// Closes the books of the dead attempt and opens the next. What is left of the old machine is destroyed first (which also sends
-/// the last bytes of its log), so two attempts of a job never live side by side.
+/// Closes the books of the dead attempt and opens the next. The rest of the old machine is destroyed first (which also sends the
+/// last bytes of its log), so two attempts of a job never live side by side.
 async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
     world.provider.destroy(&job.record.id).await?;
     attempt::finish(world, job, why).await?;

@@ -14,7 +14,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     world.report.stage(7, STAGES, "Tearing down");
     attempt::see_the_last(world, job).await;
     if let Err(failure) = destroy(world, &job.record.id).await {
-        // What the cloud did not take back costs until it does: the receipt goes on counting.
+        // A machine that the cloud did not take back costs until it does: the receipt goes on counting.
         if failure.exit == Exit::MayBill
             && let Some(attempt) = job.record.attempts.last_mut()
             && attempt.ended.take().is_some()

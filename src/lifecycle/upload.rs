@@ -61,7 +61,7 @@ async fn existing(world: &World, digest: Digest) -> Result<Digest> {
         .fix("`ftctl upload PATH` puts one there and prints its digest"))
 }
 
-/// The job keeps the digest: what the name stands for later does not matter to it.
+/// The job keeps the digest: a later meaning of the name does not matter to it.
 async fn named(world: &World, name: &str) -> Result<Digest> {
     match dataset::named(world.store.as_ref(), name).await {
         Err(StoreError::NotFound { .. }) => {

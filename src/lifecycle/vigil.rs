@@ -91,8 +91,8 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
     }
 }
 
-/// The provider hears of the agent's first sign of life. What cannot be asked now is asked again with the next heartbeat; the job
-/// goes on in any case.
+/// The provider hears of the agent's first sign of life. A failed call is tried again with the next heartbeat; the job goes on in
+/// any case.
 async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
     if vigil.told || vigil.heartbeat.is_none() {
         return;

@@ -24,8 +24,8 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while. What cannot be read now
-    /// is read later.
+    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while. Signs that cannot be
+    /// read now are read later.
     pub async fn look(&mut self, world: &World, record: &Record) {
         let now = world.clock.now();
         let since = |then: Timestamp| Duration::try_from(now.duration_since(then)).unwrap_or_default();

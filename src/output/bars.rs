@@ -1,4 +1,5 @@
-//! Bars on a terminal. Who draws waits for the terminal, which its user may have stopped: that is the thread of [`super::stderr`] alone.
+//! Bars on a terminal. Drawing waits for the terminal, which its user may have stopped, so only the thread of [`super::stderr`]
+//! draws.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -25,7 +25,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The next piece as text; what is no UTF-8 shows as U+FFFD.
+    /// The next piece as text; bytes that are no UTF-8 show as U+FFFD.
     pub fn clean(&mut self, bytes: &[u8]) -> String {
         let mut whole = mem::take(&mut self.begun);
         whole.extend_from_slice(bytes);

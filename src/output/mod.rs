@@ -105,8 +105,8 @@ impl Output {
         self.show(value)
     }
 
-    /// Prints the last value of a verb, whose verdict may still be a failure. JSON stays one value: it has both.
-    /// The verdict counts even if nobody reads the value.
+    /// Prints the last value of a verb, whose verdict may still be a failure. JSON stays one value: it has both. The verdict counts
+    /// even if the value has no reader.
     pub fn conclude(&mut self, value: &dyn Show, verdict: Result<(), Failure>) -> Result<(), Failure> {
         let shown = match (&verdict, self.format) {
             (Err(failure), Format::Json) => {
@@ -135,7 +135,7 @@ impl Output {
         self.raw_apart(bytes).await
     }
 
-    /// Prints bytes as they are, also on a terminal: what was made for one, and what a command wrote that the user had ftctl run.
+    /// Prints bytes as they are, also on a terminal: output made for one, and that of a command that the user had ftctl run.
     pub fn raw(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.printed = true;
         write(&self.talk, bytes).map_err(|error| stdout_failed(&error))
@@ -148,9 +148,9 @@ impl Output {
         written.await.unwrap_or_else(|panic| Err(panic.into()))
     }
 
-    /// Bytes for stderr as they are: what a command said that the user had ftctl run.
+    /// Bytes for stderr as they are: those of a command that the user had ftctl run.
     pub fn errors(&self, bytes: &[u8]) {
-        // As with all talk, nobody may be there to read it.
+        // As with all messages, there may be no reader.
         let _ = self.talk.suspend(|| io::stderr().write_all(bytes));
     }
 
@@ -190,7 +190,7 @@ impl Output {
         if as_json {
             let value = stamped(ERROR_SCHEMA, error_json(failure));
             let text = if self.format == Format::Json { pretty(&value) } else { clean::json(lines([value])) };
-            // There is nobody left to tell when stdout cannot take it.
+            // There is no way left to report that stdout cannot take it.
             let _ = io::stdout().lock().write_all(text.as_bytes());
         } else {
             self.talk.error(&failure.message, failure.fix.as_deref());
@@ -205,7 +205,7 @@ fn write(talk: &talk::Talk, bytes: &[u8]) -> io::Result<()> {
         stdout.write_all(bytes)?;
         stdout.flush()
     };
-    // Bars make room on a terminal alone, and wait for nobody else.
+    // Bars make room on a terminal alone, and wait for nothing else.
     if io::stdout().is_terminal() { talk.suspend(print) } else { talk.after_all(print) }
 }
 

@@ -50,7 +50,7 @@ const WIDTH: u32 = 640;
 const HEIGHT: u32 = 280;
 /// More points than this are drawn as means of neighbours.
 const MOST_POINTS: usize = 1000;
-/// Fewer points than this are not smoothed. Of twice as many, a smoothed value keeps half of the one before.
+/// Fewer points than this are not smoothed. With twice as many, a smoothed value keeps half of the one before.
 const FEWEST_TO_SMOOTH: usize = 50;
 /// Ticks of an axis, about.
 const TICKS: f64 = 5.0;
@@ -204,7 +204,7 @@ impl Ranged for Axis {
     }
 }
 
-/// The least and the largest of these, and a share of what lies between on both sides. A single number, or a constant, lies in the
+/// The least and the largest of these, and a share of their distance on both sides. A single number, or a constant, lies in the
 /// middle.
 fn around(numbers: impl Iterator<Item = f64>, beyond: f64) -> (f64, f64) {
     let (low, high) = numbers.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), n| (low.min(n), high.max(n)));

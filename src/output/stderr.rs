@@ -17,7 +17,7 @@ use indicatif::MultiProgress;
 
 use super::bars::{Bars, Reached};
 
-/// Lines that wait for their reader at most; what comes on top is left out, and that is said.
+/// Most lines that wait for their reader; further ones are left out, and that is said.
 const MOST: usize = 1 << 16;
 
 enum Message {

@@ -107,15 +107,16 @@ pub enum Signs {
     Absent,
 }
 
-/// A piece of what a machine wrote to its console.
+/// A piece of a machine's console output.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Console {
     pub text: String,
-    /// Position of its first byte. Greater than what was asked for when what lay between is lost.
+    /// Position of its first byte. It is greater than the requested one when the bytes between are lost.
     pub start: u64,
     /// Where the next piece begins.
     pub next: u64,
-    /// Is in every line of what ftctl started there; the other lines are the system's. `None`: all lines are worth reading.
+    /// The mark in every line of the processes that ftctl started there; the other lines are the system's. `None`: all lines are
+    /// worth reading.
     pub own: Option<String>,
 }
 
@@ -132,8 +133,7 @@ pub trait Account: Send + Sync {
         Ok(())
     }
 
-    /// Whether the backend has room for this plan's machine, and what that begins with, found out by asking it. Changes nothing,
-    /// and fails for nothing.
+    /// Asks the backend whether it has room for this plan's machine, and the image to boot from. Changes nothing and never fails.
     async fn room(&self, _plan: &Plan) -> Vec<Finding> {
         Vec::new()
     }
@@ -162,7 +162,7 @@ pub trait Provider: Account {
         None
     }
 
-    /// Fails as [`Class::Invalid`] for a plan that names no image where it must. Asks nobody.
+    /// Fails as [`Class::Invalid`] for a plan that names no image where it must. Makes no request.
     fn admit_image(&self, _plan: &Plan) -> Result<()> {
         Ok(())
     }
@@ -202,14 +202,14 @@ pub trait Provider: Account {
     /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.
     async fn preempt(&self, attempt: &AttemptId) -> Result<()>;
 
-    /// Destroys everything of this job. Works with half-made things, with nothing, and twice. What the agent wrote but had not yet
-    /// sent is sent first where the machine allows it. Returns when [`Provider::list`] no longer shows the job.
+    /// Destroys everything of this job. Works with half-made things, with nothing, and twice. Output that the agent has not sent
+    /// yet is sent first where the machine allows it. Returns when [`Provider::list`] no longer shows the job.
     async fn destroy(&self, job: &JobId) -> Result<()>;
 
-    /// Everything of ours that exists, from the provider's own truth, and what of others can be told apart.
+    /// Everything of ours that exists, by the provider's own word, and others' resources where they can be told apart.
     async fn list(&self) -> Result<Vec<Resource>>;
 
-    /// The time by the clock that [`Resource::expires`] is of; `None` where nobody can say.
+    /// The time by the clock of [`Resource::expires`]; `None` where it is unknown.
     async fn now(&self) -> Option<Timestamp>;
 
     /// Starts a command beside the agent of this attempt, with a terminal or without; it ends with the machine at the latest. Fails

@@ -116,7 +116,7 @@ fn open_docker(environment: &Environment) -> Connected {
     Connected { provider: Arc::new(Docker::new(settings)), store, clock }
 }
 
-/// The user's name, by which what is theirs is told from what others have on the same engine, or in the same project.
+/// The user's name, by which their machines are told from others' on the same engine, or in the same project.
 fn owner(environment: &Environment) -> String {
     let name = environment.variable("USER").or_else(|| environment.variable("LOGNAME"));
     name.unwrap_or_else(|| format!("uid-{}", rustix::process::getuid().as_raw()))
@@ -194,7 +194,7 @@ pub fn check(plan: &Plan) -> Result<(), String> {
     plan.check(rules).and_then(|()| all_hold(machine)).map_err(|broken| broken.to_string())
 }
 
-/// Price of an hour of the same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
+/// Price of an hour of the same machine without preemption; `None` where there is none, and where there is no such machine.
 pub fn lasting_price(plan: &Plan) -> Option<Money> {
     // Plans of older versions do not have it.
     let listed = || if let Compute::Gce(gce) = &*plan.compute { gce::lasting_price(gce) } else { None };
@@ -250,7 +250,7 @@ mod tests {
         let (far, endpoint) = ("azure://account/container", "FTCTL_ENDPOINT_BLOB");
         let signed = ["AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"];
         assert_eq!(names(&[azure::SIGNATURE, endpoint], far), signed);
-        // Where nothing can be signed, the agent is who its user is.
+        // Where nothing can be signed, the agent signs in as its user.
         let shared = ["AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "FTCTL_ENDPOINT_BLOB", "HOME", "PATH", "https_proxy"];
         assert_eq!(names(&[endpoint], far), shared);
     }

@@ -1,6 +1,6 @@
 //! The memory of a job's machine.
 
-/// Memory in bytes, and whose it is, as in "a custom-12-79872 has".
+/// Memory in bytes, and its owner, as in "a custom-12-79872 has".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Memory {
     pub bytes: u64,

@@ -16,7 +16,7 @@ const LABEL: usize = 32;
 /// So many of them are enough to tell two apart by eye.
 const SHOWN: usize = 8;
 
-/// Who asks.
+/// The party that asks.
 #[derive(Clone)]
 pub struct Party {
     /// The user's name.
@@ -141,7 +141,7 @@ fn shown(text: &str) -> &str {
     if is_label(text) { &text[..SHOWN] } else { text }
 }
 
-/// Nobody can say whose machines are looked at.
+/// The error where the store, and so the owner of the machines, is unknown.
 #[allow(clippy::needless_pass_by_value)] // It takes the place of the error in `map_err`.
 pub fn unknown_store(error: store::StoreError) -> ProviderError {
     ProviderError::new(Class::Internal, format!("cannot tell which store this is: {error}"))
@@ -176,7 +176,7 @@ mod tests {
             (said(my_owner, bobs, None), Whose::OtherStore, false),
             // Whatever URL the order has: two computers may call two directories alike.
             (said(my_owner, bobs, Some("memory:")), Whose::OtherStore, false),
-            // What an older ftctl made says nothing before its order, and then the URL.
+            // A machine of an older ftctl says nothing before its order, and then the URL.
             (said(None, None, None), Whose::Unknown, true),
             (said(None, None, Some("azure://other/box")), Whose::Unknown, true),
             (said(None, None, Some("memory:")), Whose::Ours, true),

@@ -54,7 +54,7 @@ impl Directories {
         self.state.as_ref().map(|state| state.join("store"))
     }
 
-    /// Holds the embedded store and what must survive. See [`private`].
+    /// Holds the embedded store and other data that must survive. See [`private`].
     pub fn state(&self) -> Result<&Path, SettingsError> {
         self.state.as_deref().map(private).ok_or(NO_STORE)
     }

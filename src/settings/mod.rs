@@ -229,7 +229,7 @@ impl Settings {
         self.store.value.as_deref().ok_or(directories::NO_STORE)
     }
 
-    /// Whether [`Settings::store`] is named by nobody but the project's file.
+    /// Whether only the project's file names [`Settings::store`].
     pub fn is_store_of_project(&self) -> bool {
         self.project.places.contains_key(STORE_KEY)
     }

@@ -62,7 +62,7 @@ struct Kept {
 }
 
 impl Trusted {
-    /// Reads what is remembered of `directory`. What cannot be read is not trusted.
+    /// Reads what is remembered of `directory`. A file that cannot be read gives no trust.
     pub fn of(state: &Path, directory: &Path) -> Self {
         let name = Digest::of(directory.as_os_str().as_bytes());
         let path = state.join("trusted").join(format!("{name}.json"));

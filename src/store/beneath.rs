@@ -1,5 +1,5 @@
-//! Folders and files beneath one open directory. What is there may be somebody else's work: no symbolic link is followed, be it at
-//! the end of a path or in its middle, and only plain files are opened, because a pipe would keep its reader waiting.
+//! Folders and files beneath one open directory. The files may be somebody else's work: no symbolic link is followed, neither at
+//! the end of a path nor in its middle, and only plain files are opened, because a pipe would keep its reader waiting.
 
 use std::{
     fs::File,
@@ -81,7 +81,7 @@ pub(super) fn create(folder: &Dir, name: &str, options: &OpenOptions) -> io::Res
     open(folder, name, options.clone().read(true).write(true).create_new(true))
 }
 
-/// The entry with this name, be it a link; `None`: nothing.
+/// The entry with this name, a link included; `None`: nothing.
 pub(super) fn stat(folder: &Dir, name: &str) -> io::Result<Option<Stat>> {
     match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Err(rustix::io::Errno::NOENT) => Ok(None),
@@ -109,8 +109,8 @@ pub(super) fn sync(folder: &Dir) -> io::Result<()> {
     as_file(folder)?.sync_all()
 }
 
-/// There is no such file. What is there and is refused is another error: a folder that somebody replaced by a link must not look
-/// empty.
+/// There is no such file. An existing entry that is refused is another error: a folder that somebody replaced by a link must not
+/// look empty.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

@@ -69,7 +69,7 @@ pub async fn commit(
     }
 }
 
-/// After a conflict: fine when what is there is what was to be written (the answer was lost).
+/// After a conflict: fine when the present object is the one to be written (the answer was lost).
 async fn settle(store: &dyn Store, name: &str, manifest: CheckpointManifest, conflict: StoreError) -> Result<CheckpointManifest> {
     let found: Option<(CheckpointManifest, _)> = find_json(store, name).await?;
     if found.is_some_and(|(found, _)| found.files == manifest.files) { Ok(manifest) } else { Err(conflict) }
@@ -133,7 +133,7 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
         });
         let claim = claim.await.map_err(failed)?;
         if !to.is_dir() {
-            // What an interrupted fetch left there is used, unless it belongs to another checkpoint.
+            // The remains of an interrupted fetch are used, unless they belong to another checkpoint.
             claim.keep_only(&manifest.files).map_err(failed)?;
             fetch::fetch(store, &contents, &manifest.files, claim.target(), report).await?;
             claim.name().map_err(failed)?;
@@ -147,8 +147,8 @@ pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, re
 }
 
 /// Removes all but the newest `keep` checkpoints (at least one stays) and the contents that only those had. An attempt that has
-/// been replaced fails with [`StoreError::Conflict`] and removes nothing: its view of what is newest is stale. What a crash in the
-/// middle leaves goes with the next [`super::prune`].
+/// been replaced fails with [`StoreError::Conflict`] and removes nothing: its view of what is newest is stale. The remains of a
+/// crash in the middle go with the next [`super::prune`].
 pub async fn retain(store: &dyn Store, job: &JobId, lease: &mut Lease, keep: usize) -> Result<()> {
     let steps = list(store, job).await?;
     let (old, kept) = steps.split_at(steps.len().saturating_sub(keep.max(1)));

@@ -163,7 +163,7 @@ pub async fn count(store: &dyn Store, times: usize) {
     }
 }
 
-/// Appends `times` lines that nobody else appends.
+/// Appends `times` lines that no other writer appends.
 pub async fn append_lines(store: &dyn Store, writer: &str, times: usize) {
     append_lines_from(store, writer, 0, times).await;
 }

@@ -1,8 +1,8 @@
-//! File trees by content: what datasets and checkpoints have in common. A file is kept in chunks, each an object named by its
-//! SHA-256 and shared between everything that has the same bytes; a manifest gives them their names.
+//! File trees by content, for datasets and checkpoints. A file is kept in chunks, each an object named by its SHA-256 and shared
+//! between everything that has the same bytes; a manifest gives them their names.
 //!
-//! A tree is read once: each chunk is read, hashed on a thread, and sent from memory if the store lacks it. What was sent is
-//! therefore what was hashed, and an interrupted upload has lost the chunks that were on their way, nothing else.
+//! A tree is read once: each chunk is read, hashed on a thread, and sent from memory if the store lacks it. The sent bytes are
+//! therefore the hashed ones, and an interrupted upload has lost the chunks that were on their way, nothing else.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -131,7 +131,7 @@ pub(super) struct Sent {
 
 /// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to
 /// it; a symbolic link to a file counts as that file; anything that is neither file nor folder is refused, and so is a tree without
-/// files. A file that changes meanwhile is an error; what has been sent of it then is named by nothing.
+/// files. A file that changes meanwhile is an error; no manifest names the chunks that were sent of it.
 pub(super) async fn send(store: &Arc<dyn Store>, contents: &str, source: &Path, dry: bool, report: &dyn Report) -> Result<Sent> {
     let files = LocalFile::find(source)?;
     let total = files.iter().map(|file| file.stamp.size).sum();
@@ -471,7 +471,7 @@ pub(super) async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send
     joined(tokio::task::spawn_blocking(work).await)
 }
 
-/// The result of a task, which nobody aborts.
+/// The result of a task, which is never aborted.
 pub(super) fn joined<T>(finished: Result<T, JoinError>) -> T {
     finished.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

@@ -49,7 +49,7 @@ pub struct Uploaded {
 }
 
 /// Sends a directory or a single file. Hidden files are part of it, links to files are followed, empty directories are not kept.
-/// The manifest is written last: until then there is no dataset, and what was sent already is not sent again by the next try.
+/// The manifest is written last: until then there is no dataset, and the next try does not send the same bytes again.
 pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
     let mut sent = content::send(store, &path::contents(), source, false, report).await?;
     let manifest = manifest_bytes(&sent)?;
@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    /// The digest of what came is right, and yet it is not what the manifest says.
+    /// The digest of the received bytes is right, and yet they are not those of the manifest.
     #[tokio::test]
     async fn a_length_that_is_not_the_objects_is_damage() {
         let bench = bench();

@@ -58,8 +58,8 @@ pub struct DirectoryStore {
 
 impl DirectoryStore {
     /// Opens the store at `path`, which need not exist: the first write creates it, for its owner alone, and reading an absent
-    /// store finds nothing. Whose it is does not matter: nothing in it leads elsewhere, and on a shared disk colleagues write to
-    /// one store.
+    /// store finds nothing. Its owner does not matter: nothing in it leads elsewhere, and on a shared disk colleagues write to one
+    /// store.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |source| StoreError::Io { action: "open", path: path.display().to_string(), source };
         let path = std::path::absolute(path).map_err(failed)?;
@@ -74,8 +74,8 @@ impl DirectoryStore {
         Ok(Self { root: Arc::new(Root { path, drawn: OnceLock::new() }), url })
     }
 
-    /// Writes wait for locks and for the disk: they run where they hold nobody up. Reads of a local file are over sooner than
-    /// the way to another thread and back.
+    /// Writes wait for locks and for the disk: they run on threads of their own. Reads of a local file are over sooner than the way
+    /// to another thread and back.
     async fn elsewhere<T: Send + 'static>(&self, work: impl FnOnce(&Root) -> Result<T> + Send + 'static) -> Result<T> {
         let root = Arc::clone(&self.root);
         match tokio::task::spawn_blocking(move || work(&root)).await {
@@ -400,8 +400,8 @@ fn remove(root: Dir, path: &str) -> io::Result<()> {
     beneath::sync(&way[way.len() - 1])
 }
 
-/// The names in a folder that may be those of objects or their folders, and whether each is a folder. What was not written through
-/// a store is left out: links, pipes, names that no store takes.
+/// The names in a folder that may be those of objects or their folders, and whether each is a folder. Entries that no store wrote
+/// are left out: links, pipes, names that no store takes.
 fn entries(folder: &Dir, prefix: &str) -> io::Result<Vec<(String, bool)>> {
     let mut found = Vec::new();
     for entry in folder.entries()? {
@@ -651,7 +651,7 @@ mod tests {
         assert_eq!(store.list("").await.unwrap(), []);
         let temporary = directory.path().join("store").join(PRIVATE).join("temporary");
         assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0);
-        // What a killed writer of this or an earlier version leaves goes with a later write. Nothing else does.
+        // The remains of a killed writer of this or an earlier version go with a later write. Nothing else does.
         let old = |name: &str| {
             let path = temporary.join(name);
             File::create(&path).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED).unwrap();
@@ -662,7 +662,7 @@ mod tests {
         assert!(!left.exists() && !earlier.exists() && other.exists());
     }
 
-    /// `path`, an old file outside of the store, and what is in it.
+    /// `path`, an old file outside of the store, and its bytes.
     fn outside(directory: &Path, name: &str) -> PathBuf {
         let path = directory.join("outside").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

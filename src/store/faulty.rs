@@ -50,7 +50,7 @@ impl FaultyStore {
         })
     }
 
-    /// Lets something happen in the middle of what writes: once, after so many writes from now.
+    /// Lets something happen in the middle of a writer's work: once, after so many writes from now.
     pub fn after_writes(&self, number: usize, act: impl FnOnce() + Send + 'static) {
         *self.then.lock().unwrap() = Some((self.written.lock().unwrap().len() + number, Box::new(act)));
     }

@@ -144,8 +144,8 @@ impl Source {
         Self { store: Arc::clone(store), contents: contents.to_owned(), memory }
     }
 
-    /// Hands the bytes of a file from `begin` on, in order and verified. Only of what an older version stored as one large object
-    /// the digest shows at the end that they were right.
+    /// Hands the bytes of a file from `begin` on, in order and verified. Only for a file that an older version stored as one large
+    /// object does the digest show at the end that they were right.
     async fn pull(
         &self,
         file: &FileEntry,
@@ -163,7 +163,7 @@ impl Source {
         let mut next = begin;
         loop {
             while next < file.size && ahead.len() < AHEAD {
-                // Only who waits for nothing may wait for memory: so it always comes free again.
+                // Only a task that waits for nothing else may wait for memory: so it always comes free again.
                 let Some(chunk) = self.chunk(file, next, ahead.is_empty()).await else { break };
                 ahead.push_back(chunk);
                 next += CHUNK;
@@ -320,7 +320,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// With the length of what an interrupted fetch left of the same content and is right; what follows it is cut off.
+    /// Answers the length of the right bytes that an interrupted fetch left of the same content; the bytes after them are cut off.
     fn begin(to: &Target, file: &FileEntry) -> io::Result<(Self, u64)> {
         let (folder, _) = to.place(file)?;
         let mut partial = Self::open(folder, partial_name(file))?;
@@ -344,7 +344,7 @@ impl Partial {
         }
     }
 
-    /// For who fetches what somebody else is fetching to the same folder.
+    /// For a fetch to a folder that another one is fetching the same file to.
     fn open_another(folder: Dir, name: &str) -> io::Result<Self> {
         loop {
             let name = format!("{name}-{:016x}", RandomState::new().build_hasher().finish());
@@ -399,7 +399,7 @@ impl Claim {
         &self.target
     }
 
-    /// Removes every file that a manifest does not name: what an interrupted fetch of something else left.
+    /// Removes every file that a manifest does not name: the remains of an interrupted fetch of something else.
     pub fn keep_only(&self, files: &[FileEntry]) -> io::Result<()> {
         let paths = files.iter().map(|file| file.path.clone());
         let partials = files.iter().map(|file| beside(&file.path, &partial_name(file)));
@@ -499,7 +499,7 @@ mod tests {
 
     #[test]
     fn a_fetch_that_failed_writes_nothing_any_more() {
-        // What waits for this runtime's only thread would be done after the fetch has returned.
+        // Work on this runtime's only thread would be done after the fetch has returned.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

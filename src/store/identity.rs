@@ -1,8 +1,8 @@
-//! Which store is which. Where a store has no name of its own in the world, it is what somebody drew for it once.
+//! The identity of a store. A store without a name of its own in the world has one that was drawn for it once.
 
 use crate::job::digest::Digest;
 
-/// Draws a name that nobody else draws.
+/// Draws a name that is drawn only once.
 pub(super) fn draw() -> String {
     let mut bytes = [0; 32];
     // It reads the system's generator, which fails on no system that ftctl runs on; two stores of the same identity would be one to
@@ -11,7 +11,7 @@ pub(super) fn draw() -> String {
     hex::encode(bytes)
 }
 
-/// The identity of a store with this text. Labels of machines show the identity, and from it nobody finds the text.
+/// The identity of a store with this text. Labels of machines show the identity, from which the text cannot be found.
 pub(super) fn of(text: impl AsRef<[u8]>) -> Digest {
     Digest::of(text.as_ref())
 }
@@ -69,7 +69,7 @@ mod tests {
         let (moved, new) = (DirectoryStore::open(&place.path().join("moved")).unwrap(), DirectoryStore::open(&path).unwrap());
         assert_eq!(moved.identity().await.unwrap(), early);
         assert_ne!(new.identity().await.unwrap(), early);
-        // Who reads an identity on a machine's label cannot make a store of it.
+        // The reader of an identity on a machine's label cannot make a store of it.
         std::fs::create_dir_all(path.join(".ftctl")).unwrap();
         std::fs::write(path.join(".ftctl/id"), early.as_str()).unwrap();
         assert_ne!(new.identity().await.unwrap(), early);

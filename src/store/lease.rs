@@ -15,7 +15,7 @@ use crate::job::id::attempt_number;
 
 pub const LEASE_SCHEMA: &str = "ftctl.lease/1";
 
-/// Who holds a lease.
+/// The holder of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     pub host: String,
@@ -95,7 +95,7 @@ pub enum Acquired {
     HeldBy(Holder),
 }
 
-/// Somebody who wants a lease, and remembers since when it has not changed.
+/// A contender for a lease, which remembers since when it has not changed.
 pub struct Contender {
     store: Arc<dyn Store>,
     path: String,
@@ -179,7 +179,7 @@ impl Lease {
         self.write(condition).await
     }
 
-    /// Somebody who asks, beside the work that the lease is held for, whether it still is.
+    /// A witness, which asks beside the lease's work whether it is still held.
     pub fn witness(&self) -> Witness {
         Witness { store: Arc::clone(&self.store), path: self.path.clone(), holder: self.holder.clone() }
     }
@@ -219,7 +219,7 @@ impl Lease {
     }
 }
 
-/// Who holds the lease at `path`, or held it last without a word of farewell.
+/// The holder of the lease at `path`, or the last one, if it vanished without a release.
 pub async fn holder(store: &dyn Store, path: &str) -> Result<Option<Holder>> {
     Ok(find(store, path).await?.and_then(|(body, _)| body.holder))
 }
@@ -289,7 +289,7 @@ mod tests {
         let second = held(two.acquire().await.unwrap());
         assert!(is_refused(&mut one).await);
         drop(second);
-        // What was dropped without a release is still held: the process lives.
+        // A lease dropped without a release is still held: the process lives.
         assert!(is_refused(&mut one).await);
     }
 

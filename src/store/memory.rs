@@ -24,7 +24,7 @@ pub struct MemoryStore {
 #[derive(Default)]
 struct Objects {
     by_path: BTreeMap<String, Stored>,
-    /// Counts every write: the version of what it wrote.
+    /// Number of writes: the version of the last one.
     writes: u64,
 }
 

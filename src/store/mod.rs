@@ -92,7 +92,7 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// The store does not know who asks, or does not let them.
+    /// The store does not know the caller, or does not let them in.
     #[error("cannot {action} {path} in the store: {why}")]
     Denied { action: &'static str, path: String, why: String },
     /// There is nothing to sign in with, or it cannot be used.
@@ -205,8 +205,8 @@ impl Default for Limits {
     }
 }
 
-/// Who says that a store is there. A sign-in goes to any host that the user names; on another's word, such as that of a job file,
-/// of an order or of a record, only to the cloud's own hosts.
+/// The source of a store's URL. A sign-in goes to any host that the user names; on another's word, such as that of a job file, of
+/// an order or of a record, only to the cloud's own hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WordOf {
     User,
@@ -250,7 +250,7 @@ fn directory_of(url: &str) -> Result<PathBuf> {
     Ok(url.into())
 }
 
-/// Whether the store would be a directory that nobody has made yet: the first write makes it.
+/// Whether the store would be a directory that does not exist yet: the first write makes it.
 pub fn is_yet_to_be_made(url: &str) -> bool {
     let local = !azure::is_container(url) && url != "memory:";
     local && directory_of(url).is_ok_and(|path| matches!(path.try_exists(), Ok(false)))

@@ -31,7 +31,7 @@ fn wrong(name: &str) -> Option<&'static str> {
     })
 }
 
-/// Turns the direction of what is shown after it, so that a name looks like another.
+/// Turns the direction of the text after it, so that a name looks like another.
 fn is_bidi(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

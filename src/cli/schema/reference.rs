@@ -1,5 +1,4 @@
-//! The page for people that says of every key of a job file what it takes, what it is when absent, and what it means:
-//! `docs/job-file.md`.
+//! The page on every key of a job file, with type, default and meaning: `docs/job-file.md`.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! `advice.capacity`: which zone of a region is recommended for a machine. What is expected is what the script says, or what it will do.
+//! `advice.capacity`: which zone of a region is recommended for a machine. The expectation is the script's own, or follows from
+//! what it will do.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::{
     job::units::Span,
 };
 
-/// Nothing is expected to go wrong in a simulation that nobody told so.
+/// Nothing is expected to fail in a simulation without a script.
 const DAY: Span = Span(Duration::from_secs(86_400));
 
 pub fn capacity(cloud: &mut Cloud, request: &Request, (_, region): &Place) -> Answer {

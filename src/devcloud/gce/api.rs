@@ -395,7 +395,7 @@ pub fn check(body: &Map<String, Value>, zone: &str, now: Timestamp) -> Result<()
             "scheduling.provisioningModel",
             "This machine type is not to be had with this provisioning model",
         ),
-        // The A2 types take pd-standard too, which nobody here asks for.
+        // The A2 types take pd-standard too; it is never asked for here.
         (
             machine.fixed.is_none() || ["pd-balanced", "pd-ssd"].contains(&disk),
             "disks[0].initializeParams.diskType",

@@ -23,7 +23,7 @@ pub type Place = (String, String);
 
 /// Every limit on GPUs, and on anything else, that the script does not name.
 const GENEROUS: (u32, u32) = (64, 1_000_000);
-/// Where nobody asked for this quota of their own, it is none, and such machines count against the ordinary one.
+/// Where this quota was not asked for, it is none, and such machines count against the ordinary one.
 const SPOT_CPUS: &str = "PREEMPTIBLE_CPUS";
 /// The service has this limit, and does not show it with its regions.
 const UNTOLD: &str = "NVIDIA_H100_GPUS";
@@ -226,7 +226,7 @@ impl Cloud {
         let Some(instance) = self.instances.get_mut(place) else { return };
         let receipt = receipt(instance, self.script.price_factor, self.now, false);
         self.closed.extend(receipt);
-        // What ran is paid; what is left of it is a disk.
+        // The run is paid; only its disk is left.
         instance.started = None;
         instance.phase = Phase::Terminated;
         if instance.power_ends.take().is_some_and(|(_, deletes)| deletes) {

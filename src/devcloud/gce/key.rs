@@ -33,7 +33,7 @@ impl Key {
 
     fn derived(&self, purpose: &str, zone: &str, name: &str) -> String {
         let words = format!("\0{purpose}\0{zone}\0{name}");
-        // Half of the digest: what is cut off cannot be continued to another purpose's.
+        // Half of the digest: a digest that is cut off cannot be continued to another purpose's.
         hex::encode(&Sha256::digest([&self.0, words.as_bytes()].concat())[..16])
     }
 }

@@ -48,7 +48,7 @@ use super::http::{self, Reply};
 
 pub use script::{SCRIPT_SCHEMA, Script};
 
-/// How often time is looked at when nobody asks for anything.
+/// How often time is looked at between requests.
 const TICK: Duration = Duration::from_millis(20);
 /// An operation is waited for so long before the answer says that it still runs.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
@@ -85,9 +85,9 @@ struct Call {
     status: u16,
 }
 
-/// Who may ask.
+/// The sender of a request.
 enum Caller {
-    /// The user who started this, and everybody to whom they gave the token.
+    /// The user who started this, and everybody who got the token from them.
     Client,
     /// A machine, with the rights of its service account.
     Machine,
@@ -187,7 +187,7 @@ impl Devcloud {
         reply
     }
 
-    /// Who asks.
+    /// Identifies the sender.
     fn admit(&self, heard: &http::Request) -> Result<Caller, Refusal> {
         let token = heard.header("authorization").and_then(|value| value.strip_prefix("Bearer ")).filter(|token| !token.is_empty());
         let token = token.ok_or_else(|| Refusal::new(401, "required", "Login Required."))?;

@@ -29,7 +29,7 @@ pub struct Script {
     pub quota_in_operation: bool,
     pub preemptions: Vec<Preemption>,
     pub troubles: Vec<Trouble>,
-    /// Lists answer with everything, whatever was asked for: who goes by the filter alone touches what is not meant.
+    /// Lists answer with everything, whatever was asked for: a client that relies on the filter alone touches the wrong machines.
     pub ignores_filters: bool,
     /// The factor of machines' prices and of the billing catalogue, beside the table in this program.
     pub price_factor: f64,
@@ -130,7 +130,7 @@ fn at_once() -> Span {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TroubleKind {
-    /// It boots, and nobody runs the startup script.
+    /// It boots, and the startup script does not run.
     NoStartup,
     /// Its boot image has no Docker that works.
     NoEngine,

@@ -61,7 +61,7 @@ fn replay(cloud: &mut Cloud, recording: &str) {
     }
 }
 
-/// Alike but for what is another one each time.
+/// Alike but for values that change each time.
 fn assert_alike(expected: &Value, found: &Value, at: &str) {
     const ANEW: [&str; 12] = [
         "id",
@@ -79,7 +79,7 @@ fn assert_alike(expected: &Value, found: &Value, at: &str) {
     ];
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {
-            // What only images have is of no interest to anybody here.
+            // Fields that only images have are not compared here.
             let missing: Vec<_> = expected
                 .keys()
                 .filter(|key| {

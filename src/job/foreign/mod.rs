@@ -125,7 +125,7 @@ pub struct Job {
     notes: Vec<String>,
     /// Flags that cannot be translated.
     problems: Vec<String>,
-    /// Flags that there are, for who typed one that is near to none.
+    /// The known flags, for a user who mistyped one.
     known: Vec<&'static str>,
     /// Contents of the DeepSpeed configuration, given by a caller that may read files.
     deepspeed: Option<serde_json::Value>,
@@ -214,7 +214,7 @@ impl Job {
         Ok(())
     }
 
-    /// The job file, with what the user should know as comments; or why there is none.
+    /// The job file, with notes for the user as comments; or why there is none.
     fn finish(self, command: &str, program: &Program) -> Result<Translated, Refused> {
         if !self.problems.is_empty() {
             return Err(self.refused());
@@ -264,7 +264,7 @@ impl Job {
     }
 }
 
-/// A job file and what the user should know about it.
+/// A job file and notes for the user.
 #[derive(Debug)]
 pub struct Translated {
     pub text: String,

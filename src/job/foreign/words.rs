@@ -3,7 +3,8 @@
 use super::{Act, Flag, Job};
 use crate::job::wording::nearest;
 
-/// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped, comments. What only a shell could know is refused.
+/// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped, comments. Text that only a shell could expand is
+/// refused.
 pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     // Lines of a file that was written on Windows end with both.
@@ -35,7 +36,7 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// Applies each flag to the job; what goes wrong joins the job's problems.
+/// Applies each flag to the job; failures join the job's problems.
 pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positional: Option<Act>) {
     let mut rest = words.iter();
     while let Some(word) = rest.next() {

@@ -18,7 +18,7 @@ impl From<EngineError> for ProviderError {
     }
 }
 
-/// Words of the engine and what to do about them.
+/// Words of the engine, with fixes.
 const KNOWN: [(&str, &str); 4] = [
     (
         "could not select device driver",
@@ -32,7 +32,7 @@ const KNOWN: [(&str, &str); 4] = [
     ("executable file not found", "the image has no ftctl in its PATH; correct compute.docker.image"),
 ];
 
-/// `act` is what was to be done, such as "start the container x".
+/// `act` is the attempted act, such as "start the container x".
 pub fn failed(act: &str, error: &Error) -> ProviderError {
     let words = docker::words(error);
     let full = docker::is_full_disk(&words);
@@ -57,7 +57,7 @@ fn is_missing(error: &Error) -> bool {
     matches!(error, Error::DockerResponseServerError { status_code: 404, .. })
 }
 
-/// The answer to what is asked for by its name: `None` when there is no such thing.
+/// The answer about a named thing: `None` when there is none.
 pub fn found<T>(act: &str, answer: Result<T, Error>) -> Result<Option<T>, ProviderError> {
     match answer {
         Err(error) if is_missing(&error) => Ok(None),
@@ -65,7 +65,7 @@ pub fn found<T>(act: &str, answer: Result<T, Error>) -> Result<Option<T>, Provid
     }
 }
 
-/// The answer to what may have been done before, or by somebody else.
+/// The answer to an act that may have been done before, or by somebody else.
 pub fn done(act: &str, answer: Result<(), Error>) -> Result<(), ProviderError> {
     match answer {
         Err(error) if is_settled(&error) => Ok(()),

@@ -1,4 +1,4 @@
-//! The image of a job's container, fetched where the engine has not got it; and what builds of images leave at an engine.
+//! The image of a job's container, fetched where the engine has not got it; and the leftovers of image builds at an engine.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -48,7 +48,7 @@ struct Containers {
 }
 
 impl Containers {
-    /// Nobody else's: tests run side by side on one engine.
+    /// This test's alone: tests run side by side on one engine.
     async fn new(owner: &str) -> Self {
         static MADE: OnceCell<()> = OnceCell::const_new();
         MADE.get_or_init(|| async { make_image() }).await;

@@ -1,4 +1,4 @@
-//! The agents' part: what a real one would have written to the store by a certain time, and the writing of it.
+//! The agents' part: the objects that a real agent would have written to the store by a certain time, and the writing of them.
 //!
 //! [`perform`] is a function of what is true in the cloud. [`tell`] brings the store up to it and can be repeated, so a client that
 //! is killed in the middle changes nothing for the next one.
@@ -196,7 +196,7 @@ async fn commit(store: &dyn Store, job: &JobId, attempt: u32, step: u64) -> Resu
     once(write_json(store, &manifest_path, &manifest, Condition::IfAbsent).await)
 }
 
-/// Something that is there already is what was to be written.
+/// An object that is there already is the one that was to be written.
 fn once<T>(written: Result<T>) -> Result<()> {
     match written {
         Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),

@@ -133,7 +133,7 @@ impl Agent {
         steps.find(|step| self.time_of(step + 1, work) > time).unwrap_or(self.steps().max(self.first_step))
     }
 
-    /// The ends that come when nobody interferes.
+    /// The ends that come without interference.
     fn own_ends(&self, work: &Work) -> impl Iterator<Item = End> {
         let (exit, why) = if work.fails.is_some() {
             (ExitReason::Failed, "the trainer failed")

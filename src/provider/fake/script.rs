@@ -1,4 +1,4 @@
-//! `script.json`: what a rehearsal is about. Every key has a default, so `{}` is a cloud in which nothing goes wrong.
+//! `script.json`: the script of a rehearsal. Every key has a default, so `{}` is a cloud in which nothing goes wrong.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -194,7 +194,7 @@ pub struct OutOfSight {
     pub lasting: Span,
 }
 
-/// The process that makes the call is killed (SIGKILL), so that what comes after a crash can be rehearsed.
+/// The process that makes the call is killed (SIGKILL), so that recovery from a crash can be rehearsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CrashAt {
@@ -208,6 +208,6 @@ pub struct CrashAt {
 pub enum When {
     /// Nothing of the call has happened.
     Before,
-    /// All of it has, but nobody knows.
+    /// All of it has, but the answer is lost.
     After,
 }

@@ -19,7 +19,7 @@ use crate::job::{finding::Finding, gce::GcePlan, units::Span};
 struct Outlook {
     zone: String,
     obtainability: f64,
-    /// Seconds; absent of machines that nobody takes away.
+    /// Seconds; absent for machines that are not preempted.
     uptime: Option<f64>,
 }
 

@@ -1,4 +1,5 @@
-//! Who asks: the application-default credentials of Google's libraries, in their order. No program is needed; what gcloud left is used.
+//! The sign-in: the application-default credentials of Google's libraries, in their order. No program is needed; the files that
+//! gcloud wrote are used.
 //!
 //! | from | when |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | `application_default_credentials.json` of gcloud | after `gcloud auth application-default login` |
 //! | the metadata server in `GCE_METADATA_HOST`, or that of this machine | on Google's machines |
 //!
-//! Google's `google-cloud-auth` signs for a service account, which takes no request. Every request of its own follows redirects and goes
-//! through the proxy of the environment, so the other kinds ask here, by [`transit`]; a test holds them against that library.
+//! Google's `google-cloud-auth` signs for a service account, which takes no request. Every request of its own follows redirects and
+//! goes through the proxy of the environment, so the other kinds ask here, by [`transit`]; a test holds them against that library.
 
 mod aws;
 mod external;
@@ -38,7 +39,8 @@ const TOKEN_SERVICE: &str = "https://oauth2.googleapis.com/token";
 const MARGIN: Duration = Duration::from_secs(120);
 const LIMIT: Duration = Duration::from_secs(30);
 const HOUR: u64 = 3_600;
-/// Where a machine of a cloud asks its own host who it is. Nothing leaves that host, so http will do, as long as no proxy is between them.
+/// Hosts where a machine of a cloud asks for its own identity. Nothing leaves that host, so http will do, as long as no proxy is
+/// between them.
 const METADATA: [&str; 3] = ["metadata.google.internal", "169.254.169.254", "[fd00:ec2::254]"];
 
 /// An environment variable; empty ones count as absent.
@@ -121,7 +123,7 @@ impl Credentials {
         Ok(Self { source, variables, token: Mutex::new(None) })
     }
 
-    /// Nobody's: whatever needs a token fails with this error.
+    /// No credentials: every request that needs a token fails with this error.
     pub fn absent(why: ProviderError) -> Self {
         Self { source: Source::Absent(why), variables: BTreeMap::new(), token: Mutex::new(None) }
     }

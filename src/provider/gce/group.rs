@@ -81,7 +81,7 @@ impl Gce {
         Ok(groups.into_iter().find(|group| group["name"] == name.as_str() && is_of(labels(group), job, &mark)))
     }
 
-    /// Who may not list groups is shown none; one who deletes machines of a group has to see it.
+    /// An account that may not list groups is shown none; to delete a group's machines it has to see the group.
     pub(super) async fn groups(&self, filter: &str) -> Result<Vec<Value>, Refusal> {
         match self.client.everywhere(GROUPS, filter).await {
             Err(refusal) if refusal.is_denied() => Ok(Vec::new()),
@@ -181,7 +181,7 @@ impl Gce {
         Ok(())
     }
 
-    /// A template costs nothing, and counts against a quota: what cannot be removed now is found by `prune`.
+    /// A template costs nothing, and counts against a quota: one that cannot be removed now is found by `prune`.
     pub(super) async fn delete_template(&self, job: &JobId) {
         let (Ok(mark), name) = (self.mark().await, name(job)) else { return };
         let found = self.templates(&of(job)).await.unwrap_or_default().into_iter();

@@ -80,7 +80,8 @@ pub fn resource(machine: &Value, mark: &Mark<'_>, prices: Option<&PriceList>) ->
     })
 }
 
-/// By what the cloud says the machine is, not by what a plan once wanted; by the table where nobody has read today's prices.
+/// The price of the machine as the cloud describes it, not as a plan once wanted it; by the table where today's prices were not
+/// read.
 fn price(machine: &Value, prices: Option<&PriceList>) -> Money {
     let card = &machine["guestAccelerators"][0];
     let count = card["acceleratorCount"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(1);

@@ -337,7 +337,7 @@ impl Provider for Gce {
     }
 
     async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
-        // Taken away again while nobody looked: it has cost its time, so the attempt is over, and another has what is left.
+        // Preempted again without an observer: it has cost its time, so the attempt is over, and another has what is left.
         let grouped = wanted(plan)?.recovery == Recovery::Group;
         // A group's machine has a name that the cloud gives it.
         let there = if grouped { self.find(attempt).await?.is_some() } else { self.is_there(attempt).await? };
@@ -532,7 +532,7 @@ fn silent(machine: &str, lasting: Duration, ever: bool) -> Signs {
     Signs::Silent { what }
 }
 
-/// The filter for what has this value in a field.
+/// The filter for resources that have this value in a field.
 fn equal(field: &str, value: &str) -> String {
     format!("{field} = {}", json!(value))
 }

@@ -1,4 +1,4 @@
-//! `[compute.gce]` with every default filled in, and what Compute Engine would refuse of it.
+//! `[compute.gce]` with every default filled in, and the refusals of Compute Engine.
 
 use ft_trainer::settings::validate::{Rule, rule};
 
@@ -83,7 +83,7 @@ impl GcePlan {
         Machine::described(&self.machine_type(), cards, self.disk_gb, self.spot || self.legacy_preemptible)
     }
 
-    /// The same machine if nobody could take it away; `None` where nobody can, and where there is no such machine.
+    /// The same machine without preemption; `None` where there is none, and where there is no such machine.
     pub fn lasting_machine(&self) -> Option<Machine<'static>> {
         let machine = self.machine();
         let is_offered = machine.fixed.is_none_or(|kind| !kind.spot_only);
@@ -101,7 +101,7 @@ pub fn rules_of_plan(plan: &GcePlan) -> Vec<Rule> {
     vec![rule("compute.gce.machine_type", plan.has_its_machine(), "no job file asks for this machine")]
 }
 
-/// List price of an hour of the same machine if nobody could take it away.
+/// List price of an hour of the same machine without preemption.
 pub fn lasting_price(plan: &GcePlan) -> Option<Money> {
     plan.lasting_machine().map(|machine| catalogue::gce().price_per_hour(&machine))
 }

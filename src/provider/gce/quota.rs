@@ -1,4 +1,4 @@
-//! How much of what the project may have, and where.
+//! The project's quotas, and their used part.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ use crate::{
 
 const MORE: &str = "ask for more at https://console.cloud.google.com/iam-admin/quotas";
 
-/// Whether the project can be asked, and what of each accelerator it allows. Changes nothing.
+/// Whether the project can be asked, and its quota of each accelerator. Changes nothing.
 pub async fn check(client: &Client) -> Vec<Finding> {
     match ask(client).await {
         Ok(findings) => findings,

@@ -1,6 +1,6 @@
 //! The provider against the simulated Compute Engine, over real connections, with real machines of processes.
 //!
-//! One file for what shares the simulated cloud; groups and strangers have theirs.
+//! One file for tests that share the simulated cloud; groups and strangers have theirs.
 
 mod discovery;
 mod groups;
@@ -119,7 +119,7 @@ impl Drop for Place {
     }
 }
 
-/// Who has a store of their own.
+/// A party with a store of its own.
 fn somebody() -> Party {
     Party::new("somebody", Arc::new(MemoryStore::new()))
 }
@@ -234,7 +234,7 @@ fn the_insert_is_the_seeds_but_for_what_is_listed() {
     // Derived from the job; two commands of the seed are never the same machine.
     assert_eq!(ours["name"].take(), format!("{}-a1", attempt("gpuserver").job));
     seeds["name"].take();
-    // What finds it, and what it may cost, without a record.
+    // The labels that find it without a record, and tell its price.
     let labels = ours.as_object_mut().and_then(|body| body.remove("labels")).expect("labels");
     assert_eq!(labels["ftctl-lifetime"], "3600");
     // The seed logs in and types; ours starts by itself, and a login leaves no key in the project's metadata.
@@ -293,7 +293,7 @@ fn a_machine_has_no_account_but_the_one_that_was_asked_for_or_one_that_reads_its
     }
 }
 
-/// Provisions one attempt in a cloud that goes wrong; what came of it, and the zones of the machines.
+/// Provisions one attempt in a cloud with a script of failures; its result, and the zones of the machines.
 async fn provision(script: Value) -> (Result<Vec<String>>, Vec<String>, Place) {
     let place = Place::new(script).await;
     let provider = place.provider();
@@ -634,7 +634,7 @@ async fn zones_are_ranked_by_what_is_expected_of_them() {
             .to_vec();
     let refused = [403, 404].map(|status| json!({ "call": "compute.advice.capacity", "kind": { "status": status }, "times": 3 }));
     for (script, order, said) in [
-        // 0.9 × 10 h before 0.5 × 10 h; the last is recommended by its region, and nobody expects a machine there.
+        // 0.9 × 10 h before 0.5 × 10 h; the last is recommended by its region, and no machine is expected there.
         (
             json!({ "outlooks": outlooks }),
             vec!["us-west1-b", "us-central1-c", "europe-west4-b", "us-central1-a", "us-central1-b", "us-west1-a"],

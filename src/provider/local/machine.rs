@@ -246,8 +246,8 @@ impl Machine {
     }
 }
 
-/// Removes a directory that lies directly below `base`, so that it is there in full or not at all for everybody else. A link in its
-/// place is removed, and what it leads to stays.
+/// Removes a directory that lies directly below `base`, so that others see it in full or not at all. A link in its place is
+/// removed, and its target stays.
 pub fn remove_tree(base: &Path, name: &str) -> io::Result<()> {
     let mut parts = Path::new(name).components();
     if !matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name) {

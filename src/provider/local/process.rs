@@ -23,8 +23,8 @@ pub(super) struct Process {
     handle: OwnedFd,
 }
 
-/// Kills everything that carries the mark. What forks while it is being killed is found in the next round; `deadline` ends a wait
-/// for the unkillable.
+/// Kills everything that carries the mark. A process that forks while it is being killed is found in the next round; `deadline`
+/// ends a wait for the unkillable.
 pub fn kill(mark: &OsStr, deadline: Instant) -> io::Result<()> {
     loop {
         let members = members(mark)?;

@@ -60,7 +60,7 @@ impl Machines {
         names("local").chain(names("work")).map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
-    /// Tests share a process: what one of them forks holds the open lock of another until it executes its own program.
+    /// Tests share a process: a child of one holds the open lock of another until it executes its own program.
     async fn ended(&self, attempt: &AttemptId) {
         until(|| self.local().machine(attempt).agent().expect("agent") == Some(Agent::Ended)).await;
     }

@@ -16,7 +16,8 @@ use super::{
 const MOST: usize = 256;
 
 impl AzureStore {
-    /// A listing shows which blobs the objects are: a log is several. So a log goes with its first blob last, as when it is deleted alone.
+    /// A listing shows which blobs the objects are: a log is several. So a log goes with its first blob last, as when it is deleted
+    /// alone.
     pub(super) async fn delete_in_batches(&self, paths: &[String]) -> Result<()> {
         for path in paths {
             check(path)?;
@@ -49,7 +50,8 @@ impl Client {
         }
     }
 
-    /// At most [`MOST`]. What the service does not say is gone is deleted by itself: there it is tried again, and a refusal has its reason.
+    /// At most [`MOST`]. A blob that the service does not report as gone is deleted by itself: there it is tried again, and a
+    /// refusal has its reason.
     async fn delete_batch(&self, names: &[String]) -> Result<()> {
         let container = &self.location.container;
         let batch = self.batch(names).await.map_err(|trouble| self.gave_up("delete", container, trouble, 1))?;

@@ -1,8 +1,8 @@
-//! Large objects go in blocks, several at a time, and are there when the list of the blocks is committed. (Files do not: they come in
-//! chunks that are one request each.)
+//! Large objects go in blocks, several at a time, and are there when the list of the blocks is committed. (Files do not: they come
+//! in chunks that are one request each.)
 //!
-//! A block's id is its number and the MD5 of its bytes. What an interrupted write staged is therefore recognised block by block and
-//! not sent again.
+//! A block's id is its number and the MD5 of its bytes. The staged blocks of an interrupted write are therefore recognised and not
+//! sent again.
 
 use std::{collections::HashSet, sync::Arc};
 

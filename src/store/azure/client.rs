@@ -96,7 +96,7 @@ impl Client {
         self.location.endpoint.scheme() == "https"
     }
 
-    /// For what is asked of the object `path`.
+    /// The client for the object `path`.
     pub fn blob(&self, path: &str) -> BlobClient {
         self.container.blob_client(&self.location.blob(path))
     }
@@ -166,7 +166,7 @@ impl Client {
         self.ask(action, path, self.pipeline.send(&Context::new(), &mut request, None)).await
     }
 
-    /// The error behind an answer that nobody expected.
+    /// The error behind an unexpected answer.
     pub fn refused(&self, action: &'static str, path: &str, refusal: &Refusal) -> StoreError {
         let Refusal { status, code, message } = refusal;
         let Location { account, container, .. } = &self.location;

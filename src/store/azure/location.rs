@@ -24,7 +24,7 @@ impl Location {
     /// `azure://ACCOUNT/CONTAINER[/PREFIX]`, `https://ACCOUNT.blob.HOST/CONTAINER[/PREFIX]`, or, for emulators,
     /// `http://IP:PORT/ACCOUNT/CONTAINER[/PREFIX]`. `endpoint` replaces the first form's `https://ACCOUNT.blob.core.windows.net`.
     pub fn parse(text: &str, endpoint: Option<&str>) -> Result<Self> {
-        // What follows a question mark may be a signature: it is not repeated.
+        // The text after a question mark may be a signature: it is not repeated.
         let shown = text.split('?').next().unwrap_or_default();
         let wrong = |why: &str| StoreError::Invalid(format!("the store `{shown}` names no blob container: {why}"));
         let url = Url::parse(text).map_err(|error| wrong(&error.to_string()))?;

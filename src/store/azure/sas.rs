@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// A key that signs in the name of an identity, for a while, and what is said of it. `None`: this identity may not.
+    /// A key that signs in the name of an identity, for a while, and its description. `None`: this identity may not.
     async fn delegation_key(&self, from: Timestamp, to: Timestamp) -> Result<Option<(SharedKey, [(&'static str, String); 6])>> {
         let account = &self.location.account;
         let time = |time: Timestamp| OffsetDateTime::from_unix_timestamp(time.as_second()).ok();

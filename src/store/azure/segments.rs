@@ -50,7 +50,7 @@ pub(super) struct Properties {
     pub length: u64,
     etag: String,
     pub modified: Timestamp,
-    /// Appends it has had; 0 for what is no log.
+    /// Number of appends; 0 for a blob that is no log.
     appends: u64,
     /// The marks of the writes that led to it; see `super::Marked`.
     marks: String,

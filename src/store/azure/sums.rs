@@ -1,7 +1,7 @@
-//! MD5 of what is sent and read, which the service compares (RFC 1321).
+//! MD5 of all sent and read bytes, which the service compares (RFC 1321).
 //!
-//! Each step of MD5 waits for the one before it, so that a processor with a single message is mostly idle. What is asked for at about
-//! the same time and is equally long, as chunks of a transfer are, is therefore hashed together: see `docs/decisions/0017`.
+//! Each step of MD5 waits for the one before it, so that a processor with a single message is mostly idle. Messages of about the
+//! same time and the same length, such as chunks of a transfer, are therefore hashed together: see `docs/decisions/0017`.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -46,20 +46,20 @@ pub(super) async fn md5(bytes: &Bytes) -> [u8; 16] {
         sum = &mut told => sum,
         () = compute(move || answer(take(&own))) => told.await,
     };
-    // Nobody tells who panics.
+    // A panic sends no sum.
     sum.unwrap_or_else(|_| md5_of_one(bytes))
 }
 
 /// Whether as many wait now as are hashed together.
 fn wait(message: Waiting) -> bool {
     let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Who asked may have gone.
+    // The caller may have gone.
     waiting.retain(|other| !other.tell.is_closed());
     waiting.push(message);
     waiting.len() >= LANES
 }
 
-/// These bytes, if nobody else has taken them, and others of their length.
+/// These bytes, unless another thread has taken them, and others of their length.
 fn take(own: &Bytes) -> Vec<Waiting> {
     let mut waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(at) = waiting.iter().position(|message| message.bytes.as_ptr() == own.as_ptr()) else { return Vec::new() };

@@ -255,7 +255,7 @@ struct Racer {
     ended: Option<Instant>,
 }
 
-/// The service's clock is nobody's; only what each sees is compared, with bounds made of how long its own requests took: a
+/// Neither racer has the service's clock; only what each sees is compared, with bounds made of how long its own requests took: a
 /// contender may see the last renewal so late, and may come so late after the lease has lapsed.
 #[tokio::test]
 #[ignore = "needs Azurite: tests/run installs it"]
@@ -273,7 +273,7 @@ async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time()
         let store: Arc<dyn Store> = Arc::new(store_at(&url, FULL));
         let (racers, taken) = (Arc::clone(&racers), Arc::clone(&taken));
         racing.spawn(async move {
-            // How long nobody held it, and how slow that racer was.
+            // How long it had no holder, and how slow that racer was.
             let mut gaps = Vec::new();
             while taken.load(Ordering::SeqCst) < rounds {
                 let holder = Holder { host: format!("machine {who}"), ..Holder::this_process(0) };
@@ -363,13 +363,13 @@ async fn azurite_deletes_many_in_one_request() {
         let paths = fill(&owner, 600).await;
         let before = proxy.requests();
         store.delete_all(&paths).await.unwrap();
-        // A listing, the further blobs of the log, and three batches of what is left.
+        // A listing, the further blobs of the log, and three batches for the rest.
         assert_eq!(proxy.requests() - before, 5);
         assert_eq!(owner.list("").await.unwrap().iter().map(|meta| meta.path.as_str()).collect::<Vec<_>>(), ["gone/stays"]);
         assert_eq!(owner.blobs("").await.unwrap().len(), 1, "no blob of the log is left");
         store.delete_all(&paths).await.unwrap();
     }
-    // Who may not delete is told so.
+    // A reader that may not delete is told so.
     let reader = signed_in(&url, may("rl").await, Patience::default());
     owner.put("gone/too", "x".into(), Condition::Always).await.unwrap();
     let error = reader.delete_all(&["gone/stays".to_owned(), "gone/too".to_owned()]).await.unwrap_err();

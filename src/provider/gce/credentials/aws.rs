@@ -1,4 +1,4 @@
-//! A role of Amazon's cloud as an identity: a signed question to Amazon who asks, which Google sends on.
+//! A role of Amazon's cloud as an identity: a signed request to Amazon for the caller's identity, which Google sends on.
 
 use hmac::{Hmac, KeyInit, Mac};
 use jiff::Timestamp;

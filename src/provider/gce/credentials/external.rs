@@ -151,7 +151,7 @@ impl Place<'_> {
     }
 }
 
-/// The token in what a program says.
+/// The token in a program's output.
 fn identity(text: &str) -> Result<String, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| format!("its program's answer is no JSON: {error}"))?;
     let word = |name: &str| value[name].as_str();

@@ -126,7 +126,7 @@ async fn group_and_template_are_gclouds_but_for_what_is_listed() {
     assert_eq!(take(&mut ours, "baseInstanceName"), attempt("job").job.as_str());
     // The first machine comes with its order.
     assert_eq!((take(&mut ours, "targetSize"), take(&mut gclouds, "targetSize")), (json!(0), json!(1)));
-    // Whose it is, for who has no record; and that a replaced machine has the order, wherever there is one.
+    // Its owner, for a reader without a record; and that a replaced machine has the order, wherever there is one.
     assert_eq!(take(&mut ours, "allInstancesConfig")["properties"]["labels"]["ftctl-job"], attempt("job").job.as_str());
     let policy =
         json!({ "defaultActionOnFailure": "REPAIR", "forceUpdateOnRepair": "YES", "onRepair": { "allowChangingZone": "YES" } });
@@ -161,7 +161,7 @@ async fn a_machine_that_is_taken_away_comes_back_with_its_order_and_ends_its_gro
         }
     }
     assert_eq!(provider.of_job(&attempt.job).await.expect("listed").len(), 1);
-    // The agent ends well: nobody is there but the machine.
+    // The agent ends well: only the machine is there.
     for disk in fs::read_dir(place.state.path()).expect("readable").map(|entry| entry.expect("readable").path()) {
         if disk.is_dir() {
             fs::write(disk.join("finish"), "").expect("written");
@@ -256,7 +256,7 @@ async fn a_group_that_nobody_looks_after_costs_no_more_than_one_machine() {
     assert!(machines.len() > 15 && machines.iter().all(|machine| machine["exists"] == false), "{bill}");
     let total: Money = bill["total"].as_str().and_then(|total| total.parse().ok()).expect("money");
     assert!(total <= Money { micros: 3_000_000 } && total.micros > 2_000_000, "{total}");
-    // What is left costs nothing, and is pruned by its time.
+    // The rest costs nothing, and is pruned by its time.
     let left = place.provider().list().await.expect("listed");
     assert_eq!((left.len(), left[0].price_per_hour), (1, Money::ZERO));
     assert!(left[0].expires.is_some_and(|expires| expires < place.devcloud.now()));

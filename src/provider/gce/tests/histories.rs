@@ -110,7 +110,7 @@ async fn play(seed: u64) -> (Money, Money, usize) {
         }
         earlier.push(between(begun, clock.now()));
     }
-    // Nobody is there any more: the cloud alone ends what is left.
+    // No client is there any more: the cloud alone ends the rest.
     clock.sleep(wanted.lifetime() + Duration::from_secs(30)).await;
     sleep(Duration::from_millis(100)).await;
     let bill = place.bill().await;

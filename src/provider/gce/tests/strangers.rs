@@ -1,5 +1,5 @@
-//! Machines, groups and templates of others in the same project, which no verb of ours may touch: with labels of theirs, with none, with our
-//! names, and in a cloud whose lists answer with more than was asked for.
+//! Machines, groups and templates of others in the same project, which no verb of ours may touch: with labels of theirs, with none,
+//! with our names, and in a cloud whose lists answer with more than was asked for.
 
 use super::*;
 use crate::provider::{Belongs, Whose};
@@ -7,7 +7,7 @@ use crate::provider::{Belongs, Whose};
 const ZONE: &str = "us-central1-a";
 
 impl Place {
-    /// A machine with these labels, of which nobody here knows.
+    /// A machine with these labels, unknown here.
     async fn stranger(&self, zone: &str, name: &str, labels: Value) {
         let gce = self.provider();
         let (life, image) = (possible::LONGEST, image());
