@@ -1,9 +1,9 @@
-//! Compiles what tch does not pass on of libtorch, and lets `ft-trainer` find libtorch without any environment variable at run time: where it
-//! was linked, or beside the program as in an image.
+//! Compiles what tch does not pass on of libtorch, and lets `ft-trainer` find libtorch without any environment variable at run
+//! time: where it was linked, or beside the program as in an image.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // What needs no libtorch is not built again because one was found.
+    // Parts that need no libtorch are not built again because one was found.
     #[cfg(feature = "torch")]
     torch();
 }

@@ -84,7 +84,7 @@ pub fn peak_memory(device: Device) -> Option<u64> {
     if let Device::Cuda(index) = device { Some(aten::peak_memory(index)) } else { None }
 }
 
-/// Memory of a GPU that nobody has taken, in bytes.
+/// Free memory of a GPU, in bytes.
 pub fn free_memory(device: Device) -> Option<u64> {
     if let Device::Cuda(index) = device { Some(aten::free_memory(index)) } else { None }
 }

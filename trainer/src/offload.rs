@@ -111,7 +111,7 @@ pub fn put_away(tensor: &Tensor, place: &Tensor) -> Tensor {
     away
 }
 
-/// A copy on `device` of what was [`put_away`].
+/// A copy on `device` of a tensor that was [`put_away`].
 pub fn fetched(away: &Tensor, device: Device) -> Tensor {
     let tensor = away.to_device_(device, away.kind(), true, true);
     release([away]);
@@ -141,7 +141,7 @@ fn locked(bytes: u64, device: Device) -> Result<MmapMut, Failure> {
 fn in_file(directory: &Path, bytes: u64) -> io::Result<MmapMut> {
     let file = tempfile::tempfile_in(directory)?;
     reserve(&file, bytes)?;
-    // SAFETY: nobody else can open a file without a name.
+    // SAFETY: no other process can open a file without a name.
     unsafe { MmapMut::map_mut(&file) }
 }
 

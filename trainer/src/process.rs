@@ -35,7 +35,7 @@ pub fn settle_environment() {
 }
 
 /// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come
-/// twice, from a supervisor and from one who stops the whole process group, and stays a wish; a second Ctrl-C ends the process.
+/// twice, from a supervisor and from a stop of the whole process group, and stays a wish; a second Ctrl-C ends the process.
 pub fn handle_signals() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised.
     unsafe {

@@ -1,4 +1,4 @@
-//! Random numbers that are a function of where they are used, not of what was drawn before: nothing to save, nothing to restore.
+//! Random numbers that are a function of where they are used, not of earlier draws: nothing to save, nothing to restore.
 
 /// The output function of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): a bijection
 /// of 64-bit words whose outputs for consecutive inputs pass BigCrush.

@@ -1,4 +1,5 @@
-//! AdamW's one pass over memory against the same rule in libtorch's operations in double precision, and what resume relies on.
+//! AdamW's one pass over memory against the same rule in libtorch's operations in double precision, and the properties that resume
+//! relies on.
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used)]
 
@@ -108,7 +109,7 @@ fn a_foreign_state_is_refused_by_name() {
     }
 }
 
-/// The names of what decays: a step on ones without gradients shrinks it.
+/// The names of the tensors that decay: a step on ones without gradients shrinks it.
 fn decaying(settings: &TrainSettings) -> Vec<String> {
     let mut parameters = Parameters::random(&shape(), 1);
     for parameter in &mut parameters {

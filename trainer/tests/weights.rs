@@ -1,4 +1,4 @@
-//! Weights on disk: what is written is read back bit for bit, and what is damaged is refused by name.
+//! Weights on disk: written ones are read back bit for bit, and damaged ones are refused by name.
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used)]
 

@@ -86,7 +86,7 @@ pub(crate) fn attention([q, k, v]: [&Tensor; 3], dropped: Option<(f64, u64)>, fl
     tensors(|results| unsafe { ft_attention(results, q.as_ptr(), k.as_ptr(), v.as_ptr(), rate, seed, flash) })
 }
 
-/// Gradients of queries, keys and values; `kept` is what [`attention`] gave, with the same share dropped.
+/// Gradients of queries, keys and values; `kept` is the result of [`attention`], with the same share dropped.
 pub(crate) fn attention_backward(
     doutput: &Tensor,
     [q, k, v]: [&Tensor; 3],
@@ -116,14 +116,13 @@ pub(crate) fn fused_adamw(
     });
 }
 
-/// Copies a device's tensor to locked main memory while the device goes on computing: who reads it there calls [`await_home`]
-/// first.
+/// Copies a device's tensor to locked main memory while the device goes on computing: its reader there calls [`await_home`] first.
 pub(crate) fn send_home(home: &Tensor, tensor: &Tensor) {
     // SAFETY: as for `tensors`.
     done(unsafe { ft_send_home(home.as_ptr(), tensor.as_ptr()) });
 }
 
-/// Waits until all is there that was sent from `device`. What the CPU sends is.
+/// Waits until all is there that was sent from `device`. The CPU's own tensors are there already.
 pub(crate) fn await_home(device: Device) {
     if let Device::Cuda(index) = device {
         // SAFETY: takes no pointer.
@@ -132,7 +131,7 @@ pub(crate) fn await_home(device: Device) {
 }
 
 /// Copies a tensor in locked main memory to `place`, on a device, when that has done what it was asked until now, and while it does
-/// what it is asked next: who lets it read the copy calls [`await_arrival`] first.
+/// what it is asked next: a caller that lets it read the copy calls [`await_arrival`] first.
 pub(crate) fn send_out(place: &Tensor, tensor: &Tensor) {
     // SAFETY: as for `tensors`.
     done(unsafe { ft_send_out(place.as_ptr(), tensor.as_ptr()) });

@@ -97,7 +97,7 @@ impl Arena {
 
 /// Places with much room behind each.
 fn places() -> Option<impl Iterator<Item = usize>> {
-    // SAFETY: a new mapping that nobody else knows of, and its end.
+    // SAFETY: a new mapping that is known only here, and its end.
     let mapped = unsafe {
         let probe = libc::mmap(null_mut(), PAGE, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0);
         (probe != libc::MAP_FAILED && libc::munmap(probe, PAGE) == 0).then_some(probe as usize)
@@ -139,7 +139,7 @@ extern "C" fn ft_allocate(bytes: usize) -> *mut c_void {
     {
         return address as *mut c_void;
     }
-    // What is small, and where no place is left for the arena, though somewhere else may be.
+    // Small requests, and those for which the arena has no place, though somewhere else may have one.
     let mut memory = null_mut();
     // SAFETY: the alignment is a power of two and a multiple of a pointer's size.
     if unsafe { libc::posix_memalign(&raw mut memory, ALIGNMENT, bytes) } == 0 { memory } else { null_mut() }

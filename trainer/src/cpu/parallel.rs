@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread looks for what it waits for before it sleeps. On a machine whose processors have other work, too, this much is
-/// lost.
+/// How long a thread looks for the end of its wait before it sleeps. On a machine whose processors have other work, too, this much
+/// is lost.
 const AWAKE: Duration = Duration::from_micros(50);
 
 /// Calls `work(first, chunk)` on consecutive chunks of `chunk_size` elements, spread over as many threads as libtorch's
@@ -159,7 +159,7 @@ impl Desk {
     }
 }
 
-/// Returns when `happened`, which another thread makes true before it looks at `asleep` and wakes who is.
+/// Returns when `happened`, which another thread makes true before it looks at `asleep` and wakes a sleeper.
 fn await_that(happened: impl Fn() -> bool, asleep: &AtomicBool) {
     let begun = Instant::now();
     while begun.elapsed() < AWAKE {

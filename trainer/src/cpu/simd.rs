@@ -13,7 +13,7 @@ use super::vectorise::vectorised;
 /// Running sums kept side by side, as many as fill the widest vector register.
 pub(crate) const LANES: usize = 16;
 
-/// Asks memory for what is soon read at `place`, which may be anywhere.
+/// Asks memory for the data at `place` that is soon read; `place` may be anywhere.
 #[inline(always)]
 pub(crate) fn ask_for(place: *const f32) {
     #[cfg(target_arch = "x86_64")]
@@ -106,7 +106,7 @@ impl Element for F16 {
         f32::from_bits(magnitude.to_bits() | special | u32::from(self.0 & 0x8000) << 16)
     }
 
-    /// Rounds to the nearest, halves to the even one; what is too large becomes infinite.
+    /// Rounds to the nearest, halves to the even one; a number that is too large becomes infinite.
     #[inline(always)]
     fn put(value: f32) -> Self {
         const INFINITY: u32 = 0x7C00;
@@ -121,7 +121,7 @@ impl Element for F16 {
     }
 }
 
-/// Whole numbers, to the nearest, halves to the even one; what is too large becomes the largest.
+/// Whole numbers, to the nearest, halves to the even one; a number that is too large becomes the largest.
 macro_rules! whole_numbers {
     ($($number:ty as $kind:ident),*) => { $(
         impl Element for $number {
@@ -142,8 +142,8 @@ macro_rules! whole_numbers {
 
 whole_numbers!(i8 as Int8, i16 as Int16);
 
-/// `eˣ` to about one unit in the last place, after the polynomial of Cephes' `expf` (Moshier 1989). Below −87 it stays at the smallest
-/// normal number.
+/// `eˣ` to about one unit in the last place, after the polynomial of Cephes' `expf` (Moshier 1989). Below −87 it stays at the
+/// smallest normal number.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³: what is added to it is rounded to a whole number

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Who has to act.
+/// The one who has to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
     /// The user's files or settings: exit code 2.
@@ -75,7 +75,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Who has to act, for the exit code.
+    /// The one who has to act, for the exit code.
     pub fn class(&self) -> Class {
         match self {
             Self::Damaged { .. } | Self::Vocabulary { .. } => Class::Integrity,

@@ -331,7 +331,8 @@ impl MappedShard {
     }
 }
 
-/// Maps a file that nobody changes into memory. Who truncates it meanwhile gets SIGBUS, as with every memory-mapped reader.
+/// Maps a file that does not change into memory. If it is truncated meanwhile, this process gets SIGBUS, as with every
+/// memory-mapped reader.
 pub(super) fn map(path: &Path) -> Result<Mmap, DataError> {
     let file = File::open(path).map_err(|error| DataError::reading(path, error))?;
     // SAFETY: a dataset is written once, under another name, and never changed after its rename; other programs' token files are as

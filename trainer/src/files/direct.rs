@@ -110,7 +110,7 @@ impl Blocks {
         if self.patience.is_zero() || moved.is_err() {
             self.leave_to_page_cache()?;
         }
-        // Some file systems refuse only now. What else has failed fails again, at the latest when the file is brought to the disk.
+        // Some file systems refuse only now. Any other failure comes again, at the latest when the file is brought to the disk.
         moved.or_else(|_| transfer(&self.file, &mut self.memory))
     }
 }

@@ -62,7 +62,7 @@ pub fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Puts `content` in the place of whatever is at `path`: a reader, or a run after a power loss, sees the old bytes or the new ones.
+/// Replaces whatever is at `path` by `content`: a reader, or a run after a power loss, sees the old bytes or the new ones.
 pub fn replace(path: &Path, content: &[u8]) -> Result<(), Failure> {
     let temporary = path.with_extension("unfinished");
     let write = || {

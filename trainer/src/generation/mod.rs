@@ -191,7 +191,7 @@ impl Row {
         Self { number, tokens: Vec::new(), ended: false }
     }
 
-    /// Adds the next token and returns what the model reads next; a row that has ended reads padding, which nobody looks at.
+    /// Adds the next token and returns what the model reads next; a row that has ended reads padding, which is ignored.
     fn extend(&mut self, logits: &[f32], request: &Request) -> u32 {
         if self.ended {
             return request.end_of_text;

@@ -75,7 +75,7 @@ impl Journal {
         Ok(Self { steps: Appended::open(log)?, progress, events, unit: NATS })
     }
 
-    /// Tells people losses in base 2, as fairseq does. What programs read stays in nats.
+    /// Tells people losses in base 2, as fairseq does. The numbers for programs stay in nats.
     #[must_use]
     pub fn in_bits(self) -> Self {
         Self { unit: (" bits", LN_2), ..self }
@@ -152,7 +152,7 @@ impl Appended {
         Ok(())
     }
 
-    /// A machine that lost power may have kept half a line; what follows must start on its own.
+    /// A machine that lost power may have kept half a line; the next line must start on its own.
     fn end_broken_line(&mut self) -> Result<(), Failure> {
         let mut last = [b'\n'];
         let mut read = || {

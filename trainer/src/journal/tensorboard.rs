@@ -40,7 +40,7 @@ impl EventFile {
         let file = clear(&directory).and_then(|()| File::create(&path)).map_err(|error| Failure::io("create", &path, &error))?;
         let mut events = Self { path, file };
         let mut begin = record(&event(0).bytes(3, b"brain.Event:2"));
-        // A SessionLog of status START at step 0: what a reader has seen so far belongs to the past.
+        // A SessionLog of status START at step 0: the steps that a reader has seen so far belong to the past.
         begin.extend(record(&event(0).bytes(7, &[0x08, 1])));
         let records = steps.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
         begin.extend(records.flat_map(|value| scalars(&value)));

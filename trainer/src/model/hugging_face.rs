@@ -53,8 +53,9 @@ impl Shape {
         Ok(shape)
     }
 
-    /// The `config.json` that makes `transformers` load the weights as `GPT2LMHeadModel`, or as `XGLMForCausalLM`. The file
-    /// says that there is no dropout: what reads it need not train with the dropout of this run. `end_of_text` is the token that separates documents, when the tokenizer has one.
+    /// The `config.json` that makes `transformers` load the weights as `GPT2LMHeadModel`, or as `XGLMForCausalLM`. The file says
+    /// that there is no dropout: its reader need not train with the dropout of this run. `end_of_text` is the token that separates
+    /// documents, when the tokenizer has one.
     pub fn config_json(&self, end_of_text: Option<u32>) -> Value {
         if self.variant == Variant::Fairseq {
             return xglm::config_json(self, end_of_text);

@@ -15,7 +15,7 @@ const PROGRAM: u64 = 68 * MIB;
 const HALF: u64 = 6 * MIB;
 /// The blocks in which two files of a checkpoint leave for the disk (`files/direct.rs`).
 const CHECKPOINT: u64 = 8 * MIB;
-/// Share of what comes and goes in a step that lies unused in gaps. Measured.
+/// Share of a step's temporary memory that lies unused in gaps. Measured.
 const UNUSED: f64 = 0.01;
 
 /// Where the memory of a training process goes at its peak, in bytes, without pages of files that the operating system may take
@@ -33,7 +33,7 @@ pub struct TrainingMemory {
     /// Bytes that exist besides while the output head, or one block's backward pass, is computed, the larger of the two; the latter
     /// with everything that is computed again for it.
     pub working: u64,
-    /// The program, copies of matrices during products, and what lies unused.
+    /// The program, copies of matrices during products, and unused gaps.
     pub program: u64,
 }
 

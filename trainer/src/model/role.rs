@@ -1,4 +1,4 @@
-//! The parts that tensors play in a model. What is rounded, decays, moves or begins as which number follows from them.
+//! The parts that tensors play in a model. They decide which tensors are rounded, decay and move, and their first values.
 
 use crate::settings::lora::LinearMap;
 

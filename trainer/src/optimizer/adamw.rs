@@ -82,7 +82,7 @@ struct Numbers {
     epsilon: f64,
     /// `learning rate / (1 − β₁ᵗ)`.
     step_size: f64,
-    /// `1 / √(1 − β₂ᵗ)`: divisions are what this rule spends its time on.
+    /// `1 / √(1 − β₂ᵗ)`: this rule spends its time on divisions.
     correction: f64,
 }
 

@@ -50,7 +50,7 @@ pub struct Update {
     pub weight_decay: f64,
 }
 
-/// How one tensor is updated, and what it remembers.
+/// The update of one tensor, and its state.
 pub(crate) trait Rule: Debug {
     /// The rule's name for people.
     fn name(&self) -> &'static str;

@@ -1,4 +1,4 @@
-//! The end of a run that is complete: what it leaves beside its checkpoints.
+//! The end of a complete run: its files beside its checkpoints.
 
 use serde::Serialize;
 
@@ -69,7 +69,7 @@ impl Run {
         Ok(Outcome::Complete(summary))
     }
 
-    /// The prompt and what the model makes of it.
+    /// The prompt and the model's continuation of it.
     fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
         let tokenizer = self.dataset.tokenizer()?;
         let prompt = generation::encode(&tokenizer, &sample.prompt);

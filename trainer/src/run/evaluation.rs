@@ -119,7 +119,7 @@ impl Run {
         self.recorder.journal.tell(Event::Eval { step, loss, perplexity })
     }
 
-    /// Ends a run that keeps its best weights with them: what it leaves is what was measured to be best.
+    /// Ends a run that keeps its best weights with them: it leaves the weights that were measured to be best.
     pub(crate) fn take_best(&mut self) -> Result<(), Failure> {
         if self.state.step < self.state.steps {
             let evaluations = self.config.train.early_stopping_patience.unwrap_or(0);

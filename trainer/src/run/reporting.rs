@@ -49,7 +49,7 @@ impl Run {
         })
     }
 
-    /// Why the run ends, and what to change.
+    /// Why the run ends, and a setting to change.
     pub(crate) fn diverged(&self, loss: f64, gradient_norm: f64) -> Failure {
         let step = self.state.step + 1;
         let saved = self.recorder.saved.map_or("there is no checkpoint yet".to_owned(), |saved| {

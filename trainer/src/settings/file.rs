@@ -35,7 +35,7 @@ fn parse(path: &Path) -> Result<Value, Failure> {
     value.map_err(|error| Failure::input(format!("{}: {}", path.display(), error.trim_end())))
 }
 
-/// Sets one value. What is not TOML is taken as a string, so that `--set model.preset=gpt2` needs no quotes inside quotes.
+/// Sets one value. Text that is not TOML is taken as a string, so that `--set model.preset=gpt2` needs no quotes inside quotes.
 fn assign(root: &mut Value, assignment: &str) -> Result<(), Failure> {
     let malformed = || Failure::input(format!("--set {assignment}: expected `key=value`, for example `--set train.steps=100`"));
     let (key, text) = assignment.split_once('=').ok_or_else(malformed)?;
@@ -57,7 +57,7 @@ fn assign(root: &mut Value, assignment: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where the error is and, for an unknown key, what was probably meant.
+/// Where the error is and, for an unknown key, the key that was probably meant.
 fn explain(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
     let path = error.path().to_string();
     let message = error.inner().to_string();

@@ -1,7 +1,7 @@
-//! Which steps are not to be trusted, and when more of them are of no use.
+//! The verdict on steps: which are not trusted, and when more of them are of no use.
 //!
-//! Loss spikes are found as in llm.c (`outlier_detector.h`): the z-score of a step's loss and gradient norm among the last 128.
-//! What the guard remembers is part of the checkpoint, so that a resumed run judges as an undisturbed one.
+//! Loss spikes are found as in llm.c (`outlier_detector.h`): the z-score of a step's loss and gradient norm among the last 128. The
+//! guard's state is part of the checkpoint, so that a resumed run judges as an undisturbed one.
 
 use serde::{Deserialize, Serialize};
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::LossScaling;
 
-/// The scale of the next step, and what decides when it changes. Part of a checkpoint.
+/// The scale of the next step, and the counts that decide when it changes. Part of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     pub scale: f64,

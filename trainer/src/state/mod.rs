@@ -1,4 +1,4 @@
-//! `trainer_state.json`: where a run stands, and what it must be resumed with.
+//! `trainer_state.json`: where a run stands, and the settings that it must be resumed with.
 
 pub mod guard;
 pub mod loss_scale;

@@ -24,8 +24,8 @@ impl Fixture {
         fixture
     }
 
-    /// The same with other documents to validate on, which have nothing in common with those: the more is learnt of the latter, the less likely the
-    /// former become, on every machine.
+    /// The same with other documents to validate on, which have nothing in common with those: the more is learnt of the latter, the
+    /// less likely the former become, on every machine.
     pub fn validated_by_strangers() -> Self {
         let fixture = Self { directory: tempfile::tempdir().unwrap() };
         let strangers = fixture.path("strangers.jsonl");
@@ -95,7 +95,7 @@ impl Fixture {
 
 pub fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ft-trainer"));
-    // What it would otherwise start itself again for: a second loading of libtorch, of which there are hundreds here.
+    // Without this variable it would start itself again: a second loading of libtorch, of which there are hundreds here.
     command.env("OMP_NUM_THREADS", "1").envs(openmp::policy());
     command
 }

@@ -40,7 +40,7 @@ fn continued_by(tokens: usize, model: &Gpt2, prompts: &[Vec<u32>], sampling: Sam
     generate(model, prompts, &Request { tokens, sampling, seed: 9, end_of_text: 100, draft: tokens > 20 }).unwrap()
 }
 
-/// Guessed ahead by a draft, and with fewer tokens by what stood in the text before.
+/// Guessed ahead by a draft, and with fewer tokens by the text before.
 const LONG_AND_SHORT: [usize; 2] = [40, 20];
 
 #[test]
@@ -53,7 +53,7 @@ fn a_batch_continues_as_each_prompt_alone() {
     }
 }
 
-/// Drawn tokens seldom are what was guessed.
+/// Drawn tokens seldom equal the guesses.
 #[test]
 fn guessing_changes_no_drawn_token() {
     let (model, prompts) = (model(), prompts());

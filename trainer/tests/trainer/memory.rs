@@ -72,11 +72,11 @@ fn auto_takes_the_whole_step_at_once_where_it_fits() {
     assert_eq!(serde_json::from_slice::<Value>(&state).unwrap()["micro_batch"], 4);
 }
 
-/// KiB of address space: libtorch, some threads and two sequences of [`VALUES`] at a time take up to 1,000,000, eight from 1,200,000 on; where the
-/// threads of `rayon` make products, 1,100,000 and 1,300,000.
+/// KiB of address space: libtorch, some threads and two sequences of [`VALUES`] at a time take up to 1,000,000, eight from
+/// 1,200,000 on; where the threads of `rayon` make products, 1,100,000 and 1,300,000.
 const ENOUGH_FOR_TWO: &str = "1150000";
 
-/// The command with no more than [`ENOUGH_FOR_TWO`] KiB of address space: what the system refuses then, libtorch and Rust are refused.
+/// The command with no more than [`ENOUGH_FOR_TWO`] KiB of address space: the system then refuses memory to libtorch and Rust.
 fn within_limits(command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("ulimit -v {ENOUGH_FOR_TWO} && exec \"$0\" \"$@\"")]);
@@ -108,7 +108,7 @@ fn a_run_out_of_memory_says_so_and_goes_on_with_fewer_sequences_at_a_time() {
         assert!((found / expected - 1.0).abs() < 1e-5, "{found} instead of {expected}");
     }
     assert!(expected[7] < expected[0] - 0.5, "a run that learns nothing compares nothing");
-    // On its own it stays with what it once had to take.
+    // On its own it keeps the number that it once had to take.
     std::fs::remove_file(fixture.path("narrow/summary.json")).unwrap();
     let said = succeed(&mut fixture.train(&config, &values));
     assert!(said.contains("a step is 4 x 2 sequences"), "{said}");

@@ -66,7 +66,7 @@ fn ends_within(child: &mut Child, time: Duration) -> bool {
     false
 }
 
-/// Waits until something is true of what a process does; false when it ended by itself before.
+/// Waits until something is true of a process's output; false when it ended by itself before.
 fn comes_to(child: &mut Child, mut is_there: impl FnMut() -> bool) -> bool {
     while !is_there() {
         if let Some(status) = child.try_wait().unwrap() {

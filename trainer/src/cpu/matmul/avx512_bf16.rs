@@ -36,7 +36,7 @@ fn has_instruction() -> bool {
     has_avx512() && is_x86_feature_detected!("avx512bf16")
 }
 
-/// Whether the processor says that this is who made it.
+/// Whether the processor names this maker.
 fn is_by(maker: &[u8; 12]) -> bool {
     let said = __cpuid(0);
     maker.as_chunks::<4>().0.iter().zip([said.ebx, said.edx, said.ecx]).all(|(letters, word)| *letters == word.to_le_bytes())

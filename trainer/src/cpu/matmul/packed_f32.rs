@@ -243,7 +243,7 @@ pub(crate) unsafe fn transpose(rows: [*const f32; FOUR], places: [*mut f32; FOUR
     }
 }
 
-/// Asks memory for one of `count` shares of what is copied next.
+/// Asks memory for one of `count` shares of the data that is copied next.
 #[expect(clippy::inline_always, reason = "a call would put the sums that are in registers into memory")]
 #[inline(always)]
 pub(crate) fn ask_for<E: Copy>(next: Matrix<'_, E>, share: usize, count: usize) {

@@ -106,8 +106,8 @@ pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> 
     Ok(hex(&digest.finalize()))
 }
 
-/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there; what a killed one left in the
-/// folder of `out` is removed.
+/// Makes a dataset at `out`, which must not exist. An interrupted preparation leaves nothing there; the remains of a killed one in
+/// the folder of `out` are removed.
 pub fn prepare(
     config: &DataConfig,
     cargo_sources: Option<Vec<PathBuf>>,
@@ -130,7 +130,7 @@ pub fn prepare(
     Ok(PreparedSummary { digest, description })
 }
 
-/// The documents of the inputs and what becomes of each.
+/// The documents of the inputs and the fate of each.
 struct Selection<'a> {
     column: Option<&'a str>,
     inputs: &'a Inputs,
@@ -284,7 +284,7 @@ fn temporary_beside(out: &Path) -> Result<Temporary, DataError> {
     loop {
         let directory = make().map_err(DataError::writing(parent))?;
         let claim = File::open(directory.path());
-        // Where there are no locks nobody removes what looks abandoned.
+        // Where there are no locks, files that look abandoned are not removed.
         let _ = claim.as_ref().map(File::lock);
         // Until it was locked it looked abandoned, and somebody may have removed it.
         if directory.path().exists() {
@@ -300,7 +300,7 @@ fn remove_abandoned(parent: &Path) {
         if let Ok(folder) = File::open(entry.path())
             && folder.try_lock().is_ok()
         {
-            // Best effort: nobody takes it for a dataset.
+            // Best effort: it cannot be taken for a dataset.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }

@@ -1,5 +1,5 @@
-//! Texts of a parquet file in a delta encoding: the library takes the numbers of such a page for lengths as they are, so they are looked at
-//! before it does.
+//! Texts of a parquet file in a delta encoding: the library takes the numbers of such a page for lengths as they are, so they are
+//! looked at before it does.
 
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -86,7 +86,7 @@ fn fit(lengths: &[u64], texts: &[u8]) -> Option<()> {
     (lengths.iter().sum::<u64>() <= texts.len() as u64).then_some(())
 }
 
-/// Numbers from 0 to 2³¹ - 1, packed as differences, `most` at most; and what follows them.
+/// Numbers from 0 to 2³¹ - 1, packed as differences, `most` at most; and the bytes after them.
 fn numbers(mut data: &[u8], most: u64) -> Option<(Vec<u64>, &[u8])> {
     let [block, parts, count] = [varint(&mut data)?, varint(&mut data)?, varint(&mut data)?];
     let of_part = block.checked_div(parts)?;

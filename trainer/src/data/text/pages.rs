@@ -22,7 +22,7 @@ const LZ4_RATIO: u64 = 255;
 /// Those of texts: PLAIN, both names of dictionaries, and two of differences.
 const ENCODINGS: [i64; 5] = [0, 2, 6, 7, 8];
 
-/// Fails with what is wrong with the pages of a column in one row group of `file`.
+/// Fails with the error in the pages of a column in one row group of `file`.
 pub fn check(file: &File, chunk: &ColumnChunkMetaData) -> Result<(), String> {
     let first = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
     let [mut at, bytes] = [first, chunk.compressed_size()].map(|place| u64::try_from(place).unwrap_or(u64::MAX));

@@ -180,7 +180,7 @@ fn jsonl_text(table: &Table<'_>, line: &[u8], place: &str) -> Result<String, Dat
     value.map_err(|_| table.not_text(column, place.to_owned()))
 }
 
-/// The names of a row's columns. What is in those that nobody wants may be large, and is passed over.
+/// The names of a row's columns. The contents of unwanted columns may be large, and are passed over.
 struct Columns(Vec<String>);
 
 impl<'de> Deserialize<'de> for Columns {

@@ -19,8 +19,8 @@ pub struct Merge {
 #[derive(Debug, Clone)]
 pub struct Merges {
     by_pair: FxHashMap<(u32, u32), Merge>,
-    /// A bit for every pair that may be there (Bloom 1970, with one hash): most pairs of unusual text are not, and what says so
-    /// stays in the cache.
+    /// A bit for every pair that may be there (Bloom 1970, with one hash): most pairs of unusual text are not, and the bits that
+    /// say so stay in the cache.
     possible: Vec<u64>,
 }
 

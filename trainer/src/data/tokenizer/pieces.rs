@@ -80,7 +80,7 @@ impl Pieces<'_> {
         match self.rest[run..].chars().next() {
             // A single blank belongs to the word after it.
             Some(next) if run == 1 && first == ' ' => self.run(self.kind(next), 1),
-            // Of a longer run the last character is left to what follows.
+            // The last character of a longer run is left to the next piece.
             Some(_) => self.all_but_last(run),
             None => run,
         }

@@ -123,8 +123,8 @@ impl LowRank {
         add_product_transposed(y, &narrow, &self.b.to_kind(x.kind()));
     }
 
-    /// Adds the gradients of A and B to `gradient`, and that of the input to `dx [N, in]`. `x [N, in]`, `dy [N, out]`. What is as
-    /// narrow as the rank is computed again, and nothing kept from the forward pass.
+    /// Adds the gradients of A and B to `gradient`, and that of the input to `dx [N, in]`. `x [N, in]`, `dy [N, out]`. Tensors as
+    /// narrow as the rank are computed again, and nothing kept from the forward pass.
     pub fn add_backward(&self, x: &Tensor, dy: &Tensor, dx: &mut Tensor, gradient: &mut Self) {
         let dnarrow = product(dy, &self.b.to_kind(dy.kind())) * self.scale; // [N, r]
         let dropped = self.drop(x);

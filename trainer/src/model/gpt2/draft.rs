@@ -123,8 +123,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Writes a token's key and value, and attends to all up to it, head by head. `[D]` each; what is kept is `[1, H, capacity, D /
-/// H]`.
+/// Writes a token's key and value, and attends to all up to it, head by head. `[D]` each; the kept tensors are `[1, H, capacity, D
+/// / H]`.
 fn attend_all(query: &[f32], key: &[f32], value: &[f32], kept: &mut (Tensor, Tensor), slot: usize, output: &mut [f32]) {
     assert_eq!(kept.0.size()[0], 1, "a draft continues one sequence");
     let [capacity, channels] = [2, 3].map(|dimension| kept.0.size()[dimension] as usize);
@@ -178,12 +178,12 @@ impl Rounded {
 }
 
 vectorised! {
-    /// Whole numbers up to `most`, and what makes `values` of them again.
+    /// Whole numbers up to `most`, and the factor that makes `values` of them again.
     fn round_to<N: Element>(values: &[f32], most: f32, numbers: &mut [N]) -> f32 {
         // Magnitudes are ordered as their bits are.
         let largest = values.iter().fold(0, |largest, value| (value.to_bits() & !(1 << 31)).max(largest));
         let scale = f32::from_bits(largest) / most;
-        // Of what is smaller the inverse may be infinite.
+        // The inverse of a smaller number may be infinite.
         let inverse = if scale >= f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
         for (value, number) in values.iter().zip(numbers) {
             *number = N::put(value * inverse);

@@ -35,7 +35,7 @@ pub struct Gpt2 {
     shape: Shape,
     /// The tensors that the optimizer changes and checkpoints hold.
     parameters: Parameters,
-    /// The same rounded to what products are computed in; shares memory with `parameters` where that is the same.
+    /// The same, rounded to the type that products are computed in; shares memory with `parameters` where that is the same.
     working: Parameters,
     /// When they are trained instead of `parameters`.
     adapters: Option<Adapters>,
@@ -155,8 +155,8 @@ impl Gpt2 {
         Self { engine, ..self }
     }
 
-    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. What leaves the device waits
-    /// in `place`.
+    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. Tensors that leave the device
+    /// wait in `place`.
     pub fn with_recompute(self, recompute: Recompute, rows: usize, place: &Place) -> Result<Self, Failure> {
         let (size, kind) = ([rows as i64, self.shape.width as i64], self.parameters.token_embedding().kind());
         let away = |_| place.zeros(&size, kind, Device::Cpu);
@@ -178,8 +178,8 @@ impl Gpt2 {
         Self { begins_document: Some(i64::from(end_of_text)), ..self }
     }
 
-    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: what is dropped is a
-    /// function of it.
+    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: dropout is a function of
+    /// it.
     pub fn begin_at_sequence(&mut self, first: u64) {
         self.first_sequence = first;
     }
@@ -243,7 +243,7 @@ impl Gpt2 {
         stream.iter().for_each(WeightStream::forget);
     }
 
-    /// Puts others in the place of what is trained.
+    /// Replaces the trained tensors.
     pub fn replace(&mut self, change: impl FnOnce(&mut Parameters)) {
         if let Some(adapters) = &mut self.adapters {
             return change(adapters.parameters_mut());
@@ -285,7 +285,7 @@ impl Gpt2 {
     }
 
     /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home.
-    /// What was added before is in the copy, so that the sum has the same order and bits.
+    /// The sum so far is in the copy, so that the sum has the same order and bits.
     pub(super) fn borrowed(&self, gradient: &Tensor) -> Tensor {
         match (self.is_apart(), self.fresh) {
             (false, _) => gradient.shallow_clone(),
@@ -294,7 +294,7 @@ impl Gpt2 {
         }
     }
 
-    /// Sends home what was borrowed, while the device goes on. What was sent before is there by then, so that the device has the
+    /// Sends home the borrowed gradients, while the device goes on. Those sent before are there by then, so that the device has the
     /// gradients of two blocks at most, however far behind it copies are.
     pub(super) fn give_back<'a>(&self, borrowed: impl IntoIterator<Item = &'a Tensor>, home: impl IntoIterator<Item = &'a Tensor>) {
         if !self.is_apart() {
@@ -313,7 +313,7 @@ impl Gpt2 {
         }
     }
 
-    /// Waits for what was sent home, and adds products to what they belong to.
+    /// Waits for the gradients that were sent home, and adds products to those that they belong to.
     fn await_home(&self) {
         if self.is_apart() {
             aten::await_home(self.device);

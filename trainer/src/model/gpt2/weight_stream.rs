@@ -1,4 +1,5 @@
-//! The weights of two blocks on the device, where those of the others wait in main memory: while one block computes, the next arrives.
+//! The weights of two blocks on the device, where those of the others wait in main memory: while one block computes, the next
+//! arrives.
 
 use std::cell::Cell;
 
@@ -25,7 +26,8 @@ impl WeightStream {
         Self { device, layers, places: [place(), place()], held: Cell::default(), last: Cell::default() }
     }
 
-    /// The weights of a block on the device, until another is asked for. Sends the next one on its way. After a whole pass none is: it turns to one that is there.
+    /// The weights of a block on the device, until another is asked for. Sends the next one on its way. After a whole pass none is:
+    /// it turns to one that is there.
     pub fn block(&self, home: &Parameters, layer: usize) -> BlockTensors {
         self.send(home, layer);
         aten::await_arrival(self.device);
@@ -48,7 +50,8 @@ impl WeightStream {
         if forward && layer + 1 < self.layers { layer + 1 } else { layer.saturating_sub(1) }
     }
 
-    /// The place's former weights are not needed any more: what computes with them was launched before, and the copy waits for it on the device.
+    /// The place's former weights are not needed any more: the kernels that compute with them were launched before, and the copy
+    /// waits for it on the device.
     fn send(&self, home: &Parameters, layer: usize) {
         let mut held = self.held.get();
         if held[layer % 2].replace(layer) == Some(layer) {

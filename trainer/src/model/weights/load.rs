@@ -116,7 +116,7 @@ struct Stored<'a> {
 /// By the name that it has here.
 type Found<'a> = HashMap<String, Stored<'a>>;
 
-/// Takes one tensor out of what was found, put together from its parts where the file has several.
+/// Takes one tensor out of those found, put together from its parts where the file has several.
 fn take(found: &mut Found<'_>, directory: &Path, spec: &TensorSpec, variant: Variant) -> Result<Tensor, ModelError> {
     let size: Vec<i64> = spec.dimensions.iter().map(|size| *size as i64).collect();
     if variant == Variant::Gpt2 {

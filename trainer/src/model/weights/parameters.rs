@@ -131,7 +131,7 @@ impl Affine {
         Self { weight: weight.shallow_clone(), bias: bias.shallow_clone(), adapter: None }
     }
 
-    /// The gradient of what is not trained.
+    /// The gradient of frozen tensors.
     pub fn frozen() -> Self {
         Self { weight: Tensor::new(), bias: Tensor::new(), adapter: None }
     }
@@ -164,7 +164,7 @@ impl BlockTensors {
         Self { ln_1, c_attn, attn_proj, ln_2, c_fc, mlp_proj }
     }
 
-    /// None of what is frozen.
+    /// The tensors that are not frozen.
     pub fn tensors(&self) -> Vec<&Tensor> {
         self.affines().into_iter().filter(|affine| !affine.is_frozen()).flat_map(Affine::tensors).collect()
     }

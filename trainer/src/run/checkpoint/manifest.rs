@@ -36,7 +36,7 @@ pub struct Entry {
     pub sha256: String,
 }
 
-/// Makes a checkpoint of what is in `directory`.
+/// Makes a checkpoint of the files in `directory`.
 pub fn write(directory: &Path, step: u64) -> Result<(), Failure> {
     let read = |name: String| {
         let path = directory.join(&name);

@@ -39,8 +39,8 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Opens `output/checkpoints`, creating it, and clears away what a killed process left unfinished. The caller holds the run's
-    /// lock: nobody else is writing here.
+    /// Opens `output/checkpoints`, creating it, and clears away the unfinished files of a killed process. The caller holds the
+    /// run's lock: no other process is writing here.
     pub fn open(output: &Path) -> Result<Self, Failure> {
         let directory = output.join("checkpoints");
         fs::create_dir_all(&directory).map_err(|error| Failure::io("create", &directory, &error))?;
@@ -80,7 +80,7 @@ impl Checkpoints {
         )))
     }
 
-    /// Makes the checkpoint of `step` from what `write` puts into the directory it is given. On an error nothing of it remains.
+    /// Makes the checkpoint of `step` from the files that `write` puts into its directory. On an error nothing of it remains.
     pub fn commit(&self, step: u64, write: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
         let unfinished = self.directory.join(format!("{UNFINISHED}{}", name(step)));
         let result = self.make(&unfinished, step, write);

@@ -1,8 +1,8 @@
 //! Checkpoints of a run, written while it goes on.
 //!
-//! Weights and what the optimizer remembers change only in an update. Two threads copy them to files while the next step computes
-//! its gradient, and only the update waits for them; digests, and bringing it all to the disk, take no time of the training. There
-//! is no second copy in memory, but for one tensor of each where they are on a GPU, or adapters are merged.
+//! Weights and the optimizer's state change only in an update. Two threads copy them to files while the next step computes its
+//! gradient, and only the update waits for them; digests, and bringing it all to the disk, take no time of the training. There is
+//! no second copy in memory, but for one tensor of each where they are on a GPU, or adapters are merged.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -103,7 +103,7 @@ struct Contents {
 }
 
 impl Contents {
-    /// A Hugging Face directory, and what it takes to go on. `copying` is dropped when neither tensors nor the best weights are
+    /// A Hugging Face directory, and the state to resume from. `copying` is dropped when neither tensors nor the best weights are
     /// read any more.
     fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
         if let Some(best) = &self.best {

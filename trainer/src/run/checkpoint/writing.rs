@@ -50,7 +50,7 @@ impl Writing {
 }
 
 impl Drop for Writing {
-    /// Nobody else may write to the directory before.
+    /// No other thread may write to the directory before.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

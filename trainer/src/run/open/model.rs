@@ -71,7 +71,7 @@ fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Fa
     }
 }
 
-/// Masks have the run's seed and no generator: what is dropped follows from the number of the sequence.
+/// Masks have the run's seed and no generator: they follow from the number of the sequence.
 fn dropout(settings: &TrainSettings) -> Dropout {
     let adapter = settings.lora.as_ref().map_or(0.0, |lora| lora.dropout);
     Dropout { seed: settings.seed, residual: settings.dropout, attention: settings.attention_dropout, adapter }

@@ -68,7 +68,7 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
         differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
     }
     if differences.is_empty() {
-        // What a run once had to take it keeps, until something else is asked for.
+        // A run keeps the number that it once had to take, until another one is asked for.
         let micro_batch = saved.micro_batch.filter(|_| fresh.identity.divides_as(&saved.identity));
         return Ok(State { micro_batch, identity: fresh.identity.clone(), ..saved });
     }
@@ -107,8 +107,8 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step. A run that is resumed has the threads
-/// that it began with, on any machine.
+/// More threads than [`THREADS_PER_CORE`] for each core wait for each other; thousands never end a step. A run that is resumed has
+/// the threads that it began with, on any machine.
 pub(super) fn check_threads(settings: &TrainSettings) -> Result<(), Failure> {
     let (threads, most) = (settings.threads.unwrap_or(1), THREADS_PER_CORE * cores());
     if threads <= most {

@@ -50,7 +50,7 @@ impl<E: Element> Finishing<E> {
     /// `sums` are those of a strip, `[strip, held, BLOCK, BLOCK]` in blocks.
     ///
     /// # Safety
-    /// They stay as they are until this is done, and nobody else is at that area of the result.
+    /// They stay as they are until this is done, and no other thread is at that area of the result.
     pub unsafe fn new(place: Place<E>, held_side: Side, [held, strip]: [Part; 2], sums: &[f32]) -> Self {
         let blocks = held.count.div_ceil(BLOCK);
         assert!(sums.len() == strip.count.div_ceil(BLOCK) * blocks * BLOCK * BLOCK);

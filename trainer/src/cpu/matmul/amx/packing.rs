@@ -8,7 +8,8 @@ use super::tiles::{BLOCK, DEPTH, Part, SIDE, TILE};
 use super::{Element, Matrix};
 use crate::cpu::simd::Bf16;
 
-/// Which factor a matrix is. Its tiles are `[16 rows, 32 terms]` of a left one, `[16 pairs of terms, 16 columns, 2]` of a right one.
+/// Which factor a matrix is. Its tiles are `[16 rows, 32 terms]` of a left one, `[16 pairs of terms, 16 columns, 2]` of a right
+/// one.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Side {
     Left,
@@ -28,7 +29,8 @@ pub struct Factor<'a, S> {
 /// A number that is the sum of [`Split::PARTS`] bf16 numbers.
 pub trait Split: Element {
     const PARTS: usize;
-    /// At most so many rows or columns of the result, and terms of its sums, are packed at once: 1.1 to 1.5 MiB of the 2 of a second cache.
+    /// At most so many rows or columns of the result, and terms of its sums, are packed at once: 1.1 to 1.5 MiB of the 2 of a
+    /// second cache.
     const RESIDENT: usize;
     const LONG: usize;
     /// How often [`Split::multiply`] multiplies four pairs of tiles.
@@ -37,13 +39,14 @@ pub trait Split: Element {
     /// The parts of [`DEPTH`] terms from `from` on, one after the other.
     ///
     /// # Safety
-    /// The processor has AVX-512, and what the mask has can be read.
+    /// The processor has AVX-512, and the mask's elements can be read.
     unsafe fn terms(from: *const Self, mask: u32) -> [__m512i; 3];
 
-    /// The parts of two terms of [`SIDE`] rows or columns, of which the first lie at `from`, those of one row or column side by side.
+    /// The parts of two terms of [`SIDE`] rows or columns, of which the first lie at `from`, those of one row or column side by
+    /// side.
     ///
     /// # Safety
-    /// The processor has AVX-512, and what the masks have can be read.
+    /// The processor has AVX-512, and the masks' elements can be read.
     unsafe fn pairs(from: [*const Self; 2], masks: [u16; 2]) -> [__m512i; 3];
 
     /// The products of all parts of two packed tiles with those of two.
@@ -119,7 +122,7 @@ impl Split for f32 {
         })
     }
 
-    /// Products of small parts come first: what they add up to is not lost in a large sum.
+    /// Products of small parts come first: their sum is not lost in a large one.
     #[inline]
     #[target_feature(enable = "avx512bf16,avx512vl")]
     unsafe fn multiply(tiles: &Tiles, left: [*const Bf16; 2], right: [*const Bf16; 2], meanwhile: &mut impl FnMut(usize)) {
@@ -146,8 +149,8 @@ impl Split for f32 {
     }
 }
 
-/// Numbers as bf16 numbers that add up to them, in the upper halves: no part has more than 8 bits, so that nothing is below them. The last part
-/// of what is not finite is NaN.
+/// Numbers as bf16 numbers that add up to them, in the upper halves: no part has more than 8 bits, so that nothing is below them.
+/// The last part of a number that is not finite is NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn split(x: __m512) -> [__m512; 3] {
@@ -187,7 +190,8 @@ impl<'a, S: Split> Factor<'a, S> {
         Self { values: matrix.values, side, size: matrix.size, steps: matrix.steps }
     }
 
-    /// Packs rows or columns into `panels`, `[panels, tiles, PARTS, TILE]`, zeros where the factor has none, during so many steps of a product.
+    /// Packs rows or columns into `panels`, `[panels, tiles, PARTS, TILE]`, zeros where the factor has none, during so many steps
+    /// of a product.
     pub fn pack<'b>(&'b self, part: Part, terms: Part, panels: &'b mut [Bf16], steps: usize) -> Packing<'b, S> {
         assert!(panels.len() >= part.padded(BLOCK) * S::PARTS * terms.padded(DEPTH));
         assert!(terms.end() <= self.size[1] && part.end() <= self.size[0]);
@@ -197,7 +201,7 @@ impl<'a, S: Split> Factor<'a, S> {
         Packing { factor: self, part, terms, panels, whole, now: [0, 0], piece: 0, pieces, pace }
     }
 
-    /// Whether registers are filled with what belongs side by side in a tile of the other side.
+    /// Whether registers are filled with elements that lie side by side in a tile of the other side.
     fn is_turned(&self) -> bool {
         (self.steps[1] == 1) == (self.side == Side::Right)
     }
