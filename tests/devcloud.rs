@@ -16,7 +16,7 @@ use common::{
     registry::{Auth, Registry},
 };
 
-/// A devcloud that runs, and what it told its clients.
+/// A running devcloud, and its word to its clients.
 struct Running {
     child: Child,
     environment: Vec<(String, String)>,
@@ -414,7 +414,7 @@ impl WithEngine {
         command.envs(self.devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce");
         command.env("FTCTL_STORE", &self.store).env("AZURE_STORAGE_KEY", azurite::KEY);
         command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
-        // The text of the quickstart is what the tests were built from, and cargo finds it.
+        // The tests were built from the text of the quickstart, and cargo finds it.
         for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
             let home = std::env::var_os(variable).map(PathBuf::from);
             command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
@@ -493,7 +493,7 @@ fn docker_on_devcloud_a_job_that_is_preempted_twice_ends_with_the_same_weights()
     let (repository, before) = (registry.repository("team/ftctl"), images());
     world.reference = world.ok(&["push", &repository]).trim().to_owned();
     assert!(world.reference.starts_with(&format!("{repository}@sha256:")), "{}", world.reference);
-    // What machines start comes from the registry.
+    // The image that machines start comes from the registry.
     for name in images().iter().filter(|name| !before.contains(name)) {
         docker(&["image", "rm", "--force", name]);
     }

@@ -1,4 +1,4 @@
-//! The container image with a real engine and real registries: built, started, sent, and what goes wrong on the way.
+//! The container image with a real engine and real registries: built, started, sent, and the failures on the way.
 //!
 //! The programs in the image are those of this machine (`--prebuilt`); FT_DOCKER_FULL=VARIANT compiles them in containers instead,
 //! from an `ftctl` that was installed elsewhere.
@@ -35,7 +35,7 @@ struct World {
     others: [String; 2],
 }
 
-/// How many of them there are, and what the engine had before the first.
+/// How many of them there are, and the containers and images at the engine before the first.
 static WORLDS: Mutex<(usize, Vec<String>)> = Mutex::new((0, Vec::new()));
 
 /// Its holder may leave stages at the engine, or remove everybody's.
@@ -182,7 +182,7 @@ fn docker_the_image_trains_and_the_same_input_is_no_work() {
     starts_and_trains(&world, reference, "cpu");
 }
 
-/// The image is what it says it is, has nothing that compiles, and learns.
+/// The image is the promised one, has nothing that compiles, and learns.
 fn starts_and_trains(world: &World, reference: &str, variant: &str) {
     let inspected: Value = serde_json::from_str(&docker(&["image", "inspect", reference])).expect("JSON");
     let config = &inspected[0]["Config"];
@@ -246,7 +246,7 @@ fn docker_a_changed_trainer_sends_its_own_layer_and_nothing_else() {
     assert!(third.stderr.contains("has it already") && !third.stderr.contains("layer "), "{}", third.stderr);
 }
 
-/// In what the trainer says of itself, in one line.
+/// A part of the trainer's description of itself, in one line.
 const SAYING: &[u8] = b"continues text; measures perplexity";
 
 fn position(bytes: &[u8], wanted: &[u8]) -> usize {
@@ -372,7 +372,7 @@ fn killed_in_the_middle(world: &World, auth: Auth) {
 fn killed(world: &World, registry: &mut Registry, reborn: bool) {
     const PATH: &str = "team/ftctl";
     let repository = registry.repository(PATH);
-    // What an earlier push did not end lies there still.
+    // The unfinished parts of an earlier push lie there still.
     let come = registry.coming(PATH);
     let mut push = world.command(&["push", &repository]);
     let child = push.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
@@ -444,7 +444,7 @@ fn docker_a_step_that_fails_is_named_with_its_last_words_by_both_builders() {
         assert!(said.stderr.contains("The whole log is "), "{}", said.stderr);
         assert!(said.stderr.lines().count() < 60, "{}", said.stderr);
     }
-    // What the classic builder had made by then goes with the rest, and nobody else's does.
+    // The classic builder's stages go with the rest, and other users' do not.
     assert_ne!(stages(), "");
     let acts = world.ok(&["down", "--all", "--dry-run"]).stdout;
     assert!(acts.contains("remove image sha256:"), "{acts}");

@@ -76,12 +76,12 @@ impl Azurite {
                 break port.trim().parse().expect("a port");
             }
         };
-        // It writes a line for every request, and stops when nobody reads them.
+        // It writes a line for every request, and stops when they are not read.
         std::thread::spawn(move || lines.for_each(drop));
         Self { process, directory, scheme, port, containers: AtomicU32::default() }
     }
 
-    /// The URL of a container that nobody else uses; it does not exist yet.
+    /// The URL of a container of this test alone; it does not exist yet.
     pub fn container(&self) -> String {
         let number = self.containers.fetch_add(1, Ordering::Relaxed);
         format!("{}://127.0.0.1:{}/{ACCOUNT}/container-{number}", self.scheme, self.port)

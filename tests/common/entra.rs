@@ -44,7 +44,7 @@ pub struct Entra {
     asked: Arc<Mutex<Vec<String>>>,
 }
 
-/// A way to sign in: what `doctor` calls it, what it is asked for, and its environment.
+/// A way to sign in: its name in `doctor`, the request for it, and its environment.
 pub struct Kind {
     pub name: &'static str,
     pub asked: &'static str,

@@ -18,7 +18,7 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     CutBefore,
-    /// The request was served, and nobody hears of it.
+    /// The request was served, and its answer is lost.
     CutAfter,
     Truncate,
     Delay,
@@ -230,7 +230,7 @@ fn read_counted(from: &mut impl BufRead, without_body: bool, bytes: &AtomicU64) 
     Ok(Some(Message { head, body }))
 }
 
-/// Chunks as they are: what is passed on is what was read.
+/// Chunks as they are: the bytes that were read are passed on.
 fn read_chunks(from: &mut impl BufRead, body: &mut Vec<u8>) -> io::Result<()> {
     loop {
         let begin = body.len();

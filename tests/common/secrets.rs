@@ -1,4 +1,4 @@
-//! Looks for what must not be found in what a program wrote.
+//! Looks for secrets in a program's output.
 
 #![allow(dead_code)]
 
@@ -18,7 +18,7 @@ use std::{
 /// Every secret of identities has this word in it.
 pub const MARK: &str = "KEEPMESECRET";
 
-/// Looked for as the beginning of a signature: what follows it in other texts is short.
+/// Looked for as the beginning of a signature: the text after it is short elsewhere.
 const SIGNATURE: &str = "sig=";
 
 /// The secret in the encoding of a URL.

@@ -1,4 +1,4 @@
-//! Somebody who broke into a machine has its agent's signatures and uses them with the program itself.
+//! An intruder on a machine has its agent's signatures and uses them with the program itself.
 
 use std::{process::Command, sync::Arc};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::common::{Runs, Said, Sandbox, azurite};
 
-/// A sandbox with a store and what signs in to it.
+/// A sandbox with a store and credentials for it.
 struct Place {
     sandbox: Sandbox,
     variables: Vec<(&'static str, String)>,
@@ -93,7 +93,7 @@ fn azurite_stolen_signatures_of_a_machine_change_nothing_with_any_verb() {
         assert!(said.code != Some(0) || arguments[0] == "down" || arguments[0] == "cancel", "{arguments:?}: {}", said.stdout);
         assert_eq!(everything(&url), before, "{arguments:?}: {}", said.stderr);
     }
-    // The job itself is what a broken machine has: its own results.
+    // A broken machine has the job itself: its own results.
     assert!(thief.ok(&["logs", "far"]).contains("step 10/10"));
 }
 

@@ -1,4 +1,5 @@
-//! The simulated cloud runs scripts as the user who started it: nobody else on the computer, and no page in a browser, may have it do so.
+//! The simulated cloud runs scripts as the user who started it: nobody else on the computer, and no page in a browser, may have it
+//! do so.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -29,7 +30,7 @@ impl Devcloud {
         Self { child, address, token: told("CLOUDSDK_AUTH_ACCESS_TOKEN="), sandbox }
     }
 
-    /// The status of one request with these headers, and what came back.
+    /// The status of one request with these headers, and the answer.
     fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
         ask(self.address, method, path, headers, body)
     }

@@ -1,4 +1,5 @@
-//! A trainer that means harm: whatever is in the environment of who started the job, it finds nothing there that opens anything.
+//! A trainer that means harm: whatever is in the environment of the user who started the job, it finds nothing there that opens
+//! anything.
 
 use std::{
     fs,
@@ -154,7 +155,7 @@ impl Cloud {
         command
     }
 
-    /// The job's machine, as everybody sees it who may look at the project.
+    /// The job's machine, as everybody with access to the project sees it.
     fn machine(&self, job: &str) -> Option<Value> {
         let variable = |name| &self.environment.iter().find(|(known, _)| known == name).unwrap().1;
         let url = format!("{}/compute/v1/projects/devcloud/aggregated/instances", variable("FTCTL_ENDPOINT_GCE"));

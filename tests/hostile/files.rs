@@ -1,4 +1,5 @@
-//! Who may write to a store, or has put a repository together, wants files outside of it: written, removed, read, or the reader held up.
+//! Somebody who may write to a store, or has put a repository together, wants files outside of it: written, removed, read, or the
+//! reader held up.
 
 use std::{
     fs::{self, File},
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Said, Sandbox};
 
-/// Nobody made it: what is in the store is all that a job is.
+/// It was never submitted: the job is only the objects in the store.
 const JOB: &str = "hostile-bcdfgh";
 
 const CHUNK: usize = 4 << 20;
@@ -72,7 +73,7 @@ impl Place {
     }
 }
 
-/// S4, S18, S19: a manifest's text becomes no path, and what it says of its files is compared before a byte is written.
+/// S4, S18, S19: a manifest's text becomes no path, and its word on its files is compared before a byte is written.
 #[test]
 fn a_manifest_writes_what_it_says_below_its_folder_or_nothing() {
     let place = Place::new();

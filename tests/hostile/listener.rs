@@ -1,4 +1,4 @@
-//! Somebody who listens for secrets.
+//! A listener for secrets.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use rustls::{
 
 use crate::common::proxy;
 
-/// The answer of a blob service about a container that nobody has made.
+/// The answer of a blob service about a container that does not exist.
 pub const NO_CONTAINER: &str = "HTTP/1.1 404 Not Found\r\nx-ms-error-code: ContainerNotFound\r\ncontent-length: 0\r\n\r\n";
 
 /// Redirects clients to `port`, with all that they sent.

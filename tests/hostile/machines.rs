@@ -1,4 +1,4 @@
-//! Machines of others in one project, with users who have stores of their own, and records and debts that name what is not theirs.
+//! Machines of others in one project, with users who have stores of their own, and records and debts that name others' machines.
 
 use std::path::PathBuf;
 
@@ -69,7 +69,7 @@ fn prune_and_a_general_down_leave_colleagues_alone() {
     let said = bob.run(&["down", &job, "-y"]);
     assert!(said.code == Some(12) && said.stderr.contains("its job is in the store"), "{}", said.stderr);
 
-    // Who means everybody is shown whose they are, and asked.
+    // A user who means everybody is shown the owners, and asked.
     let said = bob.run(&["down", "--all", "--everybody"]);
     assert_eq!(said.code, Some(2), "{}", said.stderr);
     for part in
@@ -90,7 +90,7 @@ fn prune_and_a_general_down_leave_colleagues_alone() {
     assert_eq!(project.machines(), [""; 0]);
     alice.ok(&["down", &job, "-y"]);
 
-    // What is one's own needs no such word.
+    // One's own machines need no such flag.
     let job = alice.up(&[]);
     assert!(alice.ok(&["down", "--all", "-y"]).contains(&job));
     assert_eq!(project.machines(), [""; 0]);
@@ -171,7 +171,7 @@ fn one_key_in_two_stores_means_two_jobs_and_an_older_one_finds_its_own() {
     let record = jobs.join(&older).join("record.json");
     let text = std::fs::read_to_string(&record).unwrap().replace(&one, &older);
     std::fs::write(&record, text).unwrap();
-    // What says on this computer that the job was submitted here.
+    // The proof on this computer that the job was submitted here.
     let _ = std::fs::rename(sandbox.state().join("submitted").join(&one), sandbox.state().join("submitted").join(&older));
     let name = sandbox.path("one/ftctl/v1/names/build.json");
     std::fs::write(&name, std::fs::read_to_string(&name).unwrap().replace(&one, &older)).unwrap();

@@ -33,7 +33,7 @@ use ftctl::{
     },
 };
 
-/// The name of its folder in `fuzz/corpus`, and what reads such bytes.
+/// The name of its folder in `fuzz/corpus`, and its parser.
 pub type Parser = (&'static str, fn(&[u8]));
 
 pub const PARSERS: &[Parser] = &[
@@ -65,7 +65,7 @@ fn id() -> JobId {
     JobId::parse("fuzzed-bcdfgh").expect("an id")
 }
 
-/// Waits for what never waits: a store in memory answers at once.
+/// Polls a future that never waits: a store in memory answers at once.
 fn now<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     runtime.expect("a runtime").block_on(work)

@@ -258,7 +258,7 @@ fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
         }
         assert_eq!(sandbox.run(&["prune", "--dry-run", "--expired"]).code, Some(0), "{pointer}");
     }
-    // What can no longer be read can still be destroyed.
+    // A record that cannot be read any more can still be destroyed.
     sandbox.ok(&["down", &bad, "-y"]);
 }
 
@@ -386,7 +386,7 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
     let drilled = two.run(&two.mine, &["drill", "preempt", &id]);
     assert_eq!(drilled.code, Some(12), "{}", drilled.stderr);
 
-    // Without a terminal nobody can answer.
+    // Without a terminal there is no answer.
     let unasked = two.run(&two.mine, &["logs", "-f", &id, "--adopt"]);
     assert_eq!(unasked.code, Some(2), "{}", unasked.stderr);
     for part in ["backend", "image", "user", "mounts", "network", "fake", "add -y"] {

@@ -14,7 +14,7 @@ use crate::{
     listener::{self, Listener, NO_CONTAINER, moved_to},
 };
 
-/// A way to sign in to a blob container: its environment, and what a request with it carries.
+/// A way to sign in to a blob container: its environment, and the mark of a request with it.
 struct Way {
     variables: Vec<(&'static str, String)>,
     secret: String,
@@ -231,7 +231,7 @@ fn whoever_entra_seems_to_point_at_gets_nothing() {
     stranger.assert_heard_nothing("somebody that Entra seems to point at");
 }
 
-/// S21: what a machine's own host says stays there, and so does what a service on this machine is sent.
+/// S21: the word of a machine's own host stays there, and so do requests to a service on this machine.
 #[test]
 fn a_proxy_sees_no_token_of_this_machines_own_services() {
     let proxy = Listener::start("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n");

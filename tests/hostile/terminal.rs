@@ -26,7 +26,7 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A job that ended, as somebody who may write to the store says.
+/// A job that ended, by the word of somebody who may write to the store.
 struct Job {
     sandbox: Sandbox,
     id: JobId,
@@ -74,7 +74,7 @@ impl Job {
     }
 }
 
-/// Nothing but text, line ends and tabs, and what ftctl itself says with colours.
+/// Nothing but text, line ends and tabs, and ftctl's own output with colours.
 fn is_text(said: &str) -> bool {
     let own = ["\u{1b}[1;31m", "\u{1b}[1;32m", "\u{1b}[1;33m", "\u{1b}[1;36m", "\u{1b}[2m", "\u{1b}[0m"];
     let rest = own.iter().fold(said.replace("\r\n", "\n"), |rest, order| rest.replace(order, ""));

@@ -96,7 +96,7 @@ fn the_quickstart_in_a_container_survives_the_death_of_everything_on_this_machin
     };
     assert_eq!(prune("-y"), (Some(0), Some(0)));
     fs::write(hours, "48").unwrap();
-    // What the killed agent had sent of a checkpoint is named by nothing either.
+    // Nothing names the parts of a checkpoint that the killed agent had sent, either.
     let (datasets, bytes) = prune("--dry-run");
     assert!(datasets == Some(1) && bytes >= Some(18), "{datasets:?}, {bytes:?}");
     assert_eq!(prune("-y"), (datasets, bytes));

@@ -1,6 +1,6 @@
 //! `kill -9` of ftctl before and after every request that it makes to the cloud and to the store, in the middle of a life with a
-//! stock-out and a preemption. The requests are counted in a life that nobody disturbs; none is written down here. Played are those
-//! that change something in the cloud and a few of the others, and what follows in turn; with `FT_GCE_KILLS=1` every one, with
+//! stock-out and a preemption. The requests are counted in an undisturbed life; none is written down here. Played are those that
+//! change something in the cloud and a few of the others, and what follows in turn; with `FT_GCE_KILLS=1` every one, with
 //! `FT_GCE_KILLS=all` every one with all three that may follow.
 
 use std::{
@@ -42,7 +42,7 @@ const MAX_COST: f64 = 0.85;
 const RUN: &[&str] = &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
 const SUBMIT: &[&str] = &["submit", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
 
-/// A command, and what came before it.
+/// A command, and the state before it.
 struct Stage {
     script: &'static str,
     before: &'static [&'static [&'static str]],
@@ -73,9 +73,9 @@ enum When {
 enum Then {
     /// The same command once more.
     Again,
-    /// Somebody who has another store destroys what the cloud shows.
+    /// A user of another store destroys the machines that the cloud shows.
     Down,
-    /// Nobody ever looks again.
+    /// No command follows.
     Nothing,
 }
 
@@ -219,7 +219,7 @@ impl Place {
             self.sandbox.ok(command);
         }
         let mut child = {
-            // No request is numbered before it is known whose it is.
+            // No request is numbered before its sender is known.
             let mut watched = self.line.watched.lock().unwrap();
             let mut command = self.sandbox.command(stage.command);
             let said = fs::File::create(self.sandbox.path("said")).unwrap();
@@ -274,7 +274,7 @@ impl Place {
 type Files = Vec<(String, Vec<u8>)>;
 
 impl Stage {
-    /// The requests of an undisturbed life, and what came of it.
+    /// The requests of an undisturbed life, and its results.
     fn undisturbed(&self) -> (Vec<String>, Files) {
         let place = Place::new(self);
         let ended = place.play(self, None);
@@ -286,7 +286,7 @@ impl Stage {
         (requests, if self.succeeds { place.sandbox.results("job") } else { Files::new() })
     }
 
-    /// The deaths that are played of those that there are, each with what follows.
+    /// The deaths that are played, each with the event after it.
     fn deaths(requests: &[String]) -> Vec<(usize, When, Then)> {
         let wish = std::env::var("FT_GCE_KILLS").unwrap_or_default();
         let all = wish == "all";

@@ -335,7 +335,7 @@ impl Row {
         let sets = self.set.iter().flat_map(|set| ["--set", set]);
         let arguments: Vec<&str> = ["run", job.to_str().unwrap()].into_iter().chain(sets).collect();
         let running = sandbox.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // Read all the time: who follows a job and is not read stands still, and supervises nothing.
+        // Read all the time: a follower without a reader stands still, and supervises nothing.
         let running = thread::spawn(|| running.wait_with_output().unwrap());
         let scene = Scene { sandbox, devcloud };
         (self.meanwhile)(&scene);

@@ -1,5 +1,5 @@
-//! `kill -9` at random instants: of the trainer, of the agent, of both, of ftctl. The job must end with the bytes of a job that nobody
-//! disturbed. `FT_KILLS=50 tests/run` takes fifty instants each.
+//! `kill -9` at random instants: of the trainer, of the agent, of both, of ftctl. The job must end with the bytes of an undisturbed
+//! job. `FT_KILLS=50 tests/run` takes fifty instants each.
 
 use std::{env, thread, time::Duration};
 

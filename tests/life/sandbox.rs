@@ -126,7 +126,7 @@ attempts = 200
         .collect()
     }
 
-    /// Digests of what a finished job is judged by.
+    /// Digests of the files by which a finished job is judged.
     pub fn results(&self, id: &str) -> Vec<(String, Vec<u8>)> {
         let to = self.path(&format!("download-{id}"));
         self.ok(&["download", id, "--to", to.to_str().unwrap()]);

@@ -73,7 +73,7 @@ fn the_machine_of_the_template_for_a_v100_is_the_seeds_and_who_is_not_signed_in_
     let plan = |more: &[&str]| {
         let planned = ["plan", "a.toml", "--store", "azure://account/container", "-o", "json"];
         let mut command = sandbox.command(&[&planned[..], more].concat());
-        // What anybody here is signed in with, to whatever.
+        // The credentials of any sign-in here.
         for (name, _) in std::env::vars() {
             if ["GOOGLE_", "CLOUDSDK_", "GCE_", "AZURE_", "IDENTITY_", "MSI_"].iter().any(|prefix| name.starts_with(prefix)) {
                 command.env_remove(name);

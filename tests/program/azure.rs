@@ -87,8 +87,8 @@ fn tree(directory: &Path) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// A job with a preemption in it, and what a user then sees of it; without what differs from run to run, or from store to store as
-/// its id does.
+/// A job with a preemption in it, as a user then sees it; without values that differ from run to run, or from store to store as its
+/// id does.
 fn life(place: &Place) -> Value {
     place.sandbox.write_rehearsal("far");
     place.sandbox.script(&json!({
@@ -327,7 +327,7 @@ fn azurite_is_sent_little_twice_however_often_an_upload_is_killed() {
         });
         file.write_all(&words.collect::<Vec<u8>>()).expect("written");
     }
-    // What may be on its way at once: the memory that all chunks share.
+    // The most on its way at once: the memory that all chunks share.
     let on_its_way = 48 * MIB;
     let mut worst = 0;
     for round in 0..kills {
@@ -341,7 +341,7 @@ fn azurite_is_sent_little_twice_however_often_an_upload_is_killed() {
         }
         upload.kill().expect("killed");
         upload.wait().expect("waited");
-        // The store goes on with what it has got.
+        // The store goes on with the bytes that it has got.
         line.wait_for_quiet();
         let lost = (line.sent() - before).saturating_sub(stored_bytes(&far.store) - stored);
         worst = worst.max(lost);

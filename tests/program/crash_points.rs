@@ -1,5 +1,5 @@
-//! `kill -9` of ftctl before and after every call that it makes to the cloud and to the store. The calls are counted in a life that
-//! nobody disturbs, with a stock-out and a preemption in it; none of them is written down here.
+//! `kill -9` of ftctl before and after every call that it makes to the cloud and to the store. The calls are counted in an
+//! undisturbed life, with a stock-out and a preemption in it; none of them is written down here.
 
 use std::{fs, os::unix::process::ExitStatusExt as _, path::Path, process::ExitStatus, thread};
 
@@ -7,7 +7,7 @@ use crate::common::Sandbox;
 use ftctl::provider::fake::{CallLine, Cloud, CrashAt, EffectKind, When};
 use serde_json::json;
 
-/// A command, and what came before it.
+/// A command, and the state before it.
 struct Stage {
     before: &'static [&'static [&'static str]],
     command: &'static [&'static str],
@@ -84,7 +84,7 @@ impl Stage {
         rehearse(place, None);
     }
 
-    /// Whatever was half made goes by the job's name, or, when there is no job yet, as something that nobody knows.
+    /// Whatever was half made goes by the job's name, or, when there is no job yet, as something unknown.
     fn clean_up_elsewhere(&self, place: &Sandbox, call: &CallLine, when: When) {
         let copy = Sandbox::in_memory();
         copy.write_rehearsal("proof");
@@ -134,7 +134,7 @@ fn calls(place: &Sandbox) -> Vec<CallLine> {
     text.lines().map(|line| serde_json::from_str(line).expect("a call")).collect()
 }
 
-/// `None` when nobody has looked at the cloud yet.
+/// `None` when the cloud was not looked at yet.
 fn cloud(place: &Sandbox) -> Option<Cloud> {
     let bytes = fs::read(place.state().join("fake/cloud.json")).ok()?;
     Some(serde_json::from_slice(&bytes).expect("a cloud"))

@@ -18,7 +18,7 @@ const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quic
 
 struct Place {
     sandbox: Sandbox,
-    /// Nobody else's: tests run side by side on one engine, and each destroys all that is its owner's.
+    /// This test's alone: tests run side by side on one engine, and each destroys all that is its owner's.
     owner: String,
     store: Option<String>,
     network: &'static str,
@@ -70,7 +70,7 @@ impl Place {
         sets.extend(small.iter().chain(&often).map(|set| (*set).to_owned()));
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let mut command = self.command(&[verb, &[TEMPLATE], &sets, more].concat());
-        // The text of the quickstart is what the tests were built from, and cargo finds it.
+        // The tests were built from the text of the quickstart, and cargo finds it.
         for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
             let home = std::env::var_os(variable).map(PathBuf::from);
             command.env(variable, home.unwrap_or_else(|| std::env::home_dir().expect("a home").join(folder)));
@@ -236,7 +236,7 @@ fn docker_containers_without_a_record_are_found_and_sent_home() {
     assert!(acts.contains(&format!("destroy {job}-a1")), "{acts}");
     assert!(place.ok(&[&elsewhere[..], &["-y"]].concat()).contains(&format!("{job}: gone")));
     assert_eq!(place.containers(), "");
-    // The job goes on in its own store, where nobody has cancelled it, and ends when it is told to.
+    // The job goes on in its own store, where it was not cancelled, and ends when it is told to.
     assert_eq!(place.json(&["status", &job])["state"], "running");
     place.leaves_nothing();
     assert_eq!(place.json(&["status", &job])["state"], "cancelled");

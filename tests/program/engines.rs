@@ -78,7 +78,7 @@ fn docker_engines_are_reached_over_tls_by_variables_and_by_a_context() {
     let by_context = asked(&[("DOCKER_HOST", ""), ("DOCKER_CONTEXT", "far")]);
     assert!(by_context.stdout.contains(&format!(" at {host}")), "{}", by_context.stderr);
 
-    // A stranger is not let in, and an engine that nobody vouches for is not spoken to.
+    // A stranger is not let in, and an engine without a trusted certificate is not spoken to.
     let strange = tempfile::tempdir().expect("a directory");
     fs::copy(file("ca.pem"), strange.path().join("ca.pem")).expect("a copy");
     let folder = strange.path().display().to_string();
@@ -164,7 +164,7 @@ fn docker_engines_are_reached_over_ssh() {
     assert!(again.stdout == built.stdout && again.stderr.contains("already"), "{}", again.stderr);
     let down = ours(&["down", "--all", "-y", "--backend", "docker"]);
     assert_eq!((down.code, down.stdout.trim()), (Some(0), "there is nothing to destroy"), "{}", down.stderr);
-    // Nobody knows this host.
+    // This host is unknown.
     fs::write(ssh.directory.path().join("known"), "").expect("written");
     let refused = ours(&["build", "--dry-run"]);
     assert_eq!(refused.code, Some(7), "{}", refused.stderr);

@@ -1,4 +1,4 @@
-//! The import direction of ARCHITECTURE.md, and who may print and exit.
+//! The import direction of ARCHITECTURE.md, and the modules that may print and exit.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A module (the longest prefix counts) and what of the crate it may name.
+/// A module (the longest prefix counts) and the modules of the crate that it may name.
 const TABLE: &[(&str, &[&str])] = &[
     ("main", &["cli", "exit"]),
     ("lib", &[]),
@@ -62,7 +62,7 @@ fn modules_import_only_what_the_table_allows() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// A backend is a variant of `job::compute::Backend`: its name is for people, and for what is stored.
+/// A backend is a variant of `job::compute::Backend`: its name is for people, and for stored data.
 #[test]
 fn only_the_list_of_backends_and_their_own_folders_name_one() {
     let named = lines_with(
@@ -119,8 +119,8 @@ fn only_output_prints_and_only_main_exits() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// Files of `lifecycle` by the names of those that each uses. The ground is free to all: what `mod.rs` defines in capitals. Its function `step`, and
-/// what that calls, is a file like any other, called `mod`.
+/// Files of `lifecycle` by the names of those that each uses. The ground is free to all: what `mod.rs` defines in capitals. Its
+/// function `step`, and what that calls, is a file like any other, called `mod`.
 fn lifecycle() -> BTreeMap<String, BTreeSet<String>> {
     let files: Vec<PathBuf> = sources().into_iter().filter(|file| module_of(file).starts_with("lifecycle")).collect();
     let name = |file: &Path| file.file_stem().expect("a name").to_string_lossy().into_owned();
@@ -168,7 +168,7 @@ fn the_scan_sees_what_it_looks_for() {
     assert_eq!(allowed("unheard"), None);
 }
 
-/// No provider names another, and nobody but the registry names any.
+/// No provider names another, and only the registry names any.
 fn crosses_providers(module: &str, path: &str) -> bool {
     let folder = |path: &str| path.split("::").take(2).collect::<Vec<_>>().join("::");
     let (here, there) = (folder(module), folder(path));

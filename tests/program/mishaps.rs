@@ -17,7 +17,7 @@ use ftctl::job::id::{JobId, path};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-/// Runs ftctl with a file system of its own for its state. `None`, with the reason printed, where nobody may mount one.
+/// Runs ftctl with a file system of its own for its state. `None`, with the reason printed, where none may be mounted.
 fn with_state_on(sandbox: &Sandbox, options: &str, arguments: &[&str]) -> Option<Said> {
     let may = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     if !may.is_ok_and(|output| output.status.success()) {
@@ -81,7 +81,7 @@ fn a_state_directory_below_a_file_is_an_error_and_not_an_empty_one() {
     assert!(stderr.starts_with("error: cannot ") && stderr.contains("Not a directory (os error 20)"), "{stderr}");
 }
 
-/// Moves every time in a job's record: what a clock that is set differently makes of it.
+/// Moves every time in a job's record, as a clock that is set differently does.
 fn shift(value: &mut Value, by: SignedDuration) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(|item| shift(item, by)),
@@ -167,7 +167,7 @@ fn prune_leaves_machines_alone_whose_job_is_in_another_store() {
     std::fs::remove_dir_all(other.join("ftctl")).expect("removed");
     let dry = sandbox.run(&["prune", "--dry-run", "--store", "other"]);
     assert!(dry.stdout.contains("no record of its job in this store") && dry.stdout.ends_with("1 found\n"), "{}", dry.stdout);
-    // A store that is lost is: nobody can say any more that it was this one.
+    // A lost store stays lost: there is no proof any more that it was this one.
     std::fs::remove_dir_all(&other).expect("removed");
     let said = sandbox.run(&["prune", "-y", "--store", "other"]);
     assert!(said.stdout.ends_with("0 destroyed\n") && said.stderr.contains("is left alone"), "{}", said.stderr);

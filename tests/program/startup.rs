@@ -1,4 +1,4 @@
-//! The startup script of machines on Compute Engine, alone: what it does and says in every case, held against
+//! The startup script of machines on Compute Engine, alone: its acts and its output in every case, held against
 //! `tests/recordings/startup.txt`. Its tools write down how they are called; the metadata server is the test. `FT_RECORD=1`
 //! rewrites the file.
 
@@ -166,7 +166,7 @@ fn play(case: &Case) -> String {
     let calls = machine.path().join("calls");
     let tell = format!("echo \"runs $(basename \"$0\") $*\" >>'{}'", calls.display());
     let folder = machine.path().display();
-    // A notice comes when it comes; where it is waited for it has its place. Nobody but a signed-in user of Google's registry has a
+    // A notice comes when it comes; where it is waited for it has its place. Only a signed-in user of Google's registry has a
     // configuration.
     let docker = format!(
         "case \"$1\" in\nkill) {waits} || exit; {tell}; touch '{folder}/told'; exit;;\n*) {tell};;\nesac\ncase \"$1\" in\ninfo) exit {};;\n\

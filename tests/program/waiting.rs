@@ -1,4 +1,5 @@
-//! Waiting for a machine, on the fake cloud's clock: it costs nothing, uses nothing of the job's time and money, and has a bound of its own.
+//! Waiting for a machine, on the fake cloud's clock: it costs nothing, uses nothing of the job's time and money, and has a bound of
+//! its own.
 
 use std::fs;
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Said, Sandbox};
 
-/// A job of ten steps, and what happens to it.
+/// A job of ten steps, and the events of its life.
 struct Rehearsal(Sandbox);
 
 impl Rehearsal {

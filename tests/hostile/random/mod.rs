@@ -20,7 +20,7 @@ use self::{mutation::Mutation, scene::Scene, verbs::Verb};
 
 /// So many scenes share the rounds.
 const WORKERS: u64 = 2;
-/// Verbs of a round in a run that nobody asked to be long.
+/// Verbs of a round in a run of the usual length.
 const FEW_VERBS: usize = 6;
 /// Harm after which a round ends: where everything waits for ever, so would the observer.
 const ENOUGH: usize = 3;
@@ -89,7 +89,7 @@ fn round(scene: &Scene, seed: u64, most: usize) -> Vec<Broken> {
     broken
 }
 
-/// The store that the seed means, and what else the seed decides.
+/// The seed's store, and the seed's other decisions.
 fn harmful(scene: &Scene, seed: u64) -> (Rng, Vec<Mutation>) {
     let mut dice = Rng::with_seed(seed);
     scene.restore();

@@ -25,7 +25,7 @@ pub struct Mutation {
     pub jobs: Vec<usize>,
 }
 
-/// Stands in a text of JSON for what serde would not write.
+/// Stands in a text of JSON for a value that serde would not write.
 const HOLE: &str = "@hole@";
 
 /// Larger than any memory, smaller than any disk: it has no blocks.
@@ -56,7 +56,7 @@ const CHANGES: &[(usize, Change)] = &[
     (1, |hand| hand.other_time()),
 ];
 
-/// One change to the store of the scene. What an earlier one made impossible is told as such.
+/// One change to the store of the scene. One that an earlier one made impossible is reported as such.
 pub fn random(dice: &mut Rng, scene: &Scene) -> Mutation {
     let changes: Vec<Change> = CHANGES.iter().flat_map(|(often, change)| vec![*change; *often]).collect();
     let change = changes[dice.usize(..changes.len())];
@@ -65,7 +65,7 @@ pub fn random(dice: &mut Rng, scene: &Scene) -> Mutation {
     Mutation { what, jobs: hand.jobs }
 }
 
-/// Who changes the store.
+/// The hand that changes the store.
 struct Hand<'a> {
     dice: &'a mut Rng,
     scene: &'a Scene,
@@ -295,7 +295,7 @@ impl Hand<'_> {
         })
     }
 
-    /// Nobody ever writes to it.
+    /// It has no writer.
     fn pipe(&mut self) -> io::Result<String> {
         let file = self.file()?;
         fs::remove_file(&file)?;
@@ -537,7 +537,7 @@ impl Hand<'_> {
         self.any(&files.iter().filter(|file| kind(file) == kind_of_it).cloned().collect::<Vec<_>>())
     }
 
-    /// Records are what most verbs read.
+    /// Most verbs read records.
     fn json_file(&mut self) -> io::Result<(PathBuf, Value)> {
         let file = if self.dice.u8(..3) == 0 { self.file_of("record.json")? } else { self.file()? };
         let value = serde_json::from_slice(&read(&file)?)?;

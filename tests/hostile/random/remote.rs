@@ -1,5 +1,5 @@
-//! The same store in a blob container: what somebody did to the files is done to the blobs. Links, folders and pipes are no blobs,
-//! and stay away.
+//! The same store in a blob container: the changes of the files are made to the blobs. Links, folders and pipes are no blobs, and
+//! stay away.
 
 use std::{collections::BTreeSet, fs, future::Future, path::Path, sync::Arc};
 

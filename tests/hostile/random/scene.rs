@@ -1,5 +1,5 @@
-//! A valid store of ten jobs in every state, a home around it, and what must not change: the home, a stranger's machine, other
-//! jobs.
+//! A valid store of ten jobs in every state, a home around it, and things that must not change: the home, a stranger's machine,
+//! other jobs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ use crate::{
     project::{IMAGE, Project},
 };
 
-/// The jobs in the order in which they are made. Only the last four have machines: what waits passes the time of all.
+/// The jobs in the order in which they are made. Only the last four have machines: a wait passes the time of all.
 pub const NAMES: [&str; 10] =
     ["succeeded", "failed", "cancelled", "preempted", "other", "owing", "ready", "running", "second", "killed"];
 const OWING: usize = 5;

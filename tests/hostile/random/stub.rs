@@ -39,7 +39,7 @@ impl Stub {
     }
 }
 
-/// Refuses: what is refused is not tried again.
+/// Refuses: a refused request is not tried again.
 fn answer(mut stream: TcpStream, heard: &Mutex<Vec<u8>>) {
     let _ = stream.set_read_timeout(Some(Duration::from_millis(100)));
     let mut buffer = [0; 16 << 10];

@@ -9,7 +9,7 @@ use super::scene::{NAMES, Scene};
 /// How much a verb may end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// No machine of a job that nobody touched.
+    /// No machine of an untouched job.
     Nothing,
     /// Machines of the jobs that it names, or that the store says it names.
     Jobs,

@@ -73,7 +73,7 @@ pub fn run(mut command: Command) -> Ran {
     Ran { end, peak_kib, stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// On a thread of its own: a program that nobody reads stands still.
+/// On a thread of its own: a program without a reader stands still.
 fn read(stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
