@@ -1,6 +1,6 @@
 #!/bin/sh
-# libraries.sh FILE CUDA: the libraries that the trainer, or libtorch itself, loads, less those that every base image has. CUDA is a version,
-# or none.
+# libraries.sh FILE CUDA: the libraries that the trainer, or libtorch itself, loads, less those that every base image has. CUDA is a
+# version, or none.
 set -eu
 file="$1" cuda="$2"
 
@@ -19,8 +19,8 @@ if [ "$cuda" != none ]; then
     torch="$(printf '%s\n' "$libraries" | sed -n 's|/libtorch_cpu\.so$||p')"
     grep -qs "^cuda.*'$cuda'" "$torch/../version.py" ||
         { echo "$file is linked with no libtorch for CUDA $cuda, but with ${torch:-none}" >&2; exit 1; }
-    # The trainer loads the first itself, and that one the others when something is computed that they are for. libtorch_cuda_linalg, and
-    # cuSOLVER with it, stays out: the trainer solves no equations.
+    # The trainer loads the first itself, and that one the others when something is computed that they are for.
+    # libtorch_cuda_linalg, and cuSOLVER with it, stays out: the trainer solves no equations.
     later="$torch/libtorch_cuda.so $(find "$torch" "$torch/../../nvidia" -name 'libcudnn_*.so.*' -o -name 'libnvrtc.so.*' -o -name 'libnvrtc-builtins.so.*')"
     libraries="$(printf '%s\n' "$libraries" $later && linked $later)"
 fi

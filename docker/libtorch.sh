@@ -1,8 +1,8 @@
 #!/bin/sh
 # libtorch.sh CUDA PIP_INDEX TORCH_INDEX
 #
-# Installs libtorch below /build/libtorch: site/ as pip leaves it, link/ what the linker may see; and in /image/lib what the trainer loads.
-# CUDA is a version, or none: the build for CPUs, or of the one for CUDA what a CPU needs. Empty indexes are pip's own.
+# Installs libtorch below /build/libtorch: site/ as pip leaves it, link/ what the linker may see; and in /image/lib what the trainer
+# loads. CUDA is a version, or none: the build for CPUs, or of the one for CUDA what a CPU needs. Empty indexes are pip's own.
 set -eu
 cuda="$1" version=2.11.0 home=/build/libtorch wheels=/build/wheels
 [ -z "$2" ] || export PIP_INDEX_URL="$2"

@@ -1,6 +1,7 @@
 //! `ftctl`: from one job file to a fine-tuned language model, and nothing left running.
 //!
-//! The modules in the order of a job's life: [`job`] holds the nouns, [`provider`] the places where jobs run, [`store`] the shared truth.
+//! The modules in the order of a job's life: [`job`] holds the nouns, [`provider`] the places where jobs run, [`store`] the shared
+//! truth.
 
 pub mod agent;
 pub mod catalogue;

@@ -1,11 +1,12 @@
 # Sourced by tests/run: a real container engine, for tests only.
 #
-#   start_docker     leaves DOCKER_HOST and FT_BASE (an image of a minimal system) in the environment, or says in one line why the tests
-#                    that need an engine are skipped, and fails; with FT_DOCKER_FULL also FT_BUILDER, which compiles
+#   start_docker     leaves DOCKER_HOST and FT_BASE (an image of a minimal system) in the environment, or says in one line why the
+#                    tests that need an engine are skipped, and fails; with FT_DOCKER_FULL also FT_BUILDER, which compiles
 #   stop_docker      at the end, whatever happened
 #
-# An engine that answers already is used as it is. Otherwise, as root on a Debian, its packages are installed and an engine of the tests'
-# own is started: storage in the cache (or in FT_DOCKER_HOME), socket and state in a throw-away folder; nothing of it is left running.
+# An engine that answers already is used as it is. Otherwise, as root on a Debian, its packages are installed and an engine of the
+# tests' own is started: storage in the cache (or in FT_DOCKER_HOME), socket and state in a throw-away folder; nothing of it is left
+# running.
 
 docker_home="${FT_DOCKER_HOME:-$cache/test-tools/docker}"
 docker_run=""

@@ -130,8 +130,8 @@ impl Agent {
     }
 }
 
-/// The trainer has the agent's user: it shall not read the sign-in to the store out of the agent's memory or environment. On the backend `local`
-/// both are the user's own, who finds the agent by its environment.
+/// The trainer has the agent's user: it shall not read the sign-in to the store out of the agent's memory or environment. On the
+/// backend `local` both are the user's own, who finds the agent by its environment.
 fn keep_to_itself() {
     if std::env::var_os(MARK).is_none() {
         // A kernel that does not know this takes nothing else away.

@@ -103,7 +103,8 @@ fn current_context(directory: &Path) -> Option<String> {
     config["currentContext"].as_str().filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-/// docker files a context under the SHA-256 of its name: `contexts/meta/<digest>/meta.json`, certificates in `contexts/tls/<digest>`.
+/// docker files a context under the SHA-256 of its name: `contexts/meta/<digest>/meta.json`, certificates in
+/// `contexts/tls/<digest>`.
 fn of_context(directory: &Path, name: &str) -> Result<Endpoint, EngineError> {
     let origin = format!("the docker context {name:?}");
     let wrong = |why: String| EngineError::Setting { origin: origin.clone(), why };

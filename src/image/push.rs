@@ -48,7 +48,8 @@ pub async fn present(engine: &Engine, target: &Target<'_>) -> Result<Option<Stri
     }
 }
 
-/// Sends the image that the engine knows as `local` and tells its digest. A tag that was made for it here does not outlive a failure.
+/// Sends the image that the engine knows as `local` and tells its digest. A tag that was made for it here does not outlive a
+/// failure.
 pub async fn push(engine: &Engine, local: &str, target: &Target<'_>, report: &dyn Report) -> Result<String> {
     let name = format!("{}:{}", target.repository, target.tag);
     let known = container::present(engine, &name).await?.is_some();
@@ -125,7 +126,8 @@ fn refused(target: &Target<'_>, why: &str) -> ImageError {
     ImageError::Registry { repository: target.repository.to_owned(), class: class(why), why: why.to_owned() }
 }
 
-/// Checks what the user typed: a host, a colon and a port, then words of lower-case letters and digits with `.`, `_`, `-` between them.
+/// Checks what the user typed: a host, a colon and a port, then words of lower-case letters and digits with `.`, `_`, `-` between
+/// them.
 pub fn check_repository(repository: &str) -> Result<()> {
     let host = credentials::registry(repository);
     let path = repository.strip_prefix(host).map_or(repository, |rest| rest.trim_start_matches('/'));

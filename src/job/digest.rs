@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-/// The SHA-256 of some bytes: 64 hexadecimal digits in lower case. Objects and files are named after it, so text from a store is parsed while
-/// it is deserialised.
+/// The SHA-256 of some bytes: 64 hexadecimal digits in lower case. Objects and files are named after it, so text from a store is
+/// parsed while it is deserialised.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(String);

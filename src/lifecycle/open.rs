@@ -34,8 +34,8 @@ async fn entry(store: &dyn Store, name: &str) -> Result<Option<(NameEntry, ETag)
         .fix("remove it from the store: the job can be named by its id, which `ftctl status --all` shows"))
 }
 
-/// The job of this plan: the one that `up` left waiting, or the one of this idempotency key, or a new one. The name is reserved before
-/// the record is written, so a crash in between leaves a name that the next invocation fills, never two jobs.
+/// The job of this plan: the one that `up` left waiting, or the one of this idempotency key, or a new one. The name is reserved
+/// before the record is written, so a crash in between leaves a name that the next invocation fills, never two jobs.
 ///
 /// # Errors
 /// [`Exit::Conflict`] when an unfinished job has the name.
@@ -69,8 +69,8 @@ async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool)
     create(world, id, plan, key, submit).await
 }
 
-/// The id that a key stands for. The store is part of it: the same key in another store, as the numbers of builds are, is another job, and no
-/// machine is taken for that of both. An older ftctl left the store out: a job that it made so keeps its id.
+/// The id that a key stands for. The store is part of it: the same key in another store, as the numbers of builds are, is another
+/// job, and no machine is taken for that of both. An older ftctl left the store out: a job that it made so keeps its id.
 async fn of_key(store: &dyn Store, name: &str, key: &str) -> Result<JobId> {
     let older = JobId::derive(name, &format!("key {key}"));
     match journal::read(store, &older).await {

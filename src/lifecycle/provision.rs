@@ -51,8 +51,8 @@ fn remaining_wait(world: &World, job: &Journal) -> Option<Duration> {
     Duration::try_from(until.duration_since(world.clock.now())).ok().filter(|wait| !wait.is_zero())
 }
 
-/// A refusal that time may cure is written down with the next try, the last of which is when the job has waited for as long as it may; any other
-/// ends the job.
+/// A refusal that time may cure is written down with the next try, the last of which is when the job has waited for as long as it
+/// may; any other ends the job.
 async fn refused(world: &World, job: &mut Journal, error: ProviderError) -> Result<Next> {
     let now = world.clock.now();
     let plan = &job.record.plan;

@@ -50,9 +50,9 @@ pub async fn length(store: &dyn Store, path: &str) -> Result<u64> {
     Ok(store.head(path).await?.map_or(0, |meta| meta.size))
 }
 
-/// Appends what `spool` holds beyond the first `offset` bytes and returns the new offset. The store is always asked where it stands:
-/// an append whose answer was lost, a predecessor that was killed and a second shipper of the same file neither lose nor repeat a
-/// byte. A spool that does not exist yet is empty.
+/// Appends what `spool` holds beyond the first `offset` bytes and returns the new offset. The store is always asked where it
+/// stands: an append whose answer was lost, a predecessor that was killed and a second shipper of the same file neither lose nor
+/// repeat a byte. A spool that does not exist yet is empty.
 pub async fn append_all(store: &dyn Store, path: &str, spool: &Path, mut offset: u64) -> Result<u64> {
     let unreadable = |source| StoreError::Io { action: "read", path: spool.display().to_string(), source };
     let mut file = match File::open(spool) {

@@ -4,8 +4,8 @@
 #   ftctl-image         the container image
 #   ftctl-cards         how many GPUs there are
 #   ftctl-order         the agent's order; comes when ftctl submits the job
-#   ftctl-environment   the agent's variables, one JSON object: a signature for the store that ends with the job; comes with the order,
-#                       and is removed after the agent's first heartbeat, unless a group replaces this machine
+#   ftctl-environment   the agent's variables, one JSON object: a signature for the store that ends with the job; comes with the
+#                       order, and is removed after the agent's first heartbeat, unless a group replaces this machine
 #   ftctl-group         URL of the group that replaces this machine when it has stopped, where there is one
 set -u
 metadata="http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"

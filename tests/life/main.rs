@@ -1,5 +1,5 @@
-//! The life of real jobs on this machine, with the real trainer: `tests/run` builds that first and runs these. They are ignored in a
-//! plain `cargo test`, which must pass without libtorch.
+//! The life of real jobs on this machine, with the real trainer: `tests/run` builds that first and runs these. They are ignored in
+//! a plain `cargo test`, which must pass without libtorch.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! A store that an earlier ftctl left (`tests/before`): a job whose agent was killed in the middle, its checkpoint and its dataset, and a debt.
-//! Everything in it is still read.
+//! A store that an earlier ftctl left (`tests/before`): a job whose agent was killed in the middle, its checkpoint and its dataset,
+//! and a debt. Everything in it is still read.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,5 @@
-//! `ftctl logs` shows every byte once: while the writer is killed and begun again, soon after each is written, and without reading any twice.
+//! `ftctl logs` shows every byte once: while the writer is killed and begun again, soon after each is written, and without reading
+//! any twice.
 
 use std::{
     env, fs,
@@ -108,7 +109,8 @@ fn lines() -> usize {
     if env::var_os("FT_BIG").is_some() { 1 << 24 } else { 1_000_003 }
 }
 
-/// The writer's process: goes on with its spool where its predecessor was killed, and ships it, up to `limit`; then waits for its end.
+/// The writer's process: goes on with its spool where its predecessor was killed, and ships it, up to `limit`; then waits for its
+/// end.
 #[test]
 #[ignore = "started by the test that kills it"]
 fn writer() {

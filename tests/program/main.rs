@@ -1,5 +1,5 @@
-//! The program as a whole, in one test program: each of its own would be linked with all of ftctl, and would run alone. Those that make images
-//! with an engine have theirs (`tests/devcloud.rs`, `tests/image.rs`): others look for what is left there.
+//! The program as a whole, in one test program: each of its own would be linked with all of ftctl, and would run alone. Those that
+//! make images with an engine have theirs (`tests/devcloud.rs`, `tests/image.rs`): others look for what is left there.
 
 mod azure;
 mod bad_input;

@@ -4,9 +4,9 @@
 //! the number of updates already made. As there (torch's `LambdaLR`), the first update of a run with warm-up therefore has
 //! learning rate 0, and the last update of a linear decay to 0 does not.
 //!
-//! A step that changes no weight is no update, and the schedule does not move: so in transformers' `Trainer`, which asks whether the scaler of
-//! the gradients has skipped the optimizer, in DeepSpeed's engine (`_take_model_step`: not where it overflowed) and in fairseq, whose schedules
-//! follow `num_updates`.
+//! A step that changes no weight is no update, and the schedule does not move: so in transformers' `Trainer`, which asks whether
+//! the scaler of the gradients has skipped the optimizer, in DeepSpeed's engine (`_take_model_step`: not where it overflowed) and
+//! in fairseq, whose schedules follow `num_updates`.
 
 use std::f64::consts::PI;
 
@@ -65,8 +65,9 @@ fn above(floor: f64, factor: f64) -> f64 {
     factor * (1.0 - floor) + floor
 }
 
-/// How much of its way to the peak DeepSpeed's `WarmupLR` has made: `ln(n + 1) / ln(warm-up)` or `n / warm-up`, where its counter n is one behind
-/// because it moves after the optimizer; the very first update is where the warm-up begins. A warm-up is at least 2 there.
+/// How much of its way to the peak DeepSpeed's `WarmupLR` has made: `ln(n + 1) / ln(warm-up)` or `n / warm-up`, where its counter n
+/// is one behind because it moves after the optimizer; the very first update is where the warm-up begins. A warm-up is at least 2
+/// there.
 fn warmup_of_deepspeed(schedule: Schedule, step: u64, warmup: u64) -> f64 {
     let warmup = warmup.max(2);
     match step.checked_sub(1) {

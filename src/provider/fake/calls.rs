@@ -1,5 +1,5 @@
-//! Every outbound call of a rehearsal, to the cloud and to the store, passes one counter: it is written down, and the process can be
-//! killed before or after it.
+//! Every outbound call of a rehearsal, to the cloud and to the store, passes one counter: it is written down, and the process can
+//! be killed before or after it.
 
 use std::{
     collections::BTreeMap,

@@ -12,8 +12,8 @@ pub fn gcloud(path: &str) -> Option<PathBuf> {
     env::split_paths(path).map(|directory| directory.join("gcloud")).find(|program| program.is_file())
 }
 
-/// `gcloud compute ssh` to a machine as the service describes it; through the Identity-Aware Proxy where it has no external address.
-/// With a terminal the command gets one, and gcloud may ask questions.
+/// `gcloud compute ssh` to a machine as the service describes it; through the Identity-Aware Proxy where it has no external
+/// address. With a terminal the command gets one, and gcloud may ask questions.
 pub fn session(gcloud: PathBuf, project: &str, machine: &Value, command: &[String], terminal: bool) -> Command {
     let mut session = Command::new(gcloud);
     session.args(["compute", "ssh", last(&machine["name"])]);

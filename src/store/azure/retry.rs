@@ -54,8 +54,8 @@ impl Patience {
 }
 
 /// Whether the same request may succeed later: 408, 429 and the server's own failures, bytes that were damaged on their way
-/// (`Md5Mismatch`; the emulator says `InvalidOperation`, which none of our other requests can be), and a container of that name that is
-/// still on its way out, for about half a minute.
+/// (`Md5Mismatch`; the emulator says `InvalidOperation`, which none of our other requests can be), and a container of that name
+/// that is still on its way out, for about half a minute.
 pub(super) fn is_passing(status: u16, code: &str) -> bool {
     matches!(status, 408 | 429 | 500..=599)
         || (status == 400 && matches!(code, "Md5Mismatch" | "InvalidOperation"))

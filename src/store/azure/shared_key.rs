@@ -42,7 +42,8 @@ impl SharedKey {
         let [md5, kind, if_match, if_none_match, range] = ["content-md5", "content-type", "if-match", "if-none-match", "range"]
             .map(|name| header(headers, name).unwrap_or_default());
         let length = request.body().len().filter(|length| *length > 0).map(|length| length.to_string()).unwrap_or_default();
-        // Verb, encoding, language, length, MD5, type, date, if-modified-since, if-match, if-none-match, if-unmodified-since, range.
+        // Verb, encoding, language, length, MD5, type, date, if-modified-since, if-match, if-none-match, if-unmodified-since,
+        // range.
         let fixed = format!("{method}\n\n\n{length}\n{md5}\n{kind}\n\n\n{if_match}\n{if_none_match}\n\n{range}\n");
         let mut own: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         own.retain(|(name, _)| name.starts_with("x-ms-"));

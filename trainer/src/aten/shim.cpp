@@ -1,5 +1,6 @@
-// Operators of libtorch that tch does not pass on, for `aten/mod.rs`. Each returns null, or what went wrong as text that the caller frees.
-// Nothing here needs CUDA's headers: operators go through libtorch's dispatcher, and one build serves machines with and without a GPU.
+// Operators of libtorch that tch does not pass on, for `aten/mod.rs`. Each returns null, or what went wrong as text that the caller
+// frees. Nothing here needs CUDA's headers: operators go through libtorch's dispatcher, and one build serves machines with and
+// without a GPU.
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -85,7 +86,8 @@ char *ft_layer_norm_backward(Tensor **gradients, const Tensor *dy, const Tensor 
     });
 }
 
-// results: output, log-sum-exp, and where the device's generator stood; rate: share of the weights that is dropped; seed: where it begins
+// results: output, log-sum-exp, and where the device's generator stood; rate: share of the weights that is dropped; seed: where it
+// begins
 char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Tensor *v, double rate, uint64_t seed, bool flash) {
     return attempt([&] {
         if (rate > 0) {

@@ -1,5 +1,6 @@
-//! Whose kernels compute on the CPU: this crate's, or libtorch's, as on a GPU. Like libtorch's own modes (`no_grad`) it is a property of the thread
-//! that calls them, set around a whole pass; every kernel asks once, where it looks at the dtype and the device of its input.
+//! Whose kernels compute on the CPU: this crate's, or libtorch's, as on a GPU. Like libtorch's own modes (`no_grad`) it is a
+//! property of the thread that calls them, set around a whole pass; every kernel asks once, where it looks at the dtype and the
+//! device of its input.
 
 use std::cell::Cell;
 
@@ -24,8 +25,8 @@ pub(crate) fn is_own() -> bool {
     ENGINE.get() == Engine::Own
 }
 
-/// Whether libtorch's products of `kind` are oneDNN's on this processor. Those of 16-bit numbers are plain loops where oneDNN has none: before
-/// AVX-512, for fp16 before its extension for it. A step of GPT-2 small takes minutes with them.
+/// Whether libtorch's products of `kind` are oneDNN's on this processor. Those of 16-bit numbers are plain loops where oneDNN has
+/// none: before AVX-512, for fp16 before its extension for it. A step of GPT-2 small takes minutes with them.
 pub(crate) fn has_onednn_products(kind: Kind) -> bool {
     match kind {
         #[cfg(target_arch = "x86_64")]

@@ -1,9 +1,9 @@
 //! Which block of the training stream each sequence of a run reads: a pure function of seed and position, so that a resumed run
 //! reads on exactly where it was, and nothing about the order is ever stored.
 //!
-//! A step of S sequences reads those with the numbers `step · S` to `step · S + S − 1`. How it is divided into micro-batches, by how many threads
-//! and on what device it is computed is no part of that: a run may go on with other ones and reads the same tokens. One process trains;
-//! several that shared a step would each read their part of the same numbers.
+//! A step of S sequences reads those with the numbers `step · S` to `step · S + S − 1`. How it is divided into micro-batches, by
+//! how many threads and on what device it is computed is no part of that: a run may go on with other ones and reads the same
+//! tokens. One process trains; several that shared a step would each read their part of the same numbers.
 
 use crate::random::bits;
 use crate::settings::TrainSettings;
@@ -33,7 +33,8 @@ impl Sampler {
         self.blocks
     }
 
-    /// The block that the run's `sequence`-th sequence reads (counted over the whole run from 0). Each epoch visits every block once.
+    /// The block that the run's `sequence`-th sequence reads (counted over the whole run from 0). Each epoch visits every block
+    /// once.
     pub fn block(&self, sequence: u64) -> u64 {
         permute(self.seed, sequence / self.blocks, sequence % self.blocks, self.blocks)
     }

@@ -59,8 +59,9 @@ impl Sampling {
     }
 }
 
-/// Drops the unlikeliest tokens while what is dropped adds up to at most `1 - top_p` (Holtzman et al. 2020). One token always stays. Where that ends is
-/// looked for half by half: to sort a whole vocabulary takes longer than a small model needs for the logits.
+/// Drops the unlikeliest tokens while what is dropped adds up to at most `1 - top_p` (Holtzman et al. 2020). One token always
+/// stays. Where that ends is looked for half by half: to sort a whole vocabulary takes longer than a small model needs for the
+/// logits.
 fn nucleus(kept: &mut Vec<(u32, f64)>, top_p: f64) {
     let sum = |tokens: &[(u32, f64)]| tokens.iter().map(|(_, weight)| weight).sum::<f64>();
     let mut left = (1.0 - top_p) * sum(kept);

@@ -1,7 +1,9 @@
-//! The files of fairseq's variant: those of transformers' XGLM (Lin et al. 2021), which fairseq trained and which is this very model.
+//! The files of fairseq's variant: those of transformers' XGLM (Lin et al. 2021), which fairseq trained and which is this very
+//! model.
 //!
-//! Tensor names are fairseq's with `model.` for `decoder.`. A linear map lies there as `[out, in]`, and queries, keys and values have
-//! three of their own; in memory they are one map of `[in, out]` under GPT-2's name, as optimizer states and gradients are, too.
+//! Tensor names are fairseq's with `model.` for `decoder.`. A linear map lies there as `[out, in]`, and queries, keys and values
+//! have three of their own; in memory they are one map of `[in, out]` under GPT-2's name, as optimizer states and gradients are,
+//! too.
 
 use serde_json::{Map, Value, json};
 
@@ -41,8 +43,8 @@ pub(super) fn from_config(config: &Map<String, Value>) -> Result<Shape, String> 
     })
 }
 
-/// The `config.json` that makes `transformers` load the weights as `XGLMForCausalLM`. No token is padding: sequences are never padded
-/// in training, and a padding token's embedding would be left out of it.
+/// The `config.json` that makes `transformers` load the weights as `XGLMForCausalLM`. No token is padding: sequences are never
+/// padded in training, and a padding token's embedding would be left out of it.
 pub(super) fn config_json(shape: &Shape, end_of_text: Option<u32>) -> Value {
     json!({
         "activation_dropout": 0.0,

@@ -122,8 +122,8 @@ impl Run {
         self.state.step == self.state.steps || self.state.guard.has_lost_patience(&self.config.train)
     }
 
-    /// Not between the last step and the choice of the best weights: the last checkpoint is written once, and holds them. An evaluation can
-    /// show that the step before it was the last.
+    /// Not between the last step and the choice of the best weights: the last checkpoint is written once, and holds them. An
+    /// evaluation can show that the step before it was the last.
     pub(crate) fn may_pause(&self) -> bool {
         let settings = &self.config.train;
         let may_end = self.evaluation_is_due() && self.state.guard.is_losing_patience(settings);

@@ -23,7 +23,8 @@ pub struct TrainConfig {
     /// A Hugging Face directory to start from; absent: random initial weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_weights: Option<PathBuf>,
-    /// No more sequences at once than this, whatever `train.micro_batch` says; a step stays what it is. For a run that ran out of memory.
+    /// No more sequences at once than this, whatever `train.micro_batch` says; a step stays what it is. For a run that ran out of
+    /// memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_limit: Option<usize>,
     #[serde(default)]

@@ -34,8 +34,8 @@ SHAPES = {
     "2x64": (2, 2, 64, 128, 512, 4, 128),
     "3x96, odd vocabulary": (3, 3, 96, 100, 1013, 3, 77),
 }
-# The published sizes, the two largest with few of their layers. The vocabulary is GPT-2's for the first alone: the others' embeddings would
-# be most of what is computed.
+# The published sizes, the two largest with few of their layers. The vocabulary is GPT-2's for the first alone: the others'
+# embeddings would be most of what is computed.
 PUBLISHED = {
     "gpt2, 12x768": (12, 12, 768, 1024, 50257, 1, 128),
     "gpt2-medium, 24x1024": (24, 16, 1024, 1024, 1013, 1, 128),

@@ -101,8 +101,8 @@ def compare_training(binary, workspace, tokens, maps, report):
     print(f"       adapters of {', '.join(maps)}: loss {expected[0]['loss']:.3f} → {expected[-1]['loss']:.3f}")
     assert expected[0]["loss"] - expected[-1]["loss"] > 0.15, "the comparison needs a run that learns"
     report.check(f"{len(maps)} adapters a block: loss, worst of {STEPS} steps", worst(found, expected, "loss"), LOSS_BAR)
-    # Softmax cancels most of what a key's adapter does. The gradient of that is rounding error, and Adam makes full steps of it: peft in float32
-    # is as far from peft in float64.
+    # Softmax cancels most of what a key's adapter does. The gradient of that is rounding error, and Adam makes full steps of it:
+    # peft in float32 is as far from peft in float64.
     if "attn.c_attn" not in maps:
         report.check(f"{len(maps)} adapters a block: gradient norm", worst(found, expected, "gradient_norm"), NORM_BAR)
     return output, model

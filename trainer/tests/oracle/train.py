@@ -74,9 +74,10 @@ class Curve(NamedTuple):
     peer: float = 0.0
 
 
-# Adafactor clips the biases of queries, keys and values by one root mean square, in which those of the keys count: rounding errors made as large as
-# the others. (The second moments that both sides go by are those of our rounding errors.) Muon rounds to bf16 at every product, where gradients that differ in their last digits come to differ in the first. So
-# rounding errors grow from step to step, in transformers as here, and each step is compared by itself.
+# Adafactor clips the biases of queries, keys and values by one root mean square, in which those of the keys count: rounding errors
+# made as large as the others. (The second moments that both sides go by are those of our rounding errors.) Muon rounds to bf16 at
+# every product, where gradients that differ in their last digits come to differ in the first. So rounding errors grow from step to
+# step, in transformers as here, and each step is compared by itself.
 ONE_AT_A_TIME = {"micro_batch": 1, "gradient_accumulation": MICRO_BATCH * ACCUMULATION}
 CURVES = {name: Curve(name) for name in SCHEDULES} | {
     "4x128": Curve("cosine", ONE_AT_A_TIME, "larger"),

@@ -1,10 +1,10 @@
-//! Products of a few rows with a large matrix in `f32`, as generation makes them for every token. With up to eight or twelve rows the time is that
-//! of reading the matrix from main memory once, so it is read as it lies, in long pieces; with more it is that of computing, and the
-//! first group of rows leaves a copy of some columns in the nearest cache for those that follow. A general product copies in any case, and for
-//! fewer rows than it is made for.
+//! Products of a few rows with a large matrix in `f32`, as generation makes them for every token. With up to eight or twelve rows
+//! the time is that of reading the matrix from main memory once, so it is read as it lies, in long pieces; with more it is that of
+//! computing, and the first group of rows leaves a copy of some columns in the nearest cache for those that follow. A general
+//! product copies in any case, and for fewer rows than it is made for.
 //!
-//! For AVX-512 and AVX2; elsewhere, and for sizes that do not fill a tile, the caller's general product serves. Each element is summed in one
-//! fixed order, whatever the number of threads and of rows.
+//! For AVX-512 and AVX2; elsewhere, and for sizes that do not fill a tile, the caller's general product serves. Each element is
+//! summed in one fixed order, whatever the number of threads and of rows.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
@@ -15,7 +15,8 @@ use super::skinny_kernels::Register;
 /// Rows of the left factor at most.
 pub(crate) const MOST: usize = 96;
 
-/// `x [M, K]` · `w [K, N]` added to `y [M, N]`, all without gaps. False: this is a case for the general product, and nothing was done.
+/// `x [M, K]` · `w [K, N]` added to `y [M, N]`, all without gaps. False: this is a case for the general product, and nothing was
+/// done.
 pub(crate) fn add_product(x: &[f32], w: &[f32], y: &mut [f32], sizes: [usize; 3]) -> bool {
     #[cfg(target_arch = "x86_64")]
     return panels::add_product::<__m512>(x, w, y, sizes) || panels::add_product::<__m256>(x, w, y, sizes);
@@ -56,7 +57,8 @@ mod panels {
     use crate::cpu::parallel::{self, threads};
     use crate::cpu::simd::add;
 
-    /// Columns that one thread computes before it asks for more, at most, where the matrix is read as it lies: 8 KiB of each of its rows.
+    /// Columns that one thread computes before it asks for more, at most, where the matrix is read as it lies: 8 KiB of each of its
+    /// rows.
     const STREAMED: usize = 2048;
 
     /// Some columns of a matrix: row `k` begins at `w[k · pitch]`.
@@ -99,9 +101,9 @@ mod panels {
         (1..=MOST).contains(&rows) && R::is_available()
     }
 
-    /// Calls `compute` for panels that cover all columns, the last moved back so that it ends with them, with room for the panel's sums,
-    /// `[M, width]` of zeros, which go to `y [M, N]`. A panel's width is a multiple of a tile's. False: there are fewer columns than in a tile,
-    /// whatever the number of threads.
+    /// Calls `compute` for panels that cover all columns, the last moved back so that it ends with them, with room for the panel's
+    /// sums, `[M, width]` of zeros, which go to `y [M, N]`. A panel's width is a multiple of a tile's. False: there are fewer
+    /// columns than in a tile, whatever the number of threads.
     fn in_panels<R: Register>(
         most: usize,
         [rows, columns]: [usize; 2],
@@ -152,7 +154,8 @@ mod panels {
         check::<R>(rows, depth, strip, sums);
         let groups = || groups(rows, R::KERNELS.tiles.len());
         let block = R::BLOCK.min(depth);
-        // Rows of `x` as they lie may be a power of two apart, and then only a few of them have a place in the nearest cache at once.
+        // Rows of `x` as they lie may be a power of two apart, and then only a few of them have a place in the nearest cache at
+        // once.
         let (mut copy, mut near) = (vec![0.0; block * R::TILE], vec![0.0; block * rows]);
         for k in (0..depth).step_by(block) {
             let block = block.min(depth - k);
@@ -228,8 +231,8 @@ mod tests {
         ]
     }
 
-    /// Every number of rows there is a kernel for, some that take several, one too many; depths of several copies and of parts of them; columns
-    /// that fill tiles exactly, in part, and not at all, and those of several panels.
+    /// Every number of rows there is a kernel for, some that take several, one too many; depths of several copies and of parts of
+    /// them; columns that fill tiles exactly, in part, and not at all, and those of several panels.
     #[test]
     fn equals_the_definition_or_declines() {
         let numbers: Vec<f32> = (0..90_000).map(|n| 3.0 * (n as f32).sin()).collect();

@@ -30,8 +30,8 @@ impl Gpt2 {
         }
     }
 
-    /// `dx [N, D]`; `dtokens [V, D]` is the embedding's gradient as the head has left it. On the CPU `index_add_` adds row after row, so equal
-    /// tokens are summed in the order of the batch.
+    /// `dx [N, D]`; `dtokens [V, D]` is the embedding's gradient as the head has left it. On the CPU `index_add_` adds row after
+    /// row, so equal tokens are summed in the order of the batch.
     pub(crate) fn embed_backward(&self, inputs: &Tensor, documents: Option<&Documents>, dx: &Tensor, mut dtokens: Tensor) {
         let gradients = self.gradients();
         let [batch, length] = [inputs.size()[0], inputs.size()[1]];

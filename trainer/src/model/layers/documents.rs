@@ -1,8 +1,8 @@
 //! Which tokens of a batch belong to the same document: attention stays inside it, and positions are counted from where it begins.
 //!
-//! The end-of-text token begins the document after it, as its position 0: the last token of a document predicts it, and from it alone the
-//! first token of the next is predicted, as in generation from an empty prompt. A document that a block cuts in two counts from the
-//! start of the block.
+//! The end-of-text token begins the document after it, as its position 0: the last token of a document predicts it, and from it
+//! alone the first token of the next is predicted, as in generation from an empty prompt. A document that a block cuts in two
+//! counts from the start of the block.
 
 use std::ops::Range;
 

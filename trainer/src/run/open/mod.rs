@@ -127,7 +127,8 @@ fn check_validation(settings: &TrainSettings, dataset: &Dataset) -> Result<(), F
     Err(Failure::input(format!("{key} needs a validation loss, and the dataset has no validation text; add some, or remove {key}")))
 }
 
-/// Refuses data whose numbers stand for other tokens than those that the weights were trained on. Weights may lie there without a tokenizer.
+/// Refuses data whose numbers stand for other tokens than those that the weights were trained on. Weights may lie there without a
+/// tokenizer.
 pub(crate) fn check_tokenizer(weights: &Path, dataset: &Dataset) -> Result<(), Failure> {
     let Ok(known) = Tokenizer::load(weights) else { return Ok(()) };
     let Some((id, known, found)) = known.difference(&dataset.tokenizer()?) else { return Ok(()) };
