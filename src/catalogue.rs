@@ -145,7 +145,7 @@ pub struct Machine<'a> {
 }
 
 impl Accelerator {
-    /// The cheapest machine with so many of it and at least so many vCPUs and GB of memory, and its name.
+    /// The cheapest machine with this many of it and at least these many vCPUs and GB of memory, and its name.
     pub fn machine(&self, accelerators: u32, cpus: u32, memory_gb: u32) -> Option<(&str, &MachineType)> {
         let enough = self
             .machines

@@ -59,7 +59,7 @@ use crate::{
 const SHIP_EVERY: Duration = Duration::from_millis(250);
 /// How often requests to cancel, and the lease, are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Trouble that lasts so long is told with the heartbeat: trouble that a moment cures is not worth a word.
+/// Trouble of this length is reported with the heartbeat; shorter trouble is not.
 const LASTS: Duration = Duration::from_secs(5);
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
@@ -484,7 +484,7 @@ fn lost_lease() -> End {
     End::new(ExitReason::LostLease, "another attempt holds the job; this one stopped before writing anything more")
 }
 
-/// Anything that the store, the network, or somebody who frees a disk or gives rights back may cure.
+/// Anything that the store or the network may cure, or a user who frees a disk or gives rights back.
 fn is_io(error: &StoreError) -> bool {
     matches!(error, StoreError::Io { .. } | StoreError::Denied { .. })
 }

@@ -90,7 +90,7 @@ pub(super) fn local_failure(folder: &Folder, source: io::Error) -> StoreError {
     StoreError::Io { action: "use", path: folder.path().display().to_string(), source }
 }
 
-/// Whether the trainer is over, for those who ship beside it: their next round is the last.
+/// Whether the trainer is over, for the tasks that ship beside it: their next round is the last.
 pub(super) type Over = watch::Receiver<bool>;
 
 #[cfg(test)]

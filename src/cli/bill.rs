@@ -1,4 +1,4 @@
-//! `ftctl bill`: what bills now, and the receipt of one job.
+//! `ftctl bill`: the resources that cost money now, and the receipt of one job.
 
 use std::time::Duration;
 

@@ -47,8 +47,8 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
     Err(Failure::new(Exit::Interrupted, format!("interrupted; nothing of {id} is left")))
 }
 
-/// Waits for the end of a job while `log` is shown, driving the job when nobody else does. Ctrl-C, SIGTERM and the end of `timeout`
-/// detach: the job goes on.
+/// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM and the end of
+/// `timeout` detach: the job goes on.
 pub async fn to_the_end(
     world: &World,
     id: &JobId,

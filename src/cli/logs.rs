@@ -1,4 +1,4 @@
-//! `ftctl logs`: what a job wrote.
+//! `ftctl logs`: the output of a job.
 
 use std::io;
 

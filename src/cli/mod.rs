@@ -231,8 +231,8 @@ impl App<'_> {
     }
 }
 
-/// Runs a verb that waits for things. Verbs that don't never pay for a runtime. What still runs on other threads when the work ends
-/// (an interrupted preparation of text) ends with the process.
+/// Runs a verb that waits for things. Verbs that don't never pay for a runtime. Work that still runs on other threads then (an
+/// interrupted preparation of text) ends with the process.
 fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =

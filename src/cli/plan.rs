@@ -1,4 +1,4 @@
-//! `ftctl plan`: what a job would do and cost. Changes nothing.
+//! `ftctl plan`: the acts and the cost of a job. Changes nothing.
 
 use std::{
     fs,

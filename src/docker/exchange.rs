@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// Exchanges a token at a service that gives this answer; what it was sent, and what came of it.
+    /// Exchanges a token at a service that gives this answer; answers the request that it was sent, and the result.
     async fn exchange_at(status: &'static str, body: &'static str) -> (String, Result<String, String>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base = format!("http://{}", listener.local_addr().unwrap());

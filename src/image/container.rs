@@ -167,7 +167,7 @@ async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) ->
     Ok(())
 }
 
-/// The request's path: what to build and how, less the context.
+/// The request's path: the things to build and how, less the context.
 fn query(recipe: &Recipe, classic: bool) -> String {
     let proxies = ["http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"];
     let proxies = proxies.into_iter().filter_map(|name| Some((name, env::var(name).ok()?)));

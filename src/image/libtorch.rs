@@ -25,7 +25,7 @@ struct Variant {
     name: &'static str,
     /// Directory below `libtorch/` in the cache.
     directory: &'static str,
-    /// Wheels by version and digest: what pip installs, and nothing else.
+    /// Wheels by version and digest: pip installs these, and nothing else.
     wheels: &'static [&'static str],
     /// On disk after installation, for the progress bar only (download and unpacked wheel, Linux x86-64); where it is known.
     expected_bytes: Option<u64>,
@@ -213,7 +213,7 @@ async fn run_pip(pip: &[String], partial: &Path, variant: Variant, report: &dyn 
     Ok(())
 }
 
-/// Bytes below a directory; what vanishes meanwhile counts as nothing.
+/// Bytes below a directory; files that vanish meanwhile count as nothing.
 fn size_of(directory: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else { return 0 };
     entries

@@ -24,7 +24,7 @@ pub fn examine(cache: &Path) -> Vec<Finding> {
         Some(path) => Finding::good("trainer", path.display().to_string()),
         None => Finding::notice("trainer", "not built yet; the first job does it", "ftctl build --print path"),
     });
-    // What is built needs no tools any more.
+    // A built trainer needs no tools any more.
     if built.is_none() {
         findings.extend(TOOLS.iter().map(|tool| found(tool, env::var_os("PATH").as_deref())));
         findings.extend(room(cache));

@@ -70,7 +70,7 @@ impl Document {
         }
     }
 
-    /// Lays `key.path=value` over the text. The value is TOML; what is no TOML value (`2h`, `my-job`) is taken as a string.
+    /// Lays `key.path=value` over the text. The value is TOML; any other text (`2h`, `my-job`) is taken as a string.
     pub fn set(&mut self, assignment: &str) -> Result<(), DocumentError> {
         let (key, value) = assignment.split_once('=').unwrap_or((assignment, ""));
         let name = format!("--set {}", key.trim());

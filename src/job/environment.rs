@@ -33,8 +33,8 @@ pub fn passes(program: Program, name: &OsStr) -> bool {
     PASSED.iter().any(|(programs, names)| programs.contains(&program) && is_among(name, names))
 }
 
-/// Variables that a job file cannot set: what the loader and the shell go by, what the agent sets itself, and sign-ins, which have
-/// no place in a job's record.
+/// Variables that a job file cannot set: those that the loader and the shell obey, those that the agent sets itself, and sign-ins,
+/// which have no place in a job's record.
 const RESERVED: &[&str] = &[
     "PATH",
     "HOME",

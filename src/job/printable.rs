@@ -1,5 +1,5 @@
-//! Words from outside on their way to somebody's eyes: what a terminal would obey, or what would show a line in another order than
-//! it has, is shown as U+FFFD.
+//! Text from outside, made printable: characters that a terminal would obey, or that would show a line in another order, become
+//! U+FFFD.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! The books of an attempt. It has a number from when its machine is asked for, and a start when that exists: what comes before is
-//! a wait, which costs nothing and is bounded by itself.
+//! The books of an attempt. It has a number from when its machine is asked for, and a start when that exists. The time before is a
+//! wait, which costs nothing and has a bound of its own.
 
 use std::time::Duration;
 

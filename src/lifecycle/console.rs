@@ -59,7 +59,7 @@ pub(super) async fn kept(store: &dyn Store, record: &Record, attempt: u32, from:
 }
 
 /// The whole lines of a piece that was asked for from `from` on, all of it when it is the last, and where the next piece begins. A
-/// gap is said. Of what ftctl started there only its own lines are shown: the hundreds before them are the system's.
+/// gap is said. Where ftctl started processes, only their lines are shown: the hundreds before them are the system's.
 pub(super) fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64) {
     let end = if last { console.text.len() } else { console.text.rfind('\n').map_or(0, |end| end + 1) };
     let text = &console.text[..end];

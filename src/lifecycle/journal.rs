@@ -124,9 +124,9 @@ pub async fn all(store: &dyn Store) -> Result<Vec<(JobId, Result<Record>)>> {
 
 /// Reads a record of this or an older version.
 ///
-/// # Errors
-/// [`Exit::Integrity`] when it is not what a ftctl writes for this job: it cannot be parsed, is of another job, contradicts itself,
-/// or has a plan that no job file means. What is over commands nothing any more: its plan may be one that an older version took.
+/// # Errors [`Exit::Integrity`] when it is not what a ftctl writes for this job: it cannot be parsed, is of another job,
+/// contradicts itself, or has a plan that no job file means. A finished job commands nothing any more: its plan may be one that an
+/// older version took.
 pub fn decode(id: &JobId, bytes: &[u8]) -> Result<Record> {
     let record: Record = serde_json::from_slice(bytes).map_err(|error| damaged(id, &error.to_string()))?;
     if record.schema != RECORD_SCHEMA {

@@ -41,7 +41,7 @@ async fn entry(store: &dyn Store, name: &str) -> Result<Option<(NameEntry, ETag)
 /// [`Exit::Conflict`] when an unfinished job has the name.
 pub async fn open(world: &World, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     match try_to_open(world, plan.clone(), key, submit).await {
-        // Another invocation was faster: what it wrote may be this very job.
+        // Another invocation was faster: its record may be this very job.
         Err(failure) if failure.exit == Exit::Conflict => try_to_open(world, plan, key, submit).await,
         opened => opened,
     }

@@ -19,7 +19,7 @@ pub struct Size {
 }
 
 impl Size {
-    /// The machine on which ftctl runs, with so many bytes free.
+    /// The machine on which ftctl runs, with `free` bytes.
     pub fn here(free: u64) -> Self {
         Self { memory: Some(Memory { bytes: free, whose: "this machine has free".to_owned() }), ..Self::default() }
     }

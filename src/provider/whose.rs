@@ -13,7 +13,7 @@ use crate::{
 
 /// Hexadecimal digits of a digest in a label: clouds take at most 63 characters.
 const LABEL: usize = 32;
-/// So many of them are enough to tell two apart by eye.
+/// Characters of a label that are enough to tell two apart by eye.
 const SHOWN: usize = 8;
 
 /// The party that asks.
@@ -181,7 +181,7 @@ mod tests {
             (said(None, None, Some("azure://other/box")), Whose::Unknown, true),
             (said(None, None, Some("memory:")), Whose::Ours, true),
             (said(Some("bob"), None, Some("memory:")), Whose::OtherOwner, true),
-            // Half a word is none.
+            // Half of a label pair is none.
             (said(None, my_store, None), Whose::Unknown, true),
         ] {
             assert_eq!((mark.belongs(said).whose, mark.reaches(said)), (whose, reached), "{said:?}");

@@ -1,8 +1,8 @@
 //! A store in a directory: every object is a plain file of that path, so that a person can look inside with `ls` and `cat`.
 //!
 //! Writers in any number of processes are kept apart by advisory locks in `.ftctl/locks`; readers take none, because an object
-//! changes by a rename and a log only grows. What a crash leaves behind is a temporary file in `.ftctl/temporary`, which nobody
-//! lists and which a later writer removes.
+//! changes by a rename and a log only grows. A crash leaves a temporary file in `.ftctl/temporary`, which is never listed and which
+//! a later writer removes.
 //!
 //! Others may write to the directory, too, or it came with a repository: every operation opens it once and reaches the rest beneath
 //! that handle (see [`beneath`]). A symbolic link, a pipe or a device in it is no object.
@@ -396,7 +396,7 @@ fn remove(root: Dir, path: &str) -> io::Result<()> {
     {
         way.pop();
     }
-    // What is deleted next (contents after the manifest that named them) must not be gone before this is.
+    // The next deletion (contents after the manifest that named them) must not reach the disk before this one.
     beneath::sync(&way[way.len() - 1])
 }
 
@@ -796,7 +796,7 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         let error = DirectoryStore::open(&file).err().unwrap().to_string();
         assert!(error.contains("is not a directory; choose another place"), "{error}");
-        // Nobody, not even root, may create folders here.
+        // Not even root may create folders here.
         let store = DirectoryStore::open(Path::new("/proc/self/store")).unwrap();
         let error = store.put("a", "x".into(), Condition::Always).await.unwrap_err();
         assert!(matches!(&error, StoreError::Io { action: "write", path, .. } if path == "a"), "{error}");

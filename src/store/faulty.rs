@@ -30,7 +30,7 @@ pub struct FaultyStore {
     pub delay: Mutex<Duration>,
     /// The paths written, in order.
     pub written: Mutex<Vec<String>>,
-    /// Done once, after so many more writes.
+    /// Done once, after this many more writes.
     then: Mutex<Option<(usize, Act)>>,
 }
 
@@ -50,7 +50,7 @@ impl FaultyStore {
         })
     }
 
-    /// Lets something happen in the middle of a writer's work: once, after so many writes from now.
+    /// Lets something happen in the middle of a writer's work: once, after `number` writes from now.
     pub fn after_writes(&self, number: usize, act: impl FnOnce() + Send + 'static) {
         *self.then.lock().unwrap() = Some((self.written.lock().unwrap().len() + number, Box::new(act)));
     }

@@ -2,8 +2,8 @@
 //!
 //! No clock is compared with another. A contender takes a lease that is free, that a lower attempt holds (fencing: attempts only
 //! rise), whose holder was a process of this machine and is gone, or that has lapsed: that has not *changed* for three quarters of
-//! its time to live by the contender's own monotonic clock. The last quarter is for the contender's looks and requests, so that
-//! nobody holds a lease for its time to live at most. The loser finds out at its next renewal.
+//! its time to live by the contender's own monotonic clock. The last quarter is for the contender's looks and requests, so that a
+//! lease is without a holder for its time to live at most. The loser finds out at its next renewal.
 
 use std::{fs, sync::Arc, time::Duration};
 

@@ -49,7 +49,7 @@ pub async fn find(store: &Arc<dyn Store>, needed: &Needed, now: Timestamp, min_a
     let limit = SignedDuration::try_from(min_age).unwrap_or(SignedDuration::MAX);
     let is_old = |meta: &Meta| now.duration_since(meta.modified) > limit;
     let mut found = Unneeded::default();
-    // Listed before the manifests are read: what is sent after that is not judged.
+    // Listed before the manifests are read: later uploads are not judged.
     let contents = store.list(&path::contents()).await?;
     let mut named = Vec::new();
     for manifest in store.list(&path::datasets()).await? {

@@ -1,5 +1,5 @@
-//! Everything that is true in the simulated cloud, and the rules by which time changes it. No input, no output: what has to happen
-//! to real processes is left in [`Cloud::acts`].
+//! Everything that is true in the simulated cloud, and the rules by which time changes it. No input, no output: acts on real
+//! processes are left in [`Cloud::acts`].
 
 use std::collections::{BTreeMap, BTreeSet};
 

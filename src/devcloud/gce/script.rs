@@ -66,7 +66,7 @@ pub struct Fault {
     pub kind: FaultKind,
     #[serde(default = "once")]
     pub times: u32,
-    /// So many that fit pass before.
+    /// Number of matching calls that pass before.
     #[serde(default)]
     pub skip: u32,
     /// The pause that the service asks for.

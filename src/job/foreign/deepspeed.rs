@@ -88,7 +88,7 @@ const KEYS: &[Flag] = &[
     },
 ];
 
-/// Scales the loss itself: what the program does about that without it does not count.
+/// Scales the loss itself: the program's own scaling without it does not count.
 pub(super) fn apply(job: &mut Job) {
     let Some(config) = job.deepspeed.clone() else { return };
     job.remove_table("train.loss_scaling.");

@@ -1,4 +1,4 @@
-//! Programs that train nothing. What they do is a command of ftctl, whose flags and words are the keys of these tables.
+//! Programs that train nothing. A command of ftctl replaces each; its flags and words are the keys of these tables.
 
 use super::{
     ALL_CORES, Flag, Job,

@@ -53,7 +53,7 @@ use crate::{
 pub struct Fake {
     directory: PathBuf,
     script: Script,
-    /// Its store as the machines reach it: what they write is no call of ours.
+    /// Its store as the machines reach it: their writes are no calls of ours.
     party: Party,
     calls: Arc<Calls>,
     /// The clock when it was last looked at.

@@ -68,7 +68,7 @@ const PUBLIC_BILLING: &str = "https://cloudbilling.googleapis.com";
 /// How often a machine is looked at whose end is waited for, and how long.
 const LOOK: Duration = Duration::from_millis(500);
 const END: Duration = Duration::from_secs(300);
-/// The startup script gives a sign of life every ten seconds: one that gives none for so long is worth a word.
+/// The startup script gives a sign of life every ten seconds: this much silence is reported.
 const SILENCE: Duration = Duration::from_secs(45);
 /// By the cloud's clock: a machine whose startup script does not run, and one that once lived.
 const NEVER_BEGUN: Duration = Duration::from_secs(5 * 60);

@@ -129,7 +129,7 @@ impl PriceList {
         Ok(list)
     }
 
-    /// Takes a product if it is a part of machines that is wanted. Of two prices for the same the dearer counts.
+    /// Takes a product if it is a part of machines that is wanted. The dearer of two prices for the same part counts.
     fn add(&mut self, sku: &Value, wanted: &BTreeMap<&str, catalogue::Rates>) -> Option<()> {
         let name = part_of(sku["description"].as_str()?);
         let unit = wanted.get(name)?.unit;

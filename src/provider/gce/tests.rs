@@ -46,7 +46,7 @@ impl Place {
         Self::at_speed(20.0, script).await
     }
 
-    /// Where so many simulated seconds pass in one.
+    /// A cloud in which this many simulated seconds pass in one.
     async fn at_speed(speed: f64, script: Value) -> Self {
         let state = tempfile::tempdir().expect("a directory");
         let executable = state.path().join("agent");

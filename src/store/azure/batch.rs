@@ -12,7 +12,7 @@ use super::{
     transport::header,
 };
 
-/// The service takes so many in one.
+/// Most blobs that the service deletes in one request.
 const MOST: usize = 256;
 
 impl AzureStore {

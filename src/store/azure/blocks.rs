@@ -22,7 +22,7 @@ use super::{
 
 /// Bytes of a block, and of the largest object that is written in one request.
 pub(super) const BLOCK: usize = 4 << 20;
-/// The service takes so many blocks of one blob.
+/// Most blocks of one blob.
 const MOST_BLOCKS: usize = 50_000;
 
 impl AzureStore {

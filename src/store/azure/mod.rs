@@ -62,7 +62,7 @@ pub fn read_answer(body: &[u8]) -> (Vec<String>, String) {
 /// Metadata with the marks of the last conditional writes, the newest first.
 const MARKS: &str = "ftctlwrites";
 
-/// So many writes may follow one whose answer was lost until that one is told that it was refused.
+/// Writes that may follow one whose answer was lost, until that one is told that it was refused.
 const REMEMBERED: usize = 16;
 
 /// A version with its marks. A conditional write adds its own mark to those of the version that it replaces; when it is then told

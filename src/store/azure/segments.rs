@@ -28,7 +28,7 @@ use super::{
 /// Appends to one blob; the service's limit is 50,000.
 pub(super) const FULL: u64 = 45_000;
 
-/// Most bytes of one request: the service checks so many with an MD5 on their way out, and takes so many in one append.
+/// Most bytes of one request: the service checks no more with an MD5 on their way out, and takes no more in one append.
 const PIECE: u64 = 4 << 20;
 
 /// Parts the path of a log from the offset at which a further blob begins.

@@ -503,7 +503,7 @@ async fn azurite_stolen_signature_of_a_machine_changes_its_own_job_alone() {
     fill_store(&owner, &[&own, &other]).await;
     let before = owner.list("").await.unwrap();
     let agent = given_to_agent(&owner, &own).await;
-    // What its work needs.
+    // The objects that its work needs.
     for path in ["ftctl/v1/contents/00/c", "ftctl/v1/datasets/d/manifest.json", &path::cancel(&own)] {
         assert_eq!(agent.get(path).await.unwrap().bytes, "theirs", "{path}");
     }

@@ -250,7 +250,7 @@ fn wish(headers: &Headers) -> Option<Duration> {
     header(headers, "retry-after")?.parse().ok().map(Duration::from_secs)
 }
 
-/// Anything in 0..1; what spreads the tries of many clients need not be unpredictable.
+/// Any number in 0..1; spreading the tries of many clients needs nothing unpredictable.
 fn chance() -> f64 {
     (RandomState::new().build_hasher().finish() >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -25,7 +25,7 @@ pub struct Addresses {
     regional_cred_verification_url: Option<String>,
 }
 
-/// Who asks Amazon, and where.
+/// The caller at Amazon: its region and its keys.
 pub struct Caller {
     pub region: String,
     pub keys: Keys,

@@ -97,7 +97,7 @@ async fn group_and_template_are_gclouds_but_for_what_is_listed() {
     assert_eq!(take(&mut ours, "name"), format!("{}-g", attempt("job").job));
     take(&mut gclouds, "name");
     let (ours, gclouds) = (&mut ours["properties"], &mut gclouds["properties"]);
-    // What finds its machines, and what they run.
+    // The labels that find its machines, and the image that they run.
     assert_eq!(take(ours, "labels")["ftctl-recovery"], "group");
     let added: Vec<Value> =
         ours["metadata"]["items"].as_array_mut().expect("items").drain(1..).map(|item| item["key"].clone()).collect();
