@@ -94,8 +94,8 @@ pub fn release<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) {
     let mappings = mappings();
     let all = tensors.into_iter().filter_map(|tensor| mappings.get(&(tensor.data_ptr() as usize)));
     for mapping in all.filter(|mapping| mapping.is_file) {
-        // SAFETY: of a shared mapping of a file, unlike of other memory, nothing is lost: what was written to a page is in the
-        // file's cache. It is advice; refusing it changes no number.
+        // SAFETY: of a shared mapping of a file, unlike of other memory, nothing is lost: bytes written to a page are in the file's
+        // cache. It is advice; refusing it changes no number.
         let _ = unsafe { mapping.memory.unchecked_advise(UncheckedAdvice::DontNeed) };
     }
 }
@@ -156,7 +156,7 @@ fn tensor(mut mapping: Mapping, size: &[i64], kind: Kind) -> Tensor {
     unsafe { Tensor::from_blob(address, size, &strides, kind, Device::Cpu) }
 }
 
-/// Takes the disk's space now: a disk that is full when a page is written would end the process without a word.
+/// Takes the disk's space now: a disk that is full when a page is written would end the process without a message.
 fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     match fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),

@@ -148,7 +148,7 @@ pub(crate) fn await_arrival(device: Device) {
 /// Lets large tensors in main memory lie where `cpu/arena.rs` puts them, from now on.
 #[cfg(target_os = "linux")]
 pub(crate) fn use_arena() {
-    // SAFETY: takes no pointer; what was allocated before is freed as it was.
+    // SAFETY: takes no pointer; memory allocated before is freed as it was.
     unsafe { ft_use_arena() };
 }
 
@@ -173,7 +173,7 @@ pub(crate) fn peak_memory(device: usize) -> u64 {
 /// Memory of a GPU that no process has taken, in bytes.
 ///
 /// # Panics
-/// As [`peak_memory`].
+/// Those of [`peak_memory`].
 pub(crate) fn free_memory(device: usize) -> u64 {
     let mut bytes = 0;
     // SAFETY: one number is written.

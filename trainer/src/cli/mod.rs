@@ -401,7 +401,8 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// The subject of a panic: libtorch's messages go on with a C++ stack trace, and tell of memory in words for those who wrote it.
+/// The subject of a panic: libtorch's messages go on with a C++ stack trace, and describe missing memory in words for its
+/// developers.
 pub fn sentence(message: &str) -> &str {
     if tells_of_no_memory(message) {
         return "out of memory; lower train.micro_batch, set train.recompute = \"full\" or \"host\", or train.offload, or take a machine with more memory";

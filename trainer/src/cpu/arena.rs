@@ -77,7 +77,7 @@ impl Arena {
         (length, address)
     }
 
-    /// Length and address of a gap of so many bytes at the end.
+    /// Length and address of a gap of `bytes` bytes at the end.
     fn grow(&mut self, bytes: usize) -> Option<(usize, usize)> {
         let last = self.free.range(..self.top).next_back();
         let gap = last.filter(|(address, length)| *address + *length == self.top).map_or(0, |(_, length)| *length);

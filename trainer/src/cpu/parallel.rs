@@ -126,7 +126,7 @@ impl Helper {
     }
 
     fn give(&self, call: &'static (dyn Fn(usize) + Sync)) {
-        // SAFETY: what was given before is done, so this is the giver's.
+        // SAFETY: the work given before is done, so this is the giver's.
         unsafe { *self.desk.work.get() = Some(Work { call, giver: thread::current(), panic: None }) };
         self.desk.given.fetch_add(1, Ordering::SeqCst);
         if self.desk.helper_sleeps.load(Ordering::SeqCst) {

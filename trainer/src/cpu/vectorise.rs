@@ -2,7 +2,7 @@
 
 /// Compiles a function three times, for any x86-64, for AVX2 and for AVX-512, and calls the widest that this processor has; on
 /// other processors there is one. Rust never fuses a product with a sum, so all of them round alike: a loop over elements gives the
-/// same bits on every machine. What the function calls must be inlined into it, or it is compiled only once.
+/// same bits on every machine. Functions that it calls must be inlined into it, or it is compiled only once.
 macro_rules! vectorised {
     ($(#[$note:meta])* $visible:vis fn $name:ident $(<$element:ident: $bound:path>)? ($($argument:ident: $type:ty),* $(,)?)
      $(-> $result:ty)? $body:block) => {

@@ -18,7 +18,7 @@ impl Batch {
     /// end of the stream the targets are [`IGNORED`].
     ///
     /// # Errors
-    /// As for [`TokenStream::read`].
+    /// Those of [`TokenStream::read`].
     pub fn read(stream: &TokenStream, blocks: impl IntoIterator<Item = u64>, block_size: usize) -> Result<Self, DataError> {
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         let mut window = vec![0; block_size + 1];

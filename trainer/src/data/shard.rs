@@ -283,7 +283,7 @@ impl TokenStream {
     /// [`DataError::Damaged`] where a token is beyond the vocabulary: no embedding has a row for it.
     ///
     /// # Panics
-    /// As indexing a slice does, when `start + out.len()` exceeds [`TokenStream::len`].
+    /// Those of indexing a slice, when `start + out.len()` exceeds [`TokenStream::len`].
     pub fn read(&self, start: u64, out: &mut [i64]) -> Result<(), DataError> {
         let end = start + out.len() as u64;
         assert!(end <= self.tokens, "tokens {start}..{end} of {}", self.tokens);

@@ -2,10 +2,10 @@
 //!
 //! One prompt alone would read every weight of the model once for each token, and nothing but memory would be busy. So the next
 //! tokens are guessed (speculative decoding, Leviathan et al. 2023): one pass over the weights then tells the logits after each
-//! guess, and the guesses up to the first wrong one are kept. Who guesses is a copy of the model with weights of 8 bits
-//! ([`Draft`]), and where there is none, the text itself: what followed the newest tokens when they stood there before ("prompt
-//! lookup"). The text is the one that would be written without guessing: to the bit where a product's result does not depend on how
-//! many rows it has (`f32` with AVX2 or AVX-512, widths of whole registers), and otherwise as equal as that of a prompt in a batch.
+//! guess, and the guesses up to the first wrong one are kept. The guesses come from a copy of the model with weights of 8 bits
+//! ([`Draft`]). Without one they come from the text itself: the tokens that followed the newest ones before ("prompt lookup"). The
+//! text is the one that would be written without guessing: to the bit where a product's result does not depend on how many rows it
+//! has (`f32` with AVX2 or AVX-512, widths of whole registers), and otherwise as equal as that of a prompt in a batch.
 
 pub mod sampling;
 

@@ -50,7 +50,7 @@ pub enum Record {
     Evaluation { step: u64, validation_loss: f64, validation_perplexity: f64 },
 }
 
-/// How a unit of loss is told, and how many nats it is.
+/// The name of a unit of loss, and how many nats it is.
 const NATS: (&str, f64) = ("", 1.0);
 
 /// The open logs of one process.

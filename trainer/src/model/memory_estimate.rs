@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const F32: u64 = 4;
 /// Bytes that libtorch and the program itself hold in main memory, with copies of parts of the factors during products. Measured.
 const PROGRAM: u64 = 68 * MIB;
-/// The same where numbers of 16 bits are multiplied besides.
+/// The same where numbers of 16 bits are multiplied, too.
 const HALF: u64 = 6 * MIB;
 /// The blocks in which two files of a checkpoint leave for the disk (`files/direct.rs`).
 const CHECKPOINT: u64 = 8 * MIB;
@@ -30,8 +30,8 @@ pub struct TrainingMemory {
     pub optimizer: u64,
     /// Bytes that the forward pass keeps on the device for the backward pass.
     pub activations: u64,
-    /// Bytes that exist besides while the output head, or one block's backward pass, is computed, the larger of the two; the latter
-    /// with everything that is computed again for it.
+    /// Further bytes while the output head, or one block's backward pass, is computed, the larger of the two; the latter with
+    /// everything that is computed again for it.
     pub working: u64,
     /// The program, copies of matrices during products, and unused gaps.
     pub program: u64,

@@ -48,7 +48,7 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
 /// Evaluates; `None` when the stream has nothing to predict or `go_on` (called with sequences done and in all) says no.
 ///
 /// # Errors
-/// As for [`TokenStream::read`].
+/// Those of [`TokenStream::read`].
 pub fn evaluate(
     model: &Gpt2,
     stream: &TokenStream,

@@ -31,7 +31,7 @@ impl MicroBatch {
     }
 }
 
-/// Whether a run that needs so many bytes should begin where there are so many.
+/// Whether a run that needs `needed` bytes should begin where there are `there`.
 pub fn fits(needed: u64, there: u64) -> bool {
     needed as f64 <= SHARE * there as f64
 }

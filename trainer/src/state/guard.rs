@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::settings::{NonFinite, TrainSettings};
 
-/// Steps whose losses and gradient norms are remembered; nothing is a spike before there are so many.
+/// Steps whose losses and gradient norms are remembered; nothing is a spike before there are this many.
 const WINDOW: usize = 128;
-/// After so many skipped steps in a row the run has diverged.
+/// Skipped steps in a row after which the run has diverged.
 const MOST_SKIPPED: u64 = 20;
 
 /// The state that later verdicts depend on.

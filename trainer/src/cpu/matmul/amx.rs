@@ -7,7 +7,7 @@
 //! whole; the others are exact. What is left is the rounding of sums, as in any product of `f32`. Six products on tiles take less
 //! time than one without them (Henry, Tang, Heinecke: "Leveraging the bfloat16 Artificial Intelligence Datatype For
 //! Higher-Precision Computations", 2019). Tiles know no subnormal numbers: below 2⁻¹⁰³ an `f32` loses its last bits, below 2⁻¹²⁶
-//! all. What is not finite, or rounds to what is not, becomes NaN wherever it is a term.
+//! all. A number that is not finite, or rounds to one that is not, becomes NaN wherever it is a term.
 //!
 //! One factor, the one with fewer rows or columns in the result, is packed a part at a time that stays in a core's second cache
 //! ([`tiles`]); strips of the other pass by it, each packed by the thread that multiplies with it ([`packing`]), in parts that stay

@@ -16,7 +16,7 @@ use crate::cpu::simd::Element;
 
 /// Bytes that come from memory together.
 const LINE: usize = 64;
-/// Columns for which a copy of so many rows pays, at least.
+/// Fewest columns for which copying the rows pays.
 const NARROWEST: usize = 128;
 /// Rows and columns that are transposed at once.
 pub(crate) const FOUR: usize = 4;
@@ -50,7 +50,7 @@ fn kinds<I: Element>() -> [Kind<I>; 2] {
 }
 
 /// # Safety
-/// As for [`multiply_part`].
+/// Those of [`multiply_part`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn wide<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, place: Place<f32>, write: Write) {
     // SAFETY: the caller promised what is asked for.
@@ -58,7 +58,7 @@ unsafe fn wide<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, place: Pla
 }
 
 /// # Safety
-/// As for [`multiply_part`].
+/// Those of [`multiply_part`].
 #[target_feature(enable = "avx2,fma")]
 unsafe fn narrow<I: Element>(left: Matrix<'_, I>, right: Matrix<'_, I>, place: Place<f32>, write: Write) {
     // SAFETY: as above.
@@ -174,7 +174,7 @@ unsafe fn multiply_part<I: Element, R: Register, const ROWS: usize, const COLUMN
     }
 }
 
-/// So many zeros from the beginning of a line on: registers are loaded from one line each.
+/// Zeros from the beginning of a line on: registers are loaded from one line each.
 pub(crate) fn aligned<E: Copy + Default>(memory: &mut Vec<E>, count: usize) -> &mut [E] {
     memory.resize(count + LINE / size_of::<E>(), E::default());
     let first = memory.as_ptr().align_offset(LINE);
@@ -256,9 +256,9 @@ pub(crate) fn ask_for<E: Copy>(next: Matrix<'_, E>, share: usize, count: usize) 
     }
 }
 
-/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says. What is needed
-/// next, of the place and whatever `ask` asks for, is asked for over the whole sum: a core waits for some dozen lines at a time,
-/// and many at once would keep the factors waiting behind them.
+/// `left [K, ROWS]ᵀ · right [K, COLUMNS]` into the upper left of the place, as many rows and columns as `size` says. The next data,
+/// of the place and whatever `ask` asks for, is asked for over the whole sum: a core waits for some dozen lines at a time, and many
+/// at once would keep the factors waiting behind them.
 ///
 /// # Safety
 /// The processor has the register, of which `COLUMNS` are two; the place has these rows and columns.

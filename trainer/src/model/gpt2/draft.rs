@@ -2,8 +2,8 @@
 //!
 //! To write one token, every weight is read from main memory once, and nothing else takes time. The copy's weights are whole
 //! numbers of 8 bits with one scale for each output (as in `LLM.int8()`, Dettmers et al. 2022, but for the weights alone): a
-//! quarter of the bytes. What it guesses, the model itself checks, all guesses in one pass (speculative decoding, Leviathan et al.
-//! 2023), so that the copy decides when a text is written, never which.
+//! quarter of the bytes. The model itself checks its guesses, all in one pass (speculative decoding, Leviathan et al. 2023), so
+//! that the copy decides when a text is written, never which.
 
 use tch::{Kind, Tensor};
 

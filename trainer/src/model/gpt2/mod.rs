@@ -231,7 +231,7 @@ impl Gpt2 {
     /// its way to the device while the next is computed.
     ///
     /// # Panics
-    /// As [`Gpt2::gradients`].
+    /// Those of [`Gpt2::gradients`].
     pub fn update(&mut self, change: impl FnOnce(&mut Parameters, &Parameters, &mut dyn FnMut(usize, &Tensor))) {
         let Self { parameters, working, adapters, gradients, away, stream, .. } = self;
         let away = *away;
@@ -478,8 +478,8 @@ impl Gpt2 {
 }
 
 /// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it
-/// become one gap, in which larger tensors have room. What stays for the rest of a pass would otherwise part them, and the next
-/// large one take more memory. GPUs have an allocator that knows no such gaps.
+/// become one gap, in which larger tensors have room. Tensors that stay for the rest of a pass would otherwise part them, and the
+/// next large one take more memory. GPUs have an allocator that knows no such gaps.
 fn moved_down(tensor: &Tensor) -> Tensor {
     if tensor.device() != Device::Cpu {
         return tensor.shallow_clone();

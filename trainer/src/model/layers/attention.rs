@@ -32,7 +32,7 @@ pub(crate) struct Attention {
 pub(crate) struct Sums {
     /// `[B, H, T]`; a GPU's kernels may pad the rows.
     pub(crate) log_sum_exp: Tensor,
-    /// The seeds that a GPU's kernels want back besides.
+    /// Seeds that a GPU's kernels need in the backward pass.
     pub(crate) seeds: Option<[Tensor; 2]>,
 }
 

@@ -105,7 +105,7 @@ pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>, FileError> {
     file.names().into_iter().map(|name| Ok((name.clone(), file.tensor(&name)?))).collect()
 }
 
-/// A file that is open for reading. Of its tensors only those that were asked for are in memory.
+/// A file that is open for reading. Only tensors that were asked for are in memory.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,

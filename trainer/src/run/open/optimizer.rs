@@ -12,7 +12,7 @@ use crate::optimizer::Optimizer;
 use crate::run::OPTIMIZER_FILE;
 use crate::settings::TrainConfig;
 
-/// The optimizer of `model`, as `checkpoint` has it after so many updates, or new.
+/// The optimizer of `model`, as `checkpoint` has it after `updates`, or new.
 pub(super) fn open(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
     let place = if device::uses_libtorch(model.device(), config.train.engine) {
         Place::Memory

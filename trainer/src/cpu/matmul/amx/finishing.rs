@@ -63,7 +63,7 @@ impl<E: Element> Finishing<E> {
         new
     }
 
-    /// Spreads the pieces over so many steps of a product.
+    /// Spreads the pieces over `steps` steps of a product.
     pub fn spread<S: Split>(&mut self, steps: usize) {
         self.pace = Pace::new::<S>(self.area[0].count * self.area[1].count.div_ceil(BLOCK), steps);
     }

@@ -29,8 +29,8 @@ pub struct Factor<'a, S> {
 /// A number that is the sum of [`Split::PARTS`] bf16 numbers.
 pub trait Split: Element {
     const PARTS: usize;
-    /// At most so many rows or columns of the result, and terms of its sums, are packed at once: 1.1 to 1.5 MiB of the 2 of a
-    /// second cache.
+    /// Most rows or columns of the result, and (`LONG`) most terms of its sums, that are packed at once: 1.1 to 1.5 MiB of the 2 of
+    /// a second cache.
     const RESIDENT: usize;
     const LONG: usize;
     /// How often [`Split::multiply`] multiplies four pairs of tiles.
@@ -190,8 +190,8 @@ impl<'a, S: Split> Factor<'a, S> {
         Self { values: matrix.values, side, size: matrix.size, steps: matrix.steps }
     }
 
-    /// Packs rows or columns into `panels`, `[panels, tiles, PARTS, TILE]`, zeros where the factor has none, during so many steps
-    /// of a product.
+    /// Packs rows or columns into `panels`, `[panels, tiles, PARTS, TILE]`, zeros where the factor has none, during `steps`
+    /// steps of a product.
     pub fn pack<'b>(&'b self, part: Part, terms: Part, panels: &'b mut [Bf16], steps: usize) -> Packing<'b, S> {
         assert!(panels.len() >= part.padded(BLOCK) * S::PARTS * terms.padded(DEPTH));
         assert!(terms.end() <= self.size[1] && part.end() <= self.size[0]);
@@ -281,7 +281,7 @@ impl<S: Split> Factor<'_, S> {
         let [step, term_step] = self.steps;
         let start = self.values.as_ptr().wrapping_add(first[0] * step + first[1] * term_step);
         let (terms_mask, rows_mask) = (u32::MAX >> (DEPTH - count), (u32::from(u16::MAX) >> (SIDE - there)) as u16);
-        // SAFETY: what a mask leaves out is not read; the rest lies inside the factor. A prefetch reads nothing.
+        // SAFETY: elements outside a mask are not read; the rest lies inside the factor. A prefetch reads nothing.
         let parts = unsafe {
             if term_step == 1 {
                 let from = start.wrapping_add(row * step);
