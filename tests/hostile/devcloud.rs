@@ -1,5 +1,5 @@
-//! The simulated cloud runs scripts as the user who started it: nobody else on the computer, and no page in a browser, may have it
-//! do so.
+//! The simulated cloud runs scripts as the user who started it: no other user of the computer, and no page in a browser, may have
+//! it do so.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},

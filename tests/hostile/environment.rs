@@ -195,7 +195,7 @@ fn a_machine_shows_no_secret_once_its_agent_was_heard_of_and_has_no_rights() {
     let submitted = Sandbox::said(&mut cloud.command(&arguments));
     assert_eq!(submitted.code, Some(0), "{}", submitted.stderr);
     let job = submitted.stdout.trim();
-    // Nobody has heard of the agent yet, and a reader of the project sees its environment.
+    // The agent was not heard of yet, and a reader of the project sees its environment.
     assert!(keys(&cloud.machine(job).unwrap()).contains(&"ftctl-environment"));
     let mut driver = cloud.command(&["logs", "-f", "quick"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until("the end of the secret", || !keys(&cloud.machine(job).unwrap()).contains(&"ftctl-environment"));

@@ -7,7 +7,7 @@ use crate::{
     sandbox::Sandbox,
 };
 
-/// So many that a machine can be taken away in the middle, twice.
+/// Steps enough that a machine can be taken away in the middle, twice.
 const STEPS: u64 = 1_000;
 
 /// Follows a job to its end, which must be a good one.

@@ -25,7 +25,7 @@ use crate::{
 
 const STEPS: u64 = 200;
 const WORKERS: usize = 8;
-/// One in so many of the requests that change nothing in the cloud.
+/// One of this many requests that change nothing in the cloud is played.
 const SAMPLE: usize = 41;
 /// A life on a busy machine may be over with fewer polls than the undisturbed one, and before the request at which it should have
 /// died.

@@ -18,7 +18,7 @@ use crate::{
 };
 
 const STEPS: u64 = 300;
-/// So many rows at once: most of their time is waiting.
+/// Rows at once: most of their time is waiting.
 const WORKERS: usize = 4;
 
 /// A run of the job in a cloud that does not work as it should.

@@ -27,7 +27,7 @@ const STAGES: [Stage; 5] = [
     Stage { before: &[UP, SUBMIT], command: &["down", "proof", "-y"], cleans_up: true },
 ];
 
-/// So many sandboxes share the instants.
+/// Sandboxes that share the instants.
 const WORKERS: usize = 2;
 
 #[test]

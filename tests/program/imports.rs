@@ -144,7 +144,7 @@ fn lifecycle() -> BTreeMap<String, BTreeSet<String>> {
 fn no_file_of_the_lifecycle_uses_one_that_uses_it() {
     let mut left = lifecycle();
     assert!(left["mod"].contains("supervise") && left["drive"].contains("mod") && left["supervise"].contains("decide"), "{left:?}");
-    // What uses nothing that is left is taken away, until nothing is; a circle stays.
+    // A file that uses none of the remaining ones is taken away, until there is none such; a circle stays.
     while let Some(free) =
         left.iter().find(|(_, uses)| uses.iter().all(|used| !left.contains_key(used))).map(|(name, _)| name.clone())
     {

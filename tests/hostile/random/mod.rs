@@ -18,7 +18,7 @@ use fastrand::Rng;
 
 use self::{mutation::Mutation, scene::Scene, verbs::Verb};
 
-/// So many scenes share the rounds.
+/// Scenes that share the rounds.
 const WORKERS: u64 = 2;
 /// Verbs of a round in a run of the usual length.
 const FEW_VERBS: usize = 6;
