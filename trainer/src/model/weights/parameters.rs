@@ -311,7 +311,9 @@ impl Parameters {
     }
 
     fn variant(&self) -> Variant {
-        if self.learns_positions() { Variant::Gpt2 } else { Variant::Fairseq }
+        // Adapters alone have no embedding, and names of their own.
+        let is_whole = self.entries[0].role == Role::TokenEmbedding;
+        if is_whole && !self.learns_positions() { Variant::Fairseq } else { Variant::Gpt2 }
     }
 
     /// Tensors before the first block: the token embedding, and that of the positions where they are learnt.
