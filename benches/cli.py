@@ -76,9 +76,11 @@ class Place:
         jobs = self.home / ".local/state/ftctl/store/ftctl/v1/jobs"
         text = (jobs / first / "record.json").read_text()
         for number in range(JOBS - 1):
-            job = f"job-{number}-{suffix(number)}"
+            name = f"job-{number}"
+            job = f"{name}-{suffix(number)}"
             (jobs / job).mkdir()
-            (jobs / job / "record.json").write_text(text.replace(first, job))
+            # A record is that of its path, and its plan that of its name.
+            (jobs / job / "record.json").write_text(text.replace(first, job).replace('"name":"first"', f'"name":"{name}"'))
         assert len(json.loads(self.run("status", "--all", "-o", "json"))["jobs"]) == JOBS
 
 
