@@ -139,7 +139,8 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     };
     let id = &record.id;
     let wrote = format!("`ftctl logs {id}` shows what it wrote, `ftctl explain {id}` what was tried");
-    let fix = if record.attempt > 0 { wrote } else { format!("`ftctl explain {id}` shows what was tried") };
+    let had_machine = record.attempts.iter().any(|attempt| attempt.started.is_some());
+    let fix = if had_machine { wrote } else { format!("`ftctl explain {id}` shows what was tried") };
     Err(Failure::new(exit, message).fix(fix))
 }
 

@@ -60,7 +60,7 @@ impl Arguments {
         for finding in doctor::examine_material(&plan, app.settings.directories.cache()?) {
             if finding.health == Health::Bad {
                 let fix = finding.fix.map(|fix| format!(" ({fix})")).unwrap_or_default();
-                world.report.warn(&format!("{}: {}: it cannot run before that is mended{fix}", finding.what, finding.message));
+                world.report.warn(&format!("{}: {}: fix this before running{fix}", finding.what, finding.message));
             }
         }
         if let Some(lack) = Memory::of(&plan).and_then(|memory| memory.lack(&plan)) {

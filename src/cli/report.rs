@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
-    job::record::Record,
+    job::{record::Record, wording},
     lifecycle::{
         curves::{self, Course, Moment},
         receipt,
@@ -119,8 +119,8 @@ fn charts(over: Over, courses: &[&Course]) -> Vec<Chart> {
 fn facts(record: &Record, receipt: &receipt::Receipt, course: &Course) -> Vec<(&'static str, String)> {
     let (plan, train) = (&record.plan, &record.plan.train);
     let batch = format!("{} tokens a step, in blocks of {}", format::number(course.tokens_per_step), train.block_size);
-    let word = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    let rate = format!("{}, {} {}", word(json!(train.optimizer)), train.learning_rate, word(json!(train.schedule)));
+    let rate =
+        format!("{}, {} {}", wording::value(&json!(train.optimizer)), train.learning_rate, wording::value(&json!(train.schedule)));
     vec![
         ("state", receipt.state.clone()),
         ("attempts", receipt.attempts.len().to_string()),
@@ -130,7 +130,7 @@ fn facts(record: &Record, receipt: &receipt::Receipt, course: &Course) -> Vec<(&
         ("parameters", format::number(course.parameters)),
         ("batch", batch),
         ("optimizer", rate),
-        ("precision", word(json!(train.precision))),
+        ("precision", wording::value(&json!(train.precision))),
         ("dataset", record.dataset.as_ref().map_or_else(|| "-".to_owned(), |digest| digest.to_string().chars().take(12).collect())),
     ]
 }

@@ -37,7 +37,8 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let path = app.working_directory.join(&self.path);
+        // Without the `.` of the default, which would be told with every file.
+        let path: PathBuf = app.working_directory.join(&self.path).components().collect();
         // One that is gone was a directory.
         let is_directory = path.is_dir() || !path.exists();
         let directory = directory_of(&if is_directory { path.join(PROJECT_FILE) } else { path.clone() });

@@ -29,13 +29,14 @@ pub struct GceSpec {
     /// Zones in the order in which they are tried; absent: every one that has the accelerator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
-    /// Whether the zones are tried in another order: first those where the cloud itself expects a machine to be had and to last. Absent: false.
+    /// Try first the zones where Google expects a machine to be available and to last. Absent: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_zones: Option<bool>,
     /// Whether the machine may be taken away, at a fourth of the price; absent: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<bool>,
-    /// The older kind of machine that may be taken away: ends after 24 hours by itself, and Google's own limit for its time is not to be had.
+    /// The older kind of preemptible machine. It ends after 24 hours by itself, and cannot have a time limit
+    /// (`maxRunDuration`) of its own. Absent: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub legacy_preemptible: Option<bool>,
     /// How long before the 30 s that a preemption leaves its notice comes: `0s` or `2m`, for checkpoints that take their time; absent: as the cloud
@@ -54,7 +55,7 @@ pub struct GceSpec {
     /// Container image with ftctl and its trainer, by its digest in a registry that the machine may read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Who makes a machine anew that was taken away; absent: `client`.
+    /// Who replaces a preempted machine; absent: `client`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
     /// Service account of the machine. `recovery = "group"` needs one that may update and delete instance groups; absent: none, or where the
@@ -63,14 +64,14 @@ pub struct GceSpec {
     pub service_account: Option<String>,
 }
 
-/// Who makes a machine anew that was taken away.
+/// Who replaces a preempted machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recovery {
-    /// Whoever supervises the job.
+    /// The `ftctl` that supervises the job.
     #[default]
     Client,
-    /// The cloud itself, with nobody there: a managed instance group of one machine, in one region.
+    /// The cloud itself, without ftctl: a managed instance group of one machine, in one region.
     Group,
 }
 

@@ -190,7 +190,7 @@ impl Plan {
     }
 
     /// Whether the backend itself replaces a preempted machine, without ftctl.
-    pub fn mends_itself(&self) -> bool {
+    pub fn replaces_machines(&self) -> bool {
         self.compute.replaces_machines()
     }
 

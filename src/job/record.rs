@@ -180,7 +180,7 @@ impl Record {
     /// The last attempt that its machines may begin by themselves: the current one where only a supervisor begins any.
     pub fn last_attempt(&self) -> u32 {
         let retry = &self.plan.retry;
-        let by_itself = self.plan.mends_itself() && retry.on.contains(&RetryCause::Preempt);
+        let by_itself = self.plan.replaces_machines() && retry.on.contains(&RetryCause::Preempt);
         if by_itself { retry.attempts.max(self.attempt) } else { self.attempt }
     }
 

@@ -1,5 +1,7 @@
 //! serde's and toml's messages in the words of a person who edits a file.
 
+use serde_json::Value;
+
 use super::document::Place;
 
 #[derive(Debug, Default)]
@@ -32,6 +34,11 @@ pub(super) fn reword(message: &str, place: &Place) -> Wording {
         Some((found, expected)) => plain(about(&format!("expected {}, found {found}", kind(expected)))),
         None => plain(about(message)),
     }
+}
+
+/// A JSON value as a person writes it: a text without its quotes.
+pub fn value(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// The nearest of `known`, or all of them when none is near.

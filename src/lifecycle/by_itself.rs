@@ -1,4 +1,4 @@
-//! Attempts that the backend began by itself, without ftctl (`Plan::mends_itself`), are written down before anything else is
+//! Attempts that the backend began by itself, without ftctl (`Plan::replaces_machines`), are written down before anything else is
 //! decided.
 
 use super::{Result, World, attempt, journal::Journal, observe};

@@ -45,7 +45,7 @@ impl Decision {
 
 pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
     if let Some(exit) = &seen.exit
-        && !is_mending(record, exit, &seen.sighting)
+        && !is_replacing(record, exit, &seen.sighting)
     {
         return decide_exit(record, exit, seen.cancel.is_some());
     }
@@ -73,8 +73,8 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
 }
 
 /// Whether the backend makes the next machine, whose agent begins the next attempt.
-fn is_mending(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool {
-    record.plan.mends_itself()
+fn is_replacing(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool {
+    record.plan.replaces_machines()
         && exit.reason.is_followed()
         && may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt)
         && matches!(sighting, Sighting::Alive { .. })

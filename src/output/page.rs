@@ -122,7 +122,7 @@ fn coloured(svg: &str, title: &str) -> String {
     svg
 }
 
-fn drawing(chart: &Chart) -> Result<String, String> {
+fn drawing(chart: &Chart) -> Result<String, Box<dyn std::error::Error>> {
     let series: Vec<Series> =
         chart.series.iter().map(|series| Series { points: thinned(&series.points), ..series.clone() }).collect();
     let values = || series.iter().flat_map(|series| &series.points).map(|point| point.1);
@@ -133,18 +133,12 @@ fn drawing(chart: &Chart) -> Result<String, String> {
     let ticks = if logarithmic { logarithmic_ticks(low, high) } else { round_ticks(low, high, 0.0) };
     let mut svg = String::new();
     {
-        let failed = |error: &dyn std::fmt::Display| error.to_string();
         let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
-        let mut area = ChartBuilder::on(&root)
-            .margin(8)
-            .margin_right(32)
-            .x_label_area_size(40)
-            .y_label_area_size(72)
-            .build_cartesian_2d(
+        let mut area =
+            ChartBuilder::on(&root).margin(8).margin_right(32).x_label_area_size(40).y_label_area_size(72).build_cartesian_2d(
                 Axis { range: left..right, ticks: round_ticks(left, right, f64::from(u8::from(chart.whole))) },
                 Axis { range: low..high, ticks },
-            )
-            .map_err(|error| failed(&error))?;
+            )?;
         area.configure_mesh()
             .light_line_style(GRID.mix(0.0))
             .bold_line_style(GRID)
@@ -154,28 +148,26 @@ fn drawing(chart: &Chart) -> Result<String, String> {
             .x_desc(chart.over)
             .x_label_formatter(&|at| label(*at))
             .y_label_formatter(&|at| label(if logarithmic { 10_f64.powf(*at) } else { *at }))
-            .draw()
-            .map_err(|error| failed(&error))?;
+            .draw()?;
         for one in &series {
             let colour = of_job(one.job);
             let points: Vec<(f64, f64)> = one.points.iter().map(|(at, value)| (*at, scaled(*value))).collect();
             let smooth = if chart.smoothed { smoothed(&points) } else { Vec::new() };
             let strength = if smooth.is_empty() { 1.0 } else { 0.35 };
-            area.draw_series(LineSeries::new(points, colour.mix(strength).stroke_width(2))).map_err(|error| failed(&error))?;
-            area.draw_series(LineSeries::new(smooth, colour.stroke_width(2))).map_err(|error| failed(&error))?;
+            area.draw_series(LineSeries::new(points, colour.mix(strength).stroke_width(2)))?;
+            area.draw_series(LineSeries::new(smooth, colour.stroke_width(2)))?;
             for at in one.resumed.iter().filter(|at| (left..=right).contains(*at)) {
                 let line = DashedLineSeries::new([(*at, low), (*at, high)], 5, 4, MARK.stroke_width(1));
-                area.draw_series(line).map_err(|error| failed(&error))?;
+                area.draw_series(line)?;
             }
             let marks = one.checkpoints.iter().filter(|at| (left..=right).contains(*at));
-            area.draw_series(marks.map(|at| TriangleMarker::new((*at, low), 5, colour.filled())))
-                .map_err(|error| failed(&error))?;
+            area.draw_series(marks.map(|at| TriangleMarker::new((*at, low), 5, colour.filled())))?;
             if let [(at, value)] = one.points[..] {
                 let point = Circle::new((at, scaled(value)), 3, colour.filled());
-                area.draw_series([point]).map_err(|error| failed(&error))?;
+                area.draw_series([point])?;
             }
         }
-        root.present().map_err(|error| failed(&error))?;
+        root.present()?;
     }
     Ok(svg)
 }

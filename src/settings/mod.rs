@@ -18,7 +18,7 @@ use crate::job::{
     report::{Format, Verbosity},
     spec::JobSpec,
     units::{Money, Span},
-    wording::suggest,
+    wording::{self, suggest},
 };
 
 mod directories;
@@ -302,7 +302,7 @@ fn code_of_job(spec: &JobSpec) -> Places {
     let compute = json!(spec.compute);
     let of_table = |(table, keys): &(&str, &'static [&str])| {
         let (table, said) = ((*table).to_owned(), compute[*table].clone());
-        keys.iter().filter_map(move |key| Some((format!("compute.{table}.{key}"), word(said.get(key)?))))
+        keys.iter().filter_map(move |key| Some((format!("compute.{table}.{key}"), wording::value(said.get(key)?))))
     };
     let variables = spec.compute.environment.iter().map(|(name, value)| (format!("compute.environment.{name}"), value.clone()));
     CODE_KEYS.iter().flat_map(of_table).chain(variables).collect()
@@ -314,11 +314,7 @@ const STORE_KEY: &str = "store";
 fn places(backend: Option<&str>, store: Option<&str>, image: impl IntoIterator<Item = (String, Value)>) -> Places {
     let named = [(BACKEND_KEY, backend), (STORE_KEY, store)];
     let named = named.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?.to_owned())));
-    named.chain(image.into_iter().map(|(key, value)| (format!("image.{key}"), word(&value)))).collect()
-}
-
-fn word(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    named.chain(image.into_iter().map(|(key, value)| (format!("image.{key}"), wording::value(&value)))).collect()
 }
 
 /// The keys that were given.

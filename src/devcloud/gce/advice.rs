@@ -29,7 +29,7 @@ pub fn capacity(cloud: &mut Cloud, request: &Request, (_, region): &Place) -> An
     let card = &selection["guestAccelerators"][0];
     let cards = Some((last(&card["acceleratorType"]), 1));
     let Some((accelerator, _)) = Machine::described(kind, cards, 0, false).accelerator else {
-        return Err(Refusal::new(400, "invalid", format!("Advice on the machine type '{kind}' is not to be had.")));
+        return Err(Refusal::new(400, "invalid", format!("Advice on the machine type '{kind}' is not available.")));
     };
     let model = &request.body["instanceProperties"]["scheduling"]["provisioningModel"];
     let wanted: Vec<&str> =

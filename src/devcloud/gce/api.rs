@@ -388,12 +388,12 @@ pub fn check(body: &Map<String, Value>, zone: &str, now: Timestamp) -> Result<()
         (
             !added || allowed.is_some_and(|most| machine.cpus <= most.0 && memory <= u64::from(most.1) << 10),
             "guestAccelerators",
-            "So many cards do not go with so many vCPUs and so much memory",
+            "So many GPUs cannot be attached to so many vCPUs and so much memory",
         ),
         (
             machine.fixed.is_none_or(|fixed| spot || preemptible || !fixed.spot_only),
             "scheduling.provisioningModel",
-            "This machine type is not to be had with this provisioning model",
+            "This machine type is not available with this provisioning model",
         ),
         // The A2 types take pd-standard too; it is never asked for here.
         (

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 
 use serde_json::Value;
 
+use crate::job::wording;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Filter {
     All(Vec<Filter>),
@@ -143,7 +145,7 @@ pub fn fits(filter: &Filter, item: &Value) -> bool {
         Filter::Any(parts) => parts.iter().any(|part| fits(part, item)),
         Filter::Term { key, operator, value } => {
             let found = key.split('.').fold(item, |value, key| &value[key]);
-            let text = found.as_str().map_or_else(|| found.to_string(), str::to_owned);
+            let text = wording::value(found);
             match operator {
                 Operator::Equal => text == *value,
                 Operator::Unequal => text != *value,

@@ -7,6 +7,7 @@ use super::{
     Meaning::{self, *},
     Setting::{self, Word as W},
 };
+use crate::job::wording;
 
 const WARMUP: &str = "WarmupLR";
 const LINEAR: &str = "linear";
@@ -148,7 +149,7 @@ fn walk(job: &mut Job, flags: &Job, path: &str, value: &Value) {
             }
         }
         Value::String(auto) if auto == "auto" => {}
-        value => leaf(job, flags, path, &value.as_str().map_or_else(|| value.to_string(), str::to_owned)),
+        value => leaf(job, flags, path, &wording::value(value)),
     }
 }
 

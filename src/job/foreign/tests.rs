@@ -17,7 +17,7 @@ fn problems(command: &str) -> String {
 }
 
 fn refused(command: &str) -> Refused {
-    translate(command, NOTHING).expect_err("it is not to be had")
+    translate(command, NOTHING).expect_err("it is refused")
 }
 
 fn notes(command: &str) -> Vec<String> {

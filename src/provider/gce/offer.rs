@@ -124,7 +124,7 @@ pub fn rows(plan: &GcePlan) -> Vec<(&'static str, String)> {
         _ => "on demand",
     };
     let GcePlan { accelerators, accelerator, cpus, memory_gb, disk_gb, .. } = plan;
-    let replaced = if plan.recovery == Recovery::Group { ", made anew by its group" } else { "" };
+    let replaced = if plan.recovery == Recovery::Group { ", replaced by its group when it is preempted" } else { "" };
     let machine = format!(
         "{}, {kind}: {accelerators} {accelerator}, {cpus} vCPUs, {memory_gb} GB of memory, {disk_gb} GB of disk{replaced}",
         plan.machine_type()
@@ -236,7 +236,7 @@ fn fixed(spec: &GceSpec, plan: &GcePlan, card: &Accelerator) -> Vec<Rule> {
         let message = format!("no machine has {} {name}{cpus}{memory}: there are {}", plan.accelerators, known.join(", "));
         return vec![rule("compute.gce.accelerators", false, message)];
     };
-    let lasting = format!("{kind} is to be had as a spot machine only; set spot = true, or take 8 of them");
+    let lasting = format!("{kind} is available only as a spot machine; set spot = true, or take 8 of them");
     vec![rule("compute.gce.spot", plan.spot || !machine.spot_only, lasting)]
 }
 
@@ -306,7 +306,7 @@ mod tests {
                 "no machine has 3 a100: there are a2-highgpu-1g (1 × a100, 12 vCPUs, 85 GB), ",
             ),
             (GceSpec { cpus: Some(13), ..of("a100") }, "no machine has 1 a100, 13 vCPUs: "),
-            (GceSpec { spot: Some(false), ..of("h100") }, "a3-highgpu-1g is to be had as a spot machine only"),
+            (GceSpec { spot: Some(false), ..of("h100") }, "a3-highgpu-1g is available only as a spot machine"),
             (GceSpec { zones: vec!["us-west1-a".into()], ..of("a100") }, "there is no a100 in us-west1-a"),
             (GceSpec { recovery: Some(Recovery::Group), ..base() }, "needs a service_account"),
             (GceSpec { rank_zones: Some(true), ..grouped() }, "without `rank_zones`"),

@@ -97,7 +97,7 @@ impl Kept {
         }
         let list = match self.current(client, now).await {
             Ok(list) => list,
-            Err(refusal) => return listed(&format!(" (the billing catalogue is not to be had: {})", refusal.message)),
+            Err(refusal) => return listed(&format!(" (the billing catalogue could not be read: {})", refusal.message)),
         };
         let everywhere = regions_of(plan).into_iter();
         let Some((per_hour, region)) = everywhere.filter_map(|region| Some((list.price_per_hour(&machine, region)?, region))).max()

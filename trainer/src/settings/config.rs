@@ -184,7 +184,7 @@ pub struct LossScaling {
     pub growth_interval: u64,
     /// By which it rises and falls.
     pub factor: f64,
-    /// Overflows until it falls; counted anew when it has risen.
+    /// Overflows until it falls. The count begins again when it has risen.
     pub hysteresis: u64,
     /// What it never falls below.
     pub minimum: f64,
