@@ -66,10 +66,15 @@ pub(super) async fn latest_attempt(store: &dyn Store, record: &Record) -> Result
     if record.last_attempt() == record.attempt || record.state != State::Running {
         return Ok(record.attempt);
     }
-    let names = store.children(&path::attempts(&record.id)).await?;
-    let begun: BTreeSet<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
+    let begun = begun(store, &record.id).await?;
     let following = (record.attempt + 1..=record.last_attempt()).take_while(|attempt| begun.contains(attempt));
     Ok(following.last().unwrap_or(record.attempt))
+}
+
+/// The attempts that left something in the store.
+pub(super) async fn begun(store: &dyn Store, id: &JobId) -> Result<BTreeSet<u32>> {
+    let names = store.children(&path::attempts(id)).await?;
+    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
 /// The step that an attempt reported last.

@@ -3,7 +3,7 @@
 use ft_trainer::progress::{Event, Line};
 use serde::Serialize;
 
-use super::Result;
+use super::{Result, observe};
 use crate::{
     job::{id::path, record::Record},
     store::{Store, StoreError},
@@ -51,12 +51,7 @@ pub async fn of(store: &dyn Store, record: &Record) -> Result<Results> {
 /// Gives `see` the progress of every attempt, oldest first.
 pub async fn each_line(store: &dyn Store, record: &Record, mut see: impl FnMut(Line)) -> Result<()> {
     // One listing instead of a question for each attempt: a record may claim ten thousand that left nothing.
-    let names = store.children(&path::attempts(&record.id)).await?;
-    let mut attempts: Vec<u32> =
-        names.iter().filter_map(|name| name.parse().ok()).filter(|attempt| *attempt <= record.attempt).collect();
-    attempts.sort_unstable();
-    attempts.dedup();
-    for attempt in attempts {
+    for attempt in observe::begun(store, &record.id).await?.into_iter().filter(|attempt| *attempt <= record.attempt) {
         let bytes = match store.get(&path::progress(&record.id, attempt)).await {
             Ok(object) => object.bytes,
             // An attempt that never had an agent has no progress.
