@@ -304,9 +304,9 @@ fn a_plan_warns_of_data_that_is_not_there() {
     let plan = || sandbox.run(&["plan", "job.toml"]);
     let said = plan();
     assert_eq!(said.code, Some(0), "{}", said.stderr);
-    assert!(said.stderr.contains("nowhere.txt does not exist") && said.stderr.contains("it cannot run before"), "{}", said.stderr);
+    assert!(said.stderr.contains("nowhere.txt does not exist") && said.stderr.contains("fix this before running"), "{}", said.stderr);
     sandbox.write("nowhere.txt", "text");
-    assert!(!plan().stderr.contains("it cannot run before"));
+    assert!(!plan().stderr.contains("fix this before running"));
 }
 
 #[test]
