@@ -304,7 +304,11 @@ fn a_plan_warns_of_data_that_is_not_there() {
     let plan = || sandbox.run(&["plan", "job.toml"]);
     let said = plan();
     assert_eq!(said.code, Some(0), "{}", said.stderr);
-    assert!(said.stderr.contains("nowhere.txt does not exist") && said.stderr.contains("fix this before running"), "{}", said.stderr);
+    assert!(
+        said.stderr.contains("nowhere.txt does not exist") && said.stderr.contains("fix this before running"),
+        "{}",
+        said.stderr
+    );
     sandbox.write("nowhere.txt", "text");
     assert!(!plan().stderr.contains("fix this before running"));
 }
