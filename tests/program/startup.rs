@@ -166,10 +166,10 @@ fn play(case: &Case) -> String {
     let calls = machine.path().join("calls");
     let tell = format!("echo \"runs $(basename \"$0\") $*\" >>'{}'", calls.display());
     let folder = machine.path().display();
-    // A notice comes when it comes; where it is waited for it has its place. Only a signed-in user of Google's registry has a
-    // configuration.
+    // A notice comes when it comes; where it is waited for it has its place, after the container began: before that the real engine
+    // knows none to signal. Only a signed-in user of Google's registry has a configuration.
     let docker = format!(
-        "case \"$1\" in\nkill) {waits} || exit; {tell}; touch '{folder}/told'; exit;;\n*) {tell};;\nesac\ncase \"$1\" in\ninfo) exit {};;\n\
+        "case \"$1\" in\nkill) {waits} || exit 0; grep -q '^finds' '{calls}' || exit 1; {tell}; touch '{folder}/told'; exit;;\n*) {tell};;\nesac\ncase \"$1\" in\ninfo) exit {};;\n\
          login) echo \"told $(cat), for ${{DOCKER_CONFIG:-nobody}}\" >>'{calls}';;\npull) exit {};;\n\
          run) echo \"finds $(cd '{folder}/run' && find . -type f -printf '%m %s %p ')\" >>'{calls}'\n\
          ! {waits} || until [ -e '{folder}/told' ]; do sleep 1; done; exit {};;\nesac",
