@@ -197,7 +197,7 @@ impl Show for Settled {
         if let Some(perplexity) = perplexity(results) {
             table.pair("perplexity", perplexity);
         }
-        table.pair("attempts", format!("{}, {} steps done again", receipt.attempts.len(), receipt.lost_steps));
+        table.pair("attempts", attempts(receipt));
         let for_one =
             if receipt.waited_seconds > 0 { format!(", {} waiting for one", time(receipt.waited_seconds)) } else { String::new() };
         table.pair("time", format!("{} in all, {} on a machine{for_one}", time(receipt.seconds), time(receipt.machine_seconds)));
@@ -213,6 +213,21 @@ impl Show for Settled {
 
     fn names(&self) -> Vec<String> {
         vec![self.receipt.id.to_string()]
+    }
+}
+
+/// An attempt that never had a machine is none.
+fn attempts(receipt: &Receipt) -> String {
+    let begun = receipt.attempts.iter().filter(|attempt| attempt.started.is_some()).count();
+    let lost = match receipt.lost_steps {
+        0 => "no steps lost".to_owned(),
+        1 => "1 step repeated".to_owned(),
+        steps => format!("{} steps repeated", format::number(steps)),
+    };
+    match begun {
+        0 => "none had a machine".to_owned(),
+        1 => format!("1 attempt, {lost}"),
+        begun => format!("{begun} attempts, {lost}"),
     }
 }
 

@@ -48,7 +48,7 @@ struct Gce {
     /// Simulated seconds that pass in a second
     #[arg(long, default_value_t = 1.0, value_parser = speed)]
     speed: f64,
-    /// What shall go wrong, as JSON
+    /// Faults to inject, as JSON
     #[arg(long, value_name = "FILE")]
     script: Option<PathBuf>,
     /// Where machines have their disks [default: a temporary directory]

@@ -44,7 +44,7 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
             return Err(Failure::new(Exit::Interrupted, message).fix(format!("ftctl down {id}")));
         }
     };
-    Err(Failure::new(Exit::Interrupted, format!("interrupted; nothing of {id} is left")))
+    Err(Failure::new(Exit::Interrupted, format!("nothing of {id} is left")))
 }
 
 /// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM and the end of
@@ -61,7 +61,7 @@ pub async fn to_the_end(
         }
         () = interrupt() => Err(detached(id)),
         waited = over(timeout) => {
-            let message = format!("waited {waited} for the job {id}; it goes on");
+            let message = format!("waited {waited} for the job {id}; it is still running");
             Err(Failure { message, exit: Exit::Deadline, ..detached(id) })
         }
     }
@@ -79,14 +79,14 @@ fn goes_on(id: &JobId, failure: Failure) -> Failure {
     if !matches!(failure.exit, Exit::Network | Exit::Failure) {
         return failure;
     }
-    let message = format!("{}; the job {id} goes on", failure.message);
+    let message = format!("{}; the job {id} is still running", failure.message);
     Failure { message, exit: failure.exit, fix: failure.fix.or(detached(id).fix) }
 }
 
 /// The next commands for a user who stopped looking.
 pub fn detached(id: &JobId) -> Failure {
     let fix = format!("follow it again with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`");
-    Failure::new(Exit::Interrupted, format!("detached; the job {id} goes on")).fix(fix)
+    Failure::new(Exit::Interrupted, format!("the job {id} is still running")).fix(fix)
 }
 
 /// Follows every attempt's log on stderr, in whole lines, so that it does not tear the bars of other work.
@@ -196,7 +196,7 @@ mod tests {
         let id = JobId::derive("far", "1");
         let told = |exit| goes_on(&id, Failure::new(exit, "away"));
         let lost = told(Exit::Network);
-        assert_eq!((lost.exit, lost.message), (Exit::Network, format!("away; the job {id} goes on")));
+        assert_eq!((lost.exit, lost.message), (Exit::Network, format!("away; the job {id} is still running")));
         assert!(lost.fix.is_some_and(|fix| fix.contains(&format!("ftctl logs -f {id}"))));
         assert_eq!(told(Exit::MayBill).message, "away");
     }

@@ -101,7 +101,7 @@ struct Global {
     /// Also say what was decided and why
     #[arg(short, long, global = true)]
     verbose: bool,
-    /// Tell every request to a blob container on stderr, without what is secret
+    /// Log every request to a blob container on stderr, without secrets
     #[arg(long, global = true, conflicts_with = "quiet")]
     debug_http: bool,
     /// Answer yes to every question

@@ -142,7 +142,10 @@ impl Show for Planned {
         }
         table.pair("attempts", format!("at most {}", plan.retry.attempts));
         table.pair("time to live", plan.ttl.to_string());
-        table.pair("longest wait", plan.max_wait.to_string());
+        // Only what costs money is ever out of stock, or in a queue.
+        if plan.price_per_hour > Money::ZERO {
+            table.pair("longest wait", plan.max_wait.to_string());
+        }
         table.pair("price", price(plan));
         table.pair("worst case", worst_case(plan));
         for finding in room.iter().chain(exposure) {
@@ -259,8 +262,8 @@ fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
 }
 
 fn price(plan: &Plan) -> String {
-    let lasting = registry::lasting_price(plan).map(|price| format!("; {price} if it could not be taken away")).unwrap_or_default();
-    let source = plan.price_source.as_ref().map(|source| format!(", {source}")).unwrap_or_default();
+    let lasting = registry::lasting_price(plan).map(|price| format!("; on demand: {price}")).unwrap_or_default();
+    let source = plan.price_source.as_ref().map(|source| format!(" ({source})")).unwrap_or_default();
     format!("{} an hour{lasting}{source}", plan.price_per_hour)
 }
 

@@ -17,7 +17,7 @@ use crate::{
     output::Show,
 };
 
-/// Send the container image to a registry, built before if it must be
+/// Push the container image to a registry, building it first if needed
 ///
 /// The tag is the digest of what the image was made from; what the registry has already is not sent again. Credentials are those of
 /// `docker login` and of docker's helpers; in Azure and at Google those of the cloud will do.

@@ -193,7 +193,7 @@ impl Output {
             // There is no way left to report that stdout cannot take it.
             let _ = io::stdout().lock().write_all(text.as_bytes());
         } else {
-            self.talk.error(&failure.message, failure.fix.as_deref());
+            self.talk.last_words(failure);
         }
         failure.exit
     }

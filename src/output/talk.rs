@@ -7,9 +7,12 @@ use std::{
 };
 
 use super::{Style, bars::Reached, format, stderr::Stderr};
-use crate::job::{
-    printable,
-    report::{Report, Unit, Verbosity},
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        printable,
+        report::{Report, Unit, Verbosity},
+    },
 };
 
 /// How often a long piece of work says that it goes on when there is no terminal.
@@ -44,11 +47,15 @@ impl Talk {
         self.stderr.settle();
     }
 
-    /// The last words of a failed program, whatever the verbosity.
-    pub fn error(&self, message: &str, fix: Option<&str>) {
-        self.say(&self.paint("error:", "1;31"), message);
-        if let Some(fix) = fix {
-            self.say(&format!("  {}", self.paint("fix:", "1;32")), fix);
+    /// The last words of a program that did not do its work, whatever the verbosity. A user who interrupts it makes no error.
+    pub fn last_words(&self, failure: &Failure) {
+        let (label, next) = match failure.exit {
+            Exit::Interrupted => (self.paint("interrupted:", "1;33"), "next:"),
+            _ => (self.paint("error:", "1;31"), "fix:"),
+        };
+        self.say(&label, &failure.message);
+        if let Some(fix) = &failure.fix {
+            self.say(&format!("  {}", self.paint(next, "1;32")), fix);
         }
     }
 

@@ -42,7 +42,7 @@ ask_group() { # ask_group METHOD BODY: with the rights of the machine's service 
             --data "$2" "$group" && return
         sleep "$try"
     done
-    echo "ftctl: the group $group did not obey ($1): it makes this machine anew until its time is over"
+    echo "ftctl: $1 on the group $group failed; it keeps replacing this machine until its time limit"
 }
 
 yield_to_next() { # a preempted machine must not stop its group from making the next one

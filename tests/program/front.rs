@@ -248,7 +248,7 @@ fn a_job_is_supervised_while_its_terminal_is_stopped() {
     terminal.stdout.take().expect("piped").read_to_string(&mut seen).expect("read");
     assert!(terminal.wait().expect("waited").success(), "{seen}");
     let (tearing_down, receipt) =
-        (seen.find("Tearing down").expect("the last stage"), seen.find("steps done again").expect("a receipt"));
+        (seen.find("Tearing down").expect("the last stage"), seen.find("1 attempt, ").expect("a receipt"));
     assert!(tearing_down < receipt, "{seen}");
 }
 

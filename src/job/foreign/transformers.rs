@@ -75,7 +75,7 @@ const DEFAULTS: &[(&str, Setting)] = &[
 
 const GPT2_ONLY: &str = "only GPT-2 can be trained here";
 const RUNS_ALWAYS: &str = "a job always does both";
-const OWN_STORE: &str = "a dataset is prepared anew exactly when its text changes";
+const OWN_STORE: &str = "a dataset is prepared again only when its text changes";
 const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as training; the perplexity here does not depend on it";
 const OWN_ENGINE: &str = "the trainer has its own engine";
 const NO_HUB: &str = "nothing is fetched from a hub; name files";

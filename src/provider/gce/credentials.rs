@@ -254,7 +254,7 @@ fn form<K: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (K, V)>) 
 
 async fn ask<T: serde::de::DeserializeOwned>(request: RequestBuilder) -> Result<T> {
     let bytes = bytes(request).await?;
-    let strange = |error| ProviderError::new(Class::Denied, format!("Google's sign-in answers what cannot be understood: {error}"));
+    let strange = |error| ProviderError::new(Class::Denied, format!("unexpected answer from Google's sign-in: {error}"));
     serde_json::from_slice(&bytes).map_err(strange)
 }
 

@@ -103,7 +103,7 @@ fn counted(machine: &Machine<'_>, quotas: &Value) -> Vec<(String, u32)> {
 fn held(place: &str, quotas: &Value, amounts: &[(String, u32)]) -> (bool, String) {
     let stand = |(metric, amount): &(String, u32)| match quota(quotas, metric) {
         Some((used, limit)) => (used + u64::from(*amount) <= limit, format!("{metric} {used} of {limit} used, {amount} needed")),
-        None => (true, format!("{metric} not told, {amount} needed")),
+        None => (true, format!("{metric}: limit unknown, {amount} needed")),
     };
     let (fits, texts): (Vec<bool>, Vec<String>) = amounts.iter().map(stand).unzip();
     let fits = fits.into_iter().all(|fits| fits);
