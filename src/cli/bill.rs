@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use super::{App, Place};
 use crate::{
     exit::Failure,
-    job::units::{Money, Span},
+    job::{
+        units::{Money, Span},
+        wording,
+    },
     lifecycle::{
         Resource,
         receipt::{self, Receipt},
@@ -219,11 +222,7 @@ impl Show for Settled {
 /// An attempt that never had a machine is none.
 fn attempts(receipt: &Receipt) -> String {
     let begun = receipt.attempts.iter().filter(|attempt| attempt.started.is_some()).count();
-    let lost = match receipt.lost_steps {
-        0 => "no steps lost".to_owned(),
-        1 => "1 step repeated".to_owned(),
-        steps => format!("{} steps repeated", format::number(steps)),
-    };
+    let lost = wording::lost(receipt.lost_steps);
     match begun {
         0 => "none had a machine".to_owned(),
         1 => format!("1 attempt, {lost}"),

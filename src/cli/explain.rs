@@ -40,7 +40,7 @@ impl Show for Explanation {
         for event in &self.events {
             table.row([Cell::text(format!("{:.0}", event.time)), Cell::number(event.attempt.to_string()), Cell::text(&event.text)]);
         }
-        format!("{} is {}: {}\n\n{}", self.id, self.state, self.now, table.render())
+        format!("{} ({}): {}\n\n{}", self.id, self.state, self.now, table.render())
     }
 
     fn names(&self) -> Vec<String> {

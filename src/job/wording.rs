@@ -77,3 +77,11 @@ fn kind(expected: &str) -> &str {
         other => other,
     }
 }
+/// The steps that a preemption cost.
+pub fn lost(steps: u64) -> String {
+    match steps {
+        0 => "no steps lost".to_owned(),
+        1 => "1 step is repeated".to_owned(),
+        steps => format!("{steps} steps are repeated"),
+    }
+}

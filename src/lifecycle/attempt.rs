@@ -14,6 +14,7 @@ use crate::{
         record::{Attempt, Record, Waiting},
         state::State,
         units::Money,
+        wording,
     },
     provider::{Resource, Sighting},
     store::checkpoint,
@@ -128,11 +129,11 @@ pub(super) async fn close(world: &World, job: &mut Journal, now: Timestamp, resu
 pub(super) fn tell_of_the_next(world: &World, record: &Record, why: &str) {
     if let Some(ended) = record.attempts.last() {
         world.report.warn(&format!(
-            "attempt {} ended: {why}; attempt {} resumes from step {}, {} steps are done again",
+            "attempt {} ended: {why}; attempt {} resumes from step {}, {}",
             ended.attempt,
             ended.attempt + 1,
             ended.last_step - ended.lost_steps,
-            ended.lost_steps
+            wording::lost(ended.lost_steps)
         ));
     }
 }

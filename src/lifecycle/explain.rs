@@ -10,6 +10,7 @@ use crate::{
         id::{JobId, path},
         record::{Record, Waiting},
         state::State,
+        wording,
     },
     store::lease,
 };
@@ -71,7 +72,7 @@ fn situation(record: &Record, sight: &Sight) -> String {
     let reason = record.reason.as_deref().unwrap_or("no reason is known");
     let what = match (record.state, sight.retry_at) {
         (_, next_try) if record.waiting.is_some() => waits(record, next_try),
-        (State::Finished, _) => return format!("it is over: {reason}"),
+        (State::Finished, _) => return reason.to_owned(),
         (State::Submitting, _) if !record.submitted => return "everything is ready; `ftctl submit` starts it".to_owned(),
         (State::TearingDown, _) => format!("its machine is being destroyed: {reason}"),
         (_, Some(at)) => format!("it waits until {at:.0} before it asks for a machine again"),
@@ -80,7 +81,7 @@ fn situation(record: &Record, sight: &Sight) -> String {
         (State::Provisioning, _) => "it asks for a machine".to_owned(),
         (State::Submitting, _) => "its agent is being started".to_owned(),
         (State::Running, _) => match &sight.ended {
-            None => return format!("attempt {} of at most {} runs", record.attempt, record.plan.retry.attempts),
+            None => return format!("attempt {} of at most {} is running", record.attempt, record.plan.retry.attempts),
             Some(message) => format!("attempt {} has ended: {message}", record.attempt),
         },
         (State::Collecting, _) => "its results are being collected".to_owned(),
@@ -95,7 +96,10 @@ fn situation(record: &Record, sight: &Sight) -> String {
 fn waits(record: &Record, next_try: Option<Timestamp>) -> String {
     let Some(Waiting { since, why }) = &record.waiting else { return String::new() };
     let next = next_try.map(|at| format!("; next try at {at:.0}")).unwrap_or_default();
-    format!("it waits for a machine since {since:.0}, at no cost and {} in all at most: {why}{next}", record.plan.max_wait)
+    format!(
+        "it has been waiting for a machine since {since:.0}, at no cost, and waits {} at most: {why}{next}",
+        record.plan.max_wait
+    )
 }
 
 fn told(event: &Event, last_attempt: u32) -> Told {
@@ -106,11 +110,11 @@ fn told(event: &Event, last_attempt: u32) -> Told {
             format!("refused ({class}): {message}{next}")
         }
         EventKind::AttemptEnded { reason, last_step, resumes_from, lost_steps } => {
-            let next = format!("; the next resumes from step {resumes_from} ({lost_steps} steps are done again)");
+            let next = format!("; the next resumes from step {resumes_from} ({})", wording::lost(*lost_steps));
             format!("the attempt ended at step {last_step}: {reason}{}", if event.attempt < last_attempt { &next } else { "" })
         }
         EventKind::Note { message } => message.clone(),
-        EventKind::Unknown => "an event that this ftctl does not know".to_owned(),
+        EventKind::Unknown => "unknown event (of a newer ftctl)".to_owned(),
     };
     Told { time: event.time, attempt: event.attempt, text }
 }
@@ -126,7 +130,7 @@ mod tests {
     #[test]
     fn an_attempt_that_was_followed_by_another_says_what_that_cost() {
         let ended = EventKind::AttemptEnded { reason: "preempted".to_owned(), last_step: 30, resumes_from: 20, lost_steps: 10 };
-        let cost = "the attempt ended at step 30: preempted; the next resumes from step 20 (10 steps are done again)";
+        let cost = "the attempt ended at step 30: preempted; the next resumes from step 20 (10 steps are repeated)";
         assert_eq!(told(&event(1, ended.clone()), 2).text, cost);
         assert_eq!(told(&event(2, ended), 2).text, "the attempt ended at step 30: preempted");
     }
@@ -145,7 +149,7 @@ mod tests {
             left.starts_with("its trainer is being built; nothing happens until") && left.contains("`ftctl logs -f left-"),
             "{left}"
         );
-        assert_eq!(said(State::Running, None, false), "attempt 1 of at most 1 runs");
+        assert_eq!(said(State::Running, None, false), "attempt 1 of at most 1 is running");
         let ended = said(State::Running, Some("trained to the end"), false);
         assert!(ended.starts_with("attempt 1 has ended: trained to the end; nothing happens until"), "{ended}");
     }

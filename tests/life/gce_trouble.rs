@@ -193,7 +193,7 @@ const ROWS: &[Row] = &[
     Row {
         name: "preempted before it has booted",
         script: r#"{ "preemptions": [{ "instance": "-a1", "after": "0s" }] }"#,
-        sees: &["attempt 1 ended: preempted; attempt 2 resumes from step 0, 0 steps are done again"],
+        sees: &["attempt 1 ended: preempted; attempt 2 resumes from step 0, no steps lost"],
         machines: 1..=2,
         ..QUIET
     },

@@ -565,10 +565,7 @@ fn is_undone_at(signal: rustix::process::Signal) {
         }
     };
     let last = said.last().expect("a last word");
-    assert!(
-        status.code() == Some(130) && last.starts_with("interrupted: nothing of waits-"),
-        "{signal:?}: {status}: {last}"
-    );
+    assert!(status.code() == Some(130) && last.starts_with("interrupted: nothing of waits-"), "{signal:?}: {status}: {last}");
 }
 
 #[test]

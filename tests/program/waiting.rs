@@ -100,7 +100,10 @@ fn a_job_that_waits_says_since_when_for_what_and_until_when() {
     let table = rehearsal.0.run(&["status", "waits"]).stdout;
     assert!(table.contains("since 2026-01-01T00:00:00Z: ") && table.contains(&format!("next try at {next}")), "{table}");
     let explained = rehearsal.0.run(&["explain", "waits"]).stdout;
-    assert!(explained.contains("waits for a machine since 2026-01-01T00:00:00Z, at no cost and 1d in all at most"), "{explained}");
+    assert!(
+        explained.contains("waiting for a machine since 2026-01-01T00:00:00Z, at no cost, and waits 1d at most"),
+        "{explained}"
+    );
     let receipt = rehearsal.json(&["bill", "waits"]);
     assert_times(&receipt, 0..=0, 300..=3_000);
     assert_eq!(receipt["cost"], "0USD");
