@@ -13,6 +13,8 @@ use cap_std::{
     fs::{Dir, DirBuilder, DirBuilderExt as _, OpenOptions},
 };
 use rustix::fs::{AtFlags, FileType, Stat, fstat, statat};
+#[cfg(target_os = "linux")]
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 
 /// A deletion in another process may take an emptied folder away between two steps of a write. That the same happens so often in a
 /// row is out of the question.
@@ -35,7 +37,25 @@ pub(super) fn parts(path: &str) -> impl Iterator<Item = &str> {
 
 /// Opens a folder.
 pub(super) fn folder(root: &Dir, path: &str) -> io::Result<Dir> {
-    parts(path).try_fold(root.try_clone()?, |above, name| enter(&above, name))
+    // A thousand records are read for one table: at once each costs a third of the time. What the kernel refuses, or does not know,
+    // is explained by the way that goes step by step.
+    at_once(root, path).map_or_else(|| parts(path).try_fold(root.try_clone()?, |above, name| enter(&above, name)), Ok)
+}
+
+#[cfg(target_os = "linux")]
+fn at_once(root: &Dir, path: &str) -> Option<Dir> {
+    if path.is_empty() || parts(path).any(|part| part == "..") {
+        return None;
+    }
+    let (flags, resolve) = (OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS);
+    let opened = openat2(root, path, flags, Mode::empty(), resolve).ok()?;
+    Some(Dir::from_std_file(opened.into()))
+}
+
+/// Only Linux opens a whole path without following a link on it.
+#[cfg(not(target_os = "linux"))]
+fn at_once(_: &Dir, _: &str) -> Option<Dir> {
+    None
 }
 
 /// Opens one folder of `above`.
