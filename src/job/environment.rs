@@ -104,6 +104,8 @@ mod tests {
             "AWS_SECRET_ACCESS_KEY",
             "GITHUB_TOKEN",
             "SECRET_IN_SHELL",
+            "MSI_SECRET",
+            "OBO_ENDPOINT",
             "FTCTL_STORE",
             "PATHS",
             "XPATH",
