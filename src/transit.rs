@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use reqwest::{ClientBuilder, Url, redirect::Policy};
+use reqwest::{ClientBuilder, Response, Url, redirect::Policy};
 
 use crate::job::report::Report;
 
@@ -33,6 +33,30 @@ pub fn is_loopback(host: &str) -> bool {
 /// The address that the host of a URL is, when it is no name.
 pub fn literal(host: &str) -> Option<IpAddr> {
     host.trim_matches(['[', ']']).parse().ok()
+}
+
+/// The body of an answer, which may have `most` bytes. The error is for a person, and has neither the address nor any of the bytes.
+pub async fn body(mut answer: Response, most: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = answer.chunk().await.map_err(|error| why(&error))? {
+        if bytes.len() + piece.len() > most {
+            return Err(format!("its answer has more than {most} bytes"));
+        }
+        bytes.extend_from_slice(&piece);
+    }
+    Ok(bytes)
+}
+
+/// Why no answer came, for a person: the innermost reason, without the address, which may hold a secret.
+pub fn why(error: &reqwest::Error) -> String {
+    if error.is_timeout() {
+        return "it did not answer in time".to_owned();
+    }
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    format!("it cannot be reached: {innermost}")
 }
 
 /// The receiver of reports on requests to services.

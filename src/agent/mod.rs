@@ -10,6 +10,7 @@
 
 mod folder;
 mod memory;
+mod notice;
 mod order;
 mod ship;
 mod stop;
@@ -37,6 +38,7 @@ use tokio::{
 pub use self::order::from_store;
 use self::{
     folder::{Folder, Identity},
+    notice::Source,
     ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
     stop::StopRequest,
     trainer::{End, Inputs, supervise, understand, why},
@@ -76,8 +78,9 @@ const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this
-/// machine (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice. Fails when the attempt is
-/// already running elsewhere, and when its own disk or the store's answers make no sense.
+/// machine (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice that ends the attempt; one that
+/// may be withdrawn only saves ([`notice`]). Fails when the attempt is already running elsewhere, and when its own disk or the
+/// store's answers make no sense.
 pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
     let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
         action: "wait for signals of",
@@ -89,7 +92,12 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Repor
     };
     let store = store::open(&order.store)?;
     let order = &succession::current(&store, order, work, report).await?;
-    let agent = Agent::new(store, order, work, report, Duration::MAX)?;
+    let mut agent = Agent::new(store, order, work, report, Duration::MAX)?;
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    agent.notices = Source::of_machine(&variable).unwrap_or_else(|why| {
+        report.warn(&why);
+        None
+    });
     match order.time_to_work(agent.started) {
         Some(time) => {
             let bound = time + agent.grace() + FAREWELL;
@@ -125,6 +133,10 @@ struct Agent<'a> {
     stop: StopRequest,
     phase: watch::Sender<Phase>,
     trouble: watch::Sender<Option<String>>,
+    /// The cloud's notice, in words, while it stands.
+    notice: watch::Sender<Option<String>>,
+    /// Where notices come from, if from anywhere but SIGTERM.
+    notices: Option<Source>,
     started: Timestamp,
     /// `None` where another agent of the attempt lives on this machine, or where its disk is out of order.
     identity: Option<Identity>,
@@ -137,8 +149,21 @@ impl<'a> Agent<'a> {
         let folder = Folder::new(&work, order.attempt);
         let phase = watch::Sender::new(Phase::Staging);
         let identity = folder.identity().ok().flatten();
-        let (stop, started) = (StopRequest::new(), Timestamp::now());
-        Ok(Self { store, order, work, folder, report, patience, stop, phase, trouble: watch::Sender::new(None), started, identity })
+        Ok(Self {
+            store,
+            order,
+            work,
+            folder,
+            report,
+            patience,
+            stop: StopRequest::new(),
+            phase,
+            trouble: watch::Sender::new(None),
+            notice: watch::Sender::new(None),
+            notices: None,
+            started: Timestamp::now(),
+            identity,
+        })
     }
 
     /// How the attempt ended, if it has.
@@ -159,7 +184,7 @@ impl<'a> Agent<'a> {
             Acquired::HeldBy(_) => return Err(StoreError::Conflict { path: path::attempt_lease(&self.order.job) }),
         };
         let witness = lease.witness();
-        let guards = async { tokio::join!(self.pulse(&witness), self.deadline(), self.preemption(notice)) };
+        let guards = async { tokio::join!(self.pulse(&witness), self.deadline(), self.preemption(notice), self.heed()) };
         tokio::select! {
             record = self.live(lease, cache) => record,
             (never, ..) = guards => match never {},
@@ -287,7 +312,8 @@ impl<'a> Agent<'a> {
         loop {
             let before = memory::Before::of(&self.folder);
             let child = trainer::start(self.order, &self.folder, inputs, limit).map_err(|error| failed("cannot start", error))?;
-            let status = supervise(child, self.stop.subscribe()).await.map_err(|error| failed("lost sight of", error))?;
+            let watched = supervise(child, self.stop.subscribe(), self.notice.subscribe());
+            let status = watched.await.map_err(|error| failed("lost sight of", error))?;
             if self.stop.get().is_some() || !before.ran_out_of_memory(status) {
                 return Ok(understand(status, self.stop.get(), &self.folder.log()));
             }
@@ -415,7 +441,8 @@ impl<'a> Agent<'a> {
         let job = &self.order.job;
         if looks.is_multiple_of(LOOKS_PER_BEAT) {
             let phase = if self.stop.get().is_some() { Phase::Stopping } else { *self.phase.borrow() };
-            let (beat, trouble) = (looks / LOOKS_PER_BEAT, self.trouble.borrow().clone());
+            let (beat, notice) = (looks / LOOKS_PER_BEAT, self.notice.borrow().clone());
+            let trouble = notice.or_else(|| self.trouble.borrow().clone());
             let beat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: Timestamp::now(), phase, trouble };
             write_json(&*self.store, &path::heartbeat(job, self.order.attempt), &beat, Condition::Always).await?;
         }

@@ -7,18 +7,18 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
-    sync::atomic::Ordering,
+    sync::{Mutex, atomic::Ordering},
 };
 
 use ft_trainer::settings::{ModelConfig, TrainConfig, TrainSettings};
 
-use super::*;
+use super::{notice::tests::Imds, *};
 use crate::{
     job::{
         digest::Digest,
         id::{AttemptId, JobId},
         order::{self, CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
-        report::Silent,
+        report::{Silent, Unit},
     },
     store::{azurite, directory::DirectoryStore, faulty::FaultyStore, lease::process_lives, log::length, memory::MemoryStore},
 };
@@ -38,11 +38,32 @@ newest() { ls output/checkpoints | sed -n 's/^step-0*//p' | tail -n 1; }
 wait_for_ever() { while :; do sleep 0.05; done; }
 "#;
 
-struct Bench {
+pub(super) struct Bench {
     directory: tempfile::TempDir,
     faulty: Arc<FaultyStore>,
-    store: Arc<dyn Store>,
-    order: RunOrder,
+    pub store: Arc<dyn Store>,
+    pub order: RunOrder,
+}
+
+/// A report that keeps its lines and warnings.
+#[derive(Default)]
+pub(super) struct Said(Mutex<Vec<String>>);
+
+impl Said {
+    pub fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Report for Said {
+    fn stage(&self, _: usize, _: usize, _: &str) {}
+    fn line(&self, text: &str) {
+        self.0.lock().unwrap().push(text.to_owned());
+    }
+    fn warn(&self, text: &str) {
+        self.line(text);
+    }
+    fn progress(&self, _: &str, _: u64, _: Option<u64>, _: Unit) {}
 }
 
 /// A job with a dataset in the store, whose trainer is `script`.
@@ -52,7 +73,7 @@ async fn bench(script: &str) -> Bench {
     bench_with(script, directory, Arc::new(store)).await
 }
 
-async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn Store>) -> Bench {
+pub(super) async fn bench_with(script: &str, directory: tempfile::TempDir, store: Arc<dyn Store>) -> Bench {
     let root = directory.path();
     let faulty = FaultyStore::new(store);
     let store: Arc<dyn Store> = Arc::clone(&faulty) as _;
@@ -562,8 +583,6 @@ done"#,
 async fn an_order_is_found_in_the_store_by_its_attempt() {
     let mut bench = bench("echo trained").await;
     let url = bench.store.url().to_owned();
-    let read = async |attempt: u32| from_store(&url, &AttemptId::new(&bench.order.job, attempt), &Silent).await;
-    assert!(matches!(read(1).await, Err(StoreError::NotFound { .. })));
     // Whatever its store is called elsewhere, the agent uses the one that it was told.
     bench.order.store = "azure://elsewhere/container".to_owned();
     bench.order.attempt = 2;
@@ -571,8 +590,78 @@ async fn an_order_is_found_in_the_store_by_its_attempt() {
     let read = async |attempt: u32| from_store(&url, &AttemptId::new(&bench.order.job, attempt), &Silent).await;
     assert_eq!(read(2).await.unwrap(), RunOrder { store: url.clone(), ..bench.order.clone() });
     assert!(matches!(read(1).await, Err(StoreError::Conflict { .. })));
-    assert!(matches!(read(3).await, Err(StoreError::NotFound { .. })));
     let broken = RunOrder { train: TrainSettings { block_size: 0, ..TrainSettings::default() }, ..bench.order.clone() };
     write_json(&*bench.store, &path::order(&bench.order.job), &broken, Condition::Always).await.unwrap();
     assert!(matches!(read(2).await, Err(StoreError::Unreadable(why)) if why.contains("train.block_size")));
+}
+
+/// A trainer that saves when it is asked to, and is over when there is a file `go`.
+const SAVES: &str = r#"step=0; trap 'step=$((step + 1)); checkpoint $step; echo saved $step' URG
+echo ready; while [ ! -e go ]; do sleep 0.02; done"#;
+
+#[tokio::test]
+async fn a_notice_of_the_cloud_saves_and_ends_nothing() {
+    let (bench, imds) = (bench(SAVES).await, Imds::start().await);
+    let beat = async || find_json::<Heartbeat>(&*bench.store, &path::heartbeat(&bench.order.job, 1)).await.unwrap();
+    let trouble = async || beat().await.and_then(|(beat, _)| beat.trouble);
+    let (mut agent, cache) = (bench.agent(), bench.path("cache"));
+    agent.notices = Some(imds.source());
+    let script = async {
+        bench.said("ready").await;
+        imds.announce(&[("A", "Preempt", "node_7")]);
+        bench.said("saved 1").await;
+        until(async || trouble().await.is_some()).await;
+        let told = trouble().await.unwrap();
+        assert!(told.starts_with("is to be taken away by its cloud at 2026-11-26T18:29:47Z"), "{told}");
+        imds.announce(&[]);
+        bench.said("ftctl: the cloud has changed its mind: this machine stays").await;
+        until(async || trouble().await.is_none()).await;
+        assert_eq!(bench.steps().await, [1], "it was saved once, and is in the store");
+        imds.announce(&[("B", "Preempt", "node_7")]);
+        bench.said("saved 2").await;
+        assert_eq!(beat().await.unwrap().0.phase, Phase::Training);
+        fs::write(bench.folder().path().join("go"), "").unwrap();
+    };
+    let (record, ()) = tokio::join!(agent.run(&cache, std::future::pending()), script);
+    let record = record.unwrap();
+    assert_eq!((record.reason, record.code), (ExitReason::Succeeded, Some(0)), "{}", record.message);
+    assert_eq!(bench.steps().await, [1, 2]);
+}
+
+#[tokio::test]
+async fn a_machine_that_dies_after_its_notice_is_followed_from_what_was_saved() {
+    let (mut bench, imds) = (bench(SAVES).await, Imds::start().await);
+    let (mut agent, cache) = (bench.agent(), bench.path("cache"));
+    agent.notices = Some(imds.source());
+    let death = async {
+        bench.said("ready").await;
+        imds.announce(&[("A", "Preempt", "node_7")]);
+        until(async || bench.steps().await == [1]).await;
+    };
+    tokio::select! {
+        ended = agent.run(&cache, std::future::pending()) => panic!("{ended:?}"),
+        () = death => {}
+    }
+    drop(agent);
+    assert!(bench.store.head(&path::exit(&bench.order.job, 1)).await.unwrap().is_none(), "it has not said that it ends");
+    bench.order.attempt = 2;
+    fs::remove_dir_all(bench.path("work")).unwrap();
+    bench.write_trainer("echo from $(newest)");
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    assert_eq!(bench.log().await, "from 1\n");
+}
+
+#[tokio::test]
+async fn a_trainer_that_does_not_know_the_wish_to_save_goes_on() {
+    let (bench, imds) = (bench("echo ready; while [ ! -e go ]; do sleep 0.02; done").await, Imds::start().await);
+    let (mut agent, cache) = (bench.agent(), bench.path("cache"));
+    agent.notices = Some(imds.source());
+    let script = async {
+        bench.said("ready").await;
+        imds.announce(&[("A", "Preempt", "node_7")]);
+        until(async || bench.log().await.contains("ftctl: this machine is to be taken away")).await;
+        fs::write(bench.folder().path().join("go"), "").unwrap();
+    };
+    let (record, ()) = tokio::join!(agent.run(&cache, std::future::pending()), script);
+    assert_eq!(record.unwrap().reason, ExitReason::Succeeded);
 }

@@ -25,6 +25,9 @@ use crate::job::{
 /// The trainer's exit code for "stopped as asked, after a checkpoint".
 const STOPPED: i32 = 75;
 
+/// Asks the trainer for a checkpoint. One that does not know this signal, or is not ready for it, does not hear it.
+const SAVE: Signal = Signal::URG;
+
 /// The trainer's name in an image; it is in the image's `PATH`.
 const IN_IMAGE: &str = "ft-trainer";
 
@@ -123,15 +126,19 @@ fn variables(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
     Ok(variables)
 }
 
-/// Waits for the trainer. When a stop is asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL
+/// Waits for the trainer. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL
 /// when its time is up.
-pub(super) async fn supervise(mut child: Child, mut requests: watch::Receiver<Option<Stop>>) -> io::Result<ExitStatus> {
+pub(super) async fn supervise(
+    mut child: Child,
+    mut requests: watch::Receiver<Option<Stop>>,
+    mut notices: watch::Receiver<Option<String>>,
+) -> io::Result<ExitStatus> {
     let mut asked = false;
     loop {
         let stop = *requests.borrow_and_update();
         if stop.is_some() && !asked {
             asked = true;
-            terminate(&child);
+            send(&child, Signal::TERM);
         }
         let time_is_up = async {
             match stop {
@@ -147,15 +154,20 @@ pub(super) async fn supervise(mut child: Child, mut requests: watch::Receiver<Op
                 return child.wait().await;
             }
             _ = requests.changed() => {}
+            Ok(()) = notices.changed() => {
+                if notices.borrow_and_update().is_some() {
+                    send(&child, SAVE);
+                }
+            }
         }
     }
 }
 
 /// A child that was not waited for keeps its number, so the signal cannot hit anybody else.
-fn terminate(child: &Child) {
+fn send(child: &Child, signal: Signal) {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     // It may have ended by itself.
-    let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+    let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
 /// The meaning of the trainer's exit status. `log` holds the reason.

@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use reqwest::Url;
 use tokio::sync::Mutex;
 
-use super::Variables;
+use super::{Variables, azureml};
 use crate::transit;
 
 /// The scope of tokens for blob storage.
@@ -61,6 +61,19 @@ pub const WAYS: &[Way] = &[
         needs: "FTCTL_AZURE_MANAGED_IDENTITY=system, or the client id of one",
         open: managed_identity,
     },
+    // A job that was given its user's identity is to act as that user, whatever its cluster is besides.
+    Way {
+        name: "Entra: user of this Azure ML job",
+        needed: &azureml::ON_BEHALF,
+        needs: "OBO_ENDPOINT, which Azure ML sets in a job",
+        open: azureml::on_behalf,
+    },
+    Way {
+        name: "Entra: managed identity of this Azure ML job",
+        needed: &azureml::MANAGED,
+        needs: "MSI_ENDPOINT, MSI_SECRET, which Azure ML sets in a job",
+        open: |variables| azureml::managed(variables, None),
+    },
     Way { name: "Entra: az login", needed: &[AZ], needs: "the program az, logged in", open: azure_cli },
 ];
 
@@ -68,11 +81,18 @@ pub const WAYS: &[Way] = &[
 const AZ: &str = "az";
 
 /// Variables that sign somebody in, or are as good as that.
-pub const SECRETS: [&str; 4] =
-    ["AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "ACTIONS_ID_TOKEN_REQUEST_URL", "ACTIONS_ID_TOKEN_REQUEST_TOKEN"];
+pub const SECRETS: [&str; 7] = [
+    "AZURE_CLIENT_SECRET",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "ACTIONS_ID_TOKEN_REQUEST_URL",
+    "ACTIONS_ID_TOKEN_REQUEST_TOKEN",
+    "OBO_ENDPOINT",
+    "MSI_ENDPOINT",
+    "MSI_SECRET",
+];
 
 /// Variables that any of [`WAYS`] goes by, besides the path to `az`.
-pub const INVOLVED: [&str; 11] = [
+pub const INVOLVED: [&str; 15] = [
     "AZURE_TENANT_ID",
     "AZURE_CLIENT_ID",
     "AZURE_CLIENT_SECRET",
@@ -84,6 +104,10 @@ pub const INVOLVED: [&str; 11] = [
     "FTCTL_AZURE_MANAGED_IDENTITY",
     "IDENTITY_ENDPOINT",
     "IDENTITY_HEADER",
+    "OBO_ENDPOINT",
+    "MSI_ENDPOINT",
+    "MSI_SECRET",
+    azureml::CLIENT,
 ];
 
 /// Those of [`INVOLVED`] that sign in on another machine as well: they need no files or programs here.
@@ -185,6 +209,9 @@ fn github(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> 
 
 fn managed_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
     let which = variables("FTCTL_AZURE_MANAGED_IDENTITY").filter(|which| which != "system");
+    if variables("IDENTITY_ENDPOINT").is_none() && azureml::MANAGED.iter().all(|name| variables(name).is_some()) {
+        return azureml::managed(variables, which);
+    }
     let http = transit::direct().connect_timeout(CONNECT).read_timeout(ANSWER).build();
     let http = http.map_err(|error| format!("the managed identity cannot be asked: {error}"))?;
     let client_options = ClientOptions { transport: Some(Transport::new(Arc::new(http))), ..Default::default() };

@@ -1,5 +1,6 @@
 //! The ways of signing in to a cloud's services, for stores, registries and providers alike.
 
+mod azureml;
 pub mod entra;
 
 /// An environment variable; empty ones count as absent.

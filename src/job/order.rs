@@ -166,7 +166,8 @@ pub struct Heartbeat {
     pub beat: u64,
     pub time: Timestamp,
     pub phase: Phase,
-    /// The error that has kept the agent waiting for a while, and is tried again.
+    /// The error that has kept the agent waiting for a while, and is tried again; or that the cloud is going to take its machine
+    /// away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }

@@ -134,6 +134,12 @@ impl Entra {
                     ("IDENTITY_HEADER", format!("{MARK}-header")),
                 ],
             ),
+            kind("Entra: user of this Azure ML job", "user of a job", &[("OBO_ENDPOINT", format!("{here}/OBO/token"))]),
+            kind(
+                "Entra: managed identity of this Azure ML job",
+                "identity of a job",
+                &[("MSI_ENDPOINT", format!("{here}/MSI/auth")), ("MSI_SECRET", format!("{MARK}-of-the-job"))],
+            ),
             kind("Entra: az login", "az", &[("PATH", format!("{}:/usr/bin:/bin", self.file("bin").display()))]),
         ]
     }
@@ -206,6 +212,13 @@ fn answer(head: &str, body: &str, life: Life) -> (&'static str, &'static str, Va
     if has("GET /managed?") && has(&format!("{MARK}-header")) {
         let answer = json!({ "access_token": token(life.real), "expires_on": (now() + life.told).to_string(), "resource": "https://storage.azure.com", "token_type": "Bearer" });
         return ("managed", "200 OK", answer);
+    }
+    let given = json!({ "access_token": token(life.real), "expires_on": now() + life.told });
+    if has("GET /MSI/auth?api-version=2017-09-01&resource=https%3A%2F%2Fstorage.azure.com ") && has(&format!("{MARK}-of-the-job")) {
+        return ("identity of a job", "200 OK", given);
+    }
+    if has("GET /OBO/token?resource=https%3A%2F%2Fstorage.azure.com ") {
+        return ("user of a job", "200 OK", given);
     }
     if has(&format!("POST /{TENANT}/oauth2/v2.0/token ")) {
         for kind in ["secret", "federated", "github"] {

@@ -9,6 +9,8 @@ use crate::openmp;
 
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
 pub static STOP: AtomicBool = AtomicBool::new(false);
+/// Set by SIGURG: finish the current step, write a checkpoint, go on. A process that is not ready for this signal does not die of it.
+pub static SAVE: AtomicBool = AtomicBool::new(false);
 
 /// Lets large tensors lie in the arena, and keeps freed memory instead of giving it back. Every step allocates the same buffers of
 /// some megabytes; with glibc's defaults each of them is mapped, page-faulted, zeroed and unmapped each time, which costs more than
@@ -34,15 +36,20 @@ pub fn settle_environment() {
     let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(name, value).exec();
 }
 
-/// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM or Ctrl-C a wish. SIGTERM may come
+/// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM, Ctrl-C or SIGURG a wish. SIGTERM may come
 /// twice, from a supervisor and from a stop of the whole process group, and stays a wish; a second Ctrl-C ends the process.
 pub fn handle_signals() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        for (signal, flags) in [(libc::SIGTERM, libc::SA_RESTART), (libc::SIGINT, libc::SA_RESTART | libc::SA_RESETHAND)] {
+        let (stop, save): (extern "C" fn(libc::c_int), extern "C" fn(libc::c_int)) = (request_stop, request_save);
+        for (signal, flags, handler) in [
+            (libc::SIGTERM, libc::SA_RESTART, stop),
+            (libc::SIGINT, libc::SA_RESTART | libc::SA_RESETHAND, stop),
+            (libc::SIGURG, libc::SA_RESTART, save),
+        ] {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = request_stop as extern "C" fn(libc::c_int) as usize;
+            action.sa_sigaction = handler as usize;
             action.sa_flags = flags;
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
@@ -63,4 +70,8 @@ pub fn peak_memory() -> Option<u64> {
 
 extern "C" fn request_stop(_signal: libc::c_int) {
     STOP.store(true, Ordering::Relaxed);
+}
+
+extern "C" fn request_save(_signal: libc::c_int) {
+    SAVE.store(true, Ordering::Relaxed);
 }

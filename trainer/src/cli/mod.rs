@@ -23,7 +23,7 @@ use crate::process;
 use crate::run::check_tokenizer;
 use crate::run::checkpoint;
 use crate::run::evaluation::{self, Reading};
-use crate::run::train::{Outcome, train};
+use crate::run::train::{Outcome, Wishes, train};
 use crate::schedule::learning_rate;
 use crate::settings::file;
 use crate::settings::micro_batch::MicroBatch;
@@ -43,6 +43,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Train, or resume: the same command again continues from the newest checkpoint in the output directory.
+    ///
+    /// SIGTERM and Ctrl-C stop it after a checkpoint; with SIGURG it writes a checkpoint and goes on.
     Train(TrainArguments),
     /// Print loss and perplexity on a prepared dataset as JSON.
     Eval(EvalArguments),
@@ -249,7 +251,8 @@ fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
     if arguments.timestamps {
         stamp_lines();
     }
-    let Outcome::Stopped { step } = train(&config, &process::STOP)? else { return Ok(0) };
+    let wishes = Wishes { stop: &process::STOP, save: &process::SAVE };
+    let Outcome::Stopped { step } = train(&config, wishes)? else { return Ok(0) };
     let name = checkpoint::name(step);
     say(&format!("stopped on request; checkpoint {name} is complete: a run into the same output directory resumes from it"));
     Ok(STOPPED)

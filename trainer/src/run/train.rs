@@ -30,20 +30,29 @@ pub enum Outcome {
     Stopped { step: u64 },
 }
 
+/// What somebody may ask of a run under way; each becomes true from outside.
+#[derive(Debug, Clone, Copy)]
+pub struct Wishes<'a> {
+    /// End after a checkpoint.
+    pub stop: &'a AtomicBool,
+    /// Write a checkpoint and go on; false again when it is heard.
+    pub save: &'a AtomicBool,
+}
+
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
-/// `stop` becomes true.
-pub fn train(config: &TrainConfig, stop: &AtomicBool) -> Result<Outcome, Failure> {
-    let outcome = Run::open(config).and_then(|run| go_on(run, stop));
+/// somebody wishes it to stop.
+pub fn train(config: &TrainConfig, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
+    let outcome = Run::open(config).and_then(|run| go_on(run, wishes));
     trace::finish();
     outcome
 }
 
-fn go_on(mut run: Run, stop: &AtomicBool) -> Result<Outcome, Failure> {
+fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
     loop {
-        if run.evaluation_is_due() && !run.evaluate(stop)? {
+        if run.evaluation_is_due() && !run.evaluate(wishes.stop)? {
             return run.pause();
         }
-        if run.checkpoint_is_due() {
+        if run.checkpoint_is_due() || run.hears(wishes.save) {
             if run.is_over() {
                 run.take_best()?;
             }
@@ -56,7 +65,7 @@ fn go_on(mut run: Run, stop: &AtomicBool) -> Result<Outcome, Failure> {
         if run.recorder.writing.as_ref().is_some_and(Writing::is_finished) {
             run.finish_checkpoint()?;
         }
-        if stop.load(Ordering::Relaxed) && run.may_pause() {
+        if wishes.stop.load(Ordering::Relaxed) && run.may_pause() {
             return run.pause();
         }
     }
@@ -149,6 +158,13 @@ impl Run {
         let (step, every) = (self.state.step, self.config.train.checkpoint_every);
         let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
         scheduled && self.recorder.saved != Some(step)
+    }
+
+    /// Whether somebody wishes a checkpoint that is none of the schedule's. There is none of the start, and never two of a step: such
+    /// a wish waits for the next step.
+    fn hears(&self, save: &AtomicBool) -> bool {
+        let step = self.state.step;
+        step > 0 && self.recorder.saved != Some(step) && save.swap(false, Ordering::Relaxed)
     }
 
     /// Leaves the run so that it can be taken up again.

@@ -411,7 +411,12 @@ fn stop_at_every_evaluation(fixture: &Fixture, values: &[&str]) {
 }
 
 fn terminate(child: &Child) {
-    rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::TERM).unwrap();
+    signal(child, rustix::process::Signal::TERM);
+}
+
+/// A child that was not waited for keeps its number.
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
 
 /// The last checkpoint has the weights of the evaluation with the lowest loss, which is not the last.
@@ -446,6 +451,37 @@ fn stopped_on_request_it_saves_and_resumes() {
     assert_eq!(checkpoints(&fixture.path("stopped")).len(), 1);
     succeed(&mut fixture.train(&config, &LAST_ONLY));
     assert_same(&expected, &fixture.path("stopped"));
+}
+
+/// At whatever step the wish comes, also after one that is saved anyway, or evaluated.
+#[test]
+fn asked_to_save_it_does_and_goes_on_with_the_same_bytes() {
+    let fixture = Fixture::new();
+    let values = ["train.checkpoint_every=8", "train.keep_checkpoints=40"];
+    let expected = result(&fixture.trained("undisturbed", &values));
+    let (config, output) = (fixture.config("saved"), fixture.path("saved"));
+    let mut child = fixture.train(&config, &values).stdout(Stdio::null()).spawn().unwrap();
+    let mut seen = 0;
+    while child.try_wait().unwrap().is_none() {
+        let steps = steps_told(&output);
+        if steps > seen {
+            seen = steps;
+            signal(&child, rustix::process::Signal::URG);
+        }
+        sleep(Duration::from_micros(200));
+    }
+    assert!(child.wait().unwrap().success());
+    assert_same(&expected, &output);
+    let unscheduled = |path: &PathBuf| !path.file_name().unwrap().to_string_lossy()[5..].parse::<u64>().unwrap().is_multiple_of(8);
+    let saved: Vec<PathBuf> = checkpoints(&output).into_iter().filter(unscheduled).collect();
+    assert!(!saved.is_empty(), "{:?}", checkpoints(&output));
+    // From the newest of them, as after a death.
+    let newest = &saved[0];
+    for path in checkpoints(&output).into_iter().take_while(|path| path != newest) {
+        fs::remove_dir_all(path).unwrap();
+    }
+    succeed(&mut fixture.train(&config, &values));
+    assert_same(&expected, &output);
 }
 
 #[test]
