@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -23,6 +24,9 @@ use crate::{
         report::Report,
     },
 };
+
+/// An order, and the variables of an agent, have some kilobytes.
+const LARGEST: u64 = 1 << 20;
 
 /// Run one attempt beside its trainer
 #[derive(Debug, Args)]
@@ -118,7 +122,7 @@ impl Agent {
         let usage = |why: String| Failure::new(Exit::Usage, why);
         if let Some(file) = &self.order {
             let wrong = |why: String| usage(format!("cannot read the order {}: {why}", file.display()));
-            return RunOrder::decode(&fs::read(file).map_err(|error| wrong(error.to_string()))?).map_err(wrong);
+            return RunOrder::decode(&whole(file).map_err(|error| wrong(error.to_string()))?).map_err(wrong);
         }
         // clap asks for all three.
         let (job, attempt, store) = (self.job.as_deref().unwrap_or_default(), self.attempt.unwrap_or(0), self.store.as_deref());
@@ -139,9 +143,19 @@ fn keep_to_itself() {
     }
 }
 
+/// A file of this machine that somebody elsewhere wrote.
+fn whole(file: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(file)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is larger than 1 MiB"));
+    }
+    Ok(bytes)
+}
+
 /// None where the file is gone: an agent before this one took it.
 fn take_variables(file: &Path) -> io::Result<BTreeMap<String, String>> {
-    let bytes = match fs::read(file) {
+    let bytes = match whole(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
         bytes => bytes?,
     };

@@ -188,6 +188,11 @@ fn a_pipe_or_an_endless_object_holds_nobody_up() {
     }
     File::create(place.of_job("checkpoints/0000000007/manifest.json")).unwrap().set_len(1 << 40).unwrap();
     assert_eq!(place.download().code, Some(9));
+    // Nor does the order that a machine was handed.
+    let order = place.of_job("order.json");
+    File::create(&order).unwrap().set_len(1 << 40).unwrap();
+    let said = place.run(&["agent", "--order", order.to_str().unwrap(), "--work", "work"]);
+    assert!(said.code == Some(2) && said.stderr.contains("it is larger than 1 MiB"), "{}", said.stderr);
     assert!(began.elapsed() < Duration::from_secs(30));
 }
 
