@@ -1,5 +1,5 @@
-//! A blob service that reads and forgets: what is measured against it is the client. `sink PORT [MILLISECONDS]` serves on loopback and
-//! waits so long before each answer.
+//! A blob service that reads and forgets: what is measured against it is the client. `sink PORT [MILLISECONDS]` serves on loopback
+//! and waits so long before each answer.
 
 use std::{
     collections::HashMap,

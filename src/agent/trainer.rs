@@ -126,8 +126,8 @@ fn variables(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
     Ok(variables)
 }
 
-/// Waits for the trainer. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL
-/// when its time is up.
+/// Waits for the trainer. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for,
+/// it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up.
 pub(super) async fn supervise(
     mut child: Child,
     mut requests: watch::Receiver<Option<Stop>>,

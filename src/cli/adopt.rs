@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Adopt {
-    /// Drive the job also when somebody else submitted it; shows what it asks for, and asks
+    /// Also drive a job that you did not submit on this machine; shows what would be started, and asks first
     #[arg(long)]
     pub adopt: bool,
 }

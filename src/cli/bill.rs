@@ -205,10 +205,10 @@ impl Show for Settled {
             if receipt.waited_seconds > 0 { format!(", {} waiting for one", time(receipt.waited_seconds)) } else { String::new() };
         table.pair("time", format!("{} in all, {} on a machine{for_one}", time(receipt.seconds), time(receipt.machine_seconds)));
         let still = if receipt.may_still_bill { "; a machine may still exist and cost more" } else { "" };
-        let wasted = if receipt.wasted > Money::ZERO { format!(", {} of it for nothing", receipt.wasted) } else { String::new() };
+        let wasted = if receipt.wasted > Money::ZERO { format!(", {} of it wasted", receipt.wasted) } else { String::new() };
         table.pair("cost", format!("{} on {}{wasted}{still}", receipt.cost, receipt.backend));
         if let Some(lasting) = receipt.lasting_cost {
-            table.pair("on demand", format!("{lasting} for as much time of machines that nobody takes away"));
+            table.pair("on demand", format!("{lasting} for the same machine time without preemption"));
         }
         let sample = results.sample.as_ref().map(|text| format!("\n\nThe model wrote:\n{}", indent(text))).unwrap_or_default();
         table.render() + &sample

@@ -21,7 +21,7 @@ use crate::{
     output::Show,
 };
 
-/// Build the container image from the sources in this program, or the trainer for this machine, or find them built
+/// Build the container image, or the trainer for this machine, from the sources in this program; reuse an earlier build
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl build\n  ftctl build --base registry.example.org/debian:12 --ca-bundle company.pem\n  \
                         ftctl build --prebuilt programs\n  eval \"$(ftctl build --print environment)\"")]
@@ -70,10 +70,10 @@ pub struct ImageFlags {
     /// Build of libtorch
     #[arg(long, value_enum)]
     variant: Option<VariantArg>,
-    /// Image to begin with [default: docker.io/library/debian:bookworm-slim]
+    /// Base image [default: docker.io/library/debian:bookworm-slim]
     #[arg(long, value_name = "IMAGE")]
     base: Option<String>,
-    /// Image that compiles [default: docker.io/library/rust:1.95-bookworm]
+    /// Image for compiling [default: docker.io/library/rust:1.95-bookworm]
     #[arg(long, value_name = "IMAGE")]
     builder: Option<String>,
     /// Directory with `ftctl` and `ft-trainer` to take instead of compiling them in a container

@@ -20,15 +20,16 @@ use crate::{
 
 /// Destroy a job's machines and prove that they are gone
 ///
-/// Works with a lost record, twice, and on half-made things. Logs, checkpoints and data stay in the store.
+/// It also works when the job's record is lost, when the machines were only partly created, and when you run it again. Logs,
+/// checkpoints and data stay in the store.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl down quickstart -y\n  ftctl down --all -y")]
 pub struct Arguments {
     /// Id or name of the job
     #[arg(required_unless_present = "all")]
     job: Option<String>,
-    /// Every job of this store, every machine of the backend that is of this user and this store, and what builds of images left; without
-    /// `--backend` every backend that costs nothing to ask
+    /// End every job of this store, destroy this user's machines of this store on the backend, and remove what image builds left;
+    /// without `--backend`, also on every other backend that costs nothing
     #[arg(long, conflicts_with = "job")]
     all: bool,
     /// Machines of other users and stores as well: shows whose they are, and asks

@@ -20,10 +20,10 @@ use crate::{
     },
 };
 
-/// Fetch a job's checkpoint and what it left beside it; every byte is verified
+/// Download a job's checkpoint and artefacts; every byte is verified
 ///
-/// The checkpoint is a Hugging Face directory; summary, sample and step log go into `artifacts` inside it. What is there already is
-/// not fetched again; other files under the same names are only replaced with --overwrite.
+/// The checkpoint is a Hugging Face directory; summary, sample and step log go into `artifacts` inside it. Files that are already
+/// there are not fetched again. A different file of the same name is replaced only with --overwrite.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl download quickstart\n  ftctl download quickstart --checkpoint 300 --to model")]
 pub struct Arguments {
@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Which checkpoint, by its step
     #[arg(long, value_name = "STEP|latest", default_value = "latest")]
     checkpoint: Which,
-    /// Replace files of the directory that are others than those of the job
+    /// Replace files in the directory that differ from the job's files
     #[arg(long)]
     overwrite: bool,
     #[command(flatten)]
@@ -105,7 +105,7 @@ fn refuse_to_replace(others: &[PathBuf], base: &Path) -> Result<(), Failure> {
     let Some(first) = others.first() else { return Ok(()) };
     let first = first.strip_prefix(base).unwrap_or(first).display();
     let more = if others.len() == 1 { String::new() } else { format!(", and {} more,", others.len() - 1) };
-    let what = format!("{first}{more} is there already, and not what the job left");
+    let what = format!("{first}{more} exists already and differs from what the job left");
     Err(Failure::new(Exit::Usage, what).fix("name another directory with --to, or replace it with --overwrite"))
 }
 

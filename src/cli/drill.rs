@@ -12,7 +12,7 @@ use crate::{
     output::{Show, Table, format},
 };
 
-/// Rehearse what may happen to a job
+/// Rehearse a failure on a running job
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ftctl drill preempt quickstart")]
 pub struct Arguments {
@@ -22,7 +22,7 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Kind {
-    /// Take a running job's machine away, recover the job, and say what that cost
+    /// Preempt a running job's machine, recover the job, and report what that cost
     Preempt {
         /// Id or name of the job
         job: String,

@@ -24,8 +24,8 @@ use crate::{
 
 /// Run a command on the machine of a running job, beside its trainer
 ///
-/// Standard streams are passed on, and so is the command's exit code. The command gets a terminal when ftctl has one. On Compute Engine it runs on the
-/// machine itself, beside the trainer's container, through `gcloud compute ssh`.
+/// Standard streams are passed on, and so is the command's exit code. The command gets a terminal when ftctl has one. On Compute
+/// Engine it runs on the machine itself, beside the trainer's container, through `gcloud compute ssh`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl exec quickstart -- nvidia-smi\n  ftctl exec quickstart -- ls -l work\n\n\
     The exit code is the command's own, or ftctl's when the command could not be run.")]
@@ -39,8 +39,8 @@ pub struct Exec {
 
 /// Open a shell on the machine of a running job
 ///
-/// On Compute Engine through `gcloud compute ssh`, as somebody whom OS Login knows; `sudo docker exec -it ftctl bash` there is a shell in the trainer's
-/// container.
+/// On Compute Engine it runs `gcloud compute ssh` with OS Login. There, `sudo docker exec -it ftctl bash` opens a shell in the
+/// trainer's container.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ftctl ssh quickstart")]
 pub struct Ssh {

@@ -10,7 +10,7 @@ use crate::{
     output::{Cell, Show, Table},
 };
 
-/// Say why a job is where it is: what it waits for, what was tried, what was refused
+/// Explain the state of a job: what it waits for, what was tried, what was refused
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ftctl explain quickstart")]
 pub struct Arguments {

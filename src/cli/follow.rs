@@ -35,7 +35,7 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
     if journal::read(world.store.as_ref(), id).await.is_ok_and(|(record, _)| !world.adoption.may_drive(&record)) {
         return Err(detached(id));
     }
-    world.report.warn(&format!("interrupted: removing what there is of {id} (Ctrl-C again to leave it)"));
+    world.report.warn(&format!("interrupted: removing {id} and all that was created for it (Ctrl-C again to leave it)"));
     tokio::select! {
         undone = Box::pin(cancel::cancel(world, id, Duration::ZERO)) => undone?,
         // Not SIGTERM: some pipelines send both, one soon after the other.

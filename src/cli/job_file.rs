@@ -21,7 +21,7 @@ pub struct JobFile {
     /// Set one value of the job file, such as train.steps=500; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// What leads to another attempt: preempt, capacity, failure; `none` for nothing
+    /// Causes that lead to another attempt: preempt, capacity, failure; or `none`
     #[arg(long, value_name = "CAUSES", value_delimiter = ',')]
     retry_on: Vec<String>,
     #[command(flatten)]

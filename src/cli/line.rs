@@ -6,10 +6,10 @@ use crate::store::Limits;
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct Line {
-    /// Requests to a blob container under way at once [default: 48]
+    /// Concurrent requests to a blob container [default: 48]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     jobs: Option<u16>,
-    /// Most megabits a second to and from a blob container, on average
+    /// Bandwidth limit to and from a blob container, in megabits per second on average
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     cap_mbps: Option<u32>,
 }

@@ -14,10 +14,10 @@ use crate::{
     output::Output,
 };
 
-/// Show what a job wrote, all attempts, oldest first
+/// Show the log of a job: all attempts, oldest first
 ///
-/// The bytes are the same after a lost connection, a preemption and the end of the job. Following a job that was submitted here, or with --adopt any
-/// job, also recovers it when it is preempted and nobody else does.
+/// The log is the same, byte for byte, after a lost connection, a preemption and the end of the job. With --follow, ftctl also
+/// recovers a preempted job if no other ftctl does: a job that was submitted on this machine, or any job with --adopt.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl logs quickstart -f\n  ftctl logs quickstart --attempt 2 --tail 50")]
 pub struct Arguments {

@@ -116,7 +116,7 @@ struct Global {
     /// Profile of the user's config.toml
     #[arg(long, global = true, value_name = "NAME")]
     profile: Option<String>,
-    /// Let ./ftctl.toml and job files say where jobs run, this time: see `ftctl trust`
+    /// Trust ./ftctl.toml and the job file for this one command; see `ftctl trust`
     #[arg(long, global = true, env = "FTCTL_TRUST_PROJECT", hide_env_values = true, value_parser = FalseyValueParser::new())]
     trust_project: bool,
 }
@@ -192,13 +192,13 @@ pub struct Place {
 /// What a job may cost: stands above the job file.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Budget {
-    /// Longest life of the job's machines in all: 90s, 45m, 2h, 1d12h
+    /// Time to live of the job's machines, all attempts together: 90s, 45m, 2h, 1d12h
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub ttl: Option<Span>,
     /// Most the job may cost: 12USD
     #[arg(long, value_name = "MONEY", allow_hyphen_values = true)]
     pub max_cost: Option<Money>,
-    /// Longest that the job may wait for its machines in all, which costs nothing [default: 24h]
+    /// Longest time to wait for machines, all attempts together; waiting costs nothing [default: 24h]
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true)]
     pub max_wait: Option<Span>,
 }

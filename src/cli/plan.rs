@@ -55,7 +55,7 @@ impl Arguments {
         let price = world.provider.price(&plan).await?;
         let plan = plan.priced(price)?;
         if let Err(Failure { message, .. }) = image::check(&world, &plan) {
-            world.report.warn(&format!("{message}: it cannot run before there is one; `ftctl push` sends one to a registry"));
+            world.report.warn(&format!("{message}, so it cannot run yet; `ftctl push` sends an image to a registry"));
         }
         for finding in doctor::examine_material(&plan, app.settings.directories.cache()?) {
             if finding.health == Health::Bad {
@@ -69,7 +69,7 @@ impl Arguments {
         let room = match world.provider.answers().await {
             Ok(()) => world.provider.room(&plan).await,
             Err(error) => {
-                world.report.warn(&format!("{}; so whether it has room, GPUs or the image is not known", error.message));
+                world.report.warn(&format!("{}; so room, GPUs and image were not checked", error.message));
                 Vec::new()
             }
         };
@@ -96,7 +96,7 @@ impl Planned {
         let Some(first) = bad.first() else { return Ok(()) };
         let messages: Vec<&str> = bad.iter().map(|finding| finding.message.as_str()).collect();
         let (exit, what) = match bad.iter().find(|finding| finding.what != "quota") {
-            Some(_) => (Exit::Usage, "this machine cannot be"),
+            Some(_) => (Exit::Usage, "this machine is not possible"),
             None => (Exit::Capacity, "there is no room for this machine"),
         };
         let failure = Failure::new(exit, format!("{what}: {}", messages.join("; ")));

@@ -12,10 +12,10 @@ use crate::{
     store::prune::Unneeded,
 };
 
-/// Destroy machines that nobody needs any more, found from the backend's own truth
+/// Find leftover machines on the backend and destroy them
 ///
-/// Those past their time to live, and those whose job is finished or unknown to this store. Only machines of this user and this store are
-/// meant: others are left alone, and the backend ends them when their time is over.
+/// A machine is left over when its time to live has passed, or when its job is finished or unknown to this store. Machines of other
+/// users and stores are left alone; the backend ends them when their time to live has passed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl prune --dry-run\n  ftctl prune --expired -y\n  ftctl prune --data --dry-run")]
 pub struct Arguments {
@@ -25,7 +25,7 @@ pub struct Arguments {
     /// Machines of other users and stores as well: shows whose they are, and asks
     #[arg(long)]
     everybody: bool,
-    /// Also what the store holds for no job and no name: datasets, half-made jobs, contents; nothing younger than a day
+    /// Also remove data that no job and no name uses: datasets, incomplete jobs, file contents; only if older than a day
     #[arg(long, conflicts_with = "expired")]
     data: bool,
     #[command(flatten)]

@@ -19,8 +19,8 @@ use crate::{
 
 /// Push the container image to a registry, building it first if needed
 ///
-/// The tag is the digest of what the image was made from; what the registry has already is not sent again. Credentials are those of
-/// `docker login` and of docker's helpers; in Azure and at Google those of the cloud will do.
+/// The tag is the digest of the image's inputs. Layers that the registry already has are not sent again. Credentials come from
+/// `docker login` and docker's credential helpers, or for registries of Azure and Google from your sign-in to that cloud.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  ftctl push registry.example.org/team/ftctl\n  ftctl push localhost:5000/ftctl --prebuilt programs"

@@ -21,17 +21,17 @@ use crate::{
 
 /// Write the curves of jobs as one HTML page: loss, perplexity, learning rate, gradient norm, throughput, memory
 ///
-/// Several jobs are drawn over each other. The page is complete in itself: it loads nothing from any network.
+/// The curves of several jobs share their charts. The page is self-contained: it loads nothing from a network.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl report quickstart\n  ftctl report night-1 night-2 --over time --out nights.html")]
 pub struct Arguments {
     /// Id or name of each job
     #[arg(required = true, value_name = "JOB")]
     jobs: Vec<String>,
-    /// Draw the numbers over this
+    /// The horizontal axis of the charts
     #[arg(long, value_enum, default_value_t)]
     over: Over,
-    /// The file to write, over what is there [default: the ids, .html]
+    /// The file to write; an existing file is replaced [default: the ids, .html]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

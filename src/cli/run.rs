@@ -13,16 +13,16 @@ use crate::{
     },
 };
 
-/// Carry a job through its whole life: data, trainer, machine, training, results, clean-up
+/// Run a job from start to finish: data, trainer, machine, training, results, clean-up
 ///
-/// The log goes to stderr, the receipt to stdout. Ctrl-C or SIGTERM before the job runs undoes everything; afterwards the job
-/// goes on.
+/// The log goes to stderr, the receipt to stdout. Before the job runs, Ctrl-C or SIGTERM undoes everything. After that, it only
+/// detaches and the job goes on.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl run job.toml\n  ftctl run job.toml --set train.steps=50 --ttl 30m")]
 pub struct Arguments {
     #[command(flatten)]
     pub file: JobFile,
-    /// The same key and name are the same job, however often it is run
+    /// A second run with the same key and name refers to the same job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     /// Stop waiting for the end after this time; the job goes on

@@ -9,7 +9,7 @@ use crate::{exit::Failure, job::spec::JobSpec};
 
 /// Print the JSON Schema of the job file
 ///
-/// Editors check and complete a job file with it: its first line names the schema.
+/// Editors use it to check and complete a job file. The file's first line names the schema.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl schema > job.schema.json\n  ftctl schema --markdown | less")]
 pub struct Schema {

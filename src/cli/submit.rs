@@ -14,10 +14,10 @@ use crate::{
     output::Show,
 };
 
-/// Hand a job over; prints its id and nothing else
+/// Submit a job, and print only its id
 ///
-/// Without --wait or --follow the program ends when the job runs. Recovery from a preemption then needs some ftctl that looks: `ftctl logs -f`, or
-/// `ftctl submit --wait` with the same key; on another machine with --adopt.
+/// Without --wait or --follow the command returns when the job runs. After a preemption, the job then needs an ftctl that follows
+/// it: `ftctl logs -f`, or `ftctl submit --wait` with the same key. On another machine, add --adopt.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""
@@ -34,7 +34,7 @@ pub struct Arguments {
     /// End when the job runs (the default)
     #[arg(long, conflicts_with_all = ["wait", "follow"])]
     detach: bool,
-    /// The same key and name are the same job, however often they are submitted
+    /// A second submission with the same key and name refers to the same job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
     /// Stop waiting after this time; the job goes on

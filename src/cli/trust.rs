@@ -19,11 +19,13 @@ use crate::{
     },
 };
 
-/// Let the files of a directory say where jobs run, which store holds them and how images are built
+/// Trust the files of a directory to say where jobs run, which store they use and how images are built
 ///
-/// `backend`, `store` and `[image]` in ./ftctl.toml or in a job file, and the images, mounts, user, network, service account and environment of a job
-/// file's `[compute]`, decide where your sign-in is sent and whose code runs, so they count only with your word for it: this verb, or the answer to a question on a terminal. It holds for the directory and for the values that it has now; a changed
-/// one is asked about. The command line, FTCTL_* variables and your own config.toml are your word already.
+/// Some values decide where your sign-in is sent and whose code runs: `backend`, `store` and `[image]` in ./ftctl.toml or a job
+/// file, and the images, mounts, user, network, service account and environment in a job file's `[compute]`. ftctl uses them only
+/// after you trust them, with this command or by answering its question on a terminal. Your trust covers the directory and its
+/// present values; ftctl asks again about a changed value. The command line, FTCTL_* variables and your own config.toml need no
+/// trust.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl trust\n  ftctl trust ../project\n  ftctl trust jobs/night.toml\n  ftctl trust --remove")]
 pub struct Arguments {
@@ -160,14 +162,14 @@ impl App<'_> {
 /// Values as a terminal can bear them: they are a stranger's.
 fn told(claims: &Claims) -> String {
     let values: Vec<String> = claims.places.iter().map(|(key, value)| format!("{key} = {value:?}")).collect();
-    format!("{} says {}: that decides where your sign-in is sent and whose code runs", claims.file.display(), values.join(", "))
+    format!("{} sets {}; these decide where your sign-in is sent and whose code runs", claims.file.display(), values.join(", "))
 }
 
 fn not_trusted(claims: &Claims, directory: &Path) -> Failure {
     let of_project = claims.file.file_name().is_some_and(|name| name == PROJECT_FILE);
     let what = if of_project { directory } else { &claims.file };
     let word = shell_word(&what.display().to_string());
-    Failure::new(Exit::Usage, format!("{}, and you have not said that you trust it", told(claims))).fix(format!(
-        "look at it, then: `ftctl trust {word}`; for this time alone --trust-project, for a pipeline FTCTL_TRUST_PROJECT=1"
+    Failure::new(Exit::Usage, format!("{}, and you have not trusted them yet", told(claims))).fix(format!(
+        "check them, then run `ftctl trust {word}`; for this one command add --trust-project; in a pipeline FTCTL_TRUST_PROJECT=1"
     ))
 }

@@ -13,7 +13,7 @@ use crate::{
 
 /// Make everything ready for a job: data, trainer, machine
 ///
-/// Running it again finds what is there. `ftctl submit` with the same file goes on from here, `ftctl down` undoes it.
+/// Running it again reuses what is ready. `ftctl submit` with the same file continues from here; `ftctl down` undoes it.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ftctl up job.toml --ttl 2h --max-cost 5USD")]
 pub struct Arguments {

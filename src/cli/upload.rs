@@ -15,8 +15,9 @@ use crate::{
 
 /// Put a directory into the store and print its digest, which `dataset = "..."` in a job file takes
 ///
-/// What is there already is not sent again; an interrupted upload goes on when it is repeated. Hidden files are part of it, a link to
-/// a file counts as that file, links to directories and special files are refused. A file that changes meanwhile is an error.
+/// Data that the store already has is not sent again, so repeating an interrupted upload resumes it. Hidden files are included. A
+/// link to a file is uploaded as that file. Links to directories and special files are refused. A file that changes during the
+/// upload is an error.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  ftctl upload prepared/ -o name\n  ftctl upload prepared/ --name wikitext\n  ftctl upload prepared/ --dry-run"
@@ -24,7 +25,7 @@ use crate::{
 pub struct Arguments {
     /// The directory, or a single file
     path: PathBuf,
-    /// Let this name stand for the dataset: `dataset = "@NAME"` in a job file takes the newest of that name
+    /// Name the dataset: `dataset = "@NAME"` in a job file takes the newest dataset of that name
     #[arg(long)]
     name: Option<String>,
     /// Read everything back from the store and compare it with its digests

@@ -11,7 +11,7 @@ use super::units::Bytes;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DockerSpec {
-    /// Image with ftctl and ft-trainer in it, in the place of the one that ftctl builds. `NAME@sha256:...` always means the same bytes.
+    /// Image with ftctl and ft-trainer in it, instead of the one that ftctl builds. `NAME@sha256:...` always means the same bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// `all`, `none`, or how many; absent: `none`.
@@ -23,13 +23,15 @@ pub struct DockerSpec {
     /// Limits by their names, such as `memlock` or `nofile`; -1 is no limit.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ulimits: BTreeMap<String, i64>,
-    /// Directories of the engine's machine: `/there:/in/the/container`, with `:ro` behind it for reading only.
+    /// Directories of the engine's machine to mount, as `/there:/in/the/container`; append `:ro` for a read-only mount.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<String>,
-    /// `UID:GID` of its processes; absent: the owner of the store where that is a directory, else a user without rights.
+    /// `UID:GID` of the container's processes; absent: the owner of the store's directory, or with a blob container an unprivileged
+    /// user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// `bridge`, `host`, `none`, or a network of the engine; absent: `bridge`. Only `host` reaches a store on the machine's own loopback.
+    /// `bridge`, `host`, `none`, or a network of the engine; absent: `bridge`. Only `host` reaches a store on the machine's own
+    /// loopback.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
 }

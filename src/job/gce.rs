@@ -9,18 +9,19 @@ use super::units::Span;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GceSpec {
-    /// `v100`, `t4` or `p100`, added to a custom machine; `a100`, `a100-80gb`, `l4` or `h100`, which machine types come with; absent: `v100`.
+    /// `v100`, `t4` or `p100`, attached to a custom machine; or `a100`, `a100-80gb`, `l4` or `h100`, built into a machine type;
+    /// absent: `v100`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<String>,
     /// How many of them; absent: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerators: Option<u32>,
-    /// vCPUs of a custom machine: 1 or an even number; absent: 12. Of a machine type that comes with its accelerators: so many at least; the
-    /// cheapest that has enough is taken.
+    /// vCPUs of a custom machine: 1 or an even number; absent: 12. For other accelerators this is a minimum: ftctl takes the
+    /// cheapest machine type that has enough.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
-    /// Memory of a custom machine in GB of 1,024 MiB, 0.9 to 6.5 for each vCPU; absent: 6.5 for each vCPU. Of other machine types: so much
-    /// at least.
+    /// Memory of a custom machine in GB of 1,024 MiB, 0.9 to 6.5 for each vCPU; absent: 6.5 for each vCPU. For other machine types
+    /// this is a minimum.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_gb: Option<u32>,
     /// Boot disk; absent: 200.
@@ -29,21 +30,22 @@ pub struct GceSpec {
     /// Zones in the order in which they are tried; absent: every one that has the accelerator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<String>,
-    /// Try first the zones where Google expects a machine to be available and to last. Absent: false.
+    /// Try the zones in the order of Google's advice: first those where a machine is most likely to be available and to last.
+    /// Absent: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_zones: Option<bool>,
-    /// Whether the machine may be taken away, at a fourth of the price; absent: true.
+    /// Use a spot machine, which costs a quarter and may be preempted; absent: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<bool>,
-    /// The older kind of preemptible machine. It ends after 24 hours by itself, and cannot have a time limit
-    /// (`maxRunDuration`) of its own. Absent: false.
+    /// Use the older kind of preemptible machine. Google ends it after 24 hours, and it cannot have a time limit
+    /// (`maxRunDuration`). Absent: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub legacy_preemptible: Option<bool>,
-    /// How long before the 30 s that a preemption leaves its notice comes: `0s` or `2m`, for checkpoints that take their time; absent: as the cloud
-    /// likes.
+    /// Extra notice before the last 30 s of a preempted machine: `0s` or `2m`; absent: the cloud's own choice. Use `2m` when
+    /// checkpoints take long.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub preemption_notice: Option<Span>,
-    /// Boot image with a driver and Docker: its family; absent: `pytorch-latest-gpu`.
+    /// Image family of the boot image, which must have a GPU driver and Docker; absent: `pytorch-latest-gpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_family: Option<String>,
     /// Project of that family; absent: `deeplearning-platform-release`.
@@ -58,8 +60,8 @@ pub struct GceSpec {
     /// Who replaces a preempted machine; absent: `client`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovery: Option<Recovery>,
-    /// Service account of the machine. `recovery = "group"` needs one that may update and delete instance groups; absent: none, or where the
-    /// image is in a registry of Google Cloud the project's default account, for nothing but reading images.
+    /// Service account of the machine. `recovery = "group"` needs one that may update and delete instance groups; absent: none; if
+    /// the image is in a registry of Google Cloud, the project's default account, for reading images only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_account: Option<String>,
 }

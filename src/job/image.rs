@@ -10,15 +10,15 @@ pub struct ImageSpec {
     /// Build of libtorch; absent: `cpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub variant: Option<LibtorchVariant>,
-    /// Image that the job's image begins with; absent: `docker.io/library/debian:bookworm-slim`. It needs glibc and libstdc++, and a shell for
-    /// `ftctl ssh`.
+    /// Base image of the job's image; absent: `docker.io/library/debian:bookworm-slim`. It needs glibc and libstdc++, and a shell
+    /// for `ftctl ssh`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// Image that compiles, with Rust, a C++ compiler and Python 3; absent: `docker.io/library/rust:1.95-bookworm`.
+    /// Image for compiling, with Rust, a C++ compiler and Python 3; absent: `docker.io/library/rust:1.95-bookworm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub builder: Option<String>,
-    /// Directory with the programs `ftctl` and `ft-trainer`, put into the image instead of compiling them in a container: minutes faster.
-    /// Needs BuildKit, and a base image whose C library is not older than the one they were linked with.
+    /// Directory with the programs `ftctl` and `ft-trainer`, put into the image instead of compiling them in a container: minutes
+    /// faster. Needs BuildKit, and a base image whose C library is not older than the one they were linked with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prebuilt: Option<String>,
     /// File with more certificates (PEM) to trust, while the image is built and in the image.
@@ -27,14 +27,14 @@ pub struct ImageSpec {
     /// Python package index; absent: that of pip in the builder image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pip_index: Option<String>,
-    /// Index that has `torch` for the variant; absent: `https://download.pytorch.org/whl/VARIANT`. `pypi` takes it from the Python package
-    /// index, whose `torch` is the build for CUDA 13.0: what `cu130` wants, and larger than what `cpu` needs.
+    /// Index that has `torch` for the variant; absent: `https://download.pytorch.org/whl/VARIANT`. `pypi` takes it from the Python
+    /// package index, which has the build for CUDA 13.0: right for `cu130`, and larger than `cpu` needs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch_index: Option<String>,
     /// Index of crates, like `sparse+https://host/index/`; absent: crates.io.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cargo_index: Option<String>,
-    /// Network of the steps that build, like `host`; absent: the engine's.
+    /// Network for the build steps, such as `host`; absent: the engine's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
 }

@@ -24,7 +24,7 @@ pub struct JobSpec {
     pub name: String,
     #[serde(default)]
     pub compute: ComputeSpec,
-    /// The container image, where the backend starts one.
+    /// The container image, for backends that run one.
     #[serde(default)]
     pub image: ImageSpec,
     /// URL of the blob container, or a directory, that holds everything the job reads and writes; absent: the embedded store.
@@ -114,8 +114,8 @@ fn collect_homes(schema: &Value, table: &Value, name: &str, key: &str, homes: &m
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ComputeSpec {
-    /// `local` runs on this machine, `docker` in a container of any engine that can be reached, `gce` on a machine of Google's Compute
-    /// Engine for each attempt.
+    /// `local` runs on this machine, `docker` in a container of any engine that can be reached, `gce` on a machine of Google's
+    /// Compute Engine for each attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
     /// How the container is made.
@@ -124,7 +124,7 @@ pub struct ComputeSpec {
     /// The machine on Compute Engine.
     #[serde(skip_serializing_if = "is_default")]
     pub gce: GceSpec,
-    /// What the trainer finds in its environment besides, as `{ NAME = "value" }`. It is kept with the job: no place for secrets.
+    /// More environment variables for the trainer, as `{ NAME = "value" }`. They are stored with the job, so put no secrets here.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
 }
@@ -140,13 +140,13 @@ pub struct RetrySpec {
     /// Causes that lead to another attempt; absent: `preempt` and `capacity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on: Option<Vec<RetryCause>>,
-    /// Attempts in all; absent: 20.
+    /// Largest number of attempts; absent: 20.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
     /// Wait before the second attempt, doubled each time; absent: 1s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backoff: Option<Span>,
-    /// Ceiling of that wait; absent: 5m.
+    /// Upper limit of that wait; absent: 5m.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_backoff: Option<Span>,
 }
@@ -154,9 +154,9 @@ pub struct RetrySpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RetryCause {
-    /// The machine or the process was taken away.
+    /// The machine was preempted, or the process was killed.
     Preempt,
-    /// There is no machine for now: without this cause the job does not wait for one.
+    /// No machine is available now. Without this cause the job does not wait for one.
     Capacity,
     /// The trainer failed by itself.
     Failure,
@@ -166,13 +166,13 @@ pub enum RetryCause {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsSpec {
-    /// Longest life of the job's machines in all; absent: 24h.
+    /// Time to live of the job's machines, all attempts together; absent: 24h.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Span>,
-    /// Most it may cost; absent: no ceiling in money.
+    /// Most that the job may cost; absent: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost: Option<Money>,
-    /// Longest that the job waits for its machines in all, which costs nothing; absent: 24h.
+    /// Longest wait for machines, all attempts together; absent: 24h. Waiting costs nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_wait: Option<Span>,
 }

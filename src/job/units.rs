@@ -60,7 +60,8 @@ impl fmt::Display for Span {
     }
 }
 
-/// United States dollars in millionths, so that sums of prices stay exact. Written `12USD` or `0.36USD`.
+/// An amount in US dollars, written `12USD` or `0.36USD`.
+// In millionths, so that sums of prices stay exact.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]

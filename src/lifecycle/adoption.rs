@@ -89,7 +89,7 @@ impl Adoption {
             return Ok(());
         }
         let id = &record.id;
-        let message = format!("the job {id} needs {path} of the machine that submitted it, and nothing is read here in its place");
+        let message = format!("the job {id} needs {path}, which is read only on the machine that submitted the job");
         Err(Failure::new(Exit::Conflict, message).fix(format!("run `ftctl logs -f {id}` on that machine")))
     }
 }

@@ -90,7 +90,7 @@ fn situation(record: &Record, sight: &Sight) -> String {
         return what;
     }
     let adopt = if sight.may_drive { "" } else { " --adopt" };
-    format!("{what}; nothing happens until an invocation goes on with it: `ftctl logs -f {}{adopt}`", record.id)
+    format!("{what}; nothing happens until you run `ftctl logs -f {}{adopt}`", record.id)
 }
 
 fn waits(record: &Record, next_try: Option<Timestamp>) -> String {

@@ -63,7 +63,7 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
     let has_signs = world.provider.capabilities().signs;
     if beat != vigil.heartbeat {
         if vigil.warned && !has_signs {
-            world.report.line(&format!("{} is heard of again", attempt.machine_name()));
+            world.report.line(&format!("{} sends heartbeats again", attempt.machine_name()));
         }
         let [before, now] = [&vigil.heartbeat, &beat].map(|beat| beat.as_ref().and_then(|beat| beat.trouble.as_ref()));
         match (before, now) {
@@ -102,7 +102,7 @@ async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
     if let Err(error) = told
         && vigil.told
     {
-        world.report.warn(&format!("what {} needed to begin stays where it was: {error}", attempt.machine_name()));
+        world.report.warn(&format!("cannot remove the startup secrets of {}: {error}", attempt.machine_name()));
     }
 }
 
@@ -111,8 +111,8 @@ async fn tell(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
 fn unheard(world: &World, vigil: &mut Vigil, attempt: &AttemptId) {
     if vigil.heard.is_some() && !std::mem::replace(&mut vigil.warned, true) {
         world.report.warn(&format!(
-            "{} runs, and nothing was heard of its agent for {} s: it may be stopped, or the store may be full or out of its reach; the job \
-             goes on when that has ended",
+            "{} runs, but its agent has sent no heartbeat for {} s: the agent may be stopped, or the store may be full or out of reach; the job \
+             goes on when that is over",
             attempt.machine_name(),
             QUIET.as_secs()
         ));

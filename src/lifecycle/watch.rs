@@ -60,8 +60,8 @@ async fn version(store: &dyn Store, path: &str) -> Result<Option<ETag>> {
 fn neglected(record: &Record) -> String {
     let id = &record.id;
     format!(
-        "the job {id} is {}, and nobody goes on with it: `ftctl logs -f {id}` does where it was submitted, and `ftctl logs -f {id} --adopt` here, \
-         after it has shown what would be started",
+        "the job {id} is {}, and no ftctl drives it: run `ftctl logs -f {id}` on the machine where it was submitted, or `ftctl logs -f {id} --adopt` \
+         here, which first shows what would be started",
         record.state.label(record.outcome)
     )
 }

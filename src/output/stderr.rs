@@ -97,7 +97,7 @@ impl Stderr {
     pub fn settle(&self) {
         let Some(Some(writer)) = self.writer.get() else { return };
         let left_out = self.left_out.swap(0, Ordering::Relaxed);
-        let said = format!("({left_out} lines were left out here: nobody read them; `ftctl logs` has what a job wrote)");
+        let said = format!("({left_out} lines were left out here: stderr was read too slowly; `ftctl logs` has a job's whole log)");
         let (done, written) = mpsc::sync_channel(1);
         let messages = (left_out > 0).then_some(Message::Line(said)).into_iter().chain([Message::Settle(done)]);
         if messages.into_iter().all(|message| writer.send(message).is_ok()) {

@@ -96,7 +96,7 @@ impl Store for DirectoryStore {
     }
 
     fn exposure(&self) -> Option<Finding> {
-        let what = "a machine that is broken into could read, change and delete all of the store, which is a directory that it writes to: \
+        let what = "the store is a directory that machines write to, so an attacker on one machine could read, change and delete all of it: \
                     other jobs, names and datasets, too";
         let fix = "name a blob container with --store; with an account's key each job has a container of its own";
         Some(Finding::notice(EXPOSURE, what, fix))

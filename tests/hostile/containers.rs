@@ -138,6 +138,6 @@ fn azurite_plan_and_doctor_say_what_a_broken_machine_could_reach() {
 fn plan_and_doctor_say_that_a_directory_is_in_the_reach_of_every_machine() {
     let place = Place::new("here", Vec::new());
     for said in [place.ok(&["plan", "job.toml"]), place.run(&["doctor", "-o", "json"]).stdout] {
-        assert!(said.contains("a directory that it writes to: other jobs, names and datasets, too"), "{said}");
+        assert!(said.contains("could read, change and delete all of it: other jobs, names and datasets, too"), "{said}");
     }
 }

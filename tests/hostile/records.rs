@@ -350,7 +350,7 @@ fn a_record_reads_no_file() {
             record.as_object_mut().unwrap().remove("dataset");
         });
         let before = objects(&two.store);
-        two.follow(&["logs", "-f", &id]).says("nobody goes on with it");
+        two.follow(&["logs", "-f", &id]).says("no ftctl drives it");
         // Not even for the user who took it over: the image that lies here under that name is not the one that was meant.
         let said = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
         assert_eq!(said.code, Some(12), "{}", said.stderr);
@@ -378,7 +378,7 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
     let two = Two::new();
     let id = two.foreign_job("away");
     two.change(&id, |record| record["submitted"] = json!(true));
-    let said = two.follow(&["logs", "-f", &id]).says("nobody goes on with it");
+    let said = two.follow(&["logs", "-f", &id]).says("no ftctl drives it");
     assert!(said.contains(&format!("`ftctl logs -f {id} --adopt`")), "{said}");
     assert_eq!(two.read(&id)["state"], json!("submitting"));
     let explained = two.run(&two.mine, &["explain", &id]).stdout;
@@ -429,7 +429,7 @@ fn a_plan_that_was_changed_is_somebody_elses() {
         record["plan"]["docker"]["mounts"] = json!(["/:/host"]);
     });
     let mut follow = two.command(&two.theirs, &["logs", "-f", &id]);
-    Following::start(&mut follow, two.theirs.path("stderr")).says("nobody goes on with it");
+    Following::start(&mut follow, two.theirs.path("stderr")).says("no ftctl drives it");
     assert_eq!(two.read(&id)["state"], json!("submitting"));
 }
 

@@ -66,13 +66,13 @@ fn an_agent_that_stands_still_is_told_and_once_that_it_goes_on() {
     let mut follower = follower.stdout(Stdio::null()).stderr(fs::File::create(&said).unwrap()).spawn().unwrap();
     let tells = |words: &str| fs::read_to_string(&said).unwrap().matches(words).count() == 1;
     Sandbox::until("the first step", || sandbox.json(&["status", &id])["step"].as_u64() > Some(0));
-    for (what, words) in [(Signal::STOP, "nothing was heard of its agent"), (Signal::CONT, "is heard of again")] {
+    for (what, words) in [(Signal::STOP, "its agent has sent no heartbeat"), (Signal::CONT, "sends heartbeats again")] {
         sandbox.processes("ftctl agent").into_iter().for_each(|pid| signal(pid, what));
         Sandbox::until(words, || tells(words));
     }
     sandbox.ok(&["cancel", &id]);
     follower.wait().unwrap();
-    assert!(tells("nothing was heard of its agent"), "once: {}", fs::read_to_string(&said).unwrap());
+    assert!(tells("its agent has sent no heartbeat"), "once: {}", fs::read_to_string(&said).unwrap());
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, Failure> {
         DeviceChoice::Cuda => match gpu() {
             Ok(()) => Ok(on_gpu("device = \"cuda\"")),
             Err(reason) => Err(Failure::input(format!(
-                "device = \"cuda\" cannot be had: {reason}; on a machine with an NVIDIA GPU install its driver and build the trainer with \
+                "device = \"cuda\" is not available: {reason}; on a machine with an NVIDIA GPU install its driver and build the trainer with \
                  FTCTL_LIBTORCH=cuda, or set device = \"cpu\""
             ))),
         },

@@ -9,7 +9,8 @@ use crate::openmp;
 
 /// Set by SIGTERM and SIGINT: finish the current step, write a checkpoint, exit.
 pub static STOP: AtomicBool = AtomicBool::new(false);
-/// Set by SIGURG: finish the current step, write a checkpoint, go on. A process that is not ready for this signal does not die of it.
+/// Set by SIGURG: finish the current step, write a checkpoint, go on. A process that is not ready for this signal does not die of
+/// it.
 pub static SAVE: AtomicBool = AtomicBool::new(false);
 
 /// Lets large tensors lie in the arena, and keeps freed memory instead of giving it back. Every step allocates the same buffers of
@@ -36,8 +37,8 @@ pub fn settle_environment() {
     let _ = std::process::Command::new(program).args(std::env::args_os().skip(1)).env(name, value).exec();
 }
 
-/// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM, Ctrl-C or SIGURG a wish. SIGTERM may come
-/// twice, from a supervisor and from a stop of the whole process group, and stays a wish; a second Ctrl-C ends the process.
+/// Lets a file-size limit be an error with a message instead of a silent death, and SIGTERM, Ctrl-C or SIGURG a wish. SIGTERM may
+/// come twice, from a supervisor and from a stop of the whole process group, and stays a wish; a second Ctrl-C ends the process.
 pub fn handle_signals() {
     // SAFETY: the handler only stores to an atomic, which is async-signal-safe; the structure is fully initialised.
     unsafe {

@@ -8,8 +8,8 @@ use serde_json::Value;
 pub fn page(schema: &Value) -> String {
     let mut page = format!(
         "# The job file\n\n{} Every key may be set on the command line, too: `--set train.steps=500`.\n\n\
-         This page comes from the program (`ftctl schema --markdown`), and so does `ftctl schema`, with which editors check and complete a job \
-         file.\n",
+         This page is the output of `ftctl schema --markdown`. `ftctl schema` prints the JSON Schema that editors use to check and complete a \
+         job file.\n",
         text(&schema["description"])
     );
     Types { schema }.write_table(&mut page, "", schema, &Value::Null);

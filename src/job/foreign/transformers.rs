@@ -54,11 +54,11 @@ pub(super) const RUN_LANGUAGE_MODELING: Program = Program {
 };
 
 const BLOCKS: (&str, &str) =
-    ("blocks", "the first token of a block is predicted by nothing in the program, and by the last of the block before it here");
+    ("blocks", "the first token of a block is never predicted by the program; here the last token of the block before predicts it");
 const ACCUMULATION: (&str, &str) = (
     "accumulation",
-    "what is left of an epoch and fills no step goes into the next epoch's first step in the program, or is a step of its own in new \
-     versions; here steps run on from epoch to epoch and are all of one size",
+    "what is left of an epoch and fills no step goes into the next epoch's first step in old versions of the program, and is a \
+     smaller step in new versions; here steps continue across epochs, and all have one size",
 );
 
 const DEFAULTS: &[(&str, Setting)] = &[

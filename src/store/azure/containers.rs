@@ -304,8 +304,8 @@ impl Store for Containers {
             Credential::Key(_) => return None,
             Credential::Sas(_) => (
                 format!(
-                    "a machine that is broken into could do to all of the container {container} what the signature that signs in here \
-                     allows: to other jobs, names and datasets, too"
+                    "an attacker on a machine could do all that this signature allows to the whole container {container}: to other \
+                     jobs, names and datasets, too"
                 ),
                 "sign in with the account's key, or with an identity that may create containers: each job then has one of its own",
             ),

@@ -63,8 +63,8 @@ impl Location {
             return Ok(());
         }
         Err(StoreError::Invalid(format!(
-            "the store {text} is at {host}, which is no host of Azure's, and a file names it: nothing is sent there; if it is right, name it with \
-             --store, FTCTL_STORE or your own config.toml"
+            "the store {text} is at {host}, which is no host of Azure's, and only a file names it, so nothing is sent there; if it is right, name it \
+             with --store, FTCTL_STORE or your own config.toml"
         )))
     }
 

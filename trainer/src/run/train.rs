@@ -160,8 +160,8 @@ impl Run {
         scheduled && self.recorder.saved != Some(step)
     }
 
-    /// Whether somebody wishes a checkpoint that is none of the schedule's. There is none of the start, and never two of a step: such
-    /// a wish waits for the next step.
+    /// Whether somebody wishes a checkpoint that is none of the schedule's. There is none of the start, and never two of a step:
+    /// such a wish waits for the next step.
     fn hears(&self, save: &AtomicBool) -> bool {
         let step = self.state.step;
         step > 0 && self.recorder.saved != Some(step) && save.swap(false, Ordering::Relaxed)

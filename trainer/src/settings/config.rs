@@ -52,8 +52,8 @@ pub enum Preset {
     Gpt2Xl,
 }
 
-/// Which transformer of GPT-2's kind the model is. They have the same blocks: a layer norm before each half, attention, and a network of
-/// four times the width.
+/// Which transformer of GPT-2's kind the model is. They have the same blocks: a layer norm before each half, attention, and a
+/// network of four times the width.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
@@ -160,35 +160,38 @@ pub enum Compat {
     Fairseq,
 }
 
-/// What the numbers of the matrix products are stored in. Weights, gradients, the optimizer's memory and checkpoints are `f32` always.
+/// What the numbers of the matrix products are stored in. Weights, gradients, the optimizer's memory and checkpoints are `f32`
+/// always.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 24 bits of mantissa.
     #[default]
     Fp32,
-    /// 8 bits of mantissa and the range of `f32`: no loss scaling. Layer norms, softmax, loss and the stream between the blocks stay `f32`.
+    /// 8 bits of mantissa and the range of `f32`: no loss scaling. Layer norms, softmax, loss and the stream between the blocks
+    /// stay `f32`.
     Bf16,
-    /// 11 bits of mantissa and a narrow range, for processors without bf16: as bf16 otherwise, with a dynamically scaled loss.
+    /// 11 bits of mantissa and a narrow range, for processors without bf16. The loss is scaled dynamically; the rest is as with
+    /// bf16.
     Fp16,
 }
 
-/// How the loss is scaled in fp16, so that small gradients do not vanish; the defaults are DeepSpeed's. With a hysteresis of 1 and an
-/// interval of 2000 it is apex's; a scale that never changes has `initial`, `minimum` and `maximum` alike.
+/// How the loss is scaled in fp16, so that small gradients do not vanish; the defaults are DeepSpeed's. With a hysteresis of 1 and
+/// an interval of 2000 it is apex's; a scale that never changes has `initial`, `minimum` and `maximum` alike.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossScaling {
     /// The first scale.
     pub initial: f64,
-    /// Steps in a row without overflow after which the scale rises.
+    /// Steps in a row without overflow after which the scale is raised.
     pub growth_interval: u64,
-    /// By which it rises and falls.
+    /// Factor by which the scale is raised and lowered.
     pub factor: f64,
-    /// Overflows until it falls. The count begins again when it has risen.
+    /// Overflows before the scale is lowered. The count starts again when the scale is raised.
     pub hysteresis: u64,
-    /// What it never falls below.
+    /// The smallest scale.
     pub minimum: f64,
-    /// What it never rises above.
+    /// The largest scale.
     pub maximum: f64,
 }
 
@@ -222,25 +225,27 @@ pub enum Recompute {
     Selective,
     /// All of a block but its input: a sixteenth of the memory for activations, about a quarter more time.
     Full,
-    /// As `full`, and the inputs leave the device until their block's backward pass: a GPU's for main memory, the CPU's for files beside the
-    /// checkpoints. What is left is the memory for one block's activations.
+    /// As `full`, and the inputs of the blocks wait for the backward pass outside the device's memory: a GPU's in main memory, the
+    /// CPU's in files beside the checkpoints. Only one block's activations stay in memory.
     Host,
 }
 
-/// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each use, so that
-/// main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the memory that is
-/// free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and what the optimizer remembers
-/// in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients of two blocks. With `model` the
-/// rounded weights of the blocks are in main memory too, and the GPU has those of two blocks at a time.
+/// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each
+/// use, so that main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the
+/// memory that is free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and
+/// what the optimizer remembers in main memory, where the weights are updated: the GPU has rounded weights, activations and the
+/// gradients of two blocks. With `model` the rounded weights of the blocks are in main memory too, and the GPU has those of two
+/// blocks at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Offload {
     /// Nothing.
     #[default]
     None,
-    /// What the optimizer remembers: with AdamW half of 16 bytes a weight.
+    /// The optimizer's state: with AdamW, 8 of 16 bytes per weight. On a GPU also the fp32 weights and their gradients.
     Optimizer,
-    /// That, weights and gradients: the memory that computes then holds activations, and what one block, on a GPU two, or the embedding needs.
+    /// The optimizer's state, the weights and the gradients. The device's memory then holds the activations and what one block (two
+    /// on a GPU) or the embedding needs.
     Model,
 }
 
@@ -252,7 +257,7 @@ pub enum DeviceChoice {
     #[default]
     Auto,
     Cpu,
-    /// On the first GPU; the run does not begin without one.
+    /// On the first GPU; without one the run fails at once.
     Cuda,
 }
 
@@ -260,10 +265,10 @@ pub enum DeviceChoice {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// This program's, where it has one.
+    /// ftctl's own kernels where they exist, libtorch's elsewhere.
     #[default]
     Own,
-    /// libtorch's, through the code that a GPU runs: to compare the two, not for speed.
+    /// Only libtorch's kernels, with the code that also runs on a GPU: for comparison, not for speed.
     Libtorch,
 }
 
@@ -282,43 +287,45 @@ pub struct TrainSettings {
     pub epochs: Option<f64>,
     /// Tokens per sequence.
     pub block_size: usize,
-    /// Attention sees only the document that a token belongs to, and positions are counted from where it begins. An end of text begins the
-    /// document after it. Sequences are packed as ever: one stream cut at every `block_size`.
+    /// Each token attends only to its own document, and positions start at 0 in each document. An end-of-text token is the first
+    /// token of the document after it. Sequences are still packed: one stream, cut every `block_size` tokens.
     pub document_mask: bool,
-    /// Sequences per forward pass; `auto`: as many of a step as memory holds, a GPU's where that computes. A run may go on with another division of the same step.
+    /// Sequences per forward pass; `auto`: as many as fit into the memory of the device that trains. A run can resume with another
+    /// micro-batch if the sequences per step stay the same.
     pub micro_batch: MicroBatch,
-    /// Micro-batches per optimizer step; with a micro-batch of `auto` the step's sequences.
+    /// Micro-batches per optimizer step; with `micro_batch = "auto"`, sequences per optimizer step.
     pub gradient_accumulation: usize,
-    /// Where it computes. A checkpoint of one device resumes on another.
+    /// The device that trains. A run can resume on another device.
     pub device: DeviceChoice,
-    /// Whose kernels compute on the CPU.
+    /// The kernels for training on the CPU.
     pub engine: Engine,
-    /// On a GPU, products of `fp32` numbers may round them to 10 bits of mantissa (TF32), which is faster.
+    /// On a GPU, matrix products in `fp32` may round their inputs to 10 bits of mantissa (TF32), which is faster.
     pub tf32: bool,
-    /// On a GPU, only kernels that give the same bits each time; some are slower. On the CPU all do.
+    /// On a GPU, use only deterministic kernels, some of which are slower. On the CPU all kernels are deterministic.
     pub deterministic: bool,
-    /// Numbers that the matrix products are made of.
+    /// Number format of the matrix products.
     pub precision: Precision,
-    /// The loss's scale in fp16.
+    /// How the loss is scaled in fp16.
     pub loss_scaling: LossScaling,
-    /// What the backward pass computes again to save memory.
+    /// What the backward pass recomputes to save memory.
     pub recompute: Recompute,
-    /// What lies in files instead of main memory; for a GPU, in main memory instead of its own.
+    /// Data kept outside the memory of the device that trains: for the CPU in files, for a GPU in main memory.
     pub offload: Offload,
-    /// Trains adapters of a low rank instead of the weights.
+    /// Trains low-rank adapters (LoRA) instead of the weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<Box<Lora>>,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Where the schedule ends.
+    /// Learning rate at the end of the schedule.
     pub min_learning_rate: f64,
     /// Shape of the learning rate after warm-up.
     pub schedule: Schedule,
     /// Exponent of the polynomial schedule.
     pub power: f64,
-    /// Steps over which the learning rate rises, linearly unless the schedule says otherwise. Steps that change no weight do not count.
+    /// Steps over which the learning rate rises, linearly unless the schedule says otherwise. Steps that change no weight do not
+    /// count.
     pub warmup_steps: u64,
-    /// Where the warm-up begins.
+    /// Learning rate at the start of the warm-up.
     pub warmup_learning_rate: f64,
     /// Length of the decay of the `wsd` schedule.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -338,22 +345,21 @@ pub struct TrainSettings {
     /// Quirks of another program, to compare runs with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compat: Option<Compat>,
-    /// Share of the embeddings, and of what each half of a block adds to the stream, that a step drops; the rest is scaled up. GPT-2 was
-    /// trained with 0.1.
+    /// Dropout rate on the embeddings and on the output of each half of a block. GPT-2 was trained with 0.1.
     pub dropout: f64,
-    /// Share of the attention weights that a step drops. GPT-2 was trained with 0.1. On a GPU which ones also depends on the size of the micro-batch.
+    /// Dropout rate on the attention weights. GPT-2 was trained with 0.1. On a GPU the mask also depends on the micro-batch.
     pub attention_dropout: f64,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,
     /// What happens when a loss or a gradient is infinite or not a number.
     pub non_finite: NonFinite,
-    /// Steps whose loss or gradient norm lies more than this many standard deviations above the last 128 change no weight; 0: all
-    /// steps count.
+    /// A step changes no weight if its loss or gradient norm is more than this many standard deviations above the last 128 steps; 0
+    /// turns this off.
     pub skip_spikes: f64,
-    /// The run ends when the validation loss has not improved for this many evaluations, with the weights of the best one.
+    /// The run stops after this many evaluations without a better validation loss. It ends with the weights of the best evaluation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub early_stopping_patience: Option<u64>,
-    /// The run ends with the weights of its best evaluation also when all steps are done and nothing ends it early.
+    /// The run ends with the weights of its best evaluation, even if it is not stopped early.
     pub keep_best: bool,
     /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
     pub eval_every: u64,
@@ -479,7 +485,7 @@ pub struct DataConfig {
     /// is one document; one csv, jsonl or parquet row is one document.
     #[serde(default)]
     pub train: Vec<String>,
-    /// What the files hold. Files of tokens give nothing to hold out: name `validation` too.
+    /// What the files hold. From token files no validation text can be held out, so name `validation` as well.
     #[serde(default)]
     pub format: DataFormat,
     /// Held-out text. Absent: `validation_fraction` of the training documents, chosen by the digest of their text.
@@ -545,7 +551,8 @@ pub struct TokenizerConfig {
     /// Size of a vocabulary trained on the text (with the 256 bytes and end-of-text); only with `kind = "train"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Directory with the tokenizer's `vocab.json` and `merges.txt`, such as that of the weights to start from; only with `kind = "files"`.
+    /// Directory with the tokenizer's `vocab.json` and `merges.txt`, such as that of the weights to start from; only with `kind =
+    /// "files"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
 }
@@ -566,6 +573,6 @@ pub enum TokenizerKind {
     Gpt2,
     /// A byte-level BPE trained on the training text.
     Train,
-    /// The byte-level BPE that lies in `directory`: what weights that were trained with it must be trained on with, too.
+    /// The byte-level BPE in `directory`. Weights that were trained with a tokenizer must be fine-tuned with the same one.
     Files,
 }

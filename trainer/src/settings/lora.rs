@@ -22,8 +22,8 @@ pub const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// Bytes that it has at most.
 const LONGEST: u64 = 1 << 20;
 
-/// Trains low-rank adapters beside the linear maps of every block instead of the weights, which stay as they are and get neither gradients nor
-/// moments. The defaults are peft's.
+/// Trains low-rank adapters beside the linear maps of every block instead of the weights, which stay as they are and get neither
+/// gradients nor moments. The defaults are peft's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Lora {
@@ -31,9 +31,9 @@ pub struct Lora {
     pub rank: usize,
     /// What the adapters add is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// Share of an adapter's input that a step drops.
+    /// Dropout rate on an adapter's input.
     pub dropout: f64,
-    /// Maps that get an adapter.
+    /// Linear layers that get an adapter.
     pub target_modules: Vec<LinearMap>,
 }
 

@@ -88,7 +88,7 @@ fn a_gpu_that_is_not_there_is_refused_before_anything_is_loaded() {
     let train = |values: &[&str]| fixture.train(&config, values).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     let refused = train(&["train.device=cuda", "data=nowhere"]);
     assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
-    assert!(stderr(&refused).starts_with("error: device = \"cuda\" cannot be had: "), "{}", stderr(&refused));
+    assert!(stderr(&refused).starts_with("error: device = \"cuda\" is not available: "), "{}", stderr(&refused));
     let refused = train(&[LIBTORCH, "train.offload=model", "train.lora.rank=8"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("train.offload does not go together with train.lora"), "{}", stderr(&refused));
