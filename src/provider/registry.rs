@@ -256,7 +256,10 @@ mod tests {
     use super::*;
     use crate::{
         catalogue,
-        job::gce::{GcePlan, GceSpec},
+        job::{
+            azureml::AzuremlPlan,
+            gce::{GcePlan, GceSpec},
+        },
         provider::conformance,
         store::memory::MemoryStore,
     };
@@ -296,6 +299,23 @@ mod tests {
             (|plan| plan.disk_gb = u32::MAX, "compute.gce.disk_gb: the boot disk"),
         ] {
             let refused = refused(change);
+            assert!(refused.starts_with(message), "{refused}");
+        }
+        let on_azureml = |change: fn(&mut AzuremlPlan)| {
+            let mut wanted = AzuremlPlan::default();
+            change(&mut wanted);
+            check(&Plan { compute: Compute::Azureml(Box::new(wanted)).into(), ..conformance::plan() })
+        };
+        assert_eq!(on_azureml(|_| ()), Ok(()));
+        for (change, message) in [
+            (
+                (|plan| plan.image = Some("registry/evil:latest".to_owned())) as fn(&mut AzuremlPlan),
+                "compute.azureml.image: image is",
+            ),
+            (|plan| plan.size = "Standard_NC6s_v3".to_owned(), "compute.azureml.size: Azure retired"),
+            (|plan| plan.accelerators = 8, "compute.azureml.accelerators: Standard_NC4as_T4_v3 has 1 t4, not 8"),
+        ] {
+            let refused = on_azureml(change).expect_err("a broken rule");
             assert!(refused.starts_with(message), "{refused}");
         }
         let moon = Plan { compute: Compute::Unknown("moon".to_owned()).into(), ..conformance::plan() };

@@ -46,7 +46,7 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Sighting, line, named_image,
+    Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Sighting, Signs, line, named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
@@ -304,7 +304,7 @@ impl Account for Azureml {
 #[async_trait]
 impl Provider for Azureml {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: false }
+        Capabilities { bills: true, signs: true }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {
@@ -324,13 +324,11 @@ impl Provider for Azureml {
             if self.is_there(attempt, &mark).await? {
                 break;
             }
-            match self.make(attempt, plan, wanted, reference, &mark).await {
-                Ok(()) => break,
-                // Its cluster was removed meanwhile, since no job needed it.
-                Err(refusal) if refusal.is_absent() && tried < TRIES => {}
-                // Another client was faster.
-                Err(refusal) if refusal.status == Some(409) && tried < TRIES => {}
-                Err(refusal) => return Err(refusal.into()),
+            let Err(refusal) = self.make(attempt, plan, wanted, reference, &mark).await else { break };
+            // Its cluster was removed meanwhile, since no job needed it; or another client was faster.
+            let may_help = refusal.is_absent() || matches!(refusal.status, Some(400 | 409));
+            if !may_help || tried >= TRIES {
+                return Err(refusal.into());
             }
         }
         Ok(Vec::new())
@@ -363,6 +361,18 @@ impl Provider for Azureml {
                 };
                 job::end(&found, &details, self.has_lost_nodes(&found).await?)
             }
+        })
+    }
+
+    /// The service's own word: it hears of the node, not of the agent.
+    async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
+        let Some(found) = self.find(attempt).await? else { return Ok(Signs::Absent) };
+        let (name, status) = (attempt.machine_name(), job::status(&found));
+        Ok(match job::stage(&found)? {
+            Stage::Waiting => Signs::Busy { at: self.want_of_node(&found).await? },
+            Stage::Running => Signs::Busy { at: format!("{} by Azure ML's word", status.to_ascii_lowercase()) },
+            Stage::Doubtful => Signs::Silent { what: format!("{name} is {status} by Azure ML's word") },
+            Stage::Over => Signs::Absent,
         })
     }
 

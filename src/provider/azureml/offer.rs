@@ -109,12 +109,14 @@ pub fn rows(plan: &AzuremlPlan) -> Vec<(&'static str, String)> {
         (Placement::Cluster, None) if plan.public_address => "one of ftctl's own, with public addresses".to_owned(),
         (Placement::Cluster, None) => "one of ftctl's own, without public addresses".to_owned(),
     };
-    vec![("machine", machine), ("cluster", place), ("identity", plan.identity.to_string())]
+    let workspace = plan.workspace.as_ref().map(|workspace| ("workspace", workspace.to_string()));
+    let rows = [("machine", machine), ("cluster", place), ("identity", plan.identity.to_string())];
+    rows.into_iter().chain(workspace).collect()
 }
 
 pub fn rights(plan: &AzuremlPlan) -> Rights {
-    let place = plan.workspace.as_ref().map(|workspace| format!("workspace {workspace}"));
-    Rights { network: place, service_account: Some(plan.identity.to_string()), ..Rights::default() }
+    let network = if plan.public_address { "public addresses" } else { "no public addresses" };
+    Rights { network: Some(network.to_owned()), service_account: Some(plan.identity.to_string()), ..Rights::default() }
 }
 
 /// The refusals of Azure ML, before any money is spent.

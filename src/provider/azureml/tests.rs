@@ -1,5 +1,7 @@
 //! Requests against the recordings of Azure's own SDK, and the provider against a service that answers what a test says.
 
+mod simulated;
+
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::Mutex,
@@ -492,6 +494,7 @@ async fn a_queue_says_what_it_waits_for() {
         let seen = service.provider().observe(&one).await.expect("seen");
         assert_eq!(seen == Sighting::Alive { agent: true }, sighting, "{seen:?}");
     }
+    assert!(matches!(service.provider().signs(&one).await, Ok(Signs::Silent { what }) if what.contains("NotResponding")));
     service.shows(&one, "Odd", &json!({})).await;
     let error = service.provider().observe(&one).await.expect_err("no status");
     assert!(error.message.contains("`Odd` is no status"), "{error}");
