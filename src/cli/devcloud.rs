@@ -21,7 +21,7 @@ use crate::{
     output::Show,
 };
 
-/// Run a simulated cloud on this machine, to rehearse what costs money at no cost
+/// Run a simulated cloud on this machine, to rehearse without cost
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ftctl devcloud gce --speed 60 --script faults.json")]
 pub struct Arguments {
@@ -37,7 +37,8 @@ enum Cloud {
 
 /// Simulate Google's Compute Engine until interrupted; each machine is a process that runs its startup script
 ///
-/// Only who has the token that it prints is its client; each start has another one. Without --engine no image is fetched: the agent is this ftctl, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
+/// Clients need the token that it prints; each start makes a new one. Without --engine no image is pulled: the agent is this ftctl,
+/// and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  export DEVCLOUD_IMAGE_PATH=$(dirname $(ftctl build --print path))\n  ftctl devcloud gce >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud gce --speed 60 --script faults.json"
@@ -77,7 +78,8 @@ fn speed(text: &str) -> Result<f64, String> {
 
 /// Simulate an Azure Machine Learning workspace until interrupted; each node of a job is a process that runs its command
 ///
-/// Clients sign in by the managed identity that it prints; each start has another one. No image is fetched: ftctl is this one, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
+/// Clients sign in by the managed identity that it prints; each start has another one. No image is fetched: ftctl is this one, and
+/// the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  export DEVCLOUD_IMAGE_PATH=$(dirname $(ftctl build --print path))\n  ftctl devcloud azureml >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud azureml --speed 60 --script faults.json"

@@ -42,8 +42,9 @@ pub struct AzuremlSpec {
     /// Container image with ftctl and its trainer, by its digest in a registry that the machine may read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// How the job signs in to its store: `managed`, the cluster's own identity; `user`, yours; `none`, with a signature that everybody in the
-    /// workspace can read; or the resource id of a user-assigned identity. Absent: `managed`, and `user` where there is no cluster.
+    /// How the job signs in to its store: `managed`, the cluster's own identity; `user`, yours; `none`, with a signature that
+    /// everybody in the workspace can read; or the resource id of a user-assigned identity. Absent: `managed`, and `user` where
+    /// there is no cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<Identity>,
     /// Whether a node of ftctl's own cluster has a public address; absent: false.

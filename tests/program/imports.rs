@@ -153,6 +153,24 @@ fn no_file_of_the_lifecycle_uses_one_that_uses_it() {
     assert!(left.is_empty(), "these use each other: {left:#?}");
 }
 
+/// rustfmt holds code to it, and leaves comments as they are. The line of a table cannot be broken.
+#[test]
+fn comments_are_within_the_width_of_the_code() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let settings = fs::read_to_string(root.join("rustfmt.toml")).expect("rustfmt.toml");
+    let width = settings.lines().find_map(|line| line.strip_prefix("max_width = ")?.parse().ok()).expect("a width");
+    let is_table = |line: &str| line.trim_start_matches(['/', '!', ' ']).starts_with('|');
+    let is_wide = |line: &str| line.trim_start().starts_with("//") && line.chars().count() > width && !is_table(line);
+    let mut wrong = Vec::new();
+    for file in ["src", "trainer", "tests"].map(|folder| files(&root.join(folder))).concat() {
+        let text = fs::read_to_string(&file).expect("a source");
+        wrong.extend(
+            text.lines().enumerate().filter(|(_, line)| is_wide(line)).map(|(at, _)| format!("{}:{}", file.display(), at + 1)),
+        );
+    }
+    assert!(wrong.is_empty(), "comments of more than {width} characters:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn the_scan_sees_what_it_looks_for() {
     assert_eq!(crate_paths("use crate::{job::{plan::Plan, id}, exit::Exit};"), ["job::plan::Plan", "job::id", "exit::Exit"]);
@@ -197,6 +215,11 @@ fn source_root() -> PathBuf {
 }
 
 fn sources() -> Vec<PathBuf> {
+    files(&source_root())
+}
+
+/// The Rust files below a folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
     fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).expect("src is readable") {
             let path = entry.expect("src is readable").path();
@@ -208,7 +231,7 @@ fn sources() -> Vec<PathBuf> {
         }
     }
     let mut found = Vec::new();
-    walk(&source_root(), &mut found);
+    walk(folder, &mut found);
     found.sort();
     found
 }

@@ -340,8 +340,8 @@ impl Client {
         Err(Refusal::lost("list all there is", &format!("there are more than {MOST_PAGES} pages")))
     }
 
-    /// Part of a log from its signed address, which is sent no token: the bytes from `start` on, `most` at most, and how many there are
-    /// in all.
+    /// Part of a log from its signed address, which is sent no token: the bytes from `start` on, `most` at most, and how many there
+    /// are in all.
     pub async fn part(&self, address: &str, start: u64, most: u64) -> Result<(Vec<u8>, u64), Refusal> {
         let what = "read a log";
         let is_blob = |url: &Url| url.scheme() == "https" && url.host_str().is_some_and(|host| host.ends_with(BLOBS));

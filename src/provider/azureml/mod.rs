@@ -79,8 +79,8 @@ pub struct Azureml {
 }
 
 impl Azureml {
-    /// `variables` is the caller's environment, `here` the working directory; `plan` is that of the job that is meant, if one is, and
-    /// `prices` the file that keeps prices. The cloud is not asked for anything, so list prices are known without a sign-in.
+    /// `variables` is the caller's environment, `here` the working directory; `plan` is that of the job that is meant, if one is,
+    /// and `prices` the file that keeps prices. The cloud is not asked for anything, so list prices are known without a sign-in.
     pub fn open(
         variables: Variables<'_>,
         here: &Path,
@@ -450,8 +450,8 @@ fn possible(plan: &Plan, wanted: &AzuremlPlan, endpoint: &str) -> Result<()> {
     refuse(message, format!("of its builds these have: {}", builds.collect::<Vec<_>>().join(", ")))
 }
 
-/// How long the service lets an attempt work: its node is paid for before and after that, too. Fails as [`Class::Invalid`] when that
-/// leaves nothing.
+/// How long the service lets an attempt work: its node is paid for before and after that, too. Fails as [`Class::Invalid`] when
+/// that leaves nothing.
 fn time_to_work(plan: &Plan, wanted: &AzuremlPlan) -> Result<Duration> {
     let (lifetime, besides) = (plan.lifetime(), body::besides(wanted));
     let left = lifetime.saturating_sub(besides);
