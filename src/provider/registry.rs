@@ -234,11 +234,15 @@ pub fn size(compute: &Compute) -> Size {
 
 /// The machine as `ftctl plan` shows it: a name and a value for each line.
 pub fn rows(compute: &Compute) -> Vec<(&'static str, String)> {
-    match compute {
-        Compute::Gce(gce) => gce::rows(gce),
-        Compute::Azureml(azureml) => azureml::rows(azureml),
-        Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => Vec::new(),
+    let (mut rows, accelerators) = match compute {
+        Compute::Gce(gce) => (gce::rows(gce), gce.accelerators),
+        Compute::Azureml(azureml) => (azureml::rows(azureml), azureml.accelerators),
+        Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => (Vec::new(), 0),
+    };
+    if accelerators > 1 {
+        rows.push(("idle", format!("{} of {accelerators} GPUs: a job trains on one", accelerators - 1)));
     }
+    rows
 }
 
 /// All that a plan lets its machine reach.

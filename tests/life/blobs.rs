@@ -46,7 +46,7 @@ fn words(arguments: &[String]) -> Vec<&str> {
 }
 
 /// A home of its own, and the container as the store of every command.
-fn with_container(azurite: &Azurite) -> Sandbox {
+pub fn with_container(azurite: &Azurite) -> Sandbox {
     let mut sandbox = Sandbox::new();
     sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), ("AZURE_STORAGE_KEY".into(), azurite::KEY.into())];
     sandbox

@@ -1,8 +1,8 @@
-//! A simulated Compute Engine for everything that a sandbox runs, with machines that have the real trainer.
+//! A simulated cloud for everything that a sandbox runs, with machines that have the real trainer.
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::Read as _,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -19,23 +19,36 @@ pub struct Devcloud {
 }
 
 impl Devcloud {
-    /// `speed` simulated seconds pass in one.
+    /// Compute Engine; `speed` simulated seconds pass in one.
     pub fn start(sandbox: &mut Sandbox, speed: &str) -> Self {
+        Self::of(sandbox, "gce", speed, ["FTCTL_ENDPOINT_GCE", "CLOUDSDK_AUTH_ACCESS_TOKEN"])
+    }
+
+    /// Azure ML, likewise.
+    pub fn azureml(sandbox: &mut Sandbox, speed: &str) -> Self {
+        Self::of(sandbox, "azureml", speed, ["FTCTL_ENDPOINT_AZUREML", "IDENTITY_HEADER"])
+    }
+
+    /// The cloud's name is that of its backend. `known` are the variables with its address, and with what its levers ask for.
+    fn of(sandbox: &mut Sandbox, cloud: &str, speed: &str, known: [&str; 2]) -> Self {
         let trainer = std::env::var_os("FT_TRAINER").expect("FT_TRAINER names the trainer: tests/run builds it");
         let image = sandbox.path("image");
         fs::create_dir(&image).unwrap();
         symlink(trainer, image.join("ft-trainer")).unwrap();
-        let mut command = sandbox.command(&["devcloud", "gce", "--disks", "disks", "--speed", speed]);
+        let mut command = sandbox.command(&["devcloud", cloud, "--disks", "disks", "--speed", speed]);
         let mut child = command.env("DEVCLOUD_IMAGE_PATH", &image).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().take(5);
-        let pairs = lines.map(|line| line.unwrap().split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap());
-        sandbox.variables.extend(pairs);
-        sandbox.variables.push(("FTCTL_BACKEND".into(), "gce".into()));
+        // All of them are printed at once.
+        let mut printed = vec![0; 4_096];
+        let length = child.stdout.take().unwrap().read(&mut printed).unwrap();
+        let lines = std::str::from_utf8(&printed[..length]).unwrap().lines();
+        sandbox.variables.extend(lines.map(|line| line.split_once('=').map(|(name, value)| (name.into(), value.into())).unwrap()));
+        sandbox.variables.push(("FTCTL_BACKEND".into(), cloud.into()));
         let told = |name: &str| {
             let (_, value) = sandbox.variables.iter().find(|(known, _)| known == name).unwrap();
             value.to_str().unwrap().to_owned()
         };
-        Self { child, endpoint: told("FTCTL_ENDPOINT_GCE"), token: told("CLOUDSDK_AUTH_ACCESS_TOKEN") }
+        let [endpoint, token] = known.map(told);
+        Self { child, endpoint, token }
     }
 
     pub fn ask(&self, method: &str, lever: &str, body: &str) -> Value {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod azureml;
 #[path = "../common/azurite.rs"]
 mod azurite;
 mod before;
