@@ -22,7 +22,7 @@ use crate::{
 /// Let the files of a directory say where jobs run, which store holds them and how images are built
 ///
 /// `backend`, `store` and `[image]` in ./ftctl.toml or in a job file, and the images, mounts, user, network, service account and environment of a job
-/// file's `[compute]`, decide where your sign-in is sent and whose code runs, so they count only with your word for it: this verb, or the answer to a question on a terminal. It holds for the directory and for the values that it has now; a changed
+/// file's `[compute]` and its `tracking.mlflow`, decide where your sign-in is sent and whose code runs, so they count only with your word for it: this verb, or the answer to a question on a terminal. It holds for the directory and for the values that it has now; a changed
 /// one is asked about. The command line, FTCTL_* variables and your own config.toml are your word already.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl trust\n  ftctl trust ../project\n  ftctl trust jobs/night.toml\n  ftctl trust --remove")]

@@ -297,7 +297,7 @@ const CODE_KEYS: [(&str, &[&str]); 2] =
     [("docker", &["image", "mounts", "user", "network"]), ("gce", &["image", "image_family", "image_project", "service_account"])];
 
 /// The code that a job file names for its machine. A library of a GPU or of a compiler loads what some variables name, so all of
-/// them count.
+/// them count. A server of experiments is sent numbers, and perhaps a token.
 fn code_of_job(spec: &JobSpec) -> Places {
     let compute = json!(spec.compute);
     let of_table = |(table, keys): &(&str, &'static [&str])| {
@@ -305,7 +305,8 @@ fn code_of_job(spec: &JobSpec) -> Places {
         keys.iter().filter_map(move |key| Some((format!("compute.{table}.{key}"), wording::value(said.get(key)?))))
     };
     let variables = spec.compute.environment.iter().map(|(name, value)| (format!("compute.environment.{name}"), value.clone()));
-    CODE_KEYS.iter().flat_map(of_table).chain(variables).collect()
+    let told = spec.tracking.mlflow.iter().map(|address| ("tracking.mlflow".to_owned(), address.clone()));
+    CODE_KEYS.iter().flat_map(of_table).chain(variables).chain(told).collect()
 }
 
 const BACKEND_KEY: &str = "backend";
