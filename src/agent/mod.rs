@@ -17,6 +17,7 @@ mod stop;
 mod succession;
 #[cfg(test)]
 mod tests;
+mod tracking;
 mod trainer;
 
 use std::{
@@ -41,6 +42,7 @@ use self::{
     notice::Source,
     ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
     stop::StopRequest,
+    tracking::Tracker,
     trainer::{End, Inputs, supervise, understand, why},
 };
 use crate::{
@@ -93,7 +95,6 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Repor
     let store = store::open(&order.store)?;
     let order = &succession::current(&store, order, work, report).await?;
     let mut agent = Agent::new(store, order, work, report, Duration::MAX)?;
-    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     agent.notices = Source::of_machine(&variable).unwrap_or_else(|why| {
         report.warn(&why);
         None
@@ -105,6 +106,11 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Repor
         }
         None => agent.run(cache, notice).await,
     }
+}
+
+/// Empty ones count as absent.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn unreachable(order: &RunOrder) -> StoreError {
@@ -196,8 +202,9 @@ impl<'a> Agent<'a> {
             prepared = self.prepare(&mut lease, cache) => prepared,
             stop = self.stop.asked() => Err(End::new(stop.reason, format!("{} before the training began", why(stop.reason)))),
         };
+        let mut tracker = Tracker::of(self, &variable);
         let end = match prepared {
-            Ok((inputs, step)) => self.train(&mut lease, inputs, step).await,
+            Ok((inputs, step)) => self.train(&mut lease, inputs, step, tracker.as_mut()).await,
             Err(end) => end,
         };
         self.phase.send_replace(Phase::Shipping);
@@ -206,6 +213,9 @@ impl<'a> Agent<'a> {
                 ship_artifacts(&self.store, &self.order.job, &self.folder, &mut lease).await
             });
             self.unless_lost(shipped.await);
+        }
+        if let Some(tracker) = tracker {
+            tracker.finish(end.reason).await;
         }
         self.sign(if self.stop.get().is_some_and(|stop| stop.reason == ExitReason::LostLease) { lost_lease() } else { end }).await
     }
@@ -288,7 +298,7 @@ impl<'a> Agent<'a> {
         .await
     }
 
-    async fn train(&self, lease: &mut Lease, inputs: Inputs, staged: u64) -> End {
+    async fn train(&self, lease: &mut Lease, inputs: Inputs, staged: u64, tracker: Option<&mut Tracker<'_>>) -> End {
         self.phase.send_replace(Phase::Training);
         let over = watch::Sender::new(false);
         let training = async {
@@ -297,12 +307,23 @@ impl<'a> Agent<'a> {
             over.send_replace(true);
             end
         };
-        let (end, (), ()) = tokio::join!(
-            training,
-            self.keep_shipping_lines(over.subscribe()),
-            self.keep_shipping_checkpoints(lease, staged, over.subscribe())
-        );
-        end
+        let shipping = async {
+            tokio::join!(
+                training,
+                self.keep_shipping_lines(over.subscribe()),
+                self.keep_shipping_checkpoints(lease, staged, over.subscribe())
+            )
+        };
+        let tracking = async {
+            match tracker {
+                Some(tracker) => tracker.keep_sending().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            (end, (), ()) = shipping => end,
+            never = tracking => match never {},
+        }
     }
 
     /// One trainer, or as long as they run out of memory, one after another with fewer sequences at a time.

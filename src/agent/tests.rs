@@ -19,6 +19,7 @@ use crate::{
         id::{AttemptId, JobId},
         order::{self, CANCEL_SCHEMA, ORDER_SCHEMA, TrainerImage},
         report::{Silent, Unit},
+        tracking::TrackingSpec,
     },
     store::{azurite, directory::DirectoryStore, faulty::FaultyStore, lease::process_lives, log::length, memory::MemoryStore},
 };
@@ -67,7 +68,7 @@ impl Report for Said {
 }
 
 /// A job with a dataset in the store, whose trainer is `script`.
-async fn bench(script: &str) -> Bench {
+pub(super) async fn bench(script: &str) -> Bench {
     let directory = tempfile::tempdir().unwrap();
     let store = DirectoryStore::open(&directory.path().join("store")).unwrap();
     bench_with(script, directory, Arc::new(store)).await
@@ -96,6 +97,7 @@ pub(super) async fn bench_with(script: &str, directory: tempfile::TempDir, store
         lifetime_seconds: None,
         grace_seconds: 60,
         last_attempt: None,
+        tracking: TrackingSpec::default(),
     };
     let bench = Bench { directory, faulty, store, order };
     bench.write_trainer(script);
@@ -126,7 +128,10 @@ impl Bench {
     fn agent(&self) -> Agent<'_> {
         Agent::new(Arc::clone(&self.store), &self.order, &self.path("work"), &Silent, Duration::MAX).unwrap()
     }
-    async fn run(&self) -> ExitRecord {
+    pub fn agent_with<'a>(&'a self, report: &'a dyn Report) -> Agent<'a> {
+        Agent::new(Arc::clone(&self.store), &self.order, &self.path("work"), report, Duration::MAX).unwrap()
+    }
+    pub async fn run(&self) -> ExitRecord {
         self.agent().run(&self.path("cache"), std::future::pending()).await.unwrap()
     }
     /// Runs the attempt while `other` does something to it.

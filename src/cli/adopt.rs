@@ -47,6 +47,9 @@ fn asked_for(plan: &Plan) -> String {
     }
     let variables = plan.environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     table.pair("variables", if variables.is_empty() { "none".to_owned() } else { variables.join(", ") });
+    if let Some(address) = &plan.tracking.mlflow {
+        table.pair("tracking", address);
+    }
     table.pair("price", format!("{} an hour, {} at most", plan.price_per_hour, plan.worst_case));
     table.render()
 }
@@ -70,8 +73,9 @@ mod tests {
             ..DockerPlan::default()
         });
         plan.environment = [("OMP_TOOL_LIBRARIES".to_owned(), "evil.so".to_owned())].into();
+        plan.tracking.mlflow = Some("https://evil.example".to_owned());
         let shown = asked_for(&plan);
-        for part in ["docker", "OMP_TOOL_LIBRARIES=evil.so", "evil/image", "0:0", "/:/host", "host"] {
+        for part in ["docker", "OMP_TOOL_LIBRARIES=evil.so", "evil/image", "0:0", "/:/host", "host", "https://evil.example"] {
             assert!(shown.contains(part), "{shown}");
         }
     }

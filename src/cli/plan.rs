@@ -140,6 +140,9 @@ impl Show for Planned {
         if let Some(memory) = Memory::of(plan) {
             table.pair("memory", memory.text(plan));
         }
+        if let Some(address) = &plan.tracking.mlflow {
+            table.pair("tracking", address);
+        }
         table.pair("attempts", format!("at most {}", plan.retry.attempts));
         table.pair("time to live", plan.ttl.to_string());
         // Only what costs money is ever out of stock, or in a queue.

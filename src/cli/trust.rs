@@ -22,10 +22,10 @@ use crate::{
 /// Trust the files of a directory to say where jobs run, which store they use and how images are built
 ///
 /// Some values decide where your sign-in is sent and whose code runs: `backend`, `store` and `[image]` in ./ftctl.toml or a job
-/// file, and the images, mounts, user, network, service account and environment in a job file's `[compute]`. ftctl uses them only
-/// after you trust them, with this command or by answering its question on a terminal. Your trust covers the directory and its
-/// present values; ftctl asks again about a changed value. The command line, FTCTL_* variables and your own config.toml need no
-/// trust.
+/// file, and the images, mounts, user, network, service account and environment in a job file's `[compute]`, and its
+/// `tracking.mlflow`. ftctl uses them only after you trust them, with this command or by answering its question on a terminal.
+/// Your trust covers the directory and its present values; ftctl asks again about a changed value. The command line, FTCTL_*
+/// variables and your own config.toml need no trust.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl trust\n  ftctl trust ../project\n  ftctl trust jobs/night.toml\n  ftctl trust --remove")]
 pub struct Arguments {

@@ -29,7 +29,11 @@ fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
     let data = spec.data.iter().flat_map(validate::data);
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
     let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
-    let places = container(&spec.compute.docker).into_iter().chain(of_backends(&spec.compute)).chain(variables(spec));
+    let places = container(&spec.compute.docker)
+        .into_iter()
+        .chain(of_backends(&spec.compute))
+        .chain(variables(spec))
+        .chain([spec.tracking.rule()]);
     job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec))
 }
 
@@ -56,6 +60,7 @@ fn typed(plan: &Plan) -> JobSpec {
         sample: plan.sample,
         retry: RetrySpec { on: Some(on), attempts: Some(attempts), backoff: Some(backoff), max_backoff: Some(max_backoff) },
         limits: LimitsSpec { ttl: Some(plan.ttl), max_cost: plan.max_cost, max_wait: Some(plan.max_wait) },
+        tracking: plan.tracking,
     }
 }
 
@@ -144,6 +149,7 @@ mod tests {
             (refused(|plan| plan.train.block_size = 0), "train.block_size: "),
             (refused(|plan| plan.retry.attempts = 0), "retry.attempts: "),
             (refused(|plan| plan.ttl.0 = std::time::Duration::ZERO), "limits.ttl: "),
+            (refused(|plan| plan.tracking.mlflow = Some("file:///etc".to_owned())), "tracking.mlflow: an MLflow server's"),
             (refused(|plan| plan.name = "Tiny".to_owned()), "name: "),
         ] {
             assert!(refused.starts_with(message), "{refused}");

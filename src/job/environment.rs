@@ -21,6 +21,7 @@ const PASSED: &[(&[Program], &[&str])] = &[
     // The way to the store. A proxy's address may have a password in it, and the trainer makes no requests.
     (&[Agent], &["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"]),
     (&[Agent], &["SSL_CERT_FILE", "SSL_CERT_DIR"]),
+    (&[Agent], &["MLFLOW_TRACKING_TOKEN"]),
     (&[Trainer], &[MARK]),
 ];
 
@@ -46,6 +47,7 @@ const RESERVED: &[&str] = &[
     "CLOUDSDK_*",
     "AWS_*",
     "IDENTITY_*",
+    "MLFLOW_TRACKING_*",
     "MSI_*",
     "OBO_*",
     "RANK",

@@ -22,5 +22,6 @@ pub mod record;
 pub mod report;
 pub mod spec;
 pub mod state;
+pub mod tracking;
 pub mod units;
 pub mod wording;

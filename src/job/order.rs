@@ -17,6 +17,7 @@ use super::{
     clock::between,
     digest::Digest,
     id::{JobId, attempt_number},
+    tracking::TrackingSpec,
 };
 
 pub const ORDER_SCHEMA: &str = "ftctl.order/1";
@@ -57,6 +58,9 @@ pub struct RunOrder {
     /// up to this one. Absent: it is for one machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_attempt: Option<u32>,
+    /// Who is told the job's numbers.
+    #[serde(default, skip_serializing_if = "TrackingSpec::is_none")]
+    pub tracking: TrackingSpec,
 }
 
 impl RunOrder {
@@ -80,7 +84,11 @@ impl RunOrder {
     pub fn check(&self) -> Result<(), Broken> {
         let model = validate::model(&self.model, self.initial_weights.is_some(), &self.train);
         validate::all_hold(
-            model.into_iter().chain(validate::train(&self.train)).chain(self.sample.iter().flat_map(validate::sample)),
+            model
+                .into_iter()
+                .chain(validate::train(&self.train))
+                .chain(self.sample.iter().flat_map(validate::sample))
+                .chain([self.tracking.rule()]),
         )
     }
 }

@@ -15,6 +15,7 @@ use super::{
     digest::Digest,
     image::ImageSpec,
     spec::{JobSpec, RetryCause, RetrySpec},
+    tracking::TrackingSpec,
     units::{Money, Span},
 };
 
@@ -54,6 +55,9 @@ pub struct Plan {
     /// Whose prices these are, and of which day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_source: Option<String>,
+    /// Who is told its numbers.
+    #[serde(default, skip_serializing_if = "TrackingSpec::is_none")]
+    pub tracking: TrackingSpec,
     /// The job's cost when its machines live as long as they may: `price_per_hour` × [`Plan::lifetime`].
     pub worst_case: Money,
 }
@@ -151,6 +155,7 @@ impl Plan {
             price_per_hour: Money::ZERO,
             lasting_price_per_hour: None,
             price_source: None,
+            tracking: spec.tracking.clone(),
             worst_case: Money::ZERO,
         })
     }

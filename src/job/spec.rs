@@ -14,6 +14,7 @@ use super::{
     document::{Document, DocumentError},
     gce::GceSpec,
     image::ImageSpec,
+    tracking::TrackingSpec,
     units::{Money, Span},
 };
 
@@ -51,6 +52,8 @@ pub struct JobSpec {
     pub retry: RetrySpec,
     #[serde(default)]
     pub limits: LimitsSpec,
+    #[serde(default, skip_serializing_if = "TrackingSpec::is_none")]
+    pub tracking: TrackingSpec,
 }
 
 impl JobSpec {
@@ -247,6 +250,7 @@ mod tests {
             ("[compute]\nenvironment = { NCCL_DEBUG = 1 }", 5, 30, "expected a string"),
             ("[compute]\nenvironment = { LD_PRELOAD = \"x.so\" }", 5, 1, "LD_PRELOAD cannot be set by a job"),
             ("[compute.environment]\n\"A B\" = \"x\"", 4, 10, "`A B` is no name of a variable"),
+            ("[tracking]\nmlflow = \"mlflow.example.org\"", 5, 10, "an MLflow server's address begins with https://"),
             ("[train]\nsteps = 5\nsteps = 6", 6, 1, "duplicate key"),
             ("[train\nsteps = 5", 4, 7, "expected"),
         ];

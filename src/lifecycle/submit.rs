@@ -73,6 +73,7 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         deadline: Some(deadline),
         lifetime_seconds: Some(lifetime.as_secs()),
         grace_seconds: record.plan.farewell().as_secs(),
+        tracking: record.plan.tracking.clone(),
         last_attempt: record.plan.replaces_machines().then(|| record.last_attempt()),
     })
 }

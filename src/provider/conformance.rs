@@ -14,6 +14,7 @@ use crate::job::{
     image::ImageSpec,
     order::{ORDER_SCHEMA, RunOrder, TrainerImage},
     plan::{DEFAULT_MAX_WAIT, DataPlan, PLAN_SCHEMA, Plan, RetryPlan},
+    tracking::TrackingSpec,
     units::{Money, Span},
 };
 
@@ -80,6 +81,7 @@ pub fn plan() -> Plan {
         price_per_hour: Money::ZERO,
         lasting_price_per_hour: None,
         price_source: None,
+        tracking: TrackingSpec::default(),
         worst_case: Money::ZERO,
     }
 }
@@ -102,6 +104,7 @@ pub fn order(attempt: &AttemptId) -> RunOrder {
         lifetime_seconds: None,
         grace_seconds: 30,
         last_attempt: None,
+        tracking: plan.tracking,
     }
 }
 

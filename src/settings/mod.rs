@@ -293,7 +293,7 @@ pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
 }
 
 /// The code that a job file names for its machine. A library of a GPU or of a compiler loads what some variables name, so all of
-/// them count.
+/// them count. A server of experiments is sent numbers, and perhaps a token.
 fn code_of_job(spec: &JobSpec) -> Places {
     let compute = json!(spec.compute);
     let of_table = |backend: Backend| {
@@ -302,7 +302,8 @@ fn code_of_job(spec: &JobSpec) -> Places {
         keys.filter_map(move |key| Some((format!("compute.{table}.{key}"), wording::value(said.get(key)?))))
     };
     let variables = spec.compute.environment.iter().map(|(name, value)| (format!("compute.environment.{name}"), value.clone()));
-    Backend::ALL.into_iter().flat_map(of_table).chain(variables).collect()
+    let told = spec.tracking.mlflow.iter().map(|address| ("tracking.mlflow".to_owned(), address.clone()));
+    Backend::ALL.into_iter().flat_map(of_table).chain(variables).chain(told).collect()
 }
 
 const BACKEND_KEY: &str = "backend";

@@ -17,7 +17,8 @@ use crate::job::digest::Digest;
 
 const SCHEMA: &str = "ftctl.trusted/1";
 
-/// `backend`, `store`, the keys of `[image]`, and those of `[compute]` that decide whose code runs, with the value of each.
+/// `backend`, `store`, the keys of `[image]`, those of `[compute]` that decide whose code runs, and `tracking.mlflow`, with the
+/// value of each.
 pub type Places = BTreeMap<String, String>;
 
 /// The [`Places`] of a project's file that would not hold without it.

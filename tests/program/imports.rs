@@ -31,7 +31,7 @@ const TABLE: &[(&str, &[&str])] = &[
     ),
     ("lifecycle", &["provider", "store", "image", "job", "exit"]),
     ("provider", &["image", "docker", "catalogue", "store", "identity", "transit", "job"]),
-    ("agent", &["store", "transit", "job"]),
+    ("agent", &["store", "identity", "transit", "job"]),
     ("devcloud", &["catalogue", "job"]),
     ("output", &["job", "exit"]),
     ("settings", &["job"]),
