@@ -616,6 +616,25 @@ async fn a_workspace_that_is_not_there_is_said() {
 }
 
 #[test]
+fn a_job_that_signs_in_has_nothing_secret() {
+    use crate::store::azure::{ENDPOINT, SIGNATURE};
+    let variables = |identity: &str| {
+        let given = vec![
+            (ENDPOINT, Some("https://account".to_owned())),
+            ("AZURE_STORAGE_KEY", None),
+            (SIGNATURE, Some("secret".to_owned())),
+        ];
+        body::variables(given, &identity.parse().expect("an identity")).into_keys().collect::<Vec<_>>()
+    };
+    let assigned =
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1");
+    for identity in ["managed", "user", &assigned] {
+        assert_eq!(variables(identity), [ENDPOINT], "{identity}");
+    }
+    assert_eq!(variables("none"), [SIGNATURE, ENDPOINT]);
+}
+
+#[test]
 fn a_plan_without_a_minute_to_train_is_refused() {
     let plan = |seconds| Plan { ttl: Span(Duration::from_secs(seconds)), ..plan_of(big()) };
     let wanted: AzuremlPlan = big().into();
