@@ -350,21 +350,16 @@ impl Provider for Azureml {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
         let Some(found) = self.find(attempt).await? else { return Ok(Sighting::Gone) };
-        let queued = async || {
-            let why = self.want_of_node(&found).await?;
-            Ok::<_, Refusal>(Sighting::Queued { since: job::created(&found), why })
+        let (name, stage) = (attempt.machine_name(), job::stage(&found)?);
+        let works = match stage {
+            Stage::Running => true,
+            Stage::Doubtful => job::started(&self.history(&name).await?).is_some(),
+            Stage::Waiting | Stage::Over => false,
         };
-        Ok(match job::stage(&found)? {
-            Stage::Waiting => queued().await?,
-            Stage::Running => Sighting::Alive { agent: true },
-            Stage::Doubtful if job::started(&self.history(&attempt.machine_name()).await?).is_some() => {
-                Sighting::Alive { agent: true }
-            }
-            Stage::Doubtful => queued().await?,
-            Stage::Over => {
-                let details = self.history(&attempt.machine_name()).await?;
-                job::end(&found, &details, self.has_lost_nodes(&found).await?)
-            }
+        Ok(match stage {
+            Stage::Over => job::end(&found, &self.history(&name).await?, self.has_lost_nodes(&found).await?),
+            _ if works => Sighting::Alive { agent: true },
+            _ => Sighting::Queued { since: job::created(&found), why: self.want_of_node(&found).await? },
         })
     }
 
