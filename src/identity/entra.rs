@@ -155,7 +155,7 @@ pub struct TokenSource {
 }
 
 impl TokenSource {
-    fn new(credential: Arc<dyn TokenCredential>, scope: &'static str) -> Self {
+    pub fn new(credential: Arc<dyn TokenCredential>, scope: &'static str) -> Self {
         Self { credential, scope, last: Mutex::new(None) }
     }
 

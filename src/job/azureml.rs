@@ -18,7 +18,7 @@ pub struct AzuremlSpec {
     /// Name of the workspace; absent: as for `subscription`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace: Option<Workspace>,
-    /// `cluster` runs on nodes of a cluster, `serverless` on nodes that the service finds; absent: `cluster`.
+    /// Where the job's node comes from; absent: `cluster`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compute: Option<Placement>,
     /// A cluster of the workspace, which is used as it is; absent: one of ftctl's own, which is made and removed.
@@ -52,12 +52,14 @@ pub struct AzuremlSpec {
     pub public_address: Option<bool>,
 }
 
-/// Where a job's node comes from.
+/// Where the job's node comes from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
+    /// A cluster of the workspace.
     #[default]
     Cluster,
+    /// The service finds one.
     Serverless,
 }
 
@@ -65,8 +67,11 @@ pub enum Placement {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
+    /// Last.
     Basic,
+    /// In turn.
     Standard,
+    /// First.
     Premium,
 }
 
@@ -117,8 +122,8 @@ impl From<AzuremlPlan> for AzuremlSpec {
 
 /// A name that goes into an address, and is held to Azure's own rules before.
 macro_rules! name {
-    ($(#[$about:meta])* $kind:ident, $what:literal, $holds:expr) => {
-        $(#[$about])*
+    ($kind:ident, $what:literal, $holds:expr) => {
+        // Without a doc comment, which would be the key's meaning in the schema.
         #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         #[serde(try_from = "String", into = "String")]
         #[schemars(with = "String")]
@@ -148,34 +153,22 @@ macro_rules! name {
 }
 
 name!(
-    /// The id of a subscription.
     Subscription,
     "id of a subscription: that is like 00000000-0000-0000-0000-000000000000, as `az account show` tells it",
     is_guid
 );
 name!(
-    /// The name of a resource group.
     ResourceGroup,
     "name of a resource group: letters, digits and any of -_.(), at most 90, no point at the end",
     is_resource_group
 );
 name!(
-    /// The name of a workspace.
     Workspace,
     "name of a workspace: 3 to 33 letters, digits, hyphens and underscores, the first a letter or a digit",
-    |text| (3..=33).contains(&text.len()) && starts_plainly(text) && text.bytes().all(|b| is_plain(b) || b == b'-' || b == b'_')
+    is_workspace
 );
+name!(Cluster, "name of a cluster: 3 to 24 letters, digits and hyphens, the first a letter, the last no hyphen", is_cluster);
 name!(
-    /// The name of a compute cluster.
-    Cluster,
-    "name of a cluster: 3 to 24 letters, digits and hyphens, the first a letter, the last no hyphen",
-    |text| {
-        let outer = text.starts_with(|c: char| c.is_ascii_alphabetic()) && !text.ends_with('-');
-        (3..=24).contains(&text.len()) && outer && text.bytes().all(|b| is_plain(b) || b == b'-')
-    }
-);
-name!(
-    /// The resource id of a user-assigned identity.
     IdentityId,
     "resource id of a user-assigned identity: \
      /subscriptions/ID/resourceGroups/GROUP/providers/Microsoft.ManagedIdentity/userAssignedIdentities/NAME",
@@ -200,6 +193,15 @@ fn is_resource_group(text: &str) -> bool {
     (1..=90).contains(&count) && !text.ends_with('.') && text.chars().all(|c| c.is_alphanumeric() || "-_.()".contains(c))
 }
 
+fn is_workspace(text: &str) -> bool {
+    (3..=33).contains(&text.len()) && starts_plainly(text) && text.bytes().all(|b| is_plain(b) || b == b'-' || b == b'_')
+}
+
+fn is_cluster(text: &str) -> bool {
+    let outer = text.starts_with(|c: char| c.is_ascii_alphabetic()) && !text.ends_with('-');
+    (3..=24).contains(&text.len()) && outer && text.bytes().all(|b| is_plain(b) || b == b'-')
+}
+
 fn is_identity(text: &str) -> bool {
     let parts: Vec<&str> = text.split('/').collect();
     let ["", subscriptions, subscription, groups, group, providers, provider, kind, name] = parts[..] else { return false };
@@ -218,7 +220,7 @@ fn is_identity(text: &str) -> bool {
         && is_name
 }
 
-/// How a job signs in to its store.
+/// How the job signs in to its store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(with = "String")]

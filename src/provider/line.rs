@@ -42,7 +42,7 @@ pub fn is_near(endpoint: &str) -> bool {
 
 /// Whether a machine that is asked for at `endpoint` can reach a store: no other machine has this one's directories.
 pub fn reaches(endpoint: &str, store: &str) -> bool {
-    is_near(endpoint) || !(store.starts_with("file:") || !store.contains("://"))
+    is_near(endpoint) || (!store.starts_with("file:") && store.contains("://"))
 }
 
 /// The tries of one request.

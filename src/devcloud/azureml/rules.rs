@@ -64,8 +64,9 @@ fn check_fields(schema: &Value, fields: &Map<String, Value>, at: &str) -> Result
     })
 }
 
+/// Of ISO 8601: what people write, `4h`, is none.
 fn is_duration(text: &str) -> bool {
-    text.parse::<jiff::Span>().is_ok()
+    text.trim_start_matches('-').starts_with('P') && text.parse::<jiff::Span>().is_ok()
 }
 
 /// The names that the service allows.

@@ -6,11 +6,14 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::super::whose::Mark;
-use crate::job::{
-    azureml::{AzuremlPlan, Identity, Placement},
-    digest::Digest,
-    id::AttemptId,
-    wording::shell_word,
+use crate::{
+    job::{
+        azureml::{AzuremlPlan, Identity, Placement},
+        digest::Digest,
+        id::AttemptId,
+        wording::shell_word,
+    },
+    store::azure,
 };
 
 /// Present on everything of ours.
@@ -148,6 +151,13 @@ fn identity(identity: &Identity) -> Option<Value> {
         Identity::User => Some(json!({ "identityType": "UserIdentity" })),
         Identity::None => None,
     }
+}
+
+/// Of what a store has given an agent, the variables of its job. Where the job signs in, none of them is secret.
+pub fn variables(given: Vec<(&'static str, Option<String>)>, identity: &Identity) -> BTreeMap<String, String> {
+    let may_be_read = |name: &str| *identity == Identity::None || name == azure::ENDPOINT;
+    let variables = given.into_iter().filter(|(name, _)| may_be_read(name));
+    variables.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
 fn tags(attempt: &AttemptId, mark: &Mark<'_>) -> Value {

@@ -70,7 +70,7 @@ pub struct Client {
     /// Resource Manager's address.
     pub endpoint: Url,
     place: Result<Place>,
-    sign_in: Result<TokenSource>,
+    pub sign_in: Result<TokenSource>,
     /// The workspace as the service describes it, and where its run history is.
     workspace: OnceCell<Value>,
     history: OnceCell<Url>,

@@ -21,6 +21,9 @@ use crate::job::{
     id::AttemptId,
 };
 
+/// So many of a cluster's errors are told.
+const MOST_ERRORS: usize = 3;
+
 impl Azureml {
     /// The resource id of the cluster for an attempt, which is there when this returns.
     pub(super) async fn prepared(&self, attempt: &AttemptId, wanted: &AzuremlPlan, mark: &Mark<'_>) -> Result<String> {
@@ -98,11 +101,10 @@ impl Azureml {
         let (current, target) = (count(&state["currentNodeCount"]), count(&state["targetNodeCount"]));
         let preparing = count(&state["nodeStateCounts"]["preparingNodeCount"]);
         let name = name(&cluster).map(|name| name.to_string()).unwrap_or_default();
-        let mut why = format!("{status}: the cluster {name} has {current} of {target} nodes, {preparing} preparing");
-        for (code, message) in state["errors"].as_array().into_iter().flatten().filter_map(told) {
-            why.push_str(&format!("; {code}: {message}"));
-        }
-        Ok(why)
+        let nodes = format!("{status}: the cluster {name} has {current} of {target} nodes, {preparing} preparing");
+        let errors = state["errors"].as_array().into_iter().flatten().filter_map(told).take(MOST_ERRORS);
+        let errors = errors.map(|(code, message)| format!("; {code}: {message}"));
+        Ok(std::iter::once(nodes).chain(errors).collect())
     }
 
     /// Whether nodes of a job's cluster were taken away, as far as that is known.

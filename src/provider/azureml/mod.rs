@@ -63,11 +63,12 @@ use crate::{
         report::Report,
         units::{Money, Span},
     },
-    store::azure,
 };
 
 /// How often a job is asked for when its cluster goes away meanwhile.
 const TRIES: u32 = 3;
+/// An agent may need the store for so long after its job's time.
+const FAREWELL: Duration = Duration::from_secs(3_600);
 /// No job is begun for less.
 const SHORTEST: Duration = Duration::from_secs(60);
 
@@ -183,12 +184,18 @@ impl Azureml {
         Ok(self.client.id(&segments)?)
     }
 
-    /// The variables of a job's agent. Where the job signs in, none of them is secret.
+    /// The variables of a job's agent, for which it may need its store until `expires`.
     async fn variables(&self, job: &JobId, identity: &Identity, expires: Timestamp) -> Result<BTreeMap<String, String>> {
-        let given = self.party.store.agent_environment(job, expires).await.map_err(ProviderError::unsigned)?;
-        let may_be_read = |name: &str| *identity == Identity::None || name == azure::ENDPOINT;
-        let variables = given.into_iter().filter(|(name, _)| may_be_read(name));
-        Ok(variables.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
+        let given = self.party.store.agent_environment(job, after(expires, FAREWELL)).await.map_err(ProviderError::unsigned)?;
+        Ok(body::variables(given, identity))
+    }
+
+    /// The run history's words on a job; null where it has none.
+    async fn history(&self, name: &str) -> Result<Value, Refusal> {
+        match self.client.details(name).await {
+            Err(refusal) if refusal.is_absent() => Ok(Value::Null),
+            details => details,
+        }
     }
 
     /// A live job as something that exists. One in the queue costs nothing.
@@ -197,7 +204,7 @@ impl Azureml {
         let begun = if job::stage(live).is_ok_and(|stage| stage == Stage::Waiting) {
             None
         } else {
-            job::started(&self.client.details(name).await?)
+            job::started(&self.history(name).await?)
         };
         let limit = live["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds);
         Ok(Some(Resource {
@@ -343,24 +350,16 @@ impl Provider for Azureml {
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
         let Some(found) = self.find(attempt).await? else { return Ok(Sighting::Gone) };
-        let queued = async || {
-            let why = self.want_of_node(&found).await?;
-            Ok::<_, Refusal>(Sighting::Queued { since: job::created(&found), why })
+        let (name, stage) = (attempt.machine_name(), job::stage(&found)?);
+        let works = match stage {
+            Stage::Running => true,
+            Stage::Doubtful => job::started(&self.history(&name).await?).is_some(),
+            Stage::Waiting | Stage::Over => false,
         };
-        Ok(match job::stage(&found)? {
-            Stage::Waiting => queued().await?,
-            Stage::Running => Sighting::Alive { agent: true },
-            Stage::Doubtful if job::started(&self.client.details(&attempt.machine_name()).await?).is_some() => {
-                Sighting::Alive { agent: true }
-            }
-            Stage::Doubtful => queued().await?,
-            Stage::Over => {
-                let details = match self.client.details(&attempt.machine_name()).await {
-                    Err(refusal) if refusal.is_absent() => Value::Null,
-                    details => details?,
-                };
-                job::end(&found, &details, self.has_lost_nodes(&found).await?)
-            }
+        Ok(match stage {
+            Stage::Over => job::end(&found, &self.history(&name).await?, self.has_lost_nodes(&found).await?),
+            _ if works => Sighting::Alive { agent: true },
+            _ => Sighting::Queued { since: job::created(&found), why: self.want_of_node(&found).await? },
         })
     }
 
@@ -380,7 +379,7 @@ impl Provider for Azureml {
         if self.find(attempt).await?.is_none() {
             return Ok(None);
         }
-        let details = self.client.details(&attempt.machine_name()).await?;
+        let details = self.history(&attempt.machine_name()).await?;
         Ok(Some(console::read(&self.client, &details, start).await?))
     }
 

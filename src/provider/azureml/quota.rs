@@ -90,9 +90,8 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size) -> Result<Vec
 /// Whether the cluster that a plan names is there, and has such machines.
 async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan) -> Result<Finding, Refusal> {
     let what = "cluster";
-    let found = match client.find(&["computes", cluster.as_str()]).await? {
-        Some(found) => found,
-        None => return Ok(Finding::bad(what, format!("there is no cluster {cluster}"), "correct compute.azureml.cluster")),
+    let Some(found) = client.find(&["computes", cluster.as_str()]).await? else {
+        return Ok(Finding::bad(what, format!("there is no cluster {cluster}"), "correct compute.azureml.cluster"));
     };
     let has = &found["properties"]["properties"];
     let (size, priority) = (has["vmSize"].as_str().unwrap_or_default(), has["vmPriority"].as_str().unwrap_or_default());

@@ -83,7 +83,7 @@ fn detail(body: &Value) -> Detail {
     let outer = &body["error"];
     let error = if outer["error"].is_object() { &outer["error"] } else { outer };
     let text = |key: &str| error[key].as_str().filter(|text| !text.is_empty());
-    Detail { code: text("code").unwrap_or_default().to_owned(), message: text("message").map(plain) }
+    Detail { code: text("code").map(plain).unwrap_or_default(), message: text("message").map(plain) }
 }
 
 /// A text of the service's on one line, and no longer than a person reads.

@@ -7,11 +7,16 @@ use std::{
     sync::Mutex,
 };
 
+use azure_core::{
+    credentials::{AccessToken, TokenCredential, TokenRequestOptions},
+    time::OffsetDateTime,
+};
 use serde_json::json;
 
 use super::*;
 use crate::{
     devcloud::http::{self, Reply, Request},
+    identity::entra::{MANAGEMENT, TokenSource},
     job::{azureml::AzuremlSpec, finding::Health},
     provider::{
         clock::SystemClock,
@@ -116,7 +121,7 @@ impl Service {
                 _ => return None,
             })
         };
-        let mut azureml = Azureml::open(&variables, Path::new("/"), None, party, Arc::new(SystemClock), None).expect("signed in");
+        let mut azureml = signed_in(&variables, party);
         azureml.client.pace = client::Pace {
             tries: [Duration::from_millis(1), Duration::from_millis(2)],
             look: Duration::from_millis(1),
@@ -157,6 +162,35 @@ impl Service {
         self.on("GET", "/jobs", [(200, json!({ "value": [job] }))]);
         self.on("GET", &format!("/runs/{}/details", attempt.machine_name()), [(200, details.clone())]);
     }
+}
+
+/// Who signs in by App Service's protocol for managed identities. The library that does so asks the environment of the process,
+/// which tests share.
+#[derive(Debug)]
+struct Identified {
+    endpoint: String,
+    header: String,
+}
+
+#[async_trait]
+impl TokenCredential for Identified {
+    async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+        let url = format!("{}?api-version=2019-08-01&resource=https://management.azure.com/", self.endpoint);
+        let answer = reqwest::Client::new().get(url).header("X-IDENTITY-HEADER", &self.header).send().await.expect("an answer");
+        let bytes = answer.bytes().await.expect("a body");
+        let token: Value = serde_json::from_slice(&bytes).expect("JSON");
+        let ends = OffsetDateTime::now_utc() + Duration::from_secs(3_600);
+        Ok(AccessToken::new(token["access_token"].as_str().expect("a token").to_owned(), ends))
+    }
+}
+
+/// A provider whose sign-in is that of these variables.
+fn signed_in(variables: Variables<'_>, party: Party) -> Azureml {
+    let mut azureml = Azureml::open(variables, Path::new("/"), None, party, Arc::new(SystemClock), None).expect("opened");
+    let value = |name: &str| variables(name).expect("a variable");
+    let credential = Identified { endpoint: value("IDENTITY_ENDPOINT"), header: value("IDENTITY_HEADER") };
+    azureml.client.sign_in = Ok(TokenSource::new(Arc::new(credential), MANAGEMENT));
+    azureml
 }
 
 fn workspace_id() -> String {
@@ -579,6 +613,25 @@ async fn a_workspace_that_is_not_there_is_said() {
     );
     service.on("GET", "", [(404, json!({ "error": { "code": "ResourceNotFound", "message": "no such workspace" } }))]);
     assert!(service.provider().check().await[0].message.ends_with("no such workspace"));
+}
+
+#[test]
+fn a_job_that_signs_in_has_nothing_secret() {
+    use crate::store::azure::{ENDPOINT, SIGNATURE};
+    let variables = |identity: &str| {
+        let given = vec![
+            (ENDPOINT, Some("https://account".to_owned())),
+            ("AZURE_STORAGE_KEY", None),
+            (SIGNATURE, Some("secret".to_owned())),
+        ];
+        body::variables(given, &identity.parse().expect("an identity")).into_keys().collect::<Vec<_>>()
+    };
+    let assigned =
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1");
+    for identity in ["managed", "user", &assigned] {
+        assert_eq!(variables(identity), [ENDPOINT], "{identity}");
+    }
+    assert_eq!(variables("none"), [SIGNATURE, ENDPOINT]);
 }
 
 #[test]

@@ -139,7 +139,7 @@ async fn a_job_runs_its_command_with_a_nodes_variables_and_identity() {
     let command = r#"
         token() { curl -sf "$MSI_ENDPOINT?api-version=2017-09-01&resource=https://management.azure.com/&clientid=$DEFAULT_IDENTITY_CLIENT_ID" -H "secret: $1"; }
         echo "run $AZUREML_RUN_ID of $AZUREML_ARM_WORKSPACE_NAME, rank $RANK of $WORLD_SIZE, ${{inputs.epochs}} epochs, $NCCL_DEBUG"
-        token "$MSI_SECRET" | sed -n 's/.*"access_token":"\([^"]*\)".*/token \1/p'
+        token "$MSI_SECRET" | sed -n 's/.*"access_token":"\([^"]*\)".*/token \1/p'; echo
         token wrong || echo "refused: $?"
         which ftctl; echo "${CARGO_MANIFEST_DIR:-nothing of this computer}"
         echo kept >"${{outputs.model}}/weights"

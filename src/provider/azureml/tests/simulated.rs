@@ -58,7 +58,7 @@ impl Place {
 
     fn provider_of(&self, party: Party) -> Azureml {
         let variables = |name: &str| self.environment.get(name).cloned();
-        let mut azureml = Azureml::open(&variables, Path::new("/"), None, party, Arc::new(SystemClock), None).expect("signed in");
+        let mut azureml = signed_in(&variables, party);
         azureml.client.pace.tries = [Duration::from_millis(1), Duration::from_millis(2)];
         azureml.client.pace.look = Duration::from_millis(20);
         azureml
