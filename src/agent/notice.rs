@@ -48,13 +48,14 @@ struct Events {
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
 struct Event {
-    event_id: String,
-    event_type: String,
-    #[serde(default)]
-    resources: Vec<String>,
-    #[serde(default)]
+    #[serde(rename = "EventId")]
+    id: String,
+    #[serde(rename = "EventType")]
+    kind: String,
+    #[serde(rename = "Resources", default)]
+    machines: Vec<String>,
+    #[serde(rename = "NotBefore", default)]
     not_before: String,
 }
 
@@ -109,16 +110,16 @@ impl Source {
     async fn notice(&self) -> Result<Option<Notice>, String> {
         let strange = |_| "its answer is no list of events".to_owned();
         let list: Events = serde_json::from_slice(&self.ask(EVENTS).await?).map_err(strange)?;
-        let mut preemptions = list.events.into_iter().filter(|event| event.event_type == "Preempt").peekable();
+        let mut preemptions = list.events.into_iter().filter(|event| event.kind == "Preempt").peekable();
         if preemptions.peek().is_none() {
             return Ok(None);
         }
         // A notice for another machine costs a checkpoint, one that is not heard costs work: without a name all are ours.
         let name = self.ask(NAME).await.ok();
-        let is_ours = |event: &Event| name.as_ref().is_none_or(|name| event.resources.iter().any(|other| other.as_bytes() == name));
+        let is_ours = |event: &Event| name.as_ref().is_none_or(|name| event.machines.iter().any(|other| other.as_bytes() == name));
         Ok(preemptions.find(is_ours).map(|event| {
             let at = DateTimeParser::new().parse_timestamp(&event.not_before).ok();
-            Notice { event: event.event_id, at }
+            Notice { event: event.id, at }
         }))
     }
 

@@ -82,7 +82,7 @@ mod tests {
                 let order = RunOrder { attempt: *number, ..bench.order.clone() };
                 write_json(&*bench.store, &path::order(&attempt.job), &order, Condition::Always).await.unwrap();
             }
-            std::future::pending().await
+            std::future::pending::<()>().await;
         };
         let read = tokio::select! {
             read = wait(&*bench.store, &attempt, &said) => read,

@@ -601,8 +601,8 @@ async fn an_order_is_found_in_the_store_by_its_attempt() {
 }
 
 /// A trainer that saves when it is asked to, and is over when there is a file `go`.
-const SAVES: &str = r#"step=0; trap 'step=$((step + 1)); checkpoint $step; echo saved $step' URG
-echo ready; while [ ! -e go ]; do sleep 0.02; done"#;
+const SAVES: &str = r"step=0; trap 'step=$((step + 1)); checkpoint $step; echo saved $step' URG
+echo ready; while [ ! -e go ]; do sleep 0.02; done";
 
 #[tokio::test]
 async fn a_notice_of_the_cloud_saves_and_ends_nothing() {

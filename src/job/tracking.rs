@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrackingSpec {
-    /// Address of an MLflow server, `https://…`, or of an Azure ML workspace, `azureml://…`; the job's machine must reach it.
-    /// Absent: none is told.
+    /// Address of an MLflow server, `https://…`, or of an Azure ML workspace, `azureml://…`; absent: none. The job's machine must
+    /// reach it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<String>,
 }

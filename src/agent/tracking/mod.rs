@@ -28,6 +28,8 @@ use crate::{
 /// The experiment in which all of ftctl's runs are.
 const EXPERIMENT: &str = "ftctl";
 const EVERY: Duration = Duration::from_secs(5);
+/// Longest wait before a server that is away is tried again; the first is as for a store.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Longest that the end of an attempt waits for the server.
 const FAREWELL: Duration = Duration::from_secs(10);
 /// As many as MLflow takes in one request.
@@ -142,16 +144,9 @@ impl<'a> Tracker<'a> {
     pub async fn keep_sending(&mut self) -> Infallible {
         let mut pause = BACKOFF[0];
         loop {
-            match self.catch_up().await {
-                Ok(()) => {
-                    pause = BACKOFF[0];
-                    sleep(EVERY).await;
-                }
-                Err(()) => {
-                    sleep(pause).await;
-                    pause = (2 * pause).min(Duration::from_secs(60));
-                }
-            }
+            let behind = self.catch_up().await.is_err();
+            sleep(if behind { pause } else { EVERY }).await;
+            pause = if behind { LONGEST_PAUSE.min(2 * pause) } else { BACKOFF[0] };
         }
     }
 

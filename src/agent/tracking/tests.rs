@@ -33,9 +33,9 @@ impl Mlflow {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let server = Self::default();
-        let served = server.clone();
+        let at_work = server.clone();
         tokio::spawn(serve(listener, move |request| {
-            let answer = served.answer(&request);
+            let answer = at_work.answer(&request);
             async move { answer }
         }));
         (server, address)
