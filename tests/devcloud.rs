@@ -1,4 +1,4 @@
-//! `ftctl devcloud gce` as a whole: the program, its machines as processes, and Google's own command line where there is one.
+//! `ftctl devcloud` as a whole: the program, its machines as processes, and the clouds' own clients where there are such.
 
 mod common;
 
@@ -29,11 +29,16 @@ impl Running {
     }
 
     fn start_with(script: &Value, change: impl Fn(&mut Command) -> &mut Command) -> Self {
+        Self::start_cloud("gce", 5, script, change)
+    }
+
+    /// A cloud that says so many variables to its clients.
+    fn start_cloud(cloud: &str, variables: usize, script: &Value, change: impl Fn(&mut Command) -> &mut Command) -> Self {
         let sandbox = Sandbox::new();
         sandbox.write("script.json", script.to_string());
-        let mut command = sandbox.command(&["devcloud", "gce", "--script", "script.json", "--speed", "10"]);
+        let mut command = sandbox.command(&["devcloud", cloud, "--script", "script.json", "--speed", "10"]);
         let mut child = change(&mut command).stdout(Stdio::piped()).spawn().expect("ftctl runs");
-        let lines = BufReader::new(child.stdout.take().expect("piped")).lines().take(5);
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines().take(variables);
         let environment = lines
             .map(|line| {
                 line.expect("a line").split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())).expect("a pair")
@@ -276,6 +281,52 @@ fn a_command_on_a_machine_goes_through_gcloud_with_its_words_and_its_code() {
     assert_eq!(said.stderr.lines().collect::<Vec<_>>(), expected);
     assert_eq!(job.ftctl("", &["down", "quick", "-y"]).code, Some(0));
     assert_eq!(job.exec(stand_in, &["true"]).code, Some(3), "it runs nowhere");
+}
+
+/// What an Azure Machine Learning workspace says to its clients is all that Microsoft's own library needs: the library makes a
+/// cluster, streams a job to its end, and cancels another one.
+#[test]
+#[ignore = "needs azure-ai-ml: tests/run installs it"]
+fn azureml_works_with_microsofts_own_library() {
+    let devcloud = Running::start_cloud("azureml", 8, &json!({}), |command| command);
+    let library = std::env::var_os("FT_AZURE_ML").expect("FT_AZURE_ML is the folder of azure-ai-ml");
+    let mut command = Command::new("python3");
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/azureml.py")).env("PYTHONPATH", library);
+    let output = command.envs(devcloud.environment.iter().cloned()).output().expect("python3 runs");
+    let (said, complaint) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}{complaint}");
+    for words in ["cluster: Succeeded\n", "\nthe job of rank 0 speaks\n", "first: Completed\n", "second: Canceled\n"] {
+        assert!(said.contains(words), "{words}: {said}{complaint}");
+    }
+}
+
+#[test]
+fn azureml_lets_only_those_in_who_were_told_its_secret() {
+    let devcloud = Running::start_cloud("azureml", 8, &json!({}), |command| command);
+    let id = ["SUBSCRIPTION", "RESOURCEGROUP", "WORKSPACE_NAME"].map(|part| devcloud.variable(&format!("AZUREML_ARM_{part}")));
+    let workspace = format!(
+        "{}/subscriptions/{}/resourceGroups/{}/providers/Microsoft.MachineLearningServices/workspaces/{}?api-version=2025-12-01",
+        devcloud.variable("FTCTL_ENDPOINT_AZUREML"),
+        id[0],
+        id[1],
+        id[2],
+    );
+    let identity = devcloud.variable("IDENTITY_ENDPOINT");
+    let identity = format!("{identity}?api-version=2019-08-01&resource=https%3A%2F%2Fmanagement.azure.com%2F");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = reqwest::Client::new();
+        let get = async |request: reqwest::RequestBuilder| {
+            let answer = request.send().await.expect("an answer");
+            let status = answer.status().as_u16();
+            (status, serde_json::from_slice::<Value>(&answer.bytes().await.expect("a body")).expect("JSON"))
+        };
+        assert_eq!(get(client.get(&workspace).bearer_auth(devcloud.variable("IDENTITY_HEADER"))).await.0, 401);
+        assert_eq!(get(client.get(&identity)).await.0, 401);
+        let token = get(client.get(&identity).header("X-IDENTITY-HEADER", devcloud.variable("IDENTITY_HEADER"))).await.1;
+        let (status, shown) = get(client.get(&workspace).bearer_auth(token["access_token"].as_str().expect("a token"))).await;
+        assert_eq!((status, &shown["name"]), (200, &json!("devcloud")));
+    });
 }
 
 /// Google's OS Login, to which everybody is `somebody_example_com`; its address.

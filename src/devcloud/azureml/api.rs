@@ -233,6 +233,9 @@ fn put_cluster(service: &mut Service, request: &Request, [name, _]: [&str; 2]) -
         }
         Some(known) => {
             (known.body, known.limits, known.operation) = (cluster.body, cluster.limits, operation);
+            if known.provisioning == Provisioning::Failed {
+                known.provisioning = Provisioning::Creating;
+            }
             200
         }
         None => {
@@ -481,7 +484,7 @@ fn put_environment(service: &mut Service, request: &Request, [name, version]: [&
     keep(service, end, &request.body)
 }
 
-fn count(id: String, kind: &str, (value, label): (&str, &str), limit: u32) -> Value {
+fn count(id: &str, kind: &str, (value, label): (&str, &str), limit: u32) -> Value {
     json!({
         "id": id, "type": format!("{PROVIDER}/{kind}"), "limit": limit, "unit": "Count",
         "name": { "value": value, "localizedValue": label },
@@ -508,8 +511,8 @@ fn usages(service: &mut Service, _: &Request, [place, _]: [&str; 2]) -> Answer {
     quotas.insert(0, ("lowPriorityCores/usages", LOW_PRIORITY, "Total Cluster LowPriority Regional vCPUs"));
     let shown = quotas.into_iter().map(|(kind, quota, label)| {
         let (used, limit) = service.usage(quota);
-        let mut shown =
-            count(format!("/subscriptions/{}/usages/{quota}", service.workspace.subscription), kind, (quota, label), limit);
+        let id = format!("/subscriptions/{}/usages/{quota}", service.workspace.subscription);
+        let mut shown = count(&id, kind, (quota, label), limit);
         shown["currentValue"] = json!(used);
         shown
     });
@@ -520,7 +523,7 @@ fn quotas(service: &mut Service, _: &Request, [place, _]: [&str; 2]) -> Answer {
     known_place(service, place)?;
     let shown = families().into_iter().map(|(family, label)| {
         let id = format!("/subscriptions/{}/quotas/{family}", service.workspace.subscription);
-        count(id, "vmFamily/quotas", (family, &label), service.usage(family).1)
+        count(&id, "vmFamily/quotas", (family, &label), service.usage(family).1)
     });
     done(&json!({ "value": shown.collect::<Vec<_>>() }))
 }

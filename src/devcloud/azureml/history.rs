@@ -14,6 +14,7 @@ use super::{
     service::Service,
 };
 
+#[allow(clippy::unnecessary_wraps)] // All answers may be errors, for who asks.
 pub fn discovery(service: &mut Service, _: &Request, _: [&str; 2]) -> Answer {
     let here = &service.address;
     Ok(Reply::json(

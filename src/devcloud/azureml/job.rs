@@ -131,7 +131,7 @@ impl Job {
     }
 
     pub fn say(&mut self, now: Timestamp, words: &str) {
-        self.words.push_str(&format!("[{}] {words}\n", time(now)));
+        self.words.extend(["[", &time(now), "] ", words, "\n"]);
     }
 
     /// The job as `Jobs_Get` shows it.

@@ -25,14 +25,14 @@ const EVENTS: &str = "/metadata/scheduledevents";
 #[derive(Clone)]
 pub struct Node {
     pub job: String,
-    pub node: String,
+    pub name: String,
     /// The job's `identityType`.
     pub identity: String,
 }
 
 impl Node {
     fn secret(&self, devcloud: &Devcloud) -> String {
-        devcloud.at_present().key.of_metadata(&(self.job.clone(), self.node.clone()))
+        devcloud.at_present().key.of_metadata(&(self.job.clone(), self.name.clone()))
     }
 
     /// What tells its processes where to ask.
@@ -121,12 +121,12 @@ fn has_identity(service: &Service, node: &Node) -> bool {
 /// Times are those of the wall, where the processes live.
 fn events(service: &Service, node: &Node) -> Value {
     let cluster = service.jobs.get(&node.job).and_then(|job| service.clusters.get(&job.cluster));
-    let notice = cluster.and_then(|cluster| cluster.nodes.get(&node.node)).and_then(|node| node.notice.as_ref());
+    let notice = cluster.and_then(|cluster| cluster.nodes.get(&node.name)).and_then(|node| node.notice.as_ref());
     let event = |notice: &super::cluster::Notice| {
         let left = Duration::try_from(notice.not_before.duration_since(service.now)).unwrap_or_default();
         let not_before = after(Timestamp::now(), left.div_f64(service.speed));
         json!({
-            "EventId": notice.id, "EventType": "Preempt", "ResourceType": "VirtualMachine", "Resources": [node.node],
+            "EventId": notice.id, "EventType": "Preempt", "ResourceType": "VirtualMachine", "Resources": [node.name],
             "EventStatus": "Scheduled", "NotBefore": http_date(not_before), "Description": "", "EventSource": "Platform",
             "DurationInSeconds": -1,
         })

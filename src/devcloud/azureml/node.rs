@@ -97,7 +97,7 @@ impl Host {
         for node in 0..order.nodes.len() {
             let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
             let metadata =
-                metadata::Node { job: name.to_owned(), node: order.nodes[node].clone(), identity: order.identity.clone() };
+                metadata::Node { job: name.to_owned(), name: order.nodes[node].clone(), identity: order.identity.clone() };
             let variables = metadata.variables(devcloud, &listener)?;
             running.metadata.push(tokio::spawn(metadata::serve(devcloud.clone(), metadata, listener)).abort_handle());
             for local in 0..order.processes {
@@ -114,10 +114,13 @@ impl Host {
             // Everything was shut down while it started.
             None => running.cut(),
         }
-        // It may have lost its nodes while it started.
-        let lives = |job: &Job| job.retries == order.life && matches!(job.phase, Phase::Running | Phase::Ending { .. });
-        if !devcloud.at_present().jobs.get(name).is_some_and(lives) {
-            self.cut(name);
+        // It may have lost its nodes, or been told to end, while it started.
+        let job = |job: &Job| (job.retries == order.life).then_some(job.phase);
+        let phase = devcloud.at_present().jobs.get(name).and_then(job);
+        match phase {
+            Some(Phase::Running | Phase::Ending { killed: None }) => {}
+            Some(Phase::Ending { .. }) => self.perform(devcloud, Act::Terminate(name.to_owned())),
+            _ => self.cut(name),
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ pub fn check(schema: &str, value: &Value) -> Result<(), String> {
     check_at(&DESCRIPTION["components"]["schemas"][schema], value, "")
 }
 
-fn resolved<'s>(schema: &'s Value) -> &'s Value {
+fn resolved(schema: &Value) -> &Value {
     let link = schema["$ref"].as_str().or_else(|| schema["allOf"][0]["$ref"].as_str());
     link.and_then(|link| DESCRIPTION.pointer(link.trim_start_matches('#'))).unwrap_or(schema)
 }
@@ -73,17 +73,14 @@ fn is_duration(text: &str) -> bool {
 pub fn name(kind: &'static str, name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     let begins = |first: fn(char) -> bool| name.chars().next().is_some_and(first);
-    let fits = match kind {
+    let fits = if kind == "compute" {
         // The last word of a cluster's name is no number.
-        "compute" => {
-            let last = name.rsplit_once('-').map_or("", |(_, last)| last);
-            let number = !last.is_empty() && last.chars().all(|c| c.is_ascii_digit());
-            (3..=24).contains(&name.len()) && begins(|c| c.is_ascii_alphabetic()) && name.chars().all(plain) && !number
-        }
-        _ => {
-            let all = name.chars().all(|c| plain(c) || c == '_' || (kind == "version" && c == '.'));
-            (1..=255).contains(&name.len()) && begins(|c| c.is_ascii_alphanumeric()) && all
-        }
+        let last = name.rsplit_once('-').map_or("", |(_, last)| last);
+        let number = !last.is_empty() && last.chars().all(|c| c.is_ascii_digit());
+        (3..=24).contains(&name.len()) && begins(|c| c.is_ascii_alphabetic()) && name.chars().all(plain) && !number
+    } else {
+        let all = name.chars().all(|c| plain(c) || c == '_' || (kind == "version" && c == '.'));
+        (1..=255).contains(&name.len()) && begins(|c| c.is_ascii_alphanumeric()) && all
     };
     if fits { Ok(()) } else { Err(format!("'{name}' is not a valid name of a {kind}")) }
 }

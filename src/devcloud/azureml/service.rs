@@ -367,7 +367,9 @@ impl Service {
             Provisioning::Creating => Provisioning::Succeeded,
             _ => {
                 let nodes: Vec<String> = cluster.nodes.keys().cloned().collect();
-                nodes.iter().for_each(|node| self.remove(name, node));
+                for node in &nodes {
+                    self.remove(name, node);
+                }
                 self.clusters.remove(name);
                 return;
             }

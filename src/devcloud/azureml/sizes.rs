@@ -3,7 +3,7 @@
 use crate::job::units::Money;
 
 /// A size that clusters may have.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Size {
     pub name: &'static str,
     /// Its quota, as the service spells it.
