@@ -23,7 +23,8 @@ fn every_fine_tuning_template_runs_at_toy_scale() {
     let run = |sandbox: &Sandbox, template: &str, more: &[&str]| {
         let file = format!("{template}.toml");
         sandbox.ok(&["init", template, "--force", "--out", &file]);
-        let sizes = ["train.block_size=64", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];
+        let sizes =
+            ["train.block_size=64", "train.gradient_accumulation=2", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];
         let inputs = ["initial_weights=weights", "data.train=[\"a.txt\"]", "data.validation=[\"a.txt\"]", "train.device=cpu"];
         let sets = sizes.iter().chain(&inputs).flat_map(|set| ["--set", set]);
         sandbox.ok(&["run", &file, "--quiet"].into_iter().chain(sets).chain(more.iter().copied()).collect::<Vec<_>>());
