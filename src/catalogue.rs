@@ -1,5 +1,7 @@
 //! Machine types, accelerators and list prices of the clouds: a table in this program, which a provider and the simulation of its
-//! cloud read. Compute Engine's is `templates/gce/machines.toml`.
+//! cloud read. Compute Engine's is `templates/gce/machines.toml`, Azure ML's is in [`azureml`].
+
+pub mod azureml;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -200,6 +202,11 @@ impl Machine<'_> {
 }
 
 impl Catalogue {
+    /// Whether a build of libtorch has kernels for this compute capability. The one for CPUs has none.
+    pub fn has_kernels(&self, variant: &str, compute_capability: f64) -> bool {
+        self.libtorch.get(variant).is_some_and(|oldest| *oldest <= compute_capability)
+    }
+
     /// The parts that a machine is charged for, disk included.
     pub fn parts<'a>(&'a self, machine: &Machine<'a>) -> Vec<Part<'a>> {
         let part = |price: &'a Price, amount: f64| {

@@ -46,7 +46,7 @@ impl App<'_> {
 
     /// [`App::world`]; with `everybody` it includes machines of other users and stores.
     pub fn world_of(&self, backend: &str, everybody: bool) -> Result<World, Failure> {
-        self.connect(backend, self.store()?, self.settings.ttl.value, everybody)
+        self.connect(backend, None, self.store()?, self.settings.ttl.value, everybody)
     }
 
     /// The backend of the settings; and, where the command line names none, those that cost money and have unfinished jobs of this
@@ -69,7 +69,7 @@ impl App<'_> {
     /// The world that a plan asks for.
     pub fn world_of_plan(&self, plan: &Plan) -> Result<World, Failure> {
         let store = if plan.store == self.settings.store()? { self.store()? } else { store::open(&plan.store)? };
-        self.connect(plan.backend(), store, plan.ttl, false)
+        self.connect(plan.backend(), Some(plan), store, plan.ttl, false)
     }
 
     /// [`App::world_of_plan`] for a command that only looks: a store without a sign-in here is reported, and left alone.
@@ -78,7 +78,7 @@ impl App<'_> {
             if failure.exit != Exit::Denied {
                 return Err(failure);
             }
-            let world = self.connect(plan.backend(), Arc::new(MemoryStore::new()), plan.ttl, false)?;
+            let world = self.connect(plan.backend(), Some(plan), Arc::new(MemoryStore::new()), plan.ttl, false)?;
             world.report.warn(&failure.message);
             Ok(world)
         })
@@ -89,7 +89,7 @@ impl App<'_> {
         let store = self.store()?;
         let id = open::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
-        Ok((self.connect(record.plan.backend(), store, record.plan.ttl, false)?, record))
+        Ok((self.connect(record.plan.backend(), Some(&record.plan), store, record.plan.ttl, false)?, record))
     }
 
     /// [`App::job`] for a command that needs no provider.
@@ -99,7 +99,14 @@ impl App<'_> {
         Ok((store, id))
     }
 
-    fn connect(&self, backend: &str, store: Arc<dyn Store>, life: Span, everybody: bool) -> Result<World, Failure> {
+    fn connect(
+        &self,
+        backend: &str,
+        plan: Option<&Plan>,
+        store: Arc<dyn Store>,
+        life: Span,
+        everybody: bool,
+    ) -> Result<World, Failure> {
         let environment = Environment {
             state: self.settings.directories.state()?.to_owned(),
             executable: executable()?,
@@ -108,6 +115,7 @@ impl App<'_> {
             agent_life: life.0 + FAREWELL,
             store,
             everybody,
+            compute: plan.map(|plan| (*plan.compute).clone()),
         };
         let adoption = Adoption::new(&environment.state, self.settings.adopts(environment.store.url()));
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;

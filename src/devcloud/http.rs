@@ -1,6 +1,6 @@
 //! The part of an HTTP/1.1 server that a simulated cloud on loopback needs.
 
-use std::{future::Future, io, sync::Arc};
+use std::{collections::BTreeMap, future::Future, io, sync::Arc};
 
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -31,6 +31,19 @@ impl Request {
 
     pub fn query(&self, name: &str) -> Option<String> {
         self.url.as_ref()?.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned())
+    }
+
+    pub fn queries(&self) -> BTreeMap<String, String> {
+        let pairs = self.url.iter().flat_map(reqwest::Url::query_pairs);
+        pairs.map(|(name, value)| (name.into_owned(), value.into_owned())).collect()
+    }
+
+    /// Takes the secret from the start of the path, if it is there.
+    pub fn enter(&mut self, secret: &str) -> bool {
+        let below = self.path().strip_prefix('/').and_then(|path| path.strip_prefix(secret)).map(str::to_owned);
+        let Some((url, below)) = self.url.as_mut().zip(below) else { return false };
+        url.set_path(&below);
+        true
     }
 }
 

@@ -100,9 +100,14 @@ impl Way {
     }
 }
 
+/// Tokens for `scope`, by the first way that is ready; `None` without any. The error is for a person and has nothing secret.
+pub fn source(variables: Variables<'_>, scope: &'static str) -> Option<Result<TokenSource, String>> {
+    WAYS.iter().find(|way| way.is_ready(variables)).map(|way| way.open(variables, scope))
+}
+
 /// A token for `scope`, by the first way that is ready; `None` without any. The error is for a person and has nothing secret.
 pub fn token(variables: Variables<'_>, scope: &'static str) -> impl Future<Output = Option<Result<String, String>>> + Send + use<> {
-    let opened = WAYS.iter().find(|way| way.is_ready(variables)).map(|way| way.open(variables, scope));
+    let opened = source(variables, scope);
     async move {
         Some(match opened? {
             Ok(source) => source.token().await,
@@ -126,8 +131,13 @@ pub struct TokenSource {
 }
 
 impl TokenSource {
-    fn new(credential: Arc<dyn TokenCredential>, scope: &'static str) -> Self {
+    pub fn new(credential: Arc<dyn TokenCredential>, scope: &'static str) -> Self {
         Self { credential, scope, last: Mutex::new(None) }
+    }
+
+    /// The last token was refused before its time: the next is another.
+    pub async fn forget(&self) {
+        *self.last.lock().await = None;
     }
 
     /// The error is for a person and has nothing secret.

@@ -8,6 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    azureml::AzuremlPlan,
     docker::DockerPlan,
     gce::{GcePlan, Recovery},
     spec::ComputeSpec,
@@ -19,19 +20,31 @@ pub enum Backend {
     Local,
     Docker,
     Gce,
+    Azureml,
     Fake,
 }
 
 impl Backend {
-    /// Each with its name, as `compute.backend` spells it.
-    pub const ALL: [(&str, Self); 4] = [("local", Self::Local), ("docker", Self::Docker), ("gce", Self::Gce), ("fake", Self::Fake)];
+    /// As `compute.backend` spells them, in the order of [`Backend::ALL`].
+    pub const NAMES: [&str; 5] = ["local", "docker", "gce", "azureml", "fake"];
+    pub const ALL: [Self; 5] = [Self::Local, Self::Docker, Self::Gce, Self::Azureml, Self::Fake];
 
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, backend)| *backend)
+        Self::ALL.into_iter().find(|backend| backend.name() == name)
     }
 
     pub fn name(self) -> &'static str {
-        Self::ALL[self as usize].0
+        Self::NAMES[self as usize]
+    }
+
+    /// Keys of its table below `[compute]` that decide whose code a machine runs, where, and with which rights.
+    pub fn keys_of_trust(self) -> &'static [&'static str] {
+        match self {
+            Self::Local | Self::Fake => &[],
+            Self::Docker => &["image", "mounts", "user", "network"],
+            Self::Gce => &["image", "image_family", "image_project", "service_account"],
+            Self::Azureml => &["image", "subscription", "resource_group", "workspace", "cluster", "identity"],
+        }
     }
 }
 
@@ -41,6 +54,7 @@ pub enum Compute {
     Local,
     Docker(DockerPlan),
     Gce(Box<GcePlan>),
+    Azureml(Box<AzuremlPlan>),
     Fake,
     /// A backend of another version of ftctl. Nothing runs there, but the record of a job that is over can be read.
     Unknown(String),
@@ -53,6 +67,7 @@ impl Compute {
             Self::Local => Backend::Local.name(),
             Self::Docker(_) => Backend::Docker.name(),
             Self::Gce(_) => Backend::Gce.name(),
+            Self::Azureml(_) => Backend::Azureml.name(),
             Self::Fake => Backend::Fake.name(),
             Self::Unknown(name) => name,
         }
@@ -63,6 +78,7 @@ impl Compute {
         match self {
             Self::Docker(docker) => docker.image.as_deref(),
             Self::Gce(gce) => gce.image.as_deref(),
+            Self::Azureml(azureml) => azureml.image.as_deref(),
             Self::Local | Self::Fake | Self::Unknown(_) => None,
         }
     }
@@ -71,7 +87,7 @@ impl Compute {
     pub fn replaces_machines(&self) -> bool {
         match self {
             Self::Gce(gce) => gce.recovery == Recovery::Group,
-            Self::Local | Self::Docker(_) | Self::Fake | Self::Unknown(_) => false,
+            Self::Local | Self::Docker(_) | Self::Azureml(_) | Self::Fake | Self::Unknown(_) => false,
         }
     }
 
@@ -79,7 +95,7 @@ impl Compute {
     pub fn notice(&self) -> Duration {
         match self {
             Self::Gce(gce) => gce.preemption_notice.map_or(Duration::ZERO, |notice| notice.0),
-            Self::Local | Self::Docker(_) | Self::Fake | Self::Unknown(_) => Duration::ZERO,
+            Self::Local | Self::Docker(_) | Self::Azureml(_) | Self::Fake | Self::Unknown(_) => Duration::ZERO,
         }
     }
 }
@@ -98,6 +114,7 @@ pub struct Kept {
 struct Besides {
     docker: Option<DockerPlan>,
     gce: Option<Box<GcePlan>>,
+    azureml: Option<Box<AzuremlPlan>>,
 }
 
 /// The stored form. The order of its fields counts.
@@ -108,6 +125,8 @@ struct Stored {
     docker: Option<DockerPlan>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     gce: Option<Box<GcePlan>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    azureml: Option<Box<AzuremlPlan>>,
 }
 
 impl Kept {
@@ -127,26 +146,28 @@ impl TryFrom<Stored> for Kept {
     type Error = &'static str;
 
     fn try_from(stored: Stored) -> Result<Self, Self::Error> {
-        let Stored { backend, mut docker, mut gce } = stored;
+        let Stored { backend, mut docker, mut gce, mut azureml } = stored;
         let compute = match Backend::named(&backend) {
             Some(Backend::Local) => Compute::Local,
             Some(Backend::Docker) => Compute::Docker(docker.take().unwrap_or_default()),
             Some(Backend::Gce) => Compute::Gce(gce.take().ok_or("the plan describes no machine of Compute Engine")?),
+            Some(Backend::Azureml) => Compute::Azureml(azureml.take().ok_or("the plan describes no machine of Azure ML")?),
             Some(Backend::Fake) => Compute::Fake,
             None => Compute::Unknown(backend),
         };
-        Ok(Self { compute, besides: Besides { docker, gce } })
+        Ok(Self { compute, besides: Besides { docker, gce, azureml } })
     }
 }
 
 impl From<Kept> for Stored {
     fn from(kept: Kept) -> Self {
-        let Kept { compute, besides: Besides { docker, gce } } = kept;
-        let backend = compute.backend().to_owned();
+        let Kept { compute, besides: Besides { docker, gce, azureml } } = kept;
+        let stored = Self { backend: compute.backend().to_owned(), docker, gce, azureml };
         match compute {
-            Compute::Docker(docker) => Self { backend, docker: Some(docker), gce },
-            Compute::Gce(gce) => Self { backend, docker, gce: Some(gce) },
-            Compute::Local | Compute::Fake | Compute::Unknown(_) => Self { backend, docker, gce },
+            Compute::Docker(docker) => Self { docker: Some(docker), ..stored },
+            Compute::Gce(gce) => Self { gce: Some(gce), ..stored },
+            Compute::Azureml(azureml) => Self { azureml: Some(azureml), ..stored },
+            Compute::Local | Compute::Fake | Compute::Unknown(_) => stored,
         }
     }
 }
@@ -154,11 +175,12 @@ impl From<Kept> for Stored {
 impl From<Kept> for ComputeSpec {
     /// The compute section in a user's spelling.
     fn from(kept: Kept) -> Self {
-        let Stored { backend, docker, gce } = kept.into();
+        let Stored { backend, docker, gce, azureml } = kept.into();
         Self {
             backend: Some(backend),
             docker: docker.map(Into::into).unwrap_or_default(),
             gce: gce.map(|gce| (*gce).into()).unwrap_or_default(),
+            azureml: azureml.map(|azureml| (*azureml).into()).unwrap_or_default(),
             ..Self::default()
         }
     }
@@ -186,7 +208,7 @@ mod tests {
 
     #[test]
     fn each_backend_has_its_name() {
-        for (name, backend) in Backend::ALL {
+        for (name, backend) in Backend::NAMES.into_iter().zip(Backend::ALL) {
             assert_eq!((Backend::named(name), backend.name()), (Some(backend), name));
         }
         assert_eq!(Backend::named("moon"), None);
@@ -205,6 +227,11 @@ mod tests {
             let kept: Kept = serde_json::from_value(before.clone()).unwrap();
             assert_eq!((kept.backend(), json!(kept)), (backend, before));
         }
-        assert!(serde_json::from_value::<Kept>(json!({ "backend": "gce" })).is_err());
+        let azureml = || Compute::Azureml(Box::default());
+        assert_eq!(stored(azureml()).as_object().map(serde_json::Map::len), Some(2));
+        assert_eq!(serde_json::from_value::<Kept>(stored(azureml())).map(|kept| kept.compute).ok(), Some(azureml()));
+        for backend in ["gce", "azureml"] {
+            assert!(serde_json::from_value::<Kept>(json!({ "backend": backend })).is_err());
+        }
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
+    azureml::AzuremlSpec,
     check::{self, Rules},
     docker::DockerSpec,
     document::{Document, DocumentError},
@@ -115,7 +116,7 @@ fn collect_homes(schema: &Value, table: &Value, name: &str, key: &str, homes: &m
 #[serde(deny_unknown_fields, default)]
 pub struct ComputeSpec {
     /// `local` runs on this machine, `docker` in a container of any engine that can be reached, `gce` on a machine of Google's Compute
-    /// Engine for each attempt.
+    /// Engine for each attempt, `azureml` as a job of Azure ML for each.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
     /// How the container is made.
@@ -124,6 +125,9 @@ pub struct ComputeSpec {
     /// The machine on Compute Engine.
     #[serde(skip_serializing_if = "is_default")]
     pub gce: GceSpec,
+    /// The machine on Azure ML.
+    #[serde(skip_serializing_if = "is_default")]
+    pub azureml: AzuremlSpec,
     /// What the trainer finds in its environment besides, as `{ NAME = "value" }`. It is kept with the job: no place for secrets.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,

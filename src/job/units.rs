@@ -167,7 +167,18 @@ macro_rules! written_as_text {
     )+};
 }
 
-written_as_text!(Span, Money, Bytes, super::docker::Gpus);
+written_as_text!(
+    Span,
+    Money,
+    Bytes,
+    super::docker::Gpus,
+    super::azureml::Subscription,
+    super::azureml::ResourceGroup,
+    super::azureml::Workspace,
+    super::azureml::Cluster,
+    super::azureml::IdentityId,
+    super::azureml::Identity
+);
 
 #[cfg(test)]
 mod tests {

@@ -19,6 +19,7 @@ use crate::job::{
     units::Money,
 };
 
+pub mod azureml;
 pub mod clock;
 #[cfg(test)]
 pub mod conformance;
@@ -27,6 +28,7 @@ pub mod docker;
 pub mod error;
 pub mod fake;
 pub mod gce;
+pub mod line;
 pub mod local;
 pub mod registry;
 pub mod rights;
@@ -217,4 +219,12 @@ pub trait Provider: Account {
     async fn session(&self, attempt: &AttemptId, _command: &[String], _terminal: bool) -> Result<Session> {
         Err(ProviderError::new(Class::Invalid, format!("no command can be run on {}", attempt.machine_name())))
     }
+}
+
+/// The container image of a plan whose machines start one. Fails as [`Class::Invalid`] where it names none.
+pub fn named_image(plan: &Plan) -> Result<&str> {
+    plan.image().ok_or_else(|| {
+        ProviderError::new(Class::Invalid, "the job names no container image")
+            .fix("add image = \"...\" to the table of its backend below [compute]")
+    })
 }

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 
 use super::{
     AgentEnvironment, Class, Provider, ProviderError, Result, Size,
+    azureml::{self, Azureml},
     clock::SystemClock,
     docker::{self, Docker},
     fake::Fake,
@@ -39,8 +40,8 @@ use crate::{
 };
 
 /// Every name that [`open`] knows, as `compute.backend` spells it.
-pub fn names() -> [&'static str; 4] {
-    Backend::ALL.map(|(name, _)| name)
+pub fn names() -> [&'static str; 5] {
+    Backend::NAMES
 }
 
 /// Facts about the place where ftctl runs that a provider may need.
@@ -60,6 +61,8 @@ pub struct Environment {
     pub store: Arc<dyn Store>,
     /// Machines of other stores are meant as well.
     pub everybody: bool,
+    /// Where the job runs that is meant, if one is: its own word on the account counts.
+    pub compute: Option<Compute>,
 }
 
 impl Environment {
@@ -88,6 +91,7 @@ pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
         Backend::Local => Ok(open_local(environment)),
         Backend::Docker => Ok(open_docker(environment)),
         Backend::Gce => open_gce(environment),
+        Backend::Azureml => open_azureml(environment),
         Backend::Fake => open_fake(environment),
     }
 }
@@ -127,6 +131,17 @@ fn open_gce(environment: &Environment) -> Result<Connected> {
     let clock = Arc::new(SystemClock);
     let prices = Some(environment.state.join("prices.json"));
     let provider = Gce::open(&|name| environment.variable(name), environment.party(), clock.clone(), prices)?;
+    Ok(Connected { provider: Arc::new(provider), store, clock })
+}
+
+fn open_azureml(environment: &Environment) -> Result<Connected> {
+    let store = environment.store.clone();
+    let clock = Arc::new(SystemClock);
+    let prices = Some(environment.state.join("prices-azureml.json"));
+    let plan = if let Some(Compute::Azureml(plan)) = &environment.compute { Some(&**plan) } else { None };
+    let here = std::env::current_dir().unwrap_or_default();
+    let variables = |name: &str| environment.variable(name);
+    let provider = Azureml::open(&variables, &here, plan, environment.party(), clock.clone(), prices)?;
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 
@@ -178,13 +193,14 @@ pub fn compute(name: &str, spec: &ComputeSpec) -> Result<Compute> {
         Backend::Local => Compute::Local,
         Backend::Docker => Compute::Docker(spec.docker.clone().into()),
         Backend::Gce => Compute::Gce(Box::new(spec.gce.clone().into())),
+        Backend::Azureml => Compute::Azureml(Box::new(spec.azureml.clone().into())),
         Backend::Fake => Compute::Fake,
     })
 }
 
 /// Rules for a job file that only the backends know.
 pub fn rules(spec: &ComputeSpec) -> Vec<Rule> {
-    gce::rules(&spec.gce)
+    gce::rules(&spec.gce).into_iter().chain(azureml::rules(&spec.azureml)).collect()
 }
 
 /// The rules of a job file, held against a plan that comes from a store. The error says which is broken.
@@ -197,7 +213,11 @@ pub fn check(plan: &Plan) -> Result<(), String> {
 /// Price of an hour of the same machine without preemption; `None` where there is none, and where there is no such machine.
 pub fn lasting_price(plan: &Plan) -> Option<Money> {
     // Plans of older versions do not have it.
-    let listed = || if let Compute::Gce(gce) = &*plan.compute { gce::lasting_price(gce) } else { None };
+    let listed = || match &*plan.compute {
+        Compute::Gce(gce) => gce::lasting_price(gce),
+        Compute::Azureml(azureml) => azureml::lasting_price(azureml),
+        Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => None,
+    };
     plan.lasting_price_per_hour.or_else(listed)
 }
 
@@ -207,6 +227,7 @@ pub fn size(compute: &Compute) -> Size {
         Compute::Local => Size::here(available_memory()),
         Compute::Docker(docker) => Size { has_gpu: docker.gpus != Gpus::None, ..Size::default() },
         Compute::Gce(gce) => gce::size(gce),
+        Compute::Azureml(azureml) => azureml::size(azureml),
         Compute::Fake | Compute::Unknown(_) => Size::default(),
     }
 }
@@ -215,6 +236,7 @@ pub fn size(compute: &Compute) -> Size {
 pub fn rows(compute: &Compute) -> Vec<(&'static str, String)> {
     match compute {
         Compute::Gce(gce) => gce::rows(gce),
+        Compute::Azureml(azureml) => azureml::rows(azureml),
         Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => Vec::new(),
     }
 }
@@ -224,6 +246,7 @@ pub fn rights(compute: &Compute) -> Rights {
     match compute {
         Compute::Docker(docker) => docker::rights(docker),
         Compute::Gce(gce) => gce::rights(gce),
+        Compute::Azureml(azureml) => azureml::rights(azureml),
         Compute::Local | Compute::Fake | Compute::Unknown(_) => Rights::default(),
     }
 }
@@ -233,7 +256,10 @@ mod tests {
     use super::*;
     use crate::{
         catalogue,
-        job::gce::{GcePlan, GceSpec},
+        job::{
+            azureml::AzuremlPlan,
+            gce::{GcePlan, GceSpec},
+        },
         provider::conformance,
         store::memory::MemoryStore,
     };
@@ -275,6 +301,23 @@ mod tests {
             let refused = refused(change);
             assert!(refused.starts_with(message), "{refused}");
         }
+        let on_azureml = |change: fn(&mut AzuremlPlan)| {
+            let mut wanted = AzuremlPlan::default();
+            change(&mut wanted);
+            check(&Plan { compute: Compute::Azureml(Box::new(wanted)).into(), ..conformance::plan() })
+        };
+        assert_eq!(on_azureml(|_| ()), Ok(()));
+        for (change, message) in [
+            (
+                (|plan| plan.image = Some("registry/evil:latest".to_owned())) as fn(&mut AzuremlPlan),
+                "compute.azureml.image: image is",
+            ),
+            (|plan| plan.size = "Standard_NC6s_v3".to_owned(), "compute.azureml.size: Azure retired"),
+            (|plan| plan.accelerators = 8, "compute.azureml.accelerators: Standard_NC4as_T4_v3 has 1 t4, not 8"),
+        ] {
+            let refused = on_azureml(change).expect_err("a broken rule");
+            assert!(refused.starts_with(message), "{refused}");
+        }
         let moon = Plan { compute: Compute::Unknown("moon".to_owned()).into(), ..conformance::plan() };
         assert_eq!(check(&moon), Err("there is no backend `moon`".to_owned()));
     }
@@ -303,12 +346,13 @@ mod tests {
             agent_life: Duration::ZERO,
             store: Arc::new(MemoryStore::new()),
             everybody: false,
+            compute: None,
         };
         for name in names() {
             assert!(open(name, &environment).is_ok(), "{name}");
         }
         let hint = |name: &str| open(name, &environment).err().and_then(|error| error.fix).expect("a hint");
         assert_eq!(hint("lcoal"), "did you mean `local`?");
-        assert_eq!(hint("zzz"), "backends: local, docker, gce, fake");
+        assert_eq!(hint("zzz"), "backends: local, docker, gce, azureml, fake");
     }
 }

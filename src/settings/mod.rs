@@ -292,20 +292,17 @@ pub fn places_of_job(spec: &JobSpec, file: &Path) -> Places {
     said
 }
 
-/// Keys of `[compute.docker]` and `[compute.gce]` that decide whose code a machine runs, and with which rights.
-const CODE_KEYS: [(&str, &[&str]); 2] =
-    [("docker", &["image", "mounts", "user", "network"]), ("gce", &["image", "image_family", "image_project", "service_account"])];
-
 /// The code that a job file names for its machine. A library of a GPU or of a compiler loads what some variables name, so all of
 /// them count.
 fn code_of_job(spec: &JobSpec) -> Places {
     let compute = json!(spec.compute);
-    let of_table = |(table, keys): &(&str, &'static [&str])| {
-        let (table, said) = ((*table).to_owned(), compute[*table].clone());
-        keys.iter().filter_map(move |key| Some((format!("compute.{table}.{key}"), wording::value(said.get(key)?))))
+    let of_table = |backend: Backend| {
+        let (table, said) = (backend.name(), compute[backend.name()].clone());
+        let keys = backend.keys_of_trust().iter();
+        keys.filter_map(move |key| Some((format!("compute.{table}.{key}"), wording::value(said.get(key)?))))
     };
     let variables = spec.compute.environment.iter().map(|(name, value)| (format!("compute.environment.{name}"), value.clone()));
-    CODE_KEYS.iter().flat_map(of_table).chain(variables).collect()
+    Backend::ALL.into_iter().flat_map(of_table).chain(variables).collect()
 }
 
 const BACKEND_KEY: &str = "backend";

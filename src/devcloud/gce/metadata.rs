@@ -22,7 +22,7 @@ pub async fn serve(devcloud: Arc<Devcloud>, place: Place, listener: TcpListener)
     let handle = move |mut request: Request| {
         let (devcloud, place) = (devcloud.clone(), place.clone());
         async move {
-            if !enter(&mut request, &devcloud.key.of_metadata(&place)) {
+            if !request.enter(&devcloud.key.of_metadata(&place)) {
                 return Some(absent());
             }
             let silent = |instance: &Instance| instance.troubles.contains(&TroubleKind::MetadataSilent);
@@ -33,14 +33,6 @@ pub async fn serve(devcloud: Arc<Devcloud>, place: Place, listener: TcpListener)
         }
     };
     http::serve(listener, handle).await;
-}
-
-/// Takes the secret from the request's path, if it is there.
-fn enter(request: &mut Request, secret: &str) -> bool {
-    let below = request.path().strip_prefix('/').and_then(|path| path.strip_prefix(secret)).map(str::to_owned);
-    let Some((url, below)) = request.url.as_mut().zip(below) else { return false };
-    url.set_path(&below);
-    true
 }
 
 async fn answer(devcloud: &Arc<Devcloud>, place: &Place, request: &Request) -> Reply {

@@ -2,7 +2,7 @@
 //! Each virtual machine is a session of processes that runs the real startup script against a metadata server of its own.
 //!
 //! Only somebody who knows the token of [`Devcloud::client_environment`] is its client; each machine has secrets of its
-//! own ([`key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
+//! own ([`super::key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
 //!
 //! | request | does |
 //! |---|---|
@@ -14,12 +14,10 @@
 
 mod advice;
 mod api;
-mod clock;
 mod cloud;
 mod filter;
 mod groups;
 mod instance;
-mod key;
 mod metadata;
 mod prices;
 mod script;
@@ -38,21 +36,23 @@ use std::{
     time::Duration,
 };
 
-use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use self::{api::Refusal, clock::Clock, cloud::Cloud, key::Key, script::FaultKind, vm::Host};
-use super::http::{self, Reply};
+use self::{api::Refusal, cloud::Cloud, vm::Host};
+use super::{
+    Call, TICK,
+    clock::{self, Clock},
+    deliver,
+    faults::{self, FaultKind},
+    http::{self, Reply},
+    key::Key,
+};
 
 pub use script::{SCRIPT_SCHEMA, Script};
 
-/// How often time is looked at between requests.
-const TICK: Duration = Duration::from_millis(20);
 /// An operation is waited for so long before the answer says that it still runs.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
-/// A call that hangs is let go after so long.
-const HANG: Duration = Duration::from_secs(3_600);
 
 pub struct Options {
     pub listen: SocketAddr,
@@ -68,20 +68,6 @@ pub struct Options {
     pub variables: Vec<(OsString, OsString)>,
     /// Whether machines start containers on this computer's engine, through its command line, instead of the agent as a process.
     pub engine: bool,
-}
-
-/// One line of `/devcloud/calls`.
-#[derive(Debug, Clone, Serialize)]
-struct Call {
-    #[serde(rename = "call")]
-    method: &'static str,
-    zone: String,
-    name: String,
-    query: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Value::is_null")]
-    body: Value,
-    /// 0 when there was no answer.
-    status: u16,
 }
 
 /// The sender of a request.
@@ -207,7 +193,7 @@ impl Devcloud {
         };
         let request = api::Request {
             method: heard.method.clone(),
-            query: heard.url.iter().flat_map(reqwest::Url::query_pairs).map(|(k, v)| (k.into_owned(), v.into_owned())).collect(),
+            query: heard.queries(),
             body: serde_json::from_slice(&heard.body).unwrap_or_default(),
         };
         let Some((call, handler, [zone, name])) = api::route(&request.method, &segments) else {
@@ -217,7 +203,7 @@ impl Devcloud {
         let fault = {
             let mut cloud = self.at_present();
             let mut used = std::mem::take(&mut cloud.faults_used);
-            let fault = cloud.script.meet(&mut used, call, zone).cloned();
+            let fault = faults::meet(&cloud.script.faults, &mut used, call, zone).cloned();
             cloud.faults_used = used;
             fault
         };
@@ -234,19 +220,12 @@ impl Devcloud {
         });
         let line = Call { method: call, zone: place.0, name: place.1, query: request.query, body: request.body, status };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
-        match kind {
-            Some(FaultKind::Hang | FaultKind::DoneHang) => {
-                tokio::time::sleep(HANG).await;
-                None
-            }
-            Some(FaultKind::LostAnswer) => None,
-            _ => {
-                let mut reply = reply(&answered?);
-                let pause = fault.and_then(|fault| fault.retry_after);
-                reply.headers.extend(pause.map(|pause| ("retry-after", pause.0.as_secs().to_string())));
-                Some(reply)
-            }
+        let mut reply = answered.map(|answer| reply(&answer));
+        let pause = fault.and_then(|fault| fault.retry_after);
+        if let Some((reply, pause)) = reply.as_mut().zip(pause) {
+            reply.headers.push(("retry-after", pause.0.as_secs().to_string()));
         }
+        deliver(kind, reply).await
     }
 
     async fn perform(&self, call: &str, handler: api::Handler, request: &api::Request, place: &cloud::Place) -> api::Answer {

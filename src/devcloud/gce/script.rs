@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::super::faults::Fault;
 use crate::job::units::Span;
 
 pub const SCRIPT_SCHEMA: &str = "ftctl.devcloud-script/1";
@@ -53,42 +54,6 @@ impl Default for Script {
             price_factor: 1.0,
         }
     }
-}
-
-/// One call that does not go as it should.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Fault {
-    /// The call, as Google's discovery document names it: `compute.instances.insert`; `*` is every call.
-    pub call: String,
-    #[serde(default)]
-    pub zone: Option<String>,
-    pub kind: FaultKind,
-    #[serde(default = "once")]
-    pub times: u32,
-    /// Number of matching calls that pass before.
-    #[serde(default)]
-    pub skip: u32,
-    /// The pause that the service asks for.
-    #[serde(default)]
-    pub retry_after: Option<Span>,
-}
-
-fn once() -> u32 {
-    1
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FaultKind {
-    /// Answered with this status instead.
-    Status(u16),
-    /// Done, and the connection closed before the answer.
-    LostAnswer,
-    /// Neither done nor answered.
-    Hang,
-    /// Done, and not answered.
-    DoneHang,
 }
 
 /// The cloud's expectation of a zone.
@@ -155,18 +120,5 @@ impl Script {
     /// The troubles of the machine with this name.
     pub fn troubles_of<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s Trouble> {
         self.troubles.iter().filter(move |trouble| name.ends_with(&trouble.instance))
-    }
-
-    /// The fault that this call meets; `used` counts how often each was met.
-    pub fn meet<'s>(&'s self, used: &mut Vec<u32>, call: &str, zone: &str) -> Option<&'s Fault> {
-        used.resize(self.faults.len().max(used.len()), 0);
-        let fits = |fault: &Fault| (fault.call == "*" || fault.call == call) && fault.zone.as_ref().is_none_or(|at| at == zone);
-        for (fault, used) in self.faults.iter().zip(used).filter(|(fault, _)| fits(fault)) {
-            *used = used.saturating_add(1);
-            if (fault.skip..fault.skip.saturating_add(fault.times)).contains(&(*used - 1)) {
-                return Some(fault);
-            }
-        }
-        None
     }
 }

@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use super::{
+    super::session,
     Devcloud, TICK,
     cloud::{Act, Place},
     metadata,
@@ -109,10 +110,8 @@ impl Host {
         if has(TroubleKind::NoStore) {
             command.env("DEVCLOUD_NO_STORE", "1");
         }
-        let mut child = command.spawn()?;
+        let (mut child, group) = session::start(&mut command)?;
         let metadata = tokio::spawn(metadata::serve(devcloud.clone(), place.clone(), listener)).abort_handle();
-        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let Some(group) = group else { return Ok(()) };
         let machine = Powered { group, metadata, container: self.engine.then_some(container) };
         match &mut *self.powered() {
             Some(powered) => drop(powered.insert(place.clone(), machine)),
@@ -139,8 +138,6 @@ impl Host {
         command.env("PATH", first).env("HOME", disk).env("FTCTL_HOME", disk.join("ftctl")).env("FTCTL_RUN", disk.join("run"));
         command.env("DEVCLOUD_FTCTL", &self.executable);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
-        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
         command
     }
 

@@ -7,34 +7,25 @@ use std::{
     time::Duration,
 };
 
-use jiff::{Timestamp, fmt::rfc2822};
-use reqwest::{
-    Method, Url,
-    header::{DATE, RETRY_AFTER},
-};
+use jiff::Timestamp;
+use reqwest::{Method, Url};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::{
-    super::{Class, ProviderError, Result},
+    super::{
+        Result,
+        line::{self, BACKOFF, SHORT_ANSWER, Tries},
+    },
     credentials::Credentials,
     refusal::{Refusal, operation_error},
 };
-use crate::transit;
-
 /// Google answers a `wait` after two minutes at the latest.
 const ANSWER: Duration = Duration::from_secs(150);
-const CONNECT: Duration = Duration::from_secs(10);
 /// An operation that takes longer is stuck.
 const OPERATION: Duration = Duration::from_secs(600);
-/// Pauses between tries: doubled from the first to the second; a longer one that the service asks for is kept up to a minute.
-pub const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(8)];
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-const TRIES: u32 = 5;
-/// After so long no further try is begun.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Everything but a `wait` is answered within seconds.
-const SHORT_ANSWER: Duration = Duration::from_secs(30);
+/// Who may have named the services.
+const NAMES: &str = "FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING";
 
 pub struct Client {
     compute_line: reqwest::Client,
@@ -82,21 +73,9 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The HTTP client for requests with tokens to `endpoint`.
-fn line(endpoint: &str) -> Result<reqwest::Client> {
-    let refused = |why: &str| ProviderError::new(Class::Invalid, format!("no token is sent to {endpoint}: {why}"));
-    let url = Url::parse(endpoint).map_err(|error| refused(&error.to_string()))?;
-    if !transit::is_private(&url) {
-        return Err(refused("it is not https; only a service on this machine may be without, at 127.0.0.1 or localhost")
-            .fix("correct FTCTL_ENDPOINT_GCE and FTCTL_ENDPOINT_BILLING"));
-    }
-    let built = transit::client(&url).connect_timeout(CONNECT).timeout(ANSWER).build();
-    Ok(built.map_err(|error| Refusal::lost("begin", &error))?)
-}
-
 impl Client {
     pub fn new(endpoint: String, billing: String, project: String, credentials: Credentials) -> Result<Self> {
-        let (compute_line, billing_line) = (line(&endpoint)?, line(&billing)?);
+        let (compute_line, billing_line) = (line::open(&endpoint, ANSWER, NAMES)?, line::open(&billing, ANSWER, NAMES)?);
         Ok(Self { compute_line, billing_line, endpoint, billing, project, credentials, date: Mutex::default(), pauses: BACKOFF })
     }
 
@@ -118,25 +97,18 @@ impl Client {
 
     /// Asks until there is an answer that another try would not change.
     pub async fn call(&self, call: Call<'_>) -> Result<Value, Refusal> {
-        let (begun, mut pause, mut renewed) = (Instant::now(), self.pauses[0], false);
-        for tried in 1.. {
+        let mut tries = Tries::new(self.pauses);
+        loop {
             let refusal = match self.ask(&call).await {
                 Ok(answer) => return Ok(answer),
                 Err(refusal) => refusal,
             };
-            if refusal.status == Some(401) && !renewed {
-                // The token ended before its time.
-                renewed = true;
+            if refusal.status == Some(401) && tries.renew() {
                 self.credentials.forget().await;
-                continue;
-            }
-            if !refusal.is_passing() || tried >= TRIES || begun.elapsed() > PATIENCE {
+            } else if !refusal.is_passing() || !tries.again(refusal.retry_after).await {
                 return Err(refusal);
             }
-            sleep(refusal.retry_after.map_or(pause, |asked| asked.clamp(pause, LONGEST_PAUSE))).await;
-            pause = (2 * pause).min(self.pauses[1]);
         }
-        unreachable!("the loop ends by itself")
     }
 
     async fn ask(&self, call: &Call<'_>) -> Result<Value, Refusal> {
@@ -167,11 +139,11 @@ impl Client {
         let what = format!("{} {}", call.method, call.path);
         let lost = |error: reqwest::Error| Refusal::lost(&what, &error.without_url());
         let answer = request.send().await.map_err(lost)?;
-        if let Some(date) = answer.headers().get(DATE).and_then(|date| http_date(date.to_str().ok()?)) {
+        if let Some(date) = line::date(answer.headers()) {
             *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
         }
         let status = answer.status();
-        let pause = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok()).map(Duration::from_secs);
+        let pause = line::pause(answer.headers());
         let bytes = answer.bytes().await.map_err(lost)?;
         if status.is_success() {
             return serde_json::from_slice(&bytes).map_err(|error| Refusal::lost(&what, &error));
@@ -255,11 +227,6 @@ impl Client {
     }
 }
 
-/// Reads the time in the format of servers: `Sun, 06 Nov 1994 08:49:37 GMT`.
-pub fn http_date(text: &str) -> Option<Timestamp> {
-    Some(rfc2822::parse(text).ok()?.timestamp())
-}
-
 /// The name at the end of a link.
 pub fn last(link: &Value) -> &str {
     link.as_str().and_then(|link| link.rsplit('/').next()).unwrap_or_default()
@@ -280,23 +247,6 @@ fn request_id() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tokens_go_by_https_or_stay_on_this_machine() {
-        for endpoint in ["https://compute.googleapis.com", "https://any.host:7", "http://127.0.0.1:7", "http://localhost:7"] {
-            line(endpoint).expect(endpoint);
-        }
-        for endpoint in ["http://203.0.113.9", "http://compute.googleapis.com", "nonsense", ""] {
-            let error = line(endpoint).expect_err(endpoint);
-            assert!(error.class == Class::Invalid && error.message.contains(endpoint), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_time_is_read_as_servers_write_it() {
-        assert_eq!(http_date("Sun, 06 Nov 1994 08:49:37 GMT"), "1994-11-06T08:49:37Z".parse().ok());
-        assert_eq!(http_date("yesterday"), None);
-    }
 
     #[test]
     fn request_ids_are_uuids_and_differ() {

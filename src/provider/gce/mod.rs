@@ -38,7 +38,7 @@ use tokio::time::{Instant, sleep};
 
 pub use self::offer::{lasting_price, rights, rows, rules, rules_of_plan, size};
 use self::{
-    client::{Call, Client, http_date, last},
+    client::{Call, Client, last},
     credentials::Credentials,
     machine::{created, is_grouped, is_of, is_on, metadata, said},
     prices::Kept,
@@ -46,6 +46,8 @@ use self::{
 };
 use super::{
     Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting, Signs,
+    line::http_date,
+    named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
@@ -509,13 +511,6 @@ impl Provider for Gce {
 
 fn wanted(plan: &Plan) -> Result<&GcePlan> {
     if let Compute::Gce(gce) = &*plan.compute { Ok(gce) } else { Err(ProviderError::misplaced(plan)) }
-}
-
-fn named_image(plan: &Plan) -> Result<&str> {
-    plan.image().ok_or_else(|| {
-        ProviderError::new(Class::Invalid, "the job names no container image")
-            .fix("add image = \"...\" to the table of its backend below [compute]")
-    })
 }
 
 /// A machine that gave no sign of life for `lasting`; `ever`: it gave one before.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::{Class, ProviderError, Result};
+use super::super::{Class, ProviderError, Result, line};
 use crate::{
     catalogue::{self, Accelerator},
     job::{gce::GcePlan, plan::Plan},
@@ -20,7 +20,7 @@ pub fn check(plan: &Plan, wanted: &GcePlan, endpoint: &str) -> Result<()> {
         let message = format!("a machine may run for a minute at least and 120 days at most, not {}", plan.ttl);
         return refuse(message, "give --ttl, or limits.ttl, another time".to_owned());
     }
-    if !is_near(endpoint) && (plan.store.starts_with("file:") || !plan.store.contains("://")) {
+    if !line::reaches(endpoint, &plan.store) {
         let message = format!("a machine of Compute Engine cannot reach the store {}: it is a directory here", plan.store);
         return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
     }
@@ -37,13 +37,9 @@ pub fn check(plan: &Plan, wanted: &GcePlan, endpoint: &str) -> Result<()> {
     Ok(())
 }
 
-fn is_near(endpoint: &str) -> bool {
-    ["http://127.0.0.1", "http://localhost", "http://[::1]"].iter().any(|host| endpoint.starts_with(host))
-}
-
 /// Whether a build of libtorch can compute on it. The one for CPUs cannot on any.
 fn has_kernels(variant: &str, card: &Accelerator) -> bool {
-    catalogue::gce().libtorch.get(variant).is_some_and(|oldest| *oldest <= card.compute_capability)
+    catalogue::gce().has_kernels(variant, card.compute_capability)
 }
 
 /// Why the driver of a boot image does not know the plan's GPU, as far as the image's name tells.

@@ -60,14 +60,14 @@ pub struct Kept(pub Option<PathBuf>);
 impl Kept {
     /// `None` when there is none of this service.
     pub fn list(&self, client: &Client) -> Option<PriceList> {
-        let list: PriceList = serde_json::from_slice(&std::fs::read(self.0.as_ref()?).ok()?).ok()?;
+        let list: PriceList = disk::kept_json(self.0.as_ref()?)?;
         (list.schema == SCHEMA && list.endpoint == client.billing).then_some(list)
     }
 
     fn keep(&self, list: &PriceList) {
-        let Some(path) = &self.0 else { return };
-        // A list that cannot be kept is read again the next time.
-        let _ = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| disk::write_json(path, list));
+        if let Some(path) = &self.0 {
+            disk::keep_json(path, list);
+        }
     }
 
     async fn current(&self, client: &Client, now: Timestamp) -> Result<PriceList, Refusal> {

@@ -99,7 +99,7 @@ impl Marked {
 }
 
 /// Replaces the usual address of an account.
-const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
+pub const ENDPOINT: &str = "FTCTL_ENDPOINT_BLOB";
 
 /// The most entries of one page of a listing.
 const PAGE: i32 = 5_000;

@@ -4,8 +4,6 @@ use std::io;
 
 use sha2::{Digest, Sha256};
 
-use super::cloud::Place;
-
 pub struct Key([u8; 32]);
 
 impl Key {
@@ -21,14 +19,19 @@ impl Key {
     }
 
     /// The token that a machine gets from its metadata server.
-    pub fn of_service_account(&self, (zone, name): &Place) -> String {
+    pub fn of_service_account(&self, (zone, name): &(String, String)) -> String {
         self.derived("service account", zone, name)
     }
 
     /// Comes before every path of a machine's metadata server. Google's can be reached from its machine alone; ours from this whole
     /// computer.
-    pub fn of_metadata(&self, (zone, name): &Place) -> String {
+    pub fn of_metadata(&self, (zone, name): &(String, String)) -> String {
         self.derived("metadata", zone, name)
+    }
+
+    /// Proves that words are this cloud's own: nobody else can make the signature of any.
+    pub fn signature(&self, words: &str) -> String {
+        self.derived("signature", words, "")
     }
 
     fn derived(&self, purpose: &str, zone: &str, name: &str) -> String {
@@ -48,12 +51,12 @@ mod tests {
         let places = [("a".to_owned(), "b".to_owned()), ("a".to_owned(), "c".to_owned())];
         let of = |key: &Key| {
             let machines = places.iter().flat_map(|place| [key.of_service_account(place), key.of_metadata(place)]);
-            machines.chain([key.of_clients()]).collect::<Vec<_>>()
+            machines.chain([key.of_clients(), key.signature("a")]).collect::<Vec<_>>()
         };
         let mut all = [of(&key), of(&other)].concat();
-        assert_eq!(of(&key), all[..5]);
+        assert_eq!(of(&key), all[..6]);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 10);
+        assert_eq!(all.len(), 12);
     }
 }

@@ -1,0 +1,262 @@
+//! Nodes as processes: each rank of a job is a session that runs the job's command in a directory of its own.
+
+use std::{
+    collections::BTreeMap,
+    ffi::{OsStr, OsString},
+    fs::{self, File},
+    io,
+    os::unix::{fs::symlink, process::ExitStatusExt},
+    path::{Component, Path, PathBuf},
+    process::Stdio,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use tokio::{
+    net::TcpListener,
+    process::{Child, Command},
+    task::AbortHandle,
+};
+
+use super::{
+    super::session,
+    Devcloud, history,
+    job::{Job, Phase},
+    metadata,
+    service::{Act, Service},
+};
+
+pub struct Host {
+    executable: PathBuf,
+    variables: Vec<(OsString, OsString)>,
+    /// By the job's name; `None` when no more are started.
+    running: Mutex<Option<BTreeMap<String, Running>>>,
+}
+
+/// The processes of one life of a job, and what its nodes answer with.
+#[derive(Default)]
+struct Running {
+    groups: Vec<Pid>,
+    metadata: Vec<AbortHandle>,
+}
+
+impl Running {
+    fn cut(self) {
+        self.signal(Signal::KILL);
+        self.metadata.iter().for_each(AbortHandle::abort);
+    }
+
+    fn signal(&self, signal: Signal) {
+        for group in &self.groups {
+            let _ = kill_process_group(*group, signal);
+        }
+    }
+}
+
+/// What a life of a job is started with.
+struct Order {
+    name: String,
+    life: u32,
+    nodes: Vec<String>,
+    processes: usize,
+    command: String,
+    folder: PathBuf,
+    variables: BTreeMap<String, String>,
+    identity: String,
+}
+
+impl Host {
+    pub fn new(executable: PathBuf, variables: Vec<(OsString, OsString)>) -> Self {
+        Self { executable, variables, running: Mutex::new(Some(BTreeMap::new())) }
+    }
+
+    pub fn perform(&self, devcloud: &Arc<Devcloud>, act: Act) {
+        match act {
+            Act::Start(job) => {
+                let devcloud = devcloud.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = devcloud.host.start(&devcloud, &job).await {
+                        devcloud.at_present().fail(&job, &format!("devcloud cannot start this job: {error}"));
+                    }
+                });
+            }
+            Act::Terminate(job) => {
+                if let Some(running) = self.running().as_ref().and_then(|running| running.get(&job)) {
+                    running.signal(Signal::TERM);
+                }
+            }
+            Act::Kill(job) => self.cut(&job),
+        }
+    }
+
+    async fn start(&self, devcloud: &Arc<Devcloud>, name: &str) -> io::Result<()> {
+        let Some(order) = order(&devcloud.at_present(), name) else { return Ok(()) };
+        let mut running = Running::default();
+        let port = free_port().await?;
+        for node in 0..order.nodes.len() {
+            let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+            let metadata =
+                metadata::Node { job: name.to_owned(), node: order.nodes[node].clone(), identity: order.identity.clone() };
+            let variables = metadata.variables(devcloud, &listener)?;
+            running.metadata.push(tokio::spawn(metadata::serve(devcloud.clone(), metadata, listener)).abort_handle());
+            for local in 0..order.processes {
+                let rank = node * order.processes + local;
+                let mut command = self.command(&devcloud.at_present(), &order, node, rank)?;
+                command.envs(variables.clone()).envs(ranks(&order, node, local, port));
+                let (child, group) = session::start(&mut command)?;
+                running.groups.push(group);
+                tokio::spawn(reap(devcloud.clone(), name.to_owned(), order.life, rank, child));
+            }
+        }
+        match &mut *self.running() {
+            Some(all) => all.insert(name.to_owned(), running).into_iter().for_each(Running::cut),
+            // Everything was shut down while it started.
+            None => running.cut(),
+        }
+        // It may have lost its nodes while it started.
+        let lives = |job: &Job| job.retries == order.life && matches!(job.phase, Phase::Running | Phase::Ending { .. });
+        if !devcloud.at_present().jobs.get(name).is_some_and(lives) {
+            self.cut(name);
+        }
+        Ok(())
+    }
+
+    fn command(&self, service: &Service, order: &Order, node: usize, rank: usize) -> io::Result<Command> {
+        let home = order.folder.join(format!("node-{node}"));
+        let (work, tools) = (home.join("wd"), home.join("bin"));
+        fs::create_dir_all(&work)?;
+        fs::create_dir_all(&tools)?;
+        let program = tools.join("ftctl");
+        if !program.exists() {
+            symlink(&self.executable, program)?;
+        }
+        let output = history::output(service, &order.name, order.life, rank);
+        let output = File::options().create(true).append(true).open(output)?;
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(&order.command).current_dir(&work).env_clear().envs(self.variables.iter().cloned());
+        command.env("PATH", self.path(&tools)).env("HOME", &home).envs(&order.variables);
+        command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+        Ok(command)
+    }
+
+    /// What the image has, before this computer's own.
+    fn path(&self, tools: &Path) -> OsString {
+        let value = |wanted: &str| self.variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_os_str());
+        let parts = [Some(tools.as_os_str()), value("DEVCLOUD_IMAGE_PATH"), value("PATH")];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(OsStr::new(":"))
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<BTreeMap<String, Running>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cut(&self, job: &str) {
+        let running = self.running().as_mut().and_then(|running| running.remove(job));
+        running.into_iter().for_each(Running::cut);
+    }
+
+    /// For good: a job that starts meanwhile is ended too.
+    pub fn cut_all(&self) {
+        let running = self.running().take();
+        running.into_iter().flat_map(BTreeMap::into_values).for_each(Running::cut);
+    }
+}
+
+/// `None` where the job has no nodes any more.
+fn order(service: &Service, name: &str) -> Option<Order> {
+    let job = service.jobs.get(name).filter(|job| job.phase == Phase::Running)?;
+    let cluster = service.clusters.get(&job.cluster)?;
+    let here = &service.workspace;
+    let folder = service.state.join(name).join(format!("life-{}", job.retries));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut command = text(job.field("command"));
+    let given = job.field("environmentVariables").as_object().into_iter().flatten();
+    let mut variables: BTreeMap<String, String> = given.map(|(name, value)| (name.clone(), text(value))).collect();
+    for (kind, upper) in [("inputs", "INPUT"), ("outputs", "OUTPUT")] {
+        for (name, binding) in job.field(kind).as_object().into_iter().flatten() {
+            let value = bound(service, &folder, name, binding);
+            command = command.replace(&format!("${{{{{kind}.{name}}}}}"), &value);
+            variables.insert(format!("AZURE_ML_{upper}_{name}"), value);
+        }
+    }
+    let experiment = job.field("experimentName").as_str().unwrap_or("Default").to_owned();
+    let hosts: Vec<String> = (0..job.nodes.len()).map(address).collect();
+    let fixed = [
+        ("AZUREML_RUN_ID", name.to_owned()),
+        ("AZUREML_ARM_SUBSCRIPTION", here.subscription.clone()),
+        ("AZUREML_ARM_RESOURCEGROUP", here.group.clone()),
+        ("AZUREML_ARM_WORKSPACE_NAME", here.name.clone()),
+        ("AZUREML_ARM_PROJECT_NAME", experiment.clone()),
+        ("AZ_BATCHAI_CLUSTER_NAME", cluster.name.clone()),
+        ("AZ_BATCH_TASK_ID", format!("{name}-{}", job.retries)),
+        ("AZ_BATCH_HOST_LIST", hosts.join(",")),
+        ("AZ_BATCH_MASTER_NODE", format!("{}:6000", address(0))),
+        ("MLFLOW_TRACKING_URI", service.tracking()),
+        ("MLFLOW_RUN_ID", name.to_owned()),
+        ("MLFLOW_EXPERIMENT_NAME", experiment),
+    ];
+    variables.extend(fixed.map(|(name, value)| (name.to_owned(), value)));
+    let identity = job.field("identity")["identityType"].as_str().unwrap_or_default().to_owned();
+    Some(Order {
+        name: name.to_owned(),
+        life: job.retries,
+        nodes: job.nodes.clone(),
+        processes: job.processes,
+        command,
+        folder,
+        variables,
+        identity,
+    })
+}
+
+/// The value of an input or an output: a literal, or a folder, which is that of its datastore.
+fn bound(service: &Service, folder: &Path, name: &str, binding: &Value) -> String {
+    if let Some(literal) = binding["value"].as_str() {
+        return literal.to_owned();
+    }
+    let uri = binding["uri"].as_str().unwrap_or_default();
+    let place = uri.split_once("/datastores/").map(|(_, place)| place.replacen("/paths/", "/", 1));
+    let path = match place {
+        Some(place) => {
+            let parts = Path::new(&place).components().filter(|part| matches!(part, Component::Normal(_)));
+            service.state.join(".datastores").join(parts.collect::<PathBuf>())
+        }
+        None => folder.join("mounts").join(Path::new(name).file_name().unwrap_or_default()),
+    };
+    // A folder that cannot be made is what the job complains about.
+    let _ = fs::create_dir_all(&path);
+    path.to_string_lossy().into_owned()
+}
+
+/// Every node has an address of its own; all are this computer's.
+fn address(node: usize) -> String {
+    format!("127.0.0.{}", node + 4)
+}
+
+fn ranks(order: &Order, node: usize, local: usize, port: u16) -> BTreeMap<&'static str, String> {
+    let rank = node * order.processes + local;
+    BTreeMap::from([
+        ("AZUREML_CR_NODE_RANK", node.to_string()),
+        ("AZUREML_PROCESS_NAME", format!("rank_{rank}")),
+        ("AZ_BATCH_NODE_ID", order.nodes[node].clone()),
+        ("MASTER_ADDR", address(0)),
+        ("MASTER_PORT", port.to_string()),
+        ("NODE_RANK", node.to_string()),
+        ("RANK", rank.to_string()),
+        ("LOCAL_RANK", local.to_string()),
+        ("LOCAL_WORLD_SIZE", order.processes.to_string()),
+        ("WORLD_SIZE", (order.nodes.len() * order.processes).to_string()),
+    ])
+}
+
+async fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind((address(0), 0)).await?.local_addr()?.port())
+}
+
+async fn reap(devcloud: Arc<Devcloud>, job: String, life: u32, rank: usize, mut child: Child) {
+    let Ok(status) = child.wait().await else { return };
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(-1);
+    devcloud.at_present().exited(&job, life, rank, code);
+    devcloud.act();
+}

@@ -1,0 +1,88 @@
+//! The rules of the service's own description for what clients send: `tests/recordings/azureml/openapi-subset.json`.
+
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
+    let text = include_str!("../../../tests/recordings/azureml/openapi-subset.json");
+    serde_json::from_str(text).unwrap_or_default()
+});
+
+/// The rule that `value` breaks, as the service's schema of this name has it.
+pub fn check(schema: &str, value: &Value) -> Result<(), String> {
+    check_at(&DESCRIPTION["components"]["schemas"][schema], value, "")
+}
+
+fn resolved<'s>(schema: &'s Value) -> &'s Value {
+    let link = schema["$ref"].as_str().or_else(|| schema["allOf"][0]["$ref"].as_str());
+    link.and_then(|link| DESCRIPTION.pointer(link.trim_start_matches('#'))).unwrap_or(schema)
+}
+
+fn check_at(schema: &Value, value: &Value, at: &str) -> Result<(), String> {
+    if value.is_null() && schema["nullable"] == true {
+        return Ok(());
+    }
+    let schema = resolved(schema);
+    if let Some(tag) = schema["discriminator"]["propertyName"].as_str() {
+        let chosen = value[tag].as_str().and_then(|kind| schema["discriminator"]["mapping"][kind].as_str());
+        let chosen = chosen.and_then(|link| DESCRIPTION.pointer(link.trim_start_matches('#')));
+        return check_at(chosen.ok_or_else(|| format!("{at}/{tag}: {} is not known", value[tag]))?, value, at);
+    }
+    if let Some(allowed) = schema["enum"].as_array().filter(|allowed| !allowed.contains(value)) {
+        return Err(format!("{at}: {value} is none of {}", Value::Array(allowed.clone())));
+    }
+    let fits = match schema["type"].as_str() {
+        Some("string") => value.as_str().is_some_and(|text| schema["pattern"] != "^-?P" || is_duration(text)),
+        Some("integer") => value.is_i64() || value.is_u64(),
+        Some("boolean") => value.is_boolean(),
+        Some("array") => {
+            let items = value.as_array().ok_or_else(|| format!("{at}: {value} is no array"))?;
+            return items.iter().try_for_each(|item| check_at(&schema["items"], item, at));
+        }
+        Some("object") => {
+            let fields = value.as_object().ok_or_else(|| format!("{at}: {value} is no object"))?;
+            return check_fields(schema, fields, at);
+        }
+        _ => true,
+    };
+    if fits { Ok(()) } else { Err(format!("{at}: {value} is not a {} as described", schema["type"].as_str().unwrap_or_default())) }
+}
+
+fn check_fields(schema: &Value, fields: &Map<String, Value>, at: &str) -> Result<(), String> {
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    if let Some(missing) = required.into_iter().find(|name| fields.get(*name).is_none_or(Value::is_null)) {
+        return Err(format!("{at}/{missing} is required"));
+    }
+    fields.iter().try_for_each(|(name, value)| {
+        let at = format!("{at}/{name}");
+        match (schema["properties"].get(name), &schema["additionalProperties"]) {
+            (Some(field), _) => check_at(field, value, &at),
+            (None, Value::Object(_)) => check_at(&schema["additionalProperties"], value, &at),
+            (None, _) => Err(format!("{at} is not known")),
+        }
+    })
+}
+
+fn is_duration(text: &str) -> bool {
+    text.parse::<jiff::Span>().is_ok()
+}
+
+/// The names that the service allows.
+pub fn name(kind: &'static str, name: &str) -> Result<(), String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let begins = |first: fn(char) -> bool| name.chars().next().is_some_and(first);
+    let fits = match kind {
+        // The last word of a cluster's name is no number.
+        "compute" => {
+            let last = name.rsplit_once('-').map_or("", |(_, last)| last);
+            let number = !last.is_empty() && last.chars().all(|c| c.is_ascii_digit());
+            (3..=24).contains(&name.len()) && begins(|c| c.is_ascii_alphabetic()) && name.chars().all(plain) && !number
+        }
+        _ => {
+            let all = name.chars().all(|c| plain(c) || c == '_' || (kind == "version" && c == '.'));
+            (1..=255).contains(&name.len()) && begins(|c| c.is_ascii_alphanumeric()) && all
+        }
+    };
+    if fits { Ok(()) } else { Err(format!("'{name}' is not a valid name of a {kind}")) }
+}

@@ -1,0 +1,173 @@
+//! The bodies of requests that make something.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::super::whose::Mark;
+use crate::job::{
+    azureml::{AzuremlPlan, Identity, Placement},
+    digest::Digest,
+    id::AttemptId,
+    wording::shell_word,
+};
+
+/// Present on everything of ours.
+pub const OURS: &str = "ftctl";
+/// A job of ours has this tag, whatever its attempt is. On a cluster it is the job that it was made for first.
+pub const JOB: &str = "ftctl-job";
+pub const ATTEMPT: &str = "ftctl-attempt";
+/// Seconds since 1970, at the latest.
+pub const EXPIRES: &str = "ftctl-expires";
+/// Digests of the owner, and of the store that has the job.
+pub const OWNER: &str = "ftctl-owner";
+pub const STORE: &str = "ftctl-store";
+
+/// The environment whose versions are images.
+pub const ENVIRONMENT: &str = "ftctl";
+/// A node without a job leaves after so long. It is paid for until then.
+pub const IDLE: Duration = Duration::from_secs(120);
+/// What is reckoned for a node's start and its leaving, which are paid for as well.
+const AROUND: Duration = Duration::from_secs(60);
+/// Several processes of a node exchange gradients through it; the service's own is 2g.
+const SHARED_MEMORY: &str = "8g";
+
+/// The name of ftctl's own cluster for a plan: the same for all jobs of an owner and a store that need the same.
+pub fn cluster_name(plan: &AzuremlPlan, mark: &Mark<'_>) -> String {
+    let AzuremlPlan { size, identity, public_address, .. } = plan;
+    let needs = [size, plan.priority(), &identity.to_string(), &public_address.to_string(), &mark.owner, &mark.store].join("\0");
+    // The last word of a cluster's name may be no number.
+    format!("ftctl-c{}", &Digest::of(needs.as_bytes()).as_str()[..15])
+}
+
+/// A cluster with at most `most` nodes.
+pub fn cluster(plan: &AzuremlPlan, region: &str, most: usize, attempt: &AttemptId, mark: &Mark<'_>) -> Value {
+    let identity = match &plan.identity {
+        Identity::Assigned(id) => json!({ "type": "UserAssigned", "userAssignedIdentities": { id.as_str(): {} } }),
+        // It pulls the image, whoever the job is.
+        Identity::Managed | Identity::User | Identity::None => json!({ "type": "SystemAssigned" }),
+    };
+    json!({
+        "location": region,
+        "identity": identity,
+        "tags": tags(attempt, mark),
+        "properties": {
+            "computeType": "AmlCompute",
+            "disableLocalAuth": true,
+            "properties": {
+                "vmSize": plan.size,
+                "vmPriority": plan.priority(),
+                "scaleSettings": { "minNodeCount": 0, "maxNodeCount": most, "nodeIdleTimeBeforeScaleDown": seconds(IDLE) },
+                "remoteLoginPortPublicAccess": "Disabled",
+                "enableNodePublicIp": plan.public_address,
+                "osType": "Linux",
+            },
+        },
+    })
+}
+
+/// The version of the environment that an image is; `None` for one that is not given by its digest.
+pub fn version(image: &str) -> Option<&str> {
+    image
+        .rsplit_once("@sha256:")
+        .map(|(_, digest)| digest)
+        .filter(|digest| Digest::parse(digest).is_some())
+        .map(|digest| &digest[..32])
+}
+
+/// A version of an environment.
+pub fn environment(image: &str) -> Value {
+    json!({ "properties": { "image": image } })
+}
+
+/// An attempt, as a command job is told about it.
+pub struct Command<'c> {
+    pub attempt: &'c AttemptId,
+    pub plan: &'c AzuremlPlan,
+    /// The address of the store, as the agent is told it.
+    pub store: &'c str,
+    /// Resource ids; a serverless job has no cluster.
+    pub environment: String,
+    pub cluster: Option<String>,
+    /// Everybody in the workspace can read them, for ever.
+    pub variables: BTreeMap<String, String>,
+    /// How long it may work.
+    pub time: Duration,
+    /// When it is over at the latest.
+    pub expires: Timestamp,
+}
+
+impl Command<'_> {
+    /// The command job: an agent on each of its nodes, which starts the node's own processes.
+    pub fn body(&self, mark: &Mark<'_>) -> Value {
+        let Self { attempt, plan, .. } = self;
+        let words =
+            ["ftctl", "agent", "--job", attempt.job.as_str(), "--attempt", &attempt.attempt.to_string(), "--store", self.store];
+        let command: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
+        let mut tags = tags(attempt, mark);
+        tags[EXPIRES] = json!(self.expires.as_second().to_string());
+        let mut properties = json!({
+            "jobType": "Command",
+            "displayName": attempt.machine_name(),
+            "experimentName": attempt.job.name(),
+            "command": command.join(" "),
+            "environmentId": self.environment,
+            "environmentVariables": self.variables,
+            "distribution": { "distributionType": "PyTorch", "processCountPerInstance": 1 },
+            "limits": { "jobLimitsType": "Command", "timeout": seconds(self.time) },
+            "resources": { "instanceCount": 1, "shmSize": SHARED_MEMORY },
+            "tags": tags,
+        });
+        if let Some(cluster) = &self.cluster {
+            properties["computeId"] = json!(cluster);
+        }
+        if plan.compute == Placement::Serverless {
+            properties["resources"]["instanceType"] = json!(plan.size);
+            properties["queueSettings"] = json!({ "jobTier": plan.job_tier() });
+        }
+        if let Some(identity) = identity(&plan.identity) {
+            properties["identity"] = identity;
+        }
+        json!({ "properties": properties })
+    }
+}
+
+/// How long a node is paid for beside its job.
+pub fn besides(plan: &AzuremlPlan) -> Duration {
+    match plan.compute {
+        Placement::Cluster => IDLE + AROUND,
+        Placement::Serverless => AROUND,
+    }
+}
+
+fn identity(identity: &Identity) -> Option<Value> {
+    match identity {
+        Identity::Managed => Some(json!({ "identityType": "Managed" })),
+        Identity::Assigned(id) => Some(json!({ "identityType": "Managed", "resourceId": id })),
+        Identity::User => Some(json!({ "identityType": "UserIdentity" })),
+        Identity::None => None,
+    }
+}
+
+fn tags(attempt: &AttemptId, mark: &Mark<'_>) -> Value {
+    json!({
+        OURS: "1",
+        OWNER: mark.owner,
+        STORE: mark.store,
+        JOB: attempt.job.as_str(),
+        ATTEMPT: attempt.attempt.to_string(),
+    })
+}
+
+/// A duration of ISO 8601.
+fn seconds(time: Duration) -> String {
+    format!("PT{}S", time.as_secs())
+}
+
+/// The reverse of [`seconds`], for any whole number of seconds, minutes or hours.
+pub fn read_seconds(text: &str) -> Option<Duration> {
+    let span: jiff::Span = text.parse().ok()?;
+    let total = span.total((jiff::Unit::Second, jiff::SpanRelativeTo::days_are_24_hours())).ok()?;
+    Duration::try_from_secs_f64(total).ok()
+}

@@ -1,0 +1,164 @@
+//! ftctl's own clusters: made for the first job that needs one, found again by name and tags, wide enough for the jobs that are on
+//! it, and gone when no job of ours needs it. Its quota is held for as many nodes as it may have.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    super::{
+        Class, ProviderError, Resource, Result,
+        whose::{Mark, namesake},
+    },
+    Azureml, body,
+    client::Call,
+    job,
+    refusal::{Refusal, told},
+};
+use crate::job::{
+    azureml::{AzuremlPlan, Cluster},
+    id::AttemptId,
+};
+
+impl Azureml {
+    /// The resource id of the cluster for an attempt, which is there when this returns.
+    pub(super) async fn prepared(&self, attempt: &AttemptId, wanted: &AzuremlPlan, mark: &Mark<'_>) -> Result<String> {
+        let Some(cluster) = &wanted.cluster else { return self.made(attempt, wanted, mark).await };
+        if self.client.find(&["computes", cluster.as_str()]).await?.is_none() {
+            let message = format!("the workspace has no cluster {cluster}");
+            return Err(ProviderError::new(Class::Invalid, message).fix("correct compute.azureml.cluster, or leave it out"));
+        }
+        self.client.id(&["computes", cluster.as_str()])
+    }
+
+    /// ftctl's own, with room for one more job. One that somebody else is making or removing is waited for.
+    async fn made(&self, attempt: &AttemptId, wanted: &AzuremlPlan, mark: &Mark<'_>) -> Result<String> {
+        let name = body::cluster_name(wanted, mark);
+        let (begun, id) = (Instant::now(), self.client.id(&["computes", &name])?);
+        while begun.elapsed() < self.client.pace.operation {
+            let there = self.client.find(&["computes", &name]).await?;
+            let tags = there.as_ref().map(|cluster| cluster["tags"].clone());
+            if let Some(tags) = tags.filter(|tags| tags[body::OURS] != "1" || !mark.reaches(job::said(tags))) {
+                return Err(namesake(&format!("a cluster {name}"), &mark.belongs(job::said(&tags))));
+            }
+            let needed = self.jobs().await?.iter().filter(|job| job::is_live(job) && is_on(job, &id)).count() + 1;
+            match there.as_ref().map(|cluster| cluster["properties"]["provisioningState"].as_str().unwrap_or_default()) {
+                Some("Creating" | "Updating" | "Deleting") => sleep(self.client.pace.look).await,
+                Some("Succeeded") if there.as_ref().is_some_and(|cluster| most(cluster) >= needed) => return Ok(id),
+                _ => {
+                    let region = self.client.region().await?;
+                    let body = body::cluster(wanted, &region, needed, attempt, mark);
+                    self.client.change(Call::put(self.client.url(&["computes", &name])?, body)).await?;
+                }
+            }
+        }
+        let message = format!("the cluster {name} is not ready after {} s", self.client.pace.operation.as_secs());
+        Err(ProviderError::new(Class::Network, message).fix("look at it in the studio; `ftctl prune` removes it"))
+    }
+
+    /// Every cluster that says it is of ours, of whomever.
+    pub(super) async fn clusters(&self) -> Result<Vec<Value>, Refusal> {
+        let mut clusters = self.client.list(self.client.url(&["computes"])?).await?;
+        clusters.retain(|cluster| {
+            cluster["properties"]["computeType"] == "AmlCompute" && cluster["tags"][body::OURS] == "1" && name(cluster).is_some()
+        });
+        Ok(clusters)
+    }
+
+    /// Those of `clusters` that no live job is on.
+    pub(super) fn unneeded<'c>(&self, clusters: &'c [Value], jobs: &[Value]) -> Result<Vec<(Cluster, &'c Value)>> {
+        let mut found = Vec::new();
+        for cluster in clusters {
+            let Some(name) = name(cluster) else { continue };
+            let id = self.client.id(&["computes", name.as_str()])?;
+            if !jobs.iter().any(|job| job::is_live(job) && is_on(job, &id)) {
+                found.push((name, cluster));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes a cluster with its nodes, and returns when it is gone.
+    pub(super) async fn remove(&self, name: &Cluster) -> Result<(), Refusal> {
+        let mut url = self.client.url(&["computes", name.as_str()])?;
+        url.query_pairs_mut().append_pair("underlyingResourceAction", "Delete");
+        match self.client.change(Call::delete(url)).await {
+            Err(refusal) if refusal.is_absent() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Why a job has no machine yet, as its cluster tells.
+    pub(super) async fn want_of_node(&self, waiting: &Value) -> Result<String, Refusal> {
+        let status = job::status(waiting);
+        let Some(cluster) = self.cluster_of(waiting).await? else { return Ok(status.to_owned()) };
+        let state = &cluster["properties"]["properties"];
+        let count = |value: &Value| value.as_u64().unwrap_or(0);
+        let (current, target) = (count(&state["currentNodeCount"]), count(&state["targetNodeCount"]));
+        let preparing = count(&state["nodeStateCounts"]["preparingNodeCount"]);
+        let name = name(&cluster).map(|name| name.to_string()).unwrap_or_default();
+        let mut why = format!("{status}: the cluster {name} has {current} of {target} nodes, {preparing} preparing");
+        for (code, message) in state["errors"].as_array().into_iter().flatten().filter_map(told) {
+            why.push_str(&format!("; {code}: {message}"));
+        }
+        Ok(why)
+    }
+
+    /// Whether nodes of a job's cluster were taken away, as far as that is known.
+    pub(super) async fn has_lost_nodes(&self, job: &Value) -> Result<bool, Refusal> {
+        let cluster = self.cluster_of(job).await?.unwrap_or_default();
+        Ok(cluster["properties"]["properties"]["nodeStateCounts"]["preemptedNodeCount"].as_u64().is_some_and(|count| count > 0))
+    }
+
+    /// The cluster that a job is on; `None` where it is on none of this workspace, or that is gone.
+    async fn cluster_of(&self, job: &Value) -> Result<Option<Value>, Refusal> {
+        let Some(name) = job::cluster(job).and_then(|id| id.rsplit('/').next()?.parse::<Cluster>().ok()) else { return Ok(None) };
+        if !is_on(job, &self.client.id(&["computes", name.as_str()])?) {
+            return Ok(None);
+        }
+        self.client.find(&["computes", name.as_str()]).await
+    }
+}
+
+/// Whether a job is on the cluster with this resource id; Azure's ids are of any case.
+pub fn is_on(job: &Value, id: &str) -> bool {
+    job::cluster(job).is_some_and(|cluster| cluster.eq_ignore_ascii_case(id))
+}
+
+pub fn name(cluster: &Value) -> Option<Cluster> {
+    cluster["name"].as_str()?.parse().ok()
+}
+
+/// How many nodes it may have.
+fn most(cluster: &Value) -> usize {
+    let most = cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0);
+    usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+/// The nodes that are paid for.
+fn nodes(cluster: &Value) -> u64 {
+    let state = &cluster["properties"]["properties"];
+    let counts = ["idleNodeCount", "runningNodeCount", "preparingNodeCount", "unusableNodeCount", "leavingNodeCount"];
+    let counted: u64 = counts.iter().filter_map(|key| state["nodeStateCounts"][key].as_u64()).fold(0, u64::saturating_add);
+    counted.max(state["currentNodeCount"].as_u64().unwrap_or(0))
+}
+
+/// The size of its machines, and whether they may be taken away.
+pub fn machine(cluster: &Value) -> (&str, bool) {
+    let wanted = &cluster["properties"]["properties"];
+    (wanted["vmSize"].as_str().unwrap_or_default(), wanted["vmPriority"] == "LowPriority")
+}
+
+/// A cluster that is paid for though no job is on it; it leaves by itself after a while.
+pub fn resource(cluster: &Value, price_of_node: crate::job::units::Money, mark: &Mark<'_>) -> Option<Resource> {
+    let nodes = u32::try_from(nodes(cluster)).ok().filter(|nodes| *nodes > 0)?;
+    Some(Resource {
+        name: name(cluster)?.to_string(),
+        attempt: job::attempt(&cluster["tags"])?,
+        since: job::created(cluster),
+        expires: None,
+        price_per_hour: price_of_node.for_time(Duration::from_secs(3_600).saturating_mul(nodes)),
+        belongs: mark.belongs(job::said(&cluster["tags"])),
+    })
+}

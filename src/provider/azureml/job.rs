@@ -1,0 +1,201 @@
+//! The service's description of a job.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{
+    super::{
+        Sighting,
+        whose::{Mark, Said},
+    },
+    body,
+    refusal::{Refusal, told},
+};
+use crate::job::id::{AttemptId, JobId};
+
+/// Parts of the words in which the service says that a machine could not begin with a job, and no other would.
+const UNFIT: [&str; 8] = [
+    "pull docker image",
+    "pull the docker image",
+    "pullingimage",
+    "imagebuild",
+    "acrrefreshtoken",
+    "environment preparation",
+    "failed to mount",
+    "identity",
+];
+const PREEMPTED: [&str; 2] = ["preempt", "pre-empt"];
+
+/// How a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// It has no machine that works on it.
+    Waiting,
+    /// Whether it ever had one, the run history tells.
+    Doubtful,
+    Running,
+    Over,
+}
+
+/// What is read of any description of a job: none of it is trusted before.
+pub fn name(job: &Value) -> Option<&str> {
+    let fits = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
+    job["name"].as_str().filter(|name| (1..=255).contains(&name.len()) && name.bytes().all(fits))
+}
+
+pub fn tags(job: &Value) -> &Value {
+    &job["properties"]["tags"]
+}
+
+/// The tags' word on an owner.
+pub fn said(tags: &Value) -> Said<'_> {
+    Said { owner: tags[body::OWNER].as_str(), store: tags[body::STORE].as_str(), url: None }
+}
+
+/// Whether tags say that something is of this job, and of no equal one in another store. A filter is no proof: whatever a list
+/// answers is compared before it is touched.
+pub fn is_of(tags: &Value, job: &JobId, mark: &Mark<'_>) -> bool {
+    tags[body::JOB] == job.as_str() && mark.reaches(said(tags))
+}
+
+/// The attempt that something of ours is, or was made for; `None` where its tags name none.
+pub fn attempt(tags: &Value) -> Option<AttemptId> {
+    let number = tags[body::ATTEMPT].as_str().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let id = AttemptId::new(&JobId::parse(tags[body::JOB].as_str()?)?, number);
+    AttemptId::from_machine_name(&id.machine_name())
+}
+
+pub fn created(resource: &Value) -> Timestamp {
+    time(&resource["systemData"]["createdAt"]).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Since when a run has its machine, by the run history.
+pub fn started(details: &Value) -> Option<Timestamp> {
+    time(&details["startTimeUtc"])
+}
+
+fn time(text: &Value) -> Option<Timestamp> {
+    text.as_str()?.parse().ok()
+}
+
+pub fn status(job: &Value) -> &str {
+    job["properties"]["status"].as_str().unwrap_or("nothing")
+}
+
+/// Fails for a word that this program does not know: it may mean anything.
+pub fn stage(job: &Value) -> Result<Stage, Refusal> {
+    Ok(match status(job) {
+        "NotStarted" | "Starting" | "Provisioning" | "Preparing" | "Queued" | "Paused" => Stage::Waiting,
+        "NotResponding" | "CancelRequested" => Stage::Doubtful,
+        "Running" | "Finalizing" => Stage::Running,
+        "Completed" | "Failed" | "Canceled" => Stage::Over,
+        other => {
+            let job = name(job).unwrap_or("a job");
+            return Err(Refusal::lost(&format!("tell how {job} stands"), &format!("`{}` is no status", other.escape_debug())));
+        }
+    })
+}
+
+/// Whether it may still have, or get, a machine.
+pub fn is_live(job: &Value) -> bool {
+    stage(job).map_or(true, |stage| stage != Stage::Over)
+}
+
+/// The resource id of the cluster that it runs on.
+pub fn cluster(job: &Value) -> Option<&str> {
+    job["properties"]["computeId"].as_str()
+}
+
+/// What a job's end means; `details` are the run history's words. `nodes_were_taken`: its cluster has lost nodes.
+pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
+    let (code, message) = told(details).unwrap_or_default();
+    let has = |words: &[&str]| {
+        let said = format!("{code} {message}").to_ascii_lowercase();
+        words.iter().any(|word| said.contains(word))
+    };
+    let why = match status(job) {
+        "Failed" if has(&PREEMPTED) || (message.is_empty() && nodes_were_taken) => "preempted".to_owned(),
+        "Failed" if has(&UNFIT) => return Sighting::Unfit { why: message },
+        "Completed" => "the job is completed".to_owned(),
+        "Canceled" if message.is_empty() => "the job was cancelled".to_owned(),
+        _ if message.is_empty() => "the job has failed, and Azure ML does not say why".to_owned(),
+        _ => message,
+    };
+    Sighting::Dead { why }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_status_has_its_stage_and_another_is_named() {
+        let stage = |status: &str| stage(&json!({ "name": "job", "properties": { "status": status } }));
+        for (status, found) in [
+            ("NotStarted", Stage::Waiting),
+            ("Starting", Stage::Waiting),
+            ("Provisioning", Stage::Waiting),
+            ("Preparing", Stage::Waiting),
+            ("Queued", Stage::Waiting),
+            ("Paused", Stage::Waiting),
+            ("NotResponding", Stage::Doubtful),
+            ("CancelRequested", Stage::Doubtful),
+            ("Running", Stage::Running),
+            ("Finalizing", Stage::Running),
+            ("Completed", Stage::Over),
+            ("Failed", Stage::Over),
+            ("Canceled", Stage::Over),
+        ] {
+            assert_eq!(stage(status).ok(), Some(found), "{status}");
+        }
+        for status in ["Unknown", "running", "", "Evicted"] {
+            assert!(stage(status).is_err_and(|refusal| refusal.message.contains(&format!("`{status}` is no status"))), "{status}");
+        }
+    }
+
+    #[test]
+    fn an_end_says_whether_another_machine_may_help() {
+        let ended = |status: &str, message: &str, taken| {
+            let error =
+                if message.is_empty() { Value::Null } else { json!({ "error": { "code": "UserError", "message": message } }) };
+            end(&json!({ "properties": { "status": status } }), &json!({ "error": error }), taken)
+        };
+        let dead = |why: &str| Sighting::Dead { why: why.to_owned() };
+        let exit = "Execution failed. User process exited with status code 1.";
+        let preempted = "AzureMLCompute job failed. PreemptionError: Nodes of this job got pre-empted.";
+        for (sighting, expected) in [
+            (ended("Completed", "", false), dead("the job is completed")),
+            (ended("Canceled", "", true), dead("the job was cancelled")),
+            (ended("Failed", exit, true), dead(exit)),
+            (ended("Failed", preempted, false), dead("preempted")),
+            (ended("Failed", "", true), dead("preempted")),
+            (ended("Failed", "", false), dead("the job has failed, and Azure ML does not say why")),
+        ] {
+            assert_eq!(sighting, expected);
+        }
+        for why in [
+            "AzureMLCompute job failed. FailedPullingImage: Unable to pull docker image",
+            "AcrRefreshTokenRetrievalError: Unable to retrieve ACR refresh token",
+            "The identity of the cluster has no rights",
+            "Failed to mount the datastore",
+        ] {
+            assert_eq!(ended("Failed", why, false), Sighting::Unfit { why: why.to_owned() });
+        }
+    }
+
+    #[test]
+    fn what_tags_say_is_no_more_than_an_attempt() {
+        let id = JobId::derive("job", "nonce");
+        let tagged = |attempt: &str| attempt_of(id.as_str(), attempt);
+        fn attempt_of(job: &str, attempt: &str) -> Option<AttemptId> {
+            super::attempt(&json!({ "ftctl-job": job, "ftctl-attempt": attempt }))
+        }
+        assert_eq!(tagged("3"), Some(AttemptId::new(&id, 3)));
+        assert_eq!(tagged("x"), Some(AttemptId::new(&id, 0)), "somebody made it by hand");
+        assert_eq!((tagged("99999"), attempt_of("../x", "1")), (None, None));
+        assert_eq!(name(&json!({ "name": "a/../b" })), None);
+        assert_eq!(name(&json!({ "name": "ftjob1" })), Some("ftjob1"));
+    }
+}

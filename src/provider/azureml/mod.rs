@@ -1,0 +1,467 @@
+//! Provider `azureml`: a command job of Azure ML for each attempt, whose command is the agent.
+//!
+//! The workspace is the only memory: a job is found by its name, a job's attempts and ftctl's own clusters by their tags. The
+//! service gives an attempt its node when it has one, so a job waits in its queue ([`Sighting::Queued`]). The agent reads its order
+//! from the store: nothing secret is in a job, whose description everybody in the workspace can read for ever; but a job without
+//! an identity has a signature in its variables that ends with it. The kill switch is the service's (`limits.timeout`), and nodes
+//! without a job leave by themselves.
+//!
+//! | killed | is found later as |
+//! |---|---|
+//! | before the cluster was heard of | no cluster of that name: made |
+//! | while its operation goes on | one that is being made: waited for |
+//! | before the job was heard of | no job of that name: made; until then a cluster without nodes, which costs nothing |
+//! | after that | a job of that name: taken as it is, over or not |
+
+mod body;
+mod client;
+mod cluster;
+mod console;
+mod job;
+mod offer;
+mod prices;
+mod quota;
+mod refusal;
+#[cfg(test)]
+mod tests;
+mod workspace;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+pub use self::offer::{lasting_price, rights, rows, rules, size};
+use self::{
+    client::{Call, Client},
+    job::Stage,
+    prices::Prices,
+    refusal::Refusal,
+};
+use super::{
+    Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Sighting, Signs, line, named_image,
+    whose::{Mark, Party, namesake, unknown_store},
+};
+use crate::{
+    catalogue,
+    identity::Variables,
+    job::{
+        azureml::{AzuremlPlan, Identity, Placement},
+        clock::{Clock, after},
+        compute::Compute,
+        finding::Finding,
+        id::{AttemptId, JobId},
+        order::{RunOrder, TrainerImage},
+        plan::{Plan, Price},
+        report::Report,
+        units::{Money, Span},
+    },
+    store::azure,
+};
+
+/// How often a job is asked for when its cluster goes away meanwhile.
+const TRIES: u32 = 3;
+/// No job is begun for less.
+const SHORTEST: Duration = Duration::from_secs(60);
+
+pub struct Azureml {
+    client: Client,
+    party: Party,
+    clock: Arc<dyn Clock>,
+    prices: Prices,
+}
+
+impl Azureml {
+    /// `variables` is the caller's environment, `here` the working directory; `plan` is that of the job that is meant, if one is, and
+    /// `prices` the file that keeps prices. The cloud is not asked for anything, so list prices are known without a sign-in.
+    pub fn open(
+        variables: Variables<'_>,
+        here: &Path,
+        plan: Option<&AzuremlPlan>,
+        party: Party,
+        clock: Arc<dyn Clock>,
+        prices: Option<PathBuf>,
+    ) -> Result<Self> {
+        let endpoint = |name| variables(name).map(|url| url.trim_end_matches('/').to_owned());
+        let place = workspace::find(plan, variables, here);
+        let client = Client::new(endpoint("FTCTL_ENDPOINT_AZUREML"), place, variables)?;
+        let prices = Prices::new(endpoint("FTCTL_ENDPOINT_AZURE_PRICES"), prices)?;
+        Ok(Self { client, party, clock, prices })
+    }
+
+    async fn mark(&self) -> Result<Mark<'_>, Refusal> {
+        self.party.mark().await.map_err(|error| Refusal::from(unknown_store(error)))
+    }
+
+    /// The machine that a plan wants, if its workspace is ours.
+    fn wanted<'p>(&self, plan: &'p Plan) -> Result<&'p AzuremlPlan> {
+        let Compute::Azureml(wanted) = &*plan.compute else { return Err(ProviderError::misplaced(plan)) };
+        self.client.place()?.admits(wanted)?;
+        Ok(wanted)
+    }
+
+    /// An attempt's job, less one of that name in another store.
+    async fn find(&self, attempt: &AttemptId) -> Result<Option<Value>, Refusal> {
+        let mark = self.mark().await?;
+        let found = self.client.find(&["jobs", &attempt.machine_name()]).await?;
+        Ok(found.filter(|found| job::is_of(job::tags(found), &attempt.job, &mark)))
+    }
+
+    /// Whether the attempt's job is there. Something else that only has its name is a conflict.
+    async fn is_there(&self, attempt: &AttemptId, mark: &Mark<'_>) -> Result<bool> {
+        let name = attempt.machine_name();
+        let Some(found) = self.client.find(&["jobs", &name]).await? else { return Ok(false) };
+        let tags = job::tags(&found);
+        if job::is_of(tags, &attempt.job, mark) {
+            return Ok(true);
+        }
+        Err(namesake(&format!("a job {name}"), &mark.belongs(job::said(tags))))
+    }
+
+    /// Every job that says it is of ftctl's, of whomever.
+    async fn jobs(&self) -> Result<Vec<Value>, Refusal> {
+        let mut url = self.client.url(&["jobs"])?;
+        url.query_pairs_mut().append_pair("jobType", "Command").append_pair("tag", body::JOB).append_pair("listViewType", "All");
+        let mut jobs = self.client.list(url).await?;
+        jobs.retain(|job| job::name(job).is_some() && job::attempt(job::tags(job)).is_some());
+        Ok(jobs)
+    }
+
+    /// Asks for the attempt's job, with everything that it names.
+    async fn make(
+        &self,
+        attempt: &AttemptId,
+        plan: &Plan,
+        wanted: &AzuremlPlan,
+        image: &str,
+        mark: &Mark<'_>,
+    ) -> Result<(), Refusal> {
+        let cluster = match wanted.compute {
+            Placement::Cluster => Some(self.prepared(attempt, wanted, mark).await?),
+            Placement::Serverless => None,
+        };
+        let time = time_to_work(plan, wanted)?;
+        let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.max_wait.0));
+        let command = body::Command {
+            attempt,
+            plan: wanted,
+            store: self.party.store.url(),
+            environment: self.environment(image).await?,
+            cluster,
+            variables: self.variables(&attempt.job, &wanted.identity, expires).await?,
+            time,
+            expires,
+        };
+        let put = Call::put(self.client.url(&["jobs", &attempt.machine_name()])?, command.body(mark));
+        self.client.change(put).await
+    }
+
+    /// The resource id of the environment that is this image, which is there when this returns.
+    async fn environment(&self, image: &str) -> Result<String, Refusal> {
+        let unpinned = || ProviderError::new(Class::Invalid, format!("the image {image} is not given by its digest"));
+        let version = body::version(image).ok_or_else(unpinned)?;
+        let segments = ["environments", body::ENVIRONMENT, "versions", version];
+        match self.client.find(&segments).await? {
+            None => self.client.change(Call::put(self.client.url(&segments)?, body::environment(image))).await?,
+            // Whoever may write to the workspace may have made it.
+            Some(found) if found["properties"]["image"].as_str().and_then(body::version) != Some(version) => {
+                let message =
+                    format!("the environment {}:{version} of the workspace is another image than {image}", body::ENVIRONMENT);
+                return Err(ProviderError::new(Class::Conflict, message)
+                    .fix("archive it in the studio, or find out who made it")
+                    .into());
+            }
+            Some(_) => {}
+        }
+        Ok(self.client.id(&segments)?)
+    }
+
+    /// The variables of a job's agent. Where the job signs in, none of them is secret.
+    async fn variables(&self, job: &JobId, identity: &Identity, expires: Timestamp) -> Result<BTreeMap<String, String>> {
+        let given = self.party.store.agent_environment(job, expires).await.map_err(ProviderError::unsigned)?;
+        let may_be_read = |name: &str| *identity == Identity::None || name == azure::ENDPOINT;
+        let variables = given.into_iter().filter(|(name, _)| may_be_read(name));
+        Ok(variables.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
+    }
+
+    /// A live job as something that exists. One in the queue costs nothing.
+    async fn resource(&self, live: &Value, clusters: &[Value], region: &str, mark: &Mark<'_>) -> Result<Option<Resource>, Refusal> {
+        let (Some(name), Some(attempt)) = (job::name(live), job::attempt(job::tags(live))) else { return Ok(None) };
+        let begun = if job::stage(live).is_ok_and(|stage| stage == Stage::Waiting) {
+            None
+        } else {
+            job::started(&self.client.details(name).await?)
+        };
+        let limit = live["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds);
+        Ok(Some(Resource {
+            name: name.to_owned(),
+            attempt,
+            since: begun.unwrap_or_else(|| job::created(live)),
+            expires: begun.zip(limit).map(|(begun, limit)| after(begun, limit)),
+            price_per_hour: begun.map_or(Money::ZERO, |_| self.price_of(live, clusters, region)),
+            belongs: mark.belongs(job::said(job::tags(live))),
+        }))
+    }
+
+    /// The price of an hour of a job's machine as the service describes it, not as a plan once wanted it.
+    fn price_of(&self, live: &Value, clusters: &[Value], region: &str) -> Money {
+        let on = clusters.iter().find(|cluster| cluster["id"].as_str().is_some_and(|id| cluster::is_on(live, id)));
+        let (size, spot) = on.map_or_else(
+            || {
+                let wanted = &live["properties"];
+                (wanted["resources"]["instanceType"].as_str().unwrap_or_default(), wanted["queueSettings"]["jobTier"] == "Spot")
+            },
+            cluster::machine,
+        );
+        self.prices.known(region, size, spot)
+    }
+
+    /// Asks the service to end these jobs, and returns when they are over.
+    async fn end(&self, mut live: Vec<String>) -> Result<()> {
+        let begun = Instant::now();
+        for name in &live {
+            self.cancel(name).await?;
+        }
+        while begun.elapsed() <= self.client.pace.end {
+            let mut left = Vec::new();
+            for name in live {
+                let found = self.client.find(&["jobs", &name]).await?;
+                if found.as_ref().is_some_and(job::is_live) {
+                    left.push(name);
+                }
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            live = left;
+            sleep(self.client.pace.look).await;
+        }
+        let message = format!("cancelled, and not over after {} s: {}", self.client.pace.end.as_secs(), live.join(", "));
+        Err(ProviderError::new(Class::Network, message)
+            .fix("cancel it in the studio (https://ml.azure.com), or delete its cluster there"))
+    }
+
+    async fn cancel(&self, name: &str) -> Result<(), Refusal> {
+        match self.client.change(Call::post(self.client.url(&["jobs", name, "cancel"])?)).await {
+            // It is over, or gone: the next look tells.
+            Err(refusal) if matches!(refusal.status, Some(400 | 404 | 409)) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+#[async_trait]
+impl Account for Azureml {
+    async fn check(&self) -> Vec<Finding> {
+        quota::check(&self.client).await
+    }
+
+    async fn answers(&self) -> Result<()> {
+        self.client.signed_in().await
+    }
+
+    async fn room(&self, plan: &Plan) -> Vec<Finding> {
+        match self.wanted(plan) {
+            Ok(wanted) => quota::room(&self.client, wanted).await,
+            Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
+        }
+    }
+
+    async fn price(&self, plan: &Plan) -> Result<Price> {
+        let Compute::Azureml(wanted) = &*plan.compute else { return Err(ProviderError::misplaced(plan)) };
+        possible(plan, wanted, self.client.endpoint.as_str())?;
+        let region = match self.client.signed_in().await {
+            Ok(()) => self.client.region().await.ok(),
+            Err(_) => None,
+        };
+        Ok(self.prices.price(wanted, region.as_deref(), self.clock.now()).await)
+    }
+
+    /// Clusters of ours that no job needs.
+    async fn tidy(&self, only_look: bool) -> Result<Vec<String>> {
+        let (mark, clusters, jobs) = (self.mark().await?, self.clusters().await?, self.jobs().await?);
+        let mut names = Vec::new();
+        for (name, cluster) in self.unneeded(&clusters, &jobs)? {
+            if !mark.owns(job::said(&cluster["tags"])) {
+                continue;
+            }
+            if !only_look {
+                self.remove(&name).await?;
+            }
+            names.push(name.to_string());
+        }
+        Ok(names)
+    }
+}
+
+#[async_trait]
+impl Provider for Azureml {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { bills: true, signs: true }
+    }
+
+    fn admit_image(&self, plan: &Plan) -> Result<()> {
+        named_image(plan).map(drop)
+    }
+
+    async fn image(&self, plan: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {
+        Ok(TrainerImage::Image { reference: named_image(plan)?.to_owned() })
+    }
+
+    async fn provision(&self, attempt: &AttemptId, plan: &Plan, image: &TrainerImage) -> Result<Vec<String>> {
+        let (wanted, mark) = (self.wanted(plan)?, self.mark().await?);
+        let TrainerImage::Image { reference } = image else {
+            return Err(ProviderError::new(Class::Invalid, "a job of Azure ML runs a container image"));
+        };
+        for tried in 1.. {
+            if self.is_there(attempt, &mark).await? {
+                break;
+            }
+            let Err(refusal) = self.make(attempt, plan, wanted, reference, &mark).await else { break };
+            // Its cluster was removed meanwhile, since no job needed it; or another client was faster.
+            let may_help = refusal.is_absent() || matches!(refusal.status, Some(400 | 409));
+            if !may_help || tried >= TRIES {
+                return Err(refusal.into());
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// The agent begins by itself, when the service gives it a node.
+    async fn launch(&self, order: &RunOrder) -> Result<()> {
+        let attempt = AttemptId::new(&order.job, order.attempt);
+        let gone = || ProviderError::new(Class::Network, format!("there is no job {} any more", attempt.machine_name()));
+        self.find(&attempt).await?.map(drop).ok_or_else(gone)
+    }
+
+    async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {
+        let Some(found) = self.find(attempt).await? else { return Ok(Sighting::Gone) };
+        let queued = async || {
+            let why = self.want_of_node(&found).await?;
+            Ok::<_, Refusal>(Sighting::Queued { since: job::created(&found), why })
+        };
+        Ok(match job::stage(&found)? {
+            Stage::Waiting => queued().await?,
+            Stage::Running => Sighting::Alive { agent: true },
+            Stage::Doubtful if job::started(&self.client.details(&attempt.machine_name()).await?).is_some() => {
+                Sighting::Alive { agent: true }
+            }
+            Stage::Doubtful => queued().await?,
+            Stage::Over => {
+                let details = match self.client.details(&attempt.machine_name()).await {
+                    Err(refusal) if refusal.is_absent() => Value::Null,
+                    details => details?,
+                };
+                job::end(&found, &details, self.has_lost_nodes(&found).await?)
+            }
+        })
+    }
+
+    /// The service's own word: it hears of the node, not of the agent.
+    async fn signs(&self, attempt: &AttemptId) -> Result<Signs> {
+        let Some(found) = self.find(attempt).await? else { return Ok(Signs::Absent) };
+        let (name, status) = (attempt.machine_name(), job::status(&found));
+        Ok(match job::stage(&found)? {
+            Stage::Waiting => Signs::Busy { at: self.want_of_node(&found).await? },
+            Stage::Running => Signs::Busy { at: format!("{} by Azure ML's word", status.to_ascii_lowercase()) },
+            Stage::Doubtful => Signs::Silent { what: format!("{name} is {status} by Azure ML's word") },
+            Stage::Over => Signs::Absent,
+        })
+    }
+
+    async fn console(&self, attempt: &AttemptId, start: u64) -> Result<Option<Console>> {
+        if self.find(attempt).await?.is_none() {
+            return Ok(None);
+        }
+        let details = self.client.details(&attempt.machine_name()).await?;
+        Ok(Some(console::read(&self.client, &details, start).await?))
+    }
+
+    async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no job {} to take away", attempt.machine_name()));
+        let found = self.find(attempt).await?.filter(job::is_live).ok_or_else(absent)?;
+        self.end(job::name(&found).map(str::to_owned).into_iter().collect()).await
+    }
+
+    async fn destroy(&self, job: &JobId) -> Result<()> {
+        let mark = self.mark().await?;
+        let mut own = self.jobs().await?;
+        own.retain(|found| job::is_of(job::tags(found), job, &mark));
+        let live = own.iter().filter(|found| job::is_live(found)).filter_map(job::name).map(str::to_owned);
+        self.end(live.collect()).await?;
+        // What is billed is nodes. A cluster that was made for this job, or that it was on, may have some.
+        let mut clusters = self.clusters().await?;
+        clusters.retain(|cluster| {
+            let was_on = own.iter().any(|own| cluster["id"].as_str().is_some_and(|id| cluster::is_on(own, id)));
+            mark.reaches(job::said(&cluster["tags"])) && (was_on || cluster["tags"][body::JOB] == job.as_str())
+        });
+        for (name, _) in self.unneeded(&clusters, &self.jobs().await?)? {
+            self.remove(&name).await?;
+        }
+        Ok(())
+    }
+
+    async fn list(&self) -> Result<Vec<Resource>> {
+        let (mark, jobs, clusters) = (self.mark().await?, self.jobs().await?, self.clusters().await?);
+        if jobs.is_empty() && clusters.is_empty() {
+            return Ok(Vec::new());
+        }
+        let region = self.client.region().await?;
+        let mut found = Vec::new();
+        for live in jobs.iter().filter(|job| job::is_live(job)) {
+            found.extend(self.resource(live, &clusters, &region, &mark).await?);
+        }
+        found.extend(self.unneeded(&clusters, &jobs)?.into_iter().filter_map(|(_, cluster)| {
+            let (size, spot) = cluster::machine(cluster);
+            cluster::resource(cluster, self.prices.known(&region, size, spot), &mark)
+        }));
+        found.sort_by(|a, b| a.attempt.cmp(&b.attempt));
+        Ok(found)
+    }
+
+    /// That of its last answer.
+    async fn now(&self) -> Option<Timestamp> {
+        self.client.cloud_time()
+    }
+}
+
+/// Refuses a plan that can never run here, before anybody is asked or paid. `endpoint` is where Azure is asked.
+fn possible(plan: &Plan, wanted: &AzuremlPlan, endpoint: &str) -> Result<()> {
+    let refuse = |message: String, fix: String| Err(ProviderError::new(Class::Invalid, message).fix(fix));
+    time_to_work(plan, wanted)?;
+    if !line::reaches(endpoint, &plan.store) {
+        let message = format!("a node of Azure ML cannot reach the store {}: it is a directory here", plan.store);
+        return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
+    }
+    let (Some(variant), Some(capability)) = (plan.image.variant, wanted.compute_capability()) else { return Ok(()) };
+    if catalogue::gce().has_kernels(variant.name(), capability) {
+        return Ok(());
+    }
+    let builds =
+        catalogue::gce().libtorch.keys().map(String::as_str).filter(|build| catalogue::gce().has_kernels(build, capability));
+    let message = format!("the build `{}` of libtorch has no kernels for a {}", variant.name(), wanted.accelerator);
+    refuse(message, format!("of its builds these have: {}", builds.collect::<Vec<_>>().join(", ")))
+}
+
+/// How long the service lets an attempt work: its node is paid for before and after that, too. Fails as [`Class::Invalid`] when that
+/// leaves nothing.
+fn time_to_work(plan: &Plan, wanted: &AzuremlPlan) -> Result<Duration> {
+    let (lifetime, besides) = (plan.lifetime(), body::besides(wanted));
+    let left = lifetime.saturating_sub(besides);
+    if left >= SHORTEST {
+        return Ok(left);
+    }
+    let message = format!(
+        "{} of a machine's time leave no minute to train: a node is paid for {} s before and after its job",
+        Span(lifetime),
+        besides.as_secs()
+    );
+    Err(ProviderError::new(Class::Invalid, message).fix("give --ttl or --max-cost more"))
+}

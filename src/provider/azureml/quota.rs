@@ -1,0 +1,181 @@
+//! The subscription's quotas for Azure ML in the workspace's region, and their used part.
+
+use serde_json::Value;
+
+use super::{
+    client::Client,
+    refusal::{MORE, Refusal},
+};
+use crate::{
+    catalogue::azureml::Size,
+    job::{
+        azureml::{AzuremlPlan, Cluster, Placement},
+        finding::Finding,
+    },
+    provider::ProviderError,
+};
+
+const WHAT: &str = "quota";
+
+/// Used and limit in vCPUs; a limit below zero is none.
+type Stand = (i64, i64);
+
+/// Whether the workspace can be asked, and what its region allows. Changes nothing.
+pub async fn check(client: &Client) -> Vec<Finding> {
+    let place = match client.place() {
+        Ok(place) => place,
+        Err(error) => return vec![Finding::bad("workspace", error.message, error.fix.unwrap_or_default())],
+    };
+    let named = format!("{} of {} (by {})", place.workspace, place.resource_group, place.origin);
+    match ask(client).await {
+        Ok((region, findings)) => {
+            [Finding::good("workspace", format!("{named} in {region}"))].into_iter().chain(findings).collect()
+        }
+        Err(refusal) => {
+            let error = ProviderError::from(refusal);
+            let fix = error.fix.unwrap_or_else(|| "check the network, and the workspace's name".to_owned());
+            vec![Finding::bad("workspace", format!("{named}: {}", error.message), fix)]
+        }
+    }
+}
+
+async fn ask(client: &Client) -> Result<(String, Vec<Finding>), Refusal> {
+    let region = client.region().await?;
+    let usages = usages(client).await?;
+    let low = low_priority(&usages).map(|stand| format!("low priority, all sizes: {}", told(stand)));
+    let families = usages.iter().filter_map(|usage| {
+        let stand @ (_, limit) = stand(usage)?;
+        let name = usage["name"]["localizedValue"].as_str().filter(|_| limit != 0 && is_gpu_family(usage))?;
+        Some(format!("{name}: {}", told(stand)))
+    });
+    let all: Vec<String> = low.into_iter().chain(families).collect();
+    let finding = if all.is_empty() {
+        Finding::notice(WHAT, "none for any machine with an accelerator", MORE)
+    } else {
+        Finding::good(WHAT, all.join("; "))
+    };
+    Ok((region, vec![finding]))
+}
+
+/// Whether this machine is within the quotas of the region. Changes nothing.
+pub async fn room(client: &Client, plan: &AzuremlPlan) -> Vec<Finding> {
+    let Some(machine) = plan.machine() else { return Vec::new() };
+    fits(client, plan, machine).await.unwrap_or_else(|refusal| {
+        let error = ProviderError::from(refusal);
+        vec![Finding::notice(WHAT, format!("not known: {}", error.message), error.fix.unwrap_or_default())]
+    })
+}
+
+async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size) -> Result<Vec<Finding>, Refusal> {
+    let region = client.region().await?;
+    if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
+        return Ok(vec![named(client, cluster, plan).await?]);
+    }
+    let usages = usages(client).await?;
+    let (name, stand) = if plan.spot {
+        ("low-priority vCPUs of all sizes", low_priority(&usages))
+    } else {
+        ("vCPUs of its family", dedicated(&usages, machine))
+    };
+    let needed = i64::from(machine.cpus);
+    Ok(vec![match stand {
+        None => Finding::notice(WHAT, format!("{region}: {name} not told, {needed} needed"), MORE),
+        Some((used, limit)) if limit >= 0 && used + needed > limit => {
+            Finding::bad(WHAT, format!("{region}: no room: {name}: {used} of {limit} used, {needed} needed"), MORE)
+        }
+        Some(stand) => Finding::good(WHAT, format!("{region}: {name}: {}, {needed} needed", told(stand))),
+    }])
+}
+
+/// Whether the cluster that a plan names is there, and has such machines.
+async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan) -> Result<Finding, Refusal> {
+    let what = "cluster";
+    let found = match client.find(&["computes", cluster.as_str()]).await? {
+        Some(found) => found,
+        None => return Ok(Finding::bad(what, format!("there is no cluster {cluster}"), "correct compute.azureml.cluster")),
+    };
+    let has = &found["properties"]["properties"];
+    let (size, priority) = (has["vmSize"].as_str().unwrap_or_default(), has["vmPriority"].as_str().unwrap_or_default());
+    if size.eq_ignore_ascii_case(&plan.size) && priority.eq_ignore_ascii_case(plan.priority()) {
+        return Ok(Finding::good(what, format!("{cluster} of {size}, {priority}")));
+    }
+    let message = format!(
+        "{cluster} has {} ({}), and the job wants {} ({})",
+        size.escape_debug(),
+        priority.escape_debug(),
+        plan.size,
+        plan.priority()
+    );
+    Ok(Finding::bad(what, message, "correct compute.azureml.size and spot, so that the price is the right one"))
+}
+
+/// The subscription's own, without those of single workspaces and clusters.
+async fn usages(client: &Client) -> Result<Vec<Value>, Refusal> {
+    let mut usages = client.list(client.in_region("usages").await?).await?;
+    usages.retain(|usage| !usage["id"].as_str().unwrap_or_default().contains("/workspaces/"));
+    Ok(usages)
+}
+
+fn stand(usage: &Value) -> Option<Stand> {
+    Some((usage["currentValue"].as_i64()?, usage["limit"].as_i64()?))
+}
+
+fn told((used, limit): Stand) -> String {
+    if limit < 0 { format!("{used} used, without a limit") } else { format!("{used} of {limit} used") }
+}
+
+/// The name of a quota without what the service spells now one way, now another.
+fn plainly(text: &str) -> String {
+    text.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
+}
+
+fn names(usage: &Value) -> [String; 2] {
+    ["value", "localizedValue"].map(|key| plainly(usage["name"][key].as_str().unwrap_or_default()))
+}
+
+fn find(usages: &[Value], is_meant: impl Fn(&str) -> bool) -> Option<Stand> {
+    usages.iter().find(|usage| names(usage).iter().any(|name| is_meant(name))).and_then(stand)
+}
+
+fn low_priority(usages: &[Value]) -> Option<Stand> {
+    find(usages, |name| name.starts_with("total") && name.contains("lowpriority"))
+}
+
+fn dedicated(usages: &[Value], machine: &Size) -> Option<Stand> {
+    let families: Vec<String> = machine.families.iter().map(|family| plainly(&format!("Standard{family}Family"))).collect();
+    find(usages, |name| !name.contains("lowpriority") && families.iter().any(|family| name.starts_with(family.as_str())))
+}
+
+fn is_gpu_family(usage: &Value) -> bool {
+    let is_gpus =
+        |name: &String| ["standardnc", "standardnd"].iter().any(|begin| name.starts_with(begin)) && !name.contains("lowpriority");
+    names(usage).iter().any(is_gpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::catalogue::azureml::table;
+
+    #[test]
+    fn a_quota_is_known_by_each_of_its_spellings() {
+        let usage = |value: &str, label: &str, limit: i64| json!({ "currentValue": 2, "limit": limit, "name": { "value": value, "localizedValue": label } });
+        let (_, machine) = table().size("Standard_ND40rs_v2").expect("known");
+        let label = "Standard NDv2 Family Cluster Dedicated vCPUs";
+        let low = "Total Cluster LowPriority Regional vCPUs";
+        let usages = [
+            usage("Standard NDv2 Family Cluster LowPriority vCPUs", "Standard NDv2 Family Cluster LowPriority vCPUs", -1),
+            usage("Standard ND Family Cluster Dedicated vCPUs", "Standard ND Family Cluster Dedicated vCPUs", 7),
+            usage(label, label, 48),
+            usage(low, low, 50),
+        ];
+        assert_eq!((dedicated(&usages, machine), low_priority(&usages)), (Some((2, 48)), Some((2, 50))));
+        let other = [usage("standardNDSv2Family", "x", 40), usage("TotalLowPriorityCores", "x", 100)];
+        assert_eq!((dedicated(&other, machine), low_priority(&other)), (Some((2, 40)), Some((2, 100))));
+        assert_eq!((dedicated(&[], machine), low_priority(&[json!(7)])), (None, None));
+        assert!(is_gpu_family(&usages[1]) && !is_gpu_family(&usages[0]));
+        assert_eq!(told((2, -1)), "2 used, without a limit");
+    }
+}

@@ -1,0 +1,626 @@
+//! Requests against the recordings of Azure's own SDK, and the provider against a service that answers what a test says.
+
+mod simulated;
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Mutex,
+};
+
+use azure_core::{
+    credentials::{AccessToken, TokenCredential, TokenRequestOptions},
+    time::OffsetDateTime,
+};
+use serde_json::json;
+
+use super::*;
+use crate::{
+    devcloud::http::{self, Reply, Request},
+    identity::entra::{MANAGEMENT, TokenSource},
+    job::{azureml::AzuremlSpec, finding::Health},
+    provider::{
+        clock::SystemClock,
+        conformance::{self, attempt, order},
+    },
+    store::memory::MemoryStore,
+};
+
+const SUBSCRIPTION: &str = "00000000-0000-0000-0000-000000000001";
+const DIGEST: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+fn image() -> TrainerImage {
+    TrainerImage::Image { reference: format!("acr1.azurecr.io/ftctl@sha256:{DIGEST}") }
+}
+
+fn plan_of(spec: AzuremlSpec) -> Plan {
+    Plan { compute: Compute::Azureml(Box::new(spec.into())).into(), ..conformance::plan() }
+}
+
+fn big() -> AzuremlSpec {
+    AzuremlSpec { size: Some("Standard_ND40rs_v2".to_owned()), ..AzuremlSpec::default() }
+}
+
+/// What a service is asked, without what it may not be told: whether there was a token.
+#[derive(Debug, Clone)]
+struct Asked {
+    method: String,
+    path: String,
+    query: String,
+    body: Value,
+    token: Option<String>,
+}
+
+/// The answers to a kind of request, in their order; the last is given again and again.
+type Answers = BTreeMap<(&'static str, String), VecDeque<(u16, Value, Vec<(&'static str, String)>)>>;
+
+/// A service on loopback that knows one workspace, and besides what a test has put there.
+struct Service {
+    endpoint: String,
+    answers: Arc<Mutex<Answers>>,
+    asked: Arc<Mutex<Vec<Asked>>>,
+    store: Arc<MemoryStore>,
+    tokens: Arc<Mutex<u32>>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Service {
+    async fn new() -> Self {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        let (answers, asked, tokens) = (Arc::new(Mutex::new(Answers::new())), Arc::default(), Arc::new(Mutex::new(0)));
+        let (known, heard, issued): (_, Arc<Mutex<Vec<Asked>>>, _) = (answers.clone(), Arc::clone(&asked), tokens.clone());
+        let serving = tokio::spawn(http::serve(listener, move |request: Request| {
+            let reply = answer(&request, &known, &heard, &issued);
+            async move { Some(reply) }
+        }));
+        let service = Self { endpoint, answers, asked, store: Arc::new(MemoryStore::new()), tokens, serving };
+        let workspace =
+            json!({ "location": "eastus", "properties": { "discoveryUrl": format!("{}/discovery", service.endpoint) } });
+        service.on("GET", "", [(200, workspace)]);
+        service.on("GET", "/discovery", [(200, json!({ "history": service.endpoint }))]);
+        for list in ["/jobs", "/computes"] {
+            service.on("GET", list, [(200, json!({ "value": [] }))]);
+        }
+        service
+    }
+
+    /// From now on answers requests for `path`, which is below the workspace, or below the service where that knows it.
+    fn on(&self, method: &'static str, path: &str, answers: impl IntoIterator<Item = (u16, Value)>) {
+        let answers = answers.into_iter().map(|(status, body)| (status, body, Vec::new())).collect();
+        self.answers.lock().expect("no panic").insert((method, path.to_owned()), answers);
+    }
+
+    /// Answers a change with the address of its operation, and that with what it ended as.
+    fn operation(&self, method: &'static str, path: &str, address: &str, ended: &Value) {
+        let header = vec![("Azure-AsyncOperation", address.to_owned())];
+        let begun = VecDeque::from([(201, json!({}), header)]);
+        self.answers.lock().expect("no panic").insert((method, path.to_owned()), begun);
+        self.on("GET", "/operation", [(200, json!({ "status": "InProgress" })), (200, ended.clone())]);
+    }
+
+    fn provider(&self) -> Azureml {
+        self.provider_of(Party::new("me", self.store.clone()))
+    }
+
+    fn provider_of(&self, party: Party) -> Azureml {
+        let variables = |name: &str| {
+            Some(match name {
+                "FTCTL_ENDPOINT_AZUREML" | "FTCTL_ENDPOINT_AZURE_PRICES" => self.endpoint.clone(),
+                "AZUREML_ARM_SUBSCRIPTION" => SUBSCRIPTION.to_owned(),
+                "AZUREML_ARM_RESOURCEGROUP" => "rg1".to_owned(),
+                "AZUREML_ARM_WORKSPACE_NAME" => "ws1".to_owned(),
+                "FTCTL_AZURE_MANAGED_IDENTITY" => "system".to_owned(),
+                "IDENTITY_ENDPOINT" => format!("{}/identity", self.endpoint),
+                "IDENTITY_HEADER" => "secret".to_owned(),
+                _ => return None,
+            })
+        };
+        let mut azureml = signed_in(&variables, party);
+        azureml.client.pace = client::Pace {
+            tries: [Duration::from_millis(1), Duration::from_millis(2)],
+            look: Duration::from_millis(1),
+            operation: Duration::from_millis(300),
+            end: Duration::from_millis(300),
+        };
+        azureml
+    }
+
+    fn asked(&self) -> Vec<Asked> {
+        self.asked.lock().expect("no panic").clone()
+    }
+
+    /// The only request of this method for this path.
+    fn only(&self, method: &str, path: &str) -> Asked {
+        let found: Vec<Asked> = self.asked().into_iter().filter(|asked| asked.method == method && asked.path == path).collect();
+        assert_eq!(found.len(), 1, "{method} {path}: {found:?}");
+        found[0].clone()
+    }
+
+    /// The job of an attempt of ours, in this status.
+    async fn job(&self, attempt: &AttemptId, status: &str) -> Value {
+        let party = Party::new("me", self.store.clone());
+        let mark = party.mark().await.expect("known");
+        let (name, id) = (attempt.machine_name(), &attempt.job);
+        let tags = json!({ body::OURS: "1", body::JOB: id.as_str(), body::ATTEMPT: attempt.attempt.to_string(), body::OWNER: mark.owner, body::STORE: mark.store });
+        let compute = format!("{}/computes/gpu", workspace_id());
+        json!({
+            "name": name, "systemData": { "createdAt": "2026-11-20T12:00:00Z" },
+            "properties": { "status": status, "tags": tags, "computeId": compute, "limits": { "timeout": "PT1H" } },
+        })
+    }
+
+    /// Shows the job of an attempt to whoever asks, and the run history's words on it.
+    async fn shows(&self, attempt: &AttemptId, status: &str, details: &Value) {
+        let job = self.job(attempt, status).await;
+        self.on("GET", &format!("/jobs/{}", attempt.machine_name()), [(200, job.clone())]);
+        self.on("GET", "/jobs", [(200, json!({ "value": [job] }))]);
+        self.on("GET", &format!("/runs/{}/details", attempt.machine_name()), [(200, details.clone())]);
+    }
+}
+
+/// Who signs in by App Service's protocol for managed identities. The library that does so asks the environment of the process,
+/// which tests share.
+#[derive(Debug)]
+struct Identified {
+    endpoint: String,
+    header: String,
+}
+
+#[async_trait]
+impl TokenCredential for Identified {
+    async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+        let url = format!("{}?api-version=2019-08-01&resource=https://management.azure.com/", self.endpoint);
+        let answer = reqwest::Client::new().get(url).header("X-IDENTITY-HEADER", &self.header).send().await.expect("an answer");
+        let bytes = answer.bytes().await.expect("a body");
+        let token: Value = serde_json::from_slice(&bytes).expect("JSON");
+        let ends = OffsetDateTime::now_utc() + Duration::from_secs(3_600);
+        Ok(AccessToken::new(token["access_token"].as_str().expect("a token").to_owned(), ends))
+    }
+}
+
+/// A provider whose sign-in is that of these variables.
+fn signed_in(variables: Variables<'_>, party: Party) -> Azureml {
+    let mut azureml = Azureml::open(variables, Path::new("/"), None, party, Arc::new(SystemClock), None).expect("opened");
+    let value = |name: &str| variables(name).expect("a variable");
+    let credential = Identified { endpoint: value("IDENTITY_ENDPOINT"), header: value("IDENTITY_HEADER") };
+    azureml.client.sign_in = Ok(TokenSource::new(Arc::new(credential), MANAGEMENT));
+    azureml
+}
+
+fn workspace_id() -> String {
+    format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg1/providers/Microsoft.MachineLearningServices/workspaces/ws1")
+}
+
+fn answer(request: &Request, known: &Mutex<Answers>, asked: &Mutex<Vec<Asked>>, tokens: &Mutex<u32>) -> Reply {
+    if request.path() == "/identity" {
+        let mut issued = tokens.lock().expect("no panic");
+        *issued += 1;
+        let ends = (Timestamp::now().as_second() + 3_600).to_string();
+        return Reply::json(
+            200,
+            &json!({ "access_token": format!("token-{issued}"), "expires_on": ends, "resource": "r", "token_type": "Bearer" }),
+        );
+    }
+    let whole = request.path().replace("/history/v1.0", "");
+    let path = whole.strip_prefix(&workspace_id()).unwrap_or(&whole).to_owned();
+    asked.lock().expect("no panic").push(Asked {
+        method: request.method.clone(),
+        path: path.clone(),
+        query: request.url.as_ref().and_then(|url| url.query()).unwrap_or_default().to_owned(),
+        body: serde_json::from_slice(&request.body).unwrap_or_default(),
+        token: request.header("authorization").map(str::to_owned),
+    });
+    let mut known = known.lock().expect("no panic");
+    let answers =
+        known.iter_mut().find(|((method, about), _)| *method == request.method && *about == path).map(|(_, answers)| answers);
+    let Some(answers) = answers else {
+        return Reply::json(404, &json!({ "error": { "code": "ResourceNotFound", "message": format!("no {path}") } }));
+    };
+    let (status, body, headers) =
+        if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() }.expect("an answer");
+    let mut reply = if body.is_null() { Reply::new(status, "text/plain", "") } else { Reply::json(status, &body) };
+    reply.headers.extend(headers);
+    reply
+}
+
+/// The calls of a recording.
+fn recorded(name: &str) -> Vec<Value> {
+    let path = format!("{}/tests/recordings/azureml/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(path).expect("a recording").replace("{endpoint}", "http://recorded");
+    let recording: Value = serde_json::from_str(&text).expect("JSON");
+    recording["calls"].as_array().expect("calls").clone()
+}
+
+fn recorded_body(name: &str) -> Value {
+    recorded(name).into_iter().find(|call| call["method"] == "PUT").expect("a PUT")["body"].clone()
+}
+
+/// The fields of a body, each with its value, by their paths.
+fn fields(value: &Value, at: &str, into: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(object) if !object.is_empty() => {
+            object.iter().for_each(|(name, value)| fields(value, &format!("{at}/{name}"), into));
+        }
+        other => {
+            into.insert(at.to_owned(), other.clone());
+        }
+    }
+}
+
+/// The paths in which two bodies differ.
+fn differences(ours: &Value, theirs: &Value) -> BTreeSet<String> {
+    let (mut one, mut other) = (BTreeMap::new(), BTreeMap::new());
+    fields(ours, "", &mut one);
+    fields(theirs, "", &mut other);
+    one.keys().chain(other.keys()).filter(|path| one.get(*path) != other.get(*path)).cloned().collect()
+}
+
+fn paths(expected: &[(&str, &str)]) -> BTreeSet<String> {
+    expected.iter().map(|(path, why)| if why.is_empty() { panic!("{path} needs a reason") } else { (*path).to_owned() }).collect()
+}
+
+async fn mark_of(party: &Party) -> Mark<'_> {
+    party.mark().await.expect("known")
+}
+
+fn party() -> Party {
+    Party::new("me", Arc::new(MemoryStore::new()))
+}
+
+#[tokio::test]
+async fn a_cluster_is_asked_for_as_the_sdk_does() {
+    let (party, one) = (party(), attempt("cluster"));
+    let wanted = AzuremlPlan { public_address: true, ..big().into() };
+    let ours = body::cluster(&wanted, "eastus", 2, &one, &mark_of(&party).await);
+    let expected = paths(&[
+        ("/properties/properties/vmSize", "that of the recording is retired"),
+        ("/properties/properties/scaleSettings/nodeIdleTimeBeforeScaleDown", "an idle node is paid for"),
+        ("/properties/properties/remoteLoginPortPublicAccess", "nobody signs in to a node"),
+        ("/identity/type", "it pulls the image, and reaches the store"),
+        ("/tags/ftctl", "it is found by them"),
+        ("/tags/ftctl-owner", "likewise"),
+        ("/tags/ftctl-store", "likewise"),
+        ("/tags/ftctl-job", "likewise"),
+        ("/tags/ftctl-attempt", "likewise"),
+    ]);
+    assert_eq!(differences(&ours, &recorded_body("compute-create-nc6sv3-lowpri")), expected);
+    let inside = body::cluster(&big().into(), "eastus", 1, &one, &mark_of(&party).await);
+    assert_eq!(inside["properties"]["properties"]["enableNodePublicIp"], false);
+    assert_eq!(inside["properties"]["properties"]["scaleSettings"]["minNodeCount"], 0);
+}
+
+#[tokio::test]
+async fn a_job_is_asked_for_as_the_sdk_does() {
+    let service = Service::new().await;
+    let one = attempt("body");
+    service.on("GET", "/computes/gpu", [(200, json!({}))]);
+    service.on("PUT", &format!("/jobs/{}", one.machine_name()), [(201, json!({}))]);
+    service.on("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]), [(201, json!({}))]);
+    let spec = AzuremlSpec { cluster: "gpu".parse().ok(), ..big() };
+    service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
+
+    let environment = service.only("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]));
+    let expected = paths(&[
+        ("/properties/image", "by its digest"),
+        ("/properties/isAnonymous", "the service's default"),
+        ("/properties/isArchived", "likewise"),
+    ]);
+    assert_eq!(differences(&environment.body, &recorded_body("environment-create-image")), expected);
+    assert_eq!(environment.query, "api-version=2025-12-01");
+
+    let ours = service.only("PUT", &format!("/jobs/{}", one.machine_name())).body;
+    let theirs: Value = serde_json::from_str(
+        &recorded_body("job-create-command-pytorch-2x8").to_string().replace("onnxruntime-gpt/versions/1", "x"),
+    )
+    .expect("JSON");
+    let expected = paths(&[
+        ("/properties/command", "the agent is the command"),
+        ("/properties/displayName", "another job"),
+        ("/properties/experimentName", "likewise"),
+        ("/properties/environmentId", "another image"),
+        ("/properties/distribution/processCountPerInstance", "the agent starts the ranks of its node"),
+        ("/properties/environmentVariables", "the job needs none"),
+        ("/properties/environmentVariables/NCCL_DEBUG", "likewise"),
+        ("/properties/identity/identityType", "it signs in to the store"),
+        ("/properties/inputs/data/jobInputType", "data comes from the store"),
+        ("/properties/inputs/data/mode", "likewise"),
+        ("/properties/inputs/data/uri", "likewise"),
+        ("/properties/inputs/epochs/jobInputType", "likewise"),
+        ("/properties/inputs/epochs/value", "likewise"),
+        ("/properties/isArchived", "the service's default"),
+        ("/properties/limits/timeout", "another time"),
+        ("/properties/outputs/model/jobOutputType", "results go to the store"),
+        ("/properties/outputs/model/mode", "likewise"),
+        ("/properties/outputs/model/uri", "likewise"),
+        ("/properties/properties/azureml.git.dirty", "the source is the image"),
+        ("/properties/properties/mlflow.source.git.branch", "likewise"),
+        ("/properties/properties/mlflow.source.git.commit", "likewise"),
+        ("/properties/resources/instanceCount", "one node"),
+        ("/properties/resources/properties", "there are none"),
+        ("/properties/tags/app", "ours are others"),
+        ("/properties/tags/ftctl", "it is found by them"),
+        ("/properties/tags/ftctl-attempt", "likewise"),
+        ("/properties/tags/ftctl-expires", "likewise"),
+        ("/properties/tags/ftctl-job", "likewise"),
+        ("/properties/tags/ftctl-owner", "likewise"),
+        ("/properties/tags/ftctl-store", "likewise"),
+    ]);
+    assert_eq!(differences(&ours, &theirs), expected);
+    let command = format!("'ftctl' 'agent' '--job' '{}' '--attempt' '1' '--store' 'memory:'", one.job);
+    assert_eq!(ours["properties"]["command"], command);
+    // A day, less what a node costs around its job.
+    assert_eq!(ours["properties"]["limits"]["timeout"], format!("PT{}S", 24 * 3_600 - 180));
+}
+
+#[tokio::test]
+async fn a_serverless_job_has_a_size_and_a_tier_instead_of_a_cluster() {
+    let (service, one) = (Service::new().await, attempt("serverless"));
+    let path = format!("/jobs/{}", one.machine_name());
+    service.on("PUT", &path, [(201, json!({}))]);
+    service.on("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]), [(201, json!({}))]);
+    let spec = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
+    service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
+    let properties = service.only("PUT", &path).body["properties"].clone();
+    assert_eq!((&properties["resources"]["instanceType"], &properties["computeId"]), (&json!("Standard_ND40rs_v2"), &Value::Null));
+    assert_eq!(
+        (&properties["queueSettings"]["jobTier"], &properties["identity"]["identityType"]),
+        (&json!("Spot"), &json!("UserIdentity"))
+    );
+    assert!(!service.asked().iter().any(|asked| asked.path.starts_with("/computes")), "there is no cluster");
+}
+
+#[tokio::test]
+async fn ends_are_asked_for_as_the_sdk_does() {
+    let (service, one) = (Service::new().await, attempt("ends"));
+    let name = one.machine_name();
+    service.shows(&one, "Running", &json!({})).await;
+    let (running, over) = (service.job(&one, "Running").await, service.job(&one, "Canceled").await);
+    service.on("GET", &format!("/jobs/{name}"), [(200, running), (200, over.clone())]);
+    service.on(
+        "GET",
+        "/jobs",
+        [(200, json!({ "value": [service.job(&one, "Running").await] })), (200, json!({ "value": [over.clone()] }))],
+    );
+    service.on("POST", &format!("/jobs/{name}/cancel"), [(200, Value::Null)]);
+    let tags = over["properties"]["tags"].clone();
+    let cluster = json!({ "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": tags, "properties": { "computeType": "AmlCompute" } });
+    service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
+    service.operation("DELETE", "/computes/gpu", &format!("{}/operation?t=1", service.endpoint), &json!({ "status": "Succeeded" }));
+    service.provider().destroy(&one.job).await.expect("destroyed");
+
+    let path =
+        |call: &Value| call["path"].as_str().expect("a path").split("/workspaces/ws1").last().map(str::to_owned).expect("below");
+    let cancel = recorded("job-cancel").pop().expect("a call");
+    assert_eq!(path(&cancel), "/jobs/ftjob4/cancel");
+    assert_eq!(service.only("POST", &format!("/jobs/{name}/cancel")).body, cancel["body"]);
+    let delete = recorded("compute-delete").remove(0);
+    assert_eq!(path(&delete), "/computes/gpu");
+    assert_eq!(delete["query"]["underlyingResourceAction"], "Delete");
+    assert_eq!(service.only("DELETE", "/computes/gpu").query, "api-version=2025-12-01&underlyingResourceAction=Delete");
+    // To the letter.
+    assert!(service.asked().iter().any(|asked| asked.path == "/operation" && asked.query == "t=1"));
+}
+
+#[tokio::test]
+async fn a_quota_is_understood_in_each_of_its_forms() {
+    let (service, one) = (Service::new().await, attempt("quota"));
+    let provider = service.provider();
+    let name = body::cluster_name(&big().into(), &mark_of(&Party::new("me", service.store.clone())).await);
+    assert!(name.len() <= 24 && name.starts_with("ftctl-"), "{name}");
+    let path = format!("/computes/{name}");
+    let refused = async || provider.provision(&one, &plan_of(big()), &image()).await.expect_err("refused");
+    let quota = recorded("compute-create-quota-400").pop().expect("a call");
+    service.on("PUT", &path, [(400, quota["response"].clone())]);
+    assert_eq!(refused().await.class, Class::Quota);
+    for (code, class) in
+        [("ClusterCoreQuotaReached", Class::Quota), ("AllocationFailed", Class::Capacity), ("Odd", Class::Internal)]
+    {
+        let ended = json!({ "status": "Failed", "error": { "code": code, "message": "why" } });
+        service.operation("PUT", &path, &format!("{}/operation", service.endpoint), &ended);
+        assert_eq!(refused().await.class, class, "{code}");
+    }
+    assert!(
+        !service.asked().iter().any(|asked| asked.method == "PUT" && asked.path.starts_with("/jobs")),
+        "no job without a cluster"
+    );
+}
+
+#[tokio::test]
+async fn an_operation_that_never_ends_is_told() {
+    let (service, one) = (Service::new().await, attempt("endless"));
+    let name = body::cluster_name(&big().into(), &mark_of(&Party::new("me", service.store.clone())).await);
+    service.operation(
+        "PUT",
+        &format!("/computes/{name}"),
+        &format!("{}/operation", service.endpoint),
+        &json!({ "status": "InProgress" }),
+    );
+    let error = service.provider().provision(&one, &plan_of(big()), &image()).await.expect_err("never done");
+    assert!(error.class == Class::Network && error.message.contains("is not done after"), "{error}");
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_the_services_is_never_asked() {
+    let (service, stranger, one) = (Service::new().await, Service::new().await, attempt("foreign"));
+    let provider = service.provider();
+    let elsewhere = format!("{}/operation", stranger.endpoint);
+    service.operation("DELETE", "/computes/gpu", &elsewhere, &json!({ "status": "Succeeded" }));
+    let refused = provider.remove(&"gpu".parse().expect("a name")).await.expect_err("it is another's");
+    assert!(refused.message.contains("is not asked"), "{}", refused.message);
+    service.on("GET", "/computes", [(200, json!({ "value": [], "nextLink": elsewhere }))]);
+    provider.clusters().await.expect_err("it is another's");
+    // Run history may be elsewhere, but not anywhere.
+    service.shows(&one, "Failed", &json!({})).await;
+    for discovery in [
+        "https://azureml.ms.example.org/discovery",
+        "http://eastus.api.azureml.ms/discovery",
+        "https://evilazureml.ms/x",
+        "file:///etc/passwd",
+        "",
+    ] {
+        service.on("GET", "", [(200, json!({ "location": "eastus", "properties": { "discoveryUrl": discovery } }))]);
+        let error = service.provider().observe(&one).await.expect_err(discovery);
+        assert!(error.message.contains("is not asked"), "{error}");
+    }
+    assert_eq!(stranger.asked().len(), 0);
+    let blob = "https://account.blob.core.windows.net.example.org/log?sig=secret";
+    service.on(
+        "GET",
+        "",
+        [(200, json!({ "location": "eastus", "properties": { "discoveryUrl": format!("{}/discovery", service.endpoint) } }))],
+    );
+    service.shows(&one, "Failed", &json!({ "logFiles": { "user_logs/std_log.txt": blob } })).await;
+    let error = service.provider().console(&one, 0).await.expect_err("no blob");
+    assert!(error.message.contains("is not asked") && !error.message.contains("secret"), "{error}");
+}
+
+#[tokio::test]
+async fn a_job_in_another_store_is_none_of_ours() {
+    let (service, one) = (Service::new().await, attempt("theirs"));
+    service.shows(&one, "Running", &json!({})).await;
+    let theirs = service.provider_of(Party::new("me", Arc::new(MemoryStore::new())));
+    assert_eq!(theirs.observe(&one).await, Ok(Sighting::Gone));
+    assert_eq!(theirs.launch(&order(&one)).await.map_err(|error| error.class), Err(Class::Network));
+    assert_eq!(theirs.provision(&one, &plan_of(big()), &image()).await.map_err(|error| error.class), Err(Class::Conflict));
+    theirs.preempt(&one).await.expect_err("it is another's");
+    theirs.destroy(&one.job).await.expect("there is nothing of its own");
+    assert!(service.asked().iter().all(|asked| asked.method == "GET"), "nothing was changed");
+    service.provider().provision(&one, &plan_of(big()), &image()).await.expect("ours is taken as it is");
+    service.provider().launch(&order(&one)).await.expect("it is there");
+    assert!(service.asked().iter().all(|asked| asked.method == "GET"), "nothing was changed");
+}
+
+#[tokio::test]
+async fn an_environment_that_is_another_image_is_refused() {
+    let (service, one) = (Service::new().await, attempt("planted"));
+    let other = format!("evil.example/ftctl@sha256:{}", DIGEST.replace('0', "1"));
+    service.on(
+        "GET",
+        &format!("/environments/ftctl/versions/{}", &DIGEST[..32]),
+        [(200, json!({ "properties": { "image": other } }))],
+    );
+    let spec = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
+    let error = service.provider().provision(&one, &plan_of(spec), &image()).await.expect_err("another image");
+    assert!(error.class == Class::Conflict && error.message.contains("is another image"), "{error}");
+}
+
+#[tokio::test]
+async fn a_queue_says_what_it_waits_for() {
+    let (service, one) = (Service::new().await, attempt("waits"));
+    service.shows(&one, "Queued", &json!({})).await;
+    let errors = json!([{ "error": { "code": "ClusterCoreQuotaReached", "message": "no\nroom" } }]);
+    let state =
+        json!({ "currentNodeCount": 0, "targetNodeCount": 1, "nodeStateCounts": { "preparingNodeCount": 1 }, "errors": errors });
+    service.on("GET", "/computes/gpu", [(200, json!({ "name": "gpu", "properties": { "properties": state } }))]);
+    let why = "Queued: the cluster gpu has 0 of 1 nodes, 1 preparing; ClusterCoreQuotaReached: no room".to_owned();
+    let since = "2026-11-20T12:00:00Z".parse().expect("a time");
+    assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Queued { since, why }));
+    let listed = service.provider().list().await.expect("listed");
+    assert_eq!(listed.iter().map(|resource| resource.price_per_hour).collect::<Vec<_>>(), [Money::ZERO], "waiting costs nothing");
+    for (started, sighting) in [(Value::Null, false), (json!("2026-11-20T12:30:00Z"), true)] {
+        service.shows(&one, "NotResponding", &json!({ "startTimeUtc": started })).await;
+        let seen = service.provider().observe(&one).await.expect("seen");
+        assert_eq!(seen == Sighting::Alive { agent: true }, sighting, "{seen:?}");
+    }
+    assert!(matches!(service.provider().signs(&one).await, Ok(Signs::Silent { what }) if what.contains("NotResponding")));
+    service.shows(&one, "Odd", &json!({})).await;
+    let error = service.provider().observe(&one).await.expect_err("no status");
+    assert!(error.message.contains("`Odd` is no status"), "{error}");
+}
+
+#[tokio::test]
+async fn a_running_job_has_the_price_of_its_node_and_a_cluster_without_jobs_that_of_its_nodes() {
+    let (service, one) = (Service::new().await, attempt("priced"));
+    service.shows(&one, "Running", &json!({ "startTimeUtc": "2026-11-20T12:30:00Z" })).await;
+    let tags = job::tags(&service.job(&one, "x").await).clone();
+    let counts = json!({ "idleNodeCount": 2, "runningNodeCount": 0 });
+    let state =
+        json!({ "vmSize": "Standard_ND40rs_v2", "vmPriority": "LowPriority", "currentNodeCount": 2, "nodeStateCounts": counts });
+    let cluster = json!({ "id": format!("{}/computes/GPU", workspace_id()), "name": "gpu", "tags": tags, "properties": { "computeType": "AmlCompute", "properties": state } });
+    service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
+    let seen = async || service.provider().list().await.expect("listed");
+    let listed = seen().await;
+    assert_eq!(listed.len(), 1, "nodes of a cluster with a job are the job's: {listed:?}");
+    assert_eq!((listed[0].name.clone(), listed[0].price_per_hour.micros), (one.machine_name(), 4_406_400));
+    let time = |text: &str| text.parse::<Timestamp>().expect("a time");
+    assert_eq!((listed[0].since, listed[0].expires), (time("2026-11-20T12:30:00Z"), Some(time("2026-11-20T13:30:00Z"))));
+    assert_eq!(service.provider().tidy(true).await, Ok(Vec::new()));
+    service.shows(&one, "Completed", &json!({})).await;
+    let listed = seen().await;
+    assert_eq!(listed.iter().map(|one| (one.name.as_str(), one.price_per_hour.micros)).collect::<Vec<_>>(), [("gpu", 8_812_800)]);
+    assert_eq!(service.provider().tidy(true).await, Ok(vec!["gpu".to_owned()]));
+}
+
+#[tokio::test]
+async fn a_cancel_that_hangs_is_told() {
+    let (service, one) = (Service::new().await, attempt("hangs"));
+    service.shows(&one, "CancelRequested", &json!({})).await;
+    service.on("POST", &format!("/jobs/{}/cancel", one.machine_name()), [(200, Value::Null)]);
+    let error = service.provider().destroy(&one.job).await.expect_err("it hangs");
+    assert!(
+        error.message.contains("not over after") && error.message.contains(&one.machine_name()) && error.fix.is_some(),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_refused_token_is_replaced_once_and_a_busy_service_is_asked_again() {
+    let (service, one) = (Service::new().await, attempt("line"));
+    let path = format!("/jobs/{}", one.machine_name());
+    service.on("GET", &path, [(401, json!({})), (429, json!({})), (503, json!({})), (404, json!({}))]);
+    assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Gone));
+    let tokens: Vec<_> = service.asked().into_iter().filter_map(|asked| asked.token).collect();
+    assert_eq!(tokens, ["Bearer token-1", "Bearer token-2", "Bearer token-2", "Bearer token-2"]);
+    assert_eq!(*service.tokens.lock().expect("no panic"), 2);
+    service.on("GET", &path, [(401, json!({}))]);
+    assert_eq!(service.provider().observe(&one).await.map_err(|error| error.class), Err(Class::Denied));
+}
+
+#[tokio::test]
+async fn the_console_is_read_piece_by_piece() {
+    let (service, one) = (Service::new().await, attempt("console"));
+    let address = format!("{}/log", service.endpoint);
+    service.shows(&one, "Failed", &json!({ "logFiles": { "user_logs/std_log_process_00.txt": address } })).await;
+    let part = (206, json!("x"), vec![("content-range", "bytes 5-7/8".to_owned())]);
+    service.answers.lock().expect("no panic").insert(("GET", "/log".to_owned()), VecDeque::from([part]));
+    let console = service.provider().console(&one, 5).await.expect("read").expect("a console");
+    assert_eq!((console.text.as_str(), console.start, console.next), ("\"x\"", 5, 8));
+    assert_eq!(service.only("GET", "/log").token, None, "the address is signed, and gets no token");
+    assert_eq!(service.provider().console(&attempt("nothing"), 0).await.map(|console| console.is_none()), Ok(true));
+}
+
+#[tokio::test]
+async fn a_workspace_that_is_not_there_is_said() {
+    let service = Service::new().await;
+    let found = service.provider().check().await;
+    assert_eq!((found[0].health, found[0].message.as_str()), (Health::Bad, found[0].message.as_str()), "usages are not answered");
+    let usages = format!("/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/eastus/usages");
+    let low = "Total Cluster LowPriority Regional vCPUs";
+    let usage = json!({ "id": "x", "currentValue": 0, "limit": 39, "name": { "value": low, "localizedValue": low } });
+    service.on("GET", &usages, [(200, json!({ "value": [usage] }))]);
+    let found = service.provider().check().await;
+    assert_eq!(found[0].message, "ws1 of rg1 (by environment AZUREML_ARM_*) in eastus");
+    let room = service.provider().room(&plan_of(big())).await;
+    assert_eq!(
+        (room[0].health, room[0].message.as_str()),
+        (Health::Bad, "eastus: no room: low-priority vCPUs of all sizes: 0 of 39 used, 40 needed")
+    );
+    service.on("GET", "", [(404, json!({ "error": { "code": "ResourceNotFound", "message": "no such workspace" } }))]);
+    assert!(service.provider().check().await[0].message.ends_with("no such workspace"));
+}
+
+#[test]
+fn a_plan_without_a_minute_to_train_is_refused() {
+    let plan = |seconds| Plan { ttl: Span(Duration::from_secs(seconds)), ..plan_of(big()) };
+    let wanted: AzuremlPlan = big().into();
+    assert_eq!(time_to_work(&plan(240), &wanted), Ok(Duration::from_secs(60)));
+    assert!(time_to_work(&plan(239), &wanted).is_err_and(|error| error.class == Class::Invalid));
+    let there = |store: &str| possible(&Plan { store: store.to_owned(), ..plan(3_600) }, &wanted, "https://management");
+    assert!(there("azure://account/box").is_ok() && there("/home/me").is_err());
+}

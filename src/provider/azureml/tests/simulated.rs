@@ -1,0 +1,225 @@
+//! The provider against the simulated service, over real connections, with jobs of real processes.
+
+use std::{fs, os::unix::fs::PermissionsExt};
+
+use super::*;
+use crate::{
+    devcloud::azureml::{Devcloud, Options, Workspace},
+    provider::conformance::World,
+    store::Store,
+};
+
+/// In place of ftctl in a node: counts its starts, and works until it is told that it may end.
+const AGENT: &str = r#"#!/bin/sh
+echo "$*" >"$HOME/arguments"
+echo started >>"$HOME/starts"
+echo hello
+until [ -e "$HOME/finish" ]; do sleep 0.05; done
+"#;
+
+struct Place {
+    devcloud: Arc<Devcloud>,
+    environment: BTreeMap<&'static str, String>,
+    state: tempfile::TempDir,
+    store: Arc<dyn Store>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.devcloud.shut_down();
+    }
+}
+
+impl Place {
+    async fn new(script: Value) -> Self {
+        let state = tempfile::tempdir().expect("a directory");
+        let executable = state.path().join("agent");
+        fs::write(&executable, AGENT).expect("written");
+        fs::set_permissions(&executable, fs::Permissions::from_mode(0o755)).expect("executable");
+        let workspace = Workspace {
+            subscription: SUBSCRIPTION.to_owned(),
+            group: "rg1".to_owned(),
+            name: "ws1".to_owned(),
+            location: "eastus".to_owned(),
+        };
+        let options = Options {
+            listen: ([127, 0, 0, 1], 0).into(),
+            workspace,
+            speed: 60.0,
+            state: state.path().to_owned(),
+            script: serde_json::from_value(script).expect("a script"),
+            executable,
+            variables: std::env::vars_os().filter(|(name, _)| name == "PATH").collect(),
+        };
+        let devcloud = Devcloud::start(options).await.expect("it listens");
+        let environment = devcloud.client_environment();
+        Self { devcloud, environment, state, store: Arc::new(MemoryStore::new()) }
+    }
+
+    fn provider_of(&self, party: Party) -> Azureml {
+        let variables = |name: &str| self.environment.get(name).cloned();
+        let mut azureml = signed_in(&variables, party);
+        azureml.client.pace.tries = [Duration::from_millis(1), Duration::from_millis(2)];
+        azureml.client.pace.look = Duration::from_millis(20);
+        azureml
+    }
+
+    fn provider(&self) -> Azureml {
+        self.provider_of(Party::new("me", self.store.clone()))
+    }
+
+    fn home(&self, attempt: &AttemptId) -> PathBuf {
+        self.state.path().join(attempt.machine_name()).join("life-0/node-0")
+    }
+
+    /// Waits until the attempt is as it shall be, and answers how.
+    async fn until(&self, attempt: &AttemptId, holds: impl Fn(&Sighting) -> bool) -> Sighting {
+        let begun = Instant::now();
+        loop {
+            let seen = self.provider().observe(attempt).await.expect("seen");
+            if holds(&seen) {
+                return seen;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(120), "{}: {seen:?}", attempt.machine_name());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Takes away the attempt's node.
+    async fn take(&self, attempt: &AttemptId) {
+        let (here, secret) = (&self.environment["FTCTL_ENDPOINT_AZUREML"], &self.environment["IDENTITY_HEADER"]);
+        let lever = format!("{here}/devcloud/preempt?job={}", attempt.machine_name());
+        let done = reqwest::Client::new().post(lever).bearer_auth(secret).send().await.expect("an answer");
+        assert_eq!(done.status(), 200);
+    }
+
+    async fn provisioned(&self, attempt: &AttemptId) {
+        self.provider().provision(attempt, &self.plan(), &image()).await.expect("provisioned");
+    }
+}
+
+#[async_trait]
+impl World for Place {
+    fn compute(&self) -> Compute {
+        Compute::Azureml(Box::default())
+    }
+
+    fn client(&self) -> Arc<dyn Provider> {
+        Arc::new(self.provider())
+    }
+
+    fn elsewhere(&self, everybody: bool) -> Arc<dyn Provider> {
+        Arc::new(self.provider_of(Party { everybody, ..Party::new("somebody", Arc::new(MemoryStore::new())) }))
+    }
+
+    async fn finish(&self, attempt: &AttemptId) {
+        let begun = Instant::now();
+        while self.starts(attempt) == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(120), "no agent of {}", attempt.machine_name());
+            sleep(Duration::from_millis(20)).await;
+        }
+        fs::write(self.home(attempt).join("finish"), "").expect("written");
+        let name = attempt.machine_name();
+        let client = self.provider().client;
+        while client.find(&["jobs", &name]).await.expect("seen").as_ref().is_some_and(job::is_live) {
+            assert!(begun.elapsed() < Duration::from_secs(120), "{name} does not end");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn image(&self) -> TrainerImage {
+        image()
+    }
+
+    fn starts(&self, attempt: &AttemptId) -> usize {
+        fs::read_to_string(self.home(attempt).join("starts")).map_or(0, |text| text.lines().count())
+    }
+
+    fn remembers(&self) -> bool {
+        true
+    }
+
+    fn is_service(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_a_job_service() {
+    conformance::services(&Place::new(json!({})).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_jobs_share_a_cluster_that_goes_with_the_last() {
+    let (place, one, two) = (Place::new(json!({})).await, attempt("one"), attempt("two"));
+    place.provisioned(&one).await;
+    place.provisioned(&two).await;
+    for attempt in [&one, &two] {
+        place.until(attempt, |seen| *seen == Sighting::Alive { agent: true }).await;
+    }
+    let clusters = async || place.provider().clusters().await.expect("listed").len();
+    assert_eq!(clusters().await, 1, "with room for both");
+    let arguments = fs::read_to_string(place.home(&one).join("arguments")).expect("written");
+    assert_eq!(arguments.trim(), format!("agent --job {} --attempt 1 --store {}", one.job, place.store.url()));
+    let price = place.provider().price(&place.plan()).await.expect("a price");
+    assert!(price.source.is_some_and(|source| source.starts_with("by Azure's retail prices of")));
+    let listed = place.provider().list().await.expect("listed");
+    assert_eq!(listed.iter().map(|resource| resource.price_per_hour).collect::<Vec<_>>(), [price.per_hour; 2]);
+    place.provider().destroy(&one.job).await.expect("destroyed");
+    assert_eq!(clusters().await, 1, "the other needs it");
+    place.provider().destroy(&two.job).await.expect("destroyed");
+    assert_eq!((clusters().await, place.provider().list().await), (0, Ok(Vec::new())));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_preemption_and_an_image_that_cannot_be_pulled_are_told_apart() {
+    let trouble = json!([{ "job": "-a2", "kind": "no_image" }]);
+    let place = Place::new(json!({ "notice": "1s", "troubles": trouble })).await;
+    let (one, two) = (attempt("taken"), AttemptId::new(&attempt("taken").job, 2));
+    place.provisioned(&one).await;
+    place.until(&one, |_| place.starts(&one) == 1).await;
+    place.take(&one).await;
+    assert_eq!(
+        place.until(&one, |seen| matches!(seen, Sighting::Dead { .. })).await,
+        Sighting::Dead { why: "preempted".to_owned() }
+    );
+    let console = place.provider().console(&one, 0).await.expect("read").expect("a console");
+    assert_eq!(console.text, "hello\n");
+    place.provisioned(&two).await;
+    let seen = place.until(&two, |seen| matches!(seen, Sighting::Dead { .. } | Sighting::Unfit { .. })).await;
+    assert!(matches!(&seen, Sighting::Unfit { why } if why.contains("Docker image")), "{seen:?}");
+    place.provider().destroy(&one.job).await.expect("destroyed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_cluster_lacks_is_said_while_a_job_waits() {
+    let script = json!({ "quotas": { "TotalLowPriorityCores": 0 }, "quota_refusal": "allocation" });
+    let (place, one) = (Place::new(script).await, attempt("lacks"));
+    place.provisioned(&one).await;
+    let said = |seen: &Sighting| matches!(seen, Sighting::Queued { why, .. } if why.to_lowercase().contains("quota"));
+    place.until(&one, said).await;
+    let room = place.provider().room(&place.plan()).await;
+    assert_eq!(room[0].health, Health::Bad, "{room:?}");
+    place.provider().destroy(&one.job).await.expect("destroyed");
+    let refused = Place::new(json!({ "quotas": { "TotalLowPriorityCores": 0 } })).await;
+    let error = refused.provider().provision(&one, &refused.plan(), &image()).await.expect_err("refused");
+    assert_eq!(error.class, Class::Quota, "{error}");
+    let short = Place::new(json!({ "stock_outs": ["Standard_NC4as_T4_v3"] })).await;
+    short.provisioned(&one).await;
+    short.until(&one, |seen| matches!(seen, Sighting::Queued { why, .. } if why.contains("0 of 1 nodes"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_without_a_job_is_tidied_away() {
+    let (place, one) = (Place::new(json!({})).await, attempt("left"));
+    let provider = place.provider();
+    let plan = place.plan();
+    let mark = mark_of(&provider.party).await;
+    provider.prepared(&one, provider.wanted(&plan).expect("ours"), &mark).await.expect("made");
+    let name = body::cluster_name(&AzuremlPlan::default(), &mark);
+    assert_eq!(provider.tidy(true).await, Ok(vec![name.clone()]));
+    let other = place.provider_of(Party::new("bob", place.store.clone()));
+    assert_eq!(other.tidy(false).await, Ok(Vec::new()), "it is another's");
+    assert_eq!(provider.tidy(false).await, Ok(vec![name]));
+    assert_eq!(provider.tidy(false).await, Ok(Vec::new()));
+}
