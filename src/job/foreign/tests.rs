@@ -336,7 +336,10 @@ fn templates_have_the_files_and_the_steps_of_their_recipes() {
         let spec = JobSpec::parse(text, "template").unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(spec.train.micro_batch.sequences() * spec.train.gradient_accumulation, sequences);
         let data = spec.data.expect("text");
-        assert_eq!((data.train, data.validation), (vec!["wikitext-103/wiki.train.tokens".to_owned()], vec!["wikitext-103/wiki.test.tokens".to_owned()]));
+        assert_eq!(
+            (data.train, data.validation),
+            (vec!["wikitext-103/wiki.train.tokens".to_owned()], vec!["wikitext-103/wiki.test.tokens".to_owned()])
+        );
     }
 }
 
