@@ -73,6 +73,11 @@ const TEMPLATES: &[Template] = &[
         text: include_str!("../../templates/jobs/gpt2-wikitext.toml"),
     },
     Template {
+        name: "gpt2-wikitext-azureml",
+        about: "the same on a spot machine of Azure ML with V100s, of which one process needs one",
+        text: include_str!("../../templates/jobs/gpt2-wikitext-azureml.toml"),
+    },
+    Template {
         name: "gpt2-medium-fp32",
         about: "the published GPT-2 Medium (355M) fine-tuned on WikiText-103 in float32, four sequences at once",
         text: include_str!("../../templates/jobs/gpt2-medium-fp32.toml"),

@@ -331,6 +331,7 @@ fn templates_drop_what_their_recipes_drop() {
 fn templates_have_the_files_and_the_steps_of_their_recipes() {
     for (text, sequences) in [
         (include_str!("../../../templates/jobs/gpt2-wikitext.toml"), 4 * 16),
+        (include_str!("../../../templates/jobs/gpt2-wikitext-azureml.toml"), 4 * 16),
         (include_str!("../../../templates/jobs/gpt2-medium-fp32.toml"), 8 * 4 * 8),
     ] {
         let spec = JobSpec::parse(text, "template").unwrap_or_else(|error| panic!("{error}"));
