@@ -1,8 +1,8 @@
 //! `ftctl init`: a commented job file to start from.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -12,7 +12,11 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent, schema};
 use crate::{
     exit::{Exit, Failure},
-    job::{foreign, spec::JobSpec, wording::suggest},
+    job::{
+        foreign::{self, azureml},
+        spec::JobSpec,
+        wording::suggest,
+    },
     output::{Cell, Show, Table},
     provider::registry,
 };
@@ -20,7 +24,7 @@ use crate::{
 /// Write a commented job file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  ftctl init --list\n  ftctl init quickstart\n  ftctl init --out jobs/first.toml\n  ftctl init --from-command 'python run_clm.py --train_file a.txt ...'"
+    after_help = "Examples:\n  ftctl init --list\n  ftctl init quickstart\n  ftctl init --out jobs/first.toml\n  ftctl init --from-command 'python run_clm.py --train_file a.txt ...'\n  ftctl init --from-azureml job.yml"
 )]
 pub struct Init {
     /// The template
@@ -41,6 +45,9 @@ pub struct Init {
     /// Translate this command line of run_clm.py, run_language_modeling.py or fairseq-train
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["template", "list"])]
     from_command: Option<String>,
+    /// Translate this command job of Azure ML (YAML of its CLI v2), whose command is one that --from-command knows
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["template", "list", "from_command"])]
+    from_azureml: Option<PathBuf>,
 }
 
 struct Template {
@@ -64,6 +71,11 @@ const TEMPLATES: &[Template] = &[
         name: "gpt2-wikitext",
         about: "the published GPT-2 (124M) fine-tuned on WikiText-103, as ONNX Runtime's example does",
         text: include_str!("../../templates/jobs/gpt2-wikitext.toml"),
+    },
+    Template {
+        name: "gpt2-wikitext-azureml",
+        about: "the same on a spot machine of Azure ML with V100s, of which one process needs one",
+        text: include_str!("../../templates/jobs/gpt2-wikitext-azureml.toml"),
     },
     Template {
         name: "gpt2-medium-fp32",
@@ -94,7 +106,9 @@ impl Init {
             registry::known(backend)?;
         }
         let (name, text) = if let Some(command) = &self.from_command {
-            ("translated", translated(app, command)?)
+            ("translated", translated(app, &app.working_directory, |read| foreign::translate(command, read))?)
+        } else if let Some(file) = &self.from_azureml {
+            ("translated", self.from_job(app, file)?)
         } else {
             let template =
                 TEMPLATES.iter().find(|template| template.name == self.template).ok_or_else(|| unknown(&self.template))?;
@@ -118,18 +132,43 @@ impl Init {
     }
 }
 
-/// The job file that another program's command line stands for. The user is told of flags that change nothing here; flags that
-/// ftctl cannot follow are an error.
-fn translated(app: &App<'_>, command: &str) -> Result<String, Failure> {
-    let read = |file: &str| {
-        let path = app.working_directory.join(file);
-        fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-    };
+impl Init {
+    /// The job file for a command job of Azure ML. Its paths begin at its own folder, those of a job file at that of the job file.
+    fn from_job(&self, app: &App<'_>, file: &Path) -> Result<String, Failure> {
+        let (path, out) = (app.working_directory.join(file), app.working_directory.join(&self.out));
+        let text = bounded(&path).map_err(|problem| Failure::new(Exit::Usage, problem).fix("give the file of a command job"))?;
+        let folder = path.parent().unwrap_or(&path);
+        let way = if out.parent() == Some(folder) { Path::new("") } else { folder };
+        translated(app, folder, |read| azureml::translate(&text, &file.display().to_string(), way, read))
+    }
+}
+
+/// The job file that something of another program's stands for. The user is told what changes nothing here; what ftctl cannot follow
+/// is an error. Files that it names are looked for in `folder`.
+fn translated(
+    app: &App<'_>,
+    folder: &Path,
+    translate: impl FnOnce(&dyn Fn(&str) -> Result<String, String>) -> Result<foreign::Translated, foreign::Refused>,
+) -> Result<String, Failure> {
     let refused = |refused: foreign::Refused| Failure::new(Exit::Usage, refused.what).fix(refused.fix);
-    let translated = foreign::translate(command, &read).map_err(refused)?;
+    let translated = translate(&|file| bounded(&folder.join(file))).map_err(refused)?;
     JobSpec::parse(&translated.text, "the translated job")?;
     translated.notes.iter().for_each(|note| app.output.report().line(&format!("note: {note}")));
     Ok(translated.text)
+}
+
+/// The text of a file that somebody else may have named: no pipe, no device, and nothing that fills memory.
+fn bounded(path: &Path) -> Result<String, String> {
+    let cannot = |error: io::Error| format!("cannot read {}: {error}", path.display());
+    if !fs::metadata(path).map_err(cannot)?.is_file() {
+        return Err(format!("{} is no file", path.display()));
+    }
+    let mut text = String::new();
+    File::open(path).and_then(|file| file.take(azureml::MOST as u64 + 1).read_to_string(&mut text)).map_err(cannot)?;
+    if text.len() > azureml::MOST {
+        return Err(format!("{} has more than {} bytes", path.display(), azureml::MOST));
+    }
+    Ok(text)
 }
 
 fn unknown(name: &str) -> Failure {

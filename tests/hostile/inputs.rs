@@ -84,3 +84,30 @@ fn a_models_numbers_take_no_memory() {
         assert_eq!(said.code, Some(0), "{key} = {number}: {} {}", said.stdout, said.stderr);
     }
 }
+
+/// A job of Azure ML that somebody offers: it wants memory, or files of this machine.
+#[test]
+fn a_job_of_azure_ml_takes_no_memory_and_runs_nothing() {
+    let laughs: Vec<String> = (1..60).map(|level| format!("a{level}: &a{level} [*a{0}, *a{0}, *a{0}]\n", level - 1)).collect();
+    let laughs = format!("a0: &a0 [ha]\n{}", laughs.concat());
+    let deep = format!("command: {}", "[".repeat(100_000));
+    let long = format!("inputs: {{a: {}}}\ncommand: run_clm.py {}\n", "x".repeat(60_000), "${{inputs.a}}".repeat(10_000));
+    for (text, reason) in [
+        (laughs.as_str(), "job.yml:2: an alias"),
+        (&deep, "tables and lists in one another"),
+        (&long, "more than 65536 bytes with everything filled in"),
+        (&"# x\n".repeat(1 << 20), "has more than 262144 bytes"),
+        ("command: !!python/object/apply:os.system ['touch here']\n", "job.yml:1: a tag"),
+        ("command: touch here && run_clm.py $(touch here)\n", "the command has a `$`"),
+        ("command: run_clm.py --train_file a.txt --deepspeed /dev/zero\n", "/dev/zero is no file"),
+    ] {
+        let sandbox = Sandbox::new();
+        sandbox.write("job.yml", text);
+        let said = run(&sandbox, &["init", "--from-azureml", "job.yml"]);
+        assert!(said.code == Some(2) && said.stderr.contains(reason), "{reason}: {:?} {}", said.code, said.stderr);
+        assert!(!sandbox.path("here").exists() && !sandbox.path("job.toml").exists());
+    }
+    let sandbox = Sandbox::new();
+    let said = run(&sandbox, &["init", "--from-azureml", "/dev/zero"]);
+    assert!(said.code == Some(2) && said.stderr.contains("/dev/zero is no file"), "{}", said.stderr);
+}

@@ -49,6 +49,7 @@ pub const PARSERS: &[Parser] = &[
     ("job_file", job_file),
     ("settings", settings),
     ("command", command),
+    ("azureml_job", azureml_job),
     ("model", model),
     ("shards", shards),
     ("vocabulary", vocabulary),
@@ -167,6 +168,14 @@ fn settings(bytes: &[u8]) {
 fn command(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let _ = foreign::translate(text, &|_| Err("there is none".to_owned()));
+    }
+}
+
+fn azureml_job(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(job) = foreign::azureml::translate(text, "job.yml", Path::new(""), &|_| Err("there is none".to_owned())) {
+        // A job file, whatever its values are worth.
+        Document::new("job.toml", job.text.into()).and_then(|document| document.parse::<toml::Table>().map(drop)).expect("TOML");
     }
 }
 

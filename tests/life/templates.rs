@@ -23,12 +23,13 @@ fn every_fine_tuning_template_runs_at_toy_scale() {
     let run = |sandbox: &Sandbox, template: &str, more: &[&str]| {
         let file = format!("{template}.toml");
         sandbox.ok(&["init", template, "--force", "--out", &file]);
-        let sizes = ["train.block_size=64", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];
+        let sizes =
+            ["train.block_size=64", "train.gradient_accumulation=2", "train.epochs=0.2", "train.threads=1", "sample.tokens=5"];
         let inputs = ["initial_weights=weights", "data.train=[\"a.txt\"]", "data.validation=[\"a.txt\"]", "train.device=cpu"];
         let sets = sizes.iter().chain(&inputs).flat_map(|set| ["--set", set]);
         sandbox.ok(&["run", &file, "--quiet"].into_iter().chain(sets).chain(more.iter().copied()).collect::<Vec<_>>());
     };
-    for template in ["gpt2-wikitext", "gpt2-medium-fp32", "gpt2-xl-v100"] {
+    for template in ["gpt2-wikitext", "gpt2-wikitext-azureml", "gpt2-medium-fp32", "gpt2-xl-v100"] {
         run(&sandbox, template, &["--backend", "local"]);
         assert_eq!(sandbox.json(&["status", template])["state"], "succeeded");
     }
@@ -66,22 +67,44 @@ fn the_template_of_fairseqs_recipe_runs_at_toy_scale() {
     assert!(rates[..3].is_sorted() && rates[2..].iter().rev().is_sorted(), "up, then down the cosine: {rates:?}");
 }
 
+/// What `plan a.toml` answers where nobody is signed in to anything: its exit code, and what it writes.
+fn planned_by_nobody(sandbox: &Sandbox, more: &[&str]) -> (Option<i32>, String, String) {
+    let planned = ["plan", "a.toml", "--store", "azure://account/container", "-o", "json"];
+    let mut command = sandbox.command(&[&planned[..], more].concat());
+    // The credentials of any sign-in here.
+    for (name, _) in std::env::vars() {
+        if ["GOOGLE_", "CLOUDSDK_", "GCE_", "AZURE_", "AZUREML_", "IDENTITY_", "MSI_"].iter().any(|prefix| name.starts_with(prefix))
+        {
+            command.env_remove(name);
+        }
+    }
+    let output = command.env("HOME", sandbox.path("home")).env("PATH", "").output().unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn the_template_for_azure_ml_has_the_last_v100_and_who_is_not_signed_in_may_plan_it() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(&["init", "gpt2-wikitext-azureml", "--out", "a.toml"]);
+    let (code, told, warned) = planned_by_nobody(&sandbox, &[]);
+    assert_eq!(code, Some(0), "{warned}");
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["azureml"]["size"], &told["azureml"]["spot"]), (&json!("Standard_ND40rs_v2"), &json!(true)));
+    assert_eq!(told["price_per_hour"], "4.4064USD");
+    for (more, part) in [
+        ("compute.azureml.size=Standard_NC24rs_v3", "Azure retired Standard_NC24rs_v3 on 2025-09-30"),
+        ("image.variant=cpu", "the build `cpu` of libtorch has no kernels for a v100"),
+    ] {
+        let (code, said, _) = planned_by_nobody(&sandbox, &["--set", more]);
+        assert!(code == Some(2) && said.contains(part), "{more}: {code:?} {said}");
+    }
+}
+
 #[test]
 fn the_machine_of_the_template_for_a_v100_is_the_seeds_and_who_is_not_signed_in_may_plan_it() {
     let sandbox = Sandbox::new();
     sandbox.ok(&["init", "gpt2-xl-v100", "--out", "a.toml"]);
-    let plan = |more: &[&str]| {
-        let planned = ["plan", "a.toml", "--store", "azure://account/container", "-o", "json"];
-        let mut command = sandbox.command(&[&planned[..], more].concat());
-        // The credentials of any sign-in here.
-        for (name, _) in std::env::vars() {
-            if ["GOOGLE_", "CLOUDSDK_", "GCE_", "AZURE_", "IDENTITY_", "MSI_"].iter().any(|prefix| name.starts_with(prefix)) {
-                command.env_remove(name);
-            }
-        }
-        let output = command.env("HOME", sandbox.path("home")).env("PATH", "").output().unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
-    };
+    let plan = |more: &[&str]| planned_by_nobody(&sandbox, more);
     let (code, told, warned) = plan(&[]);
     assert_eq!(code, Some(0), "{warned}");
     for part in ["nobody is signed in to Google Cloud", "no way to sign in to the account account"] {

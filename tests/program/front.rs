@@ -75,6 +75,48 @@ fn a_command_that_trains_nothing_is_answered_with_one_of_ftctls() {
     }
 }
 
+/// What is left out is told, and the rest is a job that can be planned.
+#[test]
+fn a_job_of_azure_ml_becomes_one_of_ftctls() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("jobs")).expect("a directory");
+    sandbox.write("jobs/a.txt", "words of a text\n".repeat(100));
+    sandbox.write(
+        "jobs/job.yml",
+        "display_name: corpus\ncommand: python run_clm.py --model_name_or_path gpt2 --train_file ${{inputs.corpus}} --max_steps 10\n\
+         inputs: {corpus: {type: uri_file, path: ./a.txt}}\ndistribution: {type: pytorch, process_count_per_instance: 8}\n\
+         resources: {instance_type: Standard_ND40rs_v2}\nlimits: {timeout: 7200}\nservices: {lab: {type: jupyter_lab}}\n",
+    );
+    let init = |out: &str| sandbox.run(&["init", "--from-azureml", "jobs/job.yml", "--out", out]);
+    let said = init("a.toml");
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    for part in ["note: line 7, services: nothing listens", "note: distribution: there is one process in place of 8"] {
+        assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
+    }
+    let plan = ["plan", "a.toml", "--store", "azure://account/container", "--set", "image.variant=cu126", "-o", "json"];
+    let said = sandbox.run(&plan);
+    assert_eq!(said.code, Some(0), "{} {}", said.stdout, said.stderr);
+    let told: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    assert_eq!(
+        (told["azureml"]["size"].as_str(), told["azureml"]["compute"].as_str()),
+        (Some("Standard_ND40rs_v2"), Some("serverless"))
+    );
+    assert_eq!(
+        told["data"]["text"]["train"][0].as_str(),
+        sandbox.path("jobs/a.txt").to_str(),
+        "paths begin at the job's own folder"
+    );
+    let said = init("jobs/b.toml");
+    let text = std::fs::read_to_string(sandbox.path("jobs/b.toml")).unwrap_or_else(|_| panic!("{}", said.stderr));
+    assert!(text.contains("train = [\"a.txt\"]"), "{text}");
+
+    sandbox.write("jobs/job.yml", "type: sweep\ncommand: run_clm.py\n");
+    let said = init("c.toml");
+    assert!(said.code == Some(2) && said.stderr.contains("line 1, type: `sweep` does not exist here"), "{}", said.stderr);
+    let said = sandbox.run(&["init", "--from-azureml", "none.yml", "--out", "c.toml"]);
+    assert!(said.code == Some(2) && said.stderr.contains("cannot read") && !sandbox.path("c.toml").exists(), "{}", said.stderr);
+}
+
 #[test]
 fn stdout_is_one_json_value_whatever_happens() {
     let sandbox = Sandbox::new();

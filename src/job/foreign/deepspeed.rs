@@ -128,12 +128,14 @@ fn settle(job: &mut Job, config: &Value) {
 
 /// DeepSpeed refuses a batch that its parts do not multiply to.
 fn check_batch(job: &mut Job, config: &Value) {
-    let parts = ["train.micro_batch", "train.gradient_accumulation"].map(|key| in_force(job, key).unwrap_or(1.0));
+    let parts = ["train.micro_batch", super::ACCUMULATION].map(|key| in_force(job, key).unwrap_or(1.0));
+    let processes = job.processes.max(1);
     let batch = config.get("train_batch_size").and_then(Value::as_f64);
-    if let Some(batch) = batch.filter(|batch| (batch - parts[0] * parts[1]).abs() > 0.5) {
+    if let Some(batch) = batch.filter(|batch| (batch - parts[0] * parts[1] * f64::from(processes)).abs() > 0.5) {
+        let whose = if processes == 1 { "one process".to_owned() } else { format!("{processes} processes") };
         job.problems.push(format!(
-            "ds_config train_batch_size: {batch} is not the micro-batch of {} times the accumulation of {}, which DeepSpeed refuses in one \
-             process; make them agree, or leave it \"auto\"",
+            "ds_config train_batch_size: {batch} is not the micro-batch of {} times the accumulation of {}, which DeepSpeed refuses in \
+             {whose}; make them agree, or leave it \"auto\"",
             parts[0], parts[1]
         ));
     }

@@ -1,21 +1,26 @@
 //! Command lines of other programs as job files: every flag has a line in a table that says what it means here, and a flag that
 //! means nothing here, or something that does not exist here, says so. For a program that trains nothing there is the command of
-//! ftctl that does what it does.
+//! ftctl that does what it does. `azureml` reads a job of Azure ML, which has such a command line in it.
 
 #![allow(clippy::enum_glob_use)] // The tables read better without a prefix on every line.
 
+pub mod azureml;
 mod deepspeed;
 mod fairseq;
 mod launchers;
 mod transformers;
 mod verbs;
 mod words;
+mod yaml;
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use toml::Value;
 
-use super::wording::{shell_word, suggest};
+use super::{
+    printable,
+    wording::{shell_word, suggest},
+};
 
 /// One flag of another program.
 struct Flag {
@@ -131,6 +136,8 @@ pub struct Job {
     deepspeed: Option<serde_json::Value>,
     /// `config.json` of the model that training begins with, where it can be read.
     model_config: Option<serde_json::Value>,
+    /// Processes that a step's sequences are shared among; 0 stands for one.
+    processes: u32,
 }
 
 impl Job {
@@ -214,10 +221,35 @@ impl Job {
         Ok(())
     }
 
-    /// The job file, with notes for the user as comments; or why there is none.
-    fn finish(self, command: &str, program: &Program) -> Result<Translated, Refused> {
+    /// Takes over what a command line says, as far as it can be followed; `read` gives the text of a file that it names.
+    fn take(&mut self, words: &[String], read: Read<'_>) -> Result<&'static Program, Refused> {
+        let program = |place| PROGRAMS.into_iter().find(|program| program.is_started_by(words, place));
+        let Some((place, program)) = (0..words.len()).find_map(|place| Some((place, program(place)?))) else {
+            return Err(unknown_program());
+        };
+        program.defaults.iter().copied().flatten().for_each(|(key, setting)| self.set(key, *setting));
+        words::apply(self, &words[..place], launchers::FLAGS, Some(|_, _| Ok(())));
+        let json = |file: &str| read(file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
+        match words::value_of(&words[place..], "deepspeed").map(|file| json(&file)) {
+            Some(Ok(config)) => self.deepspeed = Some(config),
+            Some(Err(problem)) => self.problems.push(format!("--deepspeed: {problem}")),
+            None => {}
+        }
+        words::apply(self, &words[place + 1..], program.flags, program.positional);
+        deepspeed::apply(self);
+        let model = self.values.get(WEIGHTS).and_then(Value::as_str);
+        self.model_config = model.and_then(|model| json(&format!("{model}/config.json")).ok());
+        if let Some(finish) = program.finish {
+            finish(self);
+        }
+        program.ways.iter().for_each(|(what, way)| self.note(what, way));
+        Ok(program)
+    }
+
+    /// The job file for `what`, with notes for the user as comments; or why there is none.
+    fn finish(mut self, what: &str, source: &str, program: &Program) -> Result<Translated, Refused> {
         if !self.problems.is_empty() {
-            return Err(self.refused());
+            return Err(self.refused(what));
         }
         if let Some(instead) = program.instead {
             let lines: Vec<String> = self.notes.iter().map(|note| format!("\n{note}")).collect();
@@ -226,12 +258,13 @@ impl Job {
         }
         let mut text = format!(
             "#:schema ../job.schema.json\n# Translated from: {}\n",
-            command.split_whitespace().collect::<Vec<_>>().join(" ")
+            printable::line(&source.split_whitespace().collect::<Vec<_>>().join(" "))
         );
         for note in &self.notes {
-            let _ = writeln!(text, "# {note}");
+            let _ = writeln!(text, "# {}", printable::line(note));
         }
-        text.push_str("\nname = \"translated\"\n");
+        let name = self.values.remove(NAME).unwrap_or_else(|| "translated".into());
+        let _ = writeln!(text, "\n{NAME} = {name}");
         let (top, mut nested): (Vec<_>, Vec<_>) = self.values.iter().partition(|(key, _)| !key.contains('.'));
         nested.sort_by_key(|(key, _)| key.rsplit_once('.').map(|(parent, _)| parent)); // each table once
         for (key, value) in top {
@@ -249,7 +282,7 @@ impl Job {
         Ok(Translated { text, notes: self.notes })
     }
 
-    fn refused(mut self) -> Refused {
+    fn refused(mut self, what: &str) -> Refused {
         let mut fix = "take out or change what is named, and translate again".to_owned();
         if !self.known.is_empty() {
             self.known.sort_unstable();
@@ -260,7 +293,7 @@ impl Job {
                 self.known.join(" --")
             );
         }
-        Refused { what: format!("the command cannot be translated:\n{}", self.problems.join("\n")), fix }
+        Refused { what: format!("{what} cannot be translated:\n{}", self.problems.join("\n")), fix }
     }
 }
 
@@ -290,30 +323,17 @@ const PROGRAMS: [&Program; 8] = [
     &verbs::PREPROCESS_SCRIPT,
 ];
 
+/// The text of a file that a command line names, or why there is none.
+type Read<'r> = &'r dyn Fn(&str) -> Result<String, String>;
+
+const COMMAND: &str = "the command";
+
 /// Translates a command line. `read` gives the text of a file that it names.
-pub fn translate(command: &str, read: &dyn Fn(&str) -> Result<String, String>) -> Result<Translated, Refused> {
-    let words = words::split(command).map_err(|problem| Job { problems: vec![problem], ..Job::default() }.refused())?;
-    let program = |place| PROGRAMS.into_iter().find(|program| program.is_started_by(&words, place));
-    let Some((place, program)) = (0..words.len()).find_map(|place| Some((place, program(place)?))) else {
-        return Err(unknown_program());
-    };
+pub fn translate(command: &str, read: Read<'_>) -> Result<Translated, Refused> {
+    let words = words::split(command).map_err(|problem| Job { problems: vec![problem], ..Job::default() }.refused(COMMAND))?;
     let mut job = Job::default();
-    program.defaults.iter().copied().flatten().for_each(|(key, setting)| job.set(key, *setting));
-    words::apply(&mut job, &words[..place], launchers::FLAGS, Some(|_, _| Ok(())));
-    let json = |file: &str| read(file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
-    match words::value_of(&words[place..], "deepspeed").map(|file| json(&file)) {
-        Some(Ok(config)) => job.deepspeed = Some(config),
-        Some(Err(problem)) => job.problems.push(format!("--deepspeed: {problem}")),
-        None => {}
-    }
-    words::apply(&mut job, &words[place + 1..], program.flags, program.positional);
-    deepspeed::apply(&mut job);
-    job.model_config = job.values.get(WEIGHTS).and_then(Value::as_str).and_then(|model| json(&format!("{model}/config.json")).ok());
-    if let Some(finish) = program.finish {
-        finish(&mut job);
-    }
-    program.ways.iter().for_each(|(what, way)| job.note(what, way));
-    job.finish(command, program)
+    let program = job.take(&words, read)?;
+    job.finish(COMMAND, command, program)
 }
 
 fn unknown_program() -> Refused {
@@ -337,7 +357,9 @@ fn keep(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+const NAME: &str = "name";
 const KEEP: &str = "train.keep_checkpoints";
+const ACCUMULATION: &str = "train.gradient_accumulation";
 const WEIGHTS: &str = "initial_weights";
 const ONE_PROCESS: &str = "there is one process";
 const ALL_CORES: &str = "all cores are used";

@@ -326,6 +326,24 @@ fn templates_drop_what_their_recipes_drop() {
     );
 }
 
+/// One process has the sequences of all of theirs: four with one and sixteen accumulated, eight with four and eight.
+#[test]
+fn templates_have_the_files_and_the_steps_of_their_recipes() {
+    for (text, sequences) in [
+        (include_str!("../../../templates/jobs/gpt2-wikitext.toml"), 4 * 16),
+        (include_str!("../../../templates/jobs/gpt2-wikitext-azureml.toml"), 4 * 16),
+        (include_str!("../../../templates/jobs/gpt2-medium-fp32.toml"), 8 * 4 * 8),
+    ] {
+        let spec = JobSpec::parse(text, "template").unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(spec.train.micro_batch.sequences() * spec.train.gradient_accumulation, sequences);
+        let data = spec.data.expect("text");
+        assert_eq!(
+            (data.train, data.validation),
+            (vec!["wikitext-103/wiki.train.tokens".to_owned()], vec!["wikitext-103/wiki.test.tokens".to_owned()])
+        );
+    }
+}
+
 #[test]
 fn the_loss_is_scaled_as_the_program_scales_it() {
     let torch = LossScaling { growth_interval: 2000, hysteresis: 1, ..LossScaling::default() };
