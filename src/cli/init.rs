@@ -143,8 +143,8 @@ impl Init {
     }
 }
 
-/// The job file that something of another program's stands for. The user is told what changes nothing here; what ftctl cannot follow
-/// is an error. Files that it names are looked for in `folder`.
+/// The job file that something of another program's stands for. The user is told what changes nothing here; what ftctl cannot
+/// follow is an error. Files that it names are looked for in `folder`.
 fn translated(
     app: &App<'_>,
     folder: &Path,

@@ -45,7 +45,8 @@ impl Translation {
         }
     }
 
-    /// The text with what stands for `${{inputs.NAME}}` and `${{outputs.NAME}}`. A literal may have more of the shell in it, as there.
+    /// The text with what stands for `${{inputs.NAME}}` and `${{outputs.NAME}}`. A literal may have more of the shell in it, as
+    /// there.
     fn filled(&mut self, text: &str) -> Result<String, String> {
         let text = text.replace("\r\n", "\n");
         let (mut filled, mut rest) = (String::new(), text.as_str());

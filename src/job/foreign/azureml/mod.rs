@@ -1,5 +1,5 @@
-//! Command jobs of Azure ML, as its CLI reads them (v2, YAML), as job files: every key has a line in a table that says what it means
-//! here, and the job's command goes the way of every command. The file is somebody else's: nothing in it is run or fetched.
+//! Command jobs of Azure ML, as its CLI reads them (v2, YAML), as job files: every key has a line in a table that says what it
+//! means here, and the job's command goes the way of every command. The file is somebody else's: nothing in it is run or fetched.
 
 mod command;
 mod keys;
@@ -59,8 +59,8 @@ struct Translation {
     here: bool,
 }
 
-/// Translates a command job. `file` is its name in messages, `folder` the way from the job file's folder to its own, and `read` gives
-/// the text of a file that it names, from its own folder.
+/// Translates a command job. `file` is its name in messages, `folder` the way from the job file's folder to its own, and `read`
+/// gives the text of a file that it names, from its own folder.
 pub fn translate(text: &str, file: &str, folder: &Path, read: Read<'_>) -> Result<Translated, Refused> {
     let wrong = |line: usize, what: &str| Refused {
         what: format!("{file}:{line}: {}", printable::line(what)),
