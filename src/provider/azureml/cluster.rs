@@ -13,7 +13,7 @@ use super::{
     },
     Azureml, body,
     client::Call,
-    job,
+    job::{self, Stage},
     refusal::{Refusal, told},
 };
 use crate::job::{
@@ -60,12 +60,17 @@ impl Azureml {
         Err(ProviderError::new(Class::Network, message).fix("look at it in the studio; `ftctl prune` removes it"))
     }
 
+    /// Every cluster of the workspace.
+    pub(super) async fn all_clusters(&self) -> Result<Vec<Value>, Refusal> {
+        let mut clusters = self.client.list(self.client.url(&["computes"])?).await?;
+        clusters.retain(|cluster| cluster["properties"]["computeType"] == "AmlCompute" && name(cluster).is_some());
+        Ok(clusters)
+    }
+
     /// Every cluster that says it is of ours, of whomever.
     pub(super) async fn clusters(&self) -> Result<Vec<Value>, Refusal> {
-        let mut clusters = self.client.list(self.client.url(&["computes"])?).await?;
-        clusters.retain(|cluster| {
-            cluster["properties"]["computeType"] == "AmlCompute" && cluster["tags"][body::OURS] == "1" && name(cluster).is_some()
-        });
+        let mut clusters = self.all_clusters().await?;
+        clusters.retain(is_ours);
         Ok(clusters)
     }
 
@@ -136,6 +141,17 @@ pub fn name(cluster: &Value) -> Option<Cluster> {
 fn most(cluster: &Value) -> usize {
     let most = cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0);
     usize::try_from(most).unwrap_or(usize::MAX)
+}
+
+pub fn is_ours(cluster: &Value) -> bool {
+    cluster["tags"][body::OURS] == "1"
+}
+
+/// Whether more nodes of a cluster of ours are paid for than jobs work on: one that waits is about to have one of them.
+pub fn prepares(cluster: &Value, jobs: &[Value]) -> bool {
+    let id = cluster["id"].as_str().unwrap_or_default();
+    let working = |found: &&Value| job::stage(found).is_ok_and(|stage| stage == Stage::Running) && is_on(found, id);
+    is_ours(cluster) && nodes(cluster) > jobs.iter().filter(working).count() as u64
 }
 
 /// The nodes that are paid for.

@@ -198,28 +198,35 @@ impl Azureml {
         }
     }
 
-    /// A live job as something that exists. One in the queue costs nothing.
-    async fn resource(&self, live: &Value, clusters: &[Value], region: &str, mark: &Mark<'_>) -> Result<Option<Resource>, Refusal> {
+    /// A live job as something that exists. One in the queue costs nothing until a node is prepared.
+    async fn resource(
+        &self,
+        live: &Value,
+        (jobs, clusters): (&[Value], &[Value]),
+        region: &str,
+        mark: &Mark<'_>,
+    ) -> Result<Option<Resource>, Refusal> {
         let (Some(name), Some(attempt)) = (job::name(live), job::attempt(job::tags(live))) else { return Ok(None) };
         let begun = if job::stage(live).is_ok_and(|stage| stage == Stage::Waiting) {
             None
         } else {
             job::started(&self.history(name).await?)
         };
+        let on = clusters.iter().find(|cluster| cluster["id"].as_str().is_some_and(|id| cluster::is_on(live, id)));
+        let is_paid = begun.is_some() || on.is_some_and(|cluster| cluster::prepares(cluster, jobs));
         let limit = live["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds);
         Ok(Some(Resource {
             name: name.to_owned(),
             attempt,
             since: begun.unwrap_or_else(|| job::created(live)),
             expires: begun.zip(limit).map(|(begun, limit)| after(begun, limit)),
-            price_per_hour: begun.map_or(Money::ZERO, |_| self.price_of(live, clusters, region)),
+            price_per_hour: if is_paid { self.price_of(live, on, region) } else { Money::ZERO },
             belongs: mark.belongs(job::said(job::tags(live))),
         }))
     }
 
     /// The price of an hour of a job's machine as the service describes it, not as a plan once wanted it.
-    fn price_of(&self, live: &Value, clusters: &[Value], region: &str) -> Money {
-        let on = clusters.iter().find(|cluster| cluster["id"].as_str().is_some_and(|id| cluster::is_on(live, id)));
+    fn price_of(&self, live: &Value, on: Option<&Value>, region: &str) -> Money {
         let (size, spot) = on.map_or_else(
             || {
                 let wanted = &live["properties"];
@@ -408,15 +415,16 @@ impl Provider for Azureml {
     }
 
     async fn list(&self) -> Result<Vec<Resource>> {
-        let (mark, jobs, clusters) = (self.mark().await?, self.jobs().await?, self.clusters().await?);
+        let (mark, jobs, mut clusters) = (self.mark().await?, self.jobs().await?, self.all_clusters().await?);
         if jobs.is_empty() && clusters.is_empty() {
             return Ok(Vec::new());
         }
         let region = self.client.region().await?;
         let mut found = Vec::new();
         for live in jobs.iter().filter(|job| job::is_live(job)) {
-            found.extend(self.resource(live, &clusters, &region, &mark).await?);
+            found.extend(self.resource(live, (&jobs, &clusters), &region, &mark).await?);
         }
+        clusters.retain(cluster::is_ours);
         found.extend(self.unneeded(&clusters, &jobs)?.into_iter().filter_map(|(_, cluster)| {
             let (size, spot) = cluster::machine(cluster);
             cluster::resource(cluster, self.prices.known(&region, size, spot), &mark)

@@ -523,6 +523,15 @@ async fn a_queue_says_what_it_waits_for() {
     assert_eq!(service.provider().observe(&one).await, Ok(Sighting::Queued { since, why }));
     let listed = service.provider().list().await.expect("listed");
     assert_eq!(listed.iter().map(|resource| resource.price_per_hour).collect::<Vec<_>>(), [Money::ZERO], "waiting costs nothing");
+    let cluster = json!({
+        "id": format!("{}/computes/gpu", workspace_id()), "name": "gpu", "tags": { "ftctl": "1" },
+        "properties": { "computeType": "AmlCompute", "properties": {
+            "vmSize": "Standard_ND40rs_v2", "vmPriority": "LowPriority", "nodeStateCounts": { "preparingNodeCount": 1 },
+        } },
+    });
+    service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
+    let listed = service.provider().list().await.expect("listed");
+    assert_eq!(listed.iter().map(|resource| resource.price_per_hour.micros).collect::<Vec<_>>(), [4_406_400], "a node does");
     for (started, sighting) in [(Value::Null, false), (json!("2026-11-20T12:30:00Z"), true)] {
         service.shows(&one, "NotResponding", &json!({ "startTimeUtc": started })).await;
         let seen = service.provider().observe(&one).await.expect("seen");
@@ -543,7 +552,9 @@ async fn a_running_job_has_the_price_of_its_node_and_a_cluster_without_jobs_that
     let state =
         json!({ "vmSize": "Standard_ND40rs_v2", "vmPriority": "LowPriority", "currentNodeCount": 2, "nodeStateCounts": counts });
     let cluster = json!({ "id": format!("{}/computes/GPU", workspace_id()), "name": "gpu", "tags": tags, "properties": { "computeType": "AmlCompute", "properties": state } });
-    service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
+    service.on("GET", "/computes", [(200, json!({ "value": [cluster.clone()] }))]);
+    let mut somebodys = cluster.clone();
+    somebodys["tags"] = Value::Null;
     let seen = async || service.provider().list().await.expect("listed");
     let listed = seen().await;
     assert_eq!(listed.len(), 1, "nodes of a cluster with a job are the job's: {listed:?}");
@@ -551,6 +562,9 @@ async fn a_running_job_has_the_price_of_its_node_and_a_cluster_without_jobs_that
     let time = |text: &str| text.parse::<Timestamp>().expect("a time");
     assert_eq!((listed[0].since, listed[0].expires), (time("2026-11-20T12:30:00Z"), Some(time("2026-11-20T13:30:00Z"))));
     assert_eq!(service.provider().tidy(true).await, Ok(Vec::new()));
+    service.on("GET", "/computes", [(200, json!({ "value": [somebodys] }))]);
+    assert_eq!(seen().await, listed, "whosever the cluster is");
+    service.on("GET", "/computes", [(200, json!({ "value": [cluster] }))]);
     service.shows(&one, "Completed", &json!({})).await;
     let listed = seen().await;
     assert_eq!(listed.iter().map(|one| (one.name.as_str(), one.price_per_hour.micros)).collect::<Vec<_>>(), [("gpu", 8_812_800)]);
