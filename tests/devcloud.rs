@@ -291,7 +291,7 @@ fn azureml_works_with_microsofts_own_library() {
     let devcloud = Running::start_cloud("azureml", 8, &json!({}), |command| command);
     let library = std::env::var_os("FT_AZURE_ML").expect("FT_AZURE_ML is the folder of azure-ai-ml");
     let mut command = Command::new("python3");
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/azureml.py")).env("PYTHONPATH", library);
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/azureml_sdk.py")).env("PYTHONPATH", library);
     let output = command.envs(devcloud.environment.iter().cloned()).output().expect("python3 runs");
     let (said, complaint) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}{complaint}");
