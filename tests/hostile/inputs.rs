@@ -94,7 +94,7 @@ fn a_job_of_azure_ml_takes_no_memory_and_runs_nothing() {
     let long = format!("inputs: {{a: {}}}\ncommand: run_clm.py {}\n", "x".repeat(60_000), "${{inputs.a}}".repeat(10_000));
     for (text, reason) in [
         (laughs.as_str(), "job.yml:2: an alias"),
-        (&deep, "tables and lists in one another"),
+        (&deep, "recursion limit exceeded"),
         (&long, "more than 65536 bytes with everything filled in"),
         (&"# x\n".repeat(1 << 20), "has more than 262144 bytes"),
         ("command: !!python/object/apply:os.system ['touch here']\n", "job.yml:1: a tag"),

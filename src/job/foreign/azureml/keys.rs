@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{At, Input, Translation, shown};
 use crate::job::{
     azureml::{Cluster, IdentityId},
+    compute::Backend,
     environment,
     foreign::{
         NAME, NAMED_BY_JOB, ONE_PROCESS,
@@ -261,7 +262,8 @@ fn compute(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<()
     let typed = text(node)?;
     match typed.strip_prefix("azureml:").unwrap_or(typed) {
         "serverless" => {}
-        "local" => {
+        // The service has the same word for it.
+        name if name == Backend::Local.name() => {
             translation.here = true;
             translation.note(at, "the job runs on this machine; what the file says of machines is left out");
         }
