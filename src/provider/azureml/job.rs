@@ -188,10 +188,8 @@ mod tests {
     #[test]
     fn what_tags_say_is_no_more_than_an_attempt() {
         let id = JobId::derive("job", "nonce");
-        let tagged = |attempt: &str| attempt_of(id.as_str(), attempt);
-        fn attempt_of(job: &str, attempt: &str) -> Option<AttemptId> {
-            super::attempt(&json!({ "ftctl-job": job, "ftctl-attempt": attempt }))
-        }
+        let attempt_of = |job: &str, number: &str| attempt(&json!({ "ftctl-job": job, "ftctl-attempt": number }));
+        let tagged = |number: &str| attempt_of(id.as_str(), number);
         assert_eq!(tagged("3"), Some(AttemptId::new(&id, 3)));
         assert_eq!(tagged("x"), Some(AttemptId::new(&id, 0)), "somebody made it by hand");
         assert_eq!((tagged("99999"), attempt_of("../x", "1")), (None, None));
