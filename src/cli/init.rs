@@ -108,7 +108,7 @@ impl Init {
         let (name, text) = if let Some(command) = &self.from_command {
             ("translated", translated(app, &app.working_directory, |read| foreign::translate(command, read))?)
         } else if let Some(file) = &self.from_azureml {
-            ("translated", self.from_job(app, file)?)
+            ("translated", self.job_of_azureml(app, file)?)
         } else {
             let template =
                 TEMPLATES.iter().find(|template| template.name == self.template).ok_or_else(|| unknown(&self.template))?;
@@ -134,7 +134,7 @@ impl Init {
 
 impl Init {
     /// The job file for a command job of Azure ML. Its paths begin at its own folder, those of a job file at that of the job file.
-    fn from_job(&self, app: &App<'_>, file: &Path) -> Result<String, Failure> {
+    fn job_of_azureml(&self, app: &App<'_>, file: &Path) -> Result<String, Failure> {
         let (path, out) = (app.working_directory.join(file), app.working_directory.join(&self.out));
         let text = bounded(&path).map_err(|problem| Failure::new(Exit::Usage, problem).fix("give the file of a command job"))?;
         let folder = path.parent().unwrap_or(&path);
