@@ -354,7 +354,7 @@ fn a_record_reads_no_file() {
         // Not even for the user who took it over: the image that lies here under that name is not the one that was meant.
         let said = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
         assert_eq!(said.code, Some(12), "{}", said.stderr);
-        assert!(said.stderr.contains("of the machine that submitted it"), "{}", said.stderr);
+        assert!(said.stderr.contains("which is read only on the machine that submitted the job"), "{}", said.stderr);
         assert_eq!(two.read(&id)["outcome"], Value::Null, "the job is not ended by that");
         assert_eq!(objects(&two.store), before, "nothing was sent");
     }
