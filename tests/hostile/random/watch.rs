@@ -84,8 +84,13 @@ fn read(stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receiver
 }
 
-/// Most memory that the process ever held; 0 when it is over.
+/// Most memory that the process ever held; 0 when it is over, and for the moment in which a new one still has this program's: its
+/// start is told just before it gets its own.
 fn peak_of(process: u32) -> u64 {
+    let program = |of: &str| fs::read_link(format!("/proc/{of}/exe"));
+    if program(&process.to_string()).ok() == program("self").ok() {
+        return 0;
+    }
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
