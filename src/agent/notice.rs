@@ -155,7 +155,7 @@ impl Agent<'_> {
         self.notice.send_replace(text);
     }
 
-    /// One line for whoever reads the agent's own output, and among the trainer's.
+    /// Writes one line to the agent's own output, and to the job's log.
     fn tell(&self, text: &str) {
         self.report.line(text);
         let log = OpenOptions::new().append(true).open(self.folder.log());

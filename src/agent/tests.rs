@@ -1,4 +1,6 @@
 //! The agent with a stand-in for the trainer: a shell script that writes what a trainer writes, where it writes it.
+//!
+//! One file for tests that share this stand-in; succession has its own.
 
 mod succession;
 

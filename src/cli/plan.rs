@@ -178,7 +178,8 @@ fn training(plan: &Plan) -> String {
     let train = &plan.train;
     let length = match (train.steps, train.epochs) {
         (Some(steps), _) => format!("{steps} steps"),
-        (None, epochs) => format!("{} epochs", epochs.unwrap_or(1.0)),
+        (None, None | Some(1.0)) => "1 epoch".to_owned(),
+        (None, Some(epochs)) => format!("{epochs} epochs"),
     };
     format!("{length} of {} tokens", train.tokens_per_step())
 }

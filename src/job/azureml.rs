@@ -75,7 +75,7 @@ pub enum Tier {
     Premium,
 }
 
-/// [`AzuremlSpec`] with every default filled in. The workspace may be that of whoever runs the job.
+/// [`AzuremlSpec`] with every default filled in. Without a workspace, the environment of the user says which.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AzuremlPlan {
     #[serde(default, skip_serializing_if = "Option::is_none")]

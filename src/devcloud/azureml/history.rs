@@ -38,7 +38,7 @@ pub fn output(service: &Service, job: &str, life: u32, rank: usize) -> PathBuf {
     service.state.join(job).join(format!("{life}.{rank}.log"))
 }
 
-/// Whoever has the address may read, as from a storage account.
+/// The address alone allows reading, like a signed address of a storage account.
 pub fn log(service: &mut Service, request: &Request, [name, _]: [&str; 2]) -> Answer {
     let signed = request.query.get("sig").is_some_and(|sig| *sig == service.key.signature(&request.path));
     if !signed {

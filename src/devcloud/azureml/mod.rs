@@ -80,7 +80,7 @@ pub struct Devcloud {
     calls: Mutex<Vec<Call>>,
     host: Host,
     address: SocketAddr,
-    /// Whoever knows it is a client.
+    /// A sender that knows it is a client.
     secret: String,
 }
 

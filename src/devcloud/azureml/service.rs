@@ -1,5 +1,7 @@
 //! Everything that is true in the simulated service, and the rules by which time changes it. No input, no output: acts on real
 //! processes are left in [`Service::acts`].
+//!
+//! Long because clusters, nodes and jobs change each other in one step of time.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 

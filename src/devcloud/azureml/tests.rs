@@ -1,4 +1,6 @@
 //! The simulated service against what Microsoft's own client library was seen to send and to get, and its rules of time and money.
+//!
+//! One file for tests that replay the same recordings; those with real processes have theirs.
 
 mod processes;
 

@@ -48,7 +48,7 @@ pub fn cluster_name(plan: &AzuremlPlan, mark: &Mark<'_>) -> String {
 pub fn cluster(plan: &AzuremlPlan, region: &str, most: usize, attempt: &AttemptId, mark: &Mark<'_>) -> Value {
     let identity = match &plan.identity {
         Identity::Assigned(id) => json!({ "type": "UserAssigned", "userAssignedIdentities": { id.as_str(): {} } }),
-        // It pulls the image, whoever the job is.
+        // The cluster pulls the image with it, whatever identity the job has.
         Identity::Managed | Identity::User | Identity::None => json!({ "type": "SystemAssigned" }),
     };
     json!({

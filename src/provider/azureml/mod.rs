@@ -171,7 +171,7 @@ impl Azureml {
         let segments = ["environments", body::ENVIRONMENT, "versions", version];
         match self.client.find(&segments).await? {
             None => self.client.change(Call::put(self.client.url(&segments)?, body::environment(image))).await?,
-            // Whoever may write to the workspace may have made it.
+            // Anybody who may write to the workspace can have made it.
             Some(found) if found["properties"]["image"].as_str().and_then(body::version) != Some(version) => {
                 let message =
                     format!("the environment {}:{version} of the workspace is another image than {image}", body::ENVIRONMENT);

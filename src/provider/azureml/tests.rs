@@ -1,4 +1,6 @@
 //! Requests against the recordings of Azure's own SDK, and the provider against a service that answers what a test says.
+//!
+//! Long because both need the same played answers; what runs on the simulated service has a file of its own.
 
 mod simulated;
 
@@ -155,7 +157,7 @@ impl Service {
         })
     }
 
-    /// Shows the job of an attempt to whoever asks, and the run history's words on it.
+    /// Answers every request with the job of an attempt, or with what the run history says of it.
     async fn shows(&self, attempt: &AttemptId, status: &str, details: &Value) {
         let job = self.job(attempt, status).await;
         self.on("GET", &format!("/jobs/{}", attempt.machine_name()), [(200, job.clone())]);
