@@ -48,19 +48,19 @@ pub(super) async fn keep(world: &World, record: &Record) -> Result<()> {
 }
 
 /// The kept part of an attempt's console from position `from` on.
-pub(super) async fn kept(store: &dyn Store, record: &Record, attempt: u32, from: u64) -> Result<Option<Console>> {
+pub async fn kept(store: &dyn Store, record: &Record, attempt: u32, from: u64) -> Result<Option<Console>> {
     let found: Option<(Kept, _)> = find_json(store, &path::console(&record.id, attempt)).await?;
     Ok(found.map(|(Kept { start, text, own, .. }, _)| {
         let skipped = usize::try_from(from.saturating_sub(start)).unwrap_or(usize::MAX);
         let text = text.get(skipped..).unwrap_or_default().to_owned();
         let start = start.max(from);
-        Console { next: start + text.len() as u64, text, start, own }
+        Console { next: start.saturating_add(text.len() as u64), text, start, own }
     }))
 }
 
 /// The whole lines of a piece that was asked for from `from` on, all of it when it is the last, and where the next piece begins. A
 /// gap is said. Where ftctl started processes, only their lines are shown: the hundreds before them are the system's.
-pub(super) fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64) {
+pub fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64) {
     let end = if last { console.text.len() } else { console.text.rfind('\n').map_or(0, |end| end + 1) };
     let text = &console.text[..end];
     let is_own = |line: &&str| console.own.as_ref().is_none_or(|own| line.contains(own));
@@ -68,7 +68,7 @@ pub(super) fn in_lines(console: &Console, from: u64, last: bool) -> (String, u64
     let lines = if own.is_empty() && last { text.lines().collect() } else { own };
     let missing = console.start.saturating_sub(from);
     let gap = if missing > 0 { format!("[{missing} bytes of the console are lost]\n") } else { String::new() };
-    (gap + &lines.join("\n"), console.start + end as u64)
+    (gap + &lines.join("\n"), console.start.saturating_add(end as u64))
 }
 
 #[cfg(test)]

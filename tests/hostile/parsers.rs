@@ -17,17 +17,18 @@ use ftctl::{
         foreign,
         id::{JobId, path},
         image::ImageSpec,
-        order::RunOrder,
+        order::{CancelRequest, ExitRecord, Heartbeat, RunOrder},
         plan::{Choices, Plan},
+        record::Record,
         report::Silent,
         spec::JobSpec,
         units::Span,
     },
-    lifecycle::{curves, debt, journal, receipt, results},
+    lifecycle::{console, curves, debt, journal, receipt, results},
     provider::{clock::SystemClock, gce, registry},
     settings::{Layer, Settings, Surroundings},
     store::{
-        Condition, Store, artifacts, azure, checkpoint, dataset,
+        Condition, Store, artifacts, azure, checkpoint, dataset, find_json,
         lease::{Contender, Holder},
         memory::MemoryStore,
     },
@@ -44,6 +45,10 @@ pub const PARSERS: &[Parser] = &[
     ("checkpoint", checkpoint_manifest),
     ("artifacts", artifacts_manifest),
     ("lease", lease),
+    ("heartbeat", json::<Heartbeat>),
+    ("exit", json::<ExitRecord>),
+    ("cancel", json::<CancelRequest>),
+    ("console", kept_console),
     ("debt", debts),
     ("name", name),
     ("job_file", job_file),
@@ -92,11 +97,15 @@ fn record(bytes: &[u8]) {
 fn progress(bytes: &[u8]) {
     now(async {
         let store = stored(&path::progress(&id(), 1), bytes).await;
-        let kept = include_bytes!("../../fuzz/corpus/record/finished");
-        let mut record = journal::decode(&id(), kept).expect("a record");
-        record.attempt = 1;
+        let record = record_of_one_attempt();
         let _ = (results::of(&*store, &record).await, curves::of(&*store, &record).await);
     });
+}
+
+fn record_of_one_attempt() -> Record {
+    let mut record = journal::decode(&id(), include_bytes!("../../fuzz/corpus/record/finished")).expect("a record");
+    record.attempt = 1;
+    record
 }
 
 fn order(bytes: &[u8]) {
@@ -130,6 +139,26 @@ fn lease(bytes: &[u8]) {
         let store = stored("lease", bytes).await;
         let holder = Holder::this_process(1);
         let _ = Contender::new(store, "lease".to_owned(), holder, Duration::from_secs(60)).acquire().await;
+    });
+}
+
+/// What an agent or a user writes for the others, and is read whole.
+fn json<T: serde::de::DeserializeOwned>(bytes: &[u8]) {
+    now(async {
+        let store = stored("value.json", bytes).await;
+        let _ = find_json::<T>(&*store, "value.json").await;
+    });
+}
+
+fn kept_console(bytes: &[u8]) {
+    now(async {
+        let store = stored(&path::console(&id(), 1), bytes).await;
+        for from in [0, 7] {
+            if let Ok(Some(console)) = console::kept(&*store, &record_of_one_attempt(), 1, from).await {
+                let (_, next) = console::in_lines(&console, from, true);
+                assert!(next >= from, "a console is read forwards");
+            }
+        }
     });
 }
 
