@@ -16,8 +16,11 @@ use azure_storage_blob::{
     BlobClient, BlobContainerClient, BlobContainerClientOptions, BlobServiceClient, BlobServiceClientOptions,
 };
 
+use jiff::Timestamp;
+
 use super::{
     super::{Result, StoreError},
+    denied,
     location::Location,
     retry::Trouble,
     transport::{GaveUp, Transport, code},
@@ -174,7 +177,10 @@ impl Client {
         let why = format!("the account {account} answered {status} {said}");
         let path = path.to_owned();
         match status {
-            401 | 403 => StoreError::Denied { action, path, why: format!("{why}; `ftctl doctor` shows which sign-in is used") },
+            401 | 403 => {
+                let advice = denied::advice(&self.transport.credential, action, code, Timestamp::now());
+                StoreError::Denied { action, path, why: format!("{why}; {advice}") }
+            }
             404 if code == "ContainerNotFound" => {
                 StoreError::NotFound { store: account.clone(), path: format!("container {container}") }
             }

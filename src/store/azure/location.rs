@@ -22,7 +22,7 @@ pub(super) struct Location {
 
 impl Location {
     /// `azure://ACCOUNT/CONTAINER[/PREFIX]`, `https://ACCOUNT.blob.HOST/CONTAINER[/PREFIX]`, or, for emulators,
-    /// `http://IP:PORT/ACCOUNT/CONTAINER[/PREFIX]`. `endpoint` replaces the first form's `https://ACCOUNT.blob.core.windows.net`.
+    /// `http://HOST:PORT/ACCOUNT/CONTAINER[/PREFIX]`. `endpoint` replaces the first form's `https://ACCOUNT.blob.core.windows.net`.
     pub fn parse(text: &str, endpoint: Option<&str>) -> Result<Self> {
         // The text after a question mark may be a signature: it is not repeated.
         let shown = text.split('?').next().unwrap_or_default();
@@ -33,16 +33,16 @@ impl Location {
                 "it carries a signature or a password, which would be kept in records; set AZURE_STORAGE_SAS_TOKEN instead",
             ));
         }
-        let host = url.host_str().unwrap_or_default().to_owned();
+        let host = url.host_str().unwrap_or_default();
+        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
         let mut parts = url.path_segments().into_iter().flatten().filter(|part| !part.is_empty()).map(str::to_owned);
         let (account, endpoint) = match url.scheme() {
-            "azure" => (host.clone(), endpoint.map_or_else(|| format!("https://{host}.blob.core.windows.net"), str::to_owned)),
-            scheme if is_emulator(&host) => {
+            "azure" => (host.to_owned(), endpoint.map_or_else(|| format!("https://{host}.blob.core.windows.net"), str::to_owned)),
+            scheme if is_emulator(&url) => {
                 let account = parts.next().ok_or_else(|| wrong("write it as http://IP:PORT/ACCOUNT/CONTAINER"))?;
-                let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
                 (account.clone(), format!("{scheme}://{host}{port}/{account}"))
             }
-            _ => (host.split('.').next().unwrap_or_default().to_owned(), format!("{}://{host}", url.scheme())),
+            scheme => (first_label(host), format!("{scheme}://{host}{port}")),
         };
         let endpoint = Url::parse(endpoint.trim_end_matches('/')).map_err(|error| wrong(&format!("its endpoint: {error}")))?;
         if !transit::is_private(&endpoint) {
@@ -99,9 +99,24 @@ impl Location {
     }
 }
 
-/// A literal address, or this machine: hosts that carry the account's name in the path.
-fn is_emulator(host: &str) -> bool {
-    host == "localhost" || transit::literal(host).is_some()
+/// The account that an address with a signature is for.
+pub(super) fn account_of(url: &Url) -> Option<String> {
+    if is_emulator(url) {
+        return url.path_segments()?.find(|part| !part.is_empty()).map(str::to_owned);
+    }
+    url.host_str().map(first_label)
+}
+
+fn first_label(host: &str) -> String {
+    host.split('.').next().unwrap_or_default().to_owned()
+}
+
+/// Whether a host carries the account's name in the path: a literal address, this machine, a service's name in a network of
+/// containers, or a port of its own.
+fn is_emulator(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let named = host.contains('.') && url.port().is_none();
+    transit::literal(host).is_some() || !(named || HOSTS.iter().any(|end| host.ends_with(end)))
 }
 
 #[cfg(test)]
@@ -115,6 +130,12 @@ mod tests {
             ("azure://acc/box/team/x/", None, "acc", "https://acc.blob.core.windows.net/box/team/x/a%20b/c"),
             ("azure://acc/box", Some("http://127.0.0.1:10000/acc/"), "acc", "http://127.0.0.1:10000/acc/box/a%20b/c"),
             ("https://acc.blob.core.usgovcloudapi.net/box", None, "acc", "https://acc.blob.core.usgovcloudapi.net/box/a%20b/c"),
+            ("https://acc.blob.core.windows.net:8443/box", None, "acc", "https://acc.blob.core.windows.net:8443/box/a%20b/c"),
+            ("https://azurite:10443/acc/box", None, "acc", "https://azurite:10443/acc/box/a%20b/c"),
+            ("https://azurite/acc/box", None, "acc", "https://azurite/acc/box/a%20b/c"),
+            ("https://emulator.team.example:10443/acc/box", None, "acc", "https://emulator.team.example:10443/acc/box/a%20b/c"),
+            ("https://blobs.team.example/box", None, "blobs", "https://blobs.team.example/box/a%20b/c"),
+            ("https://[::1]:10443/acc/box", None, "acc", "https://[::1]:10443/acc/box/a%20b/c"),
             (
                 "http://127.0.0.1:7/devstoreaccount1/box/p",
                 None,

@@ -35,6 +35,7 @@ mod batch;
 mod blocks;
 mod client;
 mod containers;
+mod denied;
 #[cfg(target_arch = "x86_64")]
 mod lanes;
 mod location;
@@ -140,7 +141,7 @@ pub fn open(url: &str, variables: Variables<'_>, limits: Limits, word_of: WordOf
         location.admit(url, endpoint.as_deref())?;
     }
     let credential = sign_in::choose(variables, &location.account)?;
-    let reads = if matches!(credential, Credential::Sas(_)) { sign_in::to_read(variables)? } else { None };
+    let reads = if matches!(credential, Credential::Sas(_)) { sign_in::to_read(variables, &location.account)? } else { None };
     let service = location.endpoint.clone();
     let carry = |credential| Ok(Arc::new(Transport::new(&service, credential, Patience::default(), limits)?));
     let transport = carry(credential)?;

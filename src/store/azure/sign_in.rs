@@ -5,9 +5,12 @@ use std::{
     ffi::{OsStr, OsString},
 };
 
+use reqwest::Url;
+
 use super::{
     super::{Result, StoreError},
     ENDPOINT,
+    location::account_of,
     shared_key::SharedKey,
 };
 use crate::{
@@ -25,6 +28,10 @@ pub(super) enum Credential {
     Sas(String),
     Token(TokenSource),
 }
+
+/// The account of the storage emulator, and its key: both are in Microsoft's documentation, and every emulator has them.
+const EMULATOR: &str = "devstoreaccount1";
+const EMULATOR_KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 type Open = fn(Variables<'_>, account: &str) -> Result<Credential>;
 
@@ -93,7 +100,15 @@ pub(super) fn choose(variables: Variables<'_>, account: &str) -> Result<Credenti
 
 /// Where the connection string says that the blobs are.
 pub(super) fn endpoint(variables: Variables<'_>) -> Option<String> {
-    parse_connection_string(&variables(CONNECTION_STRING)?).remove("blobendpoint")
+    parse_connection_string(&pasted(variables, CONNECTION_STRING)).remove("blobendpoint")
+}
+
+/// The value of a variable, without white space and quotes around it: it was copied from a portal, a script or JSON.
+fn pasted(variables: Variables<'_>, name: &str) -> String {
+    let text = variables(name).unwrap_or_default();
+    let text = text.trim();
+    let inside = |quote| text.strip_prefix(quote)?.strip_suffix(quote);
+    inside('"').or_else(|| inside('\'')).unwrap_or(text).trim().to_owned()
 }
 
 fn unusable(what: &str, why: &str) -> StoreError {
@@ -101,21 +116,34 @@ fn unusable(what: &str, why: &str) -> StoreError {
 }
 
 fn from_connection_string(variables: Variables<'_>, account: &str) -> Result<Credential> {
-    let mut parts = parse_connection_string(&variables(CONNECTION_STRING).unwrap_or_default());
+    let mut parts = parse_connection_string(&pasted(variables, CONNECTION_STRING));
     if let Some(other) = parts.get("accountname").filter(|name| *name != account) {
         return Err(unusable(CONNECTION_STRING, &format!("it is for the account {other}, the store is in {account}")));
     }
     match (parts.remove("accountkey"), parts.remove("sharedaccesssignature")) {
         (Some(key), _) => key_of(account, &key, CONNECTION_STRING),
-        (None, Some(signature)) => Ok(Credential::Sas(signature.trim_start_matches('?').to_owned())),
+        (None, Some(signature)) => signature_from(&signature, account).map_err(|why| unusable(CONNECTION_STRING, &why)),
         (None, None) => Err(unusable(CONNECTION_STRING, "it has neither AccountKey nor SharedAccessSignature")),
     }
 }
 
-/// `Name=value;…`: names in lower case; values may hold `=`.
+/// `Name=value;…`: names in lower case; values may hold `=`. What it says in a short form is written out: the emulator on this
+/// machine, and the cloud that `EndpointSuffix` names.
 fn parse_connection_string(text: &str) -> HashMap<String, String> {
     let pairs = text.split(';').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_owned())).collect()
+    let mut parts: HashMap<_, _> = pairs.map(|(name, value)| (name.trim().to_lowercase(), value.trim().to_owned())).collect();
+    if parts.get("usedevelopmentstorage").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
+        let host = parts.remove("developmentstorageproxyuri").unwrap_or_else(|| "http://127.0.0.1".to_owned());
+        let endpoint = format!("{}:10000/{EMULATOR}", host.trim_end_matches('/'));
+        let known = [("accountname", EMULATOR.to_owned()), ("accountkey", EMULATOR_KEY.to_owned()), ("blobendpoint", endpoint)];
+        parts.extend(known.map(|(name, value)| (name.to_owned(), value)));
+    }
+    if let (Some(account), Some(suffix)) = (parts.get("accountname"), parts.get("endpointsuffix")) {
+        let protocol = parts.get("defaultendpointsprotocol").map_or("https", String::as_str);
+        let endpoint = format!("{protocol}://{account}.blob.{suffix}");
+        parts.entry("blobendpoint".to_owned()).or_insert(endpoint);
+    }
+    parts
 }
 
 fn from_key(variables: Variables<'_>, account: &str) -> Result<Credential> {
@@ -123,26 +151,38 @@ fn from_key(variables: Variables<'_>, account: &str) -> Result<Credential> {
         let why = format!("AZURE_STORAGE_ACCOUNT says that it is for {other}, the store is in {account}");
         return Err(unusable(KEY, &why));
     }
-    key_of(account, &variables(KEY).unwrap_or_default(), KEY)
+    key_of(account, &pasted(variables, KEY), KEY)
 }
 
 fn key_of(account: &str, key: &str, origin: &str) -> Result<Credential> {
     SharedKey::new(account, key).map(Credential::Key).ok_or_else(|| unusable(origin, "its key is not base64"))
 }
 
-fn from_sas(variables: Variables<'_>, _: &str) -> Result<Credential> {
-    signature_in(variables, SAS)
+fn from_sas(variables: Variables<'_>, account: &str) -> Result<Credential> {
+    signature_in(variables, SAS, account)
 }
 
-fn signature_in(variables: Variables<'_>, name: &str) -> Result<Credential> {
-    let signature = variables(name).unwrap_or_default();
-    let signature = signature.trim().trim_start_matches('?').to_owned();
-    if signature.contains("sig=") { Ok(Credential::Sas(signature)) } else { Err(unusable(name, "it has no `sig=`")) }
+fn signature_in(variables: Variables<'_>, name: &str, account: &str) -> Result<Credential> {
+    signature_from(&pasted(variables, name), account).map_err(|why| unusable(name, &why))
+}
+
+/// A signature as portals, scripts and mails give it: a whole URL, with the question mark or without, with `&` as XML and JSON write
+/// it, broken over lines, or with a plus sign that a URL would not have.
+fn signature_from(text: &str, account: &str) -> std::result::Result<Credential, String> {
+    let (address, query) = text.split_once('?').unwrap_or(("", text));
+    let other = Url::parse(address).ok().and_then(|url| account_of(&url)).filter(|other| other != account);
+    if let Some(other) = other {
+        return Err(format!("it is for the account {other}, the store is in {account}"));
+    }
+    let query: String = query.replace("&amp;", "&").replace("\\u0026", "&").split(['\r', '\n']).map(str::trim).collect();
+    // A space is a plus sign that somebody has decoded: neither can be in a signature otherwise.
+    let query = query.replace(['+', ' '], "%2B");
+    if query.contains("sig=") { Ok(Credential::Sas(query)) } else { Err("it has no `sig=`".to_owned()) }
 }
 
 /// The credential to read the store with, for an agent whose own signature is for its job's container.
-pub(super) fn to_read(variables: Variables<'_>) -> Result<Option<Credential>> {
-    variables(READ_SAS).map(|_| signature_in(variables, READ_SAS)).transpose()
+pub(super) fn to_read(variables: Variables<'_>, account: &str) -> Result<Option<Credential>> {
+    variables(READ_SAS).map(|_| signature_in(variables, READ_SAS, account)).transpose()
 }
 
 #[cfg(test)]
@@ -185,9 +225,63 @@ mod tests {
             (&[("AZURE_STORAGE_KEY", "SECRET!")], "not base64"),
             (&[("AZURE_STORAGE_KEY", "SECRET"), ("AZURE_STORAGE_ACCOUNT", "other")], "for other"),
             (&[(SAS, "SECRET")], "no `sig=`"),
+            (&[(SAS, "https://other.blob.core.windows.net/box?sv=1&sig=SECRET")], "for the account other"),
+            (&[(SAS, "http://127.0.0.1:10000/other/box?sv=1&sig=SECRET")], "for the account other"),
         ] {
             let error = kind(pairs).unwrap_err().to_string();
             assert!(error.contains(why) && !error.contains("SECRET"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_signature_is_read_as_people_paste_it() {
+        let wanted = "sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D";
+        for text in [
+            wanted,
+            "?sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D",
+            "  \"sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D\"\n",
+            "'?sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D'",
+            "sv=2023-11-03&sp=rl&sig=a+b%2Fc%3D",
+            "sv=2023-11-03&sp=rl&sig=a b%2Fc%3D",
+            "sv=2023-11-03&amp;sp=rl&amp;sig=a%2Bb%2Fc%3D",
+            "sv=2023-11-03\\u0026sp=rl\\u0026sig=a%2Bb%2Fc%3D",
+            "sv=2023-11-03&sp=rl&\r\n  sig=a%2Bb%2Fc%3D",
+            "https://acc.blob.core.windows.net/box?sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D",
+            "https://acc.blob.core.windows.net:443/?sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D",
+            "http://127.0.0.1:10000/acc/box?sv=2023-11-03&sp=rl&sig=a%2Bb%2Fc%3D",
+        ] {
+            let Ok(Credential::Sas(read)) = choose(&of(&[(SAS, text)]), "acc") else { panic!("{text}") };
+            assert_eq!(read, wanted, "{text}");
+        }
+        let string = "BlobEndpoint=https://acc.blob.core.windows.net/;SharedAccessSignature=?sv=2023-11-03&sp=rl&sig=a+b%2Fc%3D";
+        let Ok(Credential::Sas(read)) = choose(&of(&[(CONNECTION_STRING, string)]), "acc") else { panic!("{string}") };
+        assert_eq!(read, wanted);
+    }
+
+    #[test]
+    fn connection_strings_say_where_the_blobs_are() {
+        for (text, at) in [
+            ("UseDevelopmentStorage=true", Some("http://127.0.0.1:10000/devstoreaccount1")),
+            ("'UseDevelopmentStorage=true;'", Some("http://127.0.0.1:10000/devstoreaccount1")),
+            (
+                "UseDevelopmentStorage=true;DevelopmentStorageProxyUri=http://localhost/",
+                Some("http://localhost:10000/devstoreaccount1"),
+            ),
+            (
+                "DefaultEndpointsProtocol=https;AccountName=acc;AccountKey=a2V5;EndpointSuffix=core.chinacloudapi.cn",
+                Some("https://acc.blob.core.chinacloudapi.cn"),
+            ),
+            (
+                "AccountName=acc;AccountKey=a2V5;EndpointSuffix=core.usgovcloudapi.net",
+                Some("https://acc.blob.core.usgovcloudapi.net"),
+            ),
+            ("\"AccountName=acc;AccountKey=a2V5;BlobEndpoint=https://x.y;EndpointSuffix=core.windows.net\"", Some("https://x.y")),
+            ("AccountName=acc;AccountKey=a2V5", None),
+        ] {
+            assert_eq!(endpoint(&of(&[(CONNECTION_STRING, text)])).as_deref(), at, "{text}");
+        }
+        let emulator = [(CONNECTION_STRING, "UseDevelopmentStorage=true")];
+        assert!(matches!(choose(&of(&emulator), EMULATOR), Ok(Credential::Key(_))));
+        assert!(choose(&of(&emulator), "acc").is_err_and(|error| error.to_string().contains("for the account devstoreaccount1")));
     }
 }

@@ -35,14 +35,20 @@ pub(super) fn timestamp(time: Option<OffsetDateTime>) -> Timestamp {
     time.and_then(|time| Timestamp::from_second(time.unix_timestamp()).ok()).unwrap_or_default()
 }
 
-/// The message of an error's body, in one line.
+/// The message of an error's body, in one line, with the detail of a failed sign-in: why, and until when it was good.
 pub(super) fn message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Error {
         #[serde(rename = "Message", default)]
         message: String,
+        #[serde(rename = "AuthenticationErrorDetail", default)]
+        detail: String,
     }
-    xml::from_xml::<_, Error>(body).map(|error| error.message.lines().next().unwrap_or_default().to_owned()).unwrap_or_default()
+    let Ok(Error { message, detail }) = xml::from_xml::<_, Error>(body) else { return String::new() };
+    let first = |text: &str| text.lines().next().unwrap_or_default().trim().to_owned();
+    // Some repeat the signature of the request.
+    let parts = [first(&message), Some(first(&detail)).filter(|detail| !detail.contains("signature found")).unwrap_or_default()];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -67,5 +73,13 @@ mod tests {
         let text = "\u{feff}<Error><Code>X</Code><Message>It is late.\nRequestId:1</Message></Error>";
         assert_eq!(message(text.as_bytes()), "It is late.");
         assert_eq!(message(b"gone"), "");
+        let detailed = |detail: &str| {
+            message(
+                format!("<Error><Message>No.</Message><AuthenticationErrorDetail>{detail}</AuthenticationErrorDetail></Error>")
+                    .as_bytes(),
+            )
+        };
+        assert_eq!(detailed("Signed expiry time [1] must be after [2]"), "No. Signed expiry time [1] must be after [2]");
+        assert_eq!(detailed("The MAC signature found in the HTTP request 'x' is not the same"), "No.");
     }
 }
