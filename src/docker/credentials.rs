@@ -1,4 +1,4 @@
-//! The sign-in to a registry, as docker's `config.json` and its helpers know it.
+//! The sign-in to a registry, as docker's `config.json` and its helpers know it, and podman's `auth.json`.
 
 use std::{
     fs,
@@ -13,9 +13,12 @@ use base64::{
 use serde_json::{Map, Value, json};
 use tokio::{io::AsyncWriteExt as _, process::Command};
 
-/// Docker Hub, as references and as `config.json` call it.
+use super::config_directory;
+
+/// Docker Hub, as references and as `config.json` call it, and its hosts.
 const HUB: &str = "docker.io";
 const HUB_KEY: &str = "https://index.docker.io/v1/";
+const HUB_HOSTS: [&str; 3] = ["index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 /// The message of a helper that has no credentials.
 const UNKNOWN: &str = "credentials not found";
 /// The name of a user who shows a token.
@@ -31,6 +34,8 @@ pub enum Credentials {
     },
     /// A refresh token, for which the registry's token service gives others.
     Identity(String),
+    /// Nobody's, because the helper that the configuration names did not answer: enough for a public image. Says why.
+    Unasked(String),
 }
 
 /// Why credentials that are there cannot be used.
@@ -46,53 +51,101 @@ impl Credentials {
     /// The value of `X-Registry-Auth`: JSON in the URL-safe alphabet.
     pub fn header(&self, registry: &str) -> String {
         let value = match self {
-            Self::Anonymous => json!({}),
+            Self::Anonymous | Self::Unasked(_) => json!({}),
             Self::Password { user, password } => json!({ "username": user, "password": password, "serveraddress": registry }),
             Self::Identity(token) => json!({ "identitytoken": token, "serveraddress": registry }),
         };
         BASE64_URL_SAFE.encode(value.to_string())
     }
+
+    /// A registry's refusal, with the reason why nobody was signed in.
+    pub fn explain(&self, refusal: &str) -> String {
+        match self {
+            Self::Unasked(why) => format!("{refusal}; nobody was signed in there: {why}"),
+            _ => refusal.to_owned(),
+        }
+    }
 }
 
 /// The registry's host, as the reference of an image names it.
-pub fn registry(repository: &str) -> &str {
-    match repository.split_once('/') {
-        Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
+pub fn registry(image: &str) -> &str {
+    match image.split_once('/') {
+        Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => canonical(host),
         _ => HUB,
     }
 }
 
-/// The credentials that docker would use, in its order: the registry's own helper, the helper for all, the file that `docker login`
-/// writes.
-pub async fn find(directory: Option<&Path>, registry: &str) -> Result<Credentials, CredentialsError> {
-    let Some(path) = directory.map(|directory| directory.join("config.json")) else { return Ok(Credentials::Anonymous) };
-    let wrong = |origin: &str, why: String| CredentialsError { registry: registry.to_owned(), origin: origin.to_owned(), why };
-    let file = path.display().to_string();
-    let bytes = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Credentials::Anonymous),
-        Err(error) => return Err(wrong(&file, error.to_string())),
-    };
-    let config: Value = serde_json::from_slice(&bytes).map_err(|error| wrong(&file, error.to_string()))?;
-    let key = if registry == HUB { HUB_KEY } else { registry };
-    let own = config["credHelpers"].as_object().and_then(|helpers| of_host(helpers, key)).and_then(Value::as_str);
-    if let Some(helper) = own.or(config["credsStore"].as_str()).filter(|helper| !helper.is_empty()) {
-        let asked = ask(helper, key).await.map_err(|why| wrong(&format!("docker-credential-{helper}"), why))?;
-        if let Some(found) = asked {
-            return Ok(found);
-        }
-    }
-    let entry = config["auths"].as_object().and_then(|auths| of_host(auths, key));
-    entry.map_or(Ok(Credentials::Anonymous), |entry| written(entry).map_err(|why| wrong(&file, why)))
+fn canonical(host: &str) -> &str {
+    if HUB_HOSTS.contains(&host) { HUB } else { host }
 }
 
-/// Keys are hosts, or URLs that older versions of docker wrote.
-fn of_host<'v>(map: &'v Map<String, Value>, key: &str) -> Option<&'v Value> {
-    let host = |name: &str| {
-        let name = name.trim_start_matches("https://").trim_start_matches("http://");
-        name.split('/').next().unwrap_or_default().to_owned()
+/// Where credentials are kept: by docker, and by podman, skopeo and buildah.
+pub fn files(variables: &(dyn Fn(&str) -> Option<String> + Sync), home: Option<&Path>) -> Vec<PathBuf> {
+    let folder = |name: &str| variables(name).map(PathBuf::from);
+    let docker = config_directory(variables, home).map(|directory| directory.join("config.json"));
+    let settings = folder("XDG_CONFIG_HOME").or_else(|| home.map(|home| home.join(".config")));
+    let of_podman = [folder("XDG_RUNTIME_DIR"), settings].into_iter().flatten().map(|folder| folder.join("containers/auth.json"));
+    docker.into_iter().chain(folder("REGISTRY_AUTH_FILE")).chain(of_podman).collect()
+}
+
+/// The credentials for an image that the first of the files has. A helper that does not answer is passed over.
+pub async fn find(files: &[PathBuf], image: &str) -> Result<Credentials, CredentialsError> {
+    let mut found = Credentials::Anonymous;
+    for file in files {
+        match of_file(file, image).await? {
+            Credentials::Anonymous => {}
+            unasked @ Credentials::Unasked(_) => found = unasked,
+            credentials => return Ok(credentials),
+        }
+    }
+    Ok(found)
+}
+
+/// The credentials that docker would use, in its order: the registry's own helper, the helper for all, the file that `docker login`
+/// writes.
+async fn of_file(path: &Path, image: &str) -> Result<Credentials, CredentialsError> {
+    let registry = registry(image);
+    let origin = path.display().to_string();
+    let wrong = |why: String| CredentialsError { registry: registry.to_owned(), origin: origin.clone(), why };
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Credentials::Anonymous),
+        Err(error) => return Err(wrong(error.to_string())),
     };
-    map.get(key).or_else(|| map.iter().find(|(name, _)| host(name) == host(key)).map(|(_, value)| value))
+    let config: Value = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+    let mut found = Credentials::Anonymous;
+    let own = config["credHelpers"].as_object().and_then(|helpers| entry(helpers, image)).and_then(Value::as_str);
+    if let Some(helper) = own.or(config["credsStore"].as_str()).filter(|helper| !helper.is_empty()) {
+        match ask(helper, if registry == HUB { HUB_KEY } else { registry }).await {
+            Ok(Some(credentials)) => return Ok(credentials),
+            Ok(None) => {}
+            Err(why) => found = Credentials::Unasked(format!("docker-credential-{helper}, which {origin} names: {why}")),
+        }
+    }
+    let entry = config["auths"].as_object().and_then(|auths| entry(auths, image));
+    match entry.map_or(Ok(Credentials::Anonymous), written).map_err(wrong)? {
+        Credentials::Anonymous => Ok(found),
+        credentials => Ok(credentials),
+    }
+}
+
+/// The entry for an image: that with the longest name which the image begins with. A name is a registry, a part of one as podman
+/// writes it, or a URL as docker once did.
+fn entry<'v>(map: &'v Map<String, Value>, image: &str) -> Option<&'v Value> {
+    let host = registry(image);
+    let rest = if image.split('/').next().is_some_and(|first| canonical(first) == host) { image.split_once('/') } else { None };
+    let image = format!("{host}/{}", rest.map_or(image, |(_, rest)| rest));
+    let covers = |name: &str| image.strip_prefix(name).is_some_and(|rest| rest.starts_with(['/', ':', '@']));
+    let named = map.iter().map(|(name, value)| (plain(name), value)).filter(|(name, _)| covers(name));
+    named.max_by_key(|(name, _)| name.len()).map(|(_, value)| value)
+}
+
+/// A name without what a URL has around it.
+fn plain(name: &str) -> String {
+    let name = name.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('/');
+    let name = ["/v1", "/v2"].iter().find_map(|version| name.strip_suffix(version)).unwrap_or(name);
+    let (host, path) = name.split_at(name.find('/').unwrap_or(name.len()));
+    format!("{}{path}", canonical(host))
 }
 
 /// An entry of `auths`: `user:password` in base64, or a token.
@@ -144,11 +197,12 @@ mod tests {
 
     use super::*;
 
-    async fn found(config: &str, registry: &str) -> Result<String, String> {
+    async fn found(config: &str, image: &str) -> Result<String, String> {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("config.json"), config).unwrap();
-        let found = find(Some(directory.path()), registry).await.map_err(|error| error.to_string())?;
-        Ok(String::from_utf8(BASE64_URL_SAFE.decode(found.header(registry)).unwrap()).unwrap())
+        let file = directory.path().join("config.json");
+        fs::write(&file, config).unwrap();
+        let found = find(&[file], image).await.map_err(|error| error.to_string())?;
+        Ok(String::from_utf8(BASE64_URL_SAFE.decode(found.header(registry(image))).unwrap()).unwrap())
     }
 
     #[tokio::test]
@@ -156,15 +210,68 @@ mod tests {
         let config = r#"{"auths": {"one.example": {"auth": "bWU6cGE6c3M="}, "https://two.example/v1/": {"identitytoken": "t"},
             "https://index.docker.io/v1/": {"auth": "aHViOng="}, "broken.example": {"auth": "%"}, "empty.example": {}}}"#;
         let one = r#"{"username":"me","password":"pa:ss","serveraddress":"one.example"}"#;
-        assert_eq!(found(config, "one.example").await.unwrap(), one);
-        assert!(found(config, "two.example").await.unwrap().contains("identitytoken"));
-        assert!(found(config, registry("library/debian")).await.unwrap().contains("hub"));
-        assert_eq!(found(config, "empty.example").await.unwrap(), "{}");
-        assert_eq!(found(config, "other.example").await.unwrap(), "{}");
-        let error = found(config, "broken.example").await.unwrap_err();
+        assert_eq!(found(config, "one.example/image").await.unwrap(), one);
+        assert!(found(config, "two.example/image").await.unwrap().contains("identitytoken"));
+        assert!(found(config, "library/debian").await.unwrap().contains("hub"));
+        assert_eq!(found(config, "empty.example/image").await.unwrap(), "{}");
+        assert_eq!(found(config, "other.example/image").await.unwrap(), "{}");
+        let error = found(config, "broken.example/image").await.unwrap_err();
         assert!(error.contains("broken.example") && error.contains("base64"), "{error}");
-        let error = found("{", "one.example").await.unwrap_err();
+        let error = found("{", "one.example/image").await.unwrap_err();
         assert!(error.contains("config.json"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn every_spelling_of_docker_hub_is_docker_hub() {
+        let images =
+            ["debian", "library/debian:13", "docker.io/me/x", "index.docker.io/me/x", "registry-1.docker.io/me/x@sha256:0"];
+        let keys = [
+            "docker.io",
+            "index.docker.io",
+            "https://index.docker.io/v1/",
+            "https://registry-1.docker.io/v2/",
+            "https://docker.io/",
+        ];
+        for (image, key) in images.iter().flat_map(|image| keys.map(|key| (image, key))) {
+            let config = json!({ "auths": { key: { "auth": "aHViOng=" } } }).to_string();
+            assert!(found(&config, image).await.unwrap().contains("hub"), "{image} by {key}");
+        }
+        let other = json!({ "auths": { "docker.io.example": { "auth": "aHViOng=" } } }).to_string();
+        assert_eq!(found(&other, "debian").await.unwrap(), "{}");
+    }
+
+    #[tokio::test]
+    async fn podmans_names_are_for_parts_of_a_registry() {
+        // a:x, b:x, c:x
+        let config = r#"{"auths": {"quay.example": {"auth": "YTp4"}, "quay.example/team": {"auth": "Yjp4"},
+            "quay.example/team/one": {"auth": "Yzp4"}, "docker.io/library": {"auth": "ZDp4"}}}"#;
+        for (image, user) in [
+            ("quay.example/me/x", "a"),
+            ("quay.example/teams/x", "a"),
+            ("quay.example/team/x", "b"),
+            ("quay.example/team/one:3", "c"),
+            ("quay.example/team/one@sha256:0", "c"),
+            ("library/debian", "d"),
+        ] {
+            let header = found(config, image).await.unwrap();
+            assert!(header.contains(&format!("\"username\":\"{user}\"")), "{image}: {header}");
+        }
+        let home = tempfile::tempdir().unwrap();
+        let settings = home.path().join(".config/containers");
+        fs::create_dir_all(&settings).unwrap();
+        fs::write(settings.join("auth.json"), config).unwrap();
+        let files = files(&|_| None, Some(home.path()));
+        assert!(find(&files, "quay.example/me/x").await.is_ok_and(|found| matches!(found, Credentials::Password { .. })));
+    }
+
+    #[tokio::test]
+    async fn a_helper_that_is_gone_stops_no_public_image() {
+        let gone = r#"{"credsStore": "desktop-that-was-removed"}"#;
+        assert_eq!(found(gone, "debian").await.unwrap(), "{}");
+        let with_login = r#"{"credsStore": "desktop-that-was-removed", "auths": {"one.example": {"auth": "bWU6cGE6c3M="}}}"#;
+        assert!(found(with_login, "one.example/x").await.unwrap().contains("pa:ss"));
+        let why = Credentials::Unasked("docker-credential-x is not there".to_owned()).explain("denied");
+        assert_eq!(why, "denied; nobody was signed in there: docker-credential-x is not there");
     }
 
     #[tokio::test]

@@ -57,17 +57,20 @@ async fn exchanged(base: &str, service: &str, token: &str) -> Result<String, Str
 }
 
 /// An access token, as gcloud would use it: from the environment, or from gcloud itself. `None` without either.
-pub async fn google(variables: &(dyn Fn(&str) -> Option<String> + Sync), registry: &str) -> Result<Credentials, CredentialsError> {
+pub async fn google(
+    variables: &(dyn Fn(&str) -> Option<String> + Sync),
+    registry: &str,
+) -> Result<Option<Credentials>, CredentialsError> {
     let password = |token: String| Credentials::Password { user: BEARER.to_owned(), password: token };
     if let Some(token) = variables("CLOUDSDK_AUTH_ACCESS_TOKEN") {
-        return Ok(password(token));
+        return Ok(Some(password(token)));
     }
     let mut command = Command::new("gcloud");
     command.args(["auth", "print-access-token"]).stdin(Stdio::null()).kill_on_drop(true);
-    let Ok(answer) = command.output().await else { return Ok(Credentials::Anonymous) };
+    let Ok(answer) = command.output().await else { return Ok(None) };
     let token = String::from_utf8_lossy(&answer.stdout).trim().to_owned();
     if answer.status.success() && !token.is_empty() {
-        return Ok(password(token));
+        return Ok(Some(password(token)));
     }
     Err(wrong(registry, "gcloud", String::from_utf8_lossy(&answer.stderr).trim().to_owned()))
 }
@@ -131,6 +134,6 @@ mod tests {
         assert!(is_google("europe-docker.pkg.dev") && is_google("eu.gcr.io") && !is_google("docker.io"));
         let token = |name: &str| (name == "CLOUDSDK_AUTH_ACCESS_TOKEN").then(|| "t".to_owned());
         let found = google(&token, "gcr.io").await.unwrap();
-        assert!(found == Credentials::Password { user: BEARER.to_owned(), password: "t".to_owned() });
+        assert!(found == Some(Credentials::Password { user: BEARER.to_owned(), password: "t".to_owned() }));
     }
 }

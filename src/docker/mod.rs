@@ -6,6 +6,7 @@
 pub mod credentials;
 mod endpoint;
 mod exchange;
+mod proxies;
 pub mod registry;
 mod stream;
 mod transport;
@@ -71,9 +72,20 @@ impl EngineError {
     }
 }
 
+impl Engine {
+    /// The variables that docker's own command line would give a container here: see [`proxies`].
+    pub fn proxies(&self) -> Vec<(String, String)> {
+        let directory = config_directory(&variable, env::home_dir().as_deref());
+        directory.map(|directory| proxies::of(&directory, &self.endpoint.to_string())).unwrap_or_default()
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 /// Which engine is meant, whether or not it answers.
 pub fn endpoint() -> Result<Endpoint, EngineError> {
-    let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     endpoint::find(&variable, env::home_dir().as_deref())
 }
 

@@ -8,7 +8,7 @@ use hyper::{Request, header::HeaderName, http::request::Builder};
 use reqwest::Url;
 
 use super::{
-    Engine, Lines, config_directory,
+    Engine, Lines,
     credentials::{self, Credentials, CredentialsError},
     exchange,
 };
@@ -61,14 +61,16 @@ pub async fn credentials(
     variables: &(dyn Fn(&str) -> Option<String> + Sync),
     entra: impl Future<Output = Option<Result<String, String>>> + Send,
 ) -> Result<Credentials, CredentialsError> {
-    let directory = config_directory(variables, std::env::home_dir().as_deref());
+    let files = credentials::files(variables, std::env::home_dir().as_deref());
     let registry = credentials::registry(image);
-    match credentials::find(directory.as_deref(), registry).await? {
-        Credentials::Anonymous if exchange::is_azure(registry) => match entra.await {
+    match credentials::find(&files, image).await? {
+        nobody @ (Credentials::Anonymous | Credentials::Unasked(_)) if exchange::is_azure(registry) => match entra.await {
             Some(token) => exchange::azure(registry, token).await,
-            None => Ok(Credentials::Anonymous),
+            None => Ok(nobody),
         },
-        Credentials::Anonymous if exchange::is_google(registry) => exchange::google(variables, registry).await,
+        nobody @ (Credentials::Anonymous | Credentials::Unasked(_)) if exchange::is_google(registry) => {
+            Ok(exchange::google(variables, registry).await?.unwrap_or(nobody))
+        }
         found => Ok(found),
     }
 }

@@ -139,7 +139,7 @@ async fn build(engine: &Engine, recipe: Recipe, cache: &Path, report: &dyn Repor
         ));
     }
     let failed = |error: &Error| ImageError::of_engine(&engine.endpoint, "build the image", error);
-    let request = Request::post(query(&recipe, classic))
+    let request = Request::post(query(&recipe, classic, &engine.proxies()))
         .header(CONTENT_TYPE, "application/x-tar")
         .body(body_try_stream(stream::iter(recipe.context.tar())))
         .map_err(|error| failed(&error.into()))?;
@@ -157,7 +157,7 @@ async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) ->
         let credentials = registry::credentials(image, &variable, std::future::ready(None)).await;
         let failed = |class, why| ImageError::Source { image: image.clone(), class, why };
         let credentials = credentials.map_err(|error| failed(registry::Class::Denied, error.to_string()))?;
-        if credentials == Credentials::Anonymous || present(engine, image).await?.is_some() {
+        if matches!(credentials, Credentials::Anonymous | Credentials::Unasked(_)) || present(engine, image).await?.is_some() {
             continue;
         }
         report.line(&format!("fetching {image}"));
@@ -168,11 +168,12 @@ async fn fetch_private(engine: &Engine, recipe: &Recipe, report: &dyn Report) ->
 }
 
 /// The request's path: the things to build and how, less the context.
-fn query(recipe: &Recipe, classic: bool) -> String {
+fn query(recipe: &Recipe, classic: bool, configured: &[(String, String)]) -> String {
     let proxies = ["http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"];
     let proxies = proxies.into_iter().filter_map(|name| Some((name, env::var(name).ok()?)));
+    let configured = configured.iter().map(|(name, value)| (name.as_str(), value.clone()));
     // Builders know these arguments and keep them out of the image, so they are no part of the digest.
-    let arguments: BTreeMap<&str, String> = recipe.arguments.clone().into_iter().chain(proxies).collect();
+    let arguments: BTreeMap<&str, String> = recipe.arguments.clone().into_iter().chain(configured).chain(proxies).collect();
     let arguments = serde_json::json!(arguments).to_string();
     let mut query = Url::parse("http://docker/build").expect("a constant");
     query

@@ -40,9 +40,7 @@ pub async fn present(engine: &Engine, target: &Target<'_>) -> Result<Option<Stri
             Ok(said.and_then(|said| said["Descriptor"]["digest"].as_str().map(str::to_owned)))
         }
         // A wrong password is better told now than after the image was built.
-        Err(Error::DockerResponseServerError { message, .. }) if class(&message) == Class::Denied => {
-            Err(ImageError::Registry { repository: target.repository.to_owned(), class: Class::Denied, why: message })
-        }
+        Err(Error::DockerResponseServerError { message, .. }) if class(&message) == Class::Denied => Err(refused(target, &message)),
         Err(Error::DockerResponseServerError { .. }) => Ok(None),
         Err(error) => Err(ImageError::of_engine(&engine.endpoint, "ask the registry", &error)),
     }
@@ -123,7 +121,9 @@ fn layer(said: &Value, layers: &mut HashMap<String, u64>, report: &dyn Report) {
 }
 
 fn refused(target: &Target<'_>, why: &str) -> ImageError {
-    ImageError::Registry { repository: target.repository.to_owned(), class: class(why), why: why.to_owned() }
+    let class = class(why);
+    let why = if class == Class::Denied { target.credentials.explain(why) } else { why.to_owned() };
+    ImageError::Registry { repository: target.repository.to_owned(), class, why }
 }
 
 /// Checks what the user typed: a host, a colon and a port, then words of lower-case letters and digits with `.`, `_`, `-` between

@@ -264,7 +264,7 @@ fn compute_engine(bytes: &[u8]) {
 fn docker(bytes: &[u8]) {
     let folder = folder(&[("config.json", bytes)]);
     // No helper is found: it would be a program.
-    let _ = now(credentials::find(Some(folder.path()), "registry.example"));
+    let _ = now(credentials::find(&[folder.path().join("config.json")], "registry.example/image"));
 }
 
 /// A folder with these files, in memory where the system has a place for that.

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     docker::{
         self,
-        credentials::registry,
+        credentials::{Credentials, registry},
         registry::{self as registries, class},
     },
     identity::entra,
@@ -64,7 +64,7 @@ impl Docker {
             ProviderError::new(Class::Denied, error.to_string()).fix(fix)
         })?;
         let fetched = engine.fetch(reference, &credentials).await;
-        fetched.map_err(|error| refused(reference, failed(&format!("fetch the image {reference}"), &error)))
+        fetched.map_err(|error| refused(reference, &credentials, failed(&format!("fetch the image {reference}"), &error)))
     }
 
     /// See [`crate::provider::Provider::tidy`]: stages of the classic builder, and containers of steps that were cut off, less
@@ -110,13 +110,14 @@ impl Docker {
 }
 
 /// A registry that refuses once refuses again; the user has to correct a wrong password.
-fn refused(reference: &str, mut error: ProviderError) -> ProviderError {
+fn refused(reference: &str, credentials: &Credentials, mut error: ProviderError) -> ProviderError {
     if docker::is_full_disk(&error.message) {
         return error;
     }
     if class(&error.message) == registries::Class::Denied {
         // A job's record keeps the message alone.
-        let message = format!("{}; docker login {} as somebody who may fetch it", error.message, registry(reference));
+        let why = credentials.explain(&error.message);
+        let message = format!("{why}; docker login {} as somebody who may fetch it", registry(reference));
         return ProviderError::new(Class::Denied, message);
     }
     error.class = Class::Invalid;

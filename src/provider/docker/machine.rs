@@ -61,17 +61,20 @@ pub struct Order<'a> {
     pub owner: &'a str,
     pub mark: &'a Mark<'a>,
     pub now: Timestamp,
+    /// Variables with the proxies that docker has for containers.
+    pub proxies: Vec<(String, String)>,
 }
 
 pub fn container(order: &Order<'_>, plan: &Plan, wanted: &DockerPlan) -> ContainerCreateBody {
     let agent = "agent --order /ftctl/order.json --work /ftctl/work --environment /ftctl/environment.json --once /ftctl/begun";
     let environment = ["HOME=/ftctl", "XDG_CACHE_HOME=/ftctl/cache", "XDG_STATE_HOME=/ftctl/state", "FTCTL_OUTPUT=table"];
+    let proxies = order.proxies.iter().map(|(name, value)| format!("{name}={value}"));
     let (user, group) = order.user;
     ContainerCreateBody {
         image: Some(order.image.clone()),
         entrypoint: Some(vec!["ftctl".to_owned()]),
         cmd: Some(agent.split(' ').map(str::to_owned).collect()),
-        env: Some(environment.map(str::to_owned).to_vec()),
+        env: Some(environment.map(str::to_owned).into_iter().chain(proxies).collect()),
         user: Some(format!("{user}:{group}")),
         working_dir: Some("/ftctl".to_owned()),
         labels: Some(labels(order, plan)),

@@ -184,6 +184,7 @@ impl Provider for Docker {
             owner: &self.settings.party.owner,
             mark: &mark,
             now: self.now().await.unwrap_or_else(|| self.settings.clock.now()),
+            proxies: self.engine().await?.proxies(),
         };
         let body = machine::container(&order, plan, wanted);
         let begun = Instant::now();
