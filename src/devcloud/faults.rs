@@ -22,6 +22,9 @@ pub struct Fault {
     /// The pause that the service asks for.
     #[serde(default)]
     pub retry_after: Option<Span>,
+    /// The service's code and words for a status; absent: the usual ones.
+    #[serde(default)]
+    pub words: Option<(String, String)>,
 }
 
 fn once() -> u32 {

@@ -54,6 +54,15 @@ pub struct GceSpec {
     /// Network of the project; absent: `default`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
+    /// Subnetwork of each zone's region, instead of `network`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subnetwork: Option<String>,
+    /// Project that shares its network or subnetwork with this one (a shared VPC's host project); absent: the job's own project.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_project: Option<String>,
+    /// Give the machine an external address; absent: true. Without one it needs Cloud NAT to reach the store and the registry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_address: Option<bool>,
     /// Container image with ftctl and its trainer, by its digest in a registry that the machine may read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
@@ -98,11 +107,26 @@ pub struct GcePlan {
     pub image_family: String,
     pub image_project: String,
     pub network: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subnetwork: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_project: Option<String>,
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub external_address: bool,
     pub image: Option<String>,
     #[serde(default)]
     pub recovery: Recovery,
     #[serde(default)]
     pub service_account: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 impl From<GcePlan> for GceSpec {
@@ -122,6 +146,9 @@ impl From<GcePlan> for GceSpec {
             image_family: Some(plan.image_family),
             image_project: Some(plan.image_project),
             network: Some(plan.network),
+            subnetwork: plan.subnetwork,
+            host_project: plan.host_project,
+            external_address: Some(plan.external_address),
             image: plan.image,
             recovery: Some(plan.recovery),
             service_account: plan.service_account,

@@ -240,7 +240,10 @@ impl Devcloud {
         let kind = fault.as_ref().map(|fault| fault.kind);
         let mut reply = match kind {
             Some(FaultKind::Hang) => None,
-            Some(FaultKind::Status(status)) => Some(fault_of(status).reply()),
+            Some(FaultKind::Status(status)) => {
+                let words = fault.as_ref().and_then(|fault| fault.words.as_ref());
+                Some(words.map_or_else(|| fault_of(status), |(code, why)| Refusal::new(status, code, why)).reply())
+            }
             _ => Some(perform()),
         };
         let lost = matches!(kind, Some(FaultKind::LostAnswer | FaultKind::DoneHang));

@@ -37,13 +37,13 @@ impl Request {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub status: u16,
-    pub reason: &'static str,
+    pub reason: String,
     pub message: String,
 }
 
 impl Refusal {
-    pub fn new(status: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { status, reason, message: message.into() }
+    pub fn new(status: u16, reason: &str, message: impl Into<String>) -> Self {
+        Self { status, reason: reason.to_owned(), message: message.into() }
     }
 
     pub fn body(&self) -> Value {

@@ -210,7 +210,10 @@ impl Devcloud {
         let kind = fault.as_ref().map(|fault| fault.kind);
         let answered = match kind {
             Some(FaultKind::Hang) => None,
-            Some(FaultKind::Status(status)) => Some(Err(fault_of(status))),
+            Some(FaultKind::Status(status)) => {
+                let words = fault.as_ref().and_then(|fault| fault.words.as_ref());
+                Some(Err(words.map_or_else(|| fault_of(status), |(reason, message)| Refusal::new(status, reason, message))))
+            }
             _ => Some(self.perform(call, handler, &request, &place).await),
         };
         let lost = matches!(kind, Some(FaultKind::LostAnswer | FaultKind::DoneHang));

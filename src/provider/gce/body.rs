@@ -9,7 +9,10 @@ use super::{
     super::whose::Mark,
     client::{Client, last},
 };
-use crate::job::{gce::GcePlan, id::AttemptId, order::TrainerImage};
+use crate::{
+    catalogue::region,
+    job::{gce::GcePlan, id::AttemptId, order::TrainerImage},
+};
 
 /// The machine's startup script.
 const STARTUP: &str = include_str!("../../../templates/gce/startup.sh");
@@ -67,10 +70,7 @@ pub fn instance(
             "type": "PERSISTENT",
             "initializeParams": { "diskSizeGb": plan.disk_gb.to_string(), "sourceImage": family },
         }],
-        "networkInterfaces": [{
-            "accessConfigs": [{ "name": "external-nat", "type": "ONE_TO_ONE_NAT" }],
-            "network": client.url(&format!("global/networks/{}", plan.network)),
-        }],
+        "networkInterfaces": [interface(client, plan, zone)],
         "scheduling": scheduling(plan, life),
         "labels": {
             JOB: attempt.job.as_str(),
@@ -92,6 +92,20 @@ pub fn instance(
     }
     add_accelerators(&mut body, client, plan, zone);
     body
+}
+
+/// Of a network of the project, or of the one that shares its networks with it. A subnetwork says which network it is of.
+fn interface(client: &Client, plan: &GcePlan, zone: &str) -> Value {
+    let project = plan.host_project.as_ref().map(|project| format!("{}/compute/v1/projects/{project}", client.endpoint));
+    let url = |path: String| project.as_ref().map_or_else(|| client.url(&path), |project| format!("{project}/{path}"));
+    let mut interface = match &plan.subnetwork {
+        Some(name) => json!({ "subnetwork": url(format!("regions/{}/subnetworks/{name}", region(zone))) }),
+        None => json!({ "network": url(format!("global/networks/{}", plan.network)) }),
+    };
+    if plan.external_address {
+        interface["accessConfigs"] = json!([{ "name": "external-nat", "type": "ONE_TO_ONE_NAT" }]);
+    }
+    interface
 }
 
 /// Says whose the machine is, or the machines of a template are.

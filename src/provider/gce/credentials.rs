@@ -35,6 +35,7 @@ use crate::transit;
 
 const SCOPE: &str = "https://www.googleapis.com/auth/cloud-platform";
 const TOKEN_SERVICE: &str = "https://oauth2.googleapis.com/token";
+const FEDERATED_TOKEN_SERVICE: &str = "https://sts.googleapis.com/v1/oauthtoken";
 /// A token is renewed so long before it ends.
 const MARGIN: Duration = Duration::from_secs(120);
 const LIMIT: Duration = Duration::from_secs(30);
@@ -80,6 +81,13 @@ enum KeyFile {
         delegates: Vec<String>,
     },
     ExternalAccount(Box<external::Account>),
+    /// `gcloud auth application-default login` of a company's own users (workforce identity federation).
+    ExternalAccountAuthorizedUser {
+        client_id: String,
+        client_secret: String,
+        refresh_token: String,
+        token_url: Option<String>,
+    },
 }
 
 #[derive(Deserialize)]
@@ -202,6 +210,11 @@ impl Place<'_> {
                 self.impersonate(&url, &source.access_token, &delegates).await
             }
             KeyFile::ExternalAccount(account) => self.federated(&account).await,
+            KeyFile::ExternalAccountAuthorizedUser { client_id, client_secret, refresh_token, token_url } => {
+                let fields = [("grant_type", "refresh_token"), ("refresh_token", &refresh_token)];
+                let request = self.post(token_url.as_deref().unwrap_or(FEDERATED_TOKEN_SERVICE), &fields)?;
+                ask(request.basic_auth(client_id, Some(client_secret))).await
+            }
         }
     }
 

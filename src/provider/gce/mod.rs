@@ -195,7 +195,9 @@ impl Gce {
                     return Err(ProviderError::new(Class::Network, why));
                 }
                 Err(refusal) if refusal.is_global_quota() => return Err(refusal.into()),
-                Err(refusal) if refusal.is_stock_out() || refusal.is_quota() => refused.push((zone.clone(), refusal)),
+                Err(refusal) if refusal.is_stock_out() || refusal.is_quota() || refusal.is_elsewhere() => {
+                    refused.push((zone.clone(), refusal));
+                }
                 Err(refusal) => return Err(ProviderError::from(refusal)),
             }
         }
@@ -545,9 +547,16 @@ fn owing(refusal: Refusal, names: &[String]) -> ProviderError {
 
 /// No zone had a machine: each with its reason.
 fn nowhere(refused: &[(String, Refusal)]) -> ProviderError {
-    let class = if refused.iter().all(|(_, refusal)| refusal.is_quota()) { Class::Quota } else { Class::Capacity };
+    let may_have_one: Vec<&Refusal> =
+        refused.iter().map(|(_, refusal)| refusal).filter(|refusal| !refusal.is_elsewhere()).collect();
+    let class = match may_have_one.as_slice() {
+        [] => Class::Invalid,
+        refusals if refusals.iter().all(|refusal| refusal.is_quota()) => Class::Quota,
+        _ => Class::Capacity,
+    };
     let error = ProviderError::new(class, format!("no zone has such a machine now: {}", told(refused).join("; ")));
     match class {
+        Class::Invalid => error.fix("name zones that have it in compute.gce.zones"),
         Class::Quota => error.fix("ask for more at https://console.cloud.google.com/iam-admin/quotas"),
         _ => error.fix("wait, or name more zones in compute.gce.zones"),
     }

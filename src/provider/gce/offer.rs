@@ -49,6 +49,9 @@ impl From<GceSpec> for GcePlan {
             image_family: or(spec.image_family, "pytorch-latest-gpu"),
             image_project: or(spec.image_project, "deeplearning-platform-release"),
             network: or(spec.network, "default"),
+            subnetwork: spec.subnetwork,
+            host_project: spec.host_project,
+            external_address: spec.external_address.unwrap_or(true),
             image: spec.image,
             recovery: spec.recovery.unwrap_or_default(),
             service_account: spec.service_account,
@@ -133,7 +136,9 @@ pub fn rows(plan: &GcePlan) -> Vec<(&'static str, String)> {
 }
 
 pub fn rights(plan: &GcePlan) -> Rights {
-    Rights { network: Some(plan.network.clone()), service_account: plan.service_account.clone(), ..Rights::default() }
+    let name = plan.subnetwork.as_ref().unwrap_or(&plan.network);
+    let network = plan.host_project.as_ref().map_or_else(|| name.clone(), |project| format!("{name} of {project}"));
+    Rights { network: Some(network), service_account: plan.service_account.clone(), ..Rights::default() }
 }
 
 /// The refusals of Compute Engine, before any money is spent.
@@ -156,6 +161,16 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
     let grouped = plan.recovery == Recovery::Group;
     let far = plan.zones.iter().find(|zone| region(zone) != region(&plan.zones[0]));
     rules.extend([
+        rule(
+            "compute.gce.subnetwork",
+            [&plan.subnetwork, &plan.host_project].into_iter().flatten().all(|name| is_name(name)),
+            "the name of a subnetwork or a project has letters, digits, hyphens, dots and colons alone",
+        ),
+        rule(
+            "compute.gce.subnetwork",
+            spec.network.is_none() || spec.subnetwork.is_none(),
+            "a subnetwork is of one network: name the one or the other",
+        ),
         rule(
             "compute.gce.service_account",
             !grouped || plan.service_account.is_some(),
@@ -189,6 +204,11 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
         ),
     ]);
     rules
+}
+
+/// It becomes a part of an address.
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(|c| c.is_ascii_alphanumeric() || "-.:".contains(c))
 }
 
 /// Rules of a custom machine, to which accelerators are added.

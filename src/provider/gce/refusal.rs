@@ -60,6 +60,24 @@ impl Refusal {
             .contains(&self.reason.as_str())
     }
 
+    /// The zone does not have what was asked for, or is none: another zone may have it.
+    pub fn is_elsewhere(&self) -> bool {
+        let lacks = ["not found", "does not exist", "not available", "not supported", "unavailable", "unknown zone"];
+        let message = self.message.to_lowercase();
+        // A missing image or network has no zone in its path.
+        matches!(self.status, Some(400 | 404)) && message.contains("zone") && lacks.iter().any(|word| message.contains(word))
+    }
+
+    /// Not allowed by a policy of the organization: it stays so, whatever is tried.
+    fn is_against_policy(&self) -> bool {
+        matches!(self.status, Some(400 | 403 | 412)) && self.message.contains("onstraint") && self.message.contains("constraints/")
+    }
+
+    /// The project has never used this service.
+    fn is_not_enabled(&self) -> bool {
+        self.status == Some(403) && ["accessNotConfigured", "SERVICE_DISABLED"].contains(&self.reason.as_str())
+    }
+
     /// Not allowed, and not merely too often.
     pub fn is_denied(&self) -> bool {
         self.status == Some(403) && !self.is_passing() && !self.is_quota()
@@ -105,17 +123,26 @@ impl From<Refusal> for ProviderError {
             _ if refusal.is_stock_out() => Class::Capacity,
             _ if refusal.is_quota() => Class::Quota,
             _ if refusal.is_passing() => Class::Network,
+            _ if refusal.is_against_policy() => Class::Denied,
             Some(401 | 403) => Class::Denied,
             Some(400 | 404) => Class::Invalid,
             Some(409 | 412) => Class::Conflict,
             _ => Class::Internal,
         };
+        let fix = match class {
+            _ if refusal.is_not_enabled() => {
+                Some("gcloud services enable compute.googleapis.com, in this project; it counts after some minutes")
+            }
+            _ if refusal.is_against_policy() && refusal.message.contains("compute.vmExternalIpAccess") => {
+                Some("set compute.gce.external_address = false, with a subnetwork that reaches the store by Cloud NAT")
+            }
+            _ if refusal.is_against_policy() => Some("ask the organization's administrators for an exception to that constraint"),
+            Class::Quota => Some("ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other zones"),
+            Class::Denied => Some("the account needs the role roles/compute.instanceAdmin.v1 in this project"),
+            _ => None,
+        };
         let error = ProviderError { retry_after: refusal.retry_after, ..ProviderError::new(class, refusal.message) };
-        match class {
-            Class::Quota => error.fix("ask for more at https://console.cloud.google.com/iam-admin/quotas, or name other zones"),
-            Class::Denied => error.fix("the account needs the role roles/compute.instanceAdmin.v1 in this project"),
-            _ => error,
-        }
+        fix.into_iter().fold(error, ProviderError::fix)
     }
 }
 
@@ -144,10 +171,48 @@ mod tests {
             (answer("instances-delete-404"), Class::Invalid, false),
             (Refusal::answered("x", 503, &Value::Null, None), Class::Network, false),
             (Refusal::answered("x", 403, &Value::Null, None), Class::Denied, false),
+            (Refusal::answered("x", 412, &Value::Null, None), Class::Conflict, false),
         ] {
             assert_eq!(refusal.is_global_quota(), global, "{refusal:?}");
             assert!(!refusal.is_passing() || class == Class::Network, "{refusal:?}");
             assert_eq!(ProviderError::from(refusal.clone()).class, class, "{refusal:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_company_forbids_and_what_a_zone_lacks_is_told_with_the_way_out() {
+        let refusal = |status: u16, reason: &str, message: &str| {
+            let error = serde_json::json!({ "errors": [{ "reason": reason, "message": message }], "message": message });
+            Refusal::answered("insert", status, &serde_json::json!({ "error": error }), None)
+        };
+        let address = "Constraint constraints/compute.vmExternalIpAccess violated for project 7. Add instance projects/p/zones/us-central1-a/instances/x to the constraint to use external IP with it.";
+        let shielded =
+            "Constraint constraints/compute.requireShieldedVm violated for project projects/p. Secure Boot is not enabled.";
+        let disabled = "Compute Engine API has not been used in project 7 before or it is disabled.";
+        for (refusal, class, fix) in [
+            (refusal(412, "conditionNotMet", address), Class::Denied, "external_address = false"),
+            (refusal(412, "conditionNotMet", shielded), Class::Denied, "administrators"),
+            (refusal(403, "accessNotConfigured", disabled), Class::Denied, "gcloud services enable compute.googleapis.com"),
+            (refusal(403, "forbidden", "Required 'compute.instances.create' permission"), Class::Denied, "instanceAdmin"),
+        ] {
+            let message = refusal.message.clone();
+            let error = ProviderError::from(refusal);
+            assert!(error.class == class && error.fix.as_deref().is_some_and(|said| said.contains(fix)), "{message}: {error:?}");
+        }
+        for (status, message, elsewhere) in [
+            (404, "The resource 'projects/p/zones/us-central1-b/machineTypes/a2-highgpu-1g' was not found", true),
+            (
+                400,
+                "Invalid value for field 'resource.guestAccelerators[0].acceleratorType': 'https://x/projects/p/zones/us-west1-a/acceleratorTypes/nvidia-tesla-v100'. The referenced resource does not exist.",
+                true,
+            ),
+            (400, "Machine type with name 'a2-highgpu-1g' does not exist in zone 'us-central1-b'.", true),
+            (400, "Invalid value for field 'zone': 'us-central9-a'. Unknown zone.", true),
+            (404, "The resource 'projects/x/global/images/family/none' was not found", false),
+            (404, "The resource 'projects/p/global/networks/none' was not found", false),
+            (403, "Permission denied on zone us-central1-a (or it may not exist)", false),
+        ] {
+            assert_eq!(refusal(status, "invalid", message).is_elsewhere(), elsewhere, "{message}");
         }
     }
 }

@@ -328,6 +328,44 @@ async fn zones_are_tried_in_order_and_each_refusal_is_told() {
 }
 
 #[tokio::test]
+async fn a_zone_without_the_machine_type_is_passed_over_and_a_policy_ends_the_tries() {
+    let says = |status: u16, reason: &str, message: &str, times: u32| json!({ "faults": [{ "call": "compute.instances.insert", "kind": { "status": status }, "words": [reason, message], "times": times }] });
+    let absent = "The resource 'projects/p/zones/z/machineTypes/custom-12-79872' was not found";
+    for (status, reason) in [(404, "notFound"), (400, "invalid")] {
+        let (done, zones, _) = provision(says(status, reason, absent, 1)).await;
+        assert_eq!((done, zones), (Ok(vec![format!("us-central1-a: {absent}")]), vec!["us-central1-b".to_owned()]));
+        let (done, zones, place) = provision(says(status, reason, absent, 3)).await;
+        let error = done.expect_err("nowhere");
+        assert_eq!((error.class, zones.len()), (Class::Invalid, 0), "{error}");
+        assert_eq!(place.changes().await.len(), 3, "each once");
+    }
+    let forbidden = "Constraint constraints/compute.vmExternalIpAccess violated for project 7.";
+    let (done, _, place) = provision(says(412, "conditionNotMet", forbidden, 1)).await;
+    let error = done.expect_err("forbidden");
+    assert!(error.class == Class::Denied && error.message.contains("vmExternalIpAccess"), "{error}");
+    assert_eq!(place.changes().await.len(), 1, "no other zone would help");
+}
+
+#[test]
+fn networks_of_companies_are_named_as_gcloud_names_them() {
+    let interface =
+        |change: fn(&mut GcePlan)| seed_body_of("registry.example/ftctl@sha256:00", change)["networkInterfaces"][0].clone();
+    let ends = |value: &Value, end: &str| value.as_str().is_some_and(|text| text.ends_with(end));
+    let usual = interface(|_| {});
+    assert!(usual["accessConfigs"][0].is_object() && ends(&usual["network"], "/global/networks/default"), "{usual}");
+    let inside = interface(|plan| plan.external_address = false);
+    assert!(inside.get("accessConfigs").is_none() && ends(&inside["network"], "/global/networks/default"), "{inside}");
+    let shared = interface(|plan| {
+        plan.subnetwork = Some("gpus".to_owned());
+        plan.host_project = Some("net-host".to_owned());
+    });
+    assert!(ends(&shared["subnetwork"], "/compute/v1/projects/net-host/regions/us-central1/subnetworks/gpus"), "{shared}");
+    assert!(shared.get("network").is_none(), "{shared}");
+    let network = interface(|plan| plan.host_project = Some("net-host".to_owned()));
+    assert!(ends(&network["network"], "/compute/v1/projects/net-host/global/networks/default"), "{network}");
+}
+
+#[tokio::test]
 async fn a_quota_is_read_in_both_forms() {
     for in_operation in [false, true] {
         let script = |metric: &str| json!({ "quotas": { metric: 0 }, "quota_in_operation": in_operation });

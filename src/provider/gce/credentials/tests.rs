@@ -119,6 +119,22 @@ async fn a_service_account_signs_its_word() {
 }
 
 #[tokio::test]
+async fn a_companys_own_user_is_signed_in() {
+    let (address, heard) = service().await;
+    let file = written(&json!({
+        "type": "external_account_authorized_user", "audience": "//iam.googleapis.com/locations/global/workforcePools/p/providers/q",
+        "client_id": "id", "client_secret": "s", "refresh_token": "r+1", "token_url": format!("http://{address}/oauthtoken"),
+        "token_info_url": "https://sts.googleapis.com/v1/introspect", "revoke_url": "https://sts.googleapis.com/v1/revoke", "quota_project_id": "mine",
+    }));
+    let credentials = of_file(file.path());
+    assert_eq!(token(&credentials).await.expect("a token"), "from /oauthtoken");
+    assert_eq!(credentials.project().as_deref(), Some("mine"));
+    let basic = format!("Basic {}", BASE64_STANDARD.encode("id:s"));
+    let asked = ("/oauthtoken".to_owned(), Some(basic), "grant_type=refresh_token&refresh_token=r%2B1".to_owned());
+    assert_eq!(*heard.lock().expect("whole"), [asked]);
+}
+
+#[tokio::test]
 async fn another_account_is_impersonated_with_what_a_file_has() {
     let (address, heard) = service().await;
     let (account, _) = service_account("https://oauth2.googleapis.com/token");
