@@ -5,13 +5,14 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Stdio,
     time::Duration,
 };
 
-use tokio::process::Command;
-
-use super::{ImageError, Result, io_error, lock, output, tail};
+use super::{
+    ImageError, Result,
+    installer::{self, Installer},
+    io_error, lock, tail,
+};
 use crate::job::report::{Report, Unit};
 
 /// The newest libtorch that still has Volta kernels in one of its builds; `tch` is pinned to it.
@@ -131,8 +132,8 @@ async fn install(home: &Path, variant: Variant, report: &dyn Report) -> Result<(
     remove(home)?;
     // A name of its own: the pip of an ftctl that was killed may still write into the last one.
     let partial = parent.join(format!("{}.partial-{}", variant.directory, std::process::id()));
-    let pip = pip(&partial).await?;
-    run_pip(&pip, &partial, variant, report).await?;
+    let installer = Installer::find(&partial).await?;
+    run(&installer, &partial, variant, report).await?;
     link_view(&partial)?;
     remove(&partial.join("temporary"))?;
     remove(&partial.join("venv"))?;
@@ -157,36 +158,15 @@ fn remove(directory: &Path) -> Result<()> {
     }
 }
 
-/// The command that runs pip: python's own, else one from a throw-away virtual environment (some systems ship the one, some the
-/// other).
-async fn pip(partial: &Path) -> Result<Vec<String>> {
-    let purpose = "install libtorch (or set LIBTORCH to a libtorch 2.11 of your own)";
-    if output("python3", &["-m", "pip", "--version"], purpose).await?.status.success() {
-        return Ok(["python3", "-m", "pip"].map(str::to_owned).to_vec());
-    }
-    let venv = partial.join("venv").to_string_lossy().into_owned();
-    if output("python3", &["-m", "venv", &venv], purpose).await?.status.success() {
-        return Ok(vec![format!("{venv}/bin/python"), "-m".to_owned(), "pip".to_owned()]);
-    }
-    Err(ImageError::Unusable(
-        "python3 has neither pip nor venv, and libtorch is installed with one of them: install python3-pip or python3-venv, or set \
-         LIBTORCH to a libtorch 2.11 of your own"
-            .to_owned(),
-    ))
-}
-
-async fn run_pip(pip: &[String], partial: &Path, variant: Variant, report: &dyn Report) -> Result<()> {
+async fn run(installer: &Installer, partial: &Path, variant: Variant, report: &dyn Report) -> Result<()> {
     let temporary = partial.join("temporary");
     fs::create_dir_all(&temporary).map_err(io_error("create", &temporary))?;
     let wheels = partial.join("wheels.txt");
     fs::write(&wheels, variant.wheels.concat()).map_err(io_error("write", &wheels))?;
     let log_path = partial.with_extension("log");
     let log = fs::File::create(&log_path).map_err(io_error("create", &log_path))?;
-    let mut command = Command::new(&pip[0]);
-    command.args(&pip[1..]).args(["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check"]);
-    command.args(["--require-hashes", "--no-deps", "--only-binary=:all:", "--requirement"]).arg(&wheels);
-    command.arg("--target").arg(partial.join("site"));
-    command.env("TMPDIR", &temporary).stdin(Stdio::null()).kill_on_drop(true);
+    let mut command = installer.command(&wheels, &partial.join("site"));
+    command.env("TMPDIR", &temporary);
     command.stdout(log.try_clone().map_err(io_error("open", &log_path))?).stderr(log);
     let mut child =
         command.spawn().map_err(|source| ImageError::Missing { program: "python3", purpose: "install libtorch", source })?;
@@ -201,12 +181,9 @@ async fn run_pip(pip: &[String], partial: &Path, variant: Variant, report: &dyn 
         }
     };
     if !status.success() {
-        return Err(ImageError::Failed {
-            purpose: "installing libtorch with pip",
-            tail: tail(&log_path),
-            log: log_path,
-            advice: "pip finds its index by HTTPS_PROXY and PIP_INDEX_URL; LIBTORCH takes a libtorch that is here already",
-        });
+        let tail = tail(&log_path);
+        let advice = installer::advice(&tail);
+        return Err(ImageError::Failed { purpose: "installing libtorch", tail, log: log_path, advice });
     }
     let bytes = variant.expected_bytes.unwrap_or_else(|| size_of(partial));
     report.progress(&what, bytes, Some(bytes), Unit::Bytes);

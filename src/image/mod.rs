@@ -3,6 +3,7 @@
 
 pub mod container;
 mod context;
+mod installer;
 pub mod libtorch;
 pub mod needs;
 pub mod push;

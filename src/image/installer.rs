@@ -1,0 +1,219 @@
+//! The program that installs wheels into a folder: pip, python's own or from a throw-away virtual environment (some systems ship the
+//! one, some the other), or uv. What a user's settings say about where packages go, and from which form, is not for this folder.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use tokio::process::Command;
+
+use super::{ImageError, Result, output};
+
+/// The versions of Python that torch has wheels for. Another one installs those of [`ANY`]: nothing of them is run by Python.
+const PYTHONS: std::ops::RangeInclusive<u32> = 10..=14;
+const ANY: &str = "3.12";
+
+/// pip takes variables before its files; an empty one counts as absent.
+const SETTLED: [(&str, &str); 2] = [("PIP_USER", "0"), ("PIP_REQUIRE_VIRTUALENV", "0")];
+const UNSET: [&str; 9] = [
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_NO_BINARY",
+    "PIP_CONSTRAINT",
+    "PIP_PYTHON",
+    "PIP_PYTHON_VERSION",
+    "PIP_PLATFORM",
+    "PIP_DRY_RUN",
+];
+
+const PURPOSE: &str = "install libtorch (or set LIBTORCH to a libtorch 2.11 of your own)";
+
+#[derive(Debug)]
+pub enum Installer {
+    Pip {
+        words: Vec<String>,
+        /// Whether torch has wheels for this Python.
+        fits: bool,
+    },
+    Uv(PathBuf),
+}
+
+/// Signs of a failure in the output, and what to do.
+const CAUSES: &[(&str, &str)] = &[
+    ("CERTIFICATE_VERIFY_FAILED", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
+    ("UnknownIssuer", "a proxy has a certificate of its own: name the file with it in SSL_CERT_FILE"),
+    (
+        "No matching distribution",
+        "the index has no such wheel for this machine: PIP_INDEX_URL and pip.conf say which index is asked",
+    ),
+    (
+        "DO NOT MATCH THE HASHES",
+        "the index serves other files than were published: PIP_INDEX_URL and pip.conf say which index is asked",
+    ),
+    ("No space left on device", "free some space, then try again"),
+];
+
+/// What to do about a failed installation with this output.
+pub fn advice(output: &str) -> &'static str {
+    let known = CAUSES.iter().find(|(sign, _)| output.contains(sign)).map(|(_, advice)| *advice);
+    known.unwrap_or("pip finds its index by HTTPS_PROXY and PIP_INDEX_URL; LIBTORCH takes a libtorch that is here already")
+}
+
+impl Installer {
+    /// Finds one; a virtual environment is made in `partial`.
+    pub async fn find(partial: &Path) -> Result<Self> {
+        let version = output("python3", &["-c", "import sys; print(*sys.version_info[:2])"], PURPOSE).await?;
+        let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
+        let fits = version.strip_prefix("3 ").and_then(|minor| minor.parse().ok()).is_some_and(|minor| PYTHONS.contains(&minor));
+        if output("python3", &["-m", "pip", "--version"], PURPOSE).await?.status.success() {
+            return Ok(Self::Pip { words: ["python3", "-m", "pip"].map(str::to_owned).to_vec(), fits });
+        }
+        let venv = partial.join("venv").to_string_lossy().into_owned();
+        if output("python3", &["-m", "venv", &venv], PURPOSE).await?.status.success() {
+            return Ok(Self::Pip { words: vec![format!("{venv}/bin/python"), "-m".to_owned(), "pip".to_owned()], fits });
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        let uv = env::split_paths(&path).map(|folder| folder.join("uv")).find(|program| program.is_file());
+        uv.map(Self::Uv).ok_or_else(|| {
+            ImageError::Unusable(
+                "python3 has neither pip nor venv, and there is no uv; libtorch is installed with one of them: install python3-pip or \
+                 python3-venv, or set LIBTORCH to a libtorch 2.11 of your own"
+                    .to_owned(),
+            )
+        })
+    }
+
+    /// The installation of the wheels that the file names by their digests, and of nothing else, into a folder.
+    pub fn command(&self, wheels: &Path, folder: &Path) -> Command {
+        let mut command = match self {
+            Self::Pip { words, fits } => {
+                let mut command = Command::new(&words[0]);
+                command.args(&words[1..]).args(["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check"]);
+                command.arg("--only-binary=:all:").args(if *fits { Vec::new() } else { of_any() });
+                command
+            }
+            Self::Uv(program) => {
+                let mut command = Command::new(program);
+                command.args(["pip", "install", "--no-cache", "--no-progress", "--only-binary=:all:", "--python-version", ANY]);
+                command
+            }
+        };
+        command.args(["--require-hashes", "--no-deps", "--requirement"]).arg(wheels).arg("--target").arg(folder);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        settle(&mut command);
+        command
+    }
+}
+
+/// Overrides the settings that would lead elsewhere.
+fn settle(command: &mut Command) {
+    command.envs(SETTLED);
+    for name in UNSET {
+        command.env_remove(name);
+    }
+    // uv and cargo read this one; pip has a variable of its own.
+    if let (None, Some(file)) = (env::var_os("PIP_CERT"), env::var_os("SSL_CERT_FILE")) {
+        command.env("PIP_CERT", file);
+    }
+}
+
+/// pip's arguments for the wheels of a Python that is not there.
+fn of_any() -> Vec<String> {
+    let arch = env::consts::ARCH;
+    let systems = if cfg!(target_os = "macos") {
+        vec!["macosx_11_0_arm64".to_owned()]
+    } else {
+        ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"].map(|system| format!("{system}_{arch}")).to_vec()
+    };
+    let python = ["--python-version", ANY, "--implementation", "cp"].map(str::to_owned);
+    python.into_iter().chain(systems.into_iter().flat_map(|system| ["--platform".to_owned(), system])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A wheel with one file, and its line for pip; `tag` says for which Python and system it is.
+    const TOY: &str = r#"
+import base64, hashlib, sys, zipfile
+folder, tag = sys.argv[1:]
+name = f"{folder}/toy-1.0-{tag}.whl"
+files = {"toy/lib.so": b"library", "toy-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
+         "toy-1.0.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()}
+digest = lambda data: "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+record = "".join(f"{path},{digest(data)},{len(data)}\n" for path, data in files.items()) + "toy-1.0.dist-info/RECORD,,\n"
+with zipfile.ZipFile(name, "w") as wheel:
+    for path, data in {**files, "toy-1.0.dist-info/RECORD": record.encode()}.items(): wheel.writestr(path, data)
+print(f"toy==1.0 --hash=sha256:{hashlib.sha256(open(name, 'rb').read()).hexdigest()}")
+"#;
+
+    async fn installs(installer: &Installer, tag: &str, variables: &[(&str, &str)]) -> Result<(), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let made = Command::new("python3").args(["-c", TOY]).arg(path).arg(tag).output().await.unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let wheels = path.join("wheels.txt");
+        fs::write(&wheels, made.stdout).unwrap();
+        let conf = path.join("pip.conf");
+        fs::write(&conf, "[global]\nuser = true\nrequire-virtualenv = true\n").unwrap();
+        let mut command = installer.command(&wheels, &path.join("site"));
+        command.envs(variables.iter().copied()).env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", path);
+        command.env("UV_OFFLINE", "1").env("UV_FIND_LINKS", path);
+        if variables.is_empty() {
+            command.env("PIP_CONFIG_FILE", &conf);
+        }
+        settle(&mut command);
+        let ended = command.output().await.unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        if ended.status.success() && path.join("site/toy/lib.so").is_file() { Ok(()) } else { Err(said) }
+    }
+
+    #[tokio::test]
+    async fn a_users_pip_settings_lead_nowhere_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = Installer::find(folder.path()).await.unwrap();
+        for variables in [
+            &[][..],
+            &[("PIP_USER", "1")],
+            &[("PIP_REQUIRE_VIRTUALENV", "1")],
+            &[("PIP_TARGET", "/nonexistent"), ("PIP_PREFIX", "/nonexistent"), ("PIP_ROOT", "/nonexistent")],
+            &[("PIP_NO_BINARY", ":all:"), ("PIP_PYTHON_VERSION", "2.7"), ("PIP_PLATFORM", "win_amd64")],
+        ] {
+            installs(&found, "py3-none-any", variables).await.unwrap_or_else(|said| panic!("{variables:?}: {said}"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_python_without_wheels_of_its_own_takes_those_of_another() {
+        let words = ["python3", "-m", "pip"].map(str::to_owned).to_vec();
+        let old = Installer::Pip { words, fits: false };
+        let tags =
+            [format!("cp312-cp312-manylinux_2_28_{}", env::consts::ARCH), format!("py3-none-manylinux_2_27_{}", env::consts::ARCH)];
+        for tag in tags {
+            installs(&old, &tag, &[("PIP_USER", "1")]).await.unwrap_or_else(|said| panic!("{tag}: {said}"));
+        }
+        let said = installs(&old, "cp38-cp38-win_amd64", &[("PIP_USER", "1")]).await.unwrap_err();
+        assert!(advice(&said).contains("no such wheel for this machine"), "{said}");
+    }
+
+    #[tokio::test]
+    #[ignore = "needs uv: FT_UV names the program"]
+    async fn apart_uv_installs_the_same() {
+        let uv = Installer::Uv(env::var_os("FT_UV").expect("FT_UV names uv").into());
+        for tag in ["py3-none-any".to_owned(), format!("cp312-cp312-manylinux_2_28_{}", env::consts::ARCH)] {
+            installs(&uv, &tag, &[]).await.unwrap_or_else(|said| panic!("{tag}: {said}"));
+        }
+    }
+
+    #[test]
+    fn the_cause_of_a_failure_is_named() {
+        assert!(advice("[SSL: CERTIFICATE_VERIFY_FAILED] self signed").contains("SSL_CERT_FILE"));
+        assert!(advice("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES").contains("other files"));
+        assert!(advice("something else").contains("PIP_INDEX_URL"));
+    }
+}
