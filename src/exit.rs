@@ -37,10 +37,12 @@ pub enum Exit {
     JobCancelled = 21,
     /// Interrupted by the user.
     Interrupted = 130,
+    /// Asked to end, by SIGTERM: a pipeline was cancelled.
+    Terminated = 143,
 }
 
 impl Exit {
-    const ALL: [Exit; 16] = [
+    const ALL: [Exit; 17] = [
         Exit::Done,
         Exit::Failure,
         Exit::Usage,
@@ -57,6 +59,7 @@ impl Exit {
         Exit::JobFailed,
         Exit::JobCancelled,
         Exit::Interrupted,
+        Exit::Terminated,
     ];
 
     /// The class as JSON errors name it.
@@ -78,6 +81,7 @@ impl Exit {
             Exit::JobFailed => "job_failed",
             Exit::JobCancelled => "job_cancelled",
             Exit::Interrupted => "interrupted",
+            Exit::Terminated => "terminated",
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{future::Future, io, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use clap::Args;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::Mutex,
@@ -27,13 +28,13 @@ use crate::{
 /// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a
 /// second Ctrl-C ends the program at once.
 pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    tokio::select! {
+    let exit = tokio::select! {
         done = work => return done,
-        () = interrupt() => {}
-    }
+        exit = interrupt() => exit,
+    };
     // A job that is somebody else's was not brought up here.
     if journal::read(world.store.as_ref(), id).await.is_ok_and(|(record, _)| !world.adoption.may_drive(&record)) {
-        return Err(detached(id));
+        return Err(detached(id, exit));
     }
     world.report.warn(&format!("interrupted: removing {id} and all that was created for it (Ctrl-C again to leave it)"));
     tokio::select! {
@@ -41,11 +42,48 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
         // Not SIGTERM: some pipelines send both, one soon after the other.
         () = ctrl_c() => {
             let message = format!("{id} was left half made");
-            return Err(Failure::new(Exit::Interrupted, message).fix(format!("ftctl down {id}")));
+            return Err(Failure::new(exit, message).fix(format!("ftctl down {id}")));
         }
     };
-    Err(Failure::new(Exit::Interrupted, format!("nothing of {id} is left")))
+    Err(Failure::new(exit, format!("nothing of {id} is left")))
 }
+
+/// How a wait for the end of a job ends before that.
+#[derive(Debug, Default, Args)]
+pub struct Waiting {
+    /// Stop waiting for the end after this time; the job goes on
+    #[arg(long, value_name = "DURATION")]
+    pub timeout: Option<Span>,
+    /// Cancel the job on Ctrl-C, SIGTERM or --timeout, with a checkpoint, instead of leaving it running
+    #[arg(long)]
+    pub cancel_on_interrupt: bool,
+}
+
+impl Waiting {
+    /// [`to_the_end`], or to the end that the interruption brings about.
+    pub async fn to_the_end(
+        &self,
+        world: &World,
+        id: &JobId,
+        log: impl Future<Output = Result<(), Failure>>,
+    ) -> Result<Record, Failure> {
+        let ended = to_the_end(world, id, self.timeout, log).await;
+        let Err(failure) = &ended else { return ended };
+        if !(self.cancel_on_interrupt && matches!(failure.exit, Exit::Interrupted | Exit::Terminated | Exit::Deadline)) {
+            return ended;
+        }
+        world.report.warn(&format!("cancelling {id} with a checkpoint (Ctrl-C again to leave it running)"));
+        tokio::select! {
+            cancelled = Box::pin(cancel::cancel(world, id, GRACE)) => cancelled?,
+            // Not SIGTERM: some pipelines send both, one soon after the other.
+            () = ctrl_c() => return ended,
+        };
+        Err(Failure::new(failure.exit, format!("the job {id} was cancelled")))
+    }
+}
+
+/// Time for the checkpoint of a job that is cancelled because nobody waits for it any more.
+const GRACE: Duration = Duration::from_secs(30);
 
 /// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM and the end of
 /// `timeout` detach: the job goes on.
@@ -59,10 +97,10 @@ pub async fn to_the_end(
         both = async { tokio::try_join!(Box::pin(drive(world, id, Until::Finished)), log) } => {
             both.map(|(record, ())| record).map_err(|failure| goes_on(id, failure))
         }
-        () = interrupt() => Err(detached(id)),
+        exit = interrupt() => Err(detached(id, exit)),
         waited = over(timeout) => {
             let message = format!("waited {waited} for the job {id}; it is still running");
-            Err(Failure { message, exit: Exit::Deadline, ..detached(id) })
+            Err(Failure { message, ..detached(id, Exit::Deadline) })
         }
     }
 }
@@ -80,13 +118,13 @@ fn goes_on(id: &JobId, failure: Failure) -> Failure {
         return failure;
     }
     let message = format!("{}; the job {id} is still running", failure.message);
-    Failure { message, exit: failure.exit, fix: failure.fix.or(detached(id).fix) }
+    Failure { message, exit: failure.exit, fix: failure.fix.or(detached(id, failure.exit).fix) }
 }
 
 /// The next commands for a user who stopped looking.
-pub fn detached(id: &JobId) -> Failure {
+pub fn detached(id: &JobId, exit: Exit) -> Failure {
     let fix = format!("follow it again with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`");
-    Failure::new(Exit::Interrupted, format!("the job {id} is still running")).fix(fix)
+    Failure::new(exit, format!("the job {id} is still running")).fix(fix)
 }
 
 /// Follows every attempt's log on stderr, in whole lines, so that it does not tear the bars of other work.
@@ -144,14 +182,14 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     Err(Failure::new(exit, message).fix(fix))
 }
 
-/// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM).
-async fn interrupt() {
+/// Returns when the user presses Ctrl-C, or a pipeline that was cancelled ends the program (SIGTERM): the exit code of that.
+async fn interrupt() -> Exit {
     static TERMINATIONS: Signals = Signals::const_new(None);
     tokio::select! {
         // Of both at once, Ctrl-C is the one that must not be left for the next wait: a second one ends the program.
         biased;
-        () = ctrl_c() => {}
-        () = come(SignalKind::terminate(), &TERMINATIONS) => {}
+        () = ctrl_c() => Exit::Interrupted,
+        () = come(SignalKind::terminate(), &TERMINATIONS) => Exit::Terminated,
     }
 }
 

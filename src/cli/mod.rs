@@ -71,6 +71,7 @@ mod trust;
 mod up;
 mod upload;
 mod version;
+mod wait;
 mod world;
 
 pub use job_file::JobFile;
@@ -155,6 +156,7 @@ enum Verb {
     Submit(submit::Arguments),
     Status(status::Arguments),
     Logs(logs::Arguments),
+    Wait(wait::Arguments),
     Explain(explain::Arguments),
     Exec(exec::Exec),
     Ssh(exec::Ssh),
@@ -302,6 +304,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Submit(verb) => verb.run(&mut app),
         Verb::Status(verb) => verb.run(&mut app),
         Verb::Logs(verb) => verb.run(&mut app),
+        Verb::Wait(verb) => verb.run(&mut app),
         Verb::Explain(verb) => verb.run(&mut app),
         Verb::Exec(verb) => verb.run(&mut app),
         Verb::Ssh(verb) => verb.run(&mut app),
@@ -372,7 +375,7 @@ impl Verb {
     fn looks_at_jobs(&self) -> bool {
         use Verb::{
             Bill, Cancel, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Prune, Report, Run, Ssh, Status, Submit, Up,
-            Upload,
+            Upload, Wait,
         };
         matches!(
             self,
@@ -385,6 +388,7 @@ impl Verb {
                 | Exec(_)
                 | Explain(_)
                 | Logs(_)
+                | Wait(_)
                 | Plan(_)
                 | Prune(_)
                 | Report(_)
@@ -419,8 +423,11 @@ impl Verb {
 
     /// Whether the verb is of no use without a store that somebody wrote to.
     fn only_reads_jobs(&self) -> bool {
-        use Verb::{Cancel, Download, Drill, Exec, Explain, Logs, Report, Ssh, Status};
-        matches!(self, Cancel(_) | Download(_) | Drill(_) | Exec(_) | Explain(_) | Logs(_) | Report(_) | Ssh(_) | Status(_))
+        use Verb::{Cancel, Download, Drill, Exec, Explain, Logs, Report, Ssh, Status, Wait};
+        matches!(
+            self,
+            Cancel(_) | Download(_) | Drill(_) | Exec(_) | Explain(_) | Logs(_) | Report(_) | Ssh(_) | Status(_) | Wait(_)
+        )
     }
 
     /// The flags that are settings.

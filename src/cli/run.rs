@@ -6,7 +6,6 @@ use jiff::Timestamp;
 use super::{App, JobFile, adopt::Adopt, bill::Settled, follow, plan::Planned};
 use crate::{
     exit::Failure,
-    job::units::Span,
     lifecycle::{
         drive::{Until, drive},
         open, receipt, results,
@@ -25,9 +24,11 @@ pub struct Arguments {
     /// A second run with the same key and name refers to the same job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Stop waiting for the end after this time; the job goes on
-    #[arg(long, value_name = "DURATION")]
-    timeout: Option<Span>,
+    /// Wait until no other job has the name, instead of refusing
+    #[arg(long)]
+    queue: bool,
+    #[command(flatten)]
+    waiting: follow::Waiting,
     #[command(flatten)]
     adopt: Adopt,
 }
@@ -39,12 +40,16 @@ impl Arguments {
             return app.output.show(&Planned::of(plan, &world));
         }
         let (record, settled) = app.block_on(async {
-            let record = Box::pin(open::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
+            let key = self.idempotency_key.as_deref();
+            if self.queue {
+                open::wait_for_name(&world, &plan.name, key).await?;
+            }
+            let record = Box::pin(open::open(&world, plan, key, true)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             world.report.line(&format!("job {id}"));
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
-            let record = follow::to_the_end(&world, &id, self.timeout, Box::pin(follow::log_to_stderr(&world, &id))).await?;
+            let record = self.waiting.to_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
             let results = results::of(world.store.as_ref(), &record).await?;
             let settled = Settled { receipt: receipt::receipt(&record, Timestamp::now()), results };
             Ok((record, settled))

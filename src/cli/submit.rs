@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{App, JobFile, adopt::Adopt, follow, plan::Planned};
 use crate::{
     exit::{Exit, Failure},
-    job::{record::Record, units::Span},
+    job::{record::Record, report::Format},
     lifecycle::{
         drive::{Until, drive},
         open,
@@ -37,9 +37,11 @@ pub struct Arguments {
     /// A second submission with the same key and name refers to the same job
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Stop waiting after this time; the job goes on
-    #[arg(long, value_name = "DURATION", conflicts_with = "detach")]
-    timeout: Option<Span>,
+    /// Wait until no other job has the name, instead of refusing
+    #[arg(long)]
+    queue: bool,
+    #[command(flatten)]
+    waiting: follow::Waiting,
     #[command(flatten)]
     adopt: Adopt,
 }
@@ -47,15 +49,20 @@ pub struct Arguments {
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let waits = self.wait || self.follow;
-        if self.timeout.is_some() && !waits {
-            return Err(Failure::new(Exit::Usage, "--timeout ends a wait, and there is none").fix("add --wait or --follow"));
+        if (self.waiting.timeout.is_some() || self.waiting.cancel_on_interrupt) && !waits {
+            let message = "--timeout and --cancel-on-interrupt end a wait, and there is none";
+            return Err(Failure::new(Exit::Usage, message).fix("add --wait or --follow"));
         }
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
             return app.output.show(&Planned::of(plan, &world));
         }
         let record = app.block_on(async {
-            let record = Box::pin(open::open(&world, plan, self.idempotency_key.as_deref(), true)).await?.record;
+            let key = self.idempotency_key.as_deref();
+            if self.queue {
+                open::wait_for_name(&world, &plan.name, key).await?;
+            }
+            let record = Box::pin(open::open(&world, plan, key, true)).await?.record;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
@@ -65,20 +72,27 @@ impl Arguments {
             return follow::verdict(&record).and(shown);
         }
         let log = async { if self.follow { follow::log_to_stderr(&world, &record.id).await } else { Ok(()) } };
+        let end = Box::pin(self.waiting.to_the_end(&world, &record.id, log));
+        // As JSON there is one value, which has the end.
+        if matches!(app.output.format(), Format::Json | Format::Jsonl) {
+            let ended = super::block_on(async { Ok(end.await) })?;
+            let (last, verdict) = match ended {
+                Ok(ended) => (Submitted::of(&ended), follow::verdict(&ended)),
+                Err(failure) => (Submitted::of(&record), Err(failure)),
+            };
+            return app.output.conclude(&last, verdict);
+        }
         let submitted = Submitted::of(&record);
         // The job's end counts, also when its id has no reader.
-        let (shown, ended) = super::block_on(async {
-            let end = Box::pin(follow::to_the_end(&world, &record.id, self.timeout, log));
-            Ok(tokio::join!(app.output.show_apart(&submitted), end))
-        })?;
+        let (shown, ended) = super::block_on(async { Ok(tokio::join!(app.output.show_apart(&submitted), end)) })?;
         follow::verdict(&ended?).and(shown)
     }
 }
 
 /// A job that was accepted.
 pub struct Submitted {
-    id: String,
-    state: &'static str,
+    pub id: String,
+    pub state: &'static str,
 }
 
 impl Submitted {

@@ -5,6 +5,7 @@ pub mod azureml;
 pub mod check;
 pub mod clock;
 pub mod compute;
+pub mod difference;
 pub mod digest;
 pub mod docker;
 pub mod document;

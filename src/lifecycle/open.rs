@@ -1,11 +1,14 @@
 //! Opens a job, or finds it: which one an invocation works on. One name belongs to one job at a time.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Result, World, journal, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     job::{
+        difference,
         id::{JobId, path},
         plan::Plan,
         record::Record,
@@ -14,6 +17,9 @@ use crate::{
 };
 
 const NAME_SCHEMA: &str = "ftctl.name/1";
+
+/// How often a job that waits for its name looks whether it is free.
+const QUEUE: Duration = Duration::from_secs(2);
 
 /// `names/<name>.json`: the newest job of that name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +59,10 @@ async fn try_to_open(world: &World, plan: Plan, key: Option<&str>, submit: bool)
         Some(key) => of_key(store, &plan.name, key).await?,
         None => JobId::derive(&plan.name, &nonce()),
     };
+    // Its name may belong to a later job by now, which keeps it.
+    if key.is_some() && store.head(&path::record(&fresh)).await?.is_some() {
+        return resume(world, &fresh, &plan, key, submit).await;
+    }
     let (id, condition) = match entry(store, &plan.name).await? {
         None => (fresh, Condition::IfAbsent),
         Some((entry, etag)) => match journal::read(store, &entry.id).await {
@@ -88,7 +98,7 @@ async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit:
     world.adoption.prove(&id, &plan, None)?;
     let mut record = Record::new(id, plan.clone(), world.clock.now());
     (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
-    go_on(Journal::create(world, record).await?, &plan, key, submit).await
+    go_on(world, Journal::create(world, record).await?, &plan, key, submit).await
 }
 
 /// Goes on with a job that exists: after `up`, or with the same idempotency key.
@@ -99,16 +109,46 @@ async fn resume(world: &World, id: &JobId, plan: &Plan, key: Option<&str>, submi
         return Err(Failure::new(Exit::Conflict, message)
             .fix(format!("follow it with `ftctl logs -f {id}`, end it with `ftctl cancel {id}`, or give this job another name")));
     }
-    go_on(job, plan, key, submit).await
+    go_on(world, job, plan, key, submit).await
+}
+
+/// Returns when no unfinished job has the name, but for the job of the key: `--queue`. Says what it waits for.
+pub async fn wait_for_name(world: &World, name: &str, key: Option<&str>) -> Result<()> {
+    let mut told = None;
+    loop {
+        let Some((entry, _)) = entry(world.store.as_ref(), name).await? else { return Ok(()) };
+        match journal::read(world.store.as_ref(), &entry.id).await {
+            Ok((record, _)) if !record.state.is_finished() && record.submitted && !has_key(&record, key) => {}
+            Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
+            _ => return Ok(()),
+        }
+        if told.as_ref() != Some(&entry.id) {
+            world.report.line(&format!("waiting for the job {} of this name to end", entry.id));
+            told = Some(entry.id);
+        }
+        tokio::time::sleep(QUEUE).await;
+    }
 }
 
 /// With the plan that the user gave, and no other.
-async fn go_on(mut job: Journal, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
+async fn go_on(world: &World, mut job: Journal, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     let id = &job.record.id;
     if job.record.plan != *plan {
-        let message = format!("the job {id} was planned from another version of this job file");
-        let other = if key.is_some() { "take another --idempotency-key, and another name while it goes on, or " } else { "" };
-        return Err(Failure::new(Exit::Conflict, message).fix(format!("{other}end that job with `ftctl down {id}`")));
+        let differences = difference::sentence(&difference::of_plans(&job.record.plan, plan));
+        let message = format!("the job {id} was planned with other settings: {differences}");
+        let over = job.record.state.is_finished();
+        let other = match (key.is_some(), over) {
+            (true, true) => "take another --idempotency-key".to_owned(),
+            (true, false) => {
+                format!("take another --idempotency-key, and another name while it goes on, or end that job with `ftctl down {id}`")
+            }
+            (false, _) => format!("end that job with `ftctl down {id}`"),
+        };
+        return Err(Failure::new(Exit::Conflict, message).fix(other));
+    }
+    if key.is_some() && job.record.state.is_finished() {
+        let label = job.record.state.label(job.record.outcome);
+        world.report.line(&format!("the job of this key, {id}, is over: {label}; another --idempotency-key starts another job"));
     }
     hand_over(&mut job, key, submit).await?;
     Ok(job)

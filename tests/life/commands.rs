@@ -100,7 +100,12 @@ fn two_jobs_with_one_name_are_refused_while_the_first_lives() {
     let second = sandbox.run(&["submit", job.to_str().unwrap()]);
     assert_eq!(second.status.code(), Some(12), "{}", String::from_utf8_lossy(&second.stderr));
     assert!(String::from_utf8_lossy(&second.stderr).contains(&id));
-    sandbox.ok(&["down", &id, "-y"]);
+    // One who waits for the name waits no longer than for the job that has it, and one who asked for that ends it when time is up.
+    let mut queued = sandbox.spawn(&["submit", sandbox.job("twin", 5).to_str().unwrap(), "--queue", "--wait"]);
+    let ended = sandbox.run(&["wait", &id, "--timeout", "1s", "--cancel-on-interrupt"]);
+    assert_eq!(ended.status.code(), Some(10), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert_eq!(sandbox.json(&["status", &id])["state"], "cancelled");
+    assert!(queued.wait().unwrap().success(), "the one that waited for the name runs");
 }
 
 #[test]

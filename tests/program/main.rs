@@ -8,6 +8,7 @@ mod before;
 mod common;
 mod crash_points;
 mod docker;
+mod ends;
 mod engines;
 mod entra;
 mod front;

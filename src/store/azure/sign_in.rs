@@ -166,8 +166,8 @@ fn signature_in(variables: Variables<'_>, name: &str, account: &str) -> Result<C
     signature_from(&pasted(variables, name), account).map_err(|why| unusable(name, &why))
 }
 
-/// A signature as portals, scripts and mails give it: a whole URL, with the question mark or without, with `&` as XML and JSON write
-/// it, broken over lines, or with a plus sign that a URL would not have.
+/// A signature as portals, scripts and mails give it: a whole URL, with the question mark or without, with `&` as XML and JSON
+/// write it, broken over lines, or with a plus sign that a URL would not have.
 fn signature_from(text: &str, account: &str) -> std::result::Result<Credential, String> {
     let (address, query) = text.split_once('?').unwrap_or(("", text));
     let other = Url::parse(address).ok().and_then(|url| account_of(&url)).filter(|other| other != account);
