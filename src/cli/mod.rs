@@ -80,13 +80,19 @@ pub use job_file::JobFile;
 #[derive(Debug, Parser)]
 #[command(name = "ftctl", version, propagate_version = false, disable_help_subcommand = true)]
 #[command(max_term_width = 100, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
-#[command(after_help = "Start with `ftctl init`, then `ftctl run job.toml`. `ftctl VERB --help` shows examples.")]
+#[command(after_help = HELP)]
 struct Cli {
     #[command(flatten)]
     global: Global,
     #[command(subcommand)]
     verb: Verb,
 }
+
+const HELP: &str = "Start with `ftctl init`, then `ftctl run job.toml`. `ftctl VERB --help` shows examples.
+
+Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, 5 no capacity, 6 preempted, 7 network,
+8 may still be billing, 9 damaged bytes, 10 deadline, 11 refused by the budget, 12 conflict, 20 job failed,
+21 job cancelled, 130 interrupted, 143 ended by SIGTERM";
 
 /// What every verb understands.
 #[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.

@@ -1,5 +1,6 @@
 //! The program that installs wheels into a folder: pip, python's own or from a throw-away virtual environment (some systems ship
-//! the one, some the other), or uv. What a user's settings say about where packages go, and from which form, is not for this folder.
+//! the one, some the other), or uv. What a user's settings say about where packages go, and from which form, is not for this
+//! folder.
 
 use std::{
     env,

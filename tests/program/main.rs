@@ -4,6 +4,7 @@
 mod azure;
 mod bad_input;
 mod before;
+mod ci;
 #[path = "../common/mod.rs"]
 mod common;
 mod crash_points;
