@@ -10,11 +10,12 @@ use super::{App, Place};
 use crate::{
     exit::Failure,
     job::{
+        record::Record,
         units::{Money, Span},
         wording,
     },
     lifecycle::{
-        Resource,
+        Resource, World,
         receipt::{self, Receipt},
         results::{self, Results},
     },
@@ -60,8 +61,12 @@ impl Arguments {
 
 async fn settle(app: &App<'_>, job: &str) -> Result<Settled, Failure> {
     let (world, record) = app.job(job).await?;
-    let results = results::of(world.store.as_ref(), &record).await?;
-    Ok(Settled { receipt: receipt::receipt(&record, world.clock.now()), results })
+    settled(&world, &record).await
+}
+
+pub async fn settled(world: &World, record: &Record) -> Result<Settled, Failure> {
+    let results = results::of(world.store.as_ref(), record).await?;
+    Ok(Settled { receipt: receipt::receipt(record, world.clock.now()), results })
 }
 
 async fn spent(app: &App<'_>, span: Span) -> Result<Spent, Failure> {
@@ -230,9 +235,14 @@ fn attempts(receipt: &Receipt) -> String {
     }
 }
 
-fn perplexity(results: &Results) -> Option<String> {
+pub fn perplexity(results: &Results) -> Option<String> {
     let (first, last) = (results.first_perplexity?, results.last_perplexity?);
-    Some(format!("{first:.1} before, {last:.1} after ({:.1} times lower), on text held out", first / last))
+    let change = if last <= first {
+        format!("{:.1} times lower", first / last)
+    } else {
+        format!("{:.1} times higher: the model got worse; train.keep_best keeps the best weights", last / first)
+    };
+    Some(format!("{first:.1} before, {last:.1} after ({change}), on text held out"))
 }
 
 fn indent(text: &str) -> String {

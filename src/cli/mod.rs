@@ -62,8 +62,10 @@ mod prepare;
 mod prune;
 mod push;
 mod report;
+mod rm;
 mod run;
 mod schema;
+mod show;
 mod status;
 mod submit;
 mod trainer;
@@ -167,10 +169,13 @@ enum Verb {
     Exec(exec::Exec),
     Ssh(exec::Ssh),
     Report(report::Arguments),
+    Show(show::Show),
+    Compare(show::Compare),
     Cancel(cancel::Arguments),
     Download(download::Arguments),
     Down(down::Arguments),
     Prune(prune::Arguments),
+    Rm(rm::Arguments),
     Bill(bill::Arguments),
     Prepare(prepare::Arguments),
     Upload(upload::Arguments),
@@ -315,10 +320,13 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Exec(verb) => verb.run(&mut app),
         Verb::Ssh(verb) => verb.run(&mut app),
         Verb::Report(verb) => verb.run(&mut app),
+        Verb::Show(verb) => verb.run(&mut app),
+        Verb::Compare(verb) => verb.run(&mut app),
         Verb::Cancel(verb) => verb.run(&mut app),
         Verb::Download(verb) => verb.run(&mut app),
         Verb::Down(verb) => verb.run(&mut app),
         Verb::Prune(verb) => verb.run(&mut app),
+        Verb::Rm(verb) => verb.run(&mut app),
         Verb::Bill(verb) => verb.run(&mut app),
         Verb::Prepare(verb) => verb.run(&mut app),
         Verb::Upload(verb) => verb.run(&mut app),
@@ -380,13 +388,14 @@ impl Verb {
     /// Whether the verb is about jobs or the store that holds them: then it also says which of them may still cost money.
     fn looks_at_jobs(&self) -> bool {
         use Verb::{
-            Bill, Cancel, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Prune, Report, Run, Ssh, Status, Submit, Up,
-            Upload, Wait,
+            Bill, Cancel, Compare, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Prune, Report, Rm, Run, Show, Ssh,
+            Status, Submit, Up, Upload, Wait,
         };
         matches!(
             self,
             Bill(_)
                 | Cancel(_)
+                | Compare(_)
                 | Doctor(_)
                 | Down(_)
                 | Download(_)
@@ -394,16 +403,18 @@ impl Verb {
                 | Exec(_)
                 | Explain(_)
                 | Logs(_)
-                | Wait(_)
                 | Plan(_)
                 | Prune(_)
                 | Report(_)
+                | Rm(_)
                 | Run(_)
+                | Show(_)
                 | Ssh(_)
                 | Status(_)
                 | Submit(_)
                 | Up(_)
                 | Upload(_)
+                | Wait(_)
         )
     }
 
@@ -429,10 +440,22 @@ impl Verb {
 
     /// Whether the verb is of no use without a store that somebody wrote to.
     fn only_reads_jobs(&self) -> bool {
-        use Verb::{Cancel, Download, Drill, Exec, Explain, Logs, Report, Ssh, Status, Wait};
+        use Verb::{Cancel, Compare, Download, Drill, Exec, Explain, Logs, Report, Rm, Show, Ssh, Status, Wait};
         matches!(
             self,
-            Cancel(_) | Download(_) | Drill(_) | Exec(_) | Explain(_) | Logs(_) | Report(_) | Ssh(_) | Status(_) | Wait(_)
+            Cancel(_)
+                | Compare(_)
+                | Download(_)
+                | Drill(_)
+                | Exec(_)
+                | Explain(_)
+                | Logs(_)
+                | Report(_)
+                | Rm(_)
+                | Show(_)
+                | Ssh(_)
+                | Status(_)
+                | Wait(_)
         )
     }
 

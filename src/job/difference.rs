@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{plan::Plan, wording};
 
@@ -29,6 +29,29 @@ pub fn of_plans(before: &Plan, after: &Plan) -> Vec<Difference> {
     let mut found = Vec::new();
     compare("", Some(&json(before)), Some(&json(after)), &mut found);
     found
+}
+
+/// Every key of a plan that has a value, in the plan's order.
+pub fn settings(plan: &Plan) -> Vec<(String, Value)> {
+    let mut found = Vec::new();
+    compare("", Some(&Value::Object(Map::new())), Some(&serde_json::to_value(plan).unwrap_or_default()), &mut found);
+    flat(found)
+}
+
+/// Tables that only one side has are one difference; here each of their keys is.
+fn flat(differences: Vec<Difference>) -> Vec<(String, Value)> {
+    let mut settings = Vec::new();
+    for Difference { key, after, .. } in differences {
+        match after {
+            Some(Value::Object(table)) => {
+                let below = |(name, value)| Difference { key: format!("{key}.{name}"), before: None, after: Some(value) };
+                settings.extend(flat(table.into_iter().map(below).collect()));
+            }
+            Some(value) if !value.is_null() => settings.push((key, value)),
+            _ => {}
+        }
+    }
+    settings
 }
 
 /// Tables are compared key by key, everything else as a whole.

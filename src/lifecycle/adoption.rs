@@ -55,6 +55,17 @@ impl Adoption {
         })
     }
 
+    /// Forgets a job that is gone from its store.
+    pub fn forget(&self, id: &JobId) -> Result<()> {
+        match fs::remove_file(self.proofs.join(id.as_str())) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                let message = format!("the job {id} is removed, but not what {} says of it: {error}", self.proofs.display());
+                Err(Failure::new(Exit::Failure, message).fix("make the state directory writable"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the job was submitted here, and with the plan that its record has now.
     pub fn is_own(&self, record: &Record) -> bool {
         self.proof(record).is_some()

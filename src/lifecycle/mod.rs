@@ -33,6 +33,7 @@ mod observe;
 pub mod pay;
 pub mod prune;
 pub mod receipt;
+pub mod remove;
 pub mod results;
 pub mod session;
 pub mod status;

@@ -167,6 +167,14 @@ fn nonce() -> String {
     format!("{:?} {}", std::time::SystemTime::now(), std::process::id())
 }
 
+/// Gives the name of a job back, unless a later job has it.
+pub async fn release(store: &dyn Store, id: &JobId) -> Result<()> {
+    match entry(store, id.name()).await? {
+        Some((entry, _)) if entry.id == *id => Ok(store.delete(&path::name(id.name())).await?),
+        _ => Ok(()),
+    }
+}
+
 /// The job that a user means by an id or by a name.
 pub async fn find(store: &dyn Store, text: &str) -> Result<JobId> {
     if let Some(id) = JobId::parse(text)

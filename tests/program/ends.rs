@@ -70,3 +70,56 @@ fn the_end_of_a_job_is_one_json_value_and_one_exit_code() {
     assert_eq!(sandbox.run(&["wait", succeeded]).code, Some(0));
     assert_eq!(sandbox.run(&["wait", "nobody"]).code, Some(3));
 }
+
+#[test]
+fn jobs_are_shown_whole_and_beside_each_other() {
+    let sandbox = sandbox("seen");
+    let first = submit(&sandbox, "A", &[]).stdout;
+    let second = submit(&sandbox, "B", &["--set", "train.steps=20"]).stdout;
+    let [first, second] = [first.trim(), second.trim()];
+    let value = |arguments: &[&str]| {
+        let said = sandbox.run(&[arguments, &["-o", "json"]].concat());
+        assert_eq!(said.code, Some(0), "{}", said.stderr);
+        serde_json::from_str::<Value>(&said.stdout).expect("JSON")
+    };
+    let whole = value(&["show", first]);
+    assert_eq!((&whole["id"], &whole["state"], &whole["plan"]["train"]["steps"]), (&json!(first), &json!("succeeded"), &json!(10)));
+    let text = sandbox.run(&["show", first]).stdout;
+    assert!(
+        text.contains("Settings\n") && text.lines().any(|line| line.starts_with("train.steps ") && line.ends_with(" 10")),
+        "{text}"
+    );
+    let compared = value(&["compare", first, second]);
+    assert_eq!(compared["settings"], json!({ "train.steps": [10, 20] }));
+    assert_eq!(compared["jobs"].as_array().map(Vec::len), Some(2));
+    let text = sandbox.run(&["compare", first, second]).stdout;
+    let row = |name: &str| text.lines().find(|line| line.starts_with(name)).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(row("job"), Some(vec!["job", first, second]));
+    assert_eq!(row("train.steps"), Some(vec!["train.steps", "10", "20"]), "{text}");
+    assert_eq!(sandbox.run(&["compare", first]).code, Some(2), "one is nothing to compare");
+}
+
+#[test]
+fn a_finished_job_can_be_removed_and_no_other() {
+    let sandbox = sandbox("gone");
+    let first = submit(&sandbox, "A", &[]).stdout.trim().to_owned();
+    let second = submit(&sandbox, "B", &[]).stdout.trim().to_owned();
+    let running = sandbox.run(&["submit", "job.toml"]).stdout.trim().to_owned();
+    let jobs = || sandbox.run(&["status", "--all", "-o", "name"]).stdout;
+    let said = sandbox.run(&["rm", &first, &running, "-y"]);
+    assert_eq!(said.code, Some(12), "{}", said.stderr);
+    assert!(said.stderr.contains(&format!("ftctl cancel {running}")) && jobs().contains(&first), "all or none: {}", said.stderr);
+    assert_eq!(sandbox.run(&["rm", &first]).code, Some(2), "nobody said yes");
+    assert_eq!(sandbox.run(&["rm", &first, "--dry-run"]).stdout.trim(), format!("would remove the job {first}"));
+    let said = sandbox.run(&["rm", &first, &second, "-y"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(jobs().trim(), running);
+    for id in [&first, &second] {
+        assert!(
+            !sandbox.state().join("store/ftctl/v1/jobs").join(id).exists() && !sandbox.state().join("submitted").join(id).exists()
+        );
+    }
+    let named = sandbox.run(&["status", "gone", "-o", "name"]).stdout;
+    assert_eq!(named.trim(), running, "the name is that of the job which has it");
+    assert_eq!(sandbox.run(&["rm", &first, "-y"]).code, Some(3));
+}

@@ -41,6 +41,8 @@ const READING: &[&str] = &[
     "logs JOB --attempt 1",
     "explain JOB",
     "report JOB --out out.html",
+    "show JOB",
+    "compare JOB JOB",
     "download JOB --to OUT",
     "download JOB --to OUT --checkpoint 5",
     "download JOB --to OUT --dry-run",
@@ -60,7 +62,7 @@ const READING: &[&str] = &[
 ];
 
 const ENDING: &[&str] =
-    &["drill preempt JOB -y", "logs -f JOB", "cancel JOB", "down JOB -y", "submit taken.toml --wait", "down --all -y"];
+    &["drill preempt JOB -y", "logs -f JOB", "cancel JOB", "down JOB -y", "rm JOB -y", "submit taken.toml --wait", "down --all -y"];
 
 /// All of them in some order, those that end jobs last.
 pub fn all(dice: &mut Rng, scene: &Scene, touched: &[usize]) -> Vec<Verb> {

@@ -1,0 +1,59 @@
+//! `ftctl rm`: jobs that nobody wants to see any more.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{App, intent::Intent};
+use crate::{exit::Failure, job::id::JobId, lifecycle::remove, output::Show};
+
+/// Remove finished jobs from the store: records, logs, checkpoints and results
+///
+/// Datasets stay, because other jobs may need them; `ftctl prune --data` removes those that no job needs.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl rm quickstart\n  ftctl rm first second -y")]
+pub struct Arguments {
+    /// Ids or names of the jobs
+    #[arg(required = true, value_name = "JOB")]
+    jobs: Vec<String>,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let mut found = Vec::new();
+        for job in &self.jobs {
+            let (world, record) = app.block_on(app.job(job))?;
+            app.block_on(remove::may_go(&world, &record.id))?;
+            found.push((world, record.id));
+        }
+        let names = found.iter().map(|(_, id)| id.to_string()).collect::<Vec<_>>();
+        if app.dry_run {
+            return app.output.show(&Intent(names.iter().map(|id| format!("remove the job {id}")).collect()));
+        }
+        let question = format!("Remove {} with logs, checkpoints and results?", names.join(", "));
+        app.output.confirm(&question, app.yes)?;
+        for (world, id) in &found {
+            app.block_on(remove::remove(world, id))?;
+        }
+        app.output.show(&Removed(found.into_iter().map(|(_, id)| id).collect()))
+    }
+}
+
+struct Removed(Vec<JobId>);
+
+impl Show for Removed {
+    fn schema(&self) -> &'static str {
+        "ftctl.removed/1"
+    }
+
+    fn json(&self) -> Value {
+        json!({ "jobs": self.0 })
+    }
+
+    fn text(&self) -> String {
+        self.0.iter().map(|id| format!("{id}: removed")).collect::<Vec<_>>().join("\n")
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(ToString::to_string).collect()
+    }
+}

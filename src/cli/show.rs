@@ -1,0 +1,157 @@
+//! `ftctl show`: one job whole. `ftctl compare`: several beside each other.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+
+use super::{
+    App,
+    bill::{self, Settled},
+};
+use crate::{
+    exit::Failure,
+    job::{difference, record::Record, wording},
+    output::{Cell, Show as Shown, Table, format},
+};
+
+/// Show a job whole: what came of it, its machine, its data and every setting
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl show quickstart\n  ftctl show quickstart -o json")]
+pub struct Show {
+    /// Id or name of the job
+    job: String,
+}
+
+/// Compare jobs: what came of each, and the settings that differ
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  ftctl compare night-1 night-2\n  ftctl compare night-1 night-2 night-3 -o json")]
+pub struct Compare {
+    /// Ids or names of the jobs
+    #[arg(required = true, num_args = 2.., value_name = "JOB")]
+    jobs: Vec<String>,
+}
+
+impl Show {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let whole = Whole::read(app, &self.job)?;
+        app.output.show(&whole)
+    }
+}
+
+impl Compare {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        let jobs = self.jobs.iter().map(|job| Whole::read(app, job)).collect::<Result<_, _>>()?;
+        app.output.show(&Compared(jobs))
+    }
+}
+
+/// A job with its settings and its end.
+struct Whole {
+    record: Record,
+    settled: Settled,
+    settings: Vec<(String, Value)>,
+}
+
+impl Whole {
+    fn read(app: &App<'_>, job: &str) -> Result<Self, Failure> {
+        let (world, record) = app.block_on(app.job(job))?;
+        let settled = app.block_on(bill::settled(&world, &record))?;
+        let settings = difference::settings(&record.plan);
+        Ok(Self { record, settled, settings })
+    }
+
+    /// The results beside those of other jobs.
+    fn results(&self) -> Vec<(&'static str, String)> {
+        let Settled { receipt, results } = &self.settled;
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"));
+        vec![
+            ("state", receipt.state.clone()),
+            ("steps", format::number(results.step)),
+            ("perplexity before", number(results.first_perplexity)),
+            ("perplexity after", number(results.last_perplexity)),
+            ("time on a machine", format::duration(Duration::from_secs(receipt.machine_seconds))),
+            ("cost", receipt.cost.to_string()),
+            ("steps repeated", format::number(receipt.lost_steps)),
+        ]
+    }
+}
+
+impl Shown for Whole {
+    fn schema(&self) -> &'static str {
+        "ftctl.job/1"
+    }
+
+    fn json(&self) -> Value {
+        let mut value = self.settled.json();
+        value["created"] = json!(self.record.created);
+        value["dataset"] = json!(self.record.dataset);
+        value["plan"] = json!(self.record.plan);
+        value
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::default();
+        if let Some(dataset) = &self.record.dataset {
+            table.pair("dataset", dataset.to_string());
+        }
+        for (key, value) in &self.settings {
+            table.pair(key, wording::value(value));
+        }
+        format!("{}\n\nSettings\n{}", self.settled.text(), table.render())
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.record.id.to_string()]
+    }
+}
+
+struct Compared(Vec<Whole>);
+
+impl Compared {
+    /// The settings that are not the same in all jobs, in the order in which they are met: each with its value in each job.
+    fn differences(&self) -> Vec<(String, Vec<Option<Value>>)> {
+        let settings: Vec<BTreeMap<&str, &Value>> =
+            self.0.iter().map(|job| job.settings.iter().map(|(key, value)| (key.as_str(), value)).collect()).collect();
+        let mut keys: Vec<&str> = Vec::new();
+        for (key, _) in self.0.iter().flat_map(|job| &job.settings) {
+            if !keys.contains(&key.as_str()) {
+                keys.push(key);
+            }
+        }
+        let values = |key: &str| settings.iter().map(|of| of.get(key).map(|value| (*value).clone())).collect::<Vec<_>>();
+        let found = keys.into_iter().map(|key| (key.to_owned(), values(key)));
+        found.filter(|(key, values)| key != "name" && values.iter().any(|value| *value != values[0])).collect()
+    }
+}
+
+impl Shown for Compared {
+    fn schema(&self) -> &'static str {
+        "ftctl.compared/1"
+    }
+
+    fn json(&self) -> Value {
+        let differences: Map<String, Value> = self.differences().into_iter().map(|(key, values)| (key, json!(values))).collect();
+        json!({ "jobs": self.0.iter().map(|job| job.settled.json()).collect::<Vec<_>>(), "settings": differences })
+    }
+
+    fn text(&self) -> String {
+        let mut table = Table::default();
+        let row =
+            |name: &str, values: Vec<String>| std::iter::once(name.to_owned()).chain(values).map(Cell::text).collect::<Vec<_>>();
+        table.row(row("job", self.names()));
+        let results: Vec<_> = self.0.iter().map(Whole::results).collect();
+        for (at, (name, _)) in results[0].iter().enumerate() {
+            table.row(row(name, results.iter().map(|job| job[at].1.clone()).collect()));
+        }
+        for (key, values) in self.differences() {
+            let said = |value: Option<Value>| value.map_or_else(|| "-".to_owned(), |value| wording::value(&value));
+            table.row(row(&key, values.into_iter().map(said).collect()));
+        }
+        table.render()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|job| job.record.id.to_string()).collect()
+    }
+}
