@@ -121,7 +121,7 @@ impl Init {
             let files = [Some(&path), Some(&schema_path).filter(|_| with_schema)];
             return app.output.show(&Intent(files.into_iter().flatten().map(|path| format!("write {}", path.display())).collect()));
         }
-        let text = adapt(&text, self.backend.as_deref());
+        let text = adapt(&text, self.backend.as_deref())?;
         write(&path, &text, self.force)?;
         app.trust_own(&path, &text);
         if with_schema {
@@ -176,19 +176,36 @@ fn unknown(name: &str) -> Failure {
     Failure::new(Exit::Usage, format!("there is no template `{name}`")).fix(suggest(name, &known, "templates"))
 }
 
-/// Points the schema line at the file beside the new one, and sets the backend; a translated file names none.
-fn adapt(text: &str, backend: Option<&str>) -> String {
-    let chosen = backend.map(|backend| format!("backend = {}\n", toml::Value::from(backend)));
-    let line = |line: &str| match &chosen {
-        _ if line.starts_with("#:schema ") => format!("#:schema ./{SCHEMA_FILE}\n"),
-        Some(chosen) if line.starts_with("backend = ") => chosen.clone(),
-        _ => format!("{line}\n"),
-    };
-    let adapted: String = text.lines().map(line).collect();
-    match chosen {
-        Some(chosen) if !adapted.contains(&chosen) => format!("{adapted}\n[compute]\n{chosen}"),
-        _ => adapted,
+/// Points the schema line at the file beside the new one, and writes what the chosen backend needs in the place of what the
+/// template has; a translated file names none.
+fn adapt(text: &str, backend: Option<&str>) -> Result<String, Failure> {
+    let schema = |line: &str| if line.starts_with("#:schema ") { format!("#:schema ./{SCHEMA_FILE}") } else { line.to_owned() };
+    let text: String = text.lines().map(|line| schema(line) + "\n").collect();
+    let Some(backend) = backend else { return Ok(text) };
+    if text.contains(&format!("backend = {}\n", toml::Value::from(backend))) {
+        return Ok(text);
     }
+    let beginning = registry::beginning(backend)?;
+    // What the other backend's machines needed is not for these.
+    let replaced = ["[compute]", "[compute.", "[image]"];
+    let mut kept = String::new();
+    let mut place = None;
+    let mut skips = false;
+    for line in text.lines() {
+        if line.starts_with('[') {
+            skips = replaced.iter().any(|table| line.starts_with(table));
+        }
+        match (skips, place) {
+            (true, None) => place = Some(kept.len()),
+            (true, Some(_)) => {}
+            (false, _) => kept.extend([line, "\n"]),
+        }
+    }
+    match place {
+        Some(place) => kept.insert_str(place, &format!("{beginning}\n")),
+        None => kept.extend(["\n", beginning]),
+    }
+    Ok(kept)
 }
 
 fn write(path: &Path, text: &str, overwrite: bool) -> Result<(), Failure> {

@@ -44,6 +44,17 @@ pub fn names() -> [&'static str; 5] {
     Backend::NAMES
 }
 
+/// `[compute]` of a new job file for a backend, with what a user decides there.
+pub fn beginning(name: &str) -> Result<&'static str> {
+    Ok(match named(name)? {
+        Backend::Local => include_str!("../../templates/backends/local.toml"),
+        Backend::Docker => include_str!("../../templates/backends/docker.toml"),
+        Backend::Gce => include_str!("../../templates/backends/gce.toml"),
+        Backend::Azureml => include_str!("../../templates/backends/azureml.toml"),
+        Backend::Fake => include_str!("../../templates/backends/fake.toml"),
+    })
+}
+
 /// Facts about the place where ftctl runs that a provider may need.
 #[derive(Clone)]
 pub struct Environment {

@@ -49,6 +49,23 @@ fn init_writes_a_valid_job_once() {
     assert_eq!(sandbox.run(&["init", "--force", "--out", "a/b.toml"]).code, Some(0));
     assert!(sandbox.path("a/job.schema.json").is_file());
 
+    // A job for each backend plans as it is, but for the image that only a user has.
+    let digest = "0".repeat(64);
+    let far = &["--store", "azure://acc/box"][..];
+    for (backend, store) in [("local", &[][..]), ("docker", &[]), ("gce", far), ("azureml", far), ("fake", &[])] {
+        for template in ["quickstart", "quickstart-docker"] {
+            let said = sandbox.run(&["init", template, "--backend", backend, "--out", "b.toml", "--force"]);
+            assert_eq!(said.code, Some(0), "{}", said.stderr);
+            let text = std::fs::read_to_string(sandbox.path("b.toml")).expect("written");
+            let text = text.replace("# image = ", "image = ").replace("sha256:...", &format!("sha256:{digest}"));
+            sandbox.write("b.toml", &text);
+            let plan = [&["plan", "b.toml", "-o", "json"], store].concat();
+            let said = Sandbox::said(sandbox.command(&plan).env("AZURE_STORAGE_KEY", "a2V5"));
+            assert_eq!(said.code, Some(0), "{template} on {backend}: {}\n{text}", said.stderr);
+            let plan: Value = serde_json::from_str(&said.stdout).expect("JSON");
+            assert_eq!(plan["backend"], backend, "{text}");
+        }
+    }
     let said = sandbox.run(&["init", "--backend", "dokcer", "--out", "c.toml"]);
     assert!(said.code == Some(2) && said.stderr.ends_with("did you mean `docker`?\n"), "{}", said.stderr);
     for translate in [&[][..], &["--from-command", "run_clm.py --model_name_or_path gpt2 --train_file a.txt --do_train"]] {
