@@ -18,7 +18,7 @@ pub struct JobFile {
     /// The job file
     #[arg(value_name = "FILE")]
     pub path: PathBuf,
-    /// Set one value of the job file, such as train.steps=500; may be repeated
+    /// Set one value of the job file, such as train.steps=500; `train.steps=` unsets it; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Causes that lead to another attempt: preempt, capacity, failure; or `none`

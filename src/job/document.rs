@@ -47,6 +47,8 @@ struct Piece {
     text: String,
     /// Where the visible text begins.
     start: usize,
+    /// Its key is taken out of the text below, instead of getting its value.
+    removes: bool,
 }
 
 impl Document {
@@ -63,25 +65,27 @@ impl Document {
                 (String::from_utf8_lossy(error.as_bytes()).into_owned(), Some((at, "not valid UTF-8 from here on")))
             }
         };
-        let document = Self { pieces: vec![Piece { name, text, start: 0 }] };
+        let document = Self { pieces: vec![Piece { name, text, start: 0, removes: false }] };
         match wrong {
             Some((at, message)) => Err(document.error(&(at..at + 1), message)),
             None => Ok(document),
         }
     }
 
-    /// Lays `key.path=value` over the text. The value is TOML; any other text (`2h`, `my-job`) is taken as a string.
+    /// Lays `key.path=value` over the text. The value is TOML; any other text (`2h`, `my-job`) is taken as a string. Without a
+    /// value (`key.path=`) the key is as if it were not there; an empty text is written `key.path=""`.
     pub fn set(&mut self, assignment: &str) -> Result<(), DocumentError> {
         let (key, value) = assignment.split_once('=').unwrap_or((assignment, ""));
         let name = format!("--set {}", key.trim());
         let start = self.pieces.iter().map(|piece| piece.text.len() - piece.start + 1).sum();
         let value = value.trim();
+        let removes = value.is_empty();
         let value = match DeValue::parse(value) {
             Ok(_) => value.to_owned(),
             Err(_) => toml::Value::from(value).to_string(),
         };
         let text = format!("{}{} = {value}", " ".repeat(start), key.trim());
-        self.pieces.push(Piece { name, text, start });
+        self.pieces.push(Piece { name, text, start, removes });
         if !assignment.contains('=') || assignment.contains('\n') || key.trim().is_empty() {
             return Err(self.error(&(start..start + key.trim().len()), "a setting is written key=value, on one line"));
         }
@@ -93,11 +97,29 @@ impl Document {
         let mut root = Spanned::new(0..0, DeTable::default());
         for piece in &self.pieces {
             let layer = DeTable::parse(&piece.text).map_err(|error| self.translate(&error, None))?;
-            overlay(root.get_mut(), layer.into_inner());
+            if piece.removes {
+                self.check_key::<T>(&root, layer.get_ref())?;
+                remove(root.get_mut(), layer.get_ref());
+            } else {
+                overlay(root.get_mut(), layer.into_inner());
+            }
         }
         let value =
             T::deserialize(Deserializer::from(root.clone())).map_err(|error| self.translate(&error, Some(root.get_ref())))?;
         Ok((value, Located { document: self, root: root.into_inner() }))
+    }
+
+    /// Refuses a key that no document has: taking it out would change nothing in silence.
+    fn check_key<'d, T: DeserializeOwned>(&'d self, below: &Spanned<DeTable<'d>>, key: &DeTable<'d>) -> Result<(), DocumentError> {
+        let mut with = below.clone();
+        overlay(with.get_mut(), key.clone());
+        match T::deserialize(Deserializer::from(with.clone())) {
+            Err(error) => match self.translate(&error, Some(with.get_ref())) {
+                error if error.unknown_key.is_some() => Err(error),
+                _ => Ok(()),
+            },
+            Ok(_) => Ok(()),
+        }
     }
 
     fn translate(&self, error: &toml::de::Error, root: Option<&DeTable<'_>>) -> DocumentError {
@@ -170,6 +192,16 @@ fn overlay<'d>(below: &mut DeTable<'d>, above: DeTable<'d>) {
                 below.remove(key.get_ref().as_ref());
                 below.insert(key, value);
             }
+        }
+    }
+}
+
+/// Takes a key out.
+fn remove(below: &mut DeTable<'_>, key: &DeTable<'_>) {
+    for (name, value) in key {
+        match (value.get_ref().as_table(), below.get_mut(name.get_ref().as_ref()).map(Spanned::get_mut)) {
+            (Some(inner), Some(DeValue::Table(table))) => remove(table, inner),
+            _ => drop(below.remove(name.get_ref().as_ref())),
         }
     }
 }

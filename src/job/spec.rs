@@ -320,12 +320,17 @@ mod tests {
         assert_eq!(spec.limits.ttl, Some(Span(std::time::Duration::from_secs(7_200))));
         assert_eq!(spec.data.expect("data").train, ["a.txt"], "what is not set stays");
 
+        let spec = read(&["train.steps=5", "train.steps=", "train.epochs = 3"]).expect("valid");
+        assert_eq!((spec.train.steps, spec.train.epochs), (None, Some(3.0)), "what is unset is not there");
+        assert!(read(&["limits.ttl=", "retry="]).is_ok(), "what was not there either");
+
         let refuse = |assignments: &[&str]| read(assignments).expect_err("a mistake").to_string();
         assert_eq!(
             refuse(&["train.steps=5", "train.epochs=1"]),
             "--set train.epochs:1:16: a run has either `steps` or `epochs`, not both\n  |\n1 | train.epochs = 1\n  |                ^"
         );
         assert!(refuse(&["train.stepz=5"]).starts_with("--set train.stepz:1:7: unknown key `stepz` in [train]"));
+        assert!(refuse(&["train.stepz="]).starts_with("--set train.stepz:1:7: unknown key `stepz` in [train]"));
         assert!(refuse(&["train.steps=many"]).contains("expected a whole number, 0 or more, found string \"many\""));
         assert!(refuse(&["train.steps"]).contains("a setting is written key=value"));
         assert!(refuse(&["name=\"x\"\nstore=\"y\""]).contains("on one line"));
