@@ -36,6 +36,9 @@ pub struct Options {
 /// How often a followed log is looked at.
 const POLL: Duration = Duration::from_millis(300);
 
+/// Lines since a time are looked for in so many bytes at the end of a log.
+const MOST_SEARCHED: u64 = 1 << 30;
+
 /// How often a console is looked at.
 const CONSOLE: Duration = Duration::from_secs(1);
 
@@ -84,10 +87,15 @@ async fn one_attempt(
 ) -> Result<Record> {
     let store = &world.store;
     let path = path::log(id, attempt);
-    let start = match options.tail {
-        Some(lines) => tail_offset(store.as_ref(), &path, lines).await?,
-        None => 0,
+    let start = match (options.tail, options.since) {
+        (Some(lines), _) => tail_offset(store.as_ref(), &path, lines).await?,
+        // The lines of an hour are at the end, and a log may be as large as its machine's disk.
+        (None, Some(_)) => store.head(&path).await?.map_or(0, |meta| meta.size).saturating_sub(MOST_SEARCHED),
+        (None, None) => 0,
     };
+    if start > 0 && options.since.is_some() {
+        world.report.warn(&format!("the log of attempt {attempt} is searched in its last GiB alone"));
+    }
     let mut reader = LogReader::new(store.clone(), path, start);
     let mut console = Consoled::default();
     loop {

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::World;
 use crate::{
     job::{id::path, record::Record},
-    store::{ETag, Result, Store, StoreError},
+    store::{ETag, Store, StoreError},
 };
 
 /// Longer than a supervisor's lease lives, and than an agent is silent.
@@ -18,14 +18,13 @@ const EVERY: Duration = Duration::from_secs(2);
 #[derive(Default)]
 pub(super) struct Watch {
     looked: Option<Timestamp>,
-    /// Tags of the supervisor's lease and of the agent's heartbeat, and since when they are the same.
-    signs: Option<([Option<ETag>; 2], Timestamp)>,
+    /// The supervisor's lease and the agent's heartbeat, and since when they are the same.
+    signs: Option<([Sign; 2], Timestamp)>,
     told: bool,
 }
 
 impl Watch {
-    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while. Signs that cannot be
-    /// read now are read later.
+    /// Says once who can go on with the job, when neither a supervisor nor an agent has moved for a while.
     pub async fn look(&mut self, world: &World, record: &Record) {
         let now = world.clock.now();
         let since = |then: Timestamp| Duration::try_from(now.duration_since(then)).unwrap_or_default();
@@ -35,8 +34,7 @@ impl Watch {
         self.looked = Some(now);
         let (store, id) = (world.store.as_ref(), &record.id);
         let (lease, heartbeat) = (path::supervisor_lease(id), path::heartbeat(id, record.attempt));
-        let (Ok(driven), Ok(alive)) = (version(store, &lease).await, version(store, &heartbeat).await) else { return };
-        let signs = [driven, alive];
+        let signs = [sign(store, &lease).await, sign(store, &heartbeat).await];
         match &self.signs {
             Some((before, then)) if *before == signs => {
                 if since(*then) >= STILL {
@@ -49,11 +47,19 @@ impl Watch {
     }
 }
 
-async fn version(store: &dyn Store, path: &str) -> Result<Option<ETag>> {
+#[derive(PartialEq, Eq)]
+enum Sign {
+    Absent,
+    Version(ETag),
+    /// What lies there can be read by nobody, so nobody writes it either: a pipe in a directory.
+    Unreadable,
+}
+
+async fn sign(store: &dyn Store, path: &str) -> Sign {
     match store.get(path).await {
-        Ok(object) => Ok(Some(object.etag)),
-        Err(StoreError::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error),
+        Ok(object) => Sign::Version(object.etag),
+        Err(StoreError::NotFound { .. }) => Sign::Absent,
+        Err(_) => Sign::Unreadable,
     }
 }
 

@@ -398,6 +398,17 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
 }
 
 #[test]
+fn a_lease_that_nobody_can_read_is_no_sign_of_life() {
+    let two = Two::new();
+    let id = two.foreign_job("piped");
+    two.change(&id, |record| record["submitted"] = json!(true));
+    let lease = two.store.join(path::supervisor_lease(&JobId::parse(&id).unwrap()));
+    let _ = fs::remove_file(&lease);
+    rustix::fs::mknodat(rustix::fs::CWD, &lease, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    two.follow(&["logs", "-f", &id]).says("no ftctl drives it");
+}
+
+#[test]
 fn adoption_for_pipelines_is_the_users_own_word() {
     let two = Two::new();
     let config = two.mine.home().join(".config/ftctl");
