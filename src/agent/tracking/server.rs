@@ -181,7 +181,12 @@ fn is_workspace(url: &Url, variables: Variables<'_>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::devcloud::http::{Reply, serve};
 
     #[test]
     fn a_token_goes_to_whom_it_is_for() {
@@ -215,6 +220,32 @@ mod tests {
             assert_eq!(kind(address, names), expected, "{address} {names:?}");
         }
         assert!(Server::at("ftp://x", &|_| None).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_sign_in_that_is_refused_is_followed_by_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&heard);
+        tokio::spawn(serve(listener, move |request| {
+            let token = request.header("authorization").unwrap_or_default().to_owned();
+            let status = if token == "Bearer good" { 200 } else { 403 };
+            hears.lock().unwrap().push(token);
+            async move { Some(Reply::json(status, &json!({}))) }
+        }));
+        let server = |tokens: &[&str]| {
+            let sign_ins = tokens.iter().map(|token| SignIn::Token(Secret::new((*token).to_owned()))).collect();
+            Server { sign_ins, ..Server::at(&address, &|_| None).unwrap() }
+        };
+        let kept = server(&["bad", "good"]);
+        for _ in 0..2 {
+            kept.get("runs/get", &[]).await.unwrap();
+        }
+        assert_eq!(*heard.lock().unwrap(), ["Bearer bad", "Bearer good", "Bearer good"]);
+        assert_eq!(server(&["bad", "worse"]).get("runs/get", &[]).await.unwrap_err().status, 403);
+        assert_eq!(server(&[]).get("runs/get", &[]).await.unwrap_err().status, 403);
+        assert_eq!(heard.lock().unwrap()[3..], ["Bearer bad", "Bearer worse", ""]);
     }
 
     #[test]

@@ -25,8 +25,9 @@ impl Azureml {
         let name = datastore_name(place);
         let segments = ["datastores", &name];
         let body = datastore(place, mark);
+        let is_it = |known: &Value| ["accountName", "containerName"].iter().all(|key| known["properties"][key] == body["properties"][key]);
         match self.client.find(&segments).await? {
-            Some(known) if known["properties"]["containerName"] == place.container.as_str() => {}
+            Some(known) if is_it(&known) => {}
             Some(_) => return Err(taken(&format!("datastore {name}")).into()),
             None => {
                 let mut url = self.client.url(&segments)?;

@@ -21,10 +21,10 @@ const MOST_RANKS: usize = 1_024;
 /// The process whose machine's console is the job's.
 const FIRST: u32 = 0;
 
-/// What the first process wrote before its agent could send it, and why there was none, from position `start` on.
+/// What the first process wrote before its agent could send it, or why there was none, from position `start` on.
 pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Console, Refusal> {
     let mut found = files(details);
-    let addresses = [Some(FIRST), None].into_iter().filter_map(|rank| found.remove(&rank)).flatten().collect();
+    let addresses = found.remove(&Some(FIRST)).or_else(|| found.remove(&None)).unwrap_or_default();
     let (text, next) = part(client, addresses, start).await?;
     Ok(Console { text, start, next, own: None })
 }
