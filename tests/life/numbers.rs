@@ -16,10 +16,10 @@ pub fn logged(results: &[(String, Vec<u8>)], key: &str) -> Vec<(u64, f64)> {
     lines.filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect()
 }
 
-/// Step and value of each number in an answer of `metrics/get-history`, in their order.
+/// Step and value of each number in an answer of `metrics/get-history`, in their order. MLflow leaves out a list of none.
 pub fn told(history: &Value) -> Vec<(u64, f64)> {
     let whole = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok()).expect("a step");
-    let metrics = history["metrics"].as_array().expect("numbers").iter();
+    let metrics = history["metrics"].as_array().into_iter().flatten();
     let mut told: Vec<(u64, f64)> =
         metrics.map(|metric| (whole(&metric["step"]), metric["value"].as_f64().expect("a number"))).collect();
     told.sort_by_key(|(step, _)| *step);
