@@ -22,6 +22,8 @@ const TOKEN: &str = "MLFLOW_TRACKING_TOKEN";
 /// The address of a simulated Azure ML.
 const SIMULATED: &str = "FTCTL_ENDPOINT_AZUREML";
 const ANSWER: Duration = Duration::from_secs(30);
+/// Less than servers keep a connection that is not used: MLflow's own closes it after five seconds, when the next numbers come.
+const IDLE: Duration = Duration::from_secs(2);
 /// A run's parameters and newest numbers.
 const LARGEST: usize = 4 << 20;
 
@@ -58,7 +60,7 @@ impl Server {
         let wrong = || format!("tracking.mlflow, {address}, is no address of a server");
         let text = plainly(address, variables);
         let url = Url::parse(&text).ok().filter(|url| ["http", "https"].contains(&url.scheme())).ok_or_else(wrong)?;
-        let http = transit::client(&url).timeout(ANSWER).build().map_err(|error| transit::why(&error))?;
+        let http = transit::client(&url).timeout(ANSWER).pool_idle_timeout(IDLE).build().map_err(|error| transit::why(&error))?;
         let sign_ins = sign_ins(&url, variables)?;
         Ok(Self { http, address: text.trim_end_matches('/').to_owned(), sign_ins, turn: AtomicUsize::new(0) })
     }
