@@ -101,7 +101,7 @@ impl Lines {
 
     fn write(&self, rank: Option<u32>, line: &str, out: &mut String) {
         match rank {
-            Some(rank) if self.names_ranks => out.push_str(&format!("[{rank}] ")),
+            Some(rank) if self.names_ranks => out.extend(["[", &rank.to_string(), "] "]),
             Some(_) => {}
             None => out.push_str("[service] "),
         }

@@ -122,7 +122,14 @@ fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
     let watched = CommandLines::watch(&secrets);
     assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
     drop(watched);
-    let said = [&["status", &id][..], &["explain", &id], &["bill", &id], &["status", "--all"], &["logs", &id], &["logs", &id, "--rank", "all"]];
+    let said = [
+        &["status", &id][..],
+        &["explain", &id],
+        &["bill", &id],
+        &["status", "--all"],
+        &["logs", &id],
+        &["logs", &id, "--rank", "all"],
+    ];
     for arguments in said {
         let json = [arguments, &["-o", "json"]].concat();
         let printed = sandbox.run(if arguments[0] == "logs" { arguments } else { &json });
@@ -130,7 +137,11 @@ fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
         secrets::assert_none("what ftctl says", &(text(&printed.stdout) + &text(&printed.stderr)), &secrets);
         assert!(printed.status.success(), "{arguments:?}: {}", text(&printed.stderr));
     }
-    for end in [format!("jobs/{id}-a1"), "datastores".to_owned(), "environments/ftctl/versions/00000000000000000000000000000000".to_owned()] {
+    for end in [
+        format!("jobs/{id}-a1"),
+        "datastores".to_owned(),
+        "environments/ftctl/versions/00000000000000000000000000000000".to_owned(),
+    ] {
         let shown = devcloud.azure("", &format!("{end}?api-version=2025-12-01"));
         secrets::assert_none("the workspace", &shown.to_string(), &secrets);
     }

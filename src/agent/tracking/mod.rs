@@ -140,7 +140,8 @@ impl<'a> Tracker<'a> {
             Some(address) => (address.to_owned(), address.to_owned()),
             None => (own.as_ref().and_then(|_| variables(ADDRESS))?, "Azure ML".to_owned()),
         };
-        let server = Server::at(&address, variables).inspect_err(|why| agent.report.warn(&format!("no numbers are tracked: {why}")));
+        let server =
+            Server::at(&address, variables).inspect_err(|why| agent.report.warn(&format!("no numbers are tracked: {why}")));
         Some(Self {
             server: server.ok()?,
             name,

@@ -229,11 +229,11 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let hears = Arc::clone(&heard);
+        let tokens = Arc::clone(&heard);
         tokio::spawn(serve(listener, move |request| {
             let token = request.header("authorization").unwrap_or_default().to_owned();
             let status = if token == "Bearer good" { 200 } else { 403 };
-            hears.lock().unwrap().push(token);
+            tokens.lock().unwrap().push(token);
             async move { Some(Reply::json(status, &json!({}))) }
         }));
         let server = |tokens: &[&str]| {

@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::http::Reply,
+    assets,
     cluster::{Cluster, LOW_PRIORITY, Limits, Provisioning},
-    assets, history,
+    history,
     job::{self, Job},
     prices, rules,
     script::QuotaRefusal,
@@ -179,7 +180,7 @@ pub fn system_data(created: Timestamp) -> Value {
     })
 }
 
-fn done(body: &Value) -> Answer {
+pub fn done(body: &Value) -> Answer {
     Ok(Reply::json(200, body))
 }
 

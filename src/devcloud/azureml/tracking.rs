@@ -1,13 +1,15 @@
 //! MLflow's REST interface, as far as its clients need it for the numbers of a run. Every job is a run by its name; clients make
 //! others. What is sent twice is kept twice.
 
+#![allow(clippy::unnecessary_wraps)] // All answers may be errors, for who asks.
+
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::{
     super::http::Reply,
-    api::{Answer, Handler, Request},
+    api::{Answer, Handler, Request, done},
     service::Service,
 };
 
@@ -102,10 +104,6 @@ pub fn route(method: &str, path: &[&str]) -> Option<(&'static str, Handler)> {
     })
 }
 
-fn done(body: &Value) -> Answer {
-    Ok(Reply::json(200, body))
-}
-
 fn refused(status: u16, code: &str, why: &str) -> Answer {
     Ok(Reply::json(status, &json!({ "error_code": code, "message": why })))
 }
@@ -189,7 +187,8 @@ fn search(service: &mut Service, request: &Request, _: [&str; 2]) -> Answer {
     if pair.is_none() && !filter.is_empty() {
         return invalid("Only a filter by one tag is simulated.");
     }
-    let experiments: Vec<&str> = request.body["experiment_ids"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let experiments: Vec<&str> =
+        request.body["experiment_ids"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let has = |run: &Run| pair.is_none_or(|(key, value)| run.tags.get(key).is_some_and(|tag| tag == value));
     let fits = |run: &Run| experiments.contains(&run.experiment.as_str()) && has(run);
     let ids: Vec<&String> = service.tracked.runs.iter().filter(|(_, run)| fits(run)).map(|(id, _)| id).collect();

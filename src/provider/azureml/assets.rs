@@ -25,7 +25,8 @@ impl Azureml {
         let name = datastore_name(place);
         let segments = ["datastores", &name];
         let body = datastore(place, mark);
-        let is_it = |known: &Value| ["accountName", "containerName"].iter().all(|key| known["properties"][key] == body["properties"][key]);
+        let is_it =
+            |known: &Value| ["accountName", "containerName"].iter().all(|key| known["properties"][key] == body["properties"][key]);
         match self.client.find(&segments).await? {
             Some(known) if is_it(&known) => {}
             Some(_) => return Err(taken(&format!("datastore {name}")).into()),
@@ -40,7 +41,7 @@ impl Azureml {
     }
 
     /// A version of the model that has the job's name.
-    pub(super) async fn publish_model(&self, attempt: &AttemptId, tags: Value) -> Result<String, Refusal> {
+    pub(super) async fn publish_model(&self, attempt: &AttemptId, tags: &Value) -> Result<String, Refusal> {
         let (name, version) = (attempt.job.name(), attempt.job.suffix());
         let segments = ["models", name, "versions", version];
         let body = model(attempt, tags);
@@ -82,7 +83,7 @@ fn datastore(place: &Named, mark: &Mark<'_>) -> Value {
     })
 }
 
-fn model(attempt: &AttemptId, tags: Value) -> Value {
+fn model(attempt: &AttemptId, tags: &Value) -> Value {
     json!({
         "properties": {
             "description": format!("Trained by the job {} of ftctl", attempt.job),

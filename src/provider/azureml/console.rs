@@ -147,8 +147,8 @@ mod tests {
             "user_logs/../std_log.txt",
             "user_logs/retry_002/std_log_process_1.txt",
         ];
-        let named: serde_json::Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!(*name))).collect();
-        let mut details = json!({ "logFiles": named, "status": "Running" });
+        let files_of: serde_json::Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!(*name))).collect();
+        let mut details = json!({ "logFiles": files_of, "status": "Running" });
         let of_first = (Some(0), vec![names[1], names[3], names[0]]);
         let of_second = (Some(1), vec![names[2], names[8]]);
         assert_eq!(files(&details), BTreeMap::from([of_first.clone(), of_second.clone()]));

@@ -47,7 +47,8 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Account, Capabilities, Class, Console, Cursor, Output, Provider, ProviderError, Publication, Resource, Result, Sighting, Signs, line, named_image,
+    Account, Capabilities, Class, Console, Cursor, Output, Provider, ProviderError, Publication, Resource, Result, Sighting, Signs,
+    line, named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
@@ -409,7 +410,7 @@ impl Provider for Azureml {
             Publication::Store => self.publish_store(&mark).await?,
             Publication::Model { attempt, receipt, perplexity } => {
                 let tags = assets::tags(attempt, receipt, perplexity.as_deref(), &mark);
-                self.publish_model(attempt, tags).await?
+                self.publish_model(attempt, &tags).await?
             }
         })
     }

@@ -9,7 +9,8 @@ use crate::devcloud::azureml::Script;
 fn a_version_stays_where_it_is_and_other_tags_are_taken() {
     let mut service = service(Script::default());
     let data = |uri: &str| json!({ "properties": { "dataType": "uri_folder", "dataUri": uri, "tags": { "a": "b" } } });
-    let model = |uri: &str, tag: &str| json!({ "properties": { "modelUri": uri, "modelType": "custom_model", "tags": { "a": tag } } });
+    let model =
+        |uri: &str, tag: &str| json!({ "properties": { "modelUri": uri, "modelType": "custom_model", "tags": { "a": tag } } });
     for (path, body, status) in [
         ("/data/d/versions/1", data("azureml://datastores/x/paths/a/"), 201),
         ("/data/d/versions/1", data("azureml://datastores/x/paths/a/"), 200),
