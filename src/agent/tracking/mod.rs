@@ -1,8 +1,7 @@
-//! The job's numbers for a server of experiments: that of `[tracking]` in its job file, else the service that runs the agent as a job
-//! of its own, where they go into that job's run. They come from the progress lines in the store, of
-//! all attempts in their order: what could not be sent by an attempt that was taken away is sent by the next. The server says up to
-//! which step it has each number, so that each step is there once. Nothing that the server does, or does not do, holds the training
-//! up.
+//! The job's numbers for a server of experiments: that of `[tracking]` in its job file, else the service that runs the agent as a
+//! job of its own, where they go into that job's run. They come from the progress lines in the store, of all attempts in their
+//! order: what could not be sent by an attempt that was taken away is sent by the next. The server says up to which step it has
+//! each number, so that each step is there once. Nothing that the server does, or does not do, holds the training up.
 
 mod server;
 #[cfg(test)]

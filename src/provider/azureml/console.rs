@@ -1,6 +1,6 @@
-//! What the processes of a job wrote, by the run history: the files that it names, of a process each of the service's own retries after
-//! the one before, and last the service's words where it has ended the job. They grow at the end alone, so a position stays what
-//! it is.
+//! What the processes of a job wrote, by the run history: the files that it names, of a process each of the service's own retries
+//! after the one before, and last the service's words where it has ended the job. They grow at the end alone, so a position stays
+//! what it is.
 
 use std::collections::BTreeMap;
 
