@@ -53,6 +53,10 @@ impl Folder {
     pub fn checkpoint(&self, step: u64) -> PathBuf {
         self.output().join("checkpoints").join(checkpoint_name(step))
     }
+    /// The newest complete checkpoint.
+    pub fn newest_checkpoint(&self) -> io::Result<Option<PathBuf>> {
+        Ok(steps(&self.output().join("checkpoints"))?.last().map(|step| self.checkpoint(*step)))
+    }
     /// A checkpoint on its way to the store, out of the trainer's reach.
     pub fn shipping(&self, step: u64) -> PathBuf {
         self.path.join("shipping").join(checkpoint_name(step))

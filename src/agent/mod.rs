@@ -12,6 +12,7 @@ mod folder;
 mod memory;
 mod notice;
 mod order;
+mod service;
 mod ship;
 mod stop;
 mod succession;
@@ -216,6 +217,9 @@ impl<'a> Agent<'a> {
         }
         if let Some(tracker) = tracker {
             tracker.finish(end.reason).await;
+        }
+        if end.reason == ExitReason::Succeeded {
+            self.leave_model(&variable).await;
         }
         self.sign(if self.stop.get().is_some_and(|stop| stop.reason == ExitReason::LostLease) { lost_lease() } else { end }).await
     }

@@ -14,13 +14,11 @@ use reqwest::{Client, Url};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::{Agent, local_failure};
+use super::{Agent, local_failure, service::IN_JOB};
 use crate::{job::report::Report, transit};
 
 /// Another address for the metadata service, on this machine.
 const ENDPOINT: &str = "FTCTL_ENDPOINT_IMDS";
-/// Set in every job of Azure ML.
-const IN_JOB: &str = "AZUREML_RUN_ID";
 /// The address at which every machine of Azure finds its host.
 const SERVICE: &str = "http://169.254.169.254";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";

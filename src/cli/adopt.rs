@@ -47,7 +47,7 @@ fn asked_for(plan: &Plan) -> String {
     }
     let variables = plan.environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     table.pair("variables", if variables.is_empty() { "none".to_owned() } else { variables.join(", ") });
-    if let Some(address) = &plan.tracking.mlflow {
+    if let Some(address) = plan.tracking.server() {
         table.pair("tracking", address);
     }
     table.pair("price", format!("{} an hour, {} at most", plan.price_per_hour, plan.worst_case));

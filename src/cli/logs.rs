@@ -1,6 +1,6 @@
 //! `ftctl logs`: the output of a job.
 
-use std::io;
+use std::{io, str::FromStr};
 
 use async_trait::async_trait;
 use clap::Args;
@@ -9,8 +9,12 @@ use jiff::Timestamp;
 use super::{App, adopt::Adopt, follow};
 use crate::{
     exit::{Exit, Failure},
-    job::units::Span,
-    lifecycle::logs::{self, Options},
+    job::{id::JobId, units::Span},
+    lifecycle::{
+        World,
+        logs::{self, Options},
+        ranks,
+    },
     output::Output,
 };
 
@@ -38,8 +42,28 @@ pub struct Arguments {
     /// Keep the time in front of each line
     #[arg(long)]
     timestamps: bool,
+    /// What the process of this rank wrote, or all, as Azure ML keeps it
+    #[arg(long, value_name = "N|all", conflicts_with_all = ["since", "tail", "timestamps"])]
+    rank: Option<Rank>,
     #[command(flatten)]
     adopt: Adopt,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Rank {
+    All,
+    One(u32),
+}
+
+impl FromStr for Rank {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(Self::All),
+            rank => rank.parse().map(Self::One).map_err(|_| "write a rank, counted from 0, or `all`".to_owned()),
+        }
+    }
 }
 
 impl Arguments {
@@ -49,6 +73,13 @@ impl Arguments {
         }
         let (mut world, record) = app.block_on(app.job(&self.job))?;
         self.adopt.ask(app, &mut world, &record)?;
+        let mut sink = Stdout(app.output);
+        if let Some(rank) = self.rank {
+            let rank = if let Rank::One(rank) = rank { Some(rank) } else { None };
+            let options = ranks::Options { rank, follow: self.follow, attempt: self.attempt };
+            let log = Box::pin(ranks::show(&world, &record.id, &options, &mut sink));
+            return follow_or_show(&world, &record.id, self.follow, log);
+        }
         let options = Options {
             follow: self.follow,
             attempt: self.attempt,
@@ -56,12 +87,13 @@ impl Arguments {
             since: self.since.map(|span| before_now(world.clock.now(), span)).transpose()?,
             timestamps: self.timestamps,
         };
-        let mut sink = Stdout(app.output);
         let log = Box::pin(logs::show(&world, &record.id, &options, &mut sink));
-        super::block_on(async {
-            if self.follow { follow::to_the_end(&world, &record.id, None, log).await.map(drop) } else { log.await }
-        })
+        follow_or_show(&world, &record.id, self.follow, log)
     }
+}
+
+fn follow_or_show(world: &World, id: &JobId, follow: bool, log: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    super::block_on(async { if follow { follow::to_the_end(world, id, None, log).await.map(drop) } else { log.await } })
 }
 
 struct Stdout<'o>(&'o mut Output);

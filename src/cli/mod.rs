@@ -110,7 +110,7 @@ struct Global {
     /// Also say what was decided and why
     #[arg(short, long, global = true)]
     verbose: bool,
-    /// Log every request to a blob container on stderr, without secrets
+    /// Log every request to a blob container or a cloud on stderr, without secrets
     #[arg(long, global = true, conflicts_with = "quiet")]
     debug_http: bool,
     /// Answer yes to every question

@@ -140,7 +140,7 @@ impl Show for Planned {
         if let Some(memory) = Memory::of(plan) {
             table.pair("memory", memory.text(plan));
         }
-        if let Some(address) = &plan.tracking.mlflow {
+        if let Some(address) = plan.tracking.server() {
             table.pair("tracking", address);
         }
         table.pair("attempts", format!("at most {}", plan.retry.attempts));

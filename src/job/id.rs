@@ -55,6 +55,11 @@ impl JobId {
     pub fn name(&self) -> &str {
         self.0.rsplit_once('-').map_or(&self.0, |(name, _)| name)
     }
+
+    /// What tells it from other jobs of the name.
+    pub fn suffix(&self) -> &str {
+        self.0.rsplit_once('-').map_or("", |(_, suffix)| suffix)
+    }
 }
 
 /// No vowels, so no words; no characters that look alike.

@@ -8,19 +8,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrackingSpec {
-    /// Address of an MLflow server, `https://…`, or of an Azure ML workspace, `azureml://…`; absent: none. The job's machine must
-    /// reach it.
+    /// Address of an MLflow server, `https://…`, or of an Azure ML workspace, `azureml://…`, which the job's machine must reach;
+    /// `none`: nobody. Absent: nobody, but on the backend `azureml` the run in the studio that the service has of each attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<String>,
 }
 
 const LONGEST: usize = 2_048;
+/// In place of an address.
+const NOBODY: &str = "none";
 
 impl TrackingSpec {
     pub fn rule(&self) -> Rule {
-        let holds = self.mlflow.as_deref().is_none_or(is_address);
+        let holds = self.server().is_none_or(is_address);
         let message = "an MLflow server's address begins with https://, http:// or azureml://, and has no password, question mark or hash; a token comes from MLFLOW_TRACKING_TOKEN";
         rule("tracking.mlflow", holds, message)
+    }
+
+    /// The address that is named.
+    pub fn server(&self) -> Option<&str> {
+        self.mlflow.as_deref().filter(|address| *address != NOBODY)
     }
 
     pub fn is_none(&self) -> bool {
@@ -44,6 +51,7 @@ mod tests {
     fn an_address_has_a_host_and_no_secret() {
         let holds = |address: &str| TrackingSpec { mlflow: Some(address.to_owned()) }.rule().holds;
         assert!(TrackingSpec::default().rule().holds);
+        assert!(holds("none") && TrackingSpec { mlflow: Some("none".to_owned()) }.server().is_none());
         for address in ["https://mlflow.example.org", "http://127.0.0.1:5000/", "azureml://westeurope.api.azureml.ms/mlflow/v1.0/x"]
         {
             assert!(holds(address), "{address}");

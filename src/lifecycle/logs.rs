@@ -54,15 +54,8 @@ pub trait Sink: Send {
 pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
     let latest = observe::latest_attempt(world.store.as_ref(), &record).await?;
-    let mut attempt = match options.attempt {
-        Some(attempt) if attempt > latest || attempt == 0 => {
-            let message = format!("the job {id} has no attempt {attempt}; its last is {latest}");
-            return Err(Failure::new(Exit::NotFound, message));
-        }
-        Some(attempt) => attempt,
-        None if options.tail.is_some() => latest.max(1),
-        None => 1,
-    };
+    let first = if options.tail.is_some() { latest.max(1) } else { 1 };
+    let mut attempt = admit(options.attempt, latest, id)?.unwrap_or(first);
     let mut filter = Filter::new(options);
     loop {
         let record = one_attempt(world, id, attempt, options, &mut filter, sink).await?;
@@ -72,6 +65,17 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
         }
         attempt += 1;
         world.report.line(&format!("-- attempt {attempt} of {id} --"));
+    }
+}
+
+/// The attempt that is asked for. [`Exit::NotFound`] when the job has none of that number.
+pub(super) fn admit(asked: Option<u32>, latest: u32, id: &JobId) -> Result<Option<u32>> {
+    match asked {
+        Some(attempt) if attempt > latest || attempt == 0 => {
+            let message = format!("the job {id} has no attempt {attempt}; its last is {latest}");
+            Err(Failure::new(Exit::NotFound, message))
+        }
+        asked => Ok(asked),
     }
 }
 
@@ -180,7 +184,7 @@ async fn tail_offset(store: &dyn Store, path: &str, lines: usize) -> Result<u64>
     Ok(end)
 }
 
-async fn give(bytes: Vec<u8>, sink: &mut dyn Sink) -> Result<()> {
+pub(super) async fn give(bytes: Vec<u8>, sink: &mut dyn Sink) -> Result<()> {
     if bytes.is_empty() {
         return Ok(());
     }

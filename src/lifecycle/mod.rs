@@ -32,6 +32,8 @@ pub mod logs;
 mod observe;
 pub mod pay;
 pub mod prune;
+mod publish;
+pub mod ranks;
 pub mod receipt;
 pub mod remove;
 pub mod results;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Next, Result, STAGES, World, image, journal::Journal};
+use super::{Next, Result, STAGES, World, image, journal::Journal, publish};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -47,6 +47,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     job.enter(State::Running).await?;
     if job.record.attempt == 1 {
         world.report.stage(5, STAGES, "Running");
+        publish::store(world).await;
     }
     Ok(Next::Now)
 }

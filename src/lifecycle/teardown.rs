@@ -1,6 +1,6 @@
 //! Everything of the job is destroyed, and the provider is asked whether that is true.
 
-use super::{Next, Result, STAGES, World, attempt, debt, journal::Journal};
+use super::{Next, Result, STAGES, World, attempt, debt, journal::Journal, publish};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -30,6 +30,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     let now = world.clock.now();
     for attempt in job.record.attempts.iter_mut().filter(|attempt| attempt.ended.is_none()) {
         attempt.ended = Some(now);
+    }
+    if job.record.outcome == Some(Outcome::Succeeded) {
+        publish::model(world, &job.record).await;
     }
     job.enter(State::Finished).await?;
     Ok(Next::Now)

@@ -4,7 +4,7 @@
 //! is it destroyed. Logs, checkpoints, recovery and collection go through the store and are the same everywhere. Differences
 //! between providers are data ([`Capabilities`]), never a test for a provider's name.
 
-use std::{ffi::OsString, future::Future, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, future::Future, pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -54,7 +54,36 @@ pub struct Capabilities {
     pub bills: bool,
     /// Its machines show signs of life that do not come through the store: [`Provider::signs`].
     pub signs: bool,
+    /// It has a catalogue of its own, in which its users look for data and models: [`Provider::publish`].
+    pub catalogue: bool,
 }
+
+/// What a backend's catalogue is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Publication {
+    /// Where the job's store is.
+    Store,
+    /// The model that the attempt has left with the backend.
+    Model {
+        attempt: AttemptId,
+        /// Time and money, for a person.
+        receipt: String,
+        /// On the validation split, where it was measured.
+        perplexity: Option<String>,
+    },
+}
+
+/// What the processes of an attempt wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Which of them; `None`: the backend itself, where it was to blame for the attempt's end.
+    pub rank: Option<u32>,
+    /// Text, without bytes that are none.
+    pub text: String,
+}
+
+/// How much of each process's output was read.
+pub type Cursor = BTreeMap<Option<u32>, u64>;
 
 /// Something that is built on this machine before an attempt can begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,6 +228,19 @@ pub trait Provider: Account {
     /// no console, or this one is gone.
     async fn console(&self, _attempt: &AttemptId, _start: u64) -> Result<Option<Console>> {
         Ok(None)
+    }
+
+    /// What the process of this rank, or each process of the attempt, wrote since, of every machine that had it, in their order; a
+    /// megabyte of each at most. Nothing where nothing is there yet. Fails as [`Class::Invalid`] where nobody keeps it.
+    async fn output(&self, _attempt: &AttemptId, _rank: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
+        Err(ProviderError::new(Class::Invalid, "this backend keeps nothing of what each process writes")
+            .fix("ftctl logs JOB shows the job's log"))
+    }
+
+    /// Enters something in the backend's catalogue, or finds it there, and answers its name. Only where
+    /// [`Capabilities::catalogue`].
+    async fn publish(&self, _publication: &Publication) -> Result<String> {
+        Err(ProviderError::new(Class::Invalid, "this backend has no catalogue"))
     }
 
     /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.

@@ -302,7 +302,7 @@ fn code_of_job(spec: &JobSpec) -> Places {
         keys.filter_map(move |key| Some((format!("compute.{table}.{key}"), wording::value(said.get(key)?))))
     };
     let variables = spec.compute.environment.iter().map(|(name, value)| (format!("compute.environment.{name}"), value.clone()));
-    let told = spec.tracking.mlflow.iter().map(|address| ("tracking.mlflow".to_owned(), address.clone()));
+    let told = spec.tracking.server().map(|address| ("tracking.mlflow".to_owned(), address.to_owned()));
     Backend::ALL.into_iter().flat_map(of_table).chain(variables).chain(told).collect()
 }
 

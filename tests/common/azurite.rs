@@ -81,6 +81,11 @@ impl Azurite {
         Self { process, directory, scheme, port, containers: AtomicU32::default() }
     }
 
+    /// Nothing that it was sent has one of these.
+    pub fn assert_has_none(&self, secrets: &[&str]) {
+        secrets::assert_none_below(self.directory.path(), secrets);
+    }
+
     /// The URL of a container of this test alone; it does not exist yet.
     pub fn container(&self) -> String {
         let number = self.containers.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +99,7 @@ impl Drop for Azurite {
         let _ = self.process.kill();
         let _ = self.process.wait();
         if !std::thread::panicking() {
-            secrets::assert_none_below(self.directory.path(), &[KEY, "sig=", secrets::MARK]);
+            self.assert_has_none(&[KEY, "sig=", secrets::MARK]);
         }
     }
 }

@@ -2,16 +2,24 @@
 
 use std::{env, fs, path::PathBuf};
 
-use crate::{azurite, blobs::with_container, devcloud::Devcloud, sandbox::Sandbox};
+use crate::{
+    azurite,
+    blobs::with_container,
+    devcloud::Devcloud,
+    entra::{Entra, HOUR},
+    numbers::assert_told,
+    sandbox::Sandbox,
+    secrets::{self, CommandLines, MARK},
+};
 
 /// Steps enough that a node can be taken away in the middle, twice.
 const STEPS: u64 = 2_000;
 const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
 
-fn on_azureml(sandbox: &Sandbox, name: &str) -> PathBuf {
-    let file = sandbox.job(name, STEPS);
-    // Microsoft's emulator knows no identities over http: its agents have a signature.
-    let compute = format!("[compute.azureml]\nsize = \"Standard_ND40rs_v2\"\nimage = \"{IMAGE}\"\nidentity = \"none\"\n");
+/// Microsoft's emulator knows no identities over http: its agents have a signature, with the identity `none`.
+fn on_azureml(sandbox: &Sandbox, name: &str, steps: u64, identity: &str) -> PathBuf {
+    let file = sandbox.job(name, steps);
+    let compute = format!("[compute.azureml]\nsize = \"Standard_ND40rs_v2\"\nimage = \"{IMAGE}\"\nidentity = \"{identity}\"\n");
     fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
     file
 }
@@ -30,6 +38,29 @@ fn at_work(sandbox: &Sandbox, id: &str, attempt: u64) {
     });
 }
 
+/// The studio of a workspace shows a finished job's numbers, each once, its store and its model; and what its processes wrote.
+fn known_to_the_workspace(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, attempts: u32) {
+    let run = format!("{id}-a{attempts}");
+    assert_told(sandbox, id, |key| devcloud.told(&run, key));
+    let stores = devcloud.azure("", "datastores?api-version=2025-12-01");
+    assert_eq!(stores["value"][0]["properties"]["credentials"], serde_json::json!({ "credentialsType": "None" }), "{stores}");
+    let (name, version) = id.rsplit_once('-').unwrap();
+    let model = devcloud.azure("", &format!("models/{name}/versions/{version}?api-version=2025-12-01"));
+    let tags = &model["properties"]["tags"];
+    assert_eq!(tags["ftctl-job"], id);
+    assert!(tags["ftctl-perplexity"].as_str().is_some_and(|text| text.parse::<f64>().is_ok()), "{tags}");
+    assert!(tags["ftctl-receipt"].as_str().is_some_and(|text| text.contains("USD")), "{tags}");
+    let path = format!("azureml://jobs/{run}/outputs/artifacts/paths/outputs/model/");
+    assert_eq!(model["properties"]["modelUri"].as_str(), Some(path.as_str()));
+    let left = sandbox.path(&format!("disks/{run}/life-0/node-0/wd/outputs/model/model.safetensors"));
+    let results = sandbox.results(id);
+    let (_, weights) = results.iter().find(|(name, _)| name == "model.safetensors").unwrap();
+    assert!(fs::read(&left).unwrap() == *weights, "the workspace has another model");
+    assert!(sandbox.ok(&["logs", id, "--rank", "all", "--attempt", "1"]).starts_with("[0] "));
+    let each = (1..=attempts).map(|attempt| sandbox.ok(&["logs", id, "--rank", "0", "--attempt", &attempt.to_string()]));
+    assert_eq!(sandbox.ok(&["logs", id, "--rank", "0"]), each.collect::<String>());
+}
+
 /// The first notice is withdrawn, the second carried out; the third node goes because somebody rehearses it.
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
@@ -38,14 +69,14 @@ fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() 
     let azurite = azurite::start();
     let mut sandbox = with_container(&azurite);
     let devcloud = Devcloud::azureml(&mut sandbox, "10");
-    let job = on_azureml(&sandbox, "undisturbed");
+    let job = on_azureml(&sandbox, "undisturbed", STEPS, "none");
     let plan = sandbox.ok(&["plan", job.to_str().unwrap()]);
     assert!(plan.contains("Standard_ND40rs_v2") && plan.contains("idle"), "{plan}");
     let expected = finish(&sandbox, &sandbox.submit(&job));
 
     // A real notice is half a minute, in which this job would be done.
     devcloud.goes_wrong(r#"{ "notice": "3s" }"#);
-    let id = sandbox.submit(&on_azureml(&sandbox, "disturbed"));
+    let id = sandbox.submit(&on_azureml(&sandbox, "disturbed", STEPS, "none"));
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1);
     devcloud.ask("POST", &format!("preempt?job={id}-a1&withdrawn=1"), "");
@@ -59,7 +90,62 @@ fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() 
     let explained = sandbox.ok(&["explain", &id]);
     assert_eq!(sandbox.json(&["status", &id])["attempt"], 3, "{explained}");
     assert!(explained.contains("preempted"), "{explained}");
+    known_to_the_workspace(&sandbox, &devcloud, &id, 3);
     sandbox.ok(&["down", "--all", "-y"]);
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
+}
+
+/// The agent signs in as the job's identity, to the store and to the studio. Of all that the node has to do so, nothing is anywhere
+/// else.
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
+    let entra = Entra::start(HOUR);
+    let azurite = entra.azurite();
+    let mut sandbox = Sandbox::new();
+    let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();
+    sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), (trusted.0.into(), trusted.1.into())];
+    let devcloud = Devcloud::azureml(&mut sandbox, "10");
+    let id = sandbox.submit(&on_azureml(&sandbox, "signed", 300, "managed"));
+    let mut follower = sandbox.spawn(&["logs", "-f", &id]);
+    let mut environment = String::new();
+    Sandbox::until("an agent", || {
+        let agents = sandbox.processes("ftctl agent");
+        let found = agents.iter().find_map(|pid| fs::read(format!("/proc/{pid}/environ")).ok());
+        environment = String::from_utf8_lossy(&found.unwrap_or_default()).replace('\0', "\n");
+        environment.contains("MSI_SECRET=")
+    });
+    let of = |name: &str| environment.lines().find_map(|line| line.strip_prefix(name)).expect("a variable");
+    let run_token = of("MLFLOW_TRACKING_TOKEN=").rsplit_once('.').expect("a signature").1;
+    let secrets = [devcloud.secret(), of("MSI_SECRET="), run_token, "sig=", MARK];
+    let watched = CommandLines::watch(&secrets);
+    assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
+    drop(watched);
+    let said = [
+        &["status", &id][..],
+        &["explain", &id],
+        &["bill", &id],
+        &["status", "--all"],
+        &["logs", &id],
+        &["logs", &id, "--rank", "all"],
+    ];
+    for arguments in said {
+        let json = [arguments, &["-o", "json"]].concat();
+        let printed = sandbox.run(if arguments[0] == "logs" { arguments } else { &json });
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        secrets::assert_none("what ftctl says", &(text(&printed.stdout) + &text(&printed.stderr)), &secrets);
+        assert!(printed.status.success(), "{arguments:?}: {}", text(&printed.stderr));
+    }
+    for end in [
+        format!("jobs/{id}-a1"),
+        "datastores".to_owned(),
+        "environments/ftctl/versions/00000000000000000000000000000000".to_owned(),
+    ] {
+        let shown = devcloud.azure("", &format!("{end}?api-version=2025-12-01"));
+        secrets::assert_none("the workspace", &shown.to_string(), &secrets);
+    }
+    known_to_the_workspace(&sandbox, &devcloud, &id, 1);
+    secrets::assert_none_below(&sandbox.path(""), &secrets);
+    azurite.assert_has_none(&secrets);
 }

@@ -68,6 +68,32 @@ impl Devcloud {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// What the workspace of Azure ML answers to a client that has signed in. `service` is the one that is asked: none is Resource
+    /// Manager.
+    pub fn azure(&self, service: &str, end: &str) -> Value {
+        let workspace = "subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/devcloud/providers/\
+                         Microsoft.MachineLearningServices/workspaces/devcloud";
+        let asked = "identity?api-version=2019-08-01&resource=https%3A%2F%2Fmanagement.azure.com%2F";
+        let get = |header: String, path: String| -> Value {
+            let output = Command::new("curl").args(["-sf", "-H", &header, &format!("{}/{path}", self.endpoint)]).output().unwrap();
+            assert!(output.status.success(), "{path}: {}", output.status);
+            serde_json::from_slice(&output.stdout).unwrap()
+        };
+        let token = get(format!("X-IDENTITY-HEADER: {}", self.token), asked.to_owned());
+        let token = token["access_token"].as_str().expect("a token");
+        get(format!("Authorization: Bearer {token}"), format!("{service}{workspace}/{end}"))
+    }
+
+    /// The numbers of this name that the workspace was told of a run.
+    pub fn told(&self, run: &str, key: &str) -> Value {
+        self.azure("mlflow/v1.0/", &format!("api/2.0/mlflow/metrics/get-history?run_id={run}&metric_key={key}"))
+    }
+
+    /// What ftctl's clients prove themselves with.
+    pub fn secret(&self) -> &str {
+        &self.token
+    }
+
     /// Everything of this kind in every zone, as the cloud's own interface lists it.
     pub fn everywhere(&self, kind: &str) -> Vec<Value> {
         let answer = self.curl(&[], &format!("compute/v1/projects/devcloud/aggregated/{kind}"));

@@ -19,6 +19,8 @@ mod gce_trace;
 mod gce_trouble;
 mod kills;
 mod memory;
+mod mlflow;
+mod numbers;
 #[path = "../common/proxy.rs"]
 mod proxy;
 mod sandbox;

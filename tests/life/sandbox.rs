@@ -163,6 +163,10 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
+pub fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").port()
+}
+
 /// SIGKILL; a process that is gone already is fine.
 pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);

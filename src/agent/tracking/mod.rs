@@ -1,7 +1,7 @@
-//! The job's numbers for a server of experiments, `[tracking]` in its job file. They come from the progress lines in the store, of
-//! all attempts in their order: what could not be sent by an attempt that was taken away is sent by the next. The server says up to
-//! which step it has each number, so that each step is there once. Nothing that the server does, or does not do, holds the training
-//! up.
+//! The job's numbers for a server of experiments: that of `[tracking]` in its job file, else the service that runs the agent as a
+//! job of its own, where they go into that job's run. They come from the progress lines in the store, of all attempts in their
+//! order: what could not be sent by an attempt that was taken away is sent by the next. The server says up to which step it has
+//! each number, so that each step is there once. Nothing that the server does, or does not do, holds the training up.
 
 mod server;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use self::server::{Refusal, Server};
-use super::{Agent, BACKOFF};
+use super::{Agent, BACKOFF, service};
 use crate::{
     identity::Variables,
     job::{
@@ -105,6 +105,8 @@ impl Lines {
 }
 
 const LONGEST_LINE: usize = 1 << 20;
+/// Where a job of Azure ML finds its workspace's server.
+const ADDRESS: &str = "MLFLOW_TRACKING_URI";
 
 /// A run at the server, and up to which step it has each number.
 struct Run {
@@ -114,6 +116,10 @@ struct Run {
 
 pub(super) struct Tracker<'a> {
     server: Server,
+    /// Its name, for a person.
+    name: String,
+    /// The service's own run of this attempt, which the service itself begins and ends.
+    own: Option<String>,
     order: &'a RunOrder,
     report: &'a dyn Report,
     lines: Lines,
@@ -127,10 +133,18 @@ pub(super) struct Tracker<'a> {
 impl<'a> Tracker<'a> {
     /// `None` where the job has no such server, or it cannot be one, which is told.
     pub fn of(agent: &'a Agent<'_>, variables: Variables<'_>) -> Option<Self> {
-        let address = agent.order.tracking.mlflow.as_ref()?;
-        let server = Server::at(address, variables).inspect_err(|why| agent.report.warn(&format!("no numbers are tracked: {why}")));
+        let tracking = &agent.order.tracking;
+        let own = service::own_run(&agent.order.job, variables).filter(|_| tracking.mlflow.is_none());
+        let (address, name) = match tracking.server() {
+            Some(address) => (address.to_owned(), address.to_owned()),
+            None => (own.as_ref().and_then(|_| variables(ADDRESS))?, "Azure ML".to_owned()),
+        };
+        let server =
+            Server::at(&address, variables).inspect_err(|why| agent.report.warn(&format!("no numbers are tracked: {why}")));
         Some(Self {
             server: server.ok()?,
+            name,
+            own,
             order: agent.order,
             report: agent.report,
             lines: Lines::new(&agent.store, agent.order),
@@ -162,26 +176,29 @@ impl<'a> Tracker<'a> {
         self.run = None;
         let ended = async {
             self.catch_up().await.ok()?;
+            if self.own.is_some() {
+                return Some(());
+            }
             let end =
                 json!({ "run_id": self.run.as_ref()?.id, "status": status, "end_time": jiff::Timestamp::now().as_millisecond() });
-            self.server.post("runs/update", &end).await.ok()
+            self.server.post("runs/update", &end).await.ok().map(drop)
         };
         if timeout(FAREWELL, ended).await.ok().flatten().is_none() {
-            let address = self.order.tracking.mlflow.as_deref().unwrap_or_default();
-            self.report.warn(&format!("{address} was not told all of the run's numbers, nor its end; they are in the store"));
+            let name = &self.name;
+            self.report.warn(&format!("{name} was not told all of the run's numbers, nor its end; they are in the store"));
         }
     }
 
     /// Everything that is in the store now. A failure is told once, until the server is back.
     async fn catch_up(&mut self) -> Result<(), ()> {
         let sent = self.send_all().await;
-        let address = self.order.tracking.mlflow.as_deref().unwrap_or_default();
+        let name = &self.name;
         match &sent {
             Err(refusal) if !self.failing => {
                 self.report
-                    .warn(&format!("{address} takes no numbers: {}; the training goes on, and they are sent later", refusal.why));
+                    .warn(&format!("{name} takes no numbers: {}; the training goes on, and they are sent later", refusal.why));
             }
-            Ok(()) if self.failing => self.report.line(&format!("{address} takes numbers again")),
+            Ok(()) if self.failing => self.report.line(&format!("{name} takes numbers again")),
             _ => {}
         }
         self.failing = sent.is_err();
@@ -229,8 +246,13 @@ impl<'a> Tracker<'a> {
 
     /// The job's run, with its parameters and tags.
     async fn open(&self) -> Result<Run, Refusal> {
-        let id = self.server.run(EXPERIMENT, self.order.job.as_str()).await?;
-        let tags = [json!({ "key": "ftctl.attempt", "value": self.order.attempt.to_string() })];
+        let job = self.order.job.as_str();
+        let id = match &self.own {
+            Some(id) => id.clone(),
+            None => self.server.run(EXPERIMENT, job).await?,
+        };
+        let tags = [(server::JOB_TAG, job.to_owned()), ("ftctl.attempt", self.order.attempt.to_string())];
+        let tags = tags.map(|(key, value)| json!({ "key": key, "value": value }));
         self.server.post("runs/log-batch", &json!({ "run_id": id, "tags": tags })).await?;
         for some in parameters(self.order).chunks(MOST_PARAMETERS) {
             match self.server.post("runs/log-batch", &json!({ "run_id": id, "params": some })).await {

@@ -1,11 +1,15 @@
 //! A server that speaks MLflow's REST protocol, as far as the numbers of one run need it.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use azure_core::credentials::Secret;
 use reqwest::{Client, Method, Url};
 use serde_json::{Value, json};
 
+use super::super::service::IN_JOB;
 use crate::{
     identity::{
         Variables,
@@ -15,14 +19,15 @@ use crate::{
 };
 
 const TOKEN: &str = "MLFLOW_TRACKING_TOKEN";
-/// Set in every job of Azure ML, whose token for the workspace is then in [`TOKEN`].
-const IN_JOB: &str = "AZUREML_RUN_ID";
+/// The address of a simulated Azure ML.
+const SIMULATED: &str = "FTCTL_ENDPOINT_AZUREML";
 const ANSWER: Duration = Duration::from_secs(30);
+/// Less than servers keep a connection that is not used: MLflow's own closes it after five seconds, when the next numbers come.
+const IDLE: Duration = Duration::from_secs(2);
 /// A run's parameters and newest numbers.
 const LARGEST: usize = 4 << 20;
 
 enum SignIn {
-    None,
     Token(Secret),
     Own(TokenSource),
 }
@@ -30,7 +35,9 @@ enum SignIn {
 pub struct Server {
     http: Client,
     address: String,
-    sign_in: SignIn,
+    /// All that may go there. The one that is used is changed when it is refused.
+    sign_ins: Vec<SignIn>,
+    turn: AtomicUsize,
 }
 
 /// Why a request came to nothing, for a person.
@@ -51,12 +58,11 @@ impl Server {
     /// to a workspace of Azure ML. The error is for a person.
     pub fn at(address: &str, variables: Variables<'_>) -> Result<Self, String> {
         let wrong = || format!("tracking.mlflow, {address}, is no address of a server");
-        // The same service under the name that the workspace gives it.
-        let text = address.strip_prefix("azureml://").map_or_else(|| address.to_owned(), |rest| format!("https://{rest}"));
+        let text = plainly(address, variables);
         let url = Url::parse(&text).ok().filter(|url| ["http", "https"].contains(&url.scheme())).ok_or_else(wrong)?;
-        let http = transit::client(&url).timeout(ANSWER).build().map_err(|error| transit::why(&error))?;
-        let sign_in = sign_in(&url, variables)?;
-        Ok(Self { http, address: text.trim_end_matches('/').to_owned(), sign_in })
+        let http = transit::client(&url).timeout(ANSWER).pool_idle_timeout(IDLE).build().map_err(|error| transit::why(&error))?;
+        let sign_ins = sign_ins(&url, variables)?;
+        Ok(Self { http, address: text.trim_end_matches('/').to_owned(), sign_ins, turn: AtomicUsize::new(0) })
     }
 
     pub async fn get(&self, method: &str, queries: &[(&str, &str)]) -> Result<Value, Refusal> {
@@ -67,16 +73,40 @@ impl Server {
         self.call(Method::POST, method, &[], Some(body)).await
     }
 
+    /// Asks with each sign-in, until there is one that is not refused: the job's identity may have no role in the workspace.
     async fn call(&self, verb: Method, method: &str, queries: &[(&str, &str)], body: Option<&Value>) -> Result<Value, Refusal> {
+        let mut left = self.sign_ins.len();
+        loop {
+            let turn = self.turn.load(Ordering::Relaxed);
+            left = left.saturating_sub(1);
+            match self.ask(self.sign_ins.get(turn), verb.clone(), method, queries, body).await {
+                Err(refusal) if [401, 403].contains(&refusal.status) && left > 0 => {
+                    self.turn.store((turn + 1) % self.sign_ins.len(), Ordering::Relaxed);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn ask(
+        &self,
+        sign_in: Option<&SignIn>,
+        verb: Method,
+        method: &str,
+        queries: &[(&str, &str)],
+        body: Option<&Value>,
+    ) -> Result<Value, Refusal> {
         let mut url = Url::parse(&format!("{}/api/2.0/mlflow/{method}", self.address)).map_err(|error| error.to_string())?;
         if !queries.is_empty() {
             url.query_pairs_mut().extend_pairs(queries);
         }
         let mut request = self.http.request(verb, url);
-        match &self.sign_in {
-            SignIn::None => {}
-            SignIn::Token(token) => request = request.bearer_auth(token.secret()),
-            SignIn::Own(source) => request = request.bearer_auth(source.token().await?),
+        match sign_in {
+            None => {}
+            Some(SignIn::Token(token)) => request = request.bearer_auth(token.secret()),
+            Some(SignIn::Own(source)) => {
+                request = request.bearer_auth(source.token().await.map_err(|why| Refusal { status: 401, why })?);
+            }
         }
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body.to_string());
@@ -126,27 +156,39 @@ fn text(value: &Value, what: &str) -> Result<String, Refusal> {
     value.as_str().map(str::to_owned).ok_or_else(|| format!("its answer names no {what}").into())
 }
 
-fn sign_in(url: &Url, variables: Variables<'_>) -> Result<SignIn, String> {
+/// `azureml://` is the same service under the name that a workspace gives it. A simulated one speaks plain http.
+fn plainly(address: &str, variables: Variables<'_>) -> String {
+    let Some(rest) = address.strip_prefix("azureml://") else { return address.to_owned() };
+    let host = rest.split('/').next().unwrap_or_default();
+    let is_simulated = variables(SIMULATED).is_some_and(|url| url.strip_prefix("http://") == Some(host));
+    format!("{}://{rest}", if is_simulated { "http" } else { "https" })
+}
+
+fn sign_ins(url: &Url, variables: Variables<'_>) -> Result<Vec<SignIn>, String> {
     let workspace = is_workspace(url, variables);
-    if workspace && let Some(way) = WAYS.iter().find(|way| way.is_ready(variables)) {
-        return Ok(SignIn::Own(way.open(variables, MANAGEMENT)?));
-    }
+    let way = WAYS.iter().find(|way| workspace && way.is_ready(variables));
+    let own = way.map(|way| way.open(variables, MANAGEMENT)).transpose()?.map(SignIn::Own);
     // What the service itself puts there is for its own workspace.
     let token = variables(TOKEN).filter(|_| transit::is_private(url) && (workspace || variables(IN_JOB).is_none()));
-    Ok(token.map_or(SignIn::None, |token| SignIn::Token(Secret::new(token))))
+    Ok(own.into_iter().chain(token.map(|token| SignIn::Token(Secret::new(token)))).collect())
 }
 
 /// Whether this is the address of a workspace of Azure ML: its own hosts by https. A simulated one is on this machine.
 fn is_workspace(url: &Url, variables: Variables<'_>) -> bool {
     let here = |url: &Url| url.host_str().is_some_and(transit::is_loopback);
-    let simulated = || variables("FTCTL_ENDPOINT_AZUREML").and_then(|url| Url::parse(&url).ok()).is_some_and(|url| here(&url));
+    let simulated = || variables(SIMULATED).and_then(|url| Url::parse(&url).ok()).is_some_and(|url| here(&url));
     let of_service = url.host_str().is_some_and(|host| host.ends_with(".azureml.ms"));
     (url.scheme() == "https" && of_service) || (here(url) && simulated())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::devcloud::http::{Reply, serve};
 
     #[test]
     fn a_token_goes_to_whom_it_is_for() {
@@ -155,30 +197,65 @@ mod tests {
                 let value = if name == "FTCTL_ENDPOINT_AZUREML" { "http://127.0.0.1:9" } else { "http://127.0.0.1:1" };
                 names.contains(&name).then(|| value.to_owned())
             };
-            match Server::at(address, &variables).unwrap().sign_in {
-                SignIn::None => "none",
+            let kinds = Server::at(address, &variables).unwrap().sign_ins.into_iter().map(|sign_in| match sign_in {
                 SignIn::Token(_) => "token",
                 SignIn::Own(_) => "own",
-            }
+            });
+            kinds.collect::<Vec<_>>().join(", ")
         };
         let (job, workspace) = ([IN_JOB, TOKEN, "OBO_ENDPOINT"], "azureml://westeurope.api.azureml.ms/mlflow/v1.0/subscriptions/x");
         for (address, names, expected) in [
-            ("https://mlflow.example.org", &[][..], "none"),
+            ("https://mlflow.example.org", &[][..], ""),
             ("https://mlflow.example.org", &[TOKEN], "token"),
-            ("http://mlflow.example.org", &[TOKEN], "none"),
+            ("http://mlflow.example.org", &[TOKEN], ""),
             ("http://127.0.0.1:5000", &[TOKEN], "token"),
             // Neither the service's token nor the agent's own leaves the service.
-            ("https://mlflow.example.org", &job, "none"),
-            ("https://api.azureml.ms.example.org", &job, "none"),
-            ("http://westeurope.api.azureml.ms", &job, "none"),
-            ("http://127.0.0.1:5000", &job, "none"),
-            (workspace, &job, "own"),
+            ("https://mlflow.example.org", &job, ""),
+            ("https://api.azureml.ms.example.org", &job, ""),
+            ("http://westeurope.api.azureml.ms", &job, ""),
+            ("http://127.0.0.1:5000", &job, ""),
+            (workspace, &job, "own, token"),
             (workspace, &[IN_JOB, TOKEN], "token"),
             ("http://127.0.0.1:5000", &["FTCTL_ENDPOINT_AZUREML", "OBO_ENDPOINT"], "own"),
-            ("https://mlflow.example.org", &["FTCTL_ENDPOINT_AZUREML", "OBO_ENDPOINT"], "none"),
+            ("https://mlflow.example.org", &["FTCTL_ENDPOINT_AZUREML", "OBO_ENDPOINT"], ""),
         ] {
             assert_eq!(kind(address, names), expected, "{address} {names:?}");
         }
         assert!(Server::at("ftp://x", &|_| None).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_sign_in_that_is_refused_is_followed_by_the_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let tokens = Arc::clone(&heard);
+        tokio::spawn(serve(listener, move |request| {
+            let token = request.header("authorization").unwrap_or_default().to_owned();
+            let status = if token == "Bearer good" { 200 } else { 403 };
+            tokens.lock().unwrap().push(token);
+            async move { Some(Reply::json(status, &json!({}))) }
+        }));
+        let server = |tokens: &[&str]| {
+            let sign_ins = tokens.iter().map(|token| SignIn::Token(Secret::new((*token).to_owned()))).collect();
+            Server { sign_ins, ..Server::at(&address, &|_| None).unwrap() }
+        };
+        let kept = server(&["bad", "good"]);
+        for _ in 0..2 {
+            kept.get("runs/get", &[]).await.unwrap();
+        }
+        assert_eq!(*heard.lock().unwrap(), ["Bearer bad", "Bearer good", "Bearer good"]);
+        assert_eq!(server(&["bad", "worse"]).get("runs/get", &[]).await.unwrap_err().status, 403);
+        assert_eq!(server(&[]).get("runs/get", &[]).await.unwrap_err().status, 403);
+        assert_eq!(heard.lock().unwrap()[3..], ["Bearer bad", "Bearer worse", ""]);
+    }
+
+    #[test]
+    fn a_workspace_is_asked_by_https_and_a_simulated_one_at_its_own_address_alone() {
+        let variables = |name: &str| (name == SIMULATED).then(|| "http://127.0.0.1:9".to_owned());
+        let at = |address: &str| Server::at(address, &variables).unwrap().address;
+        assert_eq!(at("azureml://eastus.api.azureml.ms/mlflow/v1.0/x"), "https://eastus.api.azureml.ms/mlflow/v1.0/x");
+        assert_eq!(at("azureml://127.0.0.1:9/mlflow/v1.0/x"), "http://127.0.0.1:9/mlflow/v1.0/x");
+        assert_eq!(at("azureml://127.0.0.1:99/mlflow"), "https://127.0.0.1:99/mlflow");
     }
 }

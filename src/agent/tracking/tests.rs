@@ -8,6 +8,7 @@ use super::*;
 use crate::{
     agent::tests::{Bench, Said, bench, bench_with},
     devcloud::http::{Reply, Request, serve},
+    job::id::AttemptId,
     store::memory::MemoryStore,
 };
 
@@ -240,6 +241,45 @@ async fn the_end_of_an_attempt_waits_for_no_server() {
     bench.order.tracking.mlflow = None;
     let said = Said::default();
     assert!(Tracker::of(&bench.agent_with(&said), &|_| None).is_none());
+}
+
+/// The environment of a job of Azure ML whose agent this is.
+fn in_job<'v>(bench: &Bench, attempt: u32, address: &'v str) -> impl Fn(&str) -> Option<String> + 'v {
+    let run = AttemptId::new(&bench.order.job, attempt).machine_name();
+    move |name| match name {
+        "AZUREML_RUN_ID" => Some(run.clone()),
+        "MLFLOW_TRACKING_URI" => Some(address.to_owned()),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn the_run_that_a_service_has_of_the_attempt_is_told_and_left_to_the_service() {
+    let (server, address) = Mlflow::start().await;
+    let mut bench = job(&address).await;
+    bench.order.tracking.mlflow = None;
+    says(&bench, 1, &progress(1..=30)).await;
+    says(&bench, 2, &progress(21..=50)).await;
+    bench.order.attempt = 2;
+    let said = Said::default();
+    // The service has begun its run again by itself: it has the name of the first attempt.
+    for attempt in [1, 2] {
+        let agent = bench.agent_with(&said);
+        let tracker = Tracker::of(&agent, &in_job(&bench, attempt, &address)).expect("it is tracked");
+        assert_eq!(tracker.own.as_deref(), Some(AttemptId::new(&bench.order.job, attempt).machine_name().as_str()));
+        tracker.finish(ExitReason::Succeeded).await;
+    }
+    assert_eq!(said.lines(), Vec::<String>::new());
+    server.kept(|kept| {
+        assert_eq!(kept.steps_of("loss"), (1..=50).collect::<Vec<_>>());
+        assert_eq!((kept.runs, kept.status.as_str(), kept.experiments.len()), (0, "", 0));
+        assert!(kept.params.iter().any(|(key, _)| key == "train.learning_rate"), "{:?}", kept.params);
+    });
+    let agent = bench.agent_with(&said);
+    let strange = |name: &str| (name != "AZUREML_RUN_ID").then(|| address.clone()).or(Some("calm_river_1".to_owned()));
+    assert!(Tracker::of(&agent, &strange).is_none(), "it is somebody else's run");
+    bench.order.tracking.mlflow = Some("none".to_owned());
+    assert!(Tracker::of(&bench.agent_with(&said), &in_job(&bench, 2, &address)).is_none());
 }
 
 /// What a trainer says of two steps.

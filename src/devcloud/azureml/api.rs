@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::http::Reply,
+    assets,
     cluster::{Cluster, LOW_PRIORITY, Limits, Provisioning},
     history,
     job::{self, Job},
@@ -16,6 +17,7 @@ use super::{
     script::QuotaRefusal,
     service::{Kept, Service, error},
     sizes::{SIZES, Size},
+    tracking,
 };
 
 /// Entries of a list that come at once.
@@ -98,6 +100,18 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<Route<'p>> {
         ("PUT", ["jobs", name]) => ("Jobs_CreateOrUpdate", put_job, [*name, ""], Some("JobBase")),
         ("DELETE", ["jobs", name]) => ("Jobs_Delete", delete_job, [*name, ""], None),
         ("POST", ["jobs", name, "cancel"]) => ("Jobs_Cancel", cancel, [*name, ""], None),
+        ("GET", ["data", name, "versions", version]) => ("DataVersions_Get", assets::get_data, [*name, *version], None),
+        ("PUT", ["data", name, "versions", version]) => {
+            ("DataVersions_CreateOrUpdate", assets::put_data, [*name, *version], Some("DataVersionBase"))
+        }
+        ("GET", ["models", name, "versions", version]) => ("ModelVersions_Get", assets::get_model, [*name, *version], None),
+        ("PUT", ["models", name, "versions", version]) => {
+            ("ModelVersions_CreateOrUpdate", assets::put_model, [*name, *version], None)
+        }
+        (_, path) if path.starts_with(&tracking::ROOT) => {
+            let (call, handler) = tracking::route(method, &path[tracking::ROOT.len()..])?;
+            (call, handler, ["", ""], None)
+        }
         ("GET", ["datastores"]) => ("Datastores_List", list_kept, ["datastores", ""], None),
         ("GET", ["datastores", name]) => ("Datastores_Get", get_kept, ["datastores", *name], None),
         ("PUT", ["datastores", name]) => ("Datastores_CreateOrUpdate", put_kept, ["datastores", *name], Some("Datastore")),
@@ -116,8 +130,9 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<Route<'p>> {
 pub fn below<'p>(service: &Service, path: &'p str) -> Result<Vec<&'p str>, Refusal> {
     let split = |path: &'p str| path.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>();
     let parts = split(path);
-    let history = parts.starts_with(&["history", "v1.0"]);
-    let arm: Vec<&str> = parts.iter().skip(if history { 2 } else { 0 }).copied().collect();
+    // Services of a workspace, beside Resource Manager.
+    let beside = parts.first().filter(|first| ["history", "mlflow"].contains(first) && parts.get(1) == Some(&"v1.0")).copied();
+    let arm: Vec<&str> = parts.iter().skip(if beside.is_some() { 2 } else { 0 }).copied().collect();
     let here = &service.workspace;
     match arm.as_slice() {
         ["subscriptions", subscription, ..] if !subscription.eq_ignore_ascii_case(&here.subscription) => {
@@ -130,7 +145,7 @@ pub fn below<'p>(service: &Service, path: &'p str) -> Result<Vec<&'p str>, Refus
                 let what = format!("{PROVIDER}/workspaces/{name}' under resource group '{group}");
                 return Err(Refusal::absent(&what));
             }
-            Ok(if history { [&["history"], rest].concat() } else { rest.to_vec() })
+            Ok(beside.into_iter().chain(rest.iter().copied()).collect())
         }
         _ => Ok(parts),
     }
@@ -138,7 +153,7 @@ pub fn below<'p>(service: &Service, path: &'p str) -> Result<Vec<&'p str>, Refus
 
 /// Answers, after a look at the request as a whole.
 pub fn perform(service: &mut Service, route: &Route<'_>, request: &Request) -> Reply {
-    let open = ["Discovery_Get", "Prices_List", "Logs_Get"].contains(&route.call);
+    let open = ["Discovery_Get", "Prices_List", "Logs_Get"].contains(&route.call) || route.call.starts_with("Mlflow_");
     if !open && !request.query.contains_key("api-version") {
         return Refusal::new(400, "MissingApiVersionParameter", "The api-version query parameter is required.").reply();
     }
@@ -165,7 +180,7 @@ pub fn system_data(created: Timestamp) -> Value {
     })
 }
 
-fn done(body: &Value) -> Answer {
+pub fn done(body: &Value) -> Answer {
     Ok(Reply::json(200, body))
 }
 
@@ -433,14 +448,14 @@ fn show_kept(service: &Service, end: &str, kept: &Kept) -> Value {
     shown
 }
 
-fn keep(service: &mut Service, end: String, body: &Value) -> Answer {
+pub fn keep(service: &mut Service, end: String, body: &Value) -> Answer {
     let kept = Kept { body: body.clone(), created: service.kept.get(&end).map_or(service.now, |kept| kept.created) };
     let shown = show_kept(service, &end, &kept);
     let status = if service.kept.insert(end, kept).is_some() { 200 } else { 201 };
     Ok(Reply::json(status, &shown))
 }
 
-fn get(service: &Service, end: &str) -> Answer {
+pub fn get(service: &Service, end: &str) -> Answer {
     let kept = service.kept.get(end).ok_or_else(|| Refusal::absent(&format!("/{end}")))?;
     done(&show_kept(service, end, kept))
 }

@@ -15,6 +15,7 @@
 //! | `POST /devcloud/preempt?job=NAME` | takes the job's first node away; with `node=I` another one, with `withdrawn=SECONDS` not after all, with `restarts=true` the service starts the run again |
 
 mod api;
+mod assets;
 mod cluster;
 mod history;
 mod job;
@@ -28,6 +29,7 @@ mod sizes;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod tracking;
 
 use std::{
     collections::BTreeMap,

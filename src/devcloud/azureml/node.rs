@@ -9,6 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
     process::Stdio,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -25,7 +26,11 @@ use super::{
     job::{Job, Phase},
     metadata,
     service::{Act, Service},
+    tokens,
 };
+
+/// How long a run has its own token.
+const RUN_TOKEN: Duration = Duration::from_secs(86_400);
 
 pub struct Host {
     executable: PathBuf,
@@ -196,6 +201,8 @@ fn order(service: &Service, name: &str) -> Option<Order> {
         ("AZ_BATCH_HOST_LIST", hosts.join(",")),
         ("AZ_BATCH_MASTER_NODE", format!("{}:6000", address(0))),
         ("MLFLOW_TRACKING_URI", service.tracking()),
+        ("MLFLOW_TRACKING_TOKEN", tokens::issue(&service.key, tokens::ML, name, RUN_TOKEN).0),
+        ("FTCTL_ENDPOINT_AZUREML", service.address.clone()),
         ("MLFLOW_RUN_ID", name.to_owned()),
         ("MLFLOW_EXPERIMENT_NAME", experiment),
     ];

@@ -14,6 +14,7 @@ use super::{
     cluster::{Cluster, LOW_PRIORITY, Node, NodePhase, Notice, Provisioning},
     job::{End, Job, Phase},
     script::{QuotaRefusal, Script, TroubleKind},
+    tracking::Tracked,
 };
 use crate::job::units::Money;
 
@@ -105,6 +106,8 @@ pub struct Service {
     pub jobs: BTreeMap<String, Job>,
     /// By the end of their id: `environments/NAME/versions/VERSION`.
     pub kept: BTreeMap<String, Kept>,
+    /// The runs of MLflow.
+    pub tracked: Tracked,
     /// By their ids.
     pub operations: BTreeMap<String, Operation>,
     pub faults_used: Vec<u32>,
@@ -148,6 +151,7 @@ impl Service {
             clusters: BTreeMap::new(),
             jobs: BTreeMap::new(),
             kept: BTreeMap::new(),
+            tracked: Tracked::default(),
             operations: BTreeMap::new(),
             faults_used: Vec::new(),
             acts: Vec::new(),

@@ -2,7 +2,9 @@
 //!
 //! One file for tests that replay the same recordings; those with real processes have theirs.
 
+mod assets;
 mod processes;
+mod tracking;
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -160,7 +160,7 @@ pub fn variables(given: Vec<(&'static str, Option<String>)>, identity: &Identity
     variables.filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }
 
-fn tags(attempt: &AttemptId, mark: &Mark<'_>) -> Value {
+pub fn tags(attempt: &AttemptId, mark: &Mark<'_>) -> Value {
     json!({
         OURS: "1",
         OWNER: mark.owner,

@@ -288,6 +288,7 @@ impl Client {
         }
         let answer = request.send().await.map_err(|error| Refusal::lost(&what, &error.without_url()))?;
         let (status, headers) = (answer.status(), answer.headers().clone());
+        transit::request(|| format!("{what}: {}", status.as_u16()));
         if let Some(date) = line::date(&headers).filter(|_| call.url.origin() == self.endpoint.origin()) {
             *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
         }

@@ -1,19 +1,57 @@
-//! What a job's first process wrote before its agent could send it: the files that the run history names, one behind the other,
-//! each of the service's own retries after the one before. They grow at the end alone, so a position stays what it is.
+//! What the processes of a job wrote, by the run history: the files that it names, of a process each of the service's own retries
+//! after the one before, and last the service's words where it has ended the job. They grow at the end alone, so a position stays
+//! what it is.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{super::Console, client::Client, refusal::Refusal};
+use super::{
+    super::{Console, Cursor, Output},
+    client::Client,
+    refusal::{Refusal, told},
+};
 
 /// The most of it that is read at once.
 const PIECE: u64 = 1 << 20;
 /// A run that the service tried again more often has failed for good.
 const MOST_FILES: usize = 64;
+/// No job of ours has so many processes.
+const MOST_RANKS: usize = 1_024;
+/// The process whose machine's console is the job's.
+const FIRST: u32 = 0;
 
-/// From position `start` on.
+/// What the first process wrote before its agent could send it, or why there was none, from position `start` on.
 pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Console, Refusal> {
+    let mut found = files(details);
+    let addresses = found.remove(&Some(FIRST)).or_else(|| found.remove(&None)).unwrap_or_default();
+    let (text, next) = part(client, addresses, start).await?;
+    Ok(Console { text, start, next, own: None })
+}
+
+/// What each process wrote, or one of them, since `cursor`, which goes on.
+pub async fn each(client: &Client, details: &Value, rank: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>, Refusal> {
+    let mut outputs = Vec::new();
+    for (of, addresses) in files(details).into_iter().rev() {
+        if of.is_some() && rank.is_some() && rank != of {
+            continue;
+        }
+        let position = cursor.entry(of).or_default();
+        let (text, next) = part(client, addresses, *position).await?;
+        *position = next;
+        if !text.is_empty() {
+            outputs.push(Output { rank: of, text });
+        }
+    }
+    // The processes in their order, and the service after them.
+    outputs.sort_by_key(|output| output.rank.unwrap_or(u32::MAX));
+    Ok(outputs)
+}
+
+/// What is in files one behind the other from position `start` on, and where the next piece begins.
+async fn part(client: &Client, addresses: Vec<&str>, start: u64) -> Result<(String, u64), Refusal> {
     let (mut text, mut before, mut next) = (String::new(), 0_u64, start);
-    let mut files = files(details).into_iter().peekable();
+    let mut files = addresses.into_iter().peekable();
     while let Some(address) = files.next() {
         let inside = next.saturating_sub(before);
         let most = PIECE.saturating_sub(text.len() as u64);
@@ -30,27 +68,49 @@ pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Consol
             break;
         }
     }
-    Ok(Console { text, start, next, own: None })
+    Ok((text, next))
 }
 
-/// The addresses of what the first process wrote, in the order of its lives.
-fn files(details: &Value) -> Vec<&str> {
+/// The addresses of what each process wrote, in the order of its lives; of `None` the service's own words.
+fn files(details: &Value) -> BTreeMap<Option<u32>, Vec<&str>> {
     let named = details["logFiles"].as_object().into_iter().flatten();
-    let mut found: Vec<(u32, &str, &str)> =
-        named.filter_map(|(name, address)| Some((life(name)?, name.as_str(), address.as_str()?))).collect();
+    let named = named.filter_map(|(name, address)| Some((name.as_str(), address.as_str()?)));
+    let is_to_blame = is_to_blame(details);
+    let mut found: Vec<(Option<u32>, u32, &str, &str)> = named
+        .filter_map(|(name, address)| match process(name) {
+            Some((rank, life)) => Some((Some(rank), life, name, address)),
+            None if is_to_blame && name.starts_with("system_logs/") => Some((None, 0, name, address)),
+            None => None,
+        })
+        .collect();
     found.sort_unstable();
-    found.truncate(MOST_FILES);
-    found.into_iter().map(|(_, _, address)| address).collect()
+    let mut of: BTreeMap<Option<u32>, Vec<&str>> = BTreeMap::new();
+    for (rank, _, _, address) in found {
+        if of.len() >= MOST_RANKS && !of.contains_key(&rank) {
+            continue;
+        }
+        let addresses = of.entry(rank).or_default();
+        if addresses.len() < MOST_FILES {
+            addresses.push(address);
+        }
+    }
+    of
 }
 
-/// Which life of the first process a file is of; `None` for any other file.
-fn life(name: &str) -> Option<u32> {
+/// Whether the run has ended by something other than its processes.
+fn is_to_blame(details: &Value) -> bool {
+    let of_process = |(_, message): (String, String)| message.to_ascii_lowercase().contains("user process exited");
+    details["status"] == "Failed" && !told(details).is_some_and(of_process)
+}
+
+/// The rank and the life of the process that wrote a file; `None` for any other file.
+fn process(name: &str) -> Option<(u32, u32)> {
     let name = name.strip_prefix("user_logs/")?;
     let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
     let process = file.strip_prefix("std_log")?.strip_suffix(".txt")?;
-    let is_first = process.is_empty() || process.strip_prefix("_process_").is_some_and(|rank| rank.parse() == Ok(0_u32));
+    let rank = if process.is_empty() { FIRST } else { process.strip_prefix("_process_")?.parse().ok()? };
     let life = if folder.is_empty() { 0 } else { folder.strip_prefix("retry_")?.parse().ok()? };
-    is_first.then_some(life)
+    Some((rank, life))
 }
 
 /// The bytes as text of the same length. A character that is cut off at the end is left for the next piece, unless there will be
@@ -75,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_process_is_read_life_after_life() {
+    fn each_process_is_read_life_after_life() {
         let names = [
             "user_logs/retry_010/std_log_process_00.txt",
             "user_logs/std_log_process_00.txt",
@@ -85,12 +145,19 @@ mod tests {
             "user_logs/std_log_ps.txt",
             "user_logs/retry_x/std_log.txt",
             "user_logs/../std_log.txt",
+            "user_logs/retry_002/std_log_process_1.txt",
         ];
         let files_of: serde_json::Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!(*name))).collect();
-        assert_eq!(files(&json!({ "logFiles": files_of })), [names[1], names[3], names[0]]);
-        assert_eq!(files(&json!({ "logFiles": { "user_logs/std_log.txt": "a" } })), ["a"]);
-        assert_eq!(files(&json!({ "logFiles": { "user_logs/std_log.txt": 7 } })), [""; 0]);
-        assert_eq!(files(&Value::Null), [""; 0]);
+        let mut details = json!({ "logFiles": files_of, "status": "Running" });
+        let of_first = (Some(0), vec![names[1], names[3], names[0]]);
+        let of_second = (Some(1), vec![names[2], names[8]]);
+        assert_eq!(files(&details), BTreeMap::from([of_first.clone(), of_second.clone()]));
+        details["status"] = json!("Failed");
+        assert_eq!(files(&details), BTreeMap::from([(None, vec![names[4]]), of_first.clone(), of_second.clone()]));
+        details["error"] = json!({ "error": { "code": "UserError", "message": "Execution failed. User process exited with 1." } });
+        assert_eq!(files(&details), BTreeMap::from([of_first, of_second]), "the processes say why");
+        assert_eq!(files(&json!({ "logFiles": { "user_logs/std_log.txt": "a" } })), BTreeMap::from([(Some(0), vec!["a"])]));
+        assert!(files(&json!({ "logFiles": { "user_logs/std_log.txt": 7 } })).is_empty() && files(&Value::Null).is_empty());
     }
 
     #[test]

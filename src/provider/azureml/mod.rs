@@ -13,6 +13,7 @@
 //! | before the job was heard of | no job of that name: made; until then a cluster without nodes, which costs nothing |
 //! | after that | a job of that name: taken as it is, over or not |
 
+mod assets;
 mod body;
 mod client;
 mod cluster;
@@ -46,7 +47,8 @@ use self::{
     refusal::Refusal,
 };
 use super::{
-    Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Sighting, Signs, line, named_image,
+    Account, Capabilities, Class, Console, Cursor, Output, Provider, ProviderError, Publication, Resource, Result, Sighting, Signs,
+    line, named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
 use crate::{
@@ -63,6 +65,7 @@ use crate::{
         report::Report,
         units::{Money, Span},
     },
+    store::azure::{self, Named},
 };
 
 /// How often a job is asked for when its cluster goes away meanwhile.
@@ -77,6 +80,8 @@ pub struct Azureml {
     party: Party,
     clock: Arc<dyn Clock>,
     prices: Prices,
+    /// Where the store is, if it is in blobs.
+    container: Option<Named>,
 }
 
 impl Azureml {
@@ -94,7 +99,8 @@ impl Azureml {
         let place = workspace::find(plan, variables, here);
         let client = Client::new(endpoint("FTCTL_ENDPOINT_AZUREML"), place, variables)?;
         let prices = Prices::new(endpoint("FTCTL_ENDPOINT_AZURE_PRICES"), prices)?;
-        Ok(Self { client, party, clock, prices })
+        let container = azure::named(party.store.url(), variables);
+        Ok(Self { client, party, clock, prices, container })
     }
 
     async fn mark(&self) -> Result<Mark<'_>, Refusal> {
@@ -318,7 +324,7 @@ impl Account for Azureml {
 #[async_trait]
 impl Provider for Azureml {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: true }
+        Capabilities { bills: true, signs: true, catalogue: true }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {
@@ -388,6 +394,25 @@ impl Provider for Azureml {
         }
         let details = self.history(&attempt.machine_name()).await?;
         Ok(Some(console::read(&self.client, &details, start).await?))
+    }
+
+    async fn output(&self, attempt: &AttemptId, rank: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>> {
+        if self.find(attempt).await?.is_none() {
+            return Ok(Vec::new());
+        }
+        let details = self.history(&attempt.machine_name()).await?;
+        Ok(console::each(&self.client, &details, rank, cursor).await?)
+    }
+
+    async fn publish(&self, publication: &Publication) -> Result<String> {
+        let mark = self.mark().await?;
+        Ok(match publication {
+            Publication::Store => self.publish_store(&mark).await?,
+            Publication::Model { attempt, receipt, perplexity } => {
+                let tags = assets::tags(attempt, receipt, perplexity.as_deref(), &mark);
+                self.publish_model(attempt, &tags).await?
+            }
+        })
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {

@@ -143,6 +143,7 @@ impl Client {
             *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
         }
         let status = answer.status();
+        crate::transit::request(|| format!("{what}: {}", status.as_u16()));
         let pause = line::pause(answer.headers());
         let bytes = answer.bytes().await.map_err(lost)?;
         if status.is_success() {

@@ -127,6 +127,20 @@ fn endpoint(variables: Variables<'_>) -> Option<String> {
     variables(ENDPOINT).or_else(|| sign_in::endpoint(variables))
 }
 
+/// A container, as others are told of it.
+pub struct Named {
+    pub account: String,
+    pub container: String,
+    /// The address of the account's blob service.
+    pub service: reqwest::Url,
+}
+
+/// The container that `url` names; `None` when it names none.
+pub fn named(url: &str, variables: Variables<'_>) -> Option<Named> {
+    let location = Location::parse(url, endpoint(variables).as_deref()).ok().filter(|_| is_container(url))?;
+    Some(Named { service: location.service(), account: location.account, container: location.container })
+}
+
 /// Where requests to the container that `url` names go; `None` when it names none.
 pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
     Location::parse(url, endpoint(variables).as_deref()).ok().map(|location| location.service().into())

@@ -87,10 +87,13 @@ impl Place {
 
     /// Takes away the attempt's node.
     async fn take(&self, attempt: &AttemptId) {
+        self.pull(&format!("preempt?job={}", attempt.machine_name())).await;
+    }
+
+    async fn pull(&self, lever: &str) {
         let (here, secret) = (&self.environment["FTCTL_ENDPOINT_AZUREML"], &self.environment["IDENTITY_HEADER"]);
-        let lever = format!("{here}/devcloud/preempt?job={}", attempt.machine_name());
-        let done = reqwest::Client::new().post(lever).bearer_auth(secret).send().await.expect("an answer");
-        assert_eq!(done.status(), 200);
+        let done = reqwest::Client::new().post(format!("{here}/devcloud/{lever}")).bearer_auth(secret).send().await;
+        assert_eq!(done.expect("an answer").status(), 200);
     }
 
     async fn provisioned(&self, attempt: &AttemptId) {
@@ -222,4 +225,70 @@ async fn a_cluster_without_a_job_is_tidied_away() {
     assert_eq!(other.tidy(false).await, Ok(Vec::new()), "it is another's");
     assert_eq!(provider.tidy(false).await, Ok(vec![name]));
     assert_eq!(provider.tidy(false).await, Ok(Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_process_is_read_through_every_retry_and_the_service_where_it_is_to_blame() {
+    let trouble = json!([{ "job": "-a2", "kind": "no_image" }]);
+    let place = Place::new(json!({ "notice": "1s", "troubles": trouble })).await;
+    let (one, two) = (attempt("ranks"), AttemptId::new(&attempt("ranks").job, 2));
+    place.provisioned(&one).await;
+    place.until(&one, |_| place.starts(&one) == 1).await;
+    let (provider, mut cursor) = (place.provider(), Cursor::new());
+    let output = |rank, text: &str| Output { rank, text: text.to_owned() };
+    assert_eq!(provider.output(&one, None, &mut cursor).await, Ok(vec![output(Some(0), "hello\n")]));
+    place.pull(&format!("preempt?job={}&restarts=true", one.machine_name())).await;
+    let begun = Instant::now();
+    let mut again = Vec::new();
+    while again.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(120), "it is not started again");
+        sleep(Duration::from_millis(20)).await;
+        again = provider.output(&one, Some(0), &mut cursor).await.expect("read");
+    }
+    assert_eq!(again, [output(Some(0), "hello\n")], "of the second life, and only that");
+    assert_eq!(provider.output(&one, Some(1), &mut Cursor::new()).await, Ok(Vec::new()));
+    place.provisioned(&two).await;
+    place.until(&two, |seen| matches!(seen, Sighting::Unfit { .. })).await;
+    let said = provider.output(&two, None, &mut Cursor::new()).await.expect("read");
+    assert!(matches!(&*said, [Output { rank: None, text }] if text.contains("Failed to pull")), "{said:?}");
+    let console = provider.console(&two, 0).await.expect("read").expect("a console");
+    assert_eq!(console.text, said[0].text, "kept with the job, which had no log");
+    assert_eq!(provider.output(&AttemptId::new(&one.job, 3), None, &mut Cursor::new()).await, Ok(Vec::new()));
+    provider.destroy(&one.job).await.expect("destroyed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_workspace_knows_a_store_and_a_model_once_and_by_no_key() {
+    let (place, one) = (Place::new(json!({})).await, attempt("known"));
+    let mut provider = place.provider();
+    assert!(provider.publish(&Publication::Store).await.is_err(), "it is in memory");
+    let at = |url: &str| azure::named(url, &|_| None).expect("a container");
+    for (url, account, endpoint, protocol) in [
+        ("azure://acct1/train", "acct1", "core.windows.net", "https"),
+        ("http://127.0.0.1:10000/devstoreaccount1/jobs", "devstoreaccount1", "127.0.0.1:10000", "http"),
+    ] {
+        provider.container = Some(at(url));
+        let name = provider.publish(&Publication::Store).await.expect("registered");
+        assert_eq!(provider.publish(&Publication::Store).await, Ok(name.clone()));
+        let name = name.strip_prefix("datastore ").expect("its name");
+        let kept = provider.client.find(&["datastores", name]).await.expect("seen").expect("there");
+        let properties = &kept["properties"];
+        assert_eq!(properties["credentials"], json!({ "credentialsType": "None" }));
+        let told = ["accountName", "endpoint", "protocol"].map(|key| properties[key].as_str().expect("text"));
+        assert_eq!(told, [account, endpoint, protocol]);
+    }
+    let model = |perplexity: Option<&str>| Publication::Model {
+        attempt: one.clone(),
+        receipt: "0.42 USD".to_owned(),
+        perplexity: perplexity.map(str::to_owned),
+    };
+    let name = provider.publish(&model(Some("23.100"))).await.expect("registered");
+    assert_eq!(provider.publish(&model(None)).await, Ok(name.clone()), "it is there");
+    assert_eq!(name, format!("model {}:{}", one.job.name(), one.job.suffix()));
+    let kept = provider.client.find(&["models", one.job.name(), "versions", one.job.suffix()]).await.expect("seen").expect("there");
+    let tags = &kept["properties"]["tags"];
+    assert_eq!((&tags["ftctl-job"], &tags["ftctl-perplexity"]), (&json!(one.job.as_str()), &json!("23.100")));
+    assert_eq!(tags["ftctl-receipt"], "0.42 USD");
+    let other = Publication::Model { attempt: AttemptId::new(&one.job, 2), receipt: String::new(), perplexity: None };
+    assert_eq!(provider.publish(&other).await.map_err(|error| error.class), Err(Class::Conflict));
 }

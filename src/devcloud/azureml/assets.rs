@@ -1,0 +1,52 @@
+//! Versions of data and of models: what is registered in a workspace.
+
+use serde_json::Value;
+
+use super::{
+    api::{Answer, Refusal, Request, get, keep},
+    rules,
+    service::Service,
+};
+
+/// What a version of a model may have; the service's description in the recordings ends before models.
+const OF_MODEL: [&str; 10] =
+    ["description", "properties", "tags", "isAnonymous", "isArchived", "flavors", "jobName", "modelType", "modelUri", "stage"];
+
+pub fn get_data(service: &mut Service, _: &Request, [name, version]: [&str; 2]) -> Answer {
+    get(service, &end("data", name, version))
+}
+
+pub fn put_data(service: &mut Service, request: &Request, names: [&str; 2]) -> Answer {
+    put(service, request, "data", names, "dataUri")
+}
+
+pub fn get_model(service: &mut Service, _: &Request, [name, version]: [&str; 2]) -> Answer {
+    get(service, &end("models", name, version))
+}
+
+pub fn put_model(service: &mut Service, request: &Request, names: [&str; 2]) -> Answer {
+    let properties = request.body["properties"].as_object().ok_or_else(|| Refusal::invalid("/properties is required"))?;
+    if let Some(other) = properties.keys().find(|name| !OF_MODEL.contains(&name.as_str())) {
+        return Err(Refusal::invalid(format!("/properties/{other} is not known")));
+    }
+    let are_texts = |table: &Value| table.as_object().is_none_or(|table| table.values().all(Value::is_string));
+    if !request.body["properties"]["modelUri"].is_string() || !are_texts(&request.body["properties"]["tags"]) {
+        return Err(Refusal::invalid("A model has a modelUri, and its tags are texts."));
+    }
+    put(service, request, "models", names, "modelUri")
+}
+
+fn end(kind: &str, name: &str, version: &str) -> String {
+    format!("{kind}/{name}/versions/{version}")
+}
+
+/// A version stays where it is.
+fn put(service: &mut Service, request: &Request, kind: &str, [name, version]: [&str; 2], place: &str) -> Answer {
+    rules::name("name", name).and_then(|()| rules::name("version", version)).map_err(Refusal::invalid)?;
+    let end = end(kind, name, version);
+    let is_other = |known: &Value| known["properties"][place] != request.body["properties"][place];
+    if service.kept.get(&end).is_some_and(|known| is_other(&known.body)) {
+        return Err(Refusal::new(409, "UserError", format!("The version {name}:{version} exists at another place.")));
+    }
+    keep(service, end, &request.body)
+}
