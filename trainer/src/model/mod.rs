@@ -11,12 +11,22 @@ mod gpt2;
 #[cfg(feature = "torch")]
 pub(crate) mod layers;
 #[cfg(feature = "torch")]
+mod loss;
+#[cfg(feature = "torch")]
 pub mod weights;
 
 #[cfg(feature = "torch")]
-pub use gpt2::{Gpt2, adapters::Adapters, draft::Draft, kv_cache::KvCache};
+pub use gpt2::{
+    Gpt2, Setup,
+    adapters::Adapters,
+    batch::{Batch, covering},
+    draft::Draft,
+    kv_cache::KvCache,
+};
 #[cfg(feature = "torch")]
 pub use layers::{dropout::Dropout, fused::Fused, head::IGNORED};
+#[cfg(feature = "torch")]
+pub use loss::Loss;
 pub use memory_estimate::TrainingMemory;
 pub use shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
 #[cfg(feature = "torch")]

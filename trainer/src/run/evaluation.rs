@@ -6,13 +6,12 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::Run;
-use crate::data::batch::{Batch, covering};
 use crate::data::error::DataError;
 use crate::data::shard::{Split, TokenStream};
 use crate::error::Failure;
 use crate::journal::trace::span;
 use crate::journal::{Record, grouped, say};
-use crate::model::Gpt2;
+use crate::model::{Batch, Gpt2, Loss, covering};
 use crate::progress::Event;
 
 /// A model's loss on a stream. Every token counts the same, however the stream is cut into batches.
@@ -56,17 +55,15 @@ pub fn evaluate(
     mut go_on: impl FnMut(u64, u64) -> bool,
 ) -> Result<Option<Evaluation>, DataError> {
     let sequences = sequences(stream, reading);
-    let (mut sum, mut tokens) = (0.0, 0);
+    let mut sum = Loss::default();
     for first in (0..sequences).step_by(reading.batch) {
         if !go_on(first, sequences) {
             return Ok(None);
         }
         let batch = Batch::read(stream, first..sequences.min(first + reading.batch as u64), reading.block_size)?;
-        let (loss, counted) = model.loss(&batch.inputs, &batch.targets);
-        sum += loss;
-        tokens += counted as u64;
+        sum = sum + model.loss(&batch);
     }
-    let loss = sum / tokens as f64;
+    let (loss, tokens) = (sum.mean(), sum.weight as u64);
     Ok((tokens > 0).then(|| Evaluation { loss, perplexity: loss.exp(), tokens, sequences }))
 }
 

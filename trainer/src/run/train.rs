@@ -10,11 +10,11 @@ use std::time::Instant;
 use super::Run;
 use super::checkpoint::writing::Writing;
 use super::ending::Summary;
-use crate::data::batch::Batch;
 use crate::data::sampler::first_sequence;
 use crate::data::shard::Split;
 use crate::error::Failure;
 use crate::journal::trace::{self, span};
+use crate::model::{Batch, Loss};
 use crate::optimizer::{clip_factor, global_norm};
 use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
@@ -72,20 +72,12 @@ fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
 }
 
 impl Run {
-    /// One optimizer step: gradients of all micro-batches, each token weighted the same; clip; update.
+    /// One optimizer step: gradients of all micro-batches; clip; update.
     fn step(&mut self) -> Result<(), Failure> {
         let (started, _span) = (Instant::now(), span("step"));
-        let tokens = self.config.train.tokens_per_step();
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
-        self.model.zero_gradients();
-        let mut sum = 0.0;
-        for micro_step in 0..self.config.train.gradient_accumulation as u64 {
-            let batch = self.micro_batch(micro_step)?;
-            self.model.begin_at_sequence(self.first_sequence(micro_step));
-            sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
-        }
+        let loss = self.accumulate(scale)?.mean();
         let updating = span("optimizer");
-        let loss = sum / tokens as f64;
         let gradient_norm = global_norm(self.model.gradients()) / scale;
         let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
@@ -105,11 +97,22 @@ impl Run {
             }
         };
         drop(updating);
+        let tokens = self.config.train.tokens_per_step();
         self.state.step += 1;
         self.state.tokens += tokens;
         self.state.skipped += u64::from(skipped.is_some());
         self.recorder.pace.add(tokens, started.elapsed());
         self.report(loss, rate, gradient_norm, skipped)
+    }
+
+    /// Makes the gradients those of `scale` times the mean loss of the step: all of its micro-batches are read first, because each
+    /// target of any of them has the same share in it.
+    fn accumulate(&mut self, scale: f64) -> Result<Loss, Failure> {
+        let parts = 0..self.config.train.gradient_accumulation as u64;
+        let batches = parts.map(|part| self.micro_batch(part)).collect::<Result<Vec<_>, _>>()?;
+        let weight: f64 = batches.iter().map(Batch::weight).sum();
+        self.model.zero_gradients();
+        Ok(batches.iter().map(|batch| self.model.accumulate(batch, scale / weight)).sum())
     }
 
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
@@ -139,18 +142,12 @@ impl Run {
         !(settings.keeps_best() && (self.is_over() || may_end))
     }
 
-    /// The `micro_step`-th part of the current step's sequences.
-    fn micro_batch(&self, micro_step: u64) -> Result<Batch, Failure> {
-        let _span = span("data");
-        let first = self.first_sequence(micro_step);
-        let settings = &self.config.train;
+    /// The `part`-th micro-batch of the current step.
+    fn micro_batch(&self, part: u64) -> Result<Batch, Failure> {
+        let (_span, settings) = (span("data"), &self.config.train);
+        let first = first_sequence(settings, self.state.step, part);
         let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
-        Ok(Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)?)
-    }
-
-    /// Number in the run of the first sequence of the current step's `micro_step`-th part.
-    fn first_sequence(&self, micro_step: u64) -> u64 {
-        first_sequence(&self.config.train, self.state.step, micro_step)
+        Ok(Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)?.at(first))
     }
 
     /// Every `checkpoint_every` steps and at the end.

@@ -1,19 +1,36 @@
-//! Blocks of a token stream as tensors.
+//! What a GPT-2 reads at once: blocks of a token stream as tensors.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use super::error::DataError;
-use super::shard::TokenStream;
-use crate::model::IGNORED;
+use crate::data::error::DataError;
+use crate::data::shard::TokenStream;
+use crate::model::layers::head::IGNORED;
 
-/// Sequences for the model: `inputs` and `targets` are `[batch, block_size]` `i64`, the targets one token ahead of the inputs.
+/// Sequences of one length, with the token that each of theirs predicts.
 #[derive(Debug)]
 pub struct Batch {
-    pub inputs: Tensor,
-    pub targets: Tensor,
+    /// `[batch, length]` `i64`.
+    pub(crate) inputs: Tensor,
+    /// `[batch, length]` `i64`, one token ahead of the inputs; [`IGNORED`] is not counted.
+    pub(crate) targets: Tensor,
+    /// Number in the run of the first sequence: dropout is a function of it.
+    pub(crate) first_sequence: u64,
+    weight: f64,
 }
 
 impl Batch {
+    /// `inputs` and `targets` are `[batch, length]` `i64` on any device; a target of [`IGNORED`] is not counted.
+    pub fn new(inputs: Tensor, targets: Tensor) -> Self {
+        let weight = targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]) as f64;
+        Self { inputs, targets, first_sequence: 0, weight }
+    }
+
+    /// Says which sequences of a run these are, by the number of the first.
+    #[must_use]
+    pub fn at(self, first_sequence: u64) -> Self {
+        Self { first_sequence, ..self }
+    }
+
     /// Reads the given blocks: windows of `block_size + 1` tokens at multiples of `block_size`. Where a window reaches past the
     /// end of the stream the targets are [`IGNORED`].
     ///
@@ -32,7 +49,12 @@ impl Batch {
             targets.resize(targets.len().next_multiple_of(block_size), IGNORED);
         }
         let tensor = |tokens: &[i64]| Tensor::from_slice(tokens).view([-1, block_size as i64]);
-        Ok(Self { inputs: tensor(&inputs), targets: tensor(&targets) })
+        Ok(Self::new(tensor(&inputs), tensor(&targets)))
+    }
+
+    /// Targets that are counted.
+    pub fn weight(&self) -> f64 {
+        self.weight
     }
 }
 
