@@ -18,7 +18,7 @@ use crate::error::{Failure, STOPPED, tells_of_no_memory};
 use crate::generation::sampling::Sampling;
 use crate::generation::{self, Request};
 use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
-use crate::model::{Gpt2, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
+use crate::model::{Gpt2, Model, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
 use crate::process;
 use crate::run::check_tokenizer;
 use crate::run::checkpoint;
@@ -276,7 +276,7 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
         SplitName::Train => Split::Train,
         SplitName::Validation => Split::Validation,
     };
-    let model = Gpt2::new(shape, &parameters, device);
+    let model = Model::Gpt2(Gpt2::new(shape, &parameters, device));
     let reading = Reading { block_size, batch: arguments.batch, limit: arguments.sequences };
     let evaluation = evaluation::evaluate(&model, dataset.split(split), reading, |_, _| true)?;
     let nothing = || Failure::input(format!("the {} split of {} has no token to predict", split.name(), arguments.data.display()));

@@ -10,6 +10,7 @@ use crate::error::Failure;
 use crate::files;
 use crate::generation::{self, Finish, Request};
 use crate::journal::say;
+use crate::model::Model;
 use crate::process;
 use crate::progress::Event;
 use crate::settings::SampleConfig;
@@ -80,9 +81,10 @@ impl Run {
             end_of_text: tokenizer.end_of_text(),
             draft: false, // The estimate of a run's memory knows none.
         };
-        let continuation = generation::generate(&self.model, &[prompt], &request)?.swap_remove(0);
+        let Model::Gpt2(model) = &self.model;
+        let continuation = generation::generate(model, &[prompt], &request)?.swap_remove(0);
         if continuation.finish == Finish::Context {
-            say(&format!("the sample ends where the model's context of {} tokens ends", self.model.shape().context));
+            say(&format!("the sample ends where the model's context of {} tokens ends", model.shape().context));
         }
         Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))
     }
@@ -95,7 +97,7 @@ impl Run {
             skipped: state.skipped,
             stopped_early: state.step < state.steps,
             tokens: state.tokens,
-            parameters: self.model.shape().parameters(),
+            parameters: self.model.size(),
             seconds: state.seconds,
             perplexity_before: state.first_validation_loss.map(f64::exp),
             perplexity_after: state.last_validation_loss.map(f64::exp),

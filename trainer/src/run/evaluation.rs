@@ -11,7 +11,7 @@ use crate::data::shard::{Split, TokenStream};
 use crate::error::Failure;
 use crate::journal::trace::span;
 use crate::journal::{Record, grouped, say};
-use crate::model::{Batch, Gpt2, Loss, covering};
+use crate::model::{Loss, Model, covering};
 use crate::progress::Event;
 
 /// A model's loss on a stream. Every token counts the same, however the stream is cut into batches.
@@ -49,7 +49,7 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
 /// # Errors
 /// Those of [`TokenStream::read`].
 pub fn evaluate(
-    model: &Gpt2,
+    model: &Model,
     stream: &TokenStream,
     reading: Reading,
     mut go_on: impl FnMut(u64, u64) -> bool,
@@ -60,7 +60,7 @@ pub fn evaluate(
         if !go_on(first, sequences) {
             return Ok(None);
         }
-        let batch = Batch::read(stream, first..sequences.min(first + reading.batch as u64), reading.block_size)?;
+        let batch = model.batch(stream, first..sequences.min(first + reading.batch as u64), reading.block_size)?;
         sum = sum + model.loss(&batch);
     }
     let (loss, tokens) = (sum.mean(), sum.weight as u64);

@@ -18,7 +18,7 @@ use crate::data::error::{Class, DataError};
 use crate::data::sampler::Sampler;
 use crate::data::shard::Dataset;
 use crate::error::Failure;
-use crate::model::Gpt2;
+use crate::model::Model;
 use crate::model::weights::parameters::ModelError;
 use crate::model::weights::tensor_file::FileError;
 use crate::optimizer::Optimizer;
@@ -36,7 +36,7 @@ pub struct Run {
     pub(crate) config: TrainConfig,
     pub(crate) dataset: Dataset,
     pub(crate) sampler: Sampler,
-    pub(crate) model: Gpt2,
+    pub(crate) model: Model,
     pub(crate) optimizer: Optimizer,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,

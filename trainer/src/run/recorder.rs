@@ -11,7 +11,6 @@ use super::checkpoint::writing::Writing;
 use crate::device;
 use crate::error::Failure;
 use crate::journal::Journal;
-use crate::model::Shape;
 use crate::settings::{Compat, TrainConfig, TrainSettings};
 
 /// Everything that a run writes down.
@@ -61,8 +60,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
-        let flops_per_token = shape.flops_per_token(settings.block_size, settings.lora.as_deref());
+    pub(crate) fn new(flops_per_token: f64, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
         let started = Instant::now();
         let peak = device::measured_rate(device, settings.precision.kind(), settings.engine);
         Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }

@@ -147,7 +147,7 @@ impl Run {
         let (_span, settings) = (span("data"), &self.config.train);
         let first = first_sequence(settings, self.state.step, part);
         let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
-        Ok(Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)?.at(first))
+        Ok(self.model.batch(self.dataset.split(Split::Train), blocks, settings.block_size)?.at(first))
     }
 
     /// Every `checkpoint_every` steps and at the end.

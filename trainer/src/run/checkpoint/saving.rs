@@ -12,21 +12,18 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::writing::Writing;
 use crate::error::Failure;
-use crate::files;
 use crate::journal::trace::span;
-use crate::model::Adapters;
-use crate::model::hugging_face::CONFIG_FILE;
-use crate::model::weights::parameters::WEIGHTS_FILE;
-use crate::model::weights::tensor_file::{self, FileError};
+use crate::model::Stored;
+use crate::model::weights::parameters::ModelError;
+use crate::model::weights::tensor_file;
 use crate::progress::Event;
 use crate::run::best::Best;
 use crate::run::checkpoint;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
-use crate::settings::lora::ADAPTER_FILE;
 use crate::state::State;
 
 impl Run {
@@ -74,10 +71,8 @@ impl Run {
     fn contents(&self) -> Contents {
         let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
         Contents {
-            weights: self.model.parameters().stored(),
-            adapters: self.model.adapters().map(|adapters| adapters.to(self.model.device(), Kind::Float)),
+            model: self.model.stored(self.dataset.end_of_text()),
             optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
-            model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
             tokenizer: tokenizer.collect(),
             steps: (self.recorder.journal.steps_path().to_owned(), self.state.log_bytes),
             best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.recorder.best.clone()),
@@ -88,12 +83,8 @@ impl Run {
 
 /// The contents of a checkpoint. The tensors share memory with those of the run.
 struct Contents {
-    weights: Vec<(String, Tensor)>,
-    /// To be merged into the weights, and kept beside them.
-    adapters: Option<Adapters>,
+    model: Stored,
     optimizer: Vec<(String, Tensor)>,
-    /// `config.json`.
-    model: serde_json::Value,
     tokenizer: Vec<PathBuf>,
     /// The step log and how much of it belongs to the checkpoint.
     steps: (PathBuf, u64),
@@ -112,31 +103,21 @@ impl Contents {
         // At once: one file alone does not keep the disk busy.
         thread::scope(|threads| {
             let optimizer = self.optimizer;
-            let optimizer = threads.spawn(move || tensor_file::write(&directory.join(OPTIMIZER_FILE), named(&optimizer)));
-            write_weights(&self.weights, self.adapters.as_ref(), directory)?;
-            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
+            let optimizer = threads.spawn(move || {
+                let tensors = optimizer.iter().map(|(name, tensor)| (name.clone(), tensor));
+                tensor_file::write(&directory.join(OPTIMIZER_FILE), tensors)
+            });
+            self.model.write(directory)?;
+            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(ModelError::from)
         })
-        .map_err(|error| unwritten(error.into()))?;
+        .map_err(unwritten)?;
         drop(copying);
-        files::write_json(&directory.join(CONFIG_FILE), &self.model)?;
         for file in &self.tokenizer {
             copy(file, directory, u64::MAX)?;
         }
         copy(&self.steps.0, directory, self.steps.1)?;
         self.state.write(directory)
     }
-}
-
-/// Merged with the adapters, which are kept beside them, where the run has some.
-fn write_weights(weights: &[(String, Tensor)], adapters: Option<&Adapters>, directory: &Path) -> Result<(), FileError> {
-    let path = directory.join(WEIGHTS_FILE);
-    let Some(adapters) = adapters else { return tensor_file::write(&path, named(weights)) };
-    adapters.parameters().write_entries(&directory.join(ADAPTER_FILE))?;
-    tensor_file::write_changed(&path, named(weights), |name, weight| adapters.merged(name, weight))
-}
-
-fn named(tensors: &[(String, Tensor)]) -> impl Iterator<Item = (String, &Tensor)> {
-    tensors.iter().map(|(name, tensor)| (name.clone(), tensor))
 }
 
 /// The first `bytes` of a file, under its name in `directory`.

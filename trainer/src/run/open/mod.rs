@@ -50,7 +50,8 @@ impl Run {
         tch::set_num_threads(state.threads as i32);
         let model = model::open(&config, shape, &dataset, chosen.device, checkpoint)?;
         let optimizer = optimizer::open(&model, &config, checkpoint, state.updates())?;
-        let pace = || Pace::new(&shape, &config.train, chosen.device, state.seconds);
+        let flops_per_token = shape.flops_per_token(config.train.block_size, config.train.lora.as_deref());
+        let pace = || Pace::new(flops_per_token, &config.train, chosen.device, state.seconds);
         let recorder = Recorder::open(&config, checkpoints, checkpoint, state.step, pace)?;
         let mut run = Self { config, dataset, sampler, model, optimizer, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;

@@ -9,7 +9,7 @@ use crate::data::shard::Dataset;
 use crate::device;
 use crate::error::Failure;
 use crate::model::weights::parameters::ModelError;
-use crate::model::{Adapters, Dropout, Gpt2, Parameters, Setup, Shape};
+use crate::model::{Adapters, Dropout, Gpt2, Model, Parameters, Setup, Shape};
 use crate::offload::Place;
 use crate::settings::lora::Lora;
 use crate::settings::{Offload, TrainConfig, TrainSettings, Variant, validate};
@@ -21,7 +21,7 @@ pub(super) fn open(
     dataset: &Dataset,
     device: Device,
     checkpoint: Option<&Path>,
-) -> Result<Gpt2, Failure> {
+) -> Result<Model, Failure> {
     let (settings, away) = (&config.train, device::away(device, &config.train));
     let place = if away != Offload::None {
         Place::Locked(device)
@@ -48,7 +48,7 @@ pub(super) fn open(
         rows: settings.micro_batch.sequences() * settings.block_size,
         place_of_activations: Place::of_activations(device, &config.output),
     };
-    Gpt2::for_training(shape, &parameters, device, &setup)
+    Gpt2::for_training(shape, &parameters, device, &setup).map(Model::Gpt2)
 }
 
 fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
