@@ -19,6 +19,7 @@ use super::layers::dropout::{Dropout, Masks, Site};
 use super::layers::fused::Fused;
 use super::layers::gelu::Gelu;
 use super::layers::layout::Layout;
+use super::layers::mask::Mask;
 use super::layers::{head, linear, norm};
 use super::loss::Loss;
 use super::shape::Shape;
@@ -227,7 +228,7 @@ impl Gpt2 {
         let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
         let running = span("forward");
         let documents = self.documents(inputs);
-        let layout = Layout { masks, documents: documents.as_ref(), ..self.layout(inputs) };
+        let layout = Layout { mask: mask(documents.as_ref()), dropout: masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
         let mut x = self.embed(&inputs, documents.as_ref());
         if let Some(masks) = masks {
@@ -328,7 +329,7 @@ impl Gpt2 {
     /// The stream after the final layer norm, `[N, D]`.
     fn hidden(&self, inputs: &Tensor) -> Tensor {
         let documents = self.documents(inputs);
-        let layout = Layout { documents: documents.as_ref(), ..self.layout(inputs) };
+        let layout = Layout { mask: mask(documents.as_ref()), ..self.layout(inputs) };
         let mut x = self.embed(&inputs.to_device(self.device), documents.as_ref());
         for layer in 0..self.shape.layers {
             let weights = self.block(layer, None);
@@ -361,8 +362,12 @@ impl Gpt2 {
             Variant::Fairseq => Gelu::Exact,
         };
         let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
-        Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind, fused: self.fused }
+        Layout { batch, length, heads, epsilon, gelu, mask: Mask::Causal, dropout: None, kind: self.kind, fused: self.fused }
     }
+}
+
+fn mask(documents: Option<&Documents>) -> Mask<'_> {
+    documents.map_or(Mask::Causal, Mask::Documents)
 }
 
 /// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it

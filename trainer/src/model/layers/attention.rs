@@ -123,7 +123,7 @@ fn forward_plain<E: Element, H: Term>(qkv: Tensor, layout: Layout<'_>) -> Attent
     let (values, outputs) = (elements::<E>(&qkv), by_head::<E>(elements_mut(&mut output), layout, 1));
     let work = outputs.into_iter().zip(floats_mut(&mut log_sum_exp).chunks_mut(length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut output, log_sum_exp))| {
-        for rows in layout.parts(number / count as usize) {
+        for rows in layout.mask.parts(number / count as usize, length as usize) {
             let head = Head::<H>::new(values, layout, number, &rows);
             let result = head.forward(&mut log_sum_exp[rows.clone()]);
             result.chunks(head.channels).zip(&mut output[rows]).for_each(|(row, place)| store(row, place));
@@ -140,7 +140,7 @@ fn backward_plain<E: Element, H: Term>(kept: &Attention, doutput: &Tensor, layou
     let gradients = by_head::<E>(elements_mut(&mut dqkv), layout, 3);
     let work = gradients.into_iter().zip(floats(&kept.sums[0].log_sum_exp).chunks(layout.length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut places, log_sum_exp))| {
-        for rows in layout.parts(number / layout.heads as usize) {
+        for rows in layout.mask.parts(number / layout.heads as usize, layout.length as usize) {
             let head = Head::<H>::new(qkv, layout, number, &rows);
             let [output, doutput] = [output, doutput].map(|values| of_head(values, layout, 1, number, &rows));
             let gradients = head.backward(&log_sum_exp[rows.clone()], &output, &doutput);
@@ -203,7 +203,7 @@ impl<H: Term> Head<H> {
             channels,
             scale: 1.0 / (channels as f32).sqrt(),
             start: rows.start,
-            masks: layout.attention_masks().map(|masks| (masks, number / heads, number % heads)),
+            masks: layout.attention_dropout().map(|masks| (masks, number / heads, number % heads)),
         }
     }
 

@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, Sums, join_heads, split_heads};
 use super::layout::Layout;
+use super::mask::Mask;
 use crate::aten;
 use crate::error::Failure;
 
@@ -66,13 +67,12 @@ struct Part {
 impl Part {
     /// The whole batch, or each document of each sequence.
     fn all(layout: Layout<'_>) -> Vec<Self> {
-        let batch = layout.batch as usize;
-        match layout.documents {
-            None => vec![Self { sequences: 0..batch, rows: 0..layout.length as usize }],
-            Some(documents) => (0..batch)
-                .flat_map(|sequence| documents.of(sequence).map(move |rows| Self { sequences: sequence..sequence + 1, rows }))
-                .collect(),
+        let [batch, length] = [layout.batch, layout.length].map(|size| size as usize);
+        if let Mask::Causal = layout.mask {
+            return vec![Self { sequences: 0..batch, rows: 0..length }];
         }
+        let of = |sequence| layout.mask.parts(sequence, length).into_iter().map(move |rows| (sequence..sequence + 1, rows));
+        (0..batch).flat_map(of).map(|(sequences, rows)| Self { sequences, rows }).collect()
     }
 
     /// The part of `[B, H, T, D / H]`, in the same memory.
@@ -112,7 +112,7 @@ fn forward_part([q, k, v]: [Tensor; 3], layout: Layout<'_>, number: usize) -> (T
         let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, true, None::<&Tensor>, None);
         return (output, Sums { log_sum_exp, seeds: None });
     }
-    let dropped = layout.attention_masks().map(|masks| (masks.dropout.attention, masks.seed(number)));
+    let dropped = layout.attention_dropout().map(|masks| (masks.dropout.attention, masks.seed(number)));
     let made = aten::attention([&q, &k, &v], dropped, layout.fused == Fused::Flash);
     let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
     (output, Sums { log_sum_exp, seeds: Some([seed, offset]) })
@@ -142,7 +142,7 @@ fn of_three(gradients: [Tensor; 3]) -> Tensor {
 fn backward_part([q, k, v]: &[Tensor; 3], sums: &Sums, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
     let Sums { log_sum_exp, seeds } = sums;
     if let Some([seed, offset]) = seeds {
-        let rate = layout.attention_masks().map_or(0.0, |masks| masks.dropout.attention);
+        let rate = layout.attention_dropout().map_or(0.0, |masks| masks.dropout.attention);
         let kept = [output, log_sum_exp, seed, offset];
         return aten::attention_backward(doutput, [q, k, v], kept, rate, layout.fused == Fused::Flash);
     }
@@ -163,17 +163,14 @@ struct Scores {
 
 impl Scores {
     fn are_needed(layout: Layout<'_>) -> bool {
-        layout.fused == Fused::Cpu && layout.attention_masks().is_some()
+        layout.fused == Fused::Cpu && layout.attention_dropout().is_some()
     }
 
     fn new(q: &Tensor, k: &Tensor, layout: Layout<'_>) -> Self {
         let scale = 1.0 / (q.size()[3] as f64).sqrt();
-        let mut hidden = Tensor::ones([q.size()[2], q.size()[2]], (Kind::Bool, q.device())).triu(1);
-        if let Some(documents) = layout.documents {
-            hidden = hidden.logical_or(&documents.apart().to_device(q.device()));
-        }
+        let hidden = layout.mask.hidden(layout.length, q.device());
         let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&hidden, f64::NEG_INFINITY);
-        let mask = layout.attention_masks().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
+        let mask = layout.attention_dropout().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
         let mask = mask.map(|mask| mask.to_device(q.device()).to_kind(q.kind()));
         Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
     }
@@ -209,16 +206,16 @@ mod tests {
         let dropout = Dropout { seed: 1, residual: 0.0, attention: 0.1, adapter: 0.0 };
         let masks = Some(Masks { dropout, first_sequence: 0, layer: 0 });
         let documents = Documents::new(&Tensor::zeros([1, 8], (Kind::Int64, Device::Cpu)), 0);
-        let needed = |masks, documents| {
+        let needed = |dropout, mask| {
             let [batch, length, heads] = [1, 8, 1];
             let (epsilon, gelu, kind) = (1e-5, Gelu::Tanh, Kind::Float);
             [Fused::Cpu, Fused::Flash, Fused::Efficient]
-                .map(|fused| Scores::are_needed(Layout { batch, length, heads, epsilon, gelu, masks, documents, kind, fused }))
+                .map(|fused| Scores::are_needed(Layout { batch, length, heads, epsilon, gelu, mask, dropout, kind, fused }))
         };
-        assert_eq!(needed(None, None), [false; 3]);
-        assert_eq!(needed(masks, None), [true, false, false]);
-        assert_eq!(needed(None, Some(&documents)), [false; 3]);
-        assert_eq!(needed(masks, Some(&documents)), [true, false, false]);
+        assert_eq!(needed(None, Mask::Causal), [false; 3]);
+        assert_eq!(needed(masks, Mask::Causal), [true, false, false]);
+        assert_eq!(needed(None, Mask::Documents(&documents)), [false; 3]);
+        assert_eq!(needed(masks, Mask::Documents(&documents)), [true, false, false]);
     }
 
     /// A CPU has neither of the kernels, and still its generator is what the call has seeded. Tests beside this one draw from it,
