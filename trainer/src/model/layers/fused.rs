@@ -29,7 +29,7 @@ impl Fused {
             return Ok(Self::Cpu);
         }
         let example = Tensor::zeros([1, 1, 64, channels as i64], (kind, device));
-        let works = |fused: &Self| aten::attention([&example; 3], None, *fused == Self::Flash).map(|_| ());
+        let works = |fused: &Self| aten::attention([&example; 3], true, None, *fused == Self::Flash).map(|_| ());
         let refused = match [Self::Flash, Self::Efficient].map(|fused| works(&fused).map(|()| fused)) {
             [Ok(fused), _] | [_, Ok(fused)] => return Ok(fused),
             [_, Err(refused)] => refused,
@@ -68,7 +68,7 @@ impl Part {
     /// The whole batch, or each document of each sequence.
     fn all(layout: Layout<'_>) -> Vec<Self> {
         let [batch, length] = [layout.batch, layout.length].map(|size| size as usize);
-        if let Mask::Causal = layout.mask {
+        if let Mask::Causal | Mask::Full = layout.mask {
             return vec![Self { sequences: 0..batch, rows: 0..length }];
         }
         let of = |sequence| layout.mask.parts(sequence, length).into_iter().map(move |rows| (sequence..sequence + 1, rows));
@@ -83,8 +83,12 @@ impl Part {
     }
 }
 
-/// Joins the results of all parts, `[rows, …]`.
-fn joined(mut parts: Vec<Tensor>) -> Tensor {
+/// Joins the results of all parts, `[rows, …]`; rows of none are 0.
+fn joined(mut parts: Vec<Tensor>, layout: Layout<'_>) -> Tensor {
+    if layout.mask.leaves_rows_out() {
+        let fill = |part: &Tensor| part.constant_pad_nd([0, 0, 0, layout.length - part.size()[0]]);
+        parts = parts.iter().map(fill).collect();
+    }
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(&parts, 0) }
 }
 
@@ -102,18 +106,18 @@ pub(crate) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
         (join_heads(&output), sums)
     };
     let (outputs, sums) = Part::all(layout).into_iter().enumerate().map(part).unzip();
-    Attention { qkv, sums, output: joined(outputs) }
+    Attention { qkv, sums, output: joined(outputs, layout) }
 }
 
 /// The `number`-th part of a batch; queries, keys, values and the output are `[B, H, T, D / H]`.
 fn forward_part([q, k, v]: [Tensor; 3], layout: Layout<'_>, number: usize) -> (Tensor, Sums) {
     if layout.fused == Fused::Cpu {
         let flash = Tensor::internal_scaled_dot_product_flash_attention_for_cpu;
-        let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, true, None::<&Tensor>, None);
+        let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, layout.mask.is_causal(), None::<&Tensor>, None);
         return (output, Sums { log_sum_exp, seeds: None });
     }
     let dropped = layout.attention_dropout().map(|masks| (masks.dropout.attention, masks.seed(number)));
-    let made = aten::attention([&q, &k, &v], dropped, layout.fused == Fused::Flash);
+    let made = aten::attention([&q, &k, &v], layout.mask.is_causal(), dropped, layout.fused == Fused::Flash);
     let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
     (output, Sums { log_sum_exp, seeds: Some([seed, offset]) })
 }
@@ -130,7 +134,7 @@ pub(crate) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -
         let heads = heads.each_ref().map(|tensor| part.of(tensor));
         of_three(backward_part(&heads, sums, &part.of(&output), &part.of(&doutput), layout))
     };
-    joined(Part::all(layout).into_iter().zip(&kept.sums).map(part).collect())
+    joined(Part::all(layout).into_iter().zip(&kept.sums).map(part).collect(), layout)
 }
 
 /// Three times `[B, H, T, D / H]` → `[N, 3D]`.
@@ -144,10 +148,10 @@ fn backward_part([q, k, v]: &[Tensor; 3], sums: &Sums, output: &Tensor, doutput:
     if let Some([seed, offset]) = seeds {
         let rate = layout.attention_dropout().map_or(0.0, |masks| masks.dropout.attention);
         let kept = [output, log_sum_exp, seed, offset];
-        return aten::attention_backward(doutput, [q, k, v], kept, rate, layout.fused == Fused::Flash);
+        return aten::attention_backward(doutput, [q, k, v], kept, layout.mask.is_causal(), rate, layout.fused == Fused::Flash);
     }
     let backward = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward;
-    let (dq, dk, dv) = backward(doutput, q, k, v, output, log_sum_exp, 0.0, true, None::<&Tensor>, None);
+    let (dq, dk, dv) = backward(doutput, q, k, v, output, log_sum_exp, 0.0, layout.mask.is_causal(), None::<&Tensor>, None);
     [dq, dk, dv]
 }
 
@@ -170,9 +174,11 @@ impl Scores {
         let scale = 1.0 / (q.size()[3] as f64).sqrt();
         let hidden = layout.mask.hidden(layout.length, q.device());
         let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&hidden, f64::NEG_INFINITY);
+        // A query that sees nothing would have weights that are not numbers.
+        let weights = scores.softmax(-1, None).masked_fill_(&hidden, 0.0);
         let mask = layout.attention_dropout().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
         let mask = mask.map(|mask| mask.to_device(q.device()).to_kind(q.kind()));
-        Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
+        Self { weights, mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
     }
 
     /// The gradients of queries, keys and values, all `[B, H, T, D / H]`.
@@ -224,7 +230,7 @@ mod tests {
     fn dropped_weights_have_a_seed_and_no_others_do() {
         let example = Tensor::zeros([1, 1, 8, 8], (Kind::Float, Device::Cpu));
         let draw_after = |dropped| {
-            let refused = aten::attention([&example; 3], dropped, true).unwrap_err();
+            let refused = aten::attention([&example; 3], true, dropped, true).unwrap_err();
             assert!(refused.contains("_scaled_dot_product_flash_attention"), "{refused}");
             Tensor::rand([4], (Kind::Double, Device::Cpu))
         };
