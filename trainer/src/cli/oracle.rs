@@ -15,6 +15,7 @@ use crate::optimizer::{Optimizer, clip_factor, global_norm};
 use crate::schedule::learning_rate;
 use crate::settings::lora::Lora;
 use crate::settings::{Engine, LossScaling, Precision, TrainSettings};
+use crate::world::World;
 
 /// Why the batch cannot be computed.
 #[derive(Debug, Error)]
@@ -81,7 +82,7 @@ pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &P
     let files: Vec<PathBuf> = files.collect();
     for path in &files {
         read_gradient(path, &mut gradient)?;
-        let norm = global_norm(&gradient);
+        let norm = global_norm(&gradient, &World::alone());
         if norm.is_finite() {
             let rate = learning_rate(settings, optimizer.updates(), files.len() as u64);
             optimizer.step(&mut weights, &gradient, [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());

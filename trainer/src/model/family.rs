@@ -4,7 +4,7 @@ use tch::{Device, Tensor};
 
 use super::gpt2::Gpt2;
 use super::gpt2::adapters::Adapters;
-use super::gpt2::batch::Batch;
+use super::gpt2::batch::{self, Batch};
 use super::layers::fused::Fused;
 use super::loss::Loss;
 use super::memory_estimate::TrainingMemory;
@@ -34,6 +34,12 @@ impl Model {
         Batch::read(stream, blocks, block_size)
     }
 
+    /// The weight of the loss of that batch, before it is read.
+    pub fn weight(&self, stream: &TokenStream, blocks: impl IntoIterator<Item = u64>, block_size: usize) -> f64 {
+        let Self::Gpt2(_) = self;
+        batch::weight(stream.len(), blocks, block_size)
+    }
+
     /// Makes the gradients those of nothing.
     pub fn zero_gradients(&mut self) {
         let Self::Gpt2(model) = self;
@@ -61,6 +67,11 @@ impl Model {
     pub fn gradients(&self) -> &Parameters {
         let Self::Gpt2(model) = self;
         model.gradients()
+    }
+
+    pub fn gradients_mut(&mut self) -> &mut Parameters {
+        let Self::Gpt2(model) = self;
+        model.gradients_mut()
     }
 
     /// Lets an optimizer change what is trained as the gradients say. It tells each tensor that is done, by number.

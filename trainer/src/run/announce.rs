@@ -14,9 +14,12 @@ use crate::settings::lora::LinearMap;
 impl Run {
     /// Tells what begins, and says on which device, in which numbers and in how much memory. `reason`: why this device.
     pub(crate) fn announce(&mut self, reason: &str) -> Result<(), Failure> {
+        if !self.world.leads() {
+            return Ok(());
+        }
         let device = self.model.device();
         let start = self.start();
-        self.recorder.journal.tell(start)?;
+        self.recorder.tell(start)?;
         say(&format!("device: {}, because {reason}", if device.is_cuda() { "the GPU" } else { "the CPU" }));
         self.say_kernels();
         say(&self.memory());

@@ -55,6 +55,9 @@ impl Run {
     pub(crate) fn finish(mut self) -> Result<Outcome, Failure> {
         // Before the sample: nothing may come between the last step and its weights on the disk.
         self.finish_checkpoint()?;
+        if !self.world.leads() {
+            return Ok(Outcome::Complete(self.summary()));
+        }
         if let Some(adapters) = self.model.adapters() {
             adapters.write(&self.config.output.join("adapter")).map_err(unwritten)?;
         }
@@ -62,11 +65,11 @@ impl Run {
         if let Some(sample) = &self.config.sample {
             let text = self.sample(sample)?;
             files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
-            self.recorder.journal.tell(Event::Sample { step, text })?;
+            self.recorder.tell(Event::Sample { step, text })?;
         }
         let summary = self.summary();
         files::write_json(&self.config.output.join("summary.json"), &summary)?;
-        self.recorder.journal.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
+        self.recorder.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
         Ok(Outcome::Complete(summary))
     }
 

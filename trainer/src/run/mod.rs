@@ -24,6 +24,7 @@ use crate::model::weights::tensor_file::FileError;
 use crate::optimizer::Optimizer;
 use crate::settings::TrainConfig;
 use crate::state::State;
+use crate::world::World;
 pub(crate) use open::check_tokenizer;
 use recorder::Recorder;
 
@@ -32,6 +33,7 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// A run under way.
 pub struct Run {
+    pub(crate) world: World,
     /// With a number for the micro-batch.
     pub(crate) config: TrainConfig,
     pub(crate) dataset: Dataset,
@@ -40,8 +42,8 @@ pub struct Run {
     pub(crate) optimizer: Optimizer,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,
-    /// Held until the process ends, however it ends.
-    _lock: File,
+    /// The leader's, held until the process ends, however it ends.
+    _lock: Option<File>,
 }
 
 /// Weights that could not be written.

@@ -20,6 +20,7 @@ use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
+use crate::world::World;
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,9 +41,9 @@ pub struct Wishes<'a> {
 }
 
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
-/// somebody wishes it to stop.
-pub fn train(config: &TrainConfig, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
-    let outcome = Run::open(config).and_then(|run| go_on(run, wishes));
+/// somebody wishes it to stop. Called by every process of `world`; the leader hears the wishes.
+pub fn train(config: &TrainConfig, world: World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
+    let outcome = Run::open(config, world).and_then(|run| go_on(run, wishes));
     trace::finish();
     outcome
 }
@@ -65,7 +66,7 @@ fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
         if run.recorder.writing.as_ref().is_some_and(Writing::is_finished) {
             run.finish_checkpoint()?;
         }
-        if wishes.stop.load(Ordering::Relaxed) && run.may_pause() {
+        if run.world.agree(wishes.stop.load(Ordering::Relaxed)) && run.may_pause() {
             return run.pause();
         }
     }
@@ -78,7 +79,7 @@ impl Run {
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
         let loss = self.accumulate(scale)?.mean();
         let updating = span("optimizer");
-        let gradient_norm = global_norm(self.model.gradients()) / scale;
+        let gradient_norm = global_norm(self.model.gradients(), &self.world) / scale;
         let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
@@ -105,14 +106,20 @@ impl Run {
         self.report(loss, rate, gradient_norm, skipped)
     }
 
-    /// Makes the gradients those of `scale` times the mean loss of the step: all of its micro-batches are read first, because each
-    /// target of any of them has the same share in it.
+    /// Makes the gradients those of `scale` times the mean loss of the step. Their divisor is known before the first is computed:
+    /// each target of any micro-batch has the same share.
     fn accumulate(&mut self, scale: f64) -> Result<Loss, Failure> {
-        let parts = 0..self.config.train.gradient_accumulation as u64;
-        let batches = parts.map(|part| self.micro_batch(part)).collect::<Result<Vec<_>, _>>()?;
-        let weight: f64 = batches.iter().map(Batch::weight).sum();
+        let (parts, stream) = (self.world.share(self.config.train.gradient_accumulation), self.dataset.split(Split::Train));
+        let weigh = |part| self.model.weight(stream, self.blocks(part), self.config.train.block_size);
+        let weight: f64 = self.world.gather(parts.clone().map(weigh).collect()).iter().sum();
         self.model.zero_gradients();
-        Ok(batches.iter().map(|batch| self.model.accumulate(batch, scale / weight)).sum())
+        let mut losses = Vec::with_capacity(parts.len());
+        for part in parts {
+            let batch = self.micro_batch(part)?;
+            losses.push(self.model.accumulate(&batch, scale / weight));
+        }
+        self.world.reduce(self.model.gradients_mut());
+        Ok(self.world.gather_losses(&losses).into_iter().sum())
     }
 
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
@@ -143,11 +150,21 @@ impl Run {
     }
 
     /// The `part`-th micro-batch of the current step.
-    fn micro_batch(&self, part: u64) -> Result<Batch, Failure> {
-        let (_span, settings) = (span("data"), &self.config.train);
-        let first = first_sequence(settings, self.state.step, part);
-        let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
-        Ok(self.model.batch(self.dataset.split(Split::Train), blocks, settings.block_size)?.at(first))
+    fn micro_batch(&self, part: usize) -> Result<Batch, Failure> {
+        let (_span, block_size) = (span("data"), self.config.train.block_size);
+        let batch = self.model.batch(self.dataset.split(Split::Train), self.blocks(part), block_size)?;
+        Ok(batch.at(self.first_sequence(part)))
+    }
+
+    /// What it reads.
+    fn blocks(&self, part: usize) -> impl Iterator<Item = u64> {
+        let first = self.first_sequence(part);
+        (first..first + self.config.train.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence))
+    }
+
+    /// Number in the run of its first sequence.
+    fn first_sequence(&self, part: usize) -> u64 {
+        first_sequence(&self.config.train, self.state.step, part as u64)
     }
 
     /// Every `checkpoint_every` steps and at the end.
@@ -161,7 +178,7 @@ impl Run {
     /// such a wish waits for the next step.
     fn hears(&self, save: &AtomicBool) -> bool {
         let step = self.state.step;
-        step > 0 && self.recorder.saved != Some(step) && save.swap(false, Ordering::Relaxed)
+        step > 0 && self.recorder.saved != Some(step) && self.world.agree(save.swap(false, Ordering::Relaxed))
     }
 
     /// Leaves the run so that it can be taken up again.

@@ -62,3 +62,24 @@ impl Batch {
 pub fn covering(tokens: u64, block_size: usize) -> u64 {
     tokens.saturating_sub(1).div_ceil(block_size as u64)
 }
+
+/// The weight of the batch that [`Batch::read`] makes of these blocks of a stream.
+pub fn weight(tokens: u64, blocks: impl IntoIterator<Item = u64>, block_size: usize) -> f64 {
+    let targets = |block: u64| (tokens - block * block_size as u64 - 1).min(block_size as u64);
+    blocks.into_iter().map(targets).sum::<u64>() as f64
+}
+
+#[cfg(test)]
+#[expect(clippy::float_cmp, reason = "whole numbers")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_but_the_first_is_a_target_once() {
+        for (tokens, block_size) in [(2, 4), (5, 4), (6, 4), (10, 4), (1001, 7)] {
+            let blocks = 0..covering(tokens, block_size);
+            assert_eq!(weight(tokens, blocks, block_size), (tokens - 1) as f64, "{tokens} tokens");
+        }
+        assert_eq!(weight(10, [2, 0], 4), 5.0);
+    }
+}

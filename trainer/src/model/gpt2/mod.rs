@@ -116,6 +116,12 @@ impl Gpt2 {
         self.gradients.as_ref().expect("gradients of a model that has computed some")
     }
 
+    /// # Panics
+    /// Those of [`Gpt2::gradients`].
+    pub fn gradients_mut(&mut self) -> &mut Parameters {
+        self.gradients.as_mut().expect("gradients of a model that has computed some")
+    }
+
     /// Lets an optimizer change what is trained as the gradients say. It tells each weight that is done, by number: that one is on
     /// its way to the device while the next is computed.
     ///

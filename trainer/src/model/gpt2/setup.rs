@@ -79,7 +79,7 @@ impl Gpt2 {
     pub fn for_training(shape: Shape, parameters: &Parameters, device: Device, setup: &Setup<'_>) -> Result<Self, Failure> {
         let Setup { engine, precision, dropout, away, recompute, ref place, .. } = *setup;
         let home = if away == Offload::None { device } else { Device::Cpu };
-        let mut model = Self { engine, away, recompute, ..Self::with_weights_on(home, shape, parameters, device) };
+        let mut model = Self { recompute, engine, away, ..Self::with_weights_on(home, shape, parameters, device) };
         assert!(setup.adapters.is_none() || !model.is_apart(), "adapters lie where the weights are");
         model.adapters = setup.adapters.map(|adapters| adapters.to(device, model.kind));
         model.dropout = (dropout.reaches_stream() || dropout.adapter > 0.0).then_some(dropout);

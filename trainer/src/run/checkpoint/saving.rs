@@ -23,21 +23,24 @@ use crate::model::weights::tensor_file;
 use crate::progress::Event;
 use crate::run::best::Best;
 use crate::run::checkpoint;
+use crate::run::recorder::Files;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
 use crate::state::State;
 
 impl Run {
-    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient.
+    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient. All
+    /// have the same tensors: the leader writes them.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;
         self.waiting(|run| {
             let step = run.state.step;
-            run.state.log_bytes = run.recorder.journal.steps_bytes();
             run.state.seconds = run.recorder.pace.seconds();
-            let contents = run.contents();
-            run.recorder.writing =
-                Some(run.recorder.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
             run.recorder.saved = Some(step);
+            let Some(files) = &run.recorder.files else { return };
+            run.state.log_bytes = files.journal.steps_bytes();
+            let contents = run.contents(files);
+            let writing = files.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying));
+            run.recorder.writing = Some(writing);
         });
         Ok(())
     }
@@ -48,9 +51,10 @@ impl Run {
         let step = writing.step;
         self.waiting(|run| {
             writing.finish()?;
-            run.recorder.checkpoints.retain(run.config.train.keep_checkpoints)
+            let keep = run.config.train.keep_checkpoints;
+            run.recorder.files.as_ref().map_or(Ok(()), |files| files.checkpoints.retain(keep))
         })?;
-        self.recorder.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
+        self.recorder.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
     }
 
     /// Lets the checkpoint that is being written copy what an update or better weights change.
@@ -68,14 +72,14 @@ impl Run {
         done
     }
 
-    fn contents(&self) -> Contents {
+    fn contents(&self, files: &Files) -> Contents {
         let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
         Contents {
             model: self.model.stored(self.dataset.end_of_text()),
             optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
             tokenizer: tokenizer.collect(),
-            steps: (self.recorder.journal.steps_path().to_owned(), self.state.log_bytes),
-            best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.recorder.best.clone()),
+            steps: (files.journal.steps_path().to_owned(), self.state.log_bytes),
+            best: (self.state.best_step.is_some() && !self.is_over()).then(|| files.best.clone()),
             state: self.state.clone(),
         }
     }
