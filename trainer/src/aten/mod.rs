@@ -79,9 +79,9 @@ pub(crate) fn layer_norm_backward(
     })
 }
 
-/// Attention on a GPU, over earlier rows alone where it is `causal`, `[B, H, T, C]` each, by the flash kernels or by the memory-efficient ones: the output, the
-/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads. A share of the weights is `dropped`,
-/// where anything is, by the device's generator from this seed on.
+/// Attention on a GPU, over earlier rows alone where it is `causal`, `[B, H, T, C]` each, by the flash kernels or by the
+/// memory-efficient ones: the output, the log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads.
+/// A share of the weights is `dropped`, where anything is, by the device's generator from this seed on.
 pub(crate) fn attention(
     [q, k, v]: [&Tensor; 3],
     causal: bool,

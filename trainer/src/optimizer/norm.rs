@@ -15,8 +15,8 @@ use crate::world::World;
 /// Running sums side by side.
 const LANES: usize = 16;
 
-/// Euclidean norm over all tensors, which every process of `world` has alike, summed in `f64` in one fixed order: chunks of a tensor,
-/// then tensors. Each process looks at a part of the chunks.
+/// Euclidean norm over all tensors, which every process of `world` has alike, summed in `f64` in one fixed order: chunks of a
+/// tensor, then tensors. Each process looks at a part of the chunks.
 pub fn global_norm(gradients: &Parameters, world: &World) -> f64 {
     if gradients.iter().any(|entry| !is_plain(&entry.tensor)) {
         return norm_anywhere(gradients);

@@ -46,8 +46,8 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
     reading.limit.map_or(all, |limit| all.min(limit as u64))
 }
 
-/// Evaluates, each process of `world` a batch at a time; `None` when the stream has nothing to predict or the leader's `go_on` (called
-/// with sequences done and in all) says no.
+/// Evaluates, each process of `world` a batch at a time; `None` when the stream has nothing to predict or the leader's `go_on`
+/// (called with sequences done and in all) says no.
 ///
 /// # Errors
 /// Those of [`TokenStream::read`].

@@ -1,6 +1,6 @@
 //! Multi-head attention between the two linear maps of a block, forward and backward, without the `[T, T]` scores
-//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Each part of a sequence that its mask keeps apart is a sequence of
-//! its own.
+//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Each part of a sequence that its mask keeps apart is a
+//! sequence of its own.
 
 use std::ops::Range;
 
