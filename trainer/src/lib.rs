@@ -35,3 +35,5 @@ pub mod run;
 pub mod schedule;
 pub mod settings;
 pub mod state;
+#[cfg(feature = "torch")]
+pub mod world;

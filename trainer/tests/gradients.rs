@@ -5,8 +5,7 @@
 
 use std::collections::HashMap;
 
-use ft_trainer::model::{Adapters, Dropout, Gpt2, IGNORED, Parameters, Shape};
-use ft_trainer::offload::Place;
+use ft_trainer::model::{Adapters, Batch, Dropout, Gpt2, IGNORED, Parameters, Setup, Shape};
 use ft_trainer::random::{bits, mix};
 use ft_trainer::settings::lora::{LinearMap, Lora};
 use ft_trainer::settings::{Engine, Offload, Precision, Recompute, Variant};
@@ -40,6 +39,18 @@ fn batch(shape: &Shape, rows: i64, length: i64) -> (Tensor, Tensor) {
     let targets = tokens.narrow(1, 1, length).copy();
     let _ = targets.narrow(1, 0, 2).select(0, 0).fill_(IGNORED);
     (tokens.narrow(1, 0, length), targets)
+}
+
+fn read(inputs: &Tensor, targets: &Tensor) -> Batch {
+    Batch::new(inputs.shallow_clone(), targets.shallow_clone())
+}
+
+fn set_up(shape: &Shape, parameters: &Parameters, setup: &Setup<'_>) -> Gpt2 {
+    Gpt2::for_training(*shape, parameters, Device::Cpu, setup).unwrap()
+}
+
+fn with_precision(shape: &Shape, parameters: &Parameters, precision: Precision) -> Gpt2 {
+    set_up(shape, parameters, &Setup { precision, ..Setup::default() })
 }
 
 /// GPT-2 as a reader of the paper would write it, for autograd: scores materialised, loss over all logits at once.
@@ -186,14 +197,13 @@ fn worst_gradient_with(shape: &Shape, kind: Kind, rows: i64, length: i64, dropou
 fn worst_gradient_of(engine: Engine, shape: &Shape, kind: Kind, rows: i64, length: i64, dropout: Dropout) -> (String, f64) {
     let parameters = weights(shape, kind);
     let mut twin = Twin::new(shape, &parameters.to(Device::Cpu, Kind::Double));
-    let mut model = Gpt2::new(*shape, &parameters, Device::Cpu).with_engine(engine).with_dropout(dropout);
+    let mut model = set_up(shape, &parameters, &Setup { engine, dropout, ..Setup::default() });
     let (inputs, targets) = batch(shape, rows, length);
     for part in [0, 1] {
         let (inputs, targets) = (inputs.narrow(0, part, rows - 1), targets.narrow(0, part, rows - 1));
         let first = 40 + part as u64;
         twin.dropout = (dropout.residual > 0.0 || dropout.attention > 0.0).then_some((dropout, first));
-        model.begin_at_sequence(first);
-        let loss = model.accumulate(&inputs, &targets, 0.25);
+        let loss = model.accumulate(&read(&inputs, &targets).at(first), 0.25).sum;
         let expected = twin.loss(&inputs, &targets);
         assert!((loss / expected.double_value(&[]) - 1.0).abs() < 1e-6, "loss {loss}, autograd {expected:?}");
         (expected * 0.25).backward();
@@ -257,10 +267,9 @@ fn dropout_does_not_depend_on_the_micro_batch() {
     let parameters = weights(&shape, Kind::Double);
     let (inputs, targets) = batch(&shape, 2, 12);
     let gradients = |parts: i64| {
-        let mut model = Gpt2::new(shape, &parameters, Device::Cpu).with_dropout(dropout);
+        let mut model = set_up(&shape, &parameters, &Setup { dropout, ..Setup::default() });
         for (part, (inputs, targets)) in inputs.chunk(parts, 0).iter().zip(targets.chunk(parts, 0)).enumerate() {
-            model.begin_at_sequence(6 + part as u64);
-            model.accumulate(inputs, &targets, 1.0);
+            model.accumulate(&read(inputs, &targets).at(6 + part as u64), 1.0);
         }
         model
     };
@@ -290,10 +299,9 @@ fn adapters_equal_autograd() {
             let mut twin = Twin::new(&shape, &parameters);
             twin.add(adapters.parameters());
             (twin.lora, twin.dropout) = (Some(lora.clone()), Some((dropout, 40)));
-            let model = Gpt2::new(shape, &parameters, Device::Cpu).with_adapters(&adapters).with_engine(engine);
-            let mut model = model.with_dropout(dropout);
-            model.begin_at_sequence(40);
-            model.accumulate(&inputs, &targets, 0.25);
+            let setup = Setup { engine, dropout, adapters: Some(&adapters), ..Setup::default() };
+            let mut model = set_up(&shape, &parameters, &setup);
+            model.accumulate(&read(&inputs, &targets).at(40), 0.25);
             (twin.loss(&inputs, &targets) * 0.25).backward();
             assert_eq!(model.gradients().iter().count(), lora.tensors(&shape).len());
             for entry in model.gradients() {
@@ -319,7 +327,7 @@ fn equals_finite_differences() {
     let (inputs, targets) = batch(&shape, 2, 7);
     let parameters = weights(&shape, Kind::Double);
     let mut model = Gpt2::new(shape, &parameters, Device::Cpu);
-    model.accumulate(&inputs, &targets, 1.0);
+    model.accumulate(&read(&inputs, &targets), 1.0);
     for (index, entry) in parameters.iter().enumerate() {
         let gradient = model.gradients().iter().nth(index).unwrap().tensor.copy();
         let direction = entry.tensor.randn_like();
@@ -329,7 +337,7 @@ fn equals_finite_differences() {
                 moved.tensor.copy_(&original.tensor);
             }
             moved.iter_mut().nth(index).unwrap().tensor += &direction * distance;
-            Gpt2::new(shape, &moved, Device::Cpu).loss(&inputs, &targets).0
+            Gpt2::new(shape, &moved, Device::Cpu).loss(&read(&inputs, &targets)).sum
         };
         let step = 1e-4;
         let slope = (8.0 * (loss_at(step) - loss_at(-step)) - (loss_at(2.0 * step) - loss_at(-2.0 * step))) / (12.0 * step);
@@ -346,9 +354,9 @@ fn loss_and_logits_agree_with_autograd_twin() {
     let twin = Twin::new(&shape, &parameters);
     let model = Gpt2::new(shape, &parameters, Device::Cpu);
     assert!(relative_error(&model.logits(&inputs), &twin.logits(&inputs)) < 1e-12);
-    let (sum, counted) = model.loss(&inputs, &targets);
-    assert_eq!(counted, 3 * 12 - 2);
-    assert!((sum - twin.loss(&inputs, &targets).double_value(&[])).abs() < 1e-9);
+    let loss = model.loss(&read(&inputs, &targets));
+    assert_eq!(loss.weight as i64, 3 * 12 - 2);
+    assert!((loss.sum - twin.loss(&inputs, &targets).double_value(&[])).abs() < 1e-9);
 }
 
 #[test]
@@ -360,7 +368,7 @@ fn gradients_are_the_same_bits_with_any_number_of_threads() {
     let run = |threads| {
         tch::set_num_threads(threads);
         let mut model = Gpt2::new(shape, &parameters, Device::Cpu);
-        model.accumulate(&inputs, &targets, 0.5);
+        model.accumulate(&read(&inputs, &targets), 0.5);
         model
     };
     let first = run(1);
@@ -379,8 +387,8 @@ fn bf16_is_close_and_the_weights_stay_fp32() {
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 3, 96);
     let gradients = |parameters: &Parameters, precision| {
-        let mut model = Gpt2::new(shape, parameters, Device::Cpu).with_precision(precision);
-        model.accumulate(&inputs, &targets, 1.0);
+        let mut model = with_precision(&shape, parameters, precision);
+        model.accumulate(&read(&inputs, &targets), 1.0);
         model
     };
     let exact = gradients(&parameters.to(Device::Cpu, Kind::Double), Precision::Fp32);
@@ -401,14 +409,13 @@ fn recomputation_and_masters_in_main_memory_change_no_bit() {
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 4, 64);
     let trained = |precision, recompute, away| {
-        let model =
-            Gpt2::with_masters(shape, &parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float), Device::Cpu, away);
-        let model = model.with_engine(Engine::Libtorch).with_precision(precision);
-        let mut model = model.with_recompute(recompute, 3 * 64, &Place::Memory).unwrap();
+        let weights = parameters.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float);
+        let setup = Setup { engine: Engine::Libtorch, precision, away, recompute, rows: 3 * 64, ..Setup::default() };
+        let mut model = set_up(&shape, &weights, &setup);
         for _ in 0..2 {
             model.zero_gradients();
             for (inputs, targets) in inputs.chunk(2, 0).iter().zip(targets.chunk(2, 0)) {
-                model.accumulate(inputs, &targets, 0.01);
+                model.accumulate(&read(inputs, &targets), 0.01);
             }
             model.update(|weights, gradients, changed| {
                 for (index, (weight, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
@@ -436,7 +443,8 @@ fn recomputation_and_masters_in_main_memory_change_no_bit() {
             for (expected, found) in pairs {
                 assert!(expected.tensor.equal(&found.tensor), "{precision:?} {recompute:?} {away:?}: {} differs", expected.name);
             }
-            assert_eq!(plain.loss(&inputs, &targets), other.loss(&inputs, &targets));
+            let batch = read(&inputs, &targets);
+            assert_eq!(plain.loss(&batch), other.loss(&batch));
         }
     }
 }
@@ -448,15 +456,15 @@ fn bf16_follows_its_weights() {
     let parameters = weights(&shape, Kind::Float);
     let (inputs, targets) = batch(&shape, 3, 12);
     let larger = |weights: &mut Parameters| weights.iter_mut().for_each(|entry| entry.tensor = &entry.tensor * 1.5);
-    let mut model = Gpt2::new(shape, &parameters, Device::Cpu).with_precision(Precision::Bf16);
+    let mut model = with_precision(&shape, &parameters, Precision::Bf16);
     model.update(|weights, _, changed| {
         larger(weights);
         weights.iter().enumerate().for_each(|(index, entry)| changed(index, &entry.tensor));
     });
     let mut changed = parameters;
     larger(&mut changed);
-    let expected = Gpt2::new(shape, &changed, Device::Cpu).with_precision(Precision::Bf16).loss(&inputs, &targets);
-    assert_eq!(model.loss(&inputs, &targets), expected);
+    let batch = read(&inputs, &targets);
+    assert_eq!(model.loss(&batch), with_precision(&shape, &changed, Precision::Bf16).loss(&batch));
 }
 
 /// The cache, in pieces of any size and under left padding, against one pass over each row alone.
@@ -493,12 +501,13 @@ fn documents_of_one_sequence_are_sequences_of_their_own() {
             let begins = 36;
             let _ = inputs.masked_fill_(&inputs.eq(begins), 0);
             let _ = inputs.narrow(1, 80, 1).fill_(begins);
-            let mut packed = Gpt2::new(shape, &parameters, Device::Cpu).with_document_mask(begins as u32);
+            let setup = Setup { begins_document: Some(begins as u32), ..Setup::default() };
+            let mut packed = set_up(&shape, &parameters, &setup);
             let mut apart = Gpt2::new(shape, &parameters, Device::Cpu);
-            let loss = packed.accumulate(&inputs, &targets, 0.1);
-            let expected = apart.accumulate(&inputs.reshape([4, 80]), &targets.reshape([4, 80]), 0.1);
+            let loss = packed.accumulate(&read(&inputs, &targets), 0.1).sum;
+            let expected = apart.accumulate(&read(&inputs.reshape([4, 80]), &targets.reshape([4, 80])), 0.1).sum;
             assert!((loss / expected - 1.0).abs() < tolerance, "{kind:?} {variant:?}: loss {loss}, not {expected}");
-            assert!((packed.loss(&inputs, &targets).0 / expected - 1.0).abs() < tolerance);
+            assert!((packed.loss(&read(&inputs, &targets)).sum / expected - 1.0).abs() < tolerance);
             for (found, expected) in packed.gradients().iter().zip(apart.gradients()) {
                 let error = (&found.tensor - &expected.tensor).norm().double_value(&[]) / expected.tensor.norm().double_value(&[]);
                 assert!(error < tolerance * 10.0, "{kind:?} {variant:?}: gradient of {}: {error:e}", found.name);

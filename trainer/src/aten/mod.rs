@@ -23,6 +23,7 @@ unsafe extern "C" {
         q: *const C_tensor,
         k: *const C_tensor,
         v: *const C_tensor,
+        causal: bool,
         rate: f64,
         seed: u64,
         flash: bool,
@@ -34,6 +35,7 @@ unsafe extern "C" {
         k: *const C_tensor,
         v: *const C_tensor,
         kept: *const *const C_tensor,
+        causal: bool,
         rate: f64,
         flash: bool,
     ) -> Error;
@@ -77,13 +79,18 @@ pub(crate) fn layer_norm_backward(
     })
 }
 
-/// Causal attention on a GPU, `[B, H, T, C]` each, by the flash kernels or by the memory-efficient ones: the output, the
-/// log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads. A share of the weights is `dropped`,
-/// where anything is, by the device's generator from this seed on.
-pub(crate) fn attention([q, k, v]: [&Tensor; 3], dropped: Option<(f64, u64)>, flash: bool) -> Result<[Tensor; 4], String> {
+/// Attention on a GPU, over earlier rows alone where it is `causal`, `[B, H, T, C]` each, by the flash kernels or by the
+/// memory-efficient ones: the output, the log-sum-exp as those kernels keep it, and two tensors that only the backward pass reads.
+/// A share of the weights is `dropped`, where anything is, by the device's generator from this seed on.
+pub(crate) fn attention(
+    [q, k, v]: [&Tensor; 3],
+    causal: bool,
+    dropped: Option<(f64, u64)>,
+    flash: bool,
+) -> Result<[Tensor; 4], String> {
     let (rate, seed) = dropped.unwrap_or_default();
     // SAFETY: as for `tensors`.
-    tensors(|results| unsafe { ft_attention(results, q.as_ptr(), k.as_ptr(), v.as_ptr(), rate, seed, flash) })
+    tensors(|results| unsafe { ft_attention(results, q.as_ptr(), k.as_ptr(), v.as_ptr(), causal, rate, seed, flash) })
 }
 
 /// Gradients of queries, keys and values; `kept` is the result of [`attention`], with the same share dropped.
@@ -91,13 +98,14 @@ pub(crate) fn attention_backward(
     doutput: &Tensor,
     [q, k, v]: [&Tensor; 3],
     kept: [&Tensor; 4],
+    causal: bool,
     rate: f64,
     flash: bool,
 ) -> [Tensor; 3] {
     let kept = kept.map(Tensor::as_ptr);
     // SAFETY: as for `tensors`; `kept` has the four pointers that are read.
     made(|gradients| unsafe {
-        ft_attention_backward(gradients, doutput.as_ptr(), q.as_ptr(), k.as_ptr(), v.as_ptr(), kept.as_ptr(), rate, flash)
+        ft_attention_backward(gradients, doutput.as_ptr(), q.as_ptr(), k.as_ptr(), v.as_ptr(), kept.as_ptr(), causal, rate, flash)
     })
 }
 

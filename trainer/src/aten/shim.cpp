@@ -88,7 +88,8 @@ char *ft_layer_norm_backward(Tensor **gradients, const Tensor *dy, const Tensor 
 
 // results: output, log-sum-exp, and where the device's generator stood; rate: share of the weights that is dropped; seed: where it
 // begins
-char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Tensor *v, double rate, uint64_t seed, bool flash) {
+char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Tensor *v, bool causal, double rate, uint64_t seed,
+                   bool flash) {
     return attempt([&] {
         if (rate > 0) {
             auto generator = at::globalContext().defaultGenerator(q->device());
@@ -97,11 +98,11 @@ char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Ten
         }
         Tensor output, log_sum_exp, state, offset;
         if (flash) {
-            auto all = at::_scaled_dot_product_flash_attention(*q, *k, *v, rate, true);
+            auto all = at::_scaled_dot_product_flash_attention(*q, *k, *v, rate, causal);
             output = std::get<0>(all), log_sum_exp = std::get<1>(all), state = std::get<6>(all), offset = std::get<7>(all);
         } else {
             std::tie(output, log_sum_exp, state, offset) =
-                at::_scaled_dot_product_efficient_attention(*q, *k, *v, std::nullopt, true, rate, true);
+                at::_scaled_dot_product_efficient_attention(*q, *k, *v, std::nullopt, true, rate, causal);
         }
         results[0] = new Tensor(output), results[1] = new Tensor(log_sum_exp);
         results[2] = new Tensor(state), results[3] = new Tensor(offset);
@@ -110,17 +111,17 @@ char *ft_attention(Tensor **results, const Tensor *q, const Tensor *k, const Ten
 
 // gradients: of queries, keys and values; kept: what ft_attention gave
 char *ft_attention_backward(Tensor **gradients, const Tensor *doutput, const Tensor *q, const Tensor *k, const Tensor *v,
-                            const Tensor *const *kept, double rate, bool flash) {
+                            const Tensor *const *kept, bool causal, double rate, bool flash) {
     return attempt([&] {
         Tensor dq, dk, dv;
         if (flash) {
             const auto rows = q->size(2), keys = k->size(2);
             std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_backward(
-                *doutput, *q, *k, *v, *kept[0], *kept[1], Tensor(), Tensor(), rows, keys, rate, true, *kept[2], *kept[3]);
+                *doutput, *q, *k, *v, *kept[0], *kept[1], Tensor(), Tensor(), rows, keys, rate, causal, *kept[2], *kept[3]);
         } else {
             Tensor dbias;
             std::tie(dq, dk, dv, dbias) = at::_scaled_dot_product_efficient_attention_backward(
-                *doutput, *q, *k, *v, Tensor(), *kept[0], *kept[1], *kept[2], *kept[3], rate, {true, true, true, false}, true);
+                *doutput, *q, *k, *v, Tensor(), *kept[0], *kept[1], *kept[2], *kept[3], rate, {true, true, true, false}, causal);
         }
         gradients[0] = new Tensor(dq), gradients[1] = new Tensor(dk), gradients[2] = new Tensor(dv);
     });

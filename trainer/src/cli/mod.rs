@@ -18,7 +18,7 @@ use crate::error::{Failure, STOPPED, tells_of_no_memory};
 use crate::generation::sampling::Sampling;
 use crate::generation::{self, Request};
 use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
-use crate::model::{Gpt2, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
+use crate::model::{Gpt2, Model, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
 use crate::process;
 use crate::run::check_tokenizer;
 use crate::run::checkpoint;
@@ -28,6 +28,7 @@ use crate::schedule::learning_rate;
 use crate::settings::file;
 use crate::settings::micro_batch::MicroBatch;
 use crate::settings::{DeviceChoice, Engine, ModelConfig, Precision, Preset, TrainSettings};
+use crate::world::World;
 
 /// Trains GPT-2 from token shards; continues text; measures perplexity.
 ///
@@ -252,7 +253,7 @@ fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
         stamp_lines();
     }
     let wishes = Wishes { stop: &process::STOP, save: &process::SAVE };
-    let Outcome::Stopped { step } = train(&config, wishes)? else { return Ok(0) };
+    let Outcome::Stopped { step } = train(&config, World::alone(), wishes)? else { return Ok(0) };
     let name = checkpoint::name(step);
     say(&format!("stopped on request; checkpoint {name} is complete: a run into the same output directory resumes from it"));
     Ok(STOPPED)
@@ -276,9 +277,9 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
         SplitName::Train => Split::Train,
         SplitName::Validation => Split::Validation,
     };
-    let model = Gpt2::new(shape, &parameters, device);
+    let model = Model::Gpt2(Gpt2::new(shape, &parameters, device));
     let reading = Reading { block_size, batch: arguments.batch, limit: arguments.sequences };
-    let evaluation = evaluation::evaluate(&model, dataset.split(split), reading, |_, _| true)?;
+    let evaluation = evaluation::evaluate(&model, &World::alone(), dataset.split(split), reading, |_, _| true)?;
     let nothing = || Failure::input(format!("the {} split of {} has no token to predict", split.name(), arguments.data.display()));
     let mut value = json!({"schema": "ft.eval/1", "split": split, "block_size": block_size});
     merge(&mut value, &evaluation.ok_or_else(nothing)?);

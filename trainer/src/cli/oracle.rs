@@ -10,12 +10,12 @@ use thiserror::Error;
 use crate::error::Failure;
 use crate::model::weights::parameters::ModelError;
 use crate::model::weights::tensor_file::{self, FileError};
-use crate::model::{Adapters, Gpt2, Parameters};
-use crate::offload::Place;
+use crate::model::{Adapters, Batch, Gpt2, Parameters, Setup};
 use crate::optimizer::{Optimizer, clip_factor, global_norm};
 use crate::schedule::learning_rate;
 use crate::settings::lora::Lora;
 use crate::settings::{Engine, LossScaling, Precision, TrainSettings};
+use crate::world::World;
 
 /// Why the batch cannot be computed.
 #[derive(Debug, Error)]
@@ -51,23 +51,19 @@ pub fn grads(
     (device, engine): (Device, Engine),
 ) -> Result<(), OracleError> {
     let (shape, weights) = Parameters::load(model)?;
-    let batch = read_tokens(tokens, shape.vocabulary, shape.context)?;
-    let mut model = Gpt2::new(shape, &weights.to(device, kind), device).with_engine(engine);
-    if let Some(directory) = adapter {
+    let tokens = read_tokens(tokens, shape.vocabulary, shape.context)?;
+    let adapters = adapter.map(|directory| {
         let lora = Lora::read(directory).map_err(OracleError::Adapter)?;
-        model = model.with_adapters(&Adapters::load(&lora, &shape, directory)?);
-    }
-    let mut model = model.with_offload(precision, &Place::Memory)?;
-    if let Some(token) = begins_document {
-        model = model.with_document_mask(token);
-    }
-    let [rows, length] = [batch.size()[0], batch.size()[1]];
-    let inputs = batch.narrow(1, 0, length - 1);
-    let targets = batch.narrow(1, 1, length - 1);
-    let counted = (rows * (length - 1)) as f64;
+        Ok::<_, OracleError>(Adapters::load(&lora, &shape, directory)?)
+    });
+    let adapters = adapters.transpose()?;
+    let setup = Setup { engine, precision, adapters: adapters.as_ref(), begins_document, ..Setup::default() };
+    let mut model = Gpt2::for_training(shape, &weights.to(device, kind), device, &setup)?;
+    let length = tokens.size()[1] - 1;
+    let batch = Batch::new(tokens.narrow(1, 0, length), tokens.narrow(1, 1, length));
     let scale = if precision == Precision::Fp16 { LossScaling::default().initial } else { 1.0 };
-    let loss = model.accumulate(&inputs, &targets, scale / counted) / counted;
-    let (logits, loss) = (model.logits(&batch), Tensor::from(loss));
+    let loss = model.accumulate(&batch, scale / batch.weight()).mean();
+    let (logits, loss) = (model.logits(&tokens), Tensor::from(loss));
     let mut tensors = vec![("logits".to_owned(), &logits), ("loss".to_owned(), &loss)];
     let unscaled = |(name, tensor)| (format!("grad.{name}"), tensor / scale);
     let gradients: Vec<(String, Tensor)> = model.gradients().stored().into_iter().map(unscaled).collect();
@@ -86,7 +82,7 @@ pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &P
     let files: Vec<PathBuf> = files.collect();
     for path in &files {
         read_gradient(path, &mut gradient)?;
-        let norm = global_norm(&gradient);
+        let norm = global_norm(&gradient, &World::alone());
         if norm.is_finite() {
             let rate = learning_rate(settings, optimizer.updates(), files.len() as u64);
             optimizer.step(&mut weights, &gradient, [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());

@@ -5,8 +5,6 @@
 //!                        prepare drives all three, with bounded memory
 //! ```
 
-#[cfg(feature = "torch")]
-pub mod batch;
 pub mod error;
 pub mod prepare;
 pub mod sampler;

@@ -1,4 +1,4 @@
-//! GPT-2 with a hand-written backward pass.
+//! Models with a hand-written backward pass: `family.rs` has what a run asks of each.
 
 pub mod hugging_face;
 pub mod memory_estimate;
@@ -7,18 +7,36 @@ pub mod shape;
 mod xglm;
 
 #[cfg(feature = "torch")]
+mod family;
+#[cfg(feature = "torch")]
 mod gpt2;
 #[cfg(feature = "torch")]
 pub(crate) mod layers;
 #[cfg(feature = "torch")]
+mod loss;
+#[cfg(feature = "torch")]
+mod stored;
+#[cfg(feature = "torch")]
 pub mod weights;
 
 #[cfg(feature = "torch")]
-pub use gpt2::{Gpt2, adapters::Adapters, draft::Draft, kv_cache::KvCache};
+pub use family::Model;
+#[cfg(feature = "torch")]
+pub use gpt2::{
+    Gpt2, Setup,
+    adapters::Adapters,
+    batch::{Batch, covering},
+    draft::Draft,
+    kv_cache::KvCache,
+};
 #[cfg(feature = "torch")]
 pub use layers::{dropout::Dropout, fused::Fused, head::IGNORED};
+#[cfg(feature = "torch")]
+pub use loss::Loss;
 pub use memory_estimate::TrainingMemory;
 pub use shape::{PUBLISHED_VOCABULARY, Shape, ShapeError};
+#[cfg(feature = "torch")]
+pub use stored::Stored;
 #[cfg(feature = "torch")]
 pub use weights::parameters::{ModelError, Parameter, Parameters};
 

@@ -1,5 +1,7 @@
 //! The global norm of the gradients, the same bits for any number of threads, and clipping by it.
 
+use std::ops::Range;
+
 use tch::{Kind, Tensor};
 
 use super::adamw::CHUNK;
@@ -8,21 +10,34 @@ use crate::cpu::slices::{floats, is_plain};
 use crate::cpu::vectorise::vectorised;
 use crate::model::{Parameter, Parameters};
 use crate::offload::release;
+use crate::world::World;
 
 /// Running sums side by side.
 const LANES: usize = 16;
 
-/// Euclidean norm over all tensors, summed in `f64` in one fixed order.
-pub fn global_norm(gradients: &Parameters) -> f64 {
+/// Euclidean norm over all tensors, which every process of `world` has alike, summed in `f64` in one fixed order: chunks of a
+/// tensor, then tensors. Each process looks at a part of the chunks.
+pub fn global_norm(gradients: &Parameters, world: &World) -> f64 {
     if gradients.iter().any(|entry| !is_plain(&entry.tensor)) {
         return norm_anywhere(gradients);
     }
-    let squares = |entry: &Parameter| {
-        let squares = sum_of_squares(&entry.tensor);
+    let own = world.share(gradients.iter().map(|entry| chunks_of(&entry.tensor)).sum());
+    let (mut first, mut sums) = (0, Vec::with_capacity(own.len()));
+    for entry in gradients {
+        let next = first + chunks_of(&entry.tensor);
+        let [start, end] = [own.start, own.end].map(|chunk| chunk.clamp(first, next) - first);
+        sums.extend(sums_of_squares(&entry.tensor, start..end));
         release([&entry.tensor]);
-        squares
-    };
-    gradients.iter().map(squares).sum::<f64>().sqrt()
+        first = next;
+    }
+    let sums = world.gather(sums);
+    let mut rest = &sums[..];
+    let of_tensor = |tensor| rest.split_off(..chunks_of(tensor)).unwrap_or_default().iter().sum::<f64>();
+    gradients.iter().map(|entry| &entry.tensor).map(of_tensor).sum::<f64>().sqrt()
+}
+
+fn chunks_of(tensor: &Tensor) -> usize {
+    tensor.numel().div_ceil(CHUNK)
 }
 
 /// In libtorch's operations, for any device and dtype; a device is asked for one number, not for one a tensor.
@@ -31,14 +46,12 @@ fn norm_anywhere(gradients: &Parameters) -> f64 {
     Tensor::stack(&gradients.iter().map(norm).collect::<Vec<_>>(), 0).square().sum(Kind::Double).sqrt().double_value(&[])
 }
 
-/// Partial sums of fixed chunks, added in order: the same bits for any number of threads.
-fn sum_of_squares(tensor: &Tensor) -> f64 {
-    let chunks: Vec<&[f32]> = floats(tensor).chunks(CHUNK).collect();
+/// Those of some chunks, each by itself: the same bits for any number of threads.
+fn sums_of_squares(tensor: &Tensor, chunks: Range<usize>) -> Vec<f64> {
     let mut sums = vec![0.0; chunks.len()];
-    parallel::run(sums.iter_mut().zip(chunks).collect(), |(sum, chunk): (&mut f64, &[f32])| {
-        *sum = sum_of_lanes(chunk);
-    });
-    sums.iter().sum()
+    let work = sums.iter_mut().zip(floats(tensor).chunks(CHUNK).skip(chunks.start));
+    parallel::run(work.collect(), |(sum, chunk): (&mut f64, &[f32])| *sum = sum_of_lanes(chunk));
+    sums
 }
 
 vectorised! {

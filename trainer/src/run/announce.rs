@@ -7,7 +7,6 @@ use crate::cpu::matmul::amx;
 use crate::device;
 use crate::error::Failure;
 use crate::journal::{grouped, say};
-use crate::model::TrainingMemory;
 use crate::progress::Event;
 use crate::settings::Precision;
 use crate::settings::lora::LinearMap;
@@ -15,9 +14,12 @@ use crate::settings::lora::LinearMap;
 impl Run {
     /// Tells what begins, and says on which device, in which numbers and in how much memory. `reason`: why this device.
     pub(crate) fn announce(&mut self, reason: &str) -> Result<(), Failure> {
+        if !self.world.leads() {
+            return Ok(());
+        }
         let device = self.model.device();
         let start = self.start();
-        self.recorder.journal.tell(start)?;
+        self.recorder.tell(start)?;
         say(&format!("device: {}, because {reason}", if device.is_cuda() { "the GPU" } else { "the CPU" }));
         self.say_kernels();
         say(&self.memory());
@@ -39,7 +41,7 @@ impl Run {
         Event::Start {
             step: self.state.step,
             steps: self.state.steps,
-            parameters: self.model.shape().parameters(),
+            parameters: self.model.size(),
             tokens_per_step: self.config.train.tokens_per_step(),
             flops_per_token: self.recorder.pace.flops_per_token,
             device: computes,
@@ -63,18 +65,11 @@ impl Run {
     }
 
     fn memory(&self) -> String {
-        let (shape, settings) = (self.model.shape(), &self.config.train);
-        let mib = |memory: u64| grouped(memory >> 20);
+        let [on_device, beside] = self.model.memory(&self.config.train).map(|bytes| grouped(bytes >> 20));
         if self.model.device().is_cuda() {
-            let (gpu, beside) =
-                (TrainingMemory::on_device(shape, settings).total(), TrainingMemory::beside_device(shape, settings));
-            return format!(
-                "memory: about {} MiB of the GPU at the peak, and {} MiB of main memory besides",
-                mib(gpu),
-                mib(beside)
-            );
+            return format!("memory: about {on_device} MiB of the GPU at the peak, and {beside} MiB of main memory besides");
         }
-        format!("memory: about {} MiB at the peak", mib(TrainingMemory::estimate(shape, settings).total()))
+        format!("memory: about {on_device} MiB at the peak")
     }
 
     fn say_adapters(&self) {
@@ -82,7 +77,8 @@ impl Run {
         if self.config.initial_weights.is_none() {
             say("adapters are trained beside random weights, because the run names no initial_weights");
         }
-        let (rank, alpha, trained) = (lora.rank, lora.alpha, grouped(lora.parameters(self.model.shape())));
+        let numbers = self.model.trained().iter().map(|entry| entry.tensor.numel() as u64).sum();
+        let (rank, alpha, trained) = (lora.rank, lora.alpha, grouped(numbers));
         let maps: Vec<&str> = lora.maps().map(LinearMap::name).collect();
         let maps = maps.join(", ");
         say(&format!("trains adapters of rank {rank}, alpha {alpha}, beside {maps}: {trained} numbers; F has 4 for its first 6"));

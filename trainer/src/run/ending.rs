@@ -10,6 +10,7 @@ use crate::error::Failure;
 use crate::files;
 use crate::generation::{self, Finish, Request};
 use crate::journal::say;
+use crate::model::Model;
 use crate::process;
 use crate::progress::Event;
 use crate::settings::SampleConfig;
@@ -54,6 +55,9 @@ impl Run {
     pub(crate) fn finish(mut self) -> Result<Outcome, Failure> {
         // Before the sample: nothing may come between the last step and its weights on the disk.
         self.finish_checkpoint()?;
+        if !self.world.leads() {
+            return Ok(Outcome::Complete(self.summary()));
+        }
         if let Some(adapters) = self.model.adapters() {
             adapters.write(&self.config.output.join("adapter")).map_err(unwritten)?;
         }
@@ -61,11 +65,11 @@ impl Run {
         if let Some(sample) = &self.config.sample {
             let text = self.sample(sample)?;
             files::replace(&self.config.output.join("sample.txt"), text.as_bytes())?;
-            self.recorder.journal.tell(Event::Sample { step, text })?;
+            self.recorder.tell(Event::Sample { step, text })?;
         }
         let summary = self.summary();
         files::write_json(&self.config.output.join("summary.json"), &summary)?;
-        self.recorder.journal.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
+        self.recorder.tell(Event::Done { step, seconds: summary.seconds, perplexity: summary.perplexity_after })?;
         Ok(Outcome::Complete(summary))
     }
 
@@ -80,9 +84,10 @@ impl Run {
             end_of_text: tokenizer.end_of_text(),
             draft: false, // The estimate of a run's memory knows none.
         };
-        let continuation = generation::generate(&self.model, &[prompt], &request)?.swap_remove(0);
+        let Model::Gpt2(model) = &self.model;
+        let continuation = generation::generate(model, &[prompt], &request)?.swap_remove(0);
         if continuation.finish == Finish::Context {
-            say(&format!("the sample ends where the model's context of {} tokens ends", self.model.shape().context));
+            say(&format!("the sample ends where the model's context of {} tokens ends", model.shape().context));
         }
         Ok(format!("{}{}\n", sample.prompt, tokenizer.decode(&continuation.tokens)))
     }
@@ -95,7 +100,7 @@ impl Run {
             skipped: state.skipped,
             stopped_early: state.step < state.steps,
             tokens: state.tokens,
-            parameters: self.model.shape().parameters(),
+            parameters: self.model.size(),
             seconds: state.seconds,
             perplexity_before: state.first_validation_loss.map(f64::exp),
             perplexity_after: state.last_validation_loss.map(f64::exp),

@@ -1,19 +1,20 @@
 //! Loss and perplexity of a model on a token stream; of a run on its validation split, and the best weights among them.
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use serde::Serialize;
 
 use super::Run;
-use crate::data::batch::{Batch, covering};
 use crate::data::error::DataError;
 use crate::data::shard::{Split, TokenStream};
 use crate::error::Failure;
 use crate::journal::trace::span;
-use crate::journal::{Record, grouped, say};
-use crate::model::Gpt2;
+use crate::journal::{Record, grouped};
+use crate::model::{Loss, Model, covering};
 use crate::progress::Event;
+use crate::world::World;
 
 /// A model's loss on a stream. Every token counts the same, however the stream is cut into batches.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -45,28 +46,29 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
     reading.limit.map_or(all, |limit| all.min(limit as u64))
 }
 
-/// Evaluates; `None` when the stream has nothing to predict or `go_on` (called with sequences done and in all) says no.
+/// Evaluates, each process of `world` a batch at a time; `None` when the stream has nothing to predict or the leader's `go_on`
+/// (called with sequences done and in all) says no.
 ///
 /// # Errors
 /// Those of [`TokenStream::read`].
 pub fn evaluate(
-    model: &Gpt2,
+    model: &Model,
+    world: &World,
     stream: &TokenStream,
     reading: Reading,
     mut go_on: impl FnMut(u64, u64) -> bool,
 ) -> Result<Option<Evaluation>, DataError> {
     let sequences = sequences(stream, reading);
-    let (mut sum, mut tokens) = (0.0, 0);
-    for first in (0..sequences).step_by(reading.batch) {
-        if !go_on(first, sequences) {
+    let mut sum = Loss::default();
+    for first in (0..sequences).step_by(reading.batch * world.size()) {
+        if !world.agree(go_on(first, sequences)) {
             return Ok(None);
         }
-        let batch = Batch::read(stream, first..sequences.min(first + reading.batch as u64), reading.block_size)?;
-        let (loss, counted) = model.loss(&batch.inputs, &batch.targets);
-        sum += loss;
-        tokens += counted as u64;
+        let [start, end] = [0, 1].map(|next| sequences.min(first + ((world.rank() + next) * reading.batch) as u64));
+        let loss = if start < end { model.loss(&model.batch(stream, start..end, reading.block_size)?) } else { Loss::default() };
+        sum = world.gather_losses(&[loss]).into_iter().fold(sum, Loss::add);
     }
-    let loss = sum / tokens as f64;
+    let (loss, tokens) = (sum.mean(), sum.weight as u64);
     Ok((tokens > 0).then(|| Evaluation { loss, perplexity: loss.exp(), tokens, sequences }))
 }
 
@@ -88,10 +90,10 @@ impl Run {
     pub(crate) fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
         let (mut heard, _span) = (Instant::now(), span("validation"));
         let stream = self.dataset.split(Split::Validation);
-        let evaluation = evaluate(&self.model, stream, self.validation(), |done, all| {
+        let evaluation = evaluate(&self.model, &self.world, stream, self.validation(), |done, all| {
             if heard.elapsed().as_secs() >= 10 {
                 heard = Instant::now();
-                say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));
+                self.recorder.say(&format!("validating: {} of {} sequences", grouped(done), grouped(all)));
             }
             !(stop.load(Ordering::Relaxed) && self.may_pause())
         })?;
@@ -112,26 +114,29 @@ impl Run {
         self.state.last_validation_loss = Some(loss);
         if self.state.guard.note_evaluation(loss) && self.config.train.keeps_best() {
             self.let_checkpoint_copy();
-            self.recorder.best.replace(self.model.trained())?;
+            self.recorder.keep_best(self.model.trained())?;
             self.state.best_step = Some(step);
         }
-        self.recorder.journal.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
-        self.recorder.journal.tell(Event::Eval { step, loss, perplexity })
+        self.recorder.record(&Record::Evaluation { step, validation_loss: loss, validation_perplexity: perplexity })?;
+        self.recorder.tell(Event::Eval { step, loss, perplexity })
     }
 
     /// Ends a run that keeps its best weights with them: it leaves the weights that were measured to be best.
     pub(crate) fn take_best(&mut self) -> Result<(), Failure> {
         if self.state.step < self.state.steps {
             let evaluations = self.config.train.early_stopping_patience.unwrap_or(0);
-            say(&format!("stopped early: the validation loss has not improved for {evaluations} evaluations"));
+            self.recorder.say(&format!("stopped early: the validation loss has not improved for {evaluations} evaluations"));
         }
         let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
         self.let_checkpoint_copy();
         let mut restored = Ok(());
-        self.model.replace(|parameters| restored = self.recorder.best.restore(parameters));
+        self.model.replace(|parameters| {
+            restored = self.recorder.restore_best(parameters);
+            self.world.broadcast(parameters);
+        });
         restored.map_err(|error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}")))?;
         self.state.last_validation_loss = self.state.guard.best_validation_loss();
-        say(&format!("the weights are those of step {best}, whose validation loss is the lowest"));
+        self.recorder.say(&format!("the weights are those of step {best}, whose validation loss is the lowest"));
         Ok(())
     }
 }

@@ -18,12 +18,13 @@ use crate::data::error::{Class, DataError};
 use crate::data::sampler::Sampler;
 use crate::data::shard::Dataset;
 use crate::error::Failure;
-use crate::model::Gpt2;
+use crate::model::Model;
 use crate::model::weights::parameters::ModelError;
 use crate::model::weights::tensor_file::FileError;
 use crate::optimizer::Optimizer;
 use crate::settings::TrainConfig;
 use crate::state::State;
+use crate::world::World;
 pub(crate) use open::check_tokenizer;
 use recorder::Recorder;
 
@@ -32,16 +33,17 @@ pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 
 /// A run under way.
 pub struct Run {
+    pub(crate) world: World,
     /// With a number for the micro-batch.
     pub(crate) config: TrainConfig,
     pub(crate) dataset: Dataset,
     pub(crate) sampler: Sampler,
-    pub(crate) model: Gpt2,
+    pub(crate) model: Model,
     pub(crate) optimizer: Optimizer,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,
-    /// Held until the process ends, however it ends.
-    _lock: File,
+    /// The leader's, held until the process ends, however it ends.
+    _lock: Option<File>,
 }
 
 /// Weights that could not be written.

@@ -1,4 +1,4 @@
-//! The records of a run: its log and progress, its checkpoints and best weights, and its pace.
+//! The records of a run: its log and progress, its checkpoints and best weights, and its pace. The leader alone writes them.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,15 +10,16 @@ use super::checkpoint::Checkpoints;
 use super::checkpoint::writing::Writing;
 use crate::device;
 use crate::error::Failure;
-use crate::journal::Journal;
-use crate::model::Shape;
+use crate::journal::{Journal, Record, say};
+use crate::model::Parameters;
+use crate::model::weights::parameters::ModelError;
+use crate::progress::Event;
 use crate::settings::{Compat, TrainConfig, TrainSettings};
 
 /// Everything that a run writes down.
 pub(crate) struct Recorder {
-    pub journal: Journal,
-    pub checkpoints: Checkpoints,
-    pub best: Best,
+    /// The leader's.
+    pub files: Option<Files>,
     /// Step of the newest checkpoint, which may still be under way.
     pub saved: Option<u64>,
     pub writing: Option<Writing>,
@@ -27,22 +28,56 @@ pub(crate) struct Recorder {
     pub pace: Pace,
 }
 
-impl Recorder {
-    /// Continues the records of `checkpoint`, which was written after `step`, or begins them.
-    pub fn open(
-        config: &TrainConfig,
-        checkpoints: Checkpoints,
-        checkpoint: Option<&Path>,
-        step: u64,
-        pace: impl FnOnce() -> Pace,
-    ) -> Result<Self, Failure> {
+/// What a run leaves in its output directory while it goes on.
+pub(crate) struct Files {
+    pub journal: Journal,
+    pub checkpoints: Checkpoints,
+    pub best: Best,
+}
+
+impl Files {
+    /// Continues the records of `checkpoint`, or begins them.
+    pub fn open(config: &TrainConfig, checkpoints: Checkpoints, checkpoint: Option<&Path>) -> Result<Self, Failure> {
         let mut journal = Journal::open(&config.output, checkpoint)?;
         if config.train.compat == Some(Compat::Fairseq) {
             journal = journal.in_bits();
         }
         let best = Best::open(&config.output, checkpoint)?;
-        let saved = checkpoint.map(|_| step);
-        Ok(Self { journal, checkpoints, best, saved, writing: None, blocked: Duration::ZERO, pace: pace() })
+        Ok(Self { journal, checkpoints, best })
+    }
+}
+
+impl Recorder {
+    /// `saved`: the step of the checkpoint that the run goes on from.
+    pub fn new(files: Option<Files>, saved: Option<u64>, pace: Pace) -> Self {
+        Self { files, saved, writing: None, blocked: Duration::ZERO, pace }
+    }
+
+    /// Appends to the step log.
+    pub fn record(&mut self, record: &Record) -> Result<(), Failure> {
+        self.files.as_mut().map_or(Ok(()), |files| files.journal.record(record))
+    }
+
+    /// Appends to the progress lines and says the same to people.
+    pub fn tell(&mut self, event: Event) -> Result<(), Failure> {
+        self.files.as_mut().map_or(Ok(()), |files| files.journal.tell(event))
+    }
+
+    /// Prints a message for people.
+    pub fn say(&self, message: &str) {
+        if self.files.is_some() {
+            say(message);
+        }
+    }
+
+    /// Keeps these weights as the best of the run.
+    pub fn keep_best(&self, weights: &Parameters) -> Result<(), Failure> {
+        self.files.as_ref().map_or(Ok(()), |files| files.best.replace(weights))
+    }
+
+    /// Writes the best weights over `weights`.
+    pub fn restore_best(&self, weights: &mut Parameters) -> Result<(), ModelError> {
+        self.files.as_ref().map_or(Ok(()), |files| files.best.restore(weights))
     }
 }
 
@@ -61,8 +96,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(shape: &Shape, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
-        let flops_per_token = shape.flops_per_token(settings.block_size, settings.lora.as_deref());
+    pub(crate) fn new(flops_per_token: f64, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
         let started = Instant::now();
         let peak = device::measured_rate(device, settings.precision.kind(), settings.engine);
         Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }

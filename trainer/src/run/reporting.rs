@@ -17,17 +17,10 @@ impl Run {
         skipped: Option<String>,
     ) -> Result<(), Failure> {
         let (step, steps, tokens) = (self.state.step, self.state.steps, self.state.tokens);
-        self.recorder.journal.record(&Record::Step {
-            step,
-            loss,
-            learning_rate,
-            gradient_norm,
-            tokens,
-            skipped: skipped.clone(),
-        })?;
+        self.recorder.record(&Record::Step { step, loss, learning_rate, gradient_norm, tokens, skipped: skipped.clone() })?;
         if let Some(reason) = skipped {
             // Not every number is one that a progress line can hold.
-            return self.recorder.journal.tell(Event::Skipped { step, reason });
+            return self.recorder.tell(Event::Skipped { step, reason });
         }
         if step % self.config.train.log_every != 0 && step != steps && step != 1 {
             return Ok(());
@@ -36,7 +29,7 @@ impl Run {
         let mfu = self.recorder.pace.utilisation(tokens_per_second);
         let eta_seconds = ((steps - step) * self.config.train.tokens_per_step()) as f64 / tokens_per_second;
         let peak_memory_bytes = process::peak_memory();
-        self.recorder.journal.tell(Event::Step {
+        self.recorder.tell(Event::Step {
             step,
             steps,
             loss,

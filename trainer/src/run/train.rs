@@ -10,16 +10,17 @@ use std::time::Instant;
 use super::Run;
 use super::checkpoint::writing::Writing;
 use super::ending::Summary;
-use crate::data::batch::Batch;
 use crate::data::sampler::first_sequence;
 use crate::data::shard::Split;
 use crate::error::Failure;
 use crate::journal::trace::{self, span};
+use crate::model::{Batch, Loss};
 use crate::optimizer::{clip_factor, global_norm};
 use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
+use crate::world::World;
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,9 +41,9 @@ pub struct Wishes<'a> {
 }
 
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
-/// somebody wishes it to stop.
-pub fn train(config: &TrainConfig, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
-    let outcome = Run::open(config).and_then(|run| go_on(run, wishes));
+/// somebody wishes it to stop. Called by every process of `world`; the leader hears the wishes.
+pub fn train(config: &TrainConfig, world: World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
+    let outcome = Run::open(config, world).and_then(|run| go_on(run, wishes));
     trace::finish();
     outcome
 }
@@ -65,28 +66,20 @@ fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
         if run.recorder.writing.as_ref().is_some_and(Writing::is_finished) {
             run.finish_checkpoint()?;
         }
-        if wishes.stop.load(Ordering::Relaxed) && run.may_pause() {
+        if run.world.agree(wishes.stop.load(Ordering::Relaxed)) && run.may_pause() {
             return run.pause();
         }
     }
 }
 
 impl Run {
-    /// One optimizer step: gradients of all micro-batches, each token weighted the same; clip; update.
+    /// One optimizer step: gradients of all micro-batches; clip; update.
     fn step(&mut self) -> Result<(), Failure> {
         let (started, _span) = (Instant::now(), span("step"));
-        let tokens = self.config.train.tokens_per_step();
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
-        self.model.zero_gradients();
-        let mut sum = 0.0;
-        for micro_step in 0..self.config.train.gradient_accumulation as u64 {
-            let batch = self.micro_batch(micro_step)?;
-            self.model.begin_at_sequence(self.first_sequence(micro_step));
-            sum += self.model.accumulate(&batch.inputs, &batch.targets, scale / tokens as f64);
-        }
+        let loss = self.accumulate(scale)?.mean();
         let updating = span("optimizer");
-        let loss = sum / tokens as f64;
-        let gradient_norm = global_norm(self.model.gradients()) / scale;
+        let gradient_norm = global_norm(self.model.gradients(), &self.world) / scale;
         let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
@@ -105,11 +98,28 @@ impl Run {
             }
         };
         drop(updating);
+        let tokens = self.config.train.tokens_per_step();
         self.state.step += 1;
         self.state.tokens += tokens;
         self.state.skipped += u64::from(skipped.is_some());
         self.recorder.pace.add(tokens, started.elapsed());
         self.report(loss, rate, gradient_norm, skipped)
+    }
+
+    /// Makes the gradients those of `scale` times the mean loss of the step. Their divisor is known before the first is computed:
+    /// each target of any micro-batch has the same share.
+    fn accumulate(&mut self, scale: f64) -> Result<Loss, Failure> {
+        let (parts, stream) = (self.world.share(self.config.train.gradient_accumulation), self.dataset.split(Split::Train));
+        let weigh = |part| self.model.weight(stream, self.blocks(part), self.config.train.block_size);
+        let weight: f64 = self.world.gather(parts.clone().map(weigh).collect()).iter().sum();
+        self.model.zero_gradients();
+        let mut losses = Vec::with_capacity(parts.len());
+        for part in parts {
+            let batch = self.micro_batch(part)?;
+            losses.push(self.model.accumulate(&batch, scale / weight));
+        }
+        self.world.reduce(self.model.gradients_mut());
+        Ok(self.world.gather_losses(&losses).into_iter().sum())
     }
 
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
@@ -139,18 +149,22 @@ impl Run {
         !(settings.keeps_best() && (self.is_over() || may_end))
     }
 
-    /// The `micro_step`-th part of the current step's sequences.
-    fn micro_batch(&self, micro_step: u64) -> Result<Batch, Failure> {
-        let _span = span("data");
-        let first = self.first_sequence(micro_step);
-        let settings = &self.config.train;
-        let blocks = (first..first + settings.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence));
-        Ok(Batch::read(self.dataset.split(Split::Train), blocks, settings.block_size)?)
+    /// The `part`-th micro-batch of the current step.
+    fn micro_batch(&self, part: usize) -> Result<Batch, Failure> {
+        let (_span, block_size) = (span("data"), self.config.train.block_size);
+        let batch = self.model.batch(self.dataset.split(Split::Train), self.blocks(part), block_size)?;
+        Ok(batch.at(self.first_sequence(part)))
     }
 
-    /// Number in the run of the first sequence of the current step's `micro_step`-th part.
-    fn first_sequence(&self, micro_step: u64) -> u64 {
-        first_sequence(&self.config.train, self.state.step, micro_step)
+    /// What it reads.
+    fn blocks(&self, part: usize) -> impl Iterator<Item = u64> {
+        let first = self.first_sequence(part);
+        (first..first + self.config.train.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence))
+    }
+
+    /// Number in the run of its first sequence.
+    fn first_sequence(&self, part: usize) -> u64 {
+        first_sequence(&self.config.train, self.state.step, part as u64)
     }
 
     /// Every `checkpoint_every` steps and at the end.
@@ -164,7 +178,7 @@ impl Run {
     /// such a wish waits for the next step.
     fn hears(&self, save: &AtomicBool) -> bool {
         let step = self.state.step;
-        step > 0 && self.recorder.saved != Some(step) && save.swap(false, Ordering::Relaxed)
+        step > 0 && self.recorder.saved != Some(step) && self.world.agree(save.swap(false, Ordering::Relaxed))
     }
 
     /// Leaves the run so that it can be taken up again.

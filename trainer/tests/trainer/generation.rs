@@ -2,7 +2,7 @@
 
 use ft_trainer::generation::sampling::Sampling;
 use ft_trainer::generation::{Continuation, Finish, Request, generate};
-use ft_trainer::model::{Gpt2, Parameters, Shape};
+use ft_trainer::model::{Gpt2, Parameters, Setup, Shape};
 use ft_trainer::progress::{Event, Line};
 use ft_trainer::settings::{Precision, Variant};
 use serde_json::Value;
@@ -12,8 +12,13 @@ use crate::fixture::{Fixture, last_checkpoint, program, succeed};
 
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 
-/// Random weights, larger than initial ones so that the likeliest token is clearly so.
 fn model() -> Gpt2 {
+    let (shape, parameters) = weights();
+    Gpt2::new(shape, &parameters, Device::Cpu)
+}
+
+/// Random weights, larger than initial ones so that the likeliest token is clearly so.
+fn weights() -> (Shape, Parameters) {
     tch::set_num_threads(1);
     let shape =
         Shape { layers: 2, heads: 2, width: 32, context: 64, vocabulary: 101, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };
@@ -21,7 +26,7 @@ fn model() -> Gpt2 {
     for parameter in parameters.iter_mut().filter(|parameter| parameter.decays()) {
         parameter.tensor = &parameter.tensor * 8.0;
     }
-    Gpt2::new(shape, &parameters, Device::Cpu)
+    (shape, parameters)
 }
 
 fn prompts() -> Vec<Vec<u32>> {
@@ -87,8 +92,10 @@ fn a_draft_computes_nearly_the_models_logits() {
             assert!(error < 0.1 * size, "{variant:?}, {ahead} ahead: {error} of {size}");
         }
     }
-    let bf16 = Precision::Bf16;
-    assert!(model().with_precision(bf16).draft().is_none(), "products of other kinds are not served");
+    let (shape, parameters) = weights();
+    let bf16 = Setup { precision: Precision::Bf16, ..Setup::default() };
+    let rounded = Gpt2::for_training(shape, &parameters, Device::Cpu, &bf16).unwrap();
+    assert!(rounded.draft().is_none(), "products of other kinds are not served");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! The whole model: embeddings, blocks, output head; the training step's forward and backward.
 
 pub mod adapters;
+pub mod batch;
 mod block;
 pub mod draft;
 mod embed;
 pub mod kv_cache;
+mod setup;
 mod sinusoids;
 mod weight_stream;
 
@@ -17,17 +19,20 @@ use super::layers::dropout::{Dropout, Masks, Site};
 use super::layers::fused::Fused;
 use super::layers::gelu::Gelu;
 use super::layers::layout::Layout;
+use super::layers::mask::Mask;
 use super::layers::{head, linear, norm};
+use super::loss::Loss;
 use super::shape::Shape;
 use super::weights::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
 use crate::aten;
 use crate::cpu::engine;
 use crate::cpu::matmul::Write;
-use crate::error::Failure;
 use crate::journal::trace::span;
-use crate::offload::{Place, release};
-use crate::settings::{Engine, Offload, Precision, Recompute, Variant};
+use crate::offload::release;
+use crate::settings::{Engine, Offload, Recompute, Variant};
 use adapters::Adapters;
+use batch::Batch;
+pub use setup::Setup;
 use weight_stream::WeightStream;
 
 /// A GPT-2 with its gradients. No autograd: [`Gpt2::accumulate`] runs forward and backward and keeps nothing.
@@ -39,7 +44,7 @@ pub struct Gpt2 {
     working: Parameters,
     /// When they are trained instead of `parameters`.
     adapters: Option<Adapters>,
-    /// Gradients of the trained tensors. Made by the first [`Gpt2::accumulate`] or before it by [`Gpt2::with_offload`].
+    /// Gradients of the trained tensors; before the first [`Gpt2::accumulate`] those of [`Gpt2::for_training`] alone.
     gradients: Option<Parameters>,
     /// `[context, D]`, where positions are not learnt.
     sinusoids: Option<Tensor>,
@@ -49,13 +54,11 @@ pub struct Gpt2 {
     dropout: Option<Dropout>,
     /// The token that begins a document, when attention stays inside documents.
     begins_document: Option<i64>,
-    /// Number in the run of the next micro-batch's first sequence.
-    first_sequence: u64,
     device: Device,
     /// Whose kernels compute on the CPU.
     engine: Engine,
     fused: Fused,
-    /// See [`Gpt2::with_masters`].
+    /// See [`Setup::away`].
     away: Offload,
     /// Where the blocks' weights are away.
     stream: Option<WeightStream>,
@@ -70,120 +73,6 @@ pub struct Gpt2 {
 }
 
 impl Gpt2 {
-    /// Brings the weights to `device`. The dtype of the weights is the dtype of the computation. Weights
-    /// that are on `device` already are shared with `parameters`, not copied: two copies of a large model may not fit.
-    pub fn new(shape: Shape, parameters: &Parameters, device: Device) -> Self {
-        Self::with_masters(shape, parameters, device, Offload::None)
-    }
-
-    /// [`Gpt2::new`] with less on the device from [`Gpt2::with_offload`] on. `Optimizer`: weights and gradients are in main memory.
-    /// The device has a copy of the weights for products, which shares nothing with them, and the gradients of two blocks at a
-    /// time. `Model`: it has two blocks of that copy at a time.
-    pub fn with_masters(shape: Shape, parameters: &Parameters, device: Device, away: Offload) -> Self {
-        let kind = parameters.iter().next().map_or(Kind::Float, |entry| entry.tensor.kind());
-        let home = if away == Offload::None { device } else { Device::Cpu };
-        let parameters = parameters.to(home, kind);
-        let working = parameters.to(home, kind);
-        let fused = if device.is_cuda() { Fused::Efficient } else { Fused::Cpu };
-        let sinusoids = (!shape.learns_positions()).then(|| sinusoids::table(&shape).to_device(device).to_kind(kind));
-        let (recompute, dropout, begins_document, first_sequence) = (Recompute::None, None, None, 0);
-        Self {
-            shape,
-            parameters,
-            working,
-            adapters: None,
-            gradients: None,
-            sinusoids,
-            recompute,
-            inputs_away: Vec::new(),
-            dropout,
-            begins_document,
-            first_sequence,
-            device,
-            engine: Engine::Own,
-            fused,
-            away,
-            stream: None,
-            landings: Vec::new(),
-            landing: RefCell::default(),
-            fresh: false,
-            kind,
-        }
-    }
-
-    /// Trains `adapters` beside the weights, which stay as they are.
-    ///
-    /// # Panics
-    /// After the gradients are made, and where weights are away from the device.
-    #[must_use]
-    pub fn with_adapters(self, adapters: &Adapters) -> Self {
-        assert!(self.gradients.is_none() && !self.is_apart(), "adapters come first, and lie where the weights are");
-        let kind = self.parameters.token_embedding().kind();
-        Self { adapters: Some(adapters.to(self.device, kind)), ..self }
-    }
-
-    /// Computes products in `precision`. Weights, gradients, layer norms and the stream from block to block keep their dtype, as
-    /// under torch's autocast.
-    #[must_use]
-    pub fn with_precision(self, precision: Precision) -> Self {
-        self.with_offload(precision, &Place::Memory).expect("main memory needs no file")
-    }
-
-    /// [`Gpt2::with_precision`] with gradients and, unless they are on the device alone, rounded weights in `place`.
-    pub fn with_offload(mut self, precision: Precision, place: &Place) -> Result<Self, Failure> {
-        if precision != Precision::Fp32 {
-            self.kind = precision.kind();
-        }
-        if self.is_apart() || precision != Precision::Fp32 {
-            self.working = self.parameters.for_products(self.kind, place, self.device, self.away)?;
-        }
-        if self.away == Offload::Model {
-            self.stream = Some(WeightStream::new(&self.working, self.shape.layers, self.device));
-        }
-        self.fused = Fused::of(self.device, self.kind, self.shape.head_width())?;
-        self.gradients = Some(self.trained().zeros_in(place)?);
-        if self.is_apart() && precision != Precision::Fp32 {
-            let maps = self.parameters.block(0).maps().map(|map| place.zeros(&map.weight.size(), self.kind, Device::Cpu));
-            self.landings = maps.into_iter().collect::<Result<_, _>>()?;
-        }
-        Ok(self)
-    }
-
-    /// Computes on the CPU with the kernels of `engine`. A GPU has libtorch's.
-    #[must_use]
-    pub fn with_engine(self, engine: Engine) -> Self {
-        Self { engine, ..self }
-    }
-
-    /// Keeps less of the forward pass for the backward pass, of up to `rows` rows (tokens) at a time. Tensors that leave the device
-    /// wait in `place`.
-    pub fn with_recompute(self, recompute: Recompute, rows: usize, place: &Place) -> Result<Self, Failure> {
-        let (size, kind) = ([rows as i64, self.shape.width as i64], self.parameters.token_embedding().kind());
-        let away = |_| place.zeros(&size, kind, Device::Cpu);
-        let layers = if recompute == Recompute::Host { self.shape.layers } else { 0 };
-        Ok(Self { recompute, inputs_away: (0..layers).map(away).collect::<Result<_, Failure>>()?, ..self })
-    }
-
-    /// Drops some of the activations of [`Gpt2::accumulate`]. Losses, logits and generation know no dropout.
-    #[must_use]
-    pub fn with_dropout(self, dropout: Dropout) -> Self {
-        let some = dropout.reaches_stream() || dropout.adapter > 0.0;
-        Self { dropout: some.then_some(dropout), ..self }
-    }
-
-    /// Lets attention see only the document that a token belongs to, and counts positions from its beginning: `end_of_text` begins
-    /// one. Generation is not affected: its prompts are one document each.
-    #[must_use]
-    pub fn with_document_mask(self, end_of_text: u32) -> Self {
-        Self { begins_document: Some(i64::from(end_of_text)), ..self }
-    }
-
-    /// Says which sequences of the run the next [`Gpt2::accumulate`] is for, by the number of the first: dropout is a function of
-    /// it.
-    pub fn begin_at_sequence(&mut self, first: u64) {
-        self.first_sequence = first;
-    }
-
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -227,6 +116,12 @@ impl Gpt2 {
         self.gradients.as_ref().expect("gradients of a model that has computed some")
     }
 
+    /// # Panics
+    /// Those of [`Gpt2::gradients`].
+    pub fn gradients_mut(&mut self) -> &mut Parameters {
+        self.gradients.as_mut().expect("gradients of a model that has computed some")
+    }
+
     /// Lets an optimizer change what is trained as the gradients say. It tells each weight that is done, by number: that one is on
     /// its way to the device while the next is computed.
     ///
@@ -268,20 +163,19 @@ impl Gpt2 {
         }
     }
 
-    /// Adds `d(scale · sum NLL)/dθ` to the gradients and returns the summed negative log-likelihood in nats.
-    /// `inputs` and `targets` are `[batch, seq]` `i64` on any device; a target of −100 is not counted.
+    /// Adds `d(scale · sum NLL)/dθ` to the gradients and returns the negative log-likelihood.
     ///
     /// # Panics
-    /// When `seq` exceeds the context, the batch has more rows than [`Gpt2::with_recompute`] was told, a token is outside the
-    /// vocabulary, or libtorch is out of memory.
-    pub fn accumulate(&mut self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
+    /// When the sequences exceed the context, the batch has more rows than [`Setup::rows`], a token is outside the vocabulary, or
+    /// libtorch is out of memory.
+    pub fn accumulate(&mut self, batch: &Batch, scale: f64) -> Loss {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
         }
-        let loss = self.run(|| self.forward_backward(inputs, targets, scale));
+        let sum = self.run(|| self.forward_backward(batch, scale));
         self.await_home();
         self.fresh = false;
-        loss
+        Loss { sum, weight: batch.weight() }
     }
 
     /// A gradient to add to: itself, or where it lies in main memory, a copy on the device that [`Gpt2::give_back`] brings home.
@@ -334,12 +228,13 @@ impl Gpt2 {
         })
     }
 
-    fn forward_backward(&self, inputs: &Tensor, targets: &Tensor, scale: f64) -> f64 {
-        let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: self.first_sequence, layer: 0 });
+    fn forward_backward(&self, batch: &Batch, scale: f64) -> f64 {
+        let Batch { inputs, targets, first_sequence, .. } = batch;
+        let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: *first_sequence, layer: 0 });
         let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
         let running = span("forward");
         let documents = self.documents(inputs);
-        let layout = Layout { masks, documents: documents.as_ref(), ..self.layout(inputs) };
+        let layout = Layout { mask: mask(documents.as_ref()), dropout: masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
         let mut x = self.embed(&inputs, documents.as_ref());
         if let Some(masks) = masks {
@@ -418,15 +313,15 @@ impl Gpt2 {
         (BlockTensors::frozen(), gradients)
     }
 
-    /// Summed negative log-likelihood in nats and the number of counted targets, without gradients.
-    /// `inputs` and `targets` as for [`Gpt2::accumulate`].
-    pub fn loss(&self, inputs: &Tensor, targets: &Tensor) -> (f64, i64) {
-        self.run(|| {
-            let (targets, embedding) = (targets.to_device(self.device).reshape([-1]), self.working.token_embedding());
-            let loss = head::loss(&self.hidden(inputs), &embedding, &targets);
+    /// The negative log-likelihood, without gradients.
+    pub fn loss(&self, batch: &Batch) -> Loss {
+        let sum = self.run(|| {
+            let (targets, embedding) = (batch.targets.to_device(self.device).reshape([-1]), self.working.token_embedding());
+            let sum = head::loss(&self.hidden(&batch.inputs), &embedding, &targets);
             release([&embedding]);
-            loss
-        })
+            sum
+        });
+        Loss { sum, weight: batch.weight() }
     }
 
     /// `inputs [batch, seq]` `i64` → logits `[batch, seq, vocabulary]`.
@@ -440,7 +335,7 @@ impl Gpt2 {
     /// The stream after the final layer norm, `[N, D]`.
     fn hidden(&self, inputs: &Tensor) -> Tensor {
         let documents = self.documents(inputs);
-        let layout = Layout { documents: documents.as_ref(), ..self.layout(inputs) };
+        let layout = Layout { mask: mask(documents.as_ref()), ..self.layout(inputs) };
         let mut x = self.embed(&inputs.to_device(self.device), documents.as_ref());
         for layer in 0..self.shape.layers {
             let weights = self.block(layer, None);
@@ -473,8 +368,12 @@ impl Gpt2 {
             Variant::Fairseq => Gelu::Exact,
         };
         let (heads, epsilon) = (self.shape.heads as i64, self.shape.layer_norm_epsilon);
-        Layout { batch, length, heads, epsilon, gelu, masks: None, documents: None, kind: self.kind, fused: self.fused }
+        Layout { batch, length, heads, epsilon, gelu, mask: Mask::Causal, dropout: None, kind: self.kind, fused: self.fused }
     }
+}
+
+fn mask(documents: Option<&Documents>) -> Mask<'_> {
+    documents.map_or(Mask::Causal, Mask::Documents)
 }
 
 /// A copy, where something before the tensor was just dropped: when the tensor is dropped too, that and what is free behind it

@@ -1,6 +1,6 @@
-//! Causal multi-head attention between the two linear maps of a block, forward and backward, without the `[T, T]` scores
-//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Where attention stays inside documents, each is a sequence of
-//! its own.
+//! Multi-head attention between the two linear maps of a block, forward and backward, without the `[T, T]` scores
+//! (Dao et al. 2022: the log-sum-exp of each row is kept instead). Each part of a sequence that its mask keeps apart is a
+//! sequence of its own.
 
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ pub(crate) struct Sums {
     pub(crate) seeds: Option<[Tensor; 2]>,
 }
 
-/// `qkv [N, 3D]` → attention over the earlier positions of the same sequence.
+/// `qkv [N, 3D]` → attention over what the mask shows of the same sequence.
 pub(crate) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
     if holds_pairs(&qkv) {
         return forward_plain::<Bf16, Bf16>(qkv, layout);
@@ -119,11 +119,14 @@ impl Term for Bf16 {
 fn forward_plain<E: Element, H: Term>(qkv: Tensor, layout: Layout<'_>) -> Attention {
     let [batch, length, count] = [layout.batch, layout.length, layout.heads];
     let mut output = Tensor::empty([batch * length, qkv.size()[1] / 3], (E::KIND, qkv.device()));
+    if layout.mask.leaves_rows_out() {
+        let _ = output.zero_();
+    }
     let mut log_sum_exp = Tensor::empty([batch, count, length], (Kind::Float, qkv.device()));
     let (values, outputs) = (elements::<E>(&qkv), by_head::<E>(elements_mut(&mut output), layout, 1));
     let work = outputs.into_iter().zip(floats_mut(&mut log_sum_exp).chunks_mut(length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut output, log_sum_exp))| {
-        for rows in layout.parts(number / count as usize) {
+        for rows in layout.mask.parts(number / count as usize, length as usize) {
             let head = Head::<H>::new(values, layout, number, &rows);
             let result = head.forward(&mut log_sum_exp[rows.clone()]);
             result.chunks(head.channels).zip(&mut output[rows]).for_each(|(row, place)| store(row, place));
@@ -134,13 +137,13 @@ fn forward_plain<E: Element, H: Term>(qkv: Tensor, layout: Layout<'_>) -> Attent
 
 /// [`backward`], a head per thread at a time.
 fn backward_plain<E: Element, H: Term>(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -> Tensor {
-    let mut dqkv = kept.qkv.empty_like();
+    let mut dqkv = if layout.mask.leaves_rows_out() { kept.qkv.zeros_like() } else { kept.qkv.empty_like() };
     let doutput = doutput.contiguous();
     let [qkv, output, doutput] = [&kept.qkv, &kept.output, &doutput].map(elements::<E>);
     let gradients = by_head::<E>(elements_mut(&mut dqkv), layout, 3);
     let work = gradients.into_iter().zip(floats(&kept.sums[0].log_sum_exp).chunks(layout.length as usize)).enumerate();
     parallel::run(work.collect(), |(number, (mut places, log_sum_exp))| {
-        for rows in layout.parts(number / layout.heads as usize) {
+        for rows in layout.mask.parts(number / layout.heads as usize, layout.length as usize) {
             let head = Head::<H>::new(qkv, layout, number, &rows);
             let [output, doutput] = [output, doutput].map(|values| of_head(values, layout, 1, number, &rows));
             let gradients = head.backward(&log_sum_exp[rows.clone()], &output, &doutput);
@@ -185,6 +188,8 @@ struct Head<H> {
     channels: usize,
     /// `1 / √C`.
     scale: f32,
+    /// Whether a query sees no key after its own.
+    is_causal: bool,
     /// Its first row in the sequence.
     start: usize,
     /// The dropout masks, and the numbers of this sequence and head.
@@ -202,8 +207,9 @@ impl<H: Term> Head<H> {
             length: rows.len(),
             channels,
             scale: 1.0 / (channels as f32).sqrt(),
+            is_causal: layout.mask.is_causal(),
             start: rows.start,
-            masks: layout.attention_masks().map(|masks| (masks, number / heads, number % heads)),
+            masks: layout.attention_dropout().map(|masks| (masks, number / heads, number % heads)),
         }
     }
 
@@ -213,7 +219,8 @@ impl<H: Term> Head<H> {
         for (row, weights) in weights.chunks_mut(seen).enumerate() {
             let query = first + row;
             let mask = masks.row(Site::AttentionWeights, sequence, head, self.start + query);
-            drop_weights(mask, self.start, &mut weights[..=query]);
+            let seen = if self.is_causal { query + 1 } else { seen };
+            drop_weights(mask, self.start, &mut weights[..seen]);
         }
     }
 
@@ -222,21 +229,28 @@ impl<H: Term> Head<H> {
         Matrix::new(&self.values[(part * self.length + first) * self.channels..], [count, self.channels], self.channels)
     }
 
-    /// The first row of each block of queries and how many it has.
-    fn blocks(&self) -> impl DoubleEndedIterator<Item = (usize, usize)> {
-        let length = self.length;
-        (0..length).step_by(QUERIES).map(move |first| (first, QUERIES.min(length - first)))
+    /// The first row of each block of queries, how many it has, and how many keys they see.
+    fn blocks(&self) -> impl DoubleEndedIterator<Item = (usize, usize, usize)> {
+        let (length, is_causal) = (self.length, self.is_causal);
+        (0..length).step_by(QUERIES).map(move |first| {
+            let count = QUERIES.min(length - first);
+            (first, count, if is_causal { first + count } else { length })
+        })
+    }
+
+    /// The last key that a block's first query sees, where the next query sees one more.
+    fn diagonal(&self, first: usize) -> Option<usize> {
+        self.is_causal.then_some(first)
     }
 
     /// `[T, C]`.
     fn forward(&self, log_sum_exp: &mut [f32]) -> Vec<f32> {
         let mut output = vec![0.0; self.length * self.channels];
         let (mut scores, mut terms) = (vec![0.0; QUERIES * self.length], Vec::new());
-        for (first, count) in self.blocks() {
-            let seen = first + count;
+        for (first, count, seen) in self.blocks() {
             H::multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut scores, seen, Write::Over);
             let scores = &mut scores[..count * seen];
-            softmax(scores, first, self.scale, &mut log_sum_exp[first..seen]);
+            softmax(scores, self.diagonal(first), self.scale, &mut log_sum_exp[first..first + count]);
             self.drop(scores, first, seen);
             let weights = Matrix::new(H::of(scores, &mut terms), [count, seen], seen);
             H::multiply(weights, self.rows(2, 0, seen), &mut output[first * self.channels..], self.channels, Write::Over);
@@ -253,17 +267,17 @@ impl<H: Term> Head<H> {
         let (dk, dv) = rest.split_at_mut(length * channels);
         let [mut weights, mut dscores] = [0, 1].map(|_| vec![0.0; QUERIES * length]);
         let mut terms = [Vec::new(), Vec::new()];
-        for (first, count) in self.blocks().rev() {
-            let seen = first + count;
-            let write = if seen == length { Write::Over } else { Write::Onto };
-            let own = first * channels..seen * channels;
+        for (first, count, seen) in self.blocks().rev() {
+            let end = first + count;
+            let write = if end == length { Write::Over } else { Write::Onto };
+            let own = first * channels..end * channels;
             let doutput_rows = Matrix::new(&doutput[own.clone()], [count, channels], channels);
             H::multiply(self.rows(0, first, count), self.rows(1, 0, seen).t(), &mut weights, seen, Write::Over);
             H::multiply(doutput_rows, self.rows(2, 0, seen).t(), &mut dscores, seen, Write::Over);
             let [output, doutput] = [output, doutput].map(|rows| &rows[own.clone()]);
             let scores = (&mut weights[..count * seen], &mut dscores[..count * seen]);
             self.drop(scores.1, first, seen);
-            softmax_backward(scores.0, scores.1, first, self.scale, &log_sum_exp[first..seen], output, doutput);
+            softmax_backward(scores.0, scores.1, self.diagonal(first), self.scale, &log_sum_exp[first..end], output, doutput);
             self.drop(scores.0, first, seen);
             let [place, dplace] = &mut terms;
             let [weights, dscores] = [(&weights, place), (&dscores, dplace)]
@@ -277,11 +291,11 @@ impl<H: Term> Head<H> {
 }
 
 vectorised! {
-    /// Turns rows of scores into weights in place. Row `i` belongs to query `first + i`, which sees the keys up to itself.
-    fn softmax(scores: &mut [f32], first: usize, scale: f32, log_sum_exp: &mut [f32]) {
-        let seen = first + log_sum_exp.len();
+    /// Turns rows of scores into weights in place. Row `i` sees the keys up to `diagonal + i`, without one all of them.
+    fn softmax(scores: &mut [f32], diagonal: Option<usize>, scale: f32, log_sum_exp: &mut [f32]) {
+        let seen = scores.len() / log_sum_exp.len();
         for (row, (scores, log_sum_exp)) in scores.chunks_mut(seen).zip(log_sum_exp).enumerate() {
-            let (past, future) = scores.split_at_mut(first + row + 1);
+            let (past, future) = scores.split_at_mut(diagonal.map_or(seen, |diagonal| diagonal + row + 1));
             let peak = largest(past);
             for score in past.iter_mut() {
                 *score = exp((*score - peak) * scale);
@@ -299,15 +313,16 @@ vectorised! {
 vectorised! {
     /// Turns scores into weights, and gradients of weights into gradients of the unscaled scores, both in place.
     fn softmax_backward<H: Element>(
-        weights: &mut [f32], dweights: &mut [f32], first: usize, scale: f32, log_sum_exp: &[f32], output: &[H], doutput: &[H],
+        weights: &mut [f32], dweights: &mut [f32], diagonal: Option<usize>, scale: f32, log_sum_exp: &[f32], output: &[H], doutput: &[H],
     ) {
-        let (count, seen) = (log_sum_exp.len(), first + log_sum_exp.len());
+        let count = log_sum_exp.len();
+        let seen = weights.len() / count;
         let channels = output.len() / count;
         let outputs = output.chunks(channels).zip(doutput.chunks(channels)).zip(log_sum_exp);
         let rows = weights.chunks_mut(seen).zip(dweights.chunks_mut(seen)).zip(outputs);
         for (row, ((weights, dweights), ((output, doutput), log_sum_exp))) in rows.enumerate() {
             let average = dot(output, doutput);
-            let past = first + row + 1;
+            let past = diagonal.map_or(seen, |diagonal| diagonal + row + 1);
             for (weight, dweight) in weights[..past].iter_mut().zip(&mut dweights[..past]) {
                 *weight = exp(*weight * scale - log_sum_exp);
                 *dweight = *weight * (*dweight - average) * scale;

@@ -16,7 +16,7 @@ const ROWS: usize = 32;
 const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// How much is dropped. The rest is multiplied by `1 / (1 − rate)`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Dropout {
     pub seed: u64,
     /// Dropout of the embeddings and of the output that each half of a block adds to the stream.

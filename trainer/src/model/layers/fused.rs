@@ -6,6 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, Sums, join_heads, split_heads};
 use super::layout::Layout;
+use super::mask::Mask;
 use crate::aten;
 use crate::error::Failure;
 
@@ -28,7 +29,7 @@ impl Fused {
             return Ok(Self::Cpu);
         }
         let example = Tensor::zeros([1, 1, 64, channels as i64], (kind, device));
-        let works = |fused: &Self| aten::attention([&example; 3], None, *fused == Self::Flash).map(|_| ());
+        let works = |fused: &Self| aten::attention([&example; 3], true, None, *fused == Self::Flash).map(|_| ());
         let refused = match [Self::Flash, Self::Efficient].map(|fused| works(&fused).map(|()| fused)) {
             [Ok(fused), _] | [_, Ok(fused)] => return Ok(fused),
             [_, Err(refused)] => refused,
@@ -66,13 +67,12 @@ struct Part {
 impl Part {
     /// The whole batch, or each document of each sequence.
     fn all(layout: Layout<'_>) -> Vec<Self> {
-        let batch = layout.batch as usize;
-        match layout.documents {
-            None => vec![Self { sequences: 0..batch, rows: 0..layout.length as usize }],
-            Some(documents) => (0..batch)
-                .flat_map(|sequence| documents.of(sequence).map(move |rows| Self { sequences: sequence..sequence + 1, rows }))
-                .collect(),
+        let [batch, length] = [layout.batch, layout.length].map(|size| size as usize);
+        if let Mask::Causal | Mask::Full = layout.mask {
+            return vec![Self { sequences: 0..batch, rows: 0..length }];
         }
+        let of = |sequence| layout.mask.parts(sequence, length).into_iter().map(move |rows| (sequence..sequence + 1, rows));
+        (0..batch).flat_map(of).map(|(sequences, rows)| Self { sequences, rows }).collect()
     }
 
     /// The part of `[B, H, T, D / H]`, in the same memory.
@@ -83,8 +83,12 @@ impl Part {
     }
 }
 
-/// Joins the results of all parts, `[rows, …]`.
-fn joined(mut parts: Vec<Tensor>) -> Tensor {
+/// Joins the results of all parts, `[rows, …]`; rows of none are 0.
+fn joined(mut parts: Vec<Tensor>, layout: Layout<'_>) -> Tensor {
+    if layout.mask.leaves_rows_out() {
+        let fill = |part: &Tensor| part.constant_pad_nd([0, 0, 0, layout.length - part.size()[0]]);
+        parts = parts.iter().map(fill).collect();
+    }
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(&parts, 0) }
 }
 
@@ -102,18 +106,18 @@ pub(crate) fn forward(qkv: Tensor, layout: Layout<'_>) -> Attention {
         (join_heads(&output), sums)
     };
     let (outputs, sums) = Part::all(layout).into_iter().enumerate().map(part).unzip();
-    Attention { qkv, sums, output: joined(outputs) }
+    Attention { qkv, sums, output: joined(outputs, layout) }
 }
 
 /// The `number`-th part of a batch; queries, keys, values and the output are `[B, H, T, D / H]`.
 fn forward_part([q, k, v]: [Tensor; 3], layout: Layout<'_>, number: usize) -> (Tensor, Sums) {
     if layout.fused == Fused::Cpu {
         let flash = Tensor::internal_scaled_dot_product_flash_attention_for_cpu;
-        let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, true, None::<&Tensor>, None);
+        let (output, log_sum_exp) = flash(&q, &k, &v, 0.0, layout.mask.is_causal(), None::<&Tensor>, None);
         return (output, Sums { log_sum_exp, seeds: None });
     }
-    let dropped = layout.attention_masks().map(|masks| (masks.dropout.attention, masks.seed(number)));
-    let made = aten::attention([&q, &k, &v], dropped, layout.fused == Fused::Flash);
+    let dropped = layout.attention_dropout().map(|masks| (masks.dropout.attention, masks.seed(number)));
+    let made = aten::attention([&q, &k, &v], layout.mask.is_causal(), dropped, layout.fused == Fused::Flash);
     let [output, log_sum_exp, seed, offset] = made.unwrap_or_else(|error| panic!("{error}"));
     (output, Sums { log_sum_exp, seeds: Some([seed, offset]) })
 }
@@ -130,7 +134,7 @@ pub(crate) fn backward(kept: &Attention, doutput: &Tensor, layout: Layout<'_>) -
         let heads = heads.each_ref().map(|tensor| part.of(tensor));
         of_three(backward_part(&heads, sums, &part.of(&output), &part.of(&doutput), layout))
     };
-    joined(Part::all(layout).into_iter().zip(&kept.sums).map(part).collect())
+    joined(Part::all(layout).into_iter().zip(&kept.sums).map(part).collect(), layout)
 }
 
 /// Three times `[B, H, T, D / H]` → `[N, 3D]`.
@@ -142,12 +146,12 @@ fn of_three(gradients: [Tensor; 3]) -> Tensor {
 fn backward_part([q, k, v]: &[Tensor; 3], sums: &Sums, output: &Tensor, doutput: &Tensor, layout: Layout<'_>) -> [Tensor; 3] {
     let Sums { log_sum_exp, seeds } = sums;
     if let Some([seed, offset]) = seeds {
-        let rate = layout.attention_masks().map_or(0.0, |masks| masks.dropout.attention);
+        let rate = layout.attention_dropout().map_or(0.0, |masks| masks.dropout.attention);
         let kept = [output, log_sum_exp, seed, offset];
-        return aten::attention_backward(doutput, [q, k, v], kept, rate, layout.fused == Fused::Flash);
+        return aten::attention_backward(doutput, [q, k, v], kept, layout.mask.is_causal(), rate, layout.fused == Fused::Flash);
     }
     let backward = Tensor::internal_scaled_dot_product_flash_attention_for_cpu_backward;
-    let (dq, dk, dv) = backward(doutput, q, k, v, output, log_sum_exp, 0.0, true, None::<&Tensor>, None);
+    let (dq, dk, dv) = backward(doutput, q, k, v, output, log_sum_exp, 0.0, layout.mask.is_causal(), None::<&Tensor>, None);
     [dq, dk, dv]
 }
 
@@ -163,19 +167,18 @@ struct Scores {
 
 impl Scores {
     fn are_needed(layout: Layout<'_>) -> bool {
-        layout.fused == Fused::Cpu && layout.attention_masks().is_some()
+        layout.fused == Fused::Cpu && layout.attention_dropout().is_some()
     }
 
     fn new(q: &Tensor, k: &Tensor, layout: Layout<'_>) -> Self {
         let scale = 1.0 / (q.size()[3] as f64).sqrt();
-        let mut hidden = Tensor::ones([q.size()[2], q.size()[2]], (Kind::Bool, q.device())).triu(1);
-        if let Some(documents) = layout.documents {
-            hidden = hidden.logical_or(&documents.apart().to_device(q.device()));
-        }
+        let hidden = layout.mask.hidden(layout.length, q.device());
         let scores = (q.matmul(&k.transpose(2, 3)) * scale).masked_fill(&hidden, f64::NEG_INFINITY);
-        let mask = layout.attention_masks().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
+        // A query that sees nothing would have weights that are not numbers.
+        let weights = scores.softmax(-1, None).masked_fill_(&hidden, 0.0);
+        let mask = layout.attention_dropout().map(|masks| masks.attention([layout.batch, layout.heads, layout.length]));
         let mask = mask.map(|mask| mask.to_device(q.device()).to_kind(q.kind()));
-        Self { weights: scores.softmax(-1, None), mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
+        Self { weights, mask, log_sum_exp: scores.logsumexp(-1_i64, false), scale }
     }
 
     /// The gradients of queries, keys and values, all `[B, H, T, D / H]`.
@@ -209,16 +212,16 @@ mod tests {
         let dropout = Dropout { seed: 1, residual: 0.0, attention: 0.1, adapter: 0.0 };
         let masks = Some(Masks { dropout, first_sequence: 0, layer: 0 });
         let documents = Documents::new(&Tensor::zeros([1, 8], (Kind::Int64, Device::Cpu)), 0);
-        let needed = |masks, documents| {
+        let needed = |dropout, mask| {
             let [batch, length, heads] = [1, 8, 1];
             let (epsilon, gelu, kind) = (1e-5, Gelu::Tanh, Kind::Float);
             [Fused::Cpu, Fused::Flash, Fused::Efficient]
-                .map(|fused| Scores::are_needed(Layout { batch, length, heads, epsilon, gelu, masks, documents, kind, fused }))
+                .map(|fused| Scores::are_needed(Layout { batch, length, heads, epsilon, gelu, mask, dropout, kind, fused }))
         };
-        assert_eq!(needed(None, None), [false; 3]);
-        assert_eq!(needed(masks, None), [true, false, false]);
-        assert_eq!(needed(None, Some(&documents)), [false; 3]);
-        assert_eq!(needed(masks, Some(&documents)), [true, false, false]);
+        assert_eq!(needed(None, Mask::Causal), [false; 3]);
+        assert_eq!(needed(masks, Mask::Causal), [true, false, false]);
+        assert_eq!(needed(None, Mask::Documents(&documents)), [false; 3]);
+        assert_eq!(needed(masks, Mask::Documents(&documents)), [true, false, false]);
     }
 
     /// A CPU has neither of the kernels, and still its generator is what the call has seeded. Tests beside this one draw from it,
@@ -227,7 +230,7 @@ mod tests {
     fn dropped_weights_have_a_seed_and_no_others_do() {
         let example = Tensor::zeros([1, 1, 8, 8], (Kind::Float, Device::Cpu));
         let draw_after = |dropped| {
-            let refused = aten::attention([&example; 3], dropped, true).unwrap_err();
+            let refused = aten::attention([&example; 3], true, dropped, true).unwrap_err();
             assert!(refused.contains("_scaled_dot_product_flash_attention"), "{refused}");
             Tensor::rand([4], (Kind::Double, Device::Cpu))
         };

@@ -18,13 +18,13 @@ const BLOCK: usize = 1024;
 /// Rows of logits begin at multiples of this many elements: products whose rows straddle cache lines are a fifth slower.
 const ALIGNMENT: usize = 64;
 
-/// Sum of the negative log-likelihoods in nats, and the number of targets that are not [`IGNORED`].
+/// Sum of the negative log-likelihoods in nats of the targets that are not [`IGNORED`].
 /// `hidden [N, D]`, `embedding [V, D]`, `targets [N]`.
-pub(crate) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> (f64, i64) {
+pub(crate) fn loss(hidden: &Tensor, embedding: &Tensor, targets: &Tensor) -> f64 {
     let chunks = hidden.split(HEAD_CHUNK as i64, 0).into_iter().zip(targets.split(HEAD_CHUNK as i64, 0));
     let sums: Vec<Tensor> =
         chunks.map(|(hidden, targets)| cross_entropy(product_transposed(&hidden, embedding), &targets, 0.0).0).collect();
-    (total(&sums), targets.ne(IGNORED).sum(Kind::Int64).int64_value(&[]))
+    total(&sums)
 }
 
 /// Adds `d(scale · sum NLL)/d embedding` to `dembedding [V, D]` where that is wanted, or writes it there; returns the summed NLL

@@ -1,14 +1,12 @@
-//! How a batch is computed: the sizes of its rows, its dropout, its documents and its dtype.
-
-use std::ops::Range;
+//! How a batch is computed: the sizes of its rows, its mask, its dropout and its dtype.
 
 use tch::{Kind, Tensor};
 
-use super::documents::Documents;
 use super::dropout::{Masks, Site};
 use super::fused::Fused;
 use super::gelu::Gelu;
 use super::linear;
+use super::mask::Mask;
 use crate::model::weights::parameters::Affine;
 
 /// Sizes that the rows of a batch are made of, and how they are computed.
@@ -19,10 +17,10 @@ pub(crate) struct Layout<'a> {
     pub heads: i64,
     pub epsilon: f64,
     pub gelu: Gelu,
+    /// What attention leaves out.
+    pub mask: Mask<'a>,
     /// In training, when something is dropped.
-    pub masks: Option<Masks>,
-    /// When attention stays inside documents.
-    pub documents: Option<&'a Documents>,
+    pub dropout: Option<Masks>,
     /// The dtype of the matrix products. The stream from block to block has that of the layer norms.
     pub kind: Kind,
     /// Where libtorch's attention is taken.
@@ -32,23 +30,17 @@ pub(crate) struct Layout<'a> {
 impl Layout<'_> {
     /// The layout of one layer of the model.
     pub fn of_layer(self, layer: usize) -> Self {
-        Self { masks: self.masks.map(|masks| Masks { layer: layer as u64, ..masks }), ..self }
+        Self { dropout: self.dropout.map(|masks| Masks { layer: layer as u64, ..masks }), ..self }
     }
 
     /// The dropout masks of the attention weights, when anything is dropped.
-    pub fn attention_masks(self) -> Option<Masks> {
-        self.masks.filter(|masks| masks.dropout.attention > 0.0)
-    }
-
-    /// The rows of each part of a sequence that attention stays inside.
-    pub fn parts(self, sequence: usize) -> Vec<Range<usize>> {
-        let whole = || std::iter::once(0..self.length as usize).collect();
-        self.documents.map_or_else(whole, |documents| documents.of(sequence).collect())
+    pub fn attention_dropout(self) -> Option<Masks> {
+        self.dropout.filter(|masks| masks.dropout.attention > 0.0)
     }
 
     /// `stream [N, D]` and one half of a block, `x` through its last map: with some of it dropped in training.
     pub fn onto(self, stream: &Tensor, x: &Tensor, map: &Affine, site: Site) -> Tensor {
-        match self.masks {
+        match self.dropout {
             None => linear::forward_onto(stream, x, map),
             Some(masks) => stream + masks.apply(site, &linear::forward(x, map), self.length),
         }
@@ -57,6 +49,6 @@ impl Layout<'_> {
     /// The gradient that reaches a half of a block from the stream, `[N, D]` in the dtype of the products.
     pub fn reaching(self, dstream: &Tensor, site: Site) -> Tensor {
         let dy = dstream.to_kind(self.kind);
-        self.masks.map_or_else(|| dy.shallow_clone(), |masks| masks.apply(site, &dy, self.length))
+        self.dropout.map_or_else(|| dy.shallow_clone(), |masks| masks.apply(site, &dy, self.length))
     }
 }

@@ -8,4 +8,5 @@ pub mod gelu;
 pub mod head;
 pub mod layout;
 pub mod linear;
+pub mod mask;
 pub mod norm;

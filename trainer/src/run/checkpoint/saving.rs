@@ -12,35 +12,35 @@ use std::sync::mpsc::Sender;
 use std::thread;
 use std::time::Instant;
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::writing::Writing;
 use crate::error::Failure;
-use crate::files;
 use crate::journal::trace::span;
-use crate::model::Adapters;
-use crate::model::hugging_face::CONFIG_FILE;
-use crate::model::weights::parameters::WEIGHTS_FILE;
-use crate::model::weights::tensor_file::{self, FileError};
+use crate::model::Stored;
+use crate::model::weights::parameters::ModelError;
+use crate::model::weights::tensor_file;
 use crate::progress::Event;
 use crate::run::best::Best;
 use crate::run::checkpoint;
+use crate::run::recorder::Files;
 use crate::run::{OPTIMIZER_FILE, Run, unwritten};
-use crate::settings::lora::ADAPTER_FILE;
 use crate::state::State;
 
 impl Run {
-    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient.
+    /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient. All
+    /// have the same tensors: the leader writes them.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;
         self.waiting(|run| {
             let step = run.state.step;
-            run.state.log_bytes = run.recorder.journal.steps_bytes();
             run.state.seconds = run.recorder.pace.seconds();
-            let contents = run.contents();
-            run.recorder.writing =
-                Some(run.recorder.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying)));
             run.recorder.saved = Some(step);
+            let Some(files) = &run.recorder.files else { return };
+            run.state.log_bytes = files.journal.steps_bytes();
+            let contents = run.contents(files);
+            let writing = files.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying));
+            run.recorder.writing = Some(writing);
         });
         Ok(())
     }
@@ -51,9 +51,10 @@ impl Run {
         let step = writing.step;
         self.waiting(|run| {
             writing.finish()?;
-            run.recorder.checkpoints.retain(run.config.train.keep_checkpoints)
+            let keep = run.config.train.keep_checkpoints;
+            run.recorder.files.as_ref().map_or(Ok(()), |files| files.checkpoints.retain(keep))
         })?;
-        self.recorder.journal.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
+        self.recorder.tell(Event::Checkpoint { step, name: checkpoint::name(step) })
     }
 
     /// Lets the checkpoint that is being written copy what an update or better weights change.
@@ -71,16 +72,14 @@ impl Run {
         done
     }
 
-    fn contents(&self) -> Contents {
+    fn contents(&self, files: &Files) -> Contents {
         let tokenizer = self.dataset.description().tokenizer.files.iter().map(|file| self.config.data.join(&file.file));
         Contents {
-            weights: self.model.parameters().stored(),
-            adapters: self.model.adapters().map(|adapters| adapters.to(self.model.device(), Kind::Float)),
+            model: self.model.stored(self.dataset.end_of_text()),
             optimizer: self.optimizer.state().map(|(name, tensor)| (name, tensor.shallow_clone())).collect(),
-            model: self.model.shape().config_json(Some(self.dataset.end_of_text())),
             tokenizer: tokenizer.collect(),
-            steps: (self.recorder.journal.steps_path().to_owned(), self.state.log_bytes),
-            best: (self.state.best_step.is_some() && !self.is_over()).then(|| self.recorder.best.clone()),
+            steps: (files.journal.steps_path().to_owned(), self.state.log_bytes),
+            best: (self.state.best_step.is_some() && !self.is_over()).then(|| files.best.clone()),
             state: self.state.clone(),
         }
     }
@@ -88,12 +87,8 @@ impl Run {
 
 /// The contents of a checkpoint. The tensors share memory with those of the run.
 struct Contents {
-    weights: Vec<(String, Tensor)>,
-    /// To be merged into the weights, and kept beside them.
-    adapters: Option<Adapters>,
+    model: Stored,
     optimizer: Vec<(String, Tensor)>,
-    /// `config.json`.
-    model: serde_json::Value,
     tokenizer: Vec<PathBuf>,
     /// The step log and how much of it belongs to the checkpoint.
     steps: (PathBuf, u64),
@@ -112,31 +107,21 @@ impl Contents {
         // At once: one file alone does not keep the disk busy.
         thread::scope(|threads| {
             let optimizer = self.optimizer;
-            let optimizer = threads.spawn(move || tensor_file::write(&directory.join(OPTIMIZER_FILE), named(&optimizer)));
-            write_weights(&self.weights, self.adapters.as_ref(), directory)?;
-            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
+            let optimizer = threads.spawn(move || {
+                let tensors = optimizer.iter().map(|(name, tensor)| (name.clone(), tensor));
+                tensor_file::write(&directory.join(OPTIMIZER_FILE), tensors)
+            });
+            self.model.write(directory)?;
+            optimizer.join().unwrap_or_else(|panic| resume_unwind(panic)).map_err(ModelError::from)
         })
-        .map_err(|error| unwritten(error.into()))?;
+        .map_err(unwritten)?;
         drop(copying);
-        files::write_json(&directory.join(CONFIG_FILE), &self.model)?;
         for file in &self.tokenizer {
             copy(file, directory, u64::MAX)?;
         }
         copy(&self.steps.0, directory, self.steps.1)?;
         self.state.write(directory)
     }
-}
-
-/// Merged with the adapters, which are kept beside them, where the run has some.
-fn write_weights(weights: &[(String, Tensor)], adapters: Option<&Adapters>, directory: &Path) -> Result<(), FileError> {
-    let path = directory.join(WEIGHTS_FILE);
-    let Some(adapters) = adapters else { return tensor_file::write(&path, named(weights)) };
-    adapters.parameters().write_entries(&directory.join(ADAPTER_FILE))?;
-    tensor_file::write_changed(&path, named(weights), |name, weight| adapters.merged(name, weight))
-}
-
-fn named(tensors: &[(String, Tensor)]) -> impl Iterator<Item = (String, &Tensor)> {
-    tensors.iter().map(|(name, tensor)| (name.clone(), tensor))
 }
 
 /// The first `bytes` of a file, under its name in `directory`.

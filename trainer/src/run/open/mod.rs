@@ -11,7 +11,7 @@ use tch::Device;
 
 use super::Run;
 use super::checkpoint::Checkpoints;
-use super::recorder::{Pace, Recorder};
+use super::recorder::{Files, Pace, Recorder};
 use crate::data::sampler::Sampler;
 use crate::data::shard::{Dataset, Split};
 use crate::data::tokenizer::Tokenizer;
@@ -22,14 +22,15 @@ use crate::model::shape::OWN_TOKENIZER;
 use crate::model::{Shape, TrainingMemory};
 use crate::settings::micro_batch::{self, available_memory};
 use crate::settings::{TrainConfig, TrainSettings, validate};
+use crate::world::World;
 
 impl Run {
     /// Resumes the run in `config.output`, or starts one there.
-    pub fn open(config: &TrainConfig) -> Result<Self, Failure> {
+    pub fn open(config: &TrainConfig, world: World) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         let chosen = device::prepare(&config.train)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
-        let lock = lock(&config.output)?;
+        let lock = world.leads().then(|| lock(&config.output)).transpose()?;
         if config.train.profile {
             trace::start(&config.output)?;
         }
@@ -44,15 +45,17 @@ impl Run {
         }
         let mut state = state::open(config, &dataset, &sampler, &shape, checkpoint)?;
         let mut config = config.clone();
-        let fit = |settings: &TrainSettings| has_room(&shape, settings, chosen.device);
+        let fit = |settings: &TrainSettings| world.agree(has_room(&shape, settings, chosen.device));
         config.train = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let model = model::open(&config, shape, &dataset, chosen.device, checkpoint)?;
         let optimizer = optimizer::open(&model, &config, checkpoint, state.updates())?;
-        let pace = || Pace::new(&shape, &config.train, chosen.device, state.seconds);
-        let recorder = Recorder::open(&config, checkpoints, checkpoint, state.step, pace)?;
-        let mut run = Self { config, dataset, sampler, model, optimizer, state, recorder, _lock: lock };
+        let flops_per_token = shape.flops_per_token(config.train.block_size, config.train.lora.as_deref());
+        let files = world.leads().then(|| Files::open(&config, checkpoints, checkpoint)).transpose()?;
+        let pace = Pace::new(flops_per_token, &config.train, chosen.device, state.seconds);
+        let recorder = Recorder::new(files, checkpoint.map(|_| state.step), pace);
+        let mut run = Self { world, config, dataset, sampler, model, optimizer, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
         Ok(run)
     }

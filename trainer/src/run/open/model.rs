@@ -9,7 +9,7 @@ use crate::data::shard::Dataset;
 use crate::device;
 use crate::error::Failure;
 use crate::model::weights::parameters::ModelError;
-use crate::model::{Adapters, Dropout, Gpt2, Parameters, Shape};
+use crate::model::{Adapters, Dropout, Gpt2, Model, Parameters, Setup, Shape};
 use crate::offload::Place;
 use crate::settings::lora::Lora;
 use crate::settings::{Offload, TrainConfig, TrainSettings, Variant, validate};
@@ -21,7 +21,7 @@ pub(super) fn open(
     dataset: &Dataset,
     device: Device,
     checkpoint: Option<&Path>,
-) -> Result<Gpt2, Failure> {
+) -> Result<Model, Failure> {
     let (settings, away) = (&config.train, device::away(device, &config.train));
     let place = if away != Offload::None {
         Place::Locked(device)
@@ -35,16 +35,20 @@ pub(super) fn open(
         Some(checkpoint) if settings.lora.is_none() => loaded(&place, checkpoint, damaged)?,
         _ => initial_weights(&place, config, &shape)?,
     };
-    let mut model = Gpt2::with_masters(shape, &parameters, device, away).with_engine(settings.engine);
-    if let Some(lora) = &settings.lora {
-        model = model.with_adapters(&adapters(lora, &shape, settings.seed, checkpoint)?);
-    }
-    let rows = settings.micro_batch.sequences() * settings.block_size;
-    let model = model
-        .with_offload(settings.precision, &place)?
-        .with_recompute(settings.recompute, rows, &Place::of_activations(device, &config.output))?
-        .with_dropout(dropout(settings));
-    Ok(if settings.document_mask { model.with_document_mask(dataset.end_of_text()) } else { model })
+    let adapters = settings.lora.as_deref().map(|lora| adapters(lora, &shape, settings.seed, checkpoint)).transpose()?;
+    let setup = Setup {
+        engine: settings.engine,
+        precision: settings.precision,
+        adapters: adapters.as_ref(),
+        dropout: dropout(settings),
+        begins_document: settings.document_mask.then(|| dataset.end_of_text()),
+        away,
+        place,
+        recompute: settings.recompute,
+        rows: settings.micro_batch.sequences() * settings.block_size,
+        place_of_activations: Place::of_activations(device, &config.output),
+    };
+    Gpt2::for_training(shape, &parameters, device, &setup).map(Model::Gpt2)
 }
 
 fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {

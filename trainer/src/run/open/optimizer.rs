@@ -5,7 +5,7 @@ use std::path::Path;
 use super::damaged;
 use crate::device;
 use crate::error::Failure;
-use crate::model::Gpt2;
+use crate::model::Model;
 use crate::model::weights::tensor_file::TensorFile;
 use crate::offload::Place;
 use crate::optimizer::Optimizer;
@@ -13,7 +13,7 @@ use crate::run::OPTIMIZER_FILE;
 use crate::settings::TrainConfig;
 
 /// The optimizer of `model`, as `checkpoint` has it after `updates`, or new.
-pub(super) fn open(model: &Gpt2, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
+pub(super) fn open(model: &Model, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {
     let place = if device::uses_libtorch(model.device(), config.train.engine) {
         Place::Memory
     } else {
