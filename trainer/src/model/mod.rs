@@ -10,7 +10,6 @@ mod xglm;
 mod gpt2;
 #[cfg(feature = "torch")]
 pub(crate) mod layers;
-#[cfg(feature = "torch")]
 pub mod weights;
 
 #[cfg(feature = "torch")]
