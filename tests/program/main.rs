@@ -13,6 +13,7 @@ mod entra;
 mod front;
 mod imports;
 mod logs;
+mod material;
 mod mishaps;
 mod report;
 mod startup;
