@@ -21,7 +21,8 @@ use crate::{
 
 /// Turn text into token shards, which `dataset = "DIR"` in a job file takes
 ///
-/// txt files are one document each; rows of csv, json, jsonl and parquet files are documents. Files may be packed by gzip or Zstandard.
+/// txt files are one document each; rows of csv, json, jsonl and parquet files are documents. Files may be packed by gzip or
+/// Zstandard.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl prepare texts/*.txt --out prepared\n  ftctl prepare --job job.toml --out prepared")]
 pub struct Arguments {

@@ -18,7 +18,8 @@ pub(crate) const MOST_LAYERS: usize = 10_000;
 pub(crate) const MOST_TOKENS: usize = 1 << 24;
 pub(crate) const MOST: usize = 1 << 20;
 
-/// Rows of an embedding beyond the tokens: some that were added, up to a multiple of what is fast. With more, it is another vocabulary.
+/// Rows of an embedding beyond the tokens: some that were added, up to a multiple of what is fast. With more, it is another
+/// vocabulary.
 const MOST_PADDING: usize = 1024;
 
 /// Sines and cosines need two frequencies each.
@@ -105,8 +106,8 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Whether the shape of existing weights fits what a configuration and a dataset ask for. An embedding may have a few rows more than
-    /// the dataset has tokens: they are kept as they are.
+    /// Whether the shape of existing weights fits what a configuration and a dataset ask for. An embedding may have a few
+    /// rows more than the dataset has tokens: they are kept as they are.
     pub fn agrees_with(&self, model: &ModelConfig, vocabulary: usize, block_size: usize) -> Result<(), ShapeError> {
         let preset = model.preset.map(Preset::dimensions);
         let asked = [

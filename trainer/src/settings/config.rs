@@ -481,8 +481,9 @@ fn default_top_p() -> f64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Files, directories or glob patterns of txt, csv, tsv, json, jsonl or parquet files (other extensions are read as text), packed
-    /// by gzip or Zstandard or as they are. One text file is one document; one row of the others is one document.
+    /// Files, directories or glob patterns of txt, csv, tsv, json, jsonl or parquet files (other extensions are read as
+    /// text), packed by gzip or Zstandard or as they are. One text file is one document; one row of the others is one
+    /// document.
     #[serde(default)]
     pub train: Vec<String>,
     /// What the files hold. From token files no validation text can be held out, so name `validation` as well.
@@ -506,8 +507,8 @@ pub struct DataConfig {
     /// What happens when nothing can be made of a row: it is malformed, or its text is missing, not UTF-8 or too long.
     #[serde(default, skip_serializing_if = "OnBadRow::is_default")]
     pub on_bad_row: OnBadRow,
-    /// What is made of the text `<|endoftext|>`, or what the tokenizer calls its end of text, and of its other special tokens. Absent:
-    /// as "literal", and a warning says how often they stand in the text.
+    /// What is made of the text `<|endoftext|>`, or what the tokenizer calls its end of text, and of its other special
+    /// tokens. Absent: as "literal", and a warning says how often they stand in the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_text: Option<EndOfText>,
     #[serde(default)]
@@ -586,8 +587,8 @@ pub struct TokenizerConfig {
     /// Size of a vocabulary trained on the text (with the 256 bytes and end-of-text); only with `kind = "train"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Directory with the tokenizer's `tokenizer.json`, or `vocab.json` and `merges.txt`, such as that of the weights to start from;
-    /// only with `kind = "files"`.
+    /// Directory with the tokenizer's `tokenizer.json`, or `vocab.json` and `merges.txt`, such as that of the weights to
+    /// start from; only with `kind = "files"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
 }
