@@ -21,8 +21,8 @@ use crate::{
         plan::{DataPlan, Plan},
         units::Money,
     },
-    lifecycle::{World, doctor, image},
-    output::{Show, Table},
+    lifecycle::{World, doctor, image, upload},
+    output::{Show, Table, format},
     provider::registry,
 };
 
@@ -57,11 +57,15 @@ impl Arguments {
         if let Err(Failure { message, .. }) = image::check(&world, &plan) {
             world.report.warn(&format!("{message}, so it cannot run yet; `ftctl push` sends an image to a registry"));
         }
-        for finding in doctor::examine_material(&plan, app.settings.directories.cache()?) {
-            if finding.health == Health::Bad {
-                let fix = finding.fix.map(|fix| format!(" ({fix})")).unwrap_or_default();
-                world.report.warn(&format!("{}: {}: fix this before running{fix}", finding.what, finding.message));
+        let mut refused = Vec::new();
+        for (what, found) in doctor::material(&plan, app.settings.directories.cache()?) {
+            let Err(failure) = found else { continue };
+            if failure.exit != Exit::NotFound {
+                refused.push(format!("{what}: {}", failure.message));
+                continue;
             }
+            let fix = failure.fix.map(|fix| format!(" ({fix})")).unwrap_or_default();
+            world.report.warn(&format!("{what}: {}: fix this before running{fix}", failure.message));
         }
         if let Some(lack) = Memory::of(&plan).and_then(|memory| memory.lack(&plan)) {
             world.report.warn(&lack);
@@ -73,7 +77,7 @@ impl Arguments {
                 Vec::new()
             }
         };
-        Ok(Planned { room, ..Planned::of(plan, &world) })
+        Ok(Planned { room, refused, ..Planned::of(plan, &world) })
     }
 }
 
@@ -81,6 +85,10 @@ impl Arguments {
 pub struct Planned {
     plan: Plan,
     room: Vec<Finding>,
+    /// What the trainer would refuse.
+    refused: Vec<String>,
+    /// The initial weights as they are uploaded.
+    weights: Option<Upload>,
     /// The damage that an intruder on the machine could do beyond its job.
     exposure: Option<Finding>,
 }
@@ -88,10 +96,14 @@ pub struct Planned {
 impl Planned {
     /// The view of a job that would run in `world`; its backend was not asked for room.
     pub fn of(plan: Plan, world: &World) -> Self {
-        Self { plan, room: Vec::new(), exposure: world.store.exposure() }
+        let weights = plan.initial_weights.as_ref().and_then(|directory| Upload::of(Path::new(directory)));
+        Self { plan, room: Vec::new(), refused: Vec::new(), weights, exposure: world.store.exposure() }
     }
 
     fn verdict(&self) -> Result<(), Failure> {
+        if !self.refused.is_empty() {
+            return Err(Failure::new(Exit::Usage, self.refused.join("; ")));
+        }
         let bad: Vec<&Finding> = self.room.iter().filter(|finding| finding.health == Health::Bad).collect();
         let Some(first) = bad.first() else { return Ok(()) };
         let messages: Vec<&str> = bad.iter().map(|finding| finding.message.as_str()).collect();
@@ -101,6 +113,21 @@ impl Planned {
         };
         let failure = Failure::new(exit, format!("{what}: {}", messages.join("; ")));
         Err(Failure { fix: first.fix.clone(), ..failure })
+    }
+}
+
+/// Files on their way to the store.
+struct Upload {
+    files: usize,
+    bytes: u64,
+}
+
+impl Upload {
+    /// The files of a model that are needed; `None` where they cannot be told.
+    fn of(directory: &Path) -> Option<Self> {
+        let files = upload::needed(directory).ok()?;
+        let bytes = files.iter().map(|file| file.metadata().map(|metadata| metadata.len())).sum::<std::io::Result<u64>>().ok()?;
+        Some(Self { files: files.len(), bytes })
     }
 }
 
@@ -114,6 +141,9 @@ impl Show for Planned {
         if !self.room.is_empty() {
             value["room"] = json!(self.room);
         }
+        if let Some(Upload { files, bytes }) = &self.weights {
+            value["weights_upload"] = json!({ "files": files, "bytes": bytes });
+        }
         if let Some(exposure) = &self.exposure {
             value["exposure"] = json!(exposure);
         }
@@ -121,7 +151,7 @@ impl Show for Planned {
     }
 
     fn text(&self) -> String {
-        let Self { plan, room, exposure } = self;
+        let Self { plan, room, weights: upload, exposure, .. } = self;
         let mut table = Table::default();
         table.pair("job", &plan.name);
         table.pair("backend", plan.backend());
@@ -134,7 +164,10 @@ impl Show for Planned {
         table.pair("store", &plan.store);
         table.pair("data", data(&plan.data));
         if let Some(weights) = &plan.initial_weights {
-            table.pair("starts from", weights);
+            let size = upload.as_ref().map(|Upload { files, bytes }| {
+                format!(" ({} in {} to upload)", format::bytes(*bytes), format::of(*files as u64, "file"))
+            });
+            table.pair("starts from", format!("{weights}{}", size.unwrap_or_default()));
         }
         table.pair("training", training(plan));
         if let Some(memory) = Memory::of(plan) {

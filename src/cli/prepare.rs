@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use ft_trainer::{
     data::prepare::PreparedSummary,
-    settings::{DataConfig, DataFormat, TextSource, TokenizerConfig, TokenizerKind, validate},
+    settings::{DataConfig, DataFormat, EndOfText, OnBadRow, TextSource, TokenizerConfig, TokenizerKind, validate},
 };
 use serde_json::{Value, json};
 
@@ -21,7 +21,8 @@ use crate::{
 
 /// Turn text into token shards, which `dataset = "DIR"` in a job file takes
 ///
-/// txt files are one document each; rows of csv, jsonl and parquet files are documents.
+/// txt files are one document each; rows of csv, json, jsonl and parquet files are documents. Files may be packed by gzip or
+/// Zstandard.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl prepare texts/*.txt --out prepared\n  ftctl prepare --job job.toml --out prepared")]
 pub struct Arguments {
@@ -32,7 +33,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// Take the [data] table of this job file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "column", "tokenizer", "vocabulary", "tokenizer_from"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "source", "validation", "validation_fraction", "limit_bytes", "column", "on_bad_row", "end_of_text", "tokenizer", "vocabulary", "tokenizer_from"])]
     job: Option<PathBuf>,
     /// Text that is on this machine already
     #[arg(long, conflicts_with = "text")]
@@ -46,9 +47,15 @@ pub struct Arguments {
     /// Stop after this many bytes of text
     #[arg(long, value_name = "BYTES")]
     limit_bytes: Option<u64>,
-    /// Column of csv, jsonl and parquet files [default: `text`, else the only one]
+    /// Column of csv, json, jsonl and parquet files [default: `text`, else the only one]
     #[arg(long)]
     column: Option<String>,
+    /// What happens when nothing can be made of a row
+    #[arg(long, value_enum, default_value = "fail")]
+    on_bad_row: BadRow,
+    /// What is made of `<|endoftext|>` and other special tokens in the text [default: literal, and a warning]
+    #[arg(long, value_enum)]
+    end_of_text: Option<End>,
     /// GPT-2's own vocabulary, or one trained on the text
     #[arg(long, value_enum, default_value = "gpt2")]
     tokenizer: Tokenizer,
@@ -64,6 +71,22 @@ pub struct Arguments {
 enum Source {
     /// The Rust sources of ftctl's own dependencies
     CargoDependencies,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum BadRow {
+    /// The data is refused
+    Fail,
+    /// The row is left out, and counted
+    Skip,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum End {
+    /// The token; the document ends there
+    Split,
+    /// Ordinary characters
+    Literal,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -108,6 +131,14 @@ impl Arguments {
             validation_fraction: self.validation_fraction,
             limit_bytes: self.limit_bytes,
             column: self.column.clone(),
+            on_bad_row: match self.on_bad_row {
+                BadRow::Fail => OnBadRow::Fail,
+                BadRow::Skip => OnBadRow::Skip,
+            },
+            end_of_text: self.end_of_text.map(|end| match end {
+                End::Split => EndOfText::Split,
+                End::Literal => EndOfText::Literal,
+            }),
             tokenizer: TokenizerConfig { kind, vocabulary: self.vocabulary, directory },
         };
         validate::all_hold(validate::data(&config)).map_err(|broken| Failure::new(Exit::Usage, broken.message))?;

@@ -83,6 +83,11 @@ impl Compute {
         }
     }
 
+    /// Whether a trainer reads the data, and not only a story of one.
+    pub fn trains(&self) -> bool {
+        !matches!(self, Self::Fake)
+    }
+
     /// Whether the backend replaces a machine that was taken away, without ftctl.
     pub fn replaces_machines(&self) -> bool {
         match self {

@@ -21,16 +21,26 @@ pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
 /// Looks at what the job reads on this machine: its text or dataset, and the weights it starts from. Objects of a store are not
 /// looked at.
 pub fn examine_material(plan: &Plan, cache: &Path) -> Vec<Finding> {
+    let finding =
+        |(what, found): (_, Result<()>)| found.map_or_else(|failure| refused(what, failure), |()| Finding::good(what, "there"));
+    material(plan, cache).into_iter().map(finding).collect()
+}
+
+/// [`examine_material`] as what a job would end with.
+pub fn material(plan: &Plan, cache: &Path) -> Vec<(&'static str, Result<()>)> {
+    let weights = upload::check_weights(plan);
     let data = match &plan.data {
-        DataPlan::Directory(directory) => Some(upload::there(Path::new(directory))),
-        DataPlan::Text(config) if config.source.is_none() => Some(upload::inputs(config, cache).map(drop)),
-        DataPlan::Text(_) | DataPlan::Digest(_) | DataPlan::Named(_) => None,
+        // Text of a source that is not unpacked yet.
+        DataPlan::Text(config) if config.source.is_some() => upload::check_tokenizer(plan, config).err().map(Err),
+        // What is wrong with the weights is not told again of the data.
+        DataPlan::Directory(directory) if weights.is_err() => Some(upload::there(Path::new(directory))),
+        DataPlan::Text(config) if weights.is_err() => Some(upload::inputs(config, cache).map(drop)),
+        DataPlan::Directory(directory) => Some(upload::check_dataset(plan, Path::new(directory))),
+        DataPlan::Text(config) => Some(upload::check_text(plan, config, cache)),
+        DataPlan::Digest(_) | DataPlan::Named(_) => None,
     };
-    let weights = plan.initial_weights.as_ref().map(|directory| upload::there(Path::new(directory)));
-    let finding = |(what, found): (_, Option<Result<()>>)| {
-        Some(found?.map_or_else(|failure| refused(what, failure), |()| Finding::good(what, "there")))
-    };
-    [("data", data), ("initial weights", weights)].into_iter().filter_map(finding).collect()
+    let weights = plan.initial_weights.is_some().then_some(weights);
+    [("data", data), ("initial weights", weights)].into_iter().filter_map(|(what, found)| Some((what, found?))).collect()
 }
 
 /// A failure as what it would be for a job.

@@ -44,6 +44,17 @@ impl From<ProviderError> for Failure {
     }
 }
 
+impl From<ft_trainer::error::Failure> for Failure {
+    fn from(error: ft_trainer::error::Failure) -> Self {
+        let exit = match error {
+            ft_trainer::error::Failure::Input(_) => Exit::Usage,
+            ft_trainer::error::Failure::Integrity(_) => Exit::Integrity,
+            ft_trainer::error::Failure::Other(_) => Exit::Failure,
+        };
+        Failure::new(exit, error.to_string())
+    }
+}
+
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         let exit = match error.class() {

@@ -1,13 +1,17 @@
-//! Text becomes tokens, and tokens go to the store.
+//! Text becomes tokens, and tokens go to the store. What the trainer would refuse of them is refused before a machine is asked for.
 
 use std::path::{Path, PathBuf};
 
 use ft_trainer::{
     data::{
-        prepare::{self, Inputs, PreparedSummary},
+        prepare::{self, Inputs, PreparedSummary, Remarks},
+        shard::{DESCRIPTION, Dataset},
         text,
+        tokenizer::Tokenizer,
     },
-    settings::{DataConfig, TextSource},
+    model::weights::model_files,
+    preflight::Asked,
+    settings::{DataConfig, DataFormat, TextSource},
 };
 
 use super::{Next, Result, STAGES, World, journal::Journal};
@@ -20,8 +24,11 @@ use crate::{
         report::{Report, Unit},
         state::State,
     },
-    store::{StoreError, dataset},
+    store::{Source, StoreError, dataset},
 };
+
+/// Bytes of text that become tokens in a moment.
+const LITTLE_TEXT: u64 = 4 << 20;
 
 pub(super) async fn begin(_: &World, job: &mut Journal) -> Result<Next> {
     job.enter(State::Uploading).await?;
@@ -30,14 +37,21 @@ pub(super) async fn begin(_: &World, job: &mut Journal) -> Result<Next> {
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     world.report.stage(1, STAGES, "Preparing and uploading the data");
-    job.record.dataset = Some(match job.record.plan.data.clone() {
+    let plan = job.record.plan.clone();
+    check_weights(&plan)?;
+    job.record.dataset = Some(match plan.data.clone() {
         DataPlan::Digest(digest) => existing(world, digest).await?,
         DataPlan::Named(name) => named(world, &name).await?,
-        DataPlan::Directory(directory) => send(world, Path::new(&directory)).await?,
-        DataPlan::Text(config) => send(world, &prepared(world, config).await?).await?,
+        DataPlan::Directory(directory) => send_dataset(world, &plan, Path::new(&directory)).await?,
+        DataPlan::Text(config) => {
+            check_tokenizer(&plan, &config)?;
+            send_dataset(world, &plan, &prepared(world, config).await?).await?
+        }
     });
-    if let Some(directory) = job.record.plan.initial_weights.clone() {
-        job.record.initial_weights = Some(send(world, Path::new(&directory)).await?);
+    if let Some(directory) = &plan.initial_weights {
+        let directory = Path::new(directory);
+        let files = needed(directory)?;
+        job.record.initial_weights = Some(send(world, Source::Files { directory, files: &files }).await?);
     }
     job.enter(State::Imaging).await?;
     Ok(Next::Now)
@@ -81,9 +95,75 @@ pub(super) fn there(path: &Path) -> Result<()> {
         .fix("correct the path; in a job file a relative one begins where the file is"))
 }
 
-async fn send(world: &World, directory: &Path) -> Result<Digest> {
+/// What the plan asks of a trainer.
+fn asked(plan: &Plan) -> Asked<'_> {
+    Asked { model: &plan.model, train: &plan.train, initial_weights: plan.initial_weights.as_deref().map(Path::new) }
+}
+
+/// Refuses initial weights that the trainer would refuse.
+pub(super) fn check_weights(plan: &Plan) -> Result<()> {
+    if let Some(directory) = &plan.initial_weights {
+        there(Path::new(directory))?;
+    }
+    Ok(asked(plan).check_weights()?)
+}
+
+/// Refuses a tokenizer whose tokens are not those of the weights, as far as that is known before any text is read.
+pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
+    config.tokenizer.files().try_for_each(|file| there(&file))?;
+    let tokenizer = match (&config.tokenizer.directory, config.format, config.tokenizer.vocabulary) {
+        (Some(directory), ..) => Tokenizer::load(Path::new(directory))?,
+        (None, DataFormat::Text, None) if plan.initial_weights.is_some() => Tokenizer::gpt2()?,
+        _ => return Ok(()),
+    };
+    Ok(asked(plan).check_tokenizer(&tokenizer)?)
+}
+
+/// Refuses a prepared dataset that the trainer would refuse. A rehearsal takes any files for one.
+pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<()> {
     there(directory)?;
-    let uploaded = dataset::upload(&world.store, directory, world.report.as_ref()).await?;
+    if !plan.compute.trains() && !directory.join(DESCRIPTION).exists() {
+        return Ok(());
+    }
+    let dataset = Dataset::open(directory)?;
+    asked(plan).check_data(dataset.description())?;
+    if plan.initial_weights.is_some() {
+        asked(plan).check_tokenizer(&dataset.tokenizer()?)?;
+    }
+    Ok(())
+}
+
+/// The files of a model directory that are uploaded.
+pub fn needed(directory: &Path) -> Result<Vec<PathBuf>> {
+    model_files::needed(directory).map_err(|error| Failure::new(Exit::Usage, error.to_string()))
+}
+
+/// Refuses text of which the trainer would refuse the tokens: those of the cache, or made for this where there is little of it.
+pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<()> {
+    check_tokenizer(plan, config)?;
+    let inputs = inputs(config, cache)?;
+    let files = inputs.files();
+    let directory = cache.join("prepared").join(prepare::key(config, &files)?);
+    if directory.is_dir() {
+        return check_dataset(plan, &directory);
+    }
+    let bytes: u64 = files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
+    if bytes > LITTLE_TEXT {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir().map_err(|error| Failure::new(Exit::Failure, format!("cannot make a directory: {error}")))?;
+    let out = folder.path().join("prepared");
+    prepare::prepare(config, None, &out, &mut |_, _, _| ())?;
+    check_dataset(plan, &out)
+}
+
+async fn send_dataset(world: &World, plan: &Plan, directory: &Path) -> Result<Digest> {
+    check_dataset(plan, directory)?;
+    send(world, directory.into()).await
+}
+
+async fn send(world: &World, source: Source<'_>) -> Result<Digest> {
+    let uploaded = dataset::upload(&world.store, source, world.report.as_ref()).await?;
     world.report.line(&format!(
         "dataset {}: {} files, {} of {} bytes sent",
         &uploaded.digest.as_str()[..12],
@@ -108,6 +188,7 @@ fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Res
     let directory = home.join(prepare::key(config, &inputs.files())?);
     if directory.is_dir() {
         report.line("the text was prepared before; taking the tokens from the cache");
+        tell(&Remarks::read(&directory), report);
         return Ok(directory);
     }
     std::fs::create_dir_all(&home).map_err(|error| {
@@ -128,10 +209,16 @@ pub fn inputs(config: &DataConfig, cache: &Path) -> Result<Inputs> {
 /// Makes the dataset of this text at `out`, which must not exist.
 pub fn prepare(config: &DataConfig, cache: &Path, out: &Path, report: &dyn Report) -> Result<PreparedSummary> {
     let sources = sources_of(config, cache)?;
-    Ok(prepare::prepare(config, sources, out, &mut |stage, done, total| {
+    let summary = prepare::prepare(config, sources, out, &mut |stage, done, total| {
         let unit = if stage.in_bytes() { Unit::Bytes } else { Unit::Items };
         report.progress(&stage.to_string(), done, total, unit);
-    })?)
+    })?;
+    tell(&summary.remarks, report);
+    Ok(summary)
+}
+
+fn tell(remarks: &Remarks, report: &dyn Report) {
+    remarks.sentences().iter().for_each(|sentence| report.warn(sentence));
 }
 
 /// Before any text is read: a tokenizer that is not there is known at once.

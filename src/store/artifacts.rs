@@ -31,7 +31,7 @@ fn manifest_path(job: &JobId) -> String {
 
 /// Makes the directory `local` the artefacts of the job. The lease is the fence, as for a checkpoint.
 pub async fn commit(store: &Arc<dyn Store>, job: &JobId, lease: &mut Lease, attempt: u32, local: &Path) -> Result<()> {
-    let sent = content::send(store, &path::job_contents(job), local, false, &Silent).await?;
+    let sent = content::send(store, &path::job_contents(job), local.into(), false, &Silent).await?;
     lease.renew().await?;
     let manifest = ArtifactsManifest { schema: ARTIFACTS_SCHEMA.to_owned(), attempt, files: sent.files };
     write_json(store.as_ref(), &manifest_path(job), &manifest, Condition::Always).await.map(drop)

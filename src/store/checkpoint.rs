@@ -51,7 +51,7 @@ pub async fn commit(
     step: u64,
     local: &Path,
 ) -> Result<CheckpointManifest> {
-    let sent = content::send(store, &path::job_contents(job), local, false, &Silent).await?;
+    let sent = content::send(store, &path::job_contents(job), local.into(), false, &Silent).await?;
     let name = manifest_path(job, step);
     let present: Option<(CheckpointManifest, _)> = find_json(store.as_ref(), &name).await?;
     if let Some((found, _)) = &present

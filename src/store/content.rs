@@ -129,10 +129,38 @@ pub(super) struct Sent {
     pub relied: HashSet<Digest>,
 }
 
+/// What is sent.
+#[derive(Debug, Clone, Copy)]
+pub enum Source<'a> {
+    /// A directory with all that is in it, or a single file.
+    Tree(&'a Path),
+    /// Some files of a directory.
+    Files { directory: &'a Path, files: &'a [PathBuf] },
+}
+
+impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for Source<'a> {
+    fn from(path: &'a P) -> Self {
+        Self::Tree(path.as_ref())
+    }
+}
+
+impl Source<'_> {
+    pub(super) fn path(&self) -> &Path {
+        let (Self::Tree(path) | Self::Files { directory: path, .. }) = self;
+        path
+    }
+}
+
 /// Reads a directory, or a single file, and sends what is not below `contents`; when `dry` only counts it. Hidden files belong to
 /// it; a symbolic link to a file counts as that file; anything that is neither file nor folder is refused, and so is a tree without
 /// files. A file that changes meanwhile is an error; no manifest names the chunks that were sent of it.
-pub(super) async fn send(store: &Arc<dyn Store>, contents: &str, source: &Path, dry: bool, report: &dyn Report) -> Result<Sent> {
+pub(super) async fn send(
+    store: &Arc<dyn Store>,
+    contents: &str,
+    source: Source<'_>,
+    dry: bool,
+    report: &dyn Report,
+) -> Result<Sent> {
     let files = LocalFile::find(source)?;
     let total = files.iter().map(|file| file.stamp.size).sum();
     let chunks: Vec<(usize, u64)> =
@@ -314,11 +342,16 @@ struct LocalFile {
 }
 
 impl LocalFile {
-    /// Every file below `source`, sorted by name.
-    fn find(source: &Path) -> Result<Vec<Self>> {
-        let mut found = Vec::new();
+    /// Every file of `source`, sorted by name.
+    fn find(wanted: Source<'_>) -> Result<Vec<Self>> {
+        let (source, mut found) = (wanted.path(), Vec::new());
         let metadata = fs::metadata(source).map_err(|error| unreadable(source, error))?;
-        if metadata.is_file() {
+        if let Source::Files { directory, files } = wanted {
+            for path in files {
+                let stamp = Stamp::of(&fs::metadata(path).map_err(|error| unreadable(path, error))?);
+                found.push(Self { path: path.clone(), name: relative_name(directory, path)?, stamp });
+            }
+        } else if metadata.is_file() {
             let root = source.parent().unwrap_or(Path::new(""));
             found.push(Self { path: source.to_owned(), name: relative_name(root, source)?, stamp: Stamp::of(&metadata) });
         } else if metadata.is_dir() {

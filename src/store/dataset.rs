@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Condition, FileEntry, MOST_MANIFEST, Result, Store, StoreError, check_format,
-    content::{self, Sent},
+    content::{self, Sent, Source},
     fetch, find_json, parse_json, read_json, to_json, write_json,
 };
 use crate::job::{
@@ -50,7 +50,8 @@ pub struct Uploaded {
 
 /// Sends a directory or a single file. Hidden files are part of it, links to files are followed, empty directories are not kept.
 /// The manifest is written last: until then there is no dataset, and the next try does not send the same bytes again.
-pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
+pub async fn upload<'a>(store: &Arc<dyn Store>, source: impl Into<Source<'a>>, report: &dyn Report) -> Result<Uploaded> {
+    let source = source.into();
     let mut sent = content::send(store, &path::contents(), source, false, report).await?;
     let manifest = manifest_bytes(&sent)?;
     let digest = Digest::of(&manifest);
@@ -62,7 +63,8 @@ pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) 
     if !sent.relied.is_empty() && content::lacks_any(store, &path::contents(), std::mem::take(&mut sent.relied)).await? {
         let again = content::send(store, &path::contents(), source, false, report).await?;
         if again.files != sent.files {
-            return Err(StoreError::Invalid(format!("{} changed while it was being sent; send it again", source.display())));
+            let path = source.path().display();
+            return Err(StoreError::Invalid(format!("{path} changed while it was being sent; send it again")));
         }
         sent.new_files += again.new_files;
         sent.new_bytes += again.new_bytes;
@@ -72,7 +74,7 @@ pub async fn upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) 
 
 /// The result that [`upload`] would have, without doing it.
 pub async fn plan_upload(store: &Arc<dyn Store>, source: &Path, report: &dyn Report) -> Result<Uploaded> {
-    let sent = content::send(store, &path::contents(), source, true, report).await?;
+    let sent = content::send(store, &path::contents(), source.into(), true, report).await?;
     Ok(uploaded(Digest::of(&manifest_bytes(&sent)?), &sent))
 }
 

@@ -80,8 +80,8 @@ fn a_models_numbers_take_no_memory() {
             "name = \"given\"\ninitial_weights = \"weights\"\n[data]\ntrain = [\"text.txt\"]\n[train]\nblock_size = 16\n",
         );
         let said = run(&sandbox, &["plan", "job.toml"]);
-        // The plan says nothing of a model that it cannot read; the trainer refuses it.
-        assert_eq!(said.code, Some(0), "{key} = {number}: {} {}", said.stdout, said.stderr);
+        assert_eq!(said.code, Some(2), "{key} = {number}: {} {}", said.stdout, said.stderr);
+        assert!(said.stderr.contains("weights/config.json: "), "{key} = {number}: {}", said.stderr);
     }
 }
 

@@ -5,8 +5,14 @@
 use std::{fs, future::Future, path::Path, sync::Arc, time::Duration};
 
 use ft_trainer::{
-    data::{shard::Dataset, text::documents, tokenizer::Tokenizer},
-    model::shape::Shape,
+    data::{
+        prepare,
+        shard::Dataset,
+        text::{Reading, documents},
+        tokenizer::Tokenizer,
+    },
+    model::{shape::Shape, weights::TensorFile},
+    settings::OnBadRow,
 };
 use ftctl::{
     docker::credentials,
@@ -60,8 +66,13 @@ pub const PARSERS: &[Parser] = &[
     ("vocabulary", vocabulary),
     ("tokenizer", tokenizer),
     ("csv", csv),
+    ("json", json),
     ("jsonl", jsonl),
     ("parquet", parquet),
+    ("packed", packed),
+    ("torch", torch),
+    ("safetensors", torch),
+    ("token_file", token_file),
     ("listing", listing),
     ("compute_engine", compute_engine),
     ("docker", docker),
@@ -220,6 +231,30 @@ fn shards(bytes: &[u8]) {
     }
 }
 
+/// A file of tensors; its content tells whose.
+fn torch(bytes: &[u8]) {
+    let folder = folder(&[("pytorch_model.bin", bytes)]);
+    if let Ok(file) = TensorFile::open(&folder.path().join("pytorch_model.bin")) {
+        for name in file.names() {
+            let entry = file.entry(&name).expect("a tensor of the file");
+            assert!(entry.bytes.is_empty() || !file.bytes(entry).is_empty(), "{name} is in it");
+        }
+    }
+}
+
+/// nanoGPT's, and llm.c's, and fairseq's with the same bytes for everything.
+fn token_file(bytes: &[u8]) {
+    for format in ["nanogpt", "llm-c", "fairseq"] {
+        let folder = folder(&[("train.bin", bytes), ("train.idx", bytes), ("dict.txt", bytes)]);
+        if format != "fairseq" {
+            fs::remove_file(folder.path().join("dict.txt")).expect("removed");
+        }
+        let config = serde_json::json!({ "format": format, "train": [folder.path().join("train.bin")] });
+        let config = serde_json::from_value(config).expect("a table");
+        let _ = prepare::prepare(&config, None, &folder.path().join("out"), &mut |_, _, _| ());
+    }
+}
+
 /// The two files of GPT-2's, with a zero byte between them.
 fn vocabulary(bytes: &[u8]) {
     let (vocabulary, merges) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
@@ -240,6 +275,14 @@ fn csv(bytes: &[u8]) {
     rows("rows.csv", bytes);
 }
 
+fn json(bytes: &[u8]) {
+    rows("rows.json", bytes);
+}
+
+fn packed(bytes: &[u8]) {
+    rows("rows.jsonl.gz", bytes);
+}
+
 fn jsonl(bytes: &[u8]) {
     rows("rows.jsonl", bytes);
 }
@@ -250,7 +293,10 @@ fn parquet(bytes: &[u8]) {
 
 fn rows(name: &str, bytes: &[u8]) {
     let folder = folder(&[(name, bytes)]);
-    let _ = documents(&folder.path().join(name), None, &mut |_| Ok(()));
+    for on_bad_row in [OnBadRow::Fail, OnBadRow::Skip] {
+        let reading = Reading { on_bad_row, ..Reading::default() };
+        let _ = documents(&folder.path().join(name), &reading, &mut |_| Ok(()));
+    }
 }
 
 fn listing(bytes: &[u8]) {

@@ -15,6 +15,7 @@ mod entra;
 mod front;
 mod imports;
 mod logs;
+mod material;
 mod mishaps;
 mod report;
 mod startup;

@@ -26,6 +26,7 @@ pub mod offload;
 pub mod openmp;
 #[cfg(feature = "torch")]
 pub mod optimizer;
+pub mod preflight;
 #[cfg(feature = "torch")]
 pub mod process;
 pub mod progress;

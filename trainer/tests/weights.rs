@@ -9,7 +9,7 @@ use ft_trainer::model::hugging_face::CONFIG_FILE;
 use ft_trainer::model::weights::parameters::WEIGHTS_FILE;
 use ft_trainer::model::weights::tensor_file;
 use ft_trainer::model::{Parameters, Shape};
-use ft_trainer::settings::Variant;
+use ft_trainer::settings::{ModelConfig, Variant};
 use tch::{Kind, Tensor};
 
 fn shape() -> Shape {
@@ -205,11 +205,38 @@ fn a_truncated_file_is_refused_at_every_length() {
 }
 
 #[test]
-fn a_pickle_is_refused_with_the_reason() {
+fn a_pickle_that_would_run_code_is_refused_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     write_config(directory.path());
     assert!(refusal(directory.path()).contains("model.safetensors"));
-    fs::write(directory.path().join("pytorch_model.bin"), b"\x80\x02.").unwrap();
+    let magic = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.";
+    fs::write(directory.path().join("pytorch_model.bin"), [&magic[..], b"\x80\x02cos\nsystem\n."].concat()).unwrap();
     let message = refusal(directory.path());
-    assert!(message.contains("runs code") && message.contains("save_pretrained"), "{message}");
+    assert!(message.contains("it names os.system, and loading it would run that; only tensors are read"), "{message}");
+}
+
+/// A matrix that was turned round is stored so by `torch.save`.
+#[test]
+fn tensors_of_torch_save_have_their_values() {
+    for name in ["zip", "old"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/torch").join(name);
+        let file = tensor_file::TensorFile::open(&path).unwrap();
+        let plain = Tensor::from_slice(&[0_f32, 1.0, 2.0, 3.0, 4.0, 5.0]).view([2, 3]);
+        assert!(file.tensor("lm_head.weight").unwrap().equal(&plain), "{name}");
+        assert!(file.tensor("turned").unwrap().equal(&plain.tr()), "{name}");
+        assert!(file.tensor("h").unwrap().equal(&Tensor::ones([2], (Kind::BFloat16, tch::Device::Cpu))), "{name}");
+    }
+}
+
+/// The embedding may be called as the head, all of it may lie in wrappers, and rows beyond the tokens stay what they are.
+#[test]
+fn one_model_in_other_spellings_has_the_same_values() {
+    let mut wrapped: Vec<_> = tensors().into_iter().map(|(name, tensor)| (format!("_orig_mod.module.{name}"), tensor)).collect();
+    wrapped[0].0 = "module.lm_head.weight".to_owned();
+    let directory = directory(&wrapped);
+    let (shape, loaded) = Parameters::load(directory.path()).unwrap();
+    assert_equal(&loaded, &Parameters::random(&shape, 1));
+    assert_eq!(shape.agrees_with(&ModelConfig::default(), 25, 16), Ok(()), "four rows more than tokens");
+    loaded.write_safetensors(&directory.path().join(WEIGHTS_FILE)).unwrap();
+    assert_equal(&Parameters::load(directory.path()).unwrap().1, &loaded);
 }

@@ -2,7 +2,7 @@ use ft_trainer::settings::Variant;
 
 use super::*;
 use crate::job::spec::JobSpec;
-use ft_trainer::settings::{LossScaling, Offload, Precision, Schedule};
+use ft_trainer::settings::{EndOfText, LossScaling, Offload, Precision, Schedule};
 
 const NOTHING: &dyn Fn(&str) -> Result<String, String> = &|file| Err(format!("there is no {file}"));
 
@@ -46,6 +46,7 @@ fn run_language_modeling_becomes_a_job() {
     assert_eq!(job.initial_weights.as_deref(), Some("gpt2"));
     let data = job.data.expect("text");
     assert_eq!((data.train, data.validation), (vec!["wiki.train.raw".to_owned()], vec!["wiki valid.raw".to_owned()]));
+    assert_eq!(data.end_of_text, Some(EndOfText::Split), "as its tokenizer does");
     let notes = notes(LANGUAGE_MODELING);
     for told in ["--ort_trainer: ", "--per_gpu_eval_batch_size: ", "--output_dir: ", "--do_train: ", "--model_name_or_path: "] {
         tells(&notes, told);

@@ -67,6 +67,8 @@ const DEFAULTS: &[(&str, Setting)] = &[
     ("train.epochs", N(3.0)),
     ("train.micro_batch", I(8)),
     ("train.log_every", I(500)),
+    // Its tokenizer makes the token of what is called like one.
+    ("data.end_of_text", W("split")),
     ("train.checkpoint_every", I(500)),
     // As torch's GradScaler and apex do it.
     ("train.loss_scaling.growth_interval", I(2000)),

@@ -19,8 +19,8 @@ use crate::generation::sampling::Sampling;
 use crate::generation::{self, Request};
 use crate::journal::{FLOPS_FORMULA, grouped, say, stamp_lines};
 use crate::model::{Gpt2, Model, PUBLISHED_VOCABULARY, Parameters, Shape, TrainingMemory};
+use crate::preflight::check_dataset;
 use crate::process;
-use crate::run::check_tokenizer;
 use crate::run::checkpoint;
 use crate::run::evaluation::{self, Reading};
 use crate::run::train::{Outcome, Wishes, train};
@@ -272,7 +272,7 @@ fn evaluate(arguments: &EvalArguments) -> Result<(), Failure> {
     let dataset = Dataset::open(&arguments.data)?;
     let block_size = arguments.block_size.unwrap_or(shape.context);
     shape.agrees_with(&ModelConfig::default(), dataset.vocabulary(), block_size).map_err(Failure::input)?;
-    check_tokenizer(&arguments.model, &dataset)?;
+    check_dataset(&arguments.model, &dataset)?;
     let split = match arguments.split {
         SplitName::Train => Split::Train,
         SplitName::Validation => Split::Validation,
@@ -303,8 +303,14 @@ fn generate(arguments: &GenerateArguments) -> Result<(), Failure> {
     let tokenizer = Tokenizer::load(&arguments.model)?;
     let model = Gpt2::new(shape, &parameters, device);
     let sampling = Sampling { temperature: arguments.temperature, top_k: arguments.top_k, top_p: arguments.top_p };
-    let request =
-        Request { tokens: arguments.tokens, sampling, seed: arguments.seed, end_of_text: tokenizer.end_of_text(), draft: true };
+    let request = Request {
+        tokens: arguments.tokens,
+        sampling,
+        seed: arguments.seed,
+        vocabulary: tokenizer.vocabulary(),
+        end_of_text: tokenizer.end_of_text(),
+        draft: true,
+    };
     let prompts: Vec<Vec<u32>> = arguments.prompt.iter().map(|prompt| generation::encode(&tokenizer, prompt)).collect();
     let continuations = generation::generate(&model, &prompts, &request)?;
     let samples = arguments.prompt.iter().zip(prompts).zip(continuations).map(|((prompt, prompt_tokens), continuation)| Sample {

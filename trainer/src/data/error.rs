@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::error::Failure;
+
 /// The one who has to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
@@ -45,10 +47,19 @@ pub enum DataError {
     AmbiguousColumn { path: PathBuf, columns: Vec<String> },
     #[error("{path} has no column `{column}` in {place}; that row has: {}. Correct the row or set `column`", list(.columns))]
     MissingColumn { path: PathBuf, column: String, place: String, columns: Vec<String> },
+    #[error(
+        "the column `{column}` of {path} was taken for the text, because the first row has no other, and a later one has: {}. Set `column` to one of them",
+        list(.columns)
+    )]
+    ColumnsDiffer { path: PathBuf, column: String, columns: Vec<String> },
     #[error("column `{column}` of {path} is not text in {place}; choose a column of strings")]
     NotText { path: PathBuf, column: String, place: String },
     #[error("{path} is malformed in {place}: {reason}; correct it or leave the file out")]
     Malformed { path: PathBuf, place: String, reason: String },
+    #[error("{path} holds no text to read as it is: it is {what}; {fix}")]
+    OtherContent { path: PathBuf, what: String, fix: &'static str },
+    #[error("{path} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that")]
+    Pointer { path: PathBuf },
     #[error("{path} changed while it was being read; run again when nothing writes to it")]
     Changed { path: PathBuf },
     /// A setting that no dataset can have.
@@ -96,6 +107,16 @@ impl DataError {
     pub(crate) fn writing(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Write { path, source }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        match error.class() {
+            Class::Input => Self::Input(error.to_string()),
+            Class::Integrity => Self::Integrity(error.to_string()),
+            Class::System => Self::Other(error.to_string()),
+        }
     }
 }
 

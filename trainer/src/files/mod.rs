@@ -44,6 +44,11 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {most} bytes, and no file of its kind is so large")))
 }
 
+/// Whether a file that begins so is what git-lfs puts in the place of a large one.
+pub fn is_lfs_pointer(beginning: &[u8]) -> bool {
+    beginning.starts_with(b"version https://git-lfs.github.com/spec/")
+}
+
 /// The names in a directory, sorted.
 pub fn names(directory: &Path) -> Result<Vec<String>, Failure> {
     let name = |entry: io::Result<fs::DirEntry>| Ok(entry?.file_name().to_string_lossy().into_owned());

@@ -38,6 +38,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// The same seed gives the same text: the draw for a token depends on the seed, the prompt's number and the token's position.
     pub seed: u64,
+    /// Tokens that there are: a model may have rows for more, which stand for nothing.
+    pub vocabulary: usize,
     /// The token that ends a text, and pads.
     pub end_of_text: u32,
     /// Whether a quarter of the weights' memory more may be taken for a [`Draft`].
@@ -206,6 +208,7 @@ impl Row {
 
     /// The `ahead`-th token after those that there are.
     fn choose(&self, logits: &[f32], ahead: usize, request: &Request) -> u32 {
+        let logits = &logits[..request.vocabulary.min(logits.len())];
         request.sampling.choose(logits, uniform(&[request.seed, self.number, (self.tokens.len() + ahead) as u64]))
     }
 

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::shape::{Shape, ShapeError};
 use super::xglm;
-use crate::files::read_at_most;
+use crate::files::{is_lfs_pointer, read_at_most};
 use crate::settings::Variant;
 
 /// Name of the file inside a model directory.
@@ -20,6 +20,8 @@ const LONGEST: u64 = 1 << 20;
 pub enum ConfigError {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that", .0.display())]
+    Pointer(PathBuf),
     #[error("{} is not JSON: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
     #[error("{}: {reason}", path.display())]
@@ -38,11 +40,25 @@ const FIXED: [(&str, Value, &str); 6] = [
     ("quantization_config", Value::Null, "weights are read in f16, bf16 or f32"),
 ];
 
+/// What transformers calls the tanh form of GELU, differently computed.
+const TANH_GELU: [&str; 5] = ["gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"];
+
+/// Other names that transformers takes for the same numbers.
+const ALIASES: [(&str, &str); 4] = [
+    ("n_embd", "hidden_size"),
+    ("n_layer", "num_hidden_layers"),
+    ("n_head", "num_attention_heads"),
+    ("n_positions", "max_position_embeddings"),
+];
+
 impl Shape {
     /// Reads `config.json` of a Hugging Face directory and refuses a model that is not the GPT-2 computed here.
     pub fn read(directory: &Path) -> Result<Self, ConfigError> {
         let path = directory.join(CONFIG_FILE);
         let text = read_at_most(&path, LONGEST).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        if is_lfs_pointer(&text) {
+            return Err(ConfigError::Pointer(path));
+        }
         let value: Value = serde_json::from_slice(&text).map_err(|source| ConfigError::Json { path: path.clone(), source })?;
         let shape = value
             .as_object()
@@ -87,8 +103,8 @@ impl Shape {
 }
 
 fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
-    expect_text(config, "model_type", "gpt2", "GPT-2 and fairseq's variant of it (xglm) are trained here")?;
-    expect_text(config, "activation_function", "gelu_new", "GPT-2's MLP uses the tanh form of GELU")?;
+    expect_one_of(config, "model_type", &["gpt2"], "GPT-2 and fairseq's variant of it (xglm) are trained here")?;
+    expect_one_of(config, "activation_function", &TANH_GELU, "GPT-2's MLP uses the tanh form of GELU")?;
     for (key, only, why) in &FIXED {
         if let Some(found) = config.get(*key).filter(|found| !found.is_null() && *found != only) {
             return Err(format!("{key} = {found} is not supported: {why}"));
@@ -111,11 +127,11 @@ fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
     })
 }
 
-pub(super) fn expect_text(config: &Map<String, Value>, key: &str, only: &str, why: &str) -> Result<(), String> {
+pub(super) fn expect_one_of(config: &Map<String, Value>, key: &str, known: &[&str], why: &str) -> Result<(), String> {
     match config.get(key) {
         None | Some(Value::Null) => Ok(()),
-        Some(Value::String(found)) if found == only => Ok(()),
-        Some(found) => Err(format!("{key} = {found} is not supported, only \"{only}\": {why}")),
+        Some(Value::String(found)) if known.contains(&found.as_str()) => Ok(()),
+        Some(found) => Err(format!("{key} = {found} is not supported, only \"{}\": {why}", known[0])),
     }
 }
 
@@ -123,14 +139,15 @@ pub(super) fn expect_dtype(config: &Map<String, Value>) -> Result<(), String> {
     let known = ["float32", "float16", "bfloat16"];
     let refused = ["dtype", "torch_dtype"].into_iter().find_map(|key| match config.get(key)? {
         Value::Null => None,
-        Value::String(found) if known.contains(&found.as_str()) => None,
+        Value::String(found) if known.contains(&found.strip_prefix("torch.").unwrap_or(found)) => None,
         found => Some(format!("{key} = {found} is not supported; weights may be {}", known.join(", "))),
     });
     refused.map_or(Ok(()), Err)
 }
 
 pub(super) fn number(config: &Map<String, Value>, key: &str, default: Option<usize>) -> Result<usize, String> {
-    optional_number(config, key)?.or(default).ok_or_else(|| format!("{key} is missing"))
+    let alias = ALIASES.iter().find(|(known, _)| *known == key).map(|(_, alias)| optional_number(config, alias)).transpose()?;
+    optional_number(config, key)?.or(alias.flatten()).or(default).ok_or_else(|| format!("{key} is missing"))
 }
 
 pub(super) fn optional_number(config: &Map<String, Value>, key: &str) -> Result<Option<usize>, String> {

@@ -16,7 +16,6 @@ pub(crate) mod layers;
 mod loss;
 #[cfg(feature = "torch")]
 mod stored;
-#[cfg(feature = "torch")]
 pub mod weights;
 
 #[cfg(feature = "torch")]

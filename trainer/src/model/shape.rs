@@ -18,6 +18,10 @@ pub(crate) const MOST_LAYERS: usize = 10_000;
 pub(crate) const MOST_TOKENS: usize = 1 << 24;
 pub(crate) const MOST: usize = 1 << 20;
 
+/// Rows of an embedding beyond the tokens: some that were added, up to a multiple of what is fast. With more, it is another
+/// vocabulary.
+const MOST_PADDING: usize = 1024;
+
 /// Sines and cosines need two frequencies each.
 pub(crate) fn least_width(variant: Variant) -> usize {
     match variant {
@@ -102,7 +106,8 @@ impl Shape {
         Ok(shape)
     }
 
-    /// Whether the shape of existing weights fits what a configuration and a dataset ask for.
+    /// Whether the shape of existing weights fits what a configuration and a dataset ask for. An embedding may have a few
+    /// rows more than the dataset has tokens: they are kept as they are.
     pub fn agrees_with(&self, model: &ModelConfig, vocabulary: usize, block_size: usize) -> Result<(), ShapeError> {
         let preset = model.preset.map(Preset::dimensions);
         let asked = [
@@ -119,7 +124,7 @@ impl Shape {
         if let Some(asked) = model.variant.filter(|asked| *asked != self.variant) {
             return Err(ShapeError::Variant { asked, found: self.variant });
         }
-        if vocabulary != self.vocabulary {
+        if vocabulary > self.vocabulary || self.vocabulary - vocabulary > MOST_PADDING {
             return Err(ShapeError::Vocabulary { dataset: vocabulary, weights: self.vocabulary });
         }
         self.holds_block(block_size)
@@ -297,6 +302,11 @@ mod tests {
         let other = ModelConfig { preset: Some(Preset::Gpt2Medium), ..ModelConfig::default() };
         let refused = shape.agrees_with(&other, 50_257, 64);
         assert_eq!(refused, Err(ShapeError::Contradiction { field: "layers", asked: 24, found: 12 }));
+        for more in [50_258, 50_304, 51_200] {
+            let padded = Shape { vocabulary: more, ..shape };
+            assert_eq!(padded.agrees_with(&ModelConfig::default(), 50_257, 64), Ok(()));
+        }
+        assert!(shape.agrees_with(&ModelConfig::default(), 50_258, 64).is_err(), "a token without a row");
         assert_eq!(
             shape.agrees_with(&ModelConfig::default(), 8192, 64),
             Err(ShapeError::Vocabulary { dataset: 8192, weights: 50_257 })

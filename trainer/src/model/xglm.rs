@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::hugging_face::{expect_dtype, expect_text, number};
+use super::hugging_face::{expect_dtype, expect_one_of, number};
 use super::shape::{LAYER_NORM_EPSILON, Shape};
 use crate::settings::Variant;
 
@@ -19,7 +19,7 @@ pub(super) fn is_one(config: &Map<String, Value>) -> bool {
 }
 
 pub(super) fn from_config(config: &Map<String, Value>) -> Result<Shape, String> {
-    expect_text(config, "activation_function", "gelu", "fairseq's variant uses GELU by the error function")?;
+    expect_one_of(config, "activation_function", &["gelu", "gelu_python"], "fairseq's variant uses GELU by the error function")?;
     let fixed = [("scale_embedding", true), ("tie_word_embeddings", true), ("add_cross_attention", false)];
     for (key, only) in fixed {
         if config.get(key).is_some_and(|found| !found.is_null() && *found != only) {
@@ -73,7 +73,6 @@ pub(super) fn config_json(shape: &Shape, end_of_text: Option<u32>) -> Value {
 }
 
 /// Names inside a block, here and there.
-#[cfg(any(feature = "torch", test))]
 const BLOCK: [(&str, &[&str]); 6] = [
     ("ln_1", &["self_attn_layer_norm"]),
     ("attn.c_attn", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
@@ -84,7 +83,6 @@ const BLOCK: [(&str, &[&str]); 6] = [
 ];
 
 /// The tensors of a file that the tensor `name` is made of, below each other; a linear map's are turned round.
-#[cfg(any(feature = "torch", test))]
 pub(super) fn stored_names(name: &str) -> Vec<String> {
     let name = name.strip_prefix("transformer.").unwrap_or(name);
     let Some((layer, rest)) = name.strip_prefix("h.").and_then(|rest| rest.split_once('.')) else {

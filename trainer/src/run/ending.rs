@@ -81,6 +81,7 @@ impl Run {
             tokens: sample.tokens,
             sampling: sample.into(),
             seed: self.config.train.seed,
+            vocabulary: tokenizer.vocabulary(),
             end_of_text: tokenizer.end_of_text(),
             draft: false, // The estimate of a run's memory knows none.
         };

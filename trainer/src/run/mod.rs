@@ -14,7 +14,6 @@ use std::fs::File;
 
 use safetensors::SafeTensorError;
 
-use crate::data::error::{Class, DataError};
 use crate::data::sampler::Sampler;
 use crate::data::shard::Dataset;
 use crate::error::Failure;
@@ -25,7 +24,6 @@ use crate::optimizer::Optimizer;
 use crate::settings::TrainConfig;
 use crate::state::State;
 use crate::world::World;
-pub(crate) use open::check_tokenizer;
 use recorder::Recorder;
 
 /// The file of the optimizer's state in a checkpoint.
@@ -51,15 +49,5 @@ pub(crate) fn unwritten(error: ModelError) -> Failure {
     match error {
         ModelError::File(FileError::Write { path, source: SafeTensorError::IoError(error) }) => Failure::io("write", &path, &error),
         error => Failure::other(error),
-    }
-}
-
-impl From<DataError> for Failure {
-    fn from(error: DataError) -> Self {
-        match error.class() {
-            Class::Input => Self::Input(error.to_string()),
-            Class::Integrity => Self::Integrity(error.to_string()),
-            Class::System => Self::Other(error.to_string()),
-        }
     }
 }

@@ -3,7 +3,7 @@
 //! The same types are the `[model]`, `[train]` and `[sample]` tables of a job file, so that a setting is documented,
 //! checked and completed in one place. Every type refuses unknown keys.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -481,8 +481,9 @@ fn default_top_p() -> f64 {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Files, directories or glob patterns of txt, csv, jsonl or parquet files (other extensions are read as text). One text file
-    /// is one document; one csv, jsonl or parquet row is one document.
+    /// Files, directories or glob patterns of txt, csv, tsv, json, jsonl or parquet files (other extensions are read as
+    /// text), packed by gzip or Zstandard or as they are. One text file is one document; one row of the others is one
+    /// document.
     #[serde(default)]
     pub train: Vec<String>,
     /// What the files hold. From token files no validation text can be held out, so name `validation` as well.
@@ -500,9 +501,16 @@ pub struct DataConfig {
     /// Stop reading after this many bytes of text (whole documents).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes: Option<u64>,
-    /// Column of csv, jsonl and parquet files; absent: `text`, else the only column.
+    /// Column of csv, json, jsonl and parquet files; absent: `text`, else the only column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
+    /// What happens when nothing can be made of a row: it is malformed, or its text is missing, not UTF-8 or too long.
+    #[serde(default, skip_serializing_if = "OnBadRow::is_default")]
+    pub on_bad_row: OnBadRow,
+    /// What is made of the text `<|endoftext|>`, or what the tokenizer calls its end of text, and of its other special
+    /// tokens. Absent: as "literal", and a warning says how often they stand in the text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_of_text: Option<EndOfText>,
     #[serde(default)]
     pub tokenizer: TokenizerConfig,
 }
@@ -516,6 +524,34 @@ impl DataConfig {
     pub fn paths_mut(&mut self) -> impl Iterator<Item = &mut String> {
         self.train.iter_mut().chain(&mut self.validation).chain(&mut self.tokenizer.directory)
     }
+}
+
+/// What happens when nothing can be made of a row of text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnBadRow {
+    /// The data is refused.
+    #[default]
+    Fail,
+    /// The row is left out, and how many were is told. A file with bad rows alone is refused.
+    Skip,
+}
+
+impl OnBadRow {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands on references")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What is made of the text of special tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndOfText {
+    /// The token, as transformers does: the document ends there.
+    Split,
+    /// Tokens of ordinary text.
+    Literal,
 }
 
 /// What the files under `[data]` hold.
@@ -551,8 +587,8 @@ pub struct TokenizerConfig {
     /// Size of a vocabulary trained on the text (with the 256 bytes and end-of-text); only with `kind = "train"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
-    /// Directory with the tokenizer's `vocab.json` and `merges.txt`, such as that of the weights to start from; only with `kind =
-    /// "files"`.
+    /// Directory with the tokenizer's `tokenizer.json`, or `vocab.json` and `merges.txt`, such as that of the weights to
+    /// start from; only with `kind = "files"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
 }
@@ -560,8 +596,7 @@ pub struct TokenizerConfig {
 impl TokenizerConfig {
     /// The files of a tokenizer that is there.
     pub fn files(&self) -> impl Iterator<Item = PathBuf> {
-        let directory = self.directory.as_ref().map(PathBuf::from);
-        directory.into_iter().flat_map(|directory| Tokenizer::READ.map(|name| directory.join(name)))
+        self.directory.iter().flat_map(|directory| Tokenizer::files(Path::new(directory)))
     }
 }
 

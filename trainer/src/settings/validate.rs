@@ -3,7 +3,7 @@
 
 use super::lora::Lora;
 use super::{
-    DataConfig, DataFormat, ModelConfig, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig,
+    DataConfig, DataFormat, ModelConfig, OnBadRow, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig,
     TrainSettings, Variant,
 };
 use crate::data::tokenizer::SMALLEST;
@@ -64,6 +64,8 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
         only_text("data.source", data.source.is_some()),
         only_text("data.limit_bytes", data.limit_bytes.is_some()),
         only_text("data.column", data.column.is_some()),
+        only_text("data.on_bad_row", data.on_bad_row != OnBadRow::Fail),
+        only_text("data.end_of_text", data.end_of_text.is_some()),
         only_text("data.tokenizer", data.tokenizer != TokenizerConfig::default()),
         within("data.validation_fraction", data.validation_fraction, 0.0, 0.5),
         at_least("data.limit_bytes", data.limit_bytes, 1),

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use ft_trainer::data::prepare::prepare;
 use ft_trainer::openmp;
-use ft_trainer::settings::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
+use ft_trainer::settings::{DataConfig, DataFormat, OnBadRow, TokenizerConfig, TokenizerKind};
 
 /// Documents that a model can learn something from: little functions.
 const DOCUMENTS: usize = 160;
@@ -51,6 +51,8 @@ impl Fixture {
             validation_fraction: 0.1,
             limit_bytes: None,
             column: None,
+            on_bad_row: OnBadRow::Fail,
+            end_of_text: None,
             tokenizer: TokenizerConfig { kind: TokenizerKind::Train, vocabulary: Some(300), directory: None },
         };
         let out = self.path(name);

@@ -42,7 +42,8 @@ fn continued(model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Cont
 }
 
 fn continued_by(tokens: usize, model: &Gpt2, prompts: &[Vec<u32>], sampling: Sampling) -> Vec<Continuation> {
-    generate(model, prompts, &Request { tokens, sampling, seed: 9, end_of_text: 100, draft: tokens > 20 }).unwrap()
+    generate(model, prompts, &Request { tokens, sampling, seed: 9, vocabulary: usize::MAX, end_of_text: 100, draft: tokens > 20 })
+        .unwrap()
 }
 
 /// Guessed ahead by a draft, and with fewer tokens by the text before.
@@ -122,14 +123,19 @@ fn a_seed_gives_one_text() {
     let sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.9 };
     let text = continued(&model, &prompts, sampling);
     assert_eq!(continued(&model, &prompts, sampling), text);
-    let other = generate(&model, &prompts, &Request { tokens: 40, sampling, seed: 10, end_of_text: 100, draft: true }).unwrap();
+    let other = generate(
+        &model,
+        &prompts,
+        &Request { tokens: 40, sampling, seed: 10, vocabulary: usize::MAX, end_of_text: 100, draft: true },
+    )
+    .unwrap();
     assert_ne!(other, text);
 }
 
 #[test]
 fn a_text_ends_where_the_context_does() {
     let model = model();
-    let request = Request { tokens: 200, sampling: GREEDY, seed: 0, end_of_text: 1000, draft: true };
+    let request = Request { tokens: 200, sampling: GREEDY, seed: 0, vocabulary: usize::MAX, end_of_text: 1000, draft: true };
     let continuation = generate(&model, &[vec![1, 2, 3]], &request).unwrap().swap_remove(0);
     assert_eq!((continuation.tokens.len(), continuation.finish), (61, Finish::Context));
 }

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
+use super::Remarks;
 use crate::data::DataError;
 use crate::data::shard::Split;
-use crate::data::text::{Part, documents};
-use crate::data::tokenizer::cut;
+use crate::data::text::{Part, Reading, documents};
+use crate::data::tokenizer::{Specials, cut};
 
 /// A document as the first reading sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,29 +31,38 @@ pub enum Fate {
     DividedAt(u64),
 }
 
-/// Reads and checks all documents. `report` gets the bytes read so far, counted on in `done`.
+/// Reads and checks all documents. `report` gets the bytes of files read so far, counted on in `done`; `remarks` what a reader
+/// should know, such as how often one of the `specials` stands in the text.
 pub fn survey(
     files: &[PathBuf],
-    column: Option<&str>,
+    reading: &Reading<'_>,
+    specials: Option<&Specials>,
+    remarks: &mut Remarks,
     done: &mut u64,
     report: &mut dyn FnMut(u64),
 ) -> Result<Vec<Surveyed>, DataError> {
     let mut found = Vec::new();
     for path in files {
         let mut digest = Sha256::new();
-        let mut bytes = 0;
-        let mut read = 0;
-        documents(path, column, &mut |part: Part<'_>| {
+        let (mut bytes, mut read) = (0, 0);
+        let length = path.metadata().map_or(u64::MAX, |metadata| metadata.len());
+        let left_out = documents(path, reading, &mut |part: Part<'_>| {
             digest.update(part.text);
             bytes += part.text.len() as u64;
             read += part.text.len() as u64;
-            report(*done + read);
+            // A packed file has fewer bytes than its text.
+            report(*done + read.min(length));
+            if let Some(specials) = specials {
+                specials.count(part.text, &mut remarks.literal);
+            }
             if part.last {
                 found.push(surveyed(&std::mem::take(&mut digest).finalize(), std::mem::take(&mut bytes)));
             }
             Ok(())
         })?;
-        *done += path.metadata().map_or(read, |metadata| metadata.len());
+        remarks.rows_left_out += left_out.rows;
+        remarks.first_row = remarks.first_row.take().or(left_out.first);
+        *done += if length == u64::MAX { read } else { length };
         report(*done);
     }
     Ok(found)
@@ -64,10 +74,12 @@ fn surveyed(digest: &[u8], bytes: u64) -> Surveyed {
 }
 
 /// Decides over each document: at most `limit` bytes in a pseudo-random order (but one document at least), of which
-/// the share `fraction`, at least one document and never all, is held out. Equal documents share their fate.
+/// the share `fraction`, at least one document and never all, is held out. Equal documents share their fate. Those without text,
+/// between two ends of text, are not held out.
 pub fn choose(documents: &[Surveyed], limit: Option<u64>, fraction: f64) -> Vec<Fate> {
     let kept = within(documents, limit.unwrap_or(u64::MAX));
-    let mut draws: Vec<u64> = documents.iter().filter(|document| document.order <= kept).map(|document| document.draw).collect();
+    let drawn = documents.iter().filter(|document| document.order <= kept && document.bytes > 0);
+    let mut draws: Vec<u64> = drawn.map(|document| document.draw).collect();
     draws.sort_unstable();
     draws.dedup();
     let held_out = match draws.len() {
@@ -77,6 +89,7 @@ pub fn choose(documents: &[Surveyed], limit: Option<u64>, fraction: f64) -> Vec<
     let divide = fraction > 0.0 && draws.len() == 1;
     let fate = |document: &Surveyed| match () {
         () if document.order > kept => Fate::Skip,
+        () if document.bytes == 0 => Fate::Train,
         () if divide => Fate::DividedAt((document.bytes as f64 * (1.0 - fraction)) as u64),
         () if held_out > 0 && document.draw <= draws[held_out - 1] => Fate::Validation,
         () => Fate::Train,
@@ -100,14 +113,14 @@ fn within(documents: &[Surveyed], limit: u64) -> u64 {
 /// Reads the documents again and hands on the chosen text: its split, a part, and whether a document ends there.
 pub fn visit(
     files: &[PathBuf],
-    column: Option<&str>,
+    reading: &Reading<'_>,
     fates: &[Fate],
     visit: &mut dyn FnMut(Split, &str, bool) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let mut fates = fates.iter();
     for path in files {
         let mut current = None;
-        documents(path, column, &mut |part: Part<'_>| {
+        documents(path, reading, &mut |part: Part<'_>| {
             let changed = || DataError::Changed { path: path.clone() };
             let mut fate = current.take().or_else(|| fates.next().copied()).ok_or_else(changed)?;
             hand_on(&mut fate, part, visit)?;

@@ -4,6 +4,7 @@
 //! to write tokens. The result appears under its name only when it is complete.
 
 mod choose;
+mod remarks;
 mod token_files;
 mod write;
 
@@ -16,12 +17,14 @@ use std::time::UNIX_EPOCH;
 use sha2::{Digest, Sha256};
 
 use self::choose::{Fate, choose, survey};
+pub use self::remarks::Remarks;
 use super::DataError;
 use super::shard::{DESCRIPTION, Description, Dtype, SCHEMA, SHARD_TOKENS, Split, SplitDescription, TokenizerFiles, hex};
 use super::text;
-use super::tokenizer::{PieceCounts, Tokenizer, parts};
+use super::text::Reading;
+use super::tokenizer::{PieceCounts, Specials, Tokenizer, parts, usual_specials};
 use crate::settings::validate;
-use crate::settings::{DataConfig, DataFormat, TokenizerConfig, TokenizerKind};
+use crate::settings::{DataConfig, DataFormat, EndOfText, TokenizerKind};
 
 /// Texts are collected up to this many bytes before the cores share them.
 const BATCH: usize = 8 << 20;
@@ -70,6 +73,8 @@ pub struct PreparedSummary {
     /// SHA-256 of `dataset.json`: the dataset's identity.
     pub digest: String,
     pub description: Description,
+    /// What a reader should know of the text.
+    pub remarks: Remarks,
 }
 
 /// The files that a configuration names.
@@ -97,7 +102,7 @@ impl Inputs {
 pub fn key(config: &DataConfig, files: &[PathBuf]) -> Result<String, DataError> {
     let mut digest = Sha256::new();
     digest.update(format!("{REVISION}\n{}\n", serde_json::json!(config)));
-    let beside = files.iter().filter(|_| config.format == DataFormat::Fairseq).flat_map(|path| token_files::beside(path));
+    let beside = files.iter().flat_map(|path| token_files::read_beside(config.format, path));
     for path in files.iter().cloned().chain(beside).chain(config.tokenizer.files()) {
         let metadata = path.metadata().map_err(|error| DataError::reading(&path, error))?;
         let changed = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
@@ -121,18 +126,19 @@ pub fn prepare(
     let inputs = Inputs::find(config, cargo_sources)?;
     let temporary = temporary_beside(out)?;
     let directory = temporary.directory.path();
-    let description = match config.format {
+    let (description, remarks) = match config.format {
         DataFormat::Text => write_text(directory, config, &inputs, progress)?,
-        format => write_tokens(directory, format, &inputs, progress)?,
+        format => (write_tokens(directory, format, &inputs, progress)?, Remarks::default()),
     };
     let digest = write_description(directory, &description)?;
+    remarks.write(directory)?;
     publish(temporary, out)?;
-    Ok(PreparedSummary { digest, description })
+    Ok(PreparedSummary { digest, description, remarks })
 }
 
 /// The documents of the inputs and the fate of each.
 struct Selection<'a> {
-    column: Option<&'a str>,
+    reading: Reading<'a>,
     inputs: &'a Inputs,
     train: Vec<Fate>,
     validation: Vec<Fate>,
@@ -141,43 +147,55 @@ struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    fn make(config: &'a DataConfig, inputs: &'a Inputs, progress: &mut Progress<'_>) -> Result<Self, DataError> {
-        let column = config.column.as_deref();
+    fn make(
+        config: &'a DataConfig,
+        inputs: &'a Inputs,
+        specials: &'a Specials,
+        remarks: &mut Remarks,
+        progress: &mut Progress<'_>,
+    ) -> Result<Self, DataError> {
+        let split = (config.end_of_text == Some(EndOfText::Split)).then_some(specials);
+        let reading = Reading { column: config.column.as_deref(), on_bad_row: config.on_bad_row, split };
+        // Who has said what they are is not told again.
+        let counted = config.end_of_text.is_none().then_some(specials);
         let total = inputs.files().iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
         let mut done = 0;
-        let mut survey =
-            |files: &[PathBuf]| survey(files, column, &mut done, &mut |done| progress(Stage::Reading, done, Some(total)));
+        let mut survey = |files: &[PathBuf]| {
+            survey(files, &reading, counted, remarks, &mut done, &mut |done| progress(Stage::Reading, done, Some(total)))
+        };
         let (train, validation) = (survey(&inputs.train)?, survey(&inputs.validation)?);
         let empty = |what: &str| DataError::Empty { what: what.to_owned() };
-        if train.is_empty() {
+        if train.iter().all(|document| document.bytes == 0) {
             return Err(empty("the training text"));
         }
-        if validation.is_empty() && !inputs.validation.is_empty() {
+        if validation.iter().all(|document| document.bytes == 0) && !inputs.validation.is_empty() {
             return Err(empty("the validation text"));
         }
         let fraction = if inputs.validation.is_empty() { config.validation_fraction } else { 0.0 };
         let fates = choose(&train, config.limit_bytes, fraction);
         let kept = train.iter().zip(&fates).filter(|(_, fate)| **fate != Fate::Skip).map(|(document, _)| document.bytes);
         let bytes = kept.chain(validation.iter().map(|document| document.bytes)).sum();
-        Ok(Self { column, inputs, train: fates, validation: vec![Fate::Validation; validation.len()], bytes })
+        Ok(Self { reading, inputs, train: fates, validation: vec![Fate::Validation; validation.len()], bytes })
     }
 
     /// Hands on the chosen text in order: its split, a part, and whether a document ends there.
     fn visit(&self, visit: &mut dyn FnMut(Split, &str, bool) -> Result<(), DataError>) -> Result<(), DataError> {
-        choose::visit(&self.inputs.train, self.column, &self.train, visit)?;
-        choose::visit(&self.inputs.validation, self.column, &self.validation, visit)
+        choose::visit(&self.inputs.train, &self.reading, &self.train, visit)?;
+        choose::visit(&self.inputs.validation, &self.reading, &self.validation, visit)
     }
 }
 
-fn make_tokenizer(
-    config: &TokenizerConfig,
-    selection: &Selection<'_>,
-    progress: &mut Progress<'_>,
-) -> Result<Tokenizer, DataError> {
-    if let Some(directory) = &config.directory {
-        return Tokenizer::load(Path::new(directory));
+/// The tokenizer that is there before any text is read.
+fn known_tokenizer(config: &DataConfig) -> Result<Option<Tokenizer>, DataError> {
+    match (&config.tokenizer.directory, config.tokenizer.vocabulary) {
+        (Some(directory), _) => Tokenizer::load(Path::new(directory)).map(Some),
+        (None, Some(_)) => Ok(None),
+        (None, None) => Tokenizer::gpt2().map(Some),
     }
-    let Some(vocabulary) = config.vocabulary else { return Tokenizer::gpt2() };
+}
+
+/// A tokenizer of at most `vocabulary` tokens.
+fn learnt_tokenizer(vocabulary: usize, selection: &Selection<'_>, progress: &mut Progress<'_>) -> Result<Tokenizer, DataError> {
     let mut counts = PieceCounts::default();
     let mut batch = Vec::new();
     let (mut waiting, mut done) = (0, 0);
@@ -208,15 +226,26 @@ fn write_text(
     config: &DataConfig,
     inputs: &Inputs,
     progress: &mut Progress<'_>,
-) -> Result<Description, DataError> {
-    let selection = Selection::make(config, inputs, progress)?;
-    let tokenizer = make_tokenizer(&config.tokenizer, &selection, progress)?;
+) -> Result<(Description, Remarks), DataError> {
+    let known = known_tokenizer(config)?;
+    // A vocabulary that is learnt has the usual end of text, under a number that is not known yet.
+    let usual = usual_specials(0).map_err(DataError::Setting)?;
+    let specials = known.as_ref().map_or(&usual, Tokenizer::specials);
+    let mut remarks = Remarks::default();
+    let selection = Selection::make(config, inputs, specials, &mut remarks, progress)?;
+    let learnt = match (&known, config.tokenizer.vocabulary) {
+        (None, Some(vocabulary)) => Some(learnt_tokenizer(vocabulary, &selection, progress)?),
+        _ => None,
+    };
+    // One of the two is there.
+    let Some(tokenizer) = known.as_ref().or(learnt.as_ref()) else { unreachable!("a tokenizer is known or learnt") };
     let dtype = Dtype::for_vocabulary(tokenizer.vocabulary());
     let mut report = |done| progress(Stage::Tokenizing, done, Some(selection.bytes));
-    let mut tokens = write::TokenWriter::new(directory, &tokenizer, dtype, SHARD_TOKENS, &mut report);
+    let coding = (tokenizer, selection.reading.split.is_some());
+    let mut tokens = write::TokenWriter::new(directory, coding, dtype, SHARD_TOKENS, &mut report);
     selection.visit(&mut |split, text, last| tokens.push(split, text, last))?;
     let splits = tokens.finish()?;
-    describe(directory, config.tokenizer.kind, &tokenizer, splits)
+    Ok((describe(directory, config.tokenizer.kind, tokenizer, splits)?, remarks))
 }
 
 fn write_tokens(
@@ -225,12 +254,12 @@ fn write_tokens(
     inputs: &Inputs,
     progress: &mut Progress<'_>,
 ) -> Result<Description, DataError> {
-    let tokenizer = Tokenizer::gpt2()?;
+    let (kind, tokenizer) = token_files::vocabulary(format, inputs)?;
     let splits = token_files::write(directory, format, &tokenizer, inputs, progress)?;
     if splits.0.tokens == 0 {
         return Err(DataError::Empty { what: "the training split".to_owned() });
     }
-    describe(directory, TokenizerKind::Gpt2, &tokenizer, splits)
+    describe(directory, kind, &tokenizer, splits)
 }
 
 /// Puts the tokenizer beside the shards and describes all of it.

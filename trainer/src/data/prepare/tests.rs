@@ -360,3 +360,168 @@ fn text_becomes_tokens_of_a_tokenizer_that_is_there() {
     std::fs::write(&merges, std::fs::read_to_string(&merges).unwrap() + "\n").unwrap();
     assert_ne!(key(), before, "the tokenizer's files belong to the dataset's name");
 }
+
+fn stored(directory: &Path) -> (Vec<i64>, u64) {
+    let dataset = Dataset::open(directory).unwrap();
+    let stream = dataset.split(Split::Train);
+    let mut tokens = vec![0; stream.len() as usize];
+    stream.read(0, &mut tokens).unwrap();
+    (tokens, dataset.description().train.documents)
+}
+
+/// As transformers' tokenizer has them, and an end where the document does.
+#[test]
+fn a_text_has_the_ends_that_are_written_in_it() {
+    let folder = folder(&[("a.txt", "Hello<|endoftext|>World"), ("b.txt", "Hello<|endoftext|><|endoftext|>World<|endoftext|>")]);
+    let prepared = |name: &str, more: serde_json::Value| {
+        let mut json = serde_json::json!({"train": [folder.path().join(name)], "validation_fraction": 0});
+        json.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let out = tempfile::tempdir().unwrap();
+        let summary = quietly(&config(json), &out.path().join("out")).unwrap();
+        assert_eq!(Remarks::read(&out.path().join("out")), summary.remarks);
+        (stored(&out.path().join("out")), summary.remarks.sentences())
+    };
+    let (hello, world, end) = (15496, 10603, 50256);
+    let split = || serde_json::json!({"end_of_text": "split"});
+    assert_eq!(prepared("a.txt", split()), ((vec![hello, end, world, end], 2), vec![]));
+    assert_eq!(prepared("b.txt", split()), ((vec![hello, end, end, world, end], 2), vec![]));
+    let ((literal, documents), told) = prepared("a.txt", serde_json::json!({}));
+    assert!(literal.len() == 10 && documents == 1 && literal[9] == end, "{literal:?}");
+    assert!(
+        told.len() == 1 && told[0].starts_with("the text has <|endoftext|> once, ") && told[0].contains("end_of_text = \"split\"")
+    );
+    assert_eq!(prepared("a.txt", serde_json::json!({"end_of_text": "literal"})), ((literal, 1), vec![]));
+    assert!(prepared("b.txt", serde_json::json!({})).1[0].contains("<|endoftext|> 3 times"));
+    let learnt = serde_json::json!({"end_of_text": "split", "tokenizer": {"kind": "train", "vocabulary": 300}});
+    assert_eq!(prepared("a.txt", learnt).0.1, 2);
+}
+
+#[test]
+fn documents_of_one_file_are_held_out_one_by_one() {
+    let documents: Vec<String> = (0..100).map(|number| format!("document {number}")).collect();
+    let folder = folder(&[("a.txt", &documents.join("<|endoftext|>"))]);
+    let json = serde_json::json!({"train": [folder.path().join("a.txt")], "validation_fraction": 0.1, "end_of_text": "split"});
+    quietly(&config(json), &folder.path().join("out")).unwrap();
+    let dataset = Dataset::open(&folder.path().join("out")).unwrap();
+    let [train, validation] = [Split::Train, Split::Validation].map(|split| self::documents(&dataset, split));
+    assert_eq!((train.len(), validation.len()), (90, 10));
+    assert!(documents.iter().all(|document| train.contains(document) || validation.contains(document)));
+}
+
+#[test]
+fn special_tokens_of_a_tokenizer_that_is_there_are_made() {
+    let folder = folder(&[("a.txt", "to be <pad> or not</s>that is"), ("t.txt", &"to be or not to be ".repeat(40))]);
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let learnt = serde_json::json!({"train": [path("t.txt")], "tokenizer": {"kind": "train", "vocabulary": 280}});
+    let vocabulary = quietly(&config(learnt), &folder.path().join("t")).unwrap().description.vocabulary;
+    std::fs::write(path("t/added_tokens.json"), format!("{{\"<pad>\": {vocabulary}, \"</s>\": {}}}", vocabulary + 1)).unwrap();
+    std::fs::write(path("t/special_tokens_map.json"), "{\"eos_token\": \"</s>\"}").unwrap();
+    std::fs::remove_file(path("t/tokenizer_config.json")).unwrap();
+    let tokenizer = serde_json::json!({"kind": "files", "directory": path("t")});
+    let json =
+        serde_json::json!({"train": [path("a.txt")], "validation_fraction": 0, "tokenizer": tokenizer, "end_of_text": "split"});
+    quietly(&config(json.clone()), &folder.path().join("out")).unwrap();
+    let (tokens, documents) = stored(&folder.path().join("out"));
+    let (pad, end) = (vocabulary as i64, vocabulary as i64 + 1);
+    assert_eq!((documents, tokens.iter().filter(|token| **token == end).count()), (2, 2));
+    assert!(tokens.contains(&pad) && tokens.last() == Some(&end), "{tokens:?}");
+    let dataset = Dataset::open(&folder.path().join("out")).unwrap();
+    assert_eq!(self::documents(&dataset, Split::Train), ["to be <pad> or not", "that is"]);
+    let mut without = json;
+    without.as_object_mut().unwrap().remove("end_of_text");
+    let told = quietly(&config(without), &folder.path().join("literal")).unwrap().remarks.sentences();
+    assert!(told.len() == 2 && told[0].contains("</s> once") && told[1].contains("<pad> once"), "{told:?}");
+}
+
+#[test]
+fn rows_that_were_left_out_are_told() {
+    let folder = folder(&[("a.jsonl", "{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\nno row\n")]);
+    let json =
+        |more: &str| serde_json::json!({"train": [folder.path().join("a.jsonl")], "validation_fraction": 0, "on_bad_row": more});
+    let refused = quietly(&config(json("fail")), &folder.path().join("out")).unwrap_err().to_string();
+    assert!(refused.contains("a.jsonl is malformed in line 2"), "{refused}");
+    let summary = quietly(&config(json("skip")), &folder.path().join("out")).unwrap();
+    assert_eq!((summary.remarks.rows_left_out, summary.description.train.documents), (2, 1));
+    let told = summary.remarks.sentences();
+    assert!(told[0].starts_with("2 rows were left out") && told[0].contains("a.jsonl is malformed in line 2"), "{told:?}");
+}
+
+#[test]
+fn a_dataset_without_remarks_is_what_it_was() {
+    let folder = folder(&[("a.txt", "text")]);
+    let json = serde_json::json!({"train": [folder.path().join("a.txt")], "validation_fraction": 0});
+    quietly(&config(json.clone()), &folder.path().join("out")).unwrap();
+    assert!(!folder.path().join("out/remarks.json").exists());
+    let written = serde_json::to_value(config(json)).unwrap();
+    assert!(
+        written.get("on_bad_row").is_none() && written.get("end_of_text").is_none(),
+        "plans of before have their digest: {written}"
+    );
+}
+
+/// Numbers of 16 bits are tokens whatever they were meant to be.
+#[test]
+fn a_token_file_says_what_it_is() {
+    let tokens = [15496_u16, 995, 50256, 15496, 11, 995, 0, 50256, 1, 2, 3, 4];
+    let wide =
+        |bytes: usize| tokens.iter().flat_map(move |token| u64::from(*token).to_le_bytes()[..bytes].to_vec()).collect::<Vec<u8>>();
+    let refused = |format: &str, content: &[u8], beside: &[(&str, &str)]| {
+        let folder = folder(beside);
+        std::fs::write(folder.path().join("train.bin"), content).unwrap();
+        of_tokens(folder.path(), format).unwrap_err().to_string()
+    };
+    let llama: Vec<u8> = [20_240_801_u32, 7, 1].into_iter().chain([0; 253]).flat_map(u32::to_le_bytes).chain([5, 0]).collect();
+    for (message, expected) in [
+        (refused("nanogpt", &wide(2), &[("meta.pkl", "")]), "meta.pkl, nanoGPT's vocabulary of single characters, lies beside it"),
+        (refused("nanogpt", &wide(2), &[("tokenizer.model", "")]), "a vocabulary of SentencePiece"),
+        (refused("llm-c", &wide(2), &[("vocab.txt", "")]), "a vocabulary of words"),
+        (refused("nanogpt", &wide(2), &[("dict.txt", "5 1")]), "a dictionary of fairseq"),
+        (refused("nanogpt", &wide(4), &[]), "its tokens have 32 or 64 bits, and nanoGPT's have 16"),
+        (refused("nanogpt", &wide(8), &[]), "its tokens have 32 or 64 bits"),
+        (refused("nanogpt", b"Once upon a time there was", &[]), "it is text and not tokens; leave data.format out"),
+        (refused("nanogpt", b"\x93NUMPY\x01\0", &[]), "an array of numpy"),
+        (refused("nanogpt", &llama.clone()[..4], &[]), "stands for none of GPT-2's tokens"),
+        (refused("nanogpt", &[&20_240_520_u32.to_le_bytes()[..], &wide(2)].concat(), &[]), "say data.format = \"llm-c\""),
+        (refused("llm-c", &llama, &[]), "these are Llama 3's"),
+    ] {
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn tokens_of_the_vocabulary_beside_them_are_read_with_that() {
+    let folder = token_folder(&[], &[256, 65, 66, 257, 10, 11, 12, 13]);
+    let text = folder.path().join("t.txt");
+    std::fs::write(&text, "to be or not to be ".repeat(40)).unwrap();
+    let learnt = serde_json::json!({"train": [text], "tokenizer": {"kind": "train", "vocabulary": 270}});
+    quietly(&config(learnt), &folder.path().join("t")).unwrap();
+    let refused = || of_tokens(folder.path(), "nanogpt");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(folder.path().join("t").join(name), folder.path().join(name)).unwrap();
+    }
+    let description = refused().unwrap().description;
+    assert_eq!((description.tokenizer.kind, description.train.tokens), (TokenizerKind::Files, 8));
+    assert!(description.vocabulary < 300);
+    let own = Dataset::open(&folder.path().join("t")).unwrap().tokenizer().unwrap();
+    assert_eq!(Dataset::open(&folder.path().join("out")).unwrap().tokenizer().unwrap().difference(&own), None);
+    std::fs::remove_dir_all(folder.path().join("out")).unwrap();
+    let beyond: Vec<u8> = [256_u16, 300].iter().flat_map(|token| token.to_le_bytes()).collect();
+    std::fs::write(folder.path().join("train.bin"), beyond).unwrap();
+    let message = refused().unwrap_err().to_string();
+    assert!(message.contains("token 1: 300 stands for none of the tokens"), "{message}");
+}
+
+#[test]
+fn a_dictionary_of_words_is_no_dictionary_of_numbers() {
+    let folder = token_folder(&[], &[4, 5, 2]);
+    let index: Vec<u8> =
+        [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[8], &1_u64.to_le_bytes(), &3_u32.to_le_bytes(), &0_u64.to_le_bytes()]
+            .concat();
+    std::fs::write(folder.path().join("train.idx"), index).unwrap();
+    std::fs::write(folder.path().join("dict.txt"), "2019 7\nthe 5\n").unwrap();
+    let message = of_tokens(folder.path(), "fairseq").unwrap_err().to_string();
+    assert!(message.contains("dict.txt") && message.contains("its word `the` is no number"), "{message}");
+    std::fs::write(folder.path().join("dict.txt"), "11 7\n262 5\nmadeupword0000 0\n").unwrap();
+    of_tokens(folder.path(), "fairseq").unwrap();
+    assert_eq!(stored(&folder.path().join("out")).0, [11, 262, 50256]);
+}

@@ -1,5 +1,6 @@
 //! Text that another program has turned into GPT-2's tokens already: the token files of nanoGPT, llm.c and fairseq.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -7,15 +8,21 @@ use std::path::{Path, PathBuf};
 use super::{Inputs, Progress, Stage};
 use crate::data::DataError;
 use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer, map};
+use crate::data::text::refuse_other_content;
 use crate::data::tokenizer::Tokenizer;
 use crate::files::read_at_most;
-use crate::settings::DataFormat;
+use crate::model::PUBLISHED_VOCABULARY;
+use crate::settings::{DataFormat, TokenizerKind};
 
 /// Bytes read at a time; a multiple of every token's size.
 const BLOCK: usize = 1 << 20;
 /// llm.c's header: 256 numbers of 32 bits, of which the first three are magic, version and the number of tokens.
 const LLM_C_HEADER: u64 = 1024;
 const LLM_C_MAGIC: u32 = 20_240_520;
+const LLAMA_MAGIC: u32 = 20_240_801;
+/// Bytes that show what a file is, and the fewest of them that do.
+const BEGINNING: u64 = 4096;
+const LEAST: usize = 16;
 /// fairseq's index: magic, version 1, a code of the dtype, the number of lines; then a size of 32 and a position of 64 bits for
 /// each.
 const FAIRSEQ_MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
@@ -42,8 +49,59 @@ struct TokenFile {
 }
 
 /// The files that fairseq needs beside a token file: the index and the dictionary.
-pub fn beside(path: &Path) -> [PathBuf; 2] {
+fn beside(path: &Path) -> [PathBuf; 2] {
     [path.with_extension("idx"), path.with_file_name("dict.txt")]
+}
+
+/// The files that are read beside a token file.
+pub fn read_beside(format: DataFormat, path: &Path) -> Vec<PathBuf> {
+    match (format, path.parent()) {
+        (DataFormat::Fairseq, _) => beside(path).into(),
+        (DataFormat::Nanogpt | DataFormat::LlmC, Some(parent)) if Tokenizer::lies_in(parent) => Tokenizer::files(parent),
+        _ => Vec::new(),
+    }
+}
+
+/// Files beside a token file that have another vocabulary than GPT-2's, and one that cannot be read here.
+const OTHER_VOCABULARIES: [(&str, &str); 6] = [
+    ("meta.pkl", "nanoGPT's vocabulary of single characters"),
+    ("tokenizer.model", "a vocabulary of SentencePiece"),
+    ("spiece.model", "a vocabulary of SentencePiece"),
+    ("sentencepiece.bpe.model", "a vocabulary of SentencePiece"),
+    ("vocab.txt", "a vocabulary of words"),
+    ("dict.txt", "a dictionary of fairseq (data.format = \"fairseq\" reads what lies beside one)"),
+];
+
+/// The tokenizer that made the tokens: the one beside them, else GPT-2's.
+pub fn vocabulary(format: DataFormat, inputs: &Inputs) -> Result<(TokenizerKind, Tokenizer), DataError> {
+    if format == DataFormat::Fairseq {
+        return Ok((TokenizerKind::Gpt2, Tokenizer::gpt2()?));
+    }
+    let mut found: Option<Tokenizer> = None;
+    let files = inputs.files();
+    let folders: BTreeSet<&Path> = files.iter().filter_map(|path| path.parent()).collect();
+    for folder in folders {
+        if let Some((name, what)) = OTHER_VOCABULARIES.iter().find(|(name, _)| folder.join(name).exists()) {
+            let reason =
+                format!("{name}, {what}, lies beside it: its numbers are not those of GPT-2's tokens; name the text itself");
+            let of_folder = files.iter().find(|path| path.parent() == Some(folder)).cloned();
+            return Err(DataError::Malformed { path: of_folder.unwrap_or_default(), place: "its vocabulary".to_owned(), reason });
+        }
+        if !Tokenizer::lies_in(folder) {
+            continue;
+        }
+        let tokenizer = Tokenizer::load(folder)?;
+        if found.as_ref().is_some_and(|found| found.difference(&tokenizer).is_some()) {
+            let reason = "another token file has another vocabulary beside it; name files of one".to_owned();
+            return Err(DataError::Malformed { path: folder.to_owned(), place: "its vocabulary".to_owned(), reason });
+        }
+        found = Some(tokenizer);
+    }
+    let published = Tokenizer::gpt2()?;
+    match found {
+        Some(tokenizer) if tokenizer.difference(&published).is_some() => Ok((TokenizerKind::Files, tokenizer)),
+        _ => Ok((TokenizerKind::Gpt2, published)),
+    }
 }
 
 /// Writes the shards of both splits.
@@ -106,6 +164,7 @@ impl<'a> Output<'a> {
 impl TokenFile {
     fn open(format: DataFormat, path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let plain = Self { path: path.to_owned(), start: 0, width: 2, tokens: None, translation: None };
+        plain.check_beginning(format)?;
         match format {
             DataFormat::LlmC => plain.with_llm_c_header(),
             DataFormat::Fairseq => plain.with_fairseq_index(tokenizer),
@@ -113,12 +172,36 @@ impl TokenFile {
         }
     }
 
+    /// Refuses what is something else than numbers of 16 bits: numbers of that kind are tokens whatever they were meant to be.
+    fn check_beginning(&self, format: DataFormat) -> Result<(), DataError> {
+        let mut beginning = Vec::new();
+        let reading = |error| DataError::reading(&self.path, error);
+        self.file()?.take(BEGINNING).read_to_end(&mut beginning).map_err(reading)?;
+        if !(format == DataFormat::LlmC && beginning.starts_with(&LLM_C_MAGIC.to_le_bytes())) {
+            refuse_other_content(&self.path, &beginning)?;
+        }
+        if format != DataFormat::Nanogpt || beginning.len() < LEAST {
+            return Ok(());
+        }
+        if is_text(&beginning) {
+            return Err(self.malformed("its content", "it is text and not tokens; leave data.format out"));
+        }
+        let (numbers, _) = beginning.as_chunks::<4>();
+        if numbers.iter().all(|number| number[2..] == [0, 0]) {
+            let reason =
+                "every second number is 0, so its tokens have 32 or 64 bits, and nanoGPT's have 16; write them as numpy.uint16";
+            return Err(self.malformed("its numbers", reason));
+        }
+        Ok(())
+    }
+
     fn with_llm_c_header(self) -> Result<Self, DataError> {
         let mut header = [0; 12];
         self.file()?.read_exact(&mut header).map_err(|_| self.malformed("its header", "the file is too short for one"))?;
         let [magic, version, tokens] = [0, 4, 8].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[at + byte])));
         if (magic, version) != (LLM_C_MAGIC, 1) {
-            let reason = format!("magic {magic}, version {version}; a file of GPT-2's tokens has {LLM_C_MAGIC} and 1");
+            let other = if magic == LLAMA_MAGIC { ": these are Llama 3's" } else { "" };
+            let reason = format!("magic {magic}, version {version}; a file of GPT-2's tokens has {LLM_C_MAGIC} and 1{other}");
             return Err(self.malformed("its header", &reason));
         }
         Ok(Self { start: LLM_C_HEADER, tokens: Some(u64::from(tokens)), ..self })
@@ -132,6 +215,11 @@ impl TokenFile {
         let (width, tokens) = fairseq_index(&map(&index.path)?).map_err(|reason| index.malformed("its structure", &reason))?;
         let text = read_at_most(&dictionary, LONGEST_DICTIONARY).map_err(|error| DataError::reading(&dictionary, error))?;
         let text = String::from_utf8_lossy(&text);
+        if let Some(word) = text.lines().filter_map(|line| line.split(' ').next()).find(|word| !is_of_gpt2(word)) {
+            let reason =
+                format!("its word `{word}` is no number: the text was not turned into GPT-2's tokens before; name the text itself");
+            return Err(DataError::Malformed { path: dictionary, place: "its words".to_owned(), reason });
+        }
         Ok(Self { width, tokens: Some(tokens), translation: Some(fairseq_translation(&text, tokenizer)), ..self })
     }
 
@@ -169,14 +257,36 @@ impl TokenFile {
             None => u32::try_from(number).ok(),
             Some(translation) => usize::try_from(number).ok().and_then(|number| *translation.get(number)?),
         };
-        token
-            .filter(|token| (*token as usize) < tokenizer.vocabulary())
-            .ok_or_else(|| self.malformed(&format!("token {position}"), &format!("{number} stands for none of GPT-2's tokens")))
+        token.filter(|token| (*token as usize) < tokenizer.vocabulary()).ok_or_else(|| {
+            let whose = if tokenizer.vocabulary() == PUBLISHED_VOCABULARY {
+                "GPT-2's tokens"
+            } else {
+                "the tokens of the tokenizer beside it"
+            };
+            self.malformed(&format!("token {position}"), &format!("{number} stands for none of {whose}"))
+        })
     }
 
     fn malformed(&self, place: &str, reason: &str) -> DataError {
         DataError::Malformed { path: self.path.clone(), place: place.to_owned(), reason: reason.to_owned() }
     }
+}
+
+/// Letters, marks and line ends, and nothing else.
+fn is_text(beginning: &[u8]) -> bool {
+    let text = match std::str::from_utf8(beginning) {
+        Ok(text) => text,
+        // The last character may go on.
+        Err(error) if error.error_len().is_none() => std::str::from_utf8(&beginning[..error.valid_up_to()]).unwrap_or_default(),
+        Err(_) => return false,
+    };
+    text.chars().all(|c| !c.is_control() || c.is_ascii_whitespace())
+}
+
+/// Whether fairseq's dictionary has such a word where the words are GPT-2's tokens: numbers, what fills it up, and marks.
+fn is_of_gpt2(word: &str) -> bool {
+    let is_mark = word.starts_with("madeupword") || word.starts_with('<') && word.ends_with('>');
+    is_mark || word.is_empty() || word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// The bytes of a token and the number of tokens.

@@ -5,11 +5,13 @@ use std::path::Path;
 use super::{BATCH, SHARE};
 use crate::data::DataError;
 use crate::data::shard::{Dtype, FileDigest, Split, SplitDescription, Writer, file_digest};
-use crate::data::tokenizer::{Tokenizer, parts};
+use crate::data::tokenizer::{Segment, Tokenizer, parts};
 
 /// Collects text into batches, encodes each on all cores, and writes its tokens in order.
 pub struct TokenWriter<'a> {
     tokenizer: &'a Tokenizer,
+    /// Whether special tokens are looked for in the text.
+    splits: bool,
     train: SplitWriter,
     validation: SplitWriter,
     batch: Vec<Text>,
@@ -21,6 +23,8 @@ pub struct TokenWriter<'a> {
 struct SplitWriter {
     shards: Writer,
     description: SplitDescription,
+    /// Whether the open document has a token.
+    is_open: bool,
 }
 
 /// Text that waits to be encoded.
@@ -32,10 +36,10 @@ struct Text {
 }
 
 impl<'a> TokenWriter<'a> {
-    /// `report` gets the bytes of text written so far.
+    /// `report` gets the bytes of text written so far. `splits`: special tokens that stand in the text become themselves.
     pub fn new(
         directory: &Path,
-        tokenizer: &'a Tokenizer,
+        (tokenizer, splits): (&'a Tokenizer, bool),
         dtype: Dtype,
         shard_tokens: u64,
         report: &'a mut dyn FnMut(u64),
@@ -43,9 +47,10 @@ impl<'a> TokenWriter<'a> {
         let split = |split| SplitWriter {
             shards: Writer::new(directory, split, dtype, shard_tokens),
             description: SplitDescription::default(),
+            is_open: false,
         };
         let (train, validation) = (split(Split::Train), split(Split::Validation));
-        Self { tokenizer, train, validation, batch: Vec::new(), waiting: 0, done: 0, report }
+        Self { tokenizer, splits, train, validation, batch: Vec::new(), waiting: 0, done: 0, report }
     }
 
     pub fn push(&mut self, split: Split, text: &str, last: bool) -> Result<(), DataError> {
@@ -62,36 +67,55 @@ impl<'a> TokenWriter<'a> {
 
     fn flush(&mut self) -> Result<(), DataError> {
         let batch = std::mem::take(&mut self.batch);
-        let shares: Vec<&str> = batch.iter().flat_map(|text| parts(&text.content, SHARE)).collect();
+        let segments: Vec<Vec<Segment<'_>>> = batch.iter().map(|text| self.segments(&text.content)).collect();
+        let ordinary = |segment: &&Segment<'_>| segment.token.is_none();
+        let shares: Vec<&str> = segments.iter().flatten().filter(ordinary).flat_map(|segment| parts(segment.text, SHARE)).collect();
         let mut encoded = shares.iter().zip(self.tokenizer.encode_batch(&shares));
-        for text in &batch {
+        for (text, segments) in batch.iter().zip(&segments) {
             let writer = match text.split {
                 Split::Train => &mut self.train,
                 Split::Validation => &mut self.validation,
             };
-            let mut missing = text.content.len();
-            while missing > 0
-                && let Some((share, tokens)) = encoded.next()
-            {
-                writer.push(&tokens)?;
-                missing -= share.len();
+            for segment in segments {
+                if let Some(token) = segment.token {
+                    writer.push(&[token])?;
+                    continue;
+                }
+                let mut missing = segment.text.len();
+                while missing > 0
+                    && let Some((share, tokens)) = encoded.next()
+                {
+                    writer.push(&tokens)?;
+                    missing -= share.len();
+                }
             }
             writer.description.bytes += text.content.len() as u64;
             if text.last {
-                writer.push(&[self.tokenizer.end_of_text()])?;
-                writer.description.documents += 1;
+                writer.end(self.tokenizer.end_of_text())?;
             }
         }
         self.done += std::mem::take(&mut self.waiting) as u64;
         (self.report)(self.done);
         Ok(())
     }
+
+    fn segments<'t>(&self, text: &'t str) -> Vec<Segment<'t>> {
+        if self.splits { self.tokenizer.specials().segments(text) } else { vec![Segment { text, token: None }] }
+    }
 }
 
 impl SplitWriter {
     fn push(&mut self, tokens: &[u32]) -> Result<(), DataError> {
         self.description.tokens += tokens.len() as u64;
+        self.is_open |= !tokens.is_empty();
         self.shards.push(tokens)
+    }
+
+    /// Ends a document, which may be none between two ends of text.
+    fn end(&mut self, end_of_text: u32) -> Result<(), DataError> {
+        self.description.documents += u64::from(std::mem::take(&mut self.is_open));
+        self.description.tokens += 1;
+        self.shards.push(&[end_of_text])
     }
 
     fn finish(self) -> Result<SplitDescription, DataError> {

@@ -1,12 +1,13 @@
-//! The documents inside a file: a text file is one, a row of a csv, jsonl or parquet file is one.
+//! The documents inside a file: a text file is one, a row of a csv, JSON or parquet file is one.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use super::rows;
+use super::source::{Kind, Source, failed};
 use crate::data::DataError;
-use crate::data::tokenizer::last_cut;
+use crate::data::tokenizer::{Specials, last_cut};
+use crate::settings::OnBadRow;
 
 /// A text file is handed on in parts of about this many bytes.
 const BLOCK: usize = 4 << 20;
@@ -22,29 +23,69 @@ pub struct Part<'a> {
 /// The receiver of the parts, in order.
 pub type Visit<'a> = dyn FnMut(Part<'_>) -> Result<(), DataError> + 'a;
 
+/// How documents are read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reading<'a> {
+    /// Names the column of csv, JSON and parquet rows; without it `text` is taken, else the only one.
+    pub column: Option<&'a str>,
+    pub on_bad_row: OnBadRow,
+    /// Tokens that are looked for in the text: an end of text ends a document.
+    pub split: Option<&'a Specials>,
+}
+
+/// Rows of a file that were left out because nothing can be made of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    pub rows: u64,
+    /// What is wrong with the first.
+    pub first: Option<String>,
+}
+
 /// Reads the documents of a file in order. Memory does not grow with a text file, except by the longest stretch without white
-/// space. Empty documents are left out.
-///
-/// `column` names the column of csv, jsonl and parquet rows; without it `text` is taken, else the only one.
-pub fn documents(path: &Path, column: Option<&str>, visit: &mut Visit<'_>) -> Result<(), DataError> {
-    let file = File::open(path).map_err(|error| DataError::reading(path, error))?;
-    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
-    match extension.as_deref() {
-        Some("csv") => rows::csv(path, file, column, visit),
-        Some("jsonl" | "ndjson") => rows::jsonl(path, file, column, visit),
-        Some("parquet") => rows::parquet(path, file, column, visit),
-        _ => text(path, file, visit),
+/// space. Empty documents are left out; where the text itself has ends of text, those between two of them are not.
+pub fn documents(path: &Path, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+    let source = Source::open(path)?;
+    let Some(specials) = reading.split else { return read(path, source, reading, visit) };
+    let mut is_open = false;
+    read(path, source, reading, &mut |part| split(part, specials, &mut is_open, visit))
+}
+
+fn read(path: &Path, source: Source, reading: &Reading<'_>, visit: &mut Visit<'_>) -> Result<LeftOut, DataError> {
+    match source.kind {
+        Kind::Csv(delimiter) => rows::csv(path, source.content, delimiter, reading, visit),
+        Kind::Json => rows::json(path, source, reading, visit),
+        Kind::Parquet => rows::parquet(path, reading, visit),
+        Kind::Text => text(path, source.content, reading.split, visit).map(|()| LeftOut::default()),
     }
 }
 
-fn text(path: &Path, mut file: File, visit: &mut Visit<'_>) -> Result<(), DataError> {
+/// Hands on a part in as many as it has ends of text. `is_open`: whether something of the document was handed on before.
+fn split(part: Part<'_>, specials: &Specials, is_open: &mut bool, visit: &mut Visit<'_>) -> Result<(), DataError> {
+    let (mut start, mut at) = (0, 0);
+    for segment in specials.segments(part.text) {
+        let end = at + segment.text.len();
+        if segment.token == Some(specials.end_of_text()) {
+            visit(Part { text: &part.text[start..at], last: true })?;
+            (start, *is_open) = (end, false);
+        }
+        at = end;
+    }
+    let rest = &part.text[start..];
+    if rest.is_empty() && !(part.last && *is_open) {
+        return Ok(());
+    }
+    *is_open = !part.last;
+    visit(Part { text: rest, last: part.last })
+}
+
+fn text(path: &Path, mut file: Box<dyn Read>, specials: Option<&Specials>, visit: &mut Visit<'_>) -> Result<(), DataError> {
     let mut buffer = Vec::new();
     // Bytes of the file before the buffer.
     let mut offset = 0;
     loop {
         // A stretch without white space is read by doubling, so that it is scanned a bounded number of times.
         let wanted = BLOCK.max(buffer.len()) as u64;
-        let read = file.by_ref().take(wanted).read_to_end(&mut buffer).map_err(|error| DataError::reading(path, error))?;
+        let read = file.by_ref().take(wanted).read_to_end(&mut buffer).map_err(|error| failed(path, &error))?;
         let end_of_file = (read as u64) < wanted;
         if offset == 0 && buffer.starts_with("\u{feff}".as_bytes()) {
             buffer.drain(..3);
@@ -54,11 +95,23 @@ fn text(path: &Path, mut file: File, visit: &mut Visit<'_>) -> Result<(), DataEr
         if end_of_file {
             return if offset + (valid.len() as u64) == 0 { Ok(()) } else { visit(Part { text: valid, last: true }) };
         }
-        let Some(end) = last_cut(valid) else { continue };
+        let Some(end) = last_cut_beside(valid, specials) else { continue };
         visit(Part { text: &valid[..end], last: false })?;
         buffer.drain(..end);
         offset += end as u64;
     }
+}
+
+/// The last place where the text can be cut beside its special tokens, which may have white space in them, and take that after
+/// them.
+fn last_cut_beside(text: &str, specials: Option<&Specials>) -> Option<usize> {
+    // The last token may not be all there yet.
+    let seen = text.len().checked_sub(specials.map_or(0, Specials::longest))?;
+    let mut end = last_cut(&text[..text.floor_char_boundary(seen)])?;
+    while specials.is_some_and(|specials| specials.touch(text, end)) {
+        end = last_cut(&text[..end])?;
+    }
+    Some(end)
 }
 
 /// The buffer as text; before the end of the file, without a character that is not complete yet.

@@ -49,14 +49,23 @@ fn expand(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     if files.is_empty() { Err(DataError::EmptyDirectory { path: path.to_owned() }) } else { Ok(files) }
 }
 
-/// Adds all regular files below a directory, sorted by name. Links to directories are not followed: they can form a circle.
+/// Adds all regular files below a directory, sorted by name. Links to directories are followed, and each
+/// directory is read once: links can form a circle.
 pub(super) fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    walk_once(directory, &mut FxHashSet::default(), files)
+}
+
+fn walk_once(directory: &Path, seen: &mut FxHashSet<PathBuf>, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let reading = |error| DataError::reading(directory, error);
+    if !seen.insert(directory.canonicalize().map_err(reading)?) {
+        return Ok(());
+    }
     let list = || std::fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-    let mut paths = list().map_err(|error| DataError::reading(directory, error))?;
+    let mut paths = list().map_err(reading)?;
     paths.sort();
     for path in paths.into_iter().filter(|path| !is_hidden(path)) {
-        if path.is_dir() && !path.is_symlink() {
-            walk(&path, files)?;
+        if path.is_dir() {
+            walk_once(&path, seen, files)?;
         } else if path.is_file() {
             files.push(path);
         }

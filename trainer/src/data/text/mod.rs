@@ -6,10 +6,12 @@ mod documents;
 mod files;
 mod pages;
 mod rows;
+mod source;
 
 pub use cargo::cargo_dependencies;
-pub use documents::{Part, documents};
+pub use documents::{LeftOut, Part, Reading, documents};
 pub use files::find;
+pub(crate) use source::refuse_other_content;
 
 #[cfg(test)]
 mod tests;

@@ -1,3 +1,5 @@
+mod kinds;
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,8 +18,13 @@ const ROWS: [&str; 5] = ["plain", "with, comma and \"quotes\"", "two\nlines\r\n"
 
 /// The documents of a file, put together from their parts.
 fn read(path: &Path, column: Option<&str>) -> Result<Vec<String>, DataError> {
+    read_as(path, &Reading { column, ..Reading::default() }).map(|(found, _)| found)
+}
+
+/// The same, and what was left out.
+fn read_as(path: &Path, reading: &Reading<'_>) -> Result<(Vec<String>, LeftOut), DataError> {
     let mut found = vec![String::new()];
-    documents(path, column, &mut |part: Part<'_>| {
+    let left_out = documents(path, reading, &mut |part: Part<'_>| {
         found.last_mut().expect("never empty").push_str(part.text);
         if part.last {
             found.push(String::new());
@@ -25,7 +32,7 @@ fn read(path: &Path, column: Option<&str>) -> Result<Vec<String>, DataError> {
         Ok(())
     })?;
     assert_eq!(found.pop().as_deref(), Some(""), "the last document ended");
-    Ok(found)
+    Ok((found, left_out))
 }
 
 /// Encodings of texts that are no dictionary's.
@@ -135,7 +142,7 @@ fn parquet_rows_are_documents_under_every_codec() {
 /// The error of reading this file, and the number of documents before it.
 fn refused(path: &Path) -> (String, u64) {
     let mut documents = 0;
-    let read = super::documents(path, None, &mut |_| {
+    let read = super::documents(path, &Reading::default(), &mut |_| {
         documents += 1;
         Ok(())
     });
@@ -246,7 +253,7 @@ fn parts_of_a_long_document_have_the_pieces_of_the_whole() {
     let tokenizer = crate::data::tokenizer::Tokenizer::gpt2().unwrap();
     let mut ids = Vec::new();
     let mut count = 0;
-    documents(&path, None, &mut |part: Part<'_>| {
+    documents(&path, &Reading::default(), &mut |part: Part<'_>| {
         count += 1;
         ids.extend(tokenizer.encode(part.text));
         Ok(())

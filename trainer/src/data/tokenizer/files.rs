@@ -1,25 +1,22 @@
 //! The tokenizer's files, as `transformers` and `tokenizers` read them.
 //!
-//! `vocab.json` and `merges.txt` are the form of the GPT-2 release and are what we read back; `tokenizer.json` is the same in
-//! the form of the `tokenizers` library; `tokenizer_config.json` names the class. In all of them a byte is written as a
-//! printable character (`bytes_to_unicode` of GPT-2's `encoder.py`).
+//! `vocab.json` and `merges.txt` are the form of the GPT-2 release and are what we read back, with the tokens of
+//! `tokenizer.json` that were added; `tokenizer.json` is the same in the form of the `tokenizers` library;
+//! `tokenizer_config.json` names the class. In all of them a byte is written as a printable character (`bytes_to_unicode` of
+//! GPT-2's `encoder.py`).
 
 use std::path::Path;
 
-use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
-use super::{END_OF_TEXT, Tokenizer};
+use super::Tokenizer;
+use super::special::Special;
 use crate::data::DataError;
-use crate::files::read_at_most;
 
-const TOKENIZER: &str = "tokenizer.json";
-const VOCABULARY: &str = "vocab.json";
-const MERGES: &str = "merges.txt";
-const CONFIG: &str = "tokenizer_config.json";
-/// Bytes of the longest file that is read: GPT-2's have one million, those of a million tokens some thirty.
-const LONGEST: u64 = 64 << 20;
-pub const READ: [&str; 2] = [VOCABULARY, MERGES];
+pub const TOKENIZER: &str = "tokenizer.json";
+pub const VOCABULARY: &str = "vocab.json";
+pub const MERGES: &str = "merges.txt";
+pub const CONFIG: &str = "tokenizer_config.json";
 pub const NAMES: [&str; 4] = [TOKENIZER, VOCABULARY, MERGES, CONFIG];
 
 /// Bytes that stand for themselves.
@@ -34,7 +31,7 @@ pub fn byte_order() -> impl Iterator<Item = u8> {
 }
 
 /// The character that each byte is written as: itself, or the next from U+0100 on.
-fn characters() -> [char; 256] {
+pub fn characters() -> [char; 256] {
     let mut characters = ['\0'; 256];
     let mut next = (0x100..).filter_map(char::from_u32);
     for byte in byte_order() {
@@ -52,7 +49,11 @@ impl Tokenizer {
     pub fn save(&self, directory: &Path) -> Result<(), DataError> {
         let characters = characters();
         let names: Vec<String> = self.tokens.iter().map(|token| written(token, &characters)).collect();
-        let vocabulary: Map<String, Value> = names.iter().zip(0..).map(|(name, id)| (name.clone(), json!(id))).collect();
+        // A token that was added and is not written as it is called has its place among the added ones alone.
+        let other: Vec<u32> =
+            self.specials.tokens().iter().filter(|token| names[token.id as usize] != token.content).map(|token| token.id).collect();
+        let listed = names.iter().zip(0_u32..).filter(|(_, id)| !other.contains(id));
+        let vocabulary: Map<String, Value> = listed.map(|(name, id)| (name.clone(), json!(id))).collect();
         let merges: Vec<(&str, &str)> =
             self.pairs.iter().map(|(left, right)| (names[*left as usize].as_str(), names[*right as usize].as_str())).collect();
         let lines: Vec<String> = merges.iter().map(|(left, right)| format!("{left} {right}\n")).collect();
@@ -60,7 +61,7 @@ impl Tokenizer {
             self.library_form(&vocabulary, &merges).to_string(),
             Value::Object(vocabulary).to_string(),
             format!("#version: 0.2\n{}", lines.concat()),
-            config().to_string(),
+            config(&String::from_utf8_lossy(&self.tokens[self.end_of_text as usize])).to_string(),
         ];
         NAMES.iter().zip(contents).try_for_each(|(name, content)| {
             let path = directory.join(name);
@@ -74,10 +75,7 @@ impl Tokenizer {
             "version": "1.0",
             "truncation": null,
             "padding": null,
-            "added_tokens": [{
-                "id": self.end_of_text, "content": END_OF_TEXT, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false, "special": true,
-            }],
+            "added_tokens": self.specials.tokens().iter().map(added).collect::<Vec<_>>(),
             "normalizer": null,
             "pre_tokenizer": bytes,
             "post_processor": bytes,
@@ -88,57 +86,22 @@ impl Tokenizer {
             },
         })
     }
-
-    /// Reads `vocab.json` and `merges.txt`, ours or those of a published GPT-2.
-    pub fn load(directory: &Path) -> Result<Self, DataError> {
-        let names = read_vocabulary(&directory.join(VOCABULARY))?;
-        let pairs = read_merges(&directory.join(MERGES), &names)?;
-        let values: FxHashMap<char, u8> = characters().into_iter().zip(0..=u8::MAX).collect();
-        let bytes = |name: &String| name.chars().map(|c| values.get(&c).copied()).collect::<Option<Vec<u8>>>();
-        let refuse = |reason| DataError::Tokenizer { path: directory.join(VOCABULARY), reason };
-        let tokens = names.iter().map(|name| bytes(name).ok_or_else(|| refuse(format!("`{name}` is not in byte-level form"))));
-        Self::assemble(tokens.collect::<Result<_, _>>()?, pairs).map_err(refuse)
-    }
 }
 
-fn config() -> Value {
+fn added(token: &Special) -> Value {
+    json!({
+        "id": token.id, "content": token.content, "single_word": token.single_word, "lstrip": token.lstrip, "rstrip": token.rstrip,
+        "normalized": token.normalized, "special": token.special,
+    })
+}
+
+fn config(end_of_text: &str) -> Value {
     json!({
         "tokenizer_class": "GPT2Tokenizer",
         "add_prefix_space": false,
         "clean_up_tokenization_spaces": false,
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "unk_token": END_OF_TEXT,
+        "bos_token": end_of_text,
+        "eos_token": end_of_text,
+        "unk_token": end_of_text,
     })
-}
-
-/// The names of the tokens by id.
-fn read_vocabulary(path: &Path) -> Result<Vec<String>, DataError> {
-    let refuse = |reason: String| DataError::Tokenizer { path: path.to_owned(), reason };
-    let text = read_at_most(path, LONGEST).map_err(|error| DataError::reading(path, error))?;
-    let ids: FxHashMap<String, usize> = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
-    let mut names = vec![None; ids.len()];
-    for (name, id) in ids {
-        let count = names.len();
-        let slot = names.get_mut(id).ok_or_else(|| refuse(format!("the id of `{name}` is {id}, but it has {count} tokens")))?;
-        *slot = Some(name);
-    }
-    let missing = |id| refuse(format!("no token has the id {id}"));
-    names.into_iter().enumerate().map(|(id, name)| name.ok_or_else(|| missing(id))).collect()
-}
-
-/// The pairs of ids that `merges.txt` joins, in its order.
-fn read_merges(path: &Path, names: &[String]) -> Result<Vec<(u32, u32)>, DataError> {
-    let text = read_at_most(path, LONGEST).map_err(|error| DataError::reading(path, error))?;
-    let no_text = |_| DataError::Tokenizer { path: path.to_owned(), reason: "it is not UTF-8 text".to_owned() };
-    let text = String::from_utf8(text).map_err(no_text)?;
-    let ids: FxHashMap<&str, u32> = names.iter().zip(0..).map(|(name, id)| (name.as_str(), id)).collect();
-    let merge = |(number, line): (usize, &str)| {
-        let pair = line.split_once(' ').and_then(|(left, right)| Some((*ids.get(left)?, *ids.get(right)?)));
-        let reason = || format!("line {}: `{line}` is not a pair of tokens", number + 1);
-        pair.ok_or_else(|| DataError::Tokenizer { path: path.to_owned(), reason: reason() })
-    };
-    // A merge line may itself begin with `#`; only the first line is a comment.
-    let comment = |(number, line): &(usize, &str)| !(line.is_empty() || *number == 0 && line.starts_with("#version"));
-    text.lines().enumerate().filter(comment).map(merge).collect()
 }

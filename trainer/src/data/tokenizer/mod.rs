@@ -3,22 +3,25 @@
 //! ```text
 //! text ─ pieces → piece ─ bytes → ids of the bytes ─ merge → ids
 //! ```
-//! Every text has an encoding, and decoding gives it back. Special tokens are never recognised in text: a document that
-//! contains the characters `<|endoftext|>` does not end there.
+//! Every text has an encoding, and decoding gives it back. Encoding recognises no special token in text: a document that contains
+//! the characters `<|endoftext|>` does not end there, unless whoever reads it cuts it first with [`Specials`].
 
 mod files;
 mod gpt2;
 mod learn;
+mod load;
 mod merge;
 mod pieces;
+mod special;
 
 use rayon::prelude::*;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::DataError;
 pub use learn::PieceCounts;
 use merge::{Merge, Merger, Merges};
 pub use pieces::{cut, last_cut, parts};
+pub use special::{Segment, Special, Specials};
 
 /// The text of the token between documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -40,21 +43,21 @@ pub struct Tokenizer {
     pairs: Vec<(u32, u32)>,
     merges: Merges,
     end_of_text: u32,
+    specials: Specials,
 }
 
 impl Tokenizer {
     /// The files that [`Tokenizer::save`] writes.
     pub const FILES: [&str; 4] = files::NAMES;
 
-    /// Those of them that [`Tokenizer::load`] reads.
-    pub const READ: [&str; 2] = files::READ;
+    /// All that [`Tokenizer::load`] reads, as far as they are there.
+    pub const READ: [&str; 6] = load::READ;
 
     /// GPT-2's 50,257 tokens. Costs some tens of milliseconds.
     pub fn gpt2() -> Result<Self, DataError> {
-        let mut tokens = gpt2::tokens()?;
+        let tokens = gpt2::tokens()?;
         let pairs = gpt2::merges(&tokens);
-        tokens.push(END_OF_TEXT.into());
-        Ok(Self::assemble(tokens, pairs).unwrap_or_else(|reason| unreachable!("the digest was right, but {reason}")))
+        Ok(Self::with_usual_end(tokens, pairs).unwrap_or_else(|reason| unreachable!("the digest was right, but {reason}")))
     }
 
     /// Learns a vocabulary of at most `vocabulary` tokens (fewer when the text has no more repeated pairs): the bytes in
@@ -64,19 +67,28 @@ impl Tokenizer {
             return Err(too_small(vocabulary));
         }
         let bytes: Vec<Vec<u8>> = files::byte_order().map(|byte| vec![byte]).collect();
-        let ids = byte_ids(&bytes).unwrap_or_else(|reason| unreachable!("all bytes are listed, but {reason}"));
-        let mut learnt = learn::learn(pieces, bytes, &ids, vocabulary - 1, &mut |tokens| progress(tokens + 1));
-        learnt.tokens.push(END_OF_TEXT.into());
-        let made = Self::assemble(learnt.tokens, learnt.pairs);
+        let of_bytes = bytes.iter().map(Vec::as_slice).zip(0..).collect();
+        let ids = byte_ids(&of_bytes).unwrap_or_else(|reason| unreachable!("all bytes are listed, but {reason}"));
+        let learnt = learn::learn(pieces, bytes, &ids, vocabulary - 1, &mut |tokens| progress(tokens + 1));
+        let made = Self::with_usual_end(learnt.tokens, learnt.pairs);
         Ok(made.unwrap_or_else(|reason| unreachable!("every merge made a token, but {reason}")))
     }
 
     /// Where another tokenizer has another token, with the two: `None` when both have the same tokens.
     pub fn difference(&self, other: &Self) -> Option<(usize, String, String)> {
+        self.difference_below(self.tokens.len().max(other.tokens.len()), other)
+    }
+
+    /// [`Tokenizer::difference`] among the tokens of the other: more tokens than it has are no difference.
+    pub fn contradiction(&self, other: &Self) -> Option<(usize, String, String)> {
+        self.difference_below(other.tokens.len(), other)
+    }
+
+    fn difference_below(&self, end: usize, other: &Self) -> Option<(usize, String, String)> {
         let shown = |tokens: &[Vec<u8>], id: usize| {
             tokens.get(id).map_or("nothing".to_owned(), |token| format!("{:?}", String::from_utf8_lossy(token)))
         };
-        let id = (0..self.tokens.len().max(other.tokens.len())).find(|id| self.tokens.get(*id) != other.tokens.get(*id))?;
+        let id = (0..end).find(|id| self.tokens.get(*id) != other.tokens.get(*id))?;
         Some((id, shown(&self.tokens, id), shown(&other.tokens, id)))
     }
 
@@ -88,6 +100,11 @@ impl Tokenizer {
     /// The id that separates documents.
     pub fn end_of_text(&self) -> u32 {
         self.end_of_text
+    }
+
+    /// The tokens that are not those of merges, and the end of text among them.
+    pub fn specials(&self) -> &Specials {
+        &self.specials
     }
 
     /// The ids of a text.
@@ -127,18 +144,34 @@ impl Tokenizer {
         Encoder { tokenizer: self, merger: Merger::default(), known: vec![Known::default(); 1 << Known::BITS] }
     }
 
-    /// Joins the parts, or says what is wrong with them.
-    fn assemble(tokens: Vec<Vec<u8>>, pairs: Vec<(u32, u32)>) -> Result<Self, String> {
-        let ids: FxHashMap<&[u8], u32> = tokens.iter().zip(0..).map(|(token, id)| (token.as_slice(), id)).collect();
-        let end_of_text = *ids.get(END_OF_TEXT.as_bytes()).ok_or_else(|| format!("it has no token {END_OF_TEXT}"))?;
+    /// With the usual end of text as its last token.
+    fn with_usual_end(mut tokens: Vec<Vec<u8>>, pairs: Vec<(u32, u32)>) -> Result<Self, String> {
+        let end_of_text = tokens.len() as u32;
+        tokens.push(END_OF_TEXT.into());
+        Self::assemble(tokens, pairs, &[end_of_text], usual_specials(end_of_text)?)
+    }
+
+    /// Joins the parts, or says what is wrong with them. No merge ends in one of the `extras`.
+    fn assemble(tokens: Vec<Vec<u8>>, pairs: Vec<(u32, u32)>, extras: &[u32], specials: Specials) -> Result<Self, String> {
+        let extras: FxHashSet<u32> = extras.iter().copied().collect();
+        let mut ids: FxHashMap<&[u8], u32> = FxHashMap::default();
+        for (token, id) in tokens.iter().zip(0..).filter(|(_, id)| !extras.contains(id)) {
+            ids.entry(token).or_insert(id);
+        }
         let mut merges = Merges::default();
         for ((left, right), rank) in pairs.iter().zip(0..) {
             let token = [tokens[*left as usize].as_slice(), &tokens[*right as usize]].concat();
             let id = *ids.get(token.as_slice()).ok_or_else(|| format!("the result of merge {rank} is no token"))?;
             merges.insert((*left, *right), Merge { rank, id });
         }
-        Ok(Self { bytes: byte_ids(&tokens)?, tokens, pairs, merges, end_of_text })
+        let end_of_text = specials.end_of_text();
+        Ok(Self { bytes: byte_ids(&ids)?, tokens, pairs, merges, end_of_text, specials })
     }
+}
+
+/// Those of GPT-2, and of a vocabulary that is learnt.
+pub fn usual_specials(end_of_text: u32) -> Result<Specials, String> {
+    Specials::new(vec![Special::plain(end_of_text, END_OF_TEXT)], end_of_text)
 }
 
 fn too_small(vocabulary: usize) -> DataError {
@@ -147,17 +180,12 @@ fn too_small(vocabulary: usize) -> DataError {
     ))
 }
 
-fn byte_ids(tokens: &[Vec<u8>]) -> Result<[u32; 256], String> {
-    let mut ids = [None; 256];
-    for (token, id) in tokens.iter().zip(0..) {
-        if let [byte] = token[..] {
-            ids[byte as usize] = Some(id);
-        }
+fn byte_ids(ids: &FxHashMap<&[u8], u32>) -> Result<[u32; 256], String> {
+    let mut found = [0; 256];
+    for byte in 0..=u8::MAX {
+        found[byte as usize] = *ids.get(&[byte][..]).ok_or_else(|| format!("it has no token for the byte {byte}"))?;
     }
-    match ids.iter().position(Option::is_none) {
-        Some(byte) => Err(format!("it has no token for the byte {byte}")),
-        None => Ok(ids.map(Option::unwrap_or_default)),
-    }
+    Ok(found)
 }
 
 /// Encodes texts one after another and remembers pieces it has seen: in real text nearly all come again.
@@ -240,5 +268,7 @@ impl Encoder<'_> {
     }
 }
 
+#[cfg(test)]
+mod kinds;
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
 //! The weights of a GPT-2, as named tensors in one fixed order; gradients and optimizer moments have the same form.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
-use thiserror::Error;
 
 use super::initial;
+pub use super::model_files::{ModelError, WEIGHTS_FILE};
 use super::tensor_file::{self, FileError};
 use crate::cpu::matmul::Write;
 use crate::cpu::parallel;
@@ -13,52 +13,16 @@ use crate::cpu::simd::{Bf16, Element, F16, add_all, load, store};
 use crate::cpu::slices::{elements, elements_mut, floats, floats_mut, holds, is_plain};
 use crate::error::Failure;
 use crate::model::gpt2::adapters::LowRank;
-use crate::model::hugging_face::ConfigError;
 use crate::model::role::{Role, TensorSpec};
 use crate::model::shape::{BLOCK_TENSORS, Shape};
 use crate::model::xglm;
 use crate::offload::{Place, release};
 use crate::settings::{Offload, Variant};
 
-/// Name of the weights inside a model directory.
-pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Elements that a thread rounds or adds at a time.
 const CHUNK: usize = 1 << 14;
 /// Tensors of the final layer norm.
 const FINAL_NORM: usize = 2;
-
-/// Why weights cannot be read or written, or do not fit.
-#[derive(Debug, Error)]
-pub enum ModelError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    #[error(transparent)]
-    File(#[from] FileError),
-    #[error("{} has neither model.safetensors nor model.safetensors.index.json", .0.display())]
-    NoWeights(PathBuf),
-    #[error(
-        "{} holds its weights only as pytorch_model.bin, a pickle, and reading a pickle runs code from the file; convert it once where you trust it: \
-         python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('DIR').save_pretrained('DIR-safetensors')\"",
-        .0.display()
-    )]
-    Pickle(PathBuf),
-    #[error("{}: {reason}", path.display())]
-    Index { path: PathBuf, reason: String },
-    #[error("{}: tensor {name} is missing, though config.json calls for it; the download may be incomplete", path.display())]
-    Missing { path: PathBuf, name: String },
-    #[error("{}: tensor {name} does not belong to the GPT-2 that config.json describes", path.display())]
-    Unexpected { path: PathBuf, name: String },
-    #[error("{}: tensor {name} has dimensions {found:?}, config.json calls for {expected:?}", path.display())]
-    Dimensions { path: PathBuf, name: String, expected: Vec<i64>, found: Vec<i64> },
-    #[error("{}: tensor {name} holds NaN or infinity; the weights are damaged or the run that wrote them diverged", path.display())]
-    NotFinite { path: PathBuf, name: String },
-    #[error("{}: lm_head.weight differs from the token embedding; GPT-2 with an untied output head is not supported", path.display())]
-    UntiedHead { path: PathBuf },
-    #[error("{asked} positions are asked of a model that knows {context}; shorten the prompt or generate fewer tokens")]
-    Context { asked: usize, context: usize },
-    #[error(transparent)]
-    Place(#[from] Failure),
-}
 
 /// One trained tensor under its Hugging Face name.
 #[derive(Debug)]

@@ -1,35 +1,20 @@
-//! Safetensors files: named tensors, written one at a time, read through a memory map one at a time.
+//! Files of named tensors: safetensors, written one tensor at a time, and what [`TensorFile`] opens, read through a memory map
+//! one at a time.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use memmap2::{Mmap, UncheckedAdvice};
-use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo};
+use memmap2::UncheckedAdvice;
+use safetensors::tensor::{Dtype, Metadata, SafeTensorError, TensorInfo};
 use tch::{Device, Kind, Tensor};
-use thiserror::Error;
 
+pub use super::file::{FileError, TensorFile};
 use crate::files::direct::NewFile;
 use crate::offload::release;
 
 /// The numbers of a file begin at a multiple of this many bytes.
 const ALIGNMENT: usize = 8;
-
-/// Why a safetensors file cannot be read or written.
-#[derive(Debug, Error)]
-pub enum FileError {
-    #[error("cannot open {}: {source}", path.display())]
-    Open { path: PathBuf, source: std::io::Error },
-    #[error("{} is not a complete safetensors file ({source}); it may be truncated, fetch or write it again", path.display())]
-    Format { path: PathBuf, source: SafeTensorError },
-    #[error("{}: tensor {name} has dtype {dtype:?}; f16, bf16, f32, f64 and i64 can be read", path.display())]
-    Dtype { path: PathBuf, name: String, dtype: Dtype },
-    #[error("{}: tensor {name} cannot be read: {source}", path.display())]
-    Tensor { path: PathBuf, name: String, source: tch::TchError },
-    #[error("cannot write {}: {source}", path.display())]
-    Write { path: PathBuf, source: SafeTensorError },
-}
 
 /// Writes named tensors, sorted by dtype and name as `transformers` does, without a copy of those that lie in main memory as they
 /// are stored.
@@ -105,49 +90,14 @@ pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>, FileError> {
     file.names().into_iter().map(|name| Ok((name.clone(), file.tensor(&name)?))).collect()
 }
 
-/// A file that is open for reading. Only tensors that were asked for are in memory.
-#[derive(Debug)]
-pub struct TensorFile {
-    path: PathBuf,
-    map: Mmap,
-    metadata: Metadata,
-    /// Where the numbers begin.
-    start: usize,
-}
-
 impl TensorFile {
-    pub fn open(path: &Path) -> Result<Self, FileError> {
-        let file = File::open(path).map_err(|source| FileError::Open { path: path.to_owned(), source })?;
-        // SAFETY: the map is read only; a file that another process truncates meanwhile ends this process with SIGBUS, which is
-        // the price of not holding a second copy of the weights. Model directories are not modified in place.
-        let map = unsafe { Mmap::map(&file) }.map_err(|source| FileError::Open { path: path.to_owned(), source })?;
-        let read = SafeTensors::read_metadata(&map);
-        let (header, metadata) = read.map_err(|source| FileError::Format { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), map, metadata, start: size_of::<u64>() + header })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The names of all tensors, sorted.
-    pub fn names(&self) -> Vec<String> {
-        let mut names = self.metadata.offset_keys();
-        names.sort_unstable();
-        names
-    }
-
-    pub fn has(&self, name: &str) -> bool {
-        self.metadata.info(name).is_some()
-    }
-
     /// A copy of one tensor in its stored dtype.
     ///
     /// # Panics
     /// When the file has no tensor of that name.
     pub fn tensor(&self, name: &str) -> Result<Tensor, FileError> {
-        let info = self.metadata.info(name).expect("a tensor of the file");
-        let kind = match info.dtype {
+        let entry = self.entry(name).expect("a tensor of the file");
+        let kind = match entry.dtype {
             Dtype::F16 => Kind::Half,
             Dtype::BF16 => Kind::BFloat16,
             Dtype::F32 => Kind::Float,
@@ -157,12 +107,19 @@ impl TensorFile {
             Dtype::BOOL => Kind::Bool,
             dtype => return Err(FileError::Dtype { path: self.path.clone(), name: name.to_owned(), dtype }),
         };
-        let dimensions: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
-        let (first, end) = (self.start + info.data_offsets.0, self.start + info.data_offsets.1);
-        let tensor = Tensor::f_from_data_size(&self.map[first..end], &dimensions, kind);
+        let signed = |sizes: &[usize]| sizes.iter().map(|size| *size as i64).collect::<Vec<_>>();
+        let (dimensions, bytes) = (signed(&entry.shape), self.bytes(entry));
+        let tensor = match &entry.strides {
+            None => Tensor::f_from_data_size(bytes, &dimensions, kind),
+            Some(strides) => {
+                let elements = [(bytes.len() / kind.elt_size_in_bytes()) as i64];
+                let all = Tensor::f_from_data_size(bytes, &elements, kind);
+                all.and_then(|all| all.f_as_strided(dimensions, signed(strides), 0)?.f_contiguous())
+            }
+        };
         // SAFETY: pages of a file that is mapped to be read come back when they are touched. Without this, the file would count as
         // memory of the process while it is open.
-        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, first, end - first) };
+        let _ = unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, entry.bytes.start, entry.bytes.len()) };
         tensor.map_err(|source| FileError::Tensor { path: self.path.clone(), name: name.to_owned(), source })
     }
 }

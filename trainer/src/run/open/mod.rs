@@ -12,14 +12,12 @@ use tch::Device;
 use super::Run;
 use super::checkpoint::Checkpoints;
 use super::recorder::{Files, Pace, Recorder};
-use crate::data::sampler::Sampler;
 use crate::data::shard::{Dataset, Split};
-use crate::data::tokenizer::Tokenizer;
 use crate::device;
 use crate::error::Failure;
 use crate::journal::trace;
-use crate::model::shape::OWN_TOKENIZER;
 use crate::model::{Shape, TrainingMemory};
+use crate::preflight::{self, Asked, check_dataset, check_validation};
 use crate::settings::micro_batch::{self, available_memory};
 use crate::settings::{TrainConfig, TrainSettings, validate};
 use crate::world::World;
@@ -35,8 +33,8 @@ impl Run {
             trace::start(&config.output)?;
         }
         let dataset = Dataset::open(&config.data)?;
-        let sampler = sampler(&dataset, &config.train)?;
-        let shape = shape(config, dataset.vocabulary())?;
+        let sampler = preflight::sampler(dataset.split(Split::Train).len(), &config.train)?;
+        let shape = Asked::from(config).shape(dataset.vocabulary())?;
         let checkpoints = Checkpoints::open(&config.output)?;
         let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
         let checkpoint = checkpoint.as_deref();
@@ -64,8 +62,8 @@ impl Run {
 /// Refuses what a run may not begin with; one that is resumed has begun.
 fn check_beginning(config: &TrainConfig, dataset: &Dataset) -> Result<(), Failure> {
     state::check_threads(&config.train)?;
-    check_validation(&config.train, dataset)?;
-    config.initial_weights.as_deref().map_or(Ok(()), |weights| check_tokenizer(weights, dataset))
+    check_validation(&config.train, dataset.description())?;
+    config.initial_weights.as_deref().map_or(Ok(()), |weights| check_dataset(weights, dataset))
 }
 
 /// Whether there is memory for a run, on the device and beside it.
@@ -90,52 +88,6 @@ fn lock(output: &Path) -> Result<File, Failure> {
         ))),
         Err(TryLockError::Error(error)) => Err(Failure::io("lock", &path, &error)),
     }
-}
-
-/// Refuses data that cannot fill one step: repeating blocks within a step is never what was meant.
-fn sampler(dataset: &Dataset, settings: &TrainSettings) -> Result<Sampler, Failure> {
-    let (tokens, block_size) = (dataset.split(Split::Train).len(), settings.block_size as u64);
-    let Some(sampler) = Sampler::new(settings.seed, tokens, block_size) else {
-        return Err(Failure::input(format!(
-            "the training split has {tokens} tokens, which is less than one block of {block_size} and the token after it; \
-             add text or lower `train.block_size`"
-        )));
-    };
-    let (blocks, needed) = (sampler.blocks(), settings.sequences_per_step());
-    if blocks < needed {
-        return Err(Failure::input(format!(
-            "the training split has {blocks} blocks of {block_size} tokens, but one step reads {needed} (micro_batch × gradient_accumulation); \
-             add text or lower `train.micro_batch`, `train.gradient_accumulation` or `train.block_size`"
-        )));
-    }
-    Ok(sampler)
-}
-
-/// The shape that the configuration asks for, which is that of the initial weights when there are any.
-fn shape(config: &TrainConfig, vocabulary: usize) -> Result<Shape, Failure> {
-    let block_size = config.train.block_size;
-    let Some(directory) = &config.initial_weights else {
-        return Shape::resolve(&config.model, vocabulary, block_size).map_err(Failure::input);
-    };
-    let shape = Shape::read(directory).map_err(Failure::input)?;
-    shape.agrees_with(&config.model, vocabulary, block_size).map_err(Failure::input)?;
-    Ok(shape)
-}
-
-fn check_validation(settings: &TrainSettings, dataset: &Dataset) -> Result<(), Failure> {
-    if !settings.keeps_best() || dataset.description().validation.tokens > 1 {
-        return Ok(());
-    }
-    let key = if settings.keep_best { "train.keep_best" } else { "train.early_stopping_patience" };
-    Err(Failure::input(format!("{key} needs a validation loss, and the dataset has no validation text; add some, or remove {key}")))
-}
-
-/// Refuses data whose numbers stand for other tokens than those that the weights were trained on. Weights may lie there without a
-/// tokenizer.
-pub(crate) fn check_tokenizer(weights: &Path, dataset: &Dataset) -> Result<(), Failure> {
-    let Ok(known) = Tokenizer::load(weights) else { return Ok(()) };
-    let Some((id, known, found)) = known.difference(&dataset.tokenizer()?) else { return Ok(()) };
-    Err(Failure::input(format!("token {id} is {known} for the weights and {found} in the dataset; {OWN_TOKENIZER}")))
 }
 
 /// A checkpoint whose digests are right and which still does not fit: written by another program.

@@ -10,6 +10,7 @@ use crate::data::shard::Dataset;
 use crate::error::Failure;
 use crate::files;
 use crate::model::Shape;
+use crate::preflight;
 use crate::settings::{Precision, TrainConfig, TrainSettings, validate};
 use crate::state::guard::Guard;
 use crate::state::loss_scale::LossScale;
@@ -36,7 +37,7 @@ pub(super) fn open(
 /// Position 0 of the run that the configuration describes.
 fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
     let settings = &config.train;
-    let steps = steps(settings, sampler.blocks());
+    let steps = preflight::steps(settings, sampler.blocks());
     validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
     let weights = config.initial_weights.as_deref().map(weights_digest).transpose()?;
     Ok(State {
@@ -79,12 +80,6 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
     )))
 }
 
-/// Steps in all: as set, or as many whole steps as the epochs hold, at least one.
-fn steps(settings: &TrainSettings, blocks: u64) -> u64 {
-    let sequences = settings.epochs.unwrap_or(1.0) * blocks as f64;
-    settings.steps.unwrap_or_else(|| ((sequences / settings.sequences_per_step() as f64) as u64).max(1))
-}
-
 /// SHA-256 over the names and contents of a Hugging Face directory's configuration and weights.
 fn weights_digest(directory: &Path) -> Result<String, Failure> {
     let unreadable =
@@ -92,7 +87,10 @@ fn weights_digest(directory: &Path) -> Result<String, Failure> {
     let files =
         fs::read_dir(directory).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
     let mut files = files.map_err(unreadable)?;
-    files.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors") || path.ends_with("config.json"));
+    let has = |path: &Path, kind: &str| path.extension().is_some_and(|extension| extension == kind);
+    // A pickle counts only where it is what is read.
+    let kind = if files.iter().any(|path| has(path, "safetensors")) { "safetensors" } else { "bin" };
+    files.retain(|path| has(path, kind) || path.ends_with("config.json"));
     files.sort();
     let mut hasher = Sha256::new();
     for path in files {

@@ -1,0 +1,57 @@
+//! What a reader should know of a text beside its numbers.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::data::DataError;
+use crate::files::read_at_most;
+
+/// Beside `dataset.json`, which stays what it is: its digest names the dataset.
+const FILE: &str = "remarks.json";
+const LONGEST: u64 = 1 << 20;
+
+/// What preparing a text found. Empty as a rule.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Remarks {
+    /// Rows of which nothing could be made, and what is wrong with the first.
+    pub rows_left_out: u64,
+    pub first_row: Option<String>,
+    /// How often the text has what a special token is called, which became ordinary characters.
+    pub literal: BTreeMap<String, u64>,
+}
+
+impl Remarks {
+    /// Those of a dataset that was prepared before.
+    pub fn read(directory: &Path) -> Self {
+        let text = read_at_most(&directory.join(FILE), LONGEST).unwrap_or_default();
+        serde_json::from_slice(&text).unwrap_or_default()
+    }
+
+    pub(super) fn write(&self, directory: &Path) -> Result<(), DataError> {
+        if *self == Self::default() {
+            return Ok(());
+        }
+        let path = directory.join(FILE);
+        std::fs::write(&path, format!("{:#}\n", serde_json::json!(self))).map_err(DataError::writing(&path))
+    }
+
+    /// As sentences.
+    pub fn sentences(&self) -> Vec<String> {
+        let rows = (self.rows_left_out > 0).then(|| {
+            let first = self.first_row.as_deref().unwrap_or("it cannot be read");
+            let (rows, were) = if self.rows_left_out == 1 { ("row", "was") } else { ("rows", "were") };
+            format!("{} {rows} {were} left out, as data.on_bad_row = \"skip\" says; the first: {first}", self.rows_left_out)
+        });
+        let literal = self.literal.iter().map(|(token, count)| {
+            let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
+            format!(
+                "the text has {token} {times}, which became ordinary characters: data.end_of_text = \"split\" makes the token of it, as \
+                 transformers does, and \"literal\" says that characters are meant"
+            )
+        });
+        rows.into_iter().chain(literal).collect()
+    }
+}

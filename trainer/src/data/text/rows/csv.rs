@@ -1,0 +1,120 @@
+//! Rows of a csv file with a header line; a field may be quoted and hold line ends.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::io::{self, BufReader, ErrorKind, Read};
+use std::path::Path;
+
+use super::{LONGEST_ROW, Table};
+use crate::data::DataError;
+use crate::data::text::documents::{LeftOut, Reading, Visit};
+use crate::data::text::source::failed;
+
+/// Only the wanted column has to be text.
+pub fn csv(
+    path: &Path,
+    content: Box<dyn Read>,
+    delimiter: u8,
+    reading: &Reading<'_>,
+    visit: &mut Visit<'_>,
+) -> Result<LeftOut, DataError> {
+    let mut table = Table::new(path, reading);
+    let since = Cell::new(0);
+    let metered = Metered { content: BufReader::with_capacity(1 << 20, content), since: &since, quotes: Quotes::new(delimiter) };
+    let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).from_reader(metered);
+    let columns: Vec<String> = match reader.byte_headers() {
+        Ok(headers) => headers.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect(),
+        Err(error) => return Err(csv_error(&table, &error, None)),
+    };
+    if columns.is_empty() {
+        return Ok(LeftOut::default());
+    }
+    let index = table.choose(&columns.iter().map(Cow::from).collect::<Vec<_>>())?;
+    let (mut last, mut record) = (::csv::Position::new(), ::csv::ByteRecord::new());
+    loop {
+        match reader.read_byte_record(&mut record) {
+            Ok(false) => break,
+            Ok(true) => {}
+            Err(error) if matches!(error.kind(), ::csv::ErrorKind::UnequalLengths { .. }) => {
+                table.bad(csv_error(&table, &error, Some(&last)))?;
+                since.set(0);
+                continue;
+            }
+            Err(error) => return Err(csv_error(&table, &error, Some(&last))),
+        }
+        if let Some(position) = record.position() {
+            last = position.clone();
+        }
+        since.set(0);
+        let place = || format!("line {}", last.line());
+        let text = std::str::from_utf8(&record[index]).map_err(|_| table.not_utf8(place()));
+        table.row(text.map(Cow::Borrowed), place, visit)?;
+    }
+    if reader.into_inner().quotes.is_open {
+        return Err(table.malformed(format!("line {}", last.line()), &"a quotation mark is never closed"));
+    }
+    table.finish()
+}
+
+/// A csv file of which a row may have [`LONGEST_ROW`] bytes: a quotation mark that is never closed makes the rest of the file one.
+struct Metered<'a> {
+    content: BufReader<Box<dyn Read>>,
+    /// Bytes since the last row ended.
+    since: &'a Cell<usize>,
+    quotes: Quotes,
+}
+
+impl Read for Metered<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.content.read(buffer)?;
+        self.quotes.pass(&buffer[..read]);
+        self.since.set(self.since.get() + read);
+        if self.since.get() > LONGEST_ROW { Err(ErrorKind::FileTooLarge.into()) } else { Ok(read) }
+    }
+}
+
+/// Whether the text until now ends inside quotation marks. The library takes the rest of such a file for one field.
+struct Quotes {
+    delimiter: u8,
+    is_open: bool,
+    /// The byte before; a quotation mark opens after one of those that end a field, or closes and opens again.
+    before: u8,
+}
+
+impl Quotes {
+    fn new(delimiter: u8) -> Self {
+        Self { delimiter, is_open: false, before: b'\n' }
+    }
+
+    fn pass(&mut self, bytes: &[u8]) {
+        // Whether the byte before is a quotation mark that has just closed.
+        let mut closed_at = None;
+        for at in bytes.iter().enumerate().filter_map(|(at, byte)| (*byte == b'"').then_some(at)) {
+            let before = if at == 0 { self.before } else { bytes[at - 1] };
+            if self.is_open {
+                (self.is_open, closed_at) = (false, Some(at));
+            } else {
+                let reopens = before == b'"' && (at == 0 || closed_at == Some(at - 1));
+                self.is_open = reopens || before == self.delimiter || matches!(before, b'\n' | b'\r');
+            }
+        }
+        self.before = match bytes.last() {
+            // One that did not close is as any other character.
+            Some(b'"') if closed_at != Some(bytes.len() - 1) => b'x',
+            Some(byte) => *byte,
+            None => self.before,
+        };
+    }
+}
+
+fn csv_error(table: &Table<'_>, error: &::csv::Error, last: Option<&::csv::Position>) -> DataError {
+    let line = |position: &Option<::csv::Position>| format!("line {}", position.as_ref().map_or(1, ::csv::Position::line));
+    match error.kind() {
+        ::csv::ErrorKind::Io(source) if source.kind() == ErrorKind::FileTooLarge => table.too_long(line(&last.cloned())),
+        ::csv::ErrorKind::Io(source) => failed(table.path, source),
+        ::csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            table.malformed(line(pos), &format!("it has {len} fields, the header has {expected_len}"))
+        }
+        _ => table.malformed(line(&error.position().cloned()), error),
+    }
+}

@@ -1,0 +1,189 @@
+//! Opens a file of text: packed by gzip or Zstandard it is read as a stream, and what holds no text is named.
+
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, ErrorKind, Read, Seek};
+use std::path::Path;
+
+use crate::data::DataError;
+use crate::files::is_lfs_pointer;
+
+/// Bytes that show what a file is; tar's mark ends at 262.
+const BEGINNING: u64 = 512;
+/// A packed byte stands for so many of text at most, on top of so many: deflate packs no better, and what does repeats itself.
+const TEXT_A_BYTE: u64 = 1_100;
+const MANY: u64 = 64 << 20;
+/// Memory of a Zstandard stream as a power of two: what `zstd --long` asks of a reader without more words.
+const WINDOW_LOG: u32 = 27;
+
+/// What rows and documents lie in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Text,
+    /// With what parts its fields.
+    Csv(u8),
+    Json,
+    Parquet,
+}
+
+/// A file that is open, unpacked.
+pub struct Source {
+    pub kind: Kind,
+    pub content: Box<dyn Read>,
+    /// The first bytes of `content`.
+    pub beginning: Vec<u8>,
+}
+
+/// Beginnings of files that hold no text as it is: where, what, its name, and what to do.
+const NO_TEXT: [(usize, &[u8], &str, &str); 21] = [
+    (0, b"PK\x03\x04", "a zip archive", UNPACK),
+    (0, b"PK\x05\x06", "an empty zip archive", LEAVE),
+    (0, b"\xfd7zXZ\0", "packed by xz", "unpack it (xz -d)"),
+    (0, b"BZh", "packed by bzip2", "unpack it (bzip2 -d)"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK),
+    (0, b"Rar!\x1a\x07", "a rar archive", UNPACK),
+    (257, b"ustar", "a tar archive", "unpack it (tar -x)"),
+    (0, b"\x04\x22\x4d\x18", "packed by lz4", "unpack it (lz4 -d)"),
+    (0, b"\x1f\x9d", "packed by compress", "unpack it (uncompress)"),
+    (0, b"\xff\xfe", "UTF-16 text", UTF_16),
+    (0, b"\xfe\xff", "UTF-16 text", UTF_16),
+    (0, b"%PDF-", "a PDF", "take its text out (pdftotext)"),
+    (0, b"ARROW1", "an Arrow file", ARROW),
+    (0, b"\xff\xff\xff\xff", "an Arrow stream", ARROW),
+    (0, b"\x93NUMPY", "an array of numpy", LEAVE),
+    (0, b"SQLite format 3\0", "a database of SQLite", "write its rows as JSON Lines"),
+    (0, b"\x89HDF\r\n", "an HDF5 file", "write its rows as JSON Lines"),
+    (0, b"\x88\xd8\x34\x01", "a token file of llm.c", "say data.format = \"llm-c\""),
+    (0, b"MMIDIDX\0\0", "an index of fairseq", "name the .bin beside it, and say data.format = \"fairseq\""),
+    (0, b"\x89PNG", "a picture", LEAVE),
+    (0, b"\xff\xd8\xff", "a picture", LEAVE),
+];
+const UNPACK: &str = "unpack it, and name the files that were in it";
+const LEAVE: &str = "leave it out";
+const UTF_16: &str = "convert it (iconv -f UTF-16 -t UTF-8)";
+const ARROW: &str = "write it as parquet (datasets: Dataset.to_parquet)";
+
+impl Source {
+    /// What the file is, its content tells, and its name only where that may be any text.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let reading = |error| DataError::reading(path, error);
+        let mut file = File::open(path).map_err(reading)?;
+        let mut packed = Vec::new();
+        file.by_ref().take(BEGINNING).read_to_end(&mut packed).map_err(reading)?;
+        let length = file.metadata().map_err(reading)?.len();
+        let (mut content, packer): (Box<dyn Read>, _) = match &packed[..] {
+            [0x1f, 0x8b, ..] => {
+                file.rewind().map_err(reading)?;
+                (Box::new(Unpacked::new(flate2::read::MultiGzDecoder::new(BufReader::new(file)), length, "gzip")), Some("gzip"))
+            }
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+                file.rewind().map_err(reading)?;
+                let mut decoder = zstd::stream::read::Decoder::new(file).map_err(reading)?;
+                decoder.window_log_max(WINDOW_LOG).map_err(reading)?;
+                (Box::new(Unpacked::new(decoder, length, "Zstandard")), Some("Zstandard"))
+            }
+            _ => (Box::new(Cursor::new(packed).chain(file)), None),
+        };
+        let mut beginning = Vec::new();
+        content.by_ref().take(BEGINNING).read_to_end(&mut beginning).map_err(|error| failed(path, &error))?;
+        refuse_other_content(path, &beginning)?;
+        let kind = kind(path, packer.is_some(), &beginning);
+        if let (Some(packer), Kind::Parquet) = (packer, kind) {
+            let what = format!("a parquet file, packed by {packer} once more");
+            return Err(DataError::OtherContent { path: path.to_owned(), what, fix: "unpack it" });
+        }
+        Ok(Self { kind, content: Box::new(Cursor::new(beginning.clone()).chain(content)), beginning })
+    }
+}
+
+/// Refuses a file of which the beginning is that of something else.
+pub fn refuse_other_content(path: &Path, beginning: &[u8]) -> Result<(), DataError> {
+    if is_lfs_pointer(beginning) {
+        return Err(DataError::Pointer { path: path.to_owned() });
+    }
+    let is_it = |(at, mark, ..): &&(usize, &[u8], _, _)| beginning.get(*at..).is_some_and(|bytes| bytes.starts_with(mark));
+    // Text may begin with three letters; bzip2 goes on with a digit and pi.
+    let found = NO_TEXT.iter().filter(|entry| entry.1 != b"BZh" || beginning.get(4..6) == Some(b"1A")).find(is_it);
+    found.map_or(Ok(()), |(.., what, fix)| Err(DataError::OtherContent { path: path.to_owned(), what: (*what).to_owned(), fix }))
+}
+
+/// By the extension, without that of the packer.
+fn kind(path: &Path, is_packed: bool, beginning: &[u8]) -> Kind {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name =
+        [".gz", ".gzip", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end).filter(|_| is_packed)).unwrap_or(&name);
+    match Path::new(name).extension().and_then(|extension| extension.to_str()) {
+        Some("csv") => Kind::Csv(delimiter(beginning)),
+        Some("tsv") => Kind::Csv(b'\t'),
+        Some("json" | "jsonl" | "ndjson") => Kind::Json,
+        Some("parquet") => Kind::Parquet,
+        // The cache of Hugging Face's hub has files without extension.
+        _ if beginning.starts_with(b"PAR1") => Kind::Parquet,
+        _ => Kind::Text,
+    }
+}
+
+/// A comma, unless the header has none, and one of what stands for it where commas are in numbers.
+fn delimiter(beginning: &[u8]) -> u8 {
+    let header = beginning.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut is_quoted = false;
+    let plain: Vec<u8> = header
+        .iter()
+        .copied()
+        .filter(|byte| {
+            is_quoted ^= *byte == b'"';
+            !is_quoted
+        })
+        .collect();
+    *[b',', b';', b'\t', b'|'].iter().find(|byte| plain.contains(byte)).unwrap_or(&b',')
+}
+
+/// A packed stream that ends before it fills a disk, and whose errors say that they are its own.
+struct Unpacked<R> {
+    stream: R,
+    left: u64,
+    packer: &'static str,
+}
+
+/// What is wrong with a packed stream.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+struct Broken {
+    packer: &'static str,
+    reason: String,
+}
+
+impl<R> Unpacked<R> {
+    fn new(stream: R, length: u64, packer: &'static str) -> Self {
+        Self { stream, left: MANY.saturating_add(length.saturating_mul(TEXT_A_BYTE)), packer }
+    }
+
+    fn broken(&self, reason: String) -> io::Error {
+        io::Error::new(ErrorKind::InvalidData, Broken { packer: self.packer, reason })
+    }
+}
+
+impl<R: Read> Read for Unpacked<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.stream.read(buffer).map_err(|error| match error.kind() {
+            ErrorKind::Interrupted => error,
+            ErrorKind::UnexpectedEof => self.broken("it ends too early".to_owned()),
+            _ => self.broken(error.to_string()),
+        })?;
+        match self.left.checked_sub(read as u64) {
+            Some(left) => self.left = left,
+            None => return Err(self.broken("so few bytes cannot be so much text; it repeats itself to fill the disk".to_owned())),
+        }
+        Ok(read)
+    }
+}
+
+/// An error of reading a [`Source`].
+pub fn failed(path: &Path, error: &io::Error) -> DataError {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<Broken>()) {
+        Some(Broken { packer, reason }) => {
+            DataError::Malformed { path: path.to_owned(), place: format!("its {packer} stream"), reason: reason.clone() }
+        }
+        // The kind alone: one error may be looked at twice.
+        None => DataError::reading(path, error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)),
+    }
+}

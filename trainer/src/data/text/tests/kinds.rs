@@ -1,0 +1,236 @@
+//! Files as other programs write them, kind by kind.
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+
+use super::*;
+use crate::data::tokenizer::{Special, Specials, usual_specials};
+use crate::settings::OnBadRow;
+
+const SKIP: Reading<'static> = Reading { column: None, on_bad_row: OnBadRow::Skip, split: None };
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    packer.write_all(bytes).unwrap();
+    packer.finish().unwrap()
+}
+
+fn zstandard(bytes: &[u8]) -> Vec<u8> {
+    zstd::stream::encode_all(bytes, 3).unwrap()
+}
+
+/// What is right, file by file.
+#[test]
+fn files_are_what_their_content_is() {
+    let folder = Folder::new();
+    let cases: [(&str, &[u8], &[&str]); 26] = [
+        ("lines.json", b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n", &["a", "b"]),
+        ("list.json", b"[{\"text\": \"a\"}, {\"text\": \"b\"}]", &["a", "b"]),
+        ("pretty-list.json", b" [\n  {\n \"text\": \"a]}\\\"\"\n }\n, {\"text\": \"b\", \"x\": [1, {}]}\n]\n", &["a]}\"", "b"]),
+        ("pretty.json", b"{\n  \"text\": \"a\",\n  \"n\": {\n  }\n}\n{\n  \"text\": \"b\"\n}", &["a", "b"]),
+        ("one.json", b"{\"text\": \"a\"}", &["a"]),
+        ("texts.json", b"[\"a\", \"b\"]", &["a", "b"]),
+        ("list.jsonl", b"[{\"text\": \"a\"},\n{\"text\": \"b\"}]", &["a", "b"]),
+        ("empty.json", b"[]", &[]),
+        ("nothing.json", b"\n \n", &[]),
+        ("bom.jsonl", b"\xef\xbb\xbf{\"text\": \"a\"}\n{\"text\": \"b\"}", &["a", "b"]),
+        ("bom.json", b"\xef\xbb\xbf[{\"text\": \"a\"}]", &["a"]),
+        ("bom.csv", b"\xef\xbb\xbftext,id\na,1\n", &["a"]),
+        ("cr.jsonl", b"{\"text\": \"a\"}\r\n\r\n{\"text\": \"b\"}\r\n", &["a", "b"]),
+        ("tabs.tsv", b"id\ttext\n1\ta, b\n", &["a, b"]),
+        ("semicolons.csv", b"id;text\n1;\"a;b\"\n", &["a;b"]),
+        ("bytes.csv", b"id,text\n\xff\xfe,a\n", &["a"]),
+        ("bytes.jsonl", b"{\"text\": \"a\", \"raw\": \"\xff\"}", &["a"]),
+        ("nan.jsonl", b"{\"x\": NaN, \"y\": [-Infinity, Infinity], \"text\": \"a\"}", &["a"]),
+        ("surrogate.jsonl", b"{\"x\": \"\\ud800\", \"text\": \"a\"}", &["a"]),
+        ("name.jsonl", b"{\"\\ud800\": 1, \"\\u0074ext\": \"a\"}", &["a"]),
+        ("long.jsonl", b"{\"x\": 1e999, \"y\": 123456789012345678901234567890, \"text\": \"a\"}", &["a"]),
+        ("twice.jsonl", b"{\"text\": \"a\", \"text\": \"b\"}", &["b"]),
+        ("null.jsonl", b"{\"text\": null}\n{\"text\": \"b\"}", &["b"]),
+        ("more.jsonl", b"{\"body\": \"a\"}\n{\"body\": \"b\", \"id\": 5}", &["a", "b"]),
+        ("escapes.jsonl", b"{\"text\": \"\\u00e9\\n\\ud83d\\ude00\"}", &["\u{e9}\n\u{1f600}"]),
+        ("plain.JSON", b"{\"text\": \"a\"}", &["a"]),
+    ];
+    for (name, content, expected) in cases {
+        assert_eq!(read(&folder.file(name, content), None).unwrap(), expected, "{name}");
+        let mark = if name.contains("bytes") { continue } else { name };
+        for (end, packed) in [("gz", gzip(content)), ("zst", zstandard(content))] {
+            let path = folder.file(&format!("{mark}.{end}"), packed);
+            assert_eq!(read(&path, None).unwrap(), expected, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn packed_text_is_a_stream_of_any_length() {
+    let folder = Folder::new();
+    let text = "añ漢👩 fn main() {}\n".repeat(400_000);
+    let parts = [gzip(text.as_bytes()), gzip(b" and more")].concat();
+    assert!(read(&folder.file("a.txt.gz", parts), None).unwrap() == [format!("{text} and more")], "two members are one text");
+    assert!(read(&folder.file("no-name", zstandard(text.as_bytes())), None).unwrap() == [text.as_str()]);
+    let rows = "text\na\nb\n";
+    assert_eq!(read(&folder.file("rows.csv.gz", gzip(rows.as_bytes())), None).unwrap(), ["a", "b"]);
+    assert_eq!(read(&folder.file("rows.csv.gz", rows), None).unwrap(), [rows], "the name alone packs nothing, and tells nothing");
+}
+
+/// Fewer bytes than the text of one page become more than fits on a disk.
+#[test]
+fn a_packed_file_does_not_fill_the_machine() {
+    let folder = Folder::new();
+    let mut frame = zstd::stream::write::Encoder::new(Vec::new(), 19).unwrap();
+    let block = vec![b' '; 1 << 20];
+    (0..256).for_each(|_| frame.write_all(&block).unwrap());
+    let bomb = frame.finish().unwrap();
+    let path = folder.file("bomb.txt.zst", &bomb);
+    let mut bytes = 0;
+    let refused = documents(&path, &Reading::default(), &mut |part| {
+        bytes += part.text.len();
+        Ok(())
+    });
+    let message = refused.unwrap_err().to_string();
+    assert!(
+        message.contains("bomb.txt.zst is malformed in its Zstandard stream: so few bytes cannot be so much text"),
+        "{message}"
+    );
+    assert!(bomb.len() < 1 << 16 && bytes < 256 << 20, "{} became {bytes}", bomb.len());
+}
+
+#[test]
+fn what_holds_no_text_is_named() {
+    let folder = Folder::new();
+    let mut tar = vec![0; 512];
+    tar[257..262].copy_from_slice(b"ustar");
+    let whole = gzip(b"some text that is long enough to be cut somewhere in the middle");
+    let llm_c = [20_240_520_u32, 1].map(u32::to_le_bytes).concat();
+    let cases: [(&str, &[u8], &str); 18] = [
+        ("a.zip", b"PK\x03\x04rest", "it is a zip archive; unpack it, and name the files that were in it"),
+        ("a.jsonl", b"PK\x03\x04rest", "it is a zip archive"),
+        ("a.tar", &tar, "it is a tar archive; unpack it (tar -x)"),
+        ("a.tar.gz", &gzip(&tar), "it is a tar archive"),
+        ("a.txt.xz", b"\xfd7zXZ\0rest", "it is packed by xz; unpack it (xz -d)"),
+        ("a.txt.bz2", b"BZh91AY&SYrest", "it is packed by bzip2"),
+        ("a.7z", b"7z\xbc\xaf\x27\x1crest", "it is a 7z archive"),
+        ("a.rar", b"Rar!\x1a\x07\0", "it is a rar archive"),
+        ("a.pdf", b"%PDF-1.7 ...", "it is a PDF"),
+        ("u.txt", b"\xff\xfeh\0i\0", "it is UTF-16 text; convert it (iconv -f UTF-16 -t UTF-8)"),
+        ("u.jsonl", b"\xff\xfe{\0", "it is UTF-16 text"),
+        ("a.arrow", b"ARROW1\0\0", "it is an Arrow file; write it as parquet"),
+        ("a.npy", b"\x93NUMPY\x01", "it is an array of numpy"),
+        ("t.bin", &llm_c, "it is a token file of llm.c; say data.format = \"llm-c\""),
+        ("p.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "is a pointer of git-lfs"),
+        ("p.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "`git lfs pull`"),
+        ("p.parquet.gz", &gzip(b"PAR1"), "a parquet file, packed by gzip once more; unpack it"),
+        ("cut.txt.gz", &whole[..whole.len() - 12], "cut.txt.gz is malformed in its gzip stream: it ends too early"),
+    ];
+    for (name, content, expected) in cases {
+        let message = read(&folder.file(name, content), None).expect_err(name).to_string();
+        assert!(message.contains(expected) && message.contains(name), "{name}: {message}");
+    }
+    assert_eq!(read(&folder.file("b.txt", "BZh is a word"), None).unwrap(), ["BZh is a word"]);
+}
+
+/// One column for the whole file: no row has another for its text.
+#[test]
+fn a_file_has_one_column() {
+    let folder = Folder::new();
+    let cases: [(&str, &str, &str); 5] = [
+        ("o.jsonl", "{\"text\": \"a\"}\n{\"title\": \"b\"}", "o.jsonl has no column `text` in line 2; that row has: `title`"),
+        ("b.jsonl", "{\"body\": \"a\"}\n{\"text\": \"b\"}", "`body` of DIR/b.jsonl was taken for the text"),
+        ("c.jsonl", "{\"body\": \"a\"}\n{\"title\": \"b\"}", "c.jsonl has no column `body` in line 2; that row has: `title`"),
+        ("l.json", "[{\"text\": \"a\"}, {\"x\": \"b\"}]", "l.json has no column `text` in row 2; that row has: `x`"),
+        ("d.json", "[\"a\", {\"x\": \"b\"}]", "d.json has no column `text` in row 2"),
+    ];
+    for (name, content, expected) in cases {
+        let message = read(&folder.file(name, content), None).expect_err(name).to_string();
+        assert!(message.contains(&expected.replace("DIR", folder.0.path().to_str().unwrap())), "{name}: {message}");
+    }
+}
+
+#[test]
+fn bad_rows_are_left_out_where_that_is_wished() {
+    let folder = Folder::new();
+    let cases: [(&str, &[u8], u64, &str, &[&str]); 8] = [
+        ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
+        ("u.jsonl", b"{\"text\": \"\xff\"}\n{\"text\": \"b\"}", 1, "invalid UTF-8 byte in line 1", &["b"]),
+        ("m.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n5\n{\"text\": 5}", 4, "malformed in line 2: ", &["a"]),
+        ("z.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\u0000\"}", 1, "a NUL byte in line 2", &["a"]),
+        ("l.json", b"[{\"text\": \"a\"}, 7, {\"text\": \"b\"}]", 1, "malformed in row 2: invalid type: integer", &["a", "b"]),
+        ("f.csv", b"id,text\n1,a\n2\n3,b,c\n4,d\n", 2, "malformed in line 3: it has 1 fields, the header has 2", &["a", "d"]),
+        ("u.csv", b"text\na\n\xff\nb\n", 1, "invalid UTF-8 byte in line 3", &["a", "b"]),
+        ("z.csv.gz", &gzip(b"text\na\n\xff\nb\n"), 1, "invalid UTF-8 byte in line 3", &["a", "b"]),
+    ];
+    for (name, content, rows, first, expected) in cases {
+        let path = folder.file(name, content);
+        assert!(read(&path, None).is_err(), "{name}");
+        let (found, left_out) = read_as(&path, &SKIP).expect(name);
+        assert!(found == expected && left_out.rows == rows, "{name}: {found:?} {left_out:?}");
+        assert!(left_out.first.as_deref().is_some_and(|message| message.contains(first)), "{name}: {left_out:?}");
+    }
+    let long = format!("{{\"text\": \"a\"}}\n{{\"text\": \"{}\"}}\n{{\"text\": \"b\"}}", "x".repeat(33 << 20));
+    let (found, left_out) = read_as(&folder.file("long.jsonl", long), &SKIP).unwrap();
+    assert!(found == ["a", "b"] && left_out.rows == 1, "{left_out:?}");
+    let all = folder.file("all.jsonl", "{\"x\": 1}\n{\"y\": 2}");
+    assert!(read_as(&all, &SKIP).unwrap_err().to_string().contains("all.jsonl is not text in line 1"), "bad rows alone");
+}
+
+#[test]
+fn a_list_that_is_broken_is_refused() {
+    let folder = Folder::new();
+    let cases: [(&[u8], &str); 6] = [
+        (b"[{\"text\": \"a\"}", "the list never ends"),
+        (b"[{\"text\": \"a\"", "the file ends inside a row"),
+        (b"[{\"text\": \"a\"} {\"text\": \"b\"}]", "there is no comma between two rows"),
+        (b"[{\"text\": \"a\"}]\n[]", "malformed in line 2: there is more after the list"),
+        (b"[{\"text\": \"a\"},", "the list never ends"),
+        (b"{\n\"text\": ]", "malformed in row 1: "),
+    ];
+    for (content, expected) in cases {
+        for reading in [Reading::default(), SKIP] {
+            let message = read_as(&folder.file("l.json", content), &reading).expect_err(expected).to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}
+
+#[test]
+fn links_to_directories_are_followed_once() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    folder.file("a.txt", "a");
+    elsewhere.file("deep/b.txt", "b");
+    symlink(elsewhere.0.path(), folder.0.path().join("linked")).unwrap();
+    symlink(folder.0.path(), elsewhere.0.path().join("deep/circle")).unwrap();
+    let root = folder.0.path().to_str().unwrap();
+    let found = find(&[root.to_owned()]).unwrap();
+    let names: Vec<_> = found.iter().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap()).collect();
+    assert_eq!(names, ["a.txt", "linked/deep/b.txt"]);
+}
+
+#[test]
+fn a_text_ends_where_it_says_so() {
+    let folder = Folder::new();
+    let usual = usual_specials(0).unwrap();
+    let split = Reading { split: Some(&usual), ..Reading::default() };
+    let cases: [(&str, &[&str]); 6] = [
+        ("Hello<|endoftext|>World", &["Hello", "World"]),
+        ("Hello<|endoftext|>", &["Hello"]),
+        ("<|endoftext|>a<|endoftext|><|endoftext|>b", &["", "a", "", "b"]),
+        ("plain", &["plain"]),
+        ("", &[]),
+        ("<|endoftext|>", &[""]),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(read_as(&folder.file("a.txt", text), &split).unwrap().0, expected, "{text}");
+        let row = serde_json::json!({ "text": text }).to_string();
+        assert_eq!(read_as(&folder.file("a.jsonl", row), &split).unwrap().0, expected, "{text}");
+        assert_eq!(read(&folder.file("a.txt", text), None).unwrap().concat(), text, "literal");
+    }
+    // Over the border of a block, with white space inside the token's name.
+    let spaced = Specials::new(vec![Special::plain(0, "the  end of it")], 0).unwrap();
+    let text = format!("{}the  end of it{}", "word ".repeat((4 << 20) / 5 - 1), " more".repeat(900_000));
+    for pad in 0..16 {
+        let padded = format!("{}{text}", "x".repeat(pad));
+        let reading = Reading { split: Some(&spaced), ..Reading::default() };
+        let found = read_as(&folder.file("b.txt", &padded), &reading).unwrap().0;
+        assert!(found.len() == 2 && found.concat().len() + 14 == padded.len(), "{pad}: {}", found.len());
+    }
+}

@@ -1,0 +1,173 @@
+//! Tokenizers as the libraries write them.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A tokenizer of some forty merges, saved.
+fn saved() -> (tempfile::TempDir, Tokenizer) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut counts = PieceCounts::default();
+    counts.add(&["the theme of these other things, and the others of them"]);
+    let tokenizer = Tokenizer::learn(&counts, 262, &mut |_| ()).unwrap();
+    tokenizer.save(directory.path()).unwrap();
+    (directory, tokenizer)
+}
+
+fn remove(directory: &Path, names: &[&str]) {
+    names.iter().for_each(|name| std::fs::remove_file(directory.join(name)).unwrap());
+}
+
+fn put(directory: &Path, name: &str, content: impl ToString) {
+    std::fs::write(directory.join(name), content.to_string()).unwrap();
+}
+
+fn json_of(directory: &Path, name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(directory.join(name)).unwrap()).unwrap()
+}
+
+fn load(directory: &Path) -> Result<Tokenizer, String> {
+    Tokenizer::load(directory).map_err(|error| error.to_string())
+}
+
+const OLD: [&str; 3] = ["vocab.json", "merges.txt", "tokenizer_config.json"];
+
+#[test]
+fn one_file_alone_is_a_tokenizer() {
+    let (directory, tokenizer) = saved();
+    let directory = directory.path();
+    remove(directory, &OLD);
+    let loaded = load(directory).unwrap();
+    assert_eq!(loaded.difference(&tokenizer), None);
+    assert_eq!((loaded.pairs, loaded.end_of_text), (tokenizer.pairs.clone(), tokenizer.end_of_text));
+    assert_eq!(Tokenizer::files(directory), [directory.join("tokenizer.json")]);
+    // As the library wrote it until 2024.
+    let mut library = json_of(directory, "tokenizer.json");
+    let lines: Vec<String> = library["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pair| format!("{} {}", pair[0], pair[1]).replace('"', ""))
+        .collect();
+    library["model"]["merges"] = json!(lines);
+    put(directory, "tokenizer.json", &library);
+    assert_eq!(load(directory).unwrap().pairs, tokenizer.pairs);
+}
+
+#[test]
+fn what_is_not_gpt2s_is_named() {
+    let (directory, _) = saved();
+    let directory = directory.path();
+    remove(directory, &OLD);
+    let whole = json_of(directory, "tokenizer.json");
+    let cases: [(&str, Value, &str); 9] = [
+        ("/model/type", json!("Unigram"), "its model is Unigram"),
+        ("/model/dropout", json!(0.1), "its model has dropout"),
+        ("/model/byte_fallback", json!(true), "its model has byte_fallback"),
+        ("/normalizer", json!({"type": "NFC"}), "its normalizer is NFC"),
+        ("/pre_tokenizer", json!({"type": "Metaspace"}), "its pre-tokenizer is Metaspace"),
+        ("/pre_tokenizer", Value::Null, "it has no pre-tokenizer"),
+        ("/pre_tokenizer/use_regex", json!(false), "its pre-tokenizer is ByteLevel"),
+        ("/pre_tokenizer/add_prefix_space", json!(true), "puts a blank before every text"),
+        ("/model/merges", json!(["a zz"]), "merge 0: `a` and `zz` are not a pair of tokens"),
+    ];
+    for (pointer, value, expected) in cases {
+        let mut changed = whole.clone();
+        *changed.pointer_mut(pointer).unwrap() = value;
+        put(directory, "tokenizer.json", changed);
+        let message = load(directory).unwrap_err();
+        assert!(message.contains(expected) && message.contains("tokenizer.json"), "{message}");
+    }
+    put(directory, "tokenizer.json", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+    assert!(load(directory).unwrap_err().contains("is a pointer of git-lfs"));
+}
+
+/// Each file that a version of transformers writes them into.
+#[test]
+fn added_tokens_have_their_numbers() {
+    let next = 262;
+    let forms = [
+        ("added_tokens.json", json!({"<pad>": next, "<end of it>": next + 1})),
+        (
+            "tokenizer_config.json",
+            json!({"added_tokens_decoder": {"262": {"content": "<pad>", "special": true, "lstrip": false},
+                "263": {"content": "<end of it>", "special": true}}}),
+        ),
+    ];
+    for (file, content) in forms {
+        let (directory, plain) = saved();
+        put(directory.path(), file, content);
+        let loaded = load(directory.path()).unwrap();
+        assert_eq!((loaded.vocabulary(), loaded.end_of_text()), (264, plain.end_of_text()), "{file}");
+        assert_eq!(loaded.decode(&[262, 263]), "<pad><end of it>");
+        let again = tempfile::tempdir().unwrap();
+        loaded.save(again.path()).unwrap();
+        assert_eq!(load(again.path()).unwrap().specials().tokens(), loaded.specials().tokens(), "saved and read again");
+        assert_eq!(plain.contradiction(&loaded).unwrap().0, 262, "the data has more than the weights");
+        assert_eq!(loaded.contradiction(&plain), None, "the weights have more than the data");
+    }
+    let (directory, _) = saved();
+    put(directory.path(), "added_tokens.json", json!({"<pad>": 300}));
+    assert!(load(directory.path()).unwrap_err().contains("the id of the added token `<pad>` is 300, but it has 263 tokens"));
+    put(directory.path(), "added_tokens.json", json!({"<pad>": 261}));
+    assert!(
+        load(directory.path()).unwrap_err().contains("its added token 261 is `<|endoftext|>` in one file and `<pad>` in another")
+    );
+}
+
+#[test]
+fn a_text_may_end_under_another_name() {
+    let (directory, _) = saved();
+    let directory = directory.path();
+    let renamed = std::fs::read_to_string(directory.join("tokenizer.json")).unwrap().replace("<|endoftext|>", "</s>");
+    remove(directory, &OLD);
+    put(directory, "tokenizer.json", &renamed);
+    assert_eq!(load(directory).unwrap().end_of_text(), 261, "the only one is called as usual");
+    put(directory, "tokenizer.json", renamed.replace("</s>", "<eos>"));
+    assert_eq!(load(directory).unwrap().end_of_text(), 261, "the only special one");
+    put(directory, "added_tokens.json", json!({"<pad>": 262}));
+    for (file, content) in [
+        ("special_tokens_map.json", json!({"eos_token": "<pad>"})),
+        ("tokenizer_config.json", json!({"eos_token": {"content": "<eos>", "lstrip": false}})),
+    ] {
+        put(directory, file, content);
+    }
+    assert_eq!(load(directory).unwrap().end_of_text(), 261, "the tokenizer's configuration says it first");
+    remove(directory, &["tokenizer_config.json"]);
+    let loaded = load(directory).unwrap();
+    assert_eq!(loaded.end_of_text(), 262);
+    let again = tempfile::tempdir().unwrap();
+    loaded.save(again.path()).unwrap();
+    assert_eq!(load(again.path()).unwrap().end_of_text(), 262, "saved and read again");
+    put(directory, "special_tokens_map.json", json!({"eos_token": "<none>"}));
+    assert!(load(directory).unwrap_err().contains("it names the end of text `<none>`, which is none of its tokens"));
+    put(directory, "special_tokens_map.json", json!({}));
+    put(directory, "config.json", json!({"eos_token_id": 262}));
+    assert_eq!(load(directory).unwrap().end_of_text(), 262, "the model's configuration has its number");
+}
+
+/// What the `tokenizers` library makes of such texts: `trainer/tests/oracle/special_tokens.py` asks it.
+#[test]
+fn special_tokens_stand_where_the_library_finds_them() {
+    let token = |id, content: &str| Special::plain(id, content);
+    let tokens = vec![
+        token(0, "<end>"),
+        Special { lstrip: true, ..token(1, "<mask>") },
+        Special { rstrip: true, ..token(2, "<r>") },
+        Special { single_word: true, ..token(3, "word") },
+        token(4, "<end>er"),
+        Special { normalized: true, ..token(5, "late") },
+    ];
+    let specials = Specials::new(tokens, 0).unwrap();
+    let cut = |text| specials.segments(text).iter().map(|segment| (segment.text, segment.token)).collect::<Vec<_>>();
+    assert_eq!(cut("a<end>b"), [("a", None), ("<end>", Some(0)), ("b", None)]);
+    assert_eq!(cut("<end><end>"), [("<end>", Some(0)), ("<end>", Some(0))]);
+    assert_eq!(cut("<end>er"), [("<end>er", Some(4))], "the longest");
+    assert_eq!(cut("a \n<mask> b"), [("a", None), (" \n<mask>", Some(1)), (" b", None)]);
+    assert_eq!(cut("<r>  <mask>"), [("<r>  ", Some(2)), ("<mask>", Some(1))], "what was taken is taken");
+    assert_eq!(cut("words word, a word"), [("words ", None), ("word", Some(3)), (", a ", None), ("word", Some(3))]);
+    assert_eq!(cut("later"), [("late", Some(5)), ("r", None)]);
+    assert_eq!(cut(""), []);
+}

@@ -1,0 +1,230 @@
+//! The files of a Hugging Face directory that hold a model, and whether they fit its configuration. Only headers are read: a
+//! model of any size takes milliseconds.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::Dtype;
+use thiserror::Error;
+
+use super::file::{Entry, FileError, TensorFile};
+use super::names::{HEAD, canonical, is_buffer};
+use crate::data::tokenizer::Tokenizer;
+use crate::error::Failure;
+use crate::files::{is_lfs_pointer, read_at_most};
+use crate::model::hugging_face::{CONFIG_FILE, ConfigError};
+use crate::model::role::TensorSpec;
+use crate::model::shape::Shape;
+use crate::model::xglm;
+use crate::settings::Variant;
+
+/// Name of the weights inside a model directory.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// Files that hold the weights, or the names of those that do, in the order in which they are looked for.
+const WEIGHTS: [(&str, bool); 4] = [
+    (WEIGHTS_FILE, false),
+    ("model.safetensors.index.json", true),
+    ("pytorch_model.bin", false),
+    ("pytorch_model.bin.index.json", true),
+];
+/// Bytes; a tensor takes about a hundred.
+const LONGEST_INDEX: u64 = 16 << 20;
+/// Bytes of head and embedding that are compared where only headers are to be read, at either end.
+const GLANCE: usize = 1 << 16;
+
+/// Why weights cannot be read or written, or do not fit.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{} has none of {}", .0.display(), WEIGHTS.map(|(name, _)| name).join(", "))]
+    NoWeights(PathBuf),
+    #[error("{}: {reason}", path.display())]
+    Index { path: PathBuf, reason: String },
+    #[error("{}: tensor {name} is missing, though config.json calls for it; the download may be incomplete", path.display())]
+    Missing { path: PathBuf, name: String },
+    #[error("{}: tensor {name} does not belong to the GPT-2 that config.json describes", path.display())]
+    Unexpected { path: PathBuf, name: String },
+    #[error("{}: tensor {name} is there twice, under two names", path.display())]
+    Twice { path: PathBuf, name: String },
+    #[error("{}: tensor {name} has dimensions {found:?}, config.json calls for {expected:?}", path.display())]
+    Dimensions { path: PathBuf, name: String, expected: Vec<i64>, found: Vec<i64> },
+    #[error("{}: tensor {name} holds NaN or infinity; the weights are damaged or the run that wrote them diverged", path.display())]
+    NotFinite { path: PathBuf, name: String },
+    #[error("{}: lm_head.weight differs from the token embedding; GPT-2 with an untied output head is not supported", path.display())]
+    UntiedHead { path: PathBuf },
+    #[error("{asked} positions are asked of a model that knows {context}; shorten the prompt or generate fewer tokens")]
+    Context { asked: usize, context: usize },
+    #[error(transparent)]
+    Place(#[from] Failure),
+}
+
+/// A tensor of a file, under the name that it has there.
+#[derive(Debug)]
+pub struct Stored {
+    file: usize,
+    pub name: String,
+}
+
+/// A model's tensors where they lie. Their names, dimensions and dtypes are those that its configuration calls for.
+#[derive(Debug)]
+pub struct ModelFiles {
+    pub shape: Shape,
+    files: Vec<TensorFile>,
+    /// By the name that transformers gives it.
+    found: HashMap<String, Stored>,
+    /// The output head, where it is stored besides the embedding.
+    pub head: Option<Stored>,
+}
+
+impl ModelFiles {
+    /// Reads `config.json` and the headers of the weights, and refuses what is not the GPT-2 computed here. Names may have the
+    /// prefixes of wrappers or none, as in OpenAI's published files; the embedding may be stored as the output head, or both;
+    /// buffers are passed over.
+    pub fn open(directory: &Path) -> Result<Self, ModelError> {
+        let shape = Shape::read(directory)?;
+        let files = weight_files(directory)?.0.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let mut found = HashMap::new();
+        for (index, file) in files.iter().enumerate() {
+            for name in file.names() {
+                let known = canonical(&name, shape.variant);
+                let (path, stored) = (file.path().to_owned(), Stored { file: index, name });
+                if found.insert(known.clone(), stored).is_some() {
+                    return Err(ModelError::Twice { path, name: known });
+                }
+            }
+        }
+        let mut model = Self { shape, files, head: found.remove(HEAD), found };
+        model.tie();
+        model.check(directory)?;
+        Ok(model)
+    }
+
+    /// The embedding under the name of the head is as good.
+    fn tie(&mut self) {
+        for name in parts(&self.shape.tensors()[0], self.shape.variant).0 {
+            if !self.found.contains_key(&name)
+                && let Some(head) = self.head.take()
+            {
+                self.found.insert(name, head);
+            }
+        }
+    }
+
+    fn check(&self, directory: &Path) -> Result<(), ModelError> {
+        let mut wanted = BTreeSet::new();
+        for spec in self.shape.tensors() {
+            let (names, expected) = parts(&spec, self.shape.variant);
+            for name in names {
+                let Some(stored) = self.found.get(&name) else {
+                    return Err(ModelError::Missing { path: directory.to_owned(), name });
+                };
+                self.check_stored(stored, &name, &expected)?;
+                wanted.insert(name);
+            }
+        }
+        let leftover =
+            self.found.iter().filter(|(name, _)| !wanted.contains(*name) && !is_buffer(name)).min_by_key(|(name, _)| *name);
+        if let Some((name, stored)) = leftover {
+            return Err(ModelError::Unexpected { path: self.file(stored).path().to_owned(), name: name.clone() });
+        }
+        self.glance_at_head()
+    }
+
+    fn check_stored(&self, stored: &Stored, name: &str, expected: &[usize]) -> Result<(), ModelError> {
+        let (entry, path) = (self.entry(stored), self.file(stored).path().to_owned());
+        let signed = |sizes: &[usize]| sizes.iter().map(|size| *size as i64).collect();
+        if entry.shape != expected {
+            let name = name.to_owned();
+            return Err(ModelError::Dimensions { path, name, expected: signed(expected), found: signed(&entry.shape) });
+        }
+        match entry.dtype {
+            Dtype::F16 | Dtype::BF16 | Dtype::F32 | Dtype::F64 | Dtype::I64 => Ok(()),
+            dtype => Err(FileError::Dtype { path, name: name.to_owned(), dtype }.into()),
+        }
+    }
+
+    /// Refuses a head that differs from the embedding where both can be seen at a glance; the whole is compared when it is read.
+    fn glance_at_head(&self) -> Result<(), ModelError> {
+        let Some(head) = &self.head else { return Ok(()) };
+        let name = &parts(&self.shape.tensors()[0], self.shape.variant).0[0];
+        let embedding = &self.found[name];
+        let (of_head, of_embedding) = (self.entry(head), self.entry(embedding));
+        let is_comparable = of_head.dtype == of_embedding.dtype && of_head.strides == of_embedding.strides;
+        let [left, right] = [(head, of_head), (embedding, of_embedding)].map(|(stored, entry)| self.file(stored).bytes(entry));
+        let ends = |bytes: &[u8]| [bytes[..bytes.len().min(GLANCE)].to_vec(), bytes[bytes.len().saturating_sub(GLANCE)..].to_vec()];
+        if of_head.shape != of_embedding.shape || is_comparable && ends(left) != ends(right) {
+            return Err(ModelError::UntiedHead { path: self.file(head).path().to_owned() });
+        }
+        Ok(())
+    }
+
+    /// Where the tensor of this name is.
+    ///
+    /// # Panics
+    /// When the configuration does not call for it.
+    pub fn stored(&self, name: &str) -> &Stored {
+        &self.found[name]
+    }
+
+    pub fn file(&self, stored: &Stored) -> &TensorFile {
+        &self.files[stored.file]
+    }
+
+    fn entry(&self, stored: &Stored) -> &Entry {
+        self.file(stored).entry(&stored.name).unwrap_or_else(|| unreachable!("{} is of this file", stored.name))
+    }
+}
+
+/// The tensors of a file that a model's tensor is made of, below each other, and the dimensions of each.
+pub fn parts(spec: &TensorSpec, variant: Variant) -> (Vec<String>, Vec<usize>) {
+    if variant == Variant::Gpt2 {
+        return (vec![spec.name.clone()], spec.dimensions.clone());
+    }
+    let (names, mut size) = (xglm::stored_names(&spec.name), spec.dimensions.clone());
+    if spec.role.is_matrix() {
+        size.reverse();
+    }
+    size[0] /= names.len();
+    (names, size)
+}
+
+/// The files of a directory that a run reads: configuration, weights, and the tokenizer where it has one. Others may lie there:
+/// weights for other programs, a repository.
+pub fn needed(directory: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let (files, index) = weight_files(directory)?;
+    let tokenizer = if Tokenizer::lies_in(directory) { Tokenizer::files(directory) } else { Vec::new() };
+    Ok([directory.join(CONFIG_FILE)].into_iter().chain(index).chain(files).chain(tokenizer).collect())
+}
+
+/// The files with the weights, and the index that names them.
+fn weight_files(directory: &Path) -> Result<(Vec<PathBuf>, Option<PathBuf>), ModelError> {
+    let found = WEIGHTS.iter().map(|(name, is_index)| (directory.join(name), *is_index)).find(|(path, _)| path.is_file());
+    match found {
+        Some((index, true)) => Ok((shards(&index)?, Some(index))),
+        Some((single, false)) => Ok((vec![single], None)),
+        None => Err(ModelError::NoWeights(directory.to_owned())),
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    /// Tensor name → file name beside the index.
+    weight_map: HashMap<String, String>,
+}
+
+fn shards(index: &Path) -> Result<Vec<PathBuf>, ModelError> {
+    let text = read_at_most(index, LONGEST_INDEX).map_err(|source| FileError::Open { path: index.to_owned(), source })?;
+    if is_lfs_pointer(&text) {
+        return Err(FileError::Pointer(index.to_owned()).into());
+    }
+    let refuse = |reason: String| ModelError::Index { path: index.to_owned(), reason };
+    let parsed: Index = serde_json::from_slice(&text).map_err(|error| refuse(format!("not an index of weights: {error}")))?;
+    let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    match names.iter().find(|name| Path::new(name).file_name().is_none_or(|file| file != name.as_str())) {
+        Some(outside) => Err(refuse(format!("shard {outside:?} is not a file beside the index"))),
+        None => Ok(names.iter().map(|name| index.with_file_name(name)).collect()),
+    }
+}

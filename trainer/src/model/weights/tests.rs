@@ -1,0 +1,263 @@
+//! Model directories as PyTorch, transformers and safetensors write them.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, json};
+
+use super::model_files::{ModelFiles, needed};
+use super::*;
+use crate::model::Shape;
+use crate::settings::Variant;
+
+fn shape() -> Shape {
+    Shape { layers: 2, heads: 2, width: 8, context: 16, vocabulary: 29, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 }
+}
+
+/// Names, dtypes and dimensions of a file.
+type Tensors = Vec<(String, &'static str, Vec<usize>)>;
+
+fn tensors(shape: &Shape) -> Tensors {
+    shape.tensors().into_iter().map(|spec| (spec.name, "F32", spec.dimensions)).collect()
+}
+
+/// A safetensors file of zeros, which takes no room on the disk.
+fn write(path: &Path, tensors: &Tensors) {
+    let mut end = 0_usize;
+    let mut header = Map::new();
+    for (name, dtype, shape) in tensors {
+        let first = end;
+        end += shape.iter().product::<usize>() * if *dtype == "F32" { 4 } else { 2 };
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [first, end]}));
+    }
+    let mut header = serde_json::to_vec(&header).unwrap();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+}
+
+struct Model(tempfile::TempDir);
+
+impl Model {
+    fn new(shape: &Shape, tensors: &Tensors) -> Self {
+        let model = Self(tempfile::tempdir().unwrap());
+        model.put("config.json", shape.config_json(None).to_string());
+        write(&model.path("model.safetensors"), tensors);
+        model
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn put(&self, name: &str, content: impl AsRef<[u8]>) {
+        std::fs::write(self.path(name), content).unwrap();
+    }
+
+    fn open(&self) -> Result<ModelFiles, String> {
+        ModelFiles::open(self.0.path()).map_err(|error| error.to_string())
+    }
+
+    fn names(&self) -> Vec<String> {
+        let name = |path: PathBuf| path.strip_prefix(self.0.path()).unwrap().to_str().unwrap().to_owned();
+        needed(self.0.path()).unwrap().into_iter().map(name).collect()
+    }
+}
+
+#[test]
+fn one_model_has_many_spellings() {
+    let of = |change: &dyn Fn(&mut Tensors)| {
+        let mut tensors = tensors(&shape());
+        change(&mut tensors);
+        Model::new(&shape(), &tensors).open().unwrap()
+    };
+    let renamed = |before: &'static str, after: &'static str| {
+        move |tensors: &mut Tensors| tensors.iter_mut().for_each(|(name, ..)| *name = name.replace(before, after))
+    };
+    for after in ["", "module.transformer.", "_orig_mod.transformer.", "model.transformer.", "gpt2.", "_orig_mod.module."] {
+        of(&renamed("transformer.", after));
+    }
+    of(&renamed("ln_f.weight", "ln_f.gamma"));
+    let head = |tensors: &mut Tensors| tensors.push(("lm_head.weight".to_owned(), "F32", vec![29, 8]));
+    assert!(of(&head).head.is_some(), "tied, stored twice");
+    let only_head = |tensors: &mut Tensors| tensors[0].0 = "lm_head.weight".to_owned();
+    let model = of(&only_head);
+    assert!(model.head.is_none() && model.stored("transformer.wte.weight").name == "lm_head.weight");
+    of(&|tensors| tensors.push(("h.1.attn.bias".to_owned(), "F32", vec![1, 1, 16, 16])));
+    of(&|tensors| tensors.iter_mut().for_each(|tensor| tensor.1 = "BF16"));
+    let fairseq = Shape { variant: Variant::Fairseq, ..shape() };
+    let parts = |spec| {
+        let (names, size) = model_files::parts(&spec, Variant::Fairseq);
+        names.into_iter().map(move |name| (name, "F32", size.clone()))
+    };
+    let mut xglm: Tensors = fairseq.tensors().into_iter().flat_map(parts).collect();
+    xglm.push(("model.embed_positions.weights".to_owned(), "F32", vec![18, 8]));
+    xglm[0].0 = "lm_head.weight".to_owned();
+    Model::new(&fairseq, &xglm).open().unwrap();
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let refused = |change: &dyn Fn(&mut Tensors)| {
+        let mut tensors = tensors(&shape());
+        change(&mut tensors);
+        Model::new(&shape(), &tensors).open().unwrap_err()
+    };
+    let cases: [(&dyn Fn(&mut Tensors), &str); 7] = [
+        (&|tensors| drop(tensors.pop()), "tensor transformer.ln_f.bias is missing"),
+        (&|tensors| tensors[2].2 = vec![5], "transformer.h.0.ln_1.weight has dimensions [5], config.json calls for [8]"),
+        (&|tensors| tensors[2].1 = "I16", "transformer.h.0.ln_1.weight has dtype I16"),
+        (&|tensors| tensors.push(("score.weight".to_owned(), "F32", vec![2, 8])), "score.weight does not belong"),
+        (&|tensors| tensors.push(("wte.weight".to_owned(), "F32", vec![29, 8])), "wte.weight is there twice"),
+        (
+            &|tensors| tensors.push(("lm_head.weight".to_owned(), "F32", vec![30, 8])),
+            "lm_head.weight differs from the token embedding",
+        ),
+        (&|tensors| tensors[0].2 = vec![32, 8], "has dimensions [32, 8], config.json calls for [29, 8]"),
+    ];
+    for (change, expected) in cases {
+        let message = refused(change);
+        assert!(message.contains(expected), "{message}");
+    }
+    let mut untied = tensors(&shape());
+    untied.push(("lm_head.weight".to_owned(), "F32", vec![29, 8]));
+    let model = Model::new(&shape(), &untied);
+    let mut bytes = std::fs::read(model.path("model.safetensors")).unwrap();
+    *bytes.last_mut().unwrap() = 1;
+    model.put("model.safetensors", bytes);
+    assert!(model.open().unwrap_err().contains("lm_head.weight differs"), "seen at a glance");
+}
+
+#[test]
+fn pointers_of_git_lfs_are_named_in_every_place() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 548105171\n";
+    for name in ["model.safetensors", "config.json", "model.safetensors.index.json", "pytorch_model.bin"] {
+        let model = Model::new(&shape(), &tensors(&shape()));
+        if name != "config.json" {
+            std::fs::remove_file(model.path("model.safetensors")).unwrap();
+        }
+        model.put(name, pointer);
+        let message = model.open().unwrap_err();
+        assert!(message.contains(&format!("{name} is a pointer of git-lfs")) && message.contains("git lfs pull"), "{message}");
+    }
+}
+
+/// 6 GB, of which the header is read.
+#[test]
+fn a_model_of_any_size_is_checked_by_its_header() {
+    let large = Shape { layers: 48, heads: 25, width: 1600, context: 1024, vocabulary: 50_257, ..shape() };
+    let model = Model::new(&large, &tensors(&large));
+    assert!(model.path("model.safetensors").metadata().unwrap().len() > 6_000_000_000);
+    assert_eq!(model.open().unwrap().shape.parameters(), 1_557_611_200);
+    let file = File::options().write(true).open(model.path("model.safetensors")).unwrap();
+    file.set_len(6_000_000_000).unwrap();
+    assert!(model.open().unwrap_err().contains("it may be truncated"), "a byte that is missing is known by the length");
+}
+
+#[test]
+fn only_what_a_run_reads_is_needed() {
+    let model = Model::new(&shape(), &tensors(&shape()));
+    for name in
+        ["tf_model.h5", "pytorch_model.bin", "README.md", "optimizer.pt", "vocab.json", "merges.txt", "tokenizer_config.json"]
+    {
+        model.put(name, "");
+    }
+    std::fs::create_dir(model.path(".git")).unwrap();
+    let tokenizer = ["vocab.json", "merges.txt", "tokenizer_config.json"];
+    assert_eq!(model.names(), [&["config.json", "model.safetensors"][..], &tokenizer].concat());
+    std::fs::remove_file(model.path("model.safetensors")).unwrap();
+    assert_eq!(model.names(), [&["config.json", "pytorch_model.bin"][..], &tokenizer].concat());
+    std::fs::remove_file(model.path("pytorch_model.bin")).unwrap();
+    assert!(
+        needed(model.0.path()).unwrap_err().to_string().contains("has none of model.safetensors, model.safetensors.index.json, ")
+    );
+    for index in ["pytorch_model.bin.index.json", "model.safetensors.index.json"] {
+        model.put(index, r#"{"metadata": {}, "weight_map": {"a": "one", "b": "two", "c": "one"}}"#);
+        assert_eq!(model.names(), [&["config.json", index, "one", "two"][..], &tokenizer].concat());
+    }
+    model.put("model.safetensors.index.json", r#"{"weight_map": {"a": "../one"}}"#);
+    assert!(model.open().unwrap_err().contains("is not a file beside the index"));
+}
+
+#[test]
+fn shards_of_either_kind_are_one_model() {
+    let model = Model::new(&shape(), &tensors(&shape()));
+    std::fs::remove_file(model.path("model.safetensors")).unwrap();
+    let mut map = Map::new();
+    for (number, part) in tensors(&shape()).chunks(9).enumerate() {
+        let file = format!("model-{number}.safetensors");
+        write(&model.path(&file), &part.to_vec());
+        map.extend(part.iter().map(|(name, ..)| (name.clone(), file.clone().into())));
+    }
+    model.put("pytorch_model.bin.index.json", json!({ "weight_map": map }).to_string());
+    model.open().unwrap();
+    std::fs::remove_file(model.path("model-1.safetensors")).unwrap();
+    assert!(model.open().unwrap_err().contains("cannot open"));
+}
+
+/// Written by PyTorch 2.11.
+fn kept(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/torch").join(name)
+}
+
+fn floats(file: &TensorFile, name: &str) -> Vec<f32> {
+    let bytes = file.bytes(file.entry(name).unwrap());
+    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[test]
+fn both_forms_of_torch_save_are_read_where_they_lie() {
+    for name in ["zip", "old"] {
+        let file = TensorFile::open(&kept(name)).unwrap();
+        assert_eq!(file.names(), ["h", "lm_head.weight", "transformer.wte.weight", "turned"], "{name}");
+        for tied in ["lm_head.weight", "transformer.wte.weight"] {
+            assert_eq!(floats(&file, tied), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+            let entry = file.entry(tied).unwrap();
+            assert_eq!((entry.shape.as_slice(), &entry.strides), (&[2, 3][..], &None));
+        }
+        let turned = file.entry("turned").unwrap();
+        assert_eq!((turned.shape.as_slice(), turned.strides.as_deref()), (&[3, 2][..], Some(&[1, 3][..])));
+        assert_eq!(file.bytes(file.entry("h").unwrap()), [0x80, 0x3f, 0x80, 0x3f], "two of bf16");
+    }
+    assert_eq!(TensorFile::open(&kept("inside")).unwrap().names(), ["p"], "under the name of a training program's state");
+}
+
+#[test]
+fn a_pickle_runs_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pytorch_model.bin");
+    let call = |module: &str, name: &str| format!("c{module}\n{name}\nX\x0a\x00\x00\x00touch here\u{85}").into_bytes();
+    let mut bad: Vec<(Vec<u8>, &str)> = vec![
+        (
+            b"cos\nsystem\n(X\x01\x00\x00\x00atR.".to_vec(),
+            "it names os.system, and loading it would run that; only tensors are read",
+        ),
+        (b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93.".to_vec(), "it names builtins.eval"),
+        (b"ctorch.storage\n_load_from_bytes\n.".to_vec(), "it names torch.storage._load_from_bytes"),
+        (b"(i__main__\nx\n.".to_vec(), "it does what no file of tensors needs (code 0x69)"),
+        (b"}.".to_vec(), "it is no dictionary of tensors"),
+        (b"N".to_vec(), "it ends too early"),
+        (b"R.".to_vec(), "its stack is empty"),
+    ];
+    bad.push((call("posix", "system"), "it names posix.system"));
+    // Deep and wide ones take no memory, and no stack when they go.
+    bad.push((b")\x85".iter().copied().cycle().take(3 << 20).collect(), "values"));
+    bad.push((b"N".repeat(3 << 20), "values"));
+    for (pickle, expected) in bad {
+        let error = pickle::Pickle::read(&pickle).and_then(|pickle| pickle.tensors().map(drop)).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    std::fs::write(&path, b"\x80\x02cos\nsystem\n.").unwrap();
+    let message = TensorFile::open(&path).unwrap_err().to_string();
+    assert!(message.contains("pytorch_model.bin is not a complete file of torch.save with nothing but tensors"), "{message}");
+    for name in ["zip", "old", "inside"] {
+        let whole = std::fs::read(kept(name)).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            assert!(TensorFile::open(&path).is_err(), "{length} of {} bytes of {name}", whole.len());
+        }
+    }
+}
