@@ -1,6 +1,6 @@
 //! A job's requirements of Azure ML.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -97,6 +97,21 @@ pub struct AzuremlPlan {
     pub image: Option<String>,
     pub identity: Identity,
     pub public_address: bool,
+}
+
+/// A node without a job leaves ftctl's own cluster after so long. It is paid for until then.
+pub const IDLE: Duration = Duration::from_secs(120);
+/// What is reckoned for a node's start, which is paid for: it boots, and pulls the image. The service has no limit for it.
+pub const START: Duration = Duration::from_secs(600);
+/// Likewise for the farewell of its programs, and for its leaving.
+const LEAVING: Duration = Duration::from_secs(90);
+
+impl AzuremlPlan {
+    /// How long a node is paid for before its job's programs begin, and after they end.
+    pub fn besides(&self) -> [Duration; 2] {
+        let idle = if self.compute == Placement::Cluster { IDLE } else { Duration::ZERO };
+        [START, idle + LEAVING]
+    }
 }
 
 impl From<AzuremlPlan> for AzuremlSpec {

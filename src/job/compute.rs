@@ -96,6 +96,14 @@ impl Compute {
         }
     }
 
+    /// How long a machine is paid for before its programs begin, and after they end, where that is not in its own hands.
+    pub fn besides(&self) -> [Duration; 2] {
+        match self {
+            Self::Azureml(azureml) => azureml.besides(),
+            Self::Local | Self::Docker(_) | Self::Gce(_) | Self::Fake | Self::Unknown(_) => [Duration::ZERO; 2],
+        }
+    }
+
     /// How long before the farewell that every machine has its programs hear that it will be taken away.
     pub fn notice(&self) -> Duration {
         match self {

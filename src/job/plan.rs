@@ -120,11 +120,11 @@ pub enum PlanError {
     NoData,
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
-    #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the minute a job needs at least")]
-    OverBudget { max_cost: Money, price_per_hour: Money, lifetime: Span },
+    #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
+    OverBudget { max_cost: Money, price_per_hour: Money, lifetime: Span, least: Span },
 }
 
-/// Below this no machine is worth starting.
+/// What a machine has for its programs at least, and is charged for at least.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 /// The time that a cloud gives a preempted machine's programs.
 const FAREWELL: Duration = Duration::from_secs(30);
@@ -182,8 +182,9 @@ impl Plan {
         let plan = Self { price_per_hour, lasting_price_per_hour: lasting, price_source: source, ..self };
         let lifetime = plan.lifetime();
         match plan.max_cost {
-            Some(max_cost) if lifetime < SHORTEST_LIFE && lifetime < plan.ttl.0 => {
-                Err(PlanError::OverBudget { max_cost, price_per_hour, lifetime: Span(lifetime) })
+            Some(max_cost) if lifetime < plan.least() && lifetime < plan.ttl.0 => {
+                let least = Span(plan.least());
+                Err(PlanError::OverBudget { max_cost, price_per_hour, lifetime: Span(lifetime), least })
             }
             _ => Ok(Self { worst_case: price_per_hour.for_time(lifetime), ..plan }),
         }
@@ -210,11 +211,22 @@ impl Plan {
         if earlier.is_empty() {
             return Some(self.clone());
         }
+        let [_, after] = self.compute.besides();
         // A machine is charged until its power ends, which is after its agent's end, and for a minute at least.
-        let charge = |lived: &Duration| lived.saturating_add(self.farewell()).max(SHORTEST_LIFE);
+        let charge = |lived: &Duration| lived.saturating_add(self.farewell().max(after)).max(SHORTEST_LIFE);
         let charged = earlier.iter().map(charge).fold(Duration::ZERO, Duration::saturating_add);
         let left = self.lifetime().saturating_sub(charged);
-        (left >= SHORTEST_LIFE).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
+        (left >= self.least()).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
+    }
+
+    /// Below this no machine is worth starting.
+    fn least(&self) -> Duration {
+        self.compute.besides().into_iter().sum::<Duration>() + SHORTEST_LIFE
+    }
+
+    /// How long a machine's programs may work when it is the job's only one.
+    pub fn work(&self) -> Duration {
+        self.compute.besides().into_iter().fold(self.lifetime(), Duration::saturating_sub)
     }
 
     /// How long the job waits in all for machines that are out of stock.
@@ -349,6 +361,26 @@ mod tests {
         assert_eq!(left(&[7_110]), Some(60));
         assert_eq!(left(&[7_111]), None);
         assert_eq!(left(&[u64::MAX, u64::MAX]), None);
+    }
+
+    #[test]
+    fn time_that_a_service_charges_around_a_job_is_kept_back() {
+        let mut plan = resolve("name = \"a\"\ndataset = \"d\"");
+        assert_eq!(plan.work(), plan.lifetime());
+        *plan.compute = Compute::Azureml(Box::default());
+        let left = |earlier: &[u64]| {
+            let earlier: Vec<_> = earlier.iter().copied().map(Duration::from_secs).collect();
+            plan.left(&earlier).map(|plan| (plan.ttl.0.as_secs(), plan.work().as_secs()))
+        };
+        assert_eq!(left(&[]), Some((7_200, 7_200 - 810)));
+        assert_eq!(left(&[1_000]), Some((7_200 - 1_210, 7_200 - 1_210 - 810)), "its node was idle, and left");
+        assert_eq!(left(&[7_200 - 210 - 870]), Some((870, 60)));
+        assert_eq!(left(&[7_200 - 210 - 869]), None, "no minute is left to work");
+        let ceiling = |text: &str| Some(text.parse::<Money>().expect("money"));
+        let hour = "3.6USD".parse::<Money>().expect("money");
+        assert!(Plan { max_cost: ceiling("0.87USD"), ..plan.clone() }.priced(hour).is_ok());
+        let error = Plan { max_cost: ceiling("0.869USD"), ..plan.clone() }.priced(hour).expect_err("nothing is left");
+        assert!(error.to_string().ends_with("less than the 14m30s a job needs at least"), "{error}");
     }
 
     #[test]

@@ -38,13 +38,17 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
     match sighting {
         _ if started => return Ok(false),
         Sighting::Queued { since, why } => {
+            // One that is prepared for it is paid for.
+            if let Some(since) = listed(world, &job.record, |resource| resource.price_per_hour > Money::ZERO).await? {
+                tell(world, job, &format!("has a machine, which is being prepared: {why}"));
+                start(job, since, world.clock.now());
+                return Ok(true);
+            }
             let waiting = Some(Waiting { since: *since, why: why.clone() });
             if job.record.waiting == waiting {
                 return Ok(false);
             }
-            let message = format!("{} waits in a queue: {why}", AttemptId::new(&job.record.id, job.record.attempt).machine_name());
-            world.report.line(&message);
-            job.note(EventKind::Note { message });
+            tell(world, job, &format!("waits in a queue: {why}"));
             job.record.waiting = waiting;
         }
         Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone => {
@@ -61,29 +65,55 @@ pub(super) async fn see_the_last(world: &World, job: &mut Journal) {
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none())
         && let Ok(Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. }) = world.provider.observe(&attempt).await
-        && let Ok(Some(since)) = listed(world, &job.record).await
+        && let Ok(Some(since)) = last_known(world, &job.record).await
     {
         start(job, since, world.clock.now());
     }
 }
 
+/// Says something of the current attempt's machine, and writes it down.
+fn tell(world: &World, job: &mut Journal, what: &str) {
+    let message = format!("{} {what}", AttemptId::new(&job.record.id, job.record.attempt).machine_name());
+    world.report.line(&message);
+    job.note(EventKind::Note { message });
+}
+
 /// Since when the current attempt's machine exists. One that is gone again existed since it was asked for; one that left a queue
 /// and is not there may never have existed.
 async fn since(world: &World, record: &Record) -> Result<Option<Timestamp>> {
-    let listed = listed(world, record).await?;
-    Ok(listed.or_else(|| record.waiting.is_none().then(|| earliest(record, world.clock.now()))))
+    let known = last_known(world, record).await?;
+    Ok(known.or_else(|| record.waiting.is_none().then(|| earliest(record, world.clock.now()))))
 }
 
-/// The same by the provider's word, on this side's clock; `None` when the provider lists no such machine.
-async fn listed(world: &World, record: &Record) -> Result<Option<Timestamp>> {
+/// The same by the provider's word: of a machine that there is, or by its history.
+async fn last_known(world: &World, record: &Record) -> Result<Option<Timestamp>> {
+    match listed(world, record, |_| true).await? {
+        None => {
+            let began = world.provider.began(&AttemptId::new(&record.id, record.attempt)).await?;
+            Ok(match began {
+                Some(since) => Some(here(world, record, since).await),
+                None => None,
+            })
+        }
+        listed => Ok(listed),
+    }
+}
+
+/// The same, of a machine that there is and that `fits`; `None` when the provider lists no such machine.
+async fn listed(world: &World, record: &Record, fits: fn(&Resource) -> bool) -> Result<Option<Timestamp>> {
     let attempt = AttemptId::new(&record.id, record.attempt);
-    let ours = |resource: &&Resource| resource.attempt == attempt && world.reaches(resource);
-    let Some(since) = world.provider.list().await?.iter().filter(ours).map(|resource| resource.since).min() else {
-        return Ok(None);
-    };
+    let ours = |resource: &&Resource| resource.attempt == attempt && world.reaches(resource) && fits(resource);
+    match world.provider.list().await?.iter().filter(ours).map(|resource| resource.since).min() {
+        Some(since) => Ok(Some(here(world, record, since).await)),
+        None => Ok(None),
+    }
+}
+
+/// A time of the provider's clock on this side's: not before the attempt can have had a machine.
+async fn here(world: &World, record: &Record, since: Timestamp) -> Timestamp {
     let now = world.clock.now();
     let age = between(since, world.provider.now().await.unwrap_or(now));
-    Ok(Some(now.checked_sub(age).unwrap_or(Timestamp::MIN).max(earliest(record, now))))
+    now.checked_sub(age).unwrap_or(Timestamp::MIN).max(earliest(record, now))
 }
 
 /// The current attempt had no machine before: when it was asked for first, or refused last for sure.

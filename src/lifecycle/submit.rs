@@ -11,6 +11,7 @@ use crate::{
         clock::after,
         id::{AttemptId, path},
         order::{ORDER_SCHEMA, RunOrder, TrainerImage},
+        plan::Plan,
         record::Record,
         state::State,
     },
@@ -55,7 +56,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
 fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrder> {
     let missing = |what| Failure::new(Exit::Failure, format!("the record of job {} names no {what}", record.id));
     let now = world.clock.now();
-    let lifetime = record.left(now).map_or(Duration::ZERO, |plan| plan.lifetime());
+    let left = record.left(now);
+    let of_plan = |time: fn(&Plan) -> Duration| left.as_ref().map_or(Duration::ZERO, time);
+    let lifetime = of_plan(Plan::lifetime);
     // In a queue it is not known when the machine's time begins: at the latest when the job has waited for as long as it may.
     let latest = || after(now, lifetime.saturating_add(record.plan.patience().saturating_sub(record.waited(now))));
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline).unwrap_or_else(latest);
@@ -72,7 +75,7 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         train: record.plan.train.clone(),
         sample: record.plan.sample.clone(),
         deadline: Some(deadline),
-        lifetime_seconds: Some(lifetime.as_secs()),
+        lifetime_seconds: Some(of_plan(Plan::work).as_secs()),
         grace_seconds: record.plan.farewell().as_secs(),
         tracking: record.plan.tracking.clone(),
         last_attempt: record.plan.replaces_machines().then(|| record.last_attempt()),

@@ -1,5 +1,7 @@
 //! Suites of checks that every provider passes: [`machines`], of which [`services`] is a part.
 
+pub mod histories;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;

@@ -111,7 +111,8 @@ pub struct Resource {
 /// The visible state of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sighting {
-    /// A service has taken the attempt and has no machine for it yet. It costs nothing; `since` is by the service's clock.
+    /// A service has taken the attempt, and no machine works for it yet. It costs nothing until [`Provider::list`] shows it with a
+    /// price; `since` is by the service's clock.
     Queued { since: Timestamp, why: String },
     /// The machine exists; `agent` says whether its agent was started (a crash may fall between the two).
     Alive { agent: bool },
@@ -212,6 +213,11 @@ pub trait Provider: Account {
     async fn launch(&self, order: &RunOrder) -> Result<()>;
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting>;
+
+    /// Since when an attempt had its machine that [`Provider::list`] shows no more; `None` where it had none, or nobody knows.
+    async fn began(&self, _attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        Ok(None)
+    }
 
     /// The agent of this attempt was heard of, so it has what it needs: secrets that lie where others may read them go from there.
     /// Each invocation says so once.

@@ -1,11 +1,11 @@
 //! A job on the simulated Azure ML with its store in blobs: nodes that are processes, the real agent, the real trainer.
 
-use std::{env, fs, path::PathBuf};
+use std::env;
 
 use crate::{
     azurite,
-    blobs::with_container,
-    devcloud::Devcloud,
+    blobs::container,
+    devcloud::{Devcloud, on_azureml},
     entra::{Entra, HOUR},
     numbers::assert_told,
     sandbox::Sandbox,
@@ -14,15 +14,6 @@ use crate::{
 
 /// Steps enough that a node can be taken away in the middle, twice.
 const STEPS: u64 = 2_000;
-const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
-
-/// Microsoft's emulator knows no identities over http: its agents have a signature, with the identity `none`.
-fn on_azureml(sandbox: &Sandbox, name: &str, steps: u64, identity: &str) -> PathBuf {
-    let file = sandbox.job(name, steps);
-    let compute = format!("[compute.azureml]\nsize = \"Standard_ND40rs_v2\"\nimage = \"{IMAGE}\"\nidentity = \"{identity}\"\n");
-    fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
-    file
-}
 
 fn finish(sandbox: &Sandbox, id: &str) -> Vec<(String, Vec<u8>)> {
     sandbox.ok(&["logs", "-f", id]);
@@ -67,16 +58,17 @@ fn known_to_the_workspace(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, atte
 fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() {
     assert!(env::var_os("FT_AZURITE").is_some(), "FT_AZURITE names the emulator: tests/run installs it");
     let azurite = azurite::start();
-    let mut sandbox = with_container(&azurite);
+    let mut sandbox = Sandbox::new();
     let devcloud = Devcloud::azureml(&mut sandbox, "10");
-    let job = on_azureml(&sandbox, "undisturbed", STEPS, "none");
+    sandbox.variables.extend(container(&azurite));
+    let job = on_azureml(&sandbox, "undisturbed", STEPS);
     let plan = sandbox.ok(&["plan", job.to_str().unwrap()]);
     assert!(plan.contains("Standard_ND40rs_v2") && plan.contains("idle"), "{plan}");
     let expected = finish(&sandbox, &sandbox.submit(&job));
 
     // A real notice is half a minute, in which this job would be done.
     devcloud.goes_wrong(r#"{ "notice": "3s" }"#);
-    let id = sandbox.submit(&on_azureml(&sandbox, "disturbed", STEPS, "none"));
+    let id = sandbox.submit(&on_azureml(&sandbox, "disturbed", STEPS));
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1);
     devcloud.ask("POST", &format!("preempt?job={id}-a1&withdrawn=1"), "");
@@ -107,7 +99,9 @@ fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
     let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();
     sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), (trusted.0.into(), trusted.1.into())];
     let devcloud = Devcloud::azureml(&mut sandbox, "10");
-    let id = sandbox.submit(&on_azureml(&sandbox, "signed", 300, "managed"));
+    let job = on_azureml(&sandbox, "signed", 300);
+    fs::write(&job, fs::read_to_string(&job).unwrap().replace("identity = \"none\"", "identity = \"managed\"")).unwrap();
+    let id = sandbox.submit(&job);
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     let mut environment = String::new();
     Sandbox::until("an agent", || {

@@ -1,7 +1,7 @@
 //! The quickstart with its store in a blob container: the emulator keeps what a job is, and nothing on this machine is needed
 //! besides.
 
-use std::{env, fs};
+use std::{env, ffi::OsString, fs};
 
 use crate::{
     azurite::{self, Azurite},
@@ -48,8 +48,13 @@ fn words(arguments: &[String]) -> Vec<&str> {
 /// A home of its own, and the container as the store of every command.
 pub fn with_container(azurite: &Azurite) -> Sandbox {
     let mut sandbox = Sandbox::new();
-    sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), ("AZURE_STORAGE_KEY".into(), azurite::KEY.into())];
+    sandbox.variables.extend(container(azurite));
     sandbox
+}
+
+/// A new container as the store, with a key for it. A simulated cloud is started before, so that its machines have none.
+pub fn container(azurite: &Azurite) -> [(OsString, OsString); 2] {
+    [("FTCTL_STORE".into(), azurite.container().into()), ("AZURE_STORAGE_KEY".into(), azurite::KEY.into())]
 }
 
 #[test]

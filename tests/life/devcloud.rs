@@ -130,6 +130,46 @@ impl Devcloud {
         names
     }
 
+    /// What Azure ML answers a client that asks for this below its workspace.
+    fn in_workspace(&self, method: &str, what: &str) -> Value {
+        const WORKSPACE: &str = "subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/devcloud/providers\
+            /Microsoft.MachineLearningServices/workspaces/devcloud";
+        let ask = |method: &str, header: &str, path: &str| {
+            let url = format!("{}/{path}", self.endpoint);
+            let output = Command::new("curl").args(["-sf", "-X", method, "-H", header, &url]).output().unwrap();
+            assert!(output.status.success(), "{method} {url}");
+            serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
+        };
+        let identity = "identity?api-version=2019-08-01&resource=https://management.azure.com/";
+        let token = ask("GET", &format!("X-IDENTITY-HEADER: {}", self.token), identity);
+        let token = format!("Authorization: Bearer {}", token["access_token"].as_str().unwrap());
+        ask(method, &token, &format!("{WORKSPACE}/{what}?api-version=2025-12-01"))
+    }
+
+    /// Deletes the job of Azure ML whose name ends so, as somebody in the studio does.
+    pub fn delete_job(&self, end: &str) {
+        let made = self.made_jobs();
+        let name = made.iter().find(|name| name.ends_with(end)).unwrap();
+        self.in_workspace("DELETE", &format!("jobs/{name}"));
+    }
+
+    /// The name of each job of Azure ML that was ever made, as often as it was.
+    pub fn made_jobs(&self) -> Vec<String> {
+        let calls = self.ask("GET", "calls", "");
+        let made = calls.as_array().unwrap().iter().filter(|call| call["call"] == "Jobs_CreateOrUpdate" && call["status"] == 201);
+        let mut names: Vec<String> = made.map(|call| call["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    }
+
+    /// Every cluster of Azure ML, and every job that is not over, as the service's own interface lists them.
+    pub fn live_jobs_and_clusters(&self) -> Vec<String> {
+        let listed = |kind: &str| self.in_workspace("GET", kind)["value"].as_array().unwrap().clone();
+        let over = |job: &Value| ["Completed", "Failed", "Canceled"].iter().any(|end| job["properties"]["status"] == *end);
+        let jobs = listed("jobs").into_iter().filter(|job| !over(job));
+        jobs.chain(listed("computes")).map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    }
+
     /// Sets the script of failures from now on.
     pub fn goes_wrong(&self, script: &str) {
         self.ask("PUT", "script", script);
@@ -156,6 +196,16 @@ impl Drop for Devcloud {
 pub fn on_gce(sandbox: &Sandbox, name: &str, steps: u64, image: &str) -> PathBuf {
     let file = sandbox.job(name, steps);
     let compute = format!("[compute.gce]\nimage = \"registry.example/{image}@sha256:00\"\n");
+    fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
+    file
+}
+
+/// The job of the other tests, on Azure ML.
+pub fn on_azureml(sandbox: &Sandbox, name: &str, steps: u64) -> PathBuf {
+    const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
+    let file = sandbox.job(name, steps);
+    // Microsoft's emulator knows no identities over http: its agents have a signature.
+    let compute = format!("[compute.azureml]\nsize = \"Standard_ND40rs_v2\"\nimage = \"{IMAGE}\"\nidentity = \"none\"\n");
     fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
     file
 }

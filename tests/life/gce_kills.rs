@@ -1,348 +1,44 @@
-//! `kill -9` of ftctl before and after every request that it makes to the cloud and to the store, in the middle of a life with a
-//! stock-out and a preemption. The requests are counted in an undisturbed life; none is written down here. Played are those that
-//! change something in the cloud and a few of the others, and what follows in turn; with `FT_GCE_KILLS=1` every one, with
-//! `FT_GCE_KILLS=all` every one with all three that may follow.
-
-use std::{
-    fs,
-    io::{self, BufReader, Write as _},
-    net::{Shutdown, TcpListener, TcpStream},
-    os::unix::process::ExitStatusExt as _,
-    process::{ExitStatus, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-};
+//! `kill -9` of ftctl on Compute Engine: `FT_GCE_KILLS`.
 
 use crate::{
-    azurite::{self, Azurite},
+    cloud_kills::{Cloud, STEPS, Stage},
     devcloud::{Devcloud, by_a_group, on_gce},
-    proxy::{self, Message},
-    sandbox::{Sandbox, kill},
 };
-
-const STEPS: u64 = 200;
-const WORKERS: usize = 8;
-/// One of this many requests that change nothing in the cloud is played.
-const SAMPLE: usize = 41;
-/// A life on a busy machine may be over with fewer polls than the undisturbed one, and before the request at which it should have
-/// died.
-const TRIES: usize = 3;
 
 /// The first zone has no machine; the first that is made is taken away before its agent can have finished.
 const EVENTFUL: &str =
     r#"{ "boot": "1s", "notice": "0s", "stock_outs": ["us-central1-a"], "preemptions": [{ "instance": "-a1", "after": "8s" }] }"#;
 const CALM: &str = r#"{ "boot": "1s", "notice": "0s" }"#;
-const SPEED: &str = "10";
-const TTL: u64 = 3_600;
-const MAX_COST: f64 = 0.85;
 
 const RUN: &[&str] = &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
 const SUBMIT: &[&str] = &["submit", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "0.85USD"];
 
-/// A command, and the state before it.
-struct Stage {
-    script: &'static str,
-    before: &'static [&'static [&'static str]],
-    command: &'static [&'static str],
-    /// Whether the job succeeds with it.
-    succeeds: bool,
-    /// Whether a group makes the job's machine.
-    grouped: bool,
-    /// How many machines an undisturbed life has.
-    machines: usize,
-}
+static GCE: Cloud = Cloud {
+    wish: "FT_GCE_KILLS",
+    sample: 41,
+    start: Devcloud::start,
+    job: |sandbox| drop(on_gce(sandbox, "job", STEPS, "ftctl")),
+    max_cost: 0.85,
+    rest: 30,
+    made: Devcloud::made,
+    there: |devcloud| {
+        let groups = devcloud.everywhere("instanceGroupManagers");
+        let groups = groups.iter().map(|group| group["name"].as_str().unwrap().to_owned());
+        devcloud.instances().into_iter().map(|(name, _)| name).chain(groups).collect()
+    },
+};
 
 /// The first uploads, makes machines, hands over, supervises, recovers, collects and takes down.
 const STAGES: [Stage; 3] = [
-    Stage { script: EVENTFUL, before: &[], command: RUN, succeeds: true, grouped: false, machines: 2 },
-    Stage { script: CALM, before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false, grouped: false, machines: 1 },
-    Stage { script: CALM, before: &[], command: RUN, succeeds: true, grouped: true, machines: 1 },
+    Stage { script: EVENTFUL, change: |_| {}, before: &[], command: RUN, succeeds: true, machines: 2 },
+    Stage { script: CALM, change: |_| {}, before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false, machines: 1 },
+    Stage { script: CALM, change: by_a_group, before: &[], command: RUN, succeeds: true, machines: 1 },
 ];
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum When {
-    Before,
-    After,
-}
-
-/// The event after the death.
-#[derive(Debug, Clone, Copy)]
-enum Then {
-    /// The same command once more.
-    Again,
-    /// A user of another store destroys the machines that the cloud shows.
-    Down,
-    /// No command follows.
-    Nothing,
-}
-
-static THEN: [Then; 3] = [Then::Again, Then::Down, Then::Nothing];
-
-#[derive(Default)]
-struct Watched {
-    /// Method and path of each request of ftctl.
-    requests: Vec<String>,
-    victim: Option<u32>,
-    death: Option<(Which, When)>,
-}
-
-/// A request by its name, in which numbers differ from life to life, and how many of that name came before: polls, which are as
-/// many as the time allows, do not make it another.
-type Which = (String, usize);
-
-fn which(requests: &[String], index: usize) -> Which {
-    let bare = |name: &String| {
-        // The job's id, and the container that is named after it, are of the store, which each life has for itself.
-        let parts = name.split('/').map(|part| match part.split_once("job-") {
-            Some((_, rest)) => format!("job{}", rest.get(6..).unwrap_or_default()),
-            None => part.to_owned(),
-        });
-        parts.collect::<Vec<_>>().join("/").chars().filter(|char| !char.is_ascii_digit()).collect::<String>()
-    };
-    let name = bare(&requests[index]);
-    let before = requests[..index].iter().filter(|other| bare(other) == name).count();
-    (name, before)
-}
-
-/// The point that all of ftctl's requests pass on their way to the cloud and to the store.
-#[derive(Clone)]
-struct Line {
-    port: u16,
-    cloud: u16,
-    store: u16,
-    watched: Arc<Mutex<Watched>>,
-}
-
-impl Line {
-    fn start(cloud: u16, store: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let line = Self { port: listener.local_addr().unwrap().port(), cloud, store, watched: Arc::default() };
-        let own = line.clone();
-        thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let own = own.clone();
-                // A connection that ends in an error has ended.
-                thread::spawn(move || drop(own.serve(client)));
-            }
-        });
-        line
-    }
-
-    fn serve(&self, mut client: TcpStream) -> io::Result<()> {
-        let mut from_client = BufReader::new(client.try_clone()?);
-        while let Some(request) = proxy::read(&mut from_client, false)? {
-            let name = name(&request);
-            let number = self.number(&request, &name);
-            if self.kills(number, When::Before) {
-                return client.shutdown(Shutdown::Both);
-            }
-            let of_cloud = name.contains(" /compute/") || name.contains(" /v1/services/");
-            let port = if of_cloud { self.cloud } else { self.store };
-            let mut service = TcpStream::connect(("127.0.0.1", port))?;
-            service.write_all(&request.head)?;
-            service.write_all(&request.body)?;
-            let Some(answer) = proxy::read(&mut BufReader::new(service), name.starts_with("HEAD"))? else { return Ok(()) };
-            if self.kills(number, When::After) {
-                return client.shutdown(Shutdown::Both);
-            }
-            client.write_all(&answer.head)?;
-            client.write_all(&answer.body)?;
-        }
-        Ok(())
-    }
-
-    /// `None` for one of an agent: those have no key, and a signature in their URL.
-    fn number(&self, request: &Message, name: &str) -> Option<usize> {
-        if !String::from_utf8_lossy(&request.head).to_lowercase().contains("\r\nauthorization:") {
-            return None;
-        }
-        let mut watched = self.watched.lock().unwrap();
-        watched.requests.push(name.to_owned());
-        Some(watched.requests.len() - 1)
-    }
-
-    fn kills(&self, number: Option<usize>, when: When) -> bool {
-        let watched = self.watched.lock().unwrap();
-        let now = number.is_some_and(|number| watched.death == Some((which(&watched.requests, number), when)));
-        if now {
-            kill(watched.victim.unwrap());
-        }
-        now
-    }
-}
-
-/// `POST /compute/v1/...`, without what follows the path.
-fn name(request: &Message) -> String {
-    let head = String::from_utf8_lossy(&request.head);
-    let line = head.lines().next().unwrap_or_default();
-    line.split(['?', '\r']).next().unwrap_or_default().trim_end_matches(" HTTP/1.1").to_owned()
-}
-
-fn changes_the_cloud(name: &str) -> bool {
-    name.contains(" /compute/") && !name.starts_with("GET")
-}
-
-/// A cloud, a container and a home, all new.
-struct Place {
-    sandbox: Sandbox,
-    devcloud: Devcloud,
-    line: Line,
-    _azurite: Arc<Azurite>,
-}
-
-impl Place {
-    fn new(stage: &Stage) -> Self {
-        let mut sandbox = Sandbox::new();
-        let devcloud = Devcloud::start(&mut sandbox, SPEED);
-        devcloud.goes_wrong(stage.script);
-        let azurite = azurite::start();
-        let cloud = devcloud.endpoint.rsplit(':').next().unwrap().parse().unwrap();
-        let line = Line::start(cloud, azurite.port);
-        let here = format!("127.0.0.1:{}", line.port);
-        let store = azurite.container().replace(&format!("127.0.0.1:{}", azurite.port), &here);
-        sandbox.variables.push(("FTCTL_ENDPOINT_GCE".into(), format!("http://{here}").into()));
-        sandbox.variables.push(("FTCTL_STORE".into(), store.into()));
-        sandbox.variables.push(("AZURE_STORAGE_KEY".into(), azurite::KEY.into()));
-        let job = on_gce(&sandbox, "job", STEPS, "ftctl");
-        if stage.grouped {
-            by_a_group(&job);
-        }
-        Self { sandbox, devcloud, line, _azurite: azurite }
-    }
-
-    /// Runs the stage, to its end or to this death.
-    fn play(&self, stage: &Stage, death: Option<(Which, When)>) -> ExitStatus {
-        for command in stage.before {
-            self.sandbox.ok(command);
-        }
-        let mut child = {
-            // No request is numbered before its sender is known.
-            let mut watched = self.line.watched.lock().unwrap();
-            let mut command = self.sandbox.command(stage.command);
-            let said = fs::File::create(self.sandbox.path("said")).unwrap();
-            let child = command.stdout(Stdio::null()).stderr(said).spawn().unwrap();
-            *watched = Watched { victim: Some(child.id()), death, requests: Vec::new() };
-            child
-        };
-        let status = child.wait().unwrap();
-        self.line.watched.lock().unwrap().death = None;
-        status
-    }
-
-    /// Whatever happened, no machine was made twice, and all together cost what was allowed.
-    fn once_and_within_the_ceiling(&self, what: &str) {
-        let made = self.devcloud.made();
-        assert!(made.windows(2).all(|pair| pair[0] != pair[1]), "{what}: made twice: {made:?}");
-        let bill = self.devcloud.ask("GET", "bill", "")["total"].as_str().unwrap().trim_end_matches("USD").parse::<f64>().unwrap();
-        assert!(bill <= MAX_COST, "{what}: cost {bill}");
-    }
-
-    fn go_on(&self, stage: &Stage, then: Then, what: &str, expected: &Files) {
-        match then {
-            Then::Again => {
-                self.sandbox.ok(stage.command);
-                assert!(
-                    !stage.succeeds || self.sandbox.results("job") == *expected,
-                    "{what}: other bytes than the undisturbed job's"
-                );
-            }
-            Then::Down => self.destroy_elsewhere(),
-            Then::Nothing => {
-                self.devcloud.ask("POST", &format!("skip?seconds={}", TTL + 30), "");
-                // One that switched itself off when its work was done has kept its disk.
-                assert!(self.devcloud.instances().iter().all(|(_, status)| status == "TERMINATED"), "{what}");
-                assert!(self.devcloud.nothing_bills(), "{what}: {:?}", self.devcloud.machines());
-                self.destroy_elsewhere();
-            }
-        }
-        assert_eq!(self.devcloud.instances(), [], "{what}");
-        assert!(self.devcloud.everywhere("instanceGroupManagers").is_empty(), "{what}");
-        self.once_and_within_the_ceiling(what);
-    }
-
-    fn destroy_elsewhere(&self) {
-        let mut other = Sandbox::new();
-        other.variables.clone_from(&self.sandbox.variables);
-        other.variables.retain(|(name, _)| name != "FTCTL_STORE");
-        other.ok(&["down", "--all", "--everybody", "-y"]);
-    }
-}
-
-type Files = Vec<(String, Vec<u8>)>;
-
-impl Stage {
-    /// The requests of an undisturbed life, and its results.
-    fn undisturbed(&self) -> (Vec<String>, Files) {
-        let place = Place::new(self);
-        let ended = place.play(self, None);
-        assert!(ended.success(), "{:?}: {}", self.command, fs::read_to_string(place.sandbox.path("said")).unwrap());
-        let requests = place.line.watched.lock().unwrap().requests.clone();
-        assert_eq!(place.devcloud.instances(), []);
-        place.once_and_within_the_ceiling("the undisturbed life");
-        assert_eq!(place.devcloud.made().len(), self.machines, "{:?}", self.command);
-        (requests, if self.succeeds { place.sandbox.results("job") } else { Files::new() })
-    }
-
-    /// The deaths that are played, each with the event after it.
-    fn deaths(requests: &[String]) -> Vec<(usize, When, Then)> {
-        let wish = std::env::var("FT_GCE_KILLS").unwrap_or_default();
-        let all = wish == "all";
-        let sample = if all { 1 } else { wish.parse().unwrap_or(SAMPLE) };
-        let worth = |index: usize| changes_the_cloud(&requests[index]) || index.is_multiple_of(sample);
-        let deaths =
-            (0..requests.len()).filter(|index| worth(*index)).flat_map(|index| [(index, When::Before), (index, When::After)]);
-        let turn = |(number, (index, when))| {
-            let ways = if all { &THEN[..] } else { std::slice::from_ref(&THEN[number % THEN.len()]) };
-            ways.iter().map(move |then| (index, when, *then))
-        };
-        deaths.enumerate().flat_map(turn).collect()
-    }
-
-    fn kill_everywhere(&self) {
-        let (requests, expected) = self.undisturbed();
-        let (deaths, next) = (Self::deaths(&requests), AtomicUsize::new(0));
-        let (late, missed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let work = || {
-            while let Some((index, when, then)) = deaths.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let death = which(&requests, *index);
-                let what = format!("{:?} killed {when:?} {death:?}, then {then:?}", self.command);
-                let dies = |_| {
-                    let place = Place::new(self);
-                    let ended = place.play(self, Some((death.clone(), *when)));
-                    assert!(ended.success() || ended.signal() == Some(9), "{what}");
-                    place.go_on(self, *then, &what, &expected);
-                    !ended.success()
-                };
-                if !(0..TRIES).any(dies) {
-                    late.fetch_add(1, Ordering::Relaxed);
-                    missed.fetch_add(usize::from(changes_the_cloud(&requests[*index])), Ordering::Relaxed);
-                }
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 0..WORKERS {
-                scope.spawn(work);
-            }
-        });
-        let (deaths, late, missed) = (deaths.len(), late.into_inner(), missed.into_inner());
-        let changing = requests.iter().filter(|name| changes_the_cloud(name)).count();
-        // The last polls are not always reached, and of the requests that change something hardly one.
-        assert!(
-            late * 4 <= deaths && missed * 10 <= 2 * changing,
-            "{late} of {deaths} deaths did not come, {missed} of {changing} pairs"
-        );
-        assert!(changing > 0, "{:?} changes nothing in the cloud", self.command);
-        println!("{:?}: {} requests, of which {changing} change the cloud; {} deaths", self.command, requests.len(), deaths - late);
-    }
-}
 
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
 fn ftctl_on_gce_can_be_killed_around_every_request() {
     for stage in STAGES {
-        stage.kill_everywhere();
+        stage.kill_everywhere(&GCE);
     }
 }

@@ -4,11 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod azureml;
+mod azureml_kills;
+mod azureml_trouble;
 #[path = "../common/azurite.rs"]
 mod azurite;
 mod before;
 mod blobs;
 mod clock;
+mod cloud_kills;
+mod cloud_trouble;
 mod commands;
 mod devcloud;
 #[path = "../common/entra.rs"]

@@ -28,6 +28,8 @@ pub struct Script {
     pub retry: Span,
     /// On the wall: how long a node hears before that it is taken away.
     pub notice: Span,
+    /// On the wall: how long the processes of a cancelled job may say farewell.
+    pub farewell: Span,
     /// On the wall: how long a token is good.
     pub token_life: Span,
     /// Tried in this order for every call; the first that fits and is not used up happens. Calls have the names of the service's
@@ -62,6 +64,7 @@ impl Default for Script {
             leaving: seconds(5),
             retry: seconds(60),
             notice: seconds(30),
+            farewell: seconds(30),
             token_life: seconds(3_600),
             faults: Vec::new(),
             stock_outs: Vec::new(),

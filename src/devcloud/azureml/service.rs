@@ -22,8 +22,6 @@ use crate::job::units::Money;
 const GENEROUS: u32 = 10_000;
 /// From the order to its effect, where the script has no time for that.
 const MOMENT: Duration = Duration::from_secs(1);
-/// On the wall: how long the processes of a cancelled job may say farewell.
-const FAREWELL: Duration = Duration::from_secs(30);
 
 /// A change that processes need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -545,7 +543,7 @@ impl Service {
 
     /// Its processes may say farewell; a job without any is over.
     pub fn cancel(&mut self, name: &str) {
-        let killed = after(self.now, self.on_the_wall(FAREWELL));
+        let killed = after(self.now, self.on_the_wall(self.script.farewell.0));
         let Some(job) = self.jobs.get_mut(name) else { return };
         match job.phase {
             Phase::Running | Phase::Ending { killed: None } => {

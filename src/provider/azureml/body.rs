@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::whose::Mark;
 use crate::{
     job::{
-        azureml::{AzuremlPlan, Identity, Placement},
+        azureml::{AzuremlPlan, IDLE, Identity, Placement},
         digest::Digest,
         id::AttemptId,
         wording::shell_word,
@@ -29,10 +29,6 @@ pub const STORE: &str = "ftctl-store";
 
 /// The environment whose versions are images.
 pub const ENVIRONMENT: &str = "ftctl";
-/// A node without a job leaves after so long. It is paid for until then.
-pub const IDLE: Duration = Duration::from_secs(120);
-/// What is reckoned for a node's start and its leaving, which are paid for as well.
-const AROUND: Duration = Duration::from_secs(60);
 /// Several processes of a node exchange gradients through it; the service's own is 2g.
 const SHARED_MEMORY: &str = "8g";
 
@@ -45,7 +41,7 @@ pub fn cluster_name(plan: &AzuremlPlan, mark: &Mark<'_>) -> String {
 }
 
 /// A cluster with at most `most` nodes.
-pub fn cluster(plan: &AzuremlPlan, region: &str, most: usize, attempt: &AttemptId, mark: &Mark<'_>) -> Value {
+pub fn cluster(plan: &AzuremlPlan, region: &str, most: u32, attempt: &AttemptId, mark: &Mark<'_>) -> Value {
     let identity = match &plan.identity {
         Identity::Assigned(id) => json!({ "type": "UserAssigned", "userAssignedIdentities": { id.as_str(): {} } }),
         // The cluster pulls the image with it, whatever identity the job has.
@@ -99,6 +95,7 @@ pub struct Command<'c> {
     pub time: Duration,
     /// When it is over at the latest.
     pub expires: Timestamp,
+    pub nodes: u32,
 }
 
 impl Command<'_> {
@@ -119,7 +116,7 @@ impl Command<'_> {
             "environmentVariables": self.variables,
             "distribution": { "distributionType": "PyTorch", "processCountPerInstance": 1 },
             "limits": { "jobLimitsType": "Command", "timeout": seconds(self.time) },
-            "resources": { "instanceCount": 1, "shmSize": SHARED_MEMORY },
+            "resources": { "instanceCount": self.nodes, "shmSize": SHARED_MEMORY },
             "tags": tags,
         });
         if let Some(cluster) = &self.cluster {
@@ -133,14 +130,6 @@ impl Command<'_> {
             properties["identity"] = identity;
         }
         json!({ "properties": properties })
-    }
-}
-
-/// How long a node is paid for beside its job.
-pub fn besides(plan: &AzuremlPlan) -> Duration {
-    match plan.compute {
-        Placement::Cluster => IDLE + AROUND,
-        Placement::Serverless => AROUND,
     }
 }
 

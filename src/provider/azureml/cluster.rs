@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -13,12 +14,13 @@ use super::{
     },
     Azureml, body,
     client::Call,
-    job::{self, Stage},
+    job,
     refusal::{Refusal, told},
 };
 use crate::job::{
     azureml::{AzuremlPlan, Cluster},
     id::AttemptId,
+    units::Money,
 };
 
 /// So many of a cluster's errors are told.
@@ -45,10 +47,10 @@ impl Azureml {
             if let Some(tags) = tags.filter(|tags| tags[body::OURS] != "1" || !mark.reaches(job::said(tags))) {
                 return Err(namesake(&format!("a cluster {name}"), &mark.belongs(job::said(&tags))));
             }
-            let needed = self.jobs().await?.iter().filter(|job| job::is_live(job) && is_on(job, &id)).count() + 1;
+            let needed = on(&self.jobs().await?, &id).fold(self.nodes, |all, job| all.saturating_add(job::nodes(job)));
             match there.as_ref().map(|cluster| cluster["properties"]["provisioningState"].as_str().unwrap_or_default()) {
                 Some("Creating" | "Updating" | "Deleting") => sleep(self.client.pace.look).await,
-                Some("Succeeded") if there.as_ref().is_some_and(|cluster| most(cluster) >= needed) => return Ok(id),
+                Some("Succeeded") if there.as_ref().is_some_and(|cluster| most(cluster) >= u64::from(needed)) => return Ok(id),
                 _ => {
                     let region = self.client.region().await?;
                     let body = body::cluster(wanted, &region, needed, attempt, mark);
@@ -80,7 +82,7 @@ impl Azureml {
         for cluster in clusters {
             let Some(name) = name(cluster) else { continue };
             let id = self.client.id(&["computes", name.as_str()])?;
-            if !jobs.iter().any(|job| job::is_live(job) && is_on(job, &id)) {
+            if on(jobs, &id).next().is_none() {
                 found.push((name, cluster));
             }
         }
@@ -133,25 +135,40 @@ pub fn is_on(job: &Value, id: &str) -> bool {
     job::cluster(job).is_some_and(|cluster| cluster.eq_ignore_ascii_case(id))
 }
 
+/// The live ones of `jobs` that are on the cluster with this resource id.
+fn on<'j>(jobs: &'j [Value], id: &'j str) -> impl Iterator<Item = &'j Value> {
+    jobs.iter().filter(move |job| job::is_live(job) && is_on(job, id))
+}
+
 pub fn name(cluster: &Value) -> Option<Cluster> {
     cluster["name"].as_str()?.parse().ok()
 }
 
 /// How many nodes it may have.
-fn most(cluster: &Value) -> usize {
-    let most = cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0);
-    usize::try_from(most).unwrap_or(usize::MAX)
+fn most(cluster: &Value) -> u64 {
+    cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0)
 }
 
 pub fn is_ours(cluster: &Value) -> bool {
     cluster["tags"][body::OURS] == "1"
 }
 
-/// Whether more nodes of a cluster of ours are paid for than jobs work on: one that waits is about to have one of them.
-pub fn prepares(cluster: &Value, jobs: &[Value]) -> bool {
-    let id = cluster["id"].as_str().unwrap_or_default();
-    let working = |found: &&Value| job::stage(found).is_ok_and(|stage| stage == Stage::Running) && is_on(found, id);
-    is_ours(cluster) && nodes(cluster) > jobs.iter().filter(working).count() as u64
+/// Whether nodes of a cluster of ours are paid for that this job is about to have: those that no job works on are for the oldest
+/// that waits.
+pub fn prepares(cluster: &Value, jobs: &[Value], waiting: &Value) -> bool {
+    let before = |other: &&Value| {
+        let turn = |job: &Value| (job::created(job), job::name(job).map(str::to_owned));
+        !job::is_waiting(other) || turn(other) < turn(waiting)
+    };
+    let taken = on(jobs, cluster["id"].as_str().unwrap_or_default()).filter(before).map(|job| u64::from(job::nodes(job)));
+    is_ours(cluster) && nodes(cluster) > taken.sum::<u64>()
+}
+
+/// Since when a cluster may have had the nodes of a job that began to work then, if it did: by its own word, which is of the last
+/// change of their number.
+pub fn allocated(cluster: &Value, of: &Value, begun: Option<Timestamp>) -> Option<Timestamp> {
+    let changed = job::time(&cluster["properties"]["properties"]["allocationStateTransitionTime"])?;
+    (job::created(of) <= changed && begun.is_none_or(|begun| changed <= begun)).then_some(changed)
 }
 
 /// The nodes that are paid for.
@@ -168,15 +185,20 @@ pub fn machine(cluster: &Value) -> (&str, bool) {
     (wanted["vmSize"].as_str().unwrap_or_default(), wanted["vmPriority"] == "LowPriority")
 }
 
+/// The price of so many nodes.
+pub fn of_nodes(price: Money, nodes: u32) -> Money {
+    price.for_time(Duration::from_secs(3_600).saturating_mul(nodes))
+}
+
 /// A cluster that is paid for though no job is on it; it leaves by itself after a while.
-pub fn resource(cluster: &Value, price_of_node: crate::job::units::Money, mark: &Mark<'_>) -> Option<Resource> {
+pub fn resource(cluster: &Value, price_of_node: Money, mark: &Mark<'_>) -> Option<Resource> {
     let nodes = u32::try_from(nodes(cluster)).ok().filter(|nodes| *nodes > 0)?;
     Some(Resource {
         name: name(cluster)?.to_string(),
         attempt: job::attempt(&cluster["tags"])?,
         since: job::created(cluster),
         expires: None,
-        price_per_hour: price_of_node.for_time(Duration::from_secs(3_600).saturating_mul(nodes)),
+        price_per_hour: of_nodes(price_of_node, nodes),
         belongs: mark.belongs(job::said(&cluster["tags"])),
     })
 }

@@ -11,7 +11,10 @@ use super::{
     body,
     refusal::{Refusal, told},
 };
-use crate::job::id::{AttemptId, JobId};
+use crate::job::{
+    azureml::START,
+    id::{AttemptId, JobId},
+};
 
 /// Parts of the words in which the service says that a machine could not begin with a job, and no other would.
 const UNFIT: [&str; 8] = [
@@ -65,6 +68,12 @@ pub fn attempt(tags: &Value) -> Option<AttemptId> {
     AttemptId::from_machine_name(&id.machine_name())
 }
 
+/// How many nodes it has when it has all.
+pub fn nodes(job: &Value) -> u32 {
+    let wanted = job["properties"]["resources"]["instanceCount"].as_u64();
+    wanted.map_or(1, |nodes| u32::try_from(nodes).unwrap_or(u32::MAX)).max(1)
+}
+
 pub fn created(resource: &Value) -> Timestamp {
     time(&resource["systemData"]["createdAt"]).unwrap_or(Timestamp::UNIX_EPOCH)
 }
@@ -74,7 +83,15 @@ pub fn started(details: &Value) -> Option<Timestamp> {
     time(&details["startTimeUtc"])
 }
 
-fn time(text: &Value) -> Option<Timestamp> {
+/// Since when a job may have had its nodes, by the run history: what is reckoned for their start before its programs began, or
+/// could not begin. `None` while they have not, and for one that never had any.
+pub fn began(job: &Value, details: &Value) -> Option<Timestamp> {
+    let failed = || time(&details["endTimeUtc"]).filter(|_| status(job) == "Failed");
+    let begun = started(details).or_else(failed)?;
+    Some(begun.checked_sub(START).unwrap_or(Timestamp::MIN).max(created(job)))
+}
+
+pub fn time(text: &Value) -> Option<Timestamp> {
     text.as_str()?.parse().ok()
 }
 
@@ -101,6 +118,11 @@ pub fn is_live(job: &Value) -> bool {
     stage(job).map_or(true, |stage| stage != Stage::Over)
 }
 
+/// Whether it has no node yet, for sure.
+pub fn is_waiting(job: &Value) -> bool {
+    stage(job).is_ok_and(|stage| stage == Stage::Waiting)
+}
+
 /// The resource id of the cluster that it runs on.
 pub fn cluster(job: &Value) -> Option<&str> {
     job["properties"]["computeId"].as_str()
@@ -122,6 +144,14 @@ pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
         _ => message,
     };
     Sighting::Dead { why }
+}
+
+/// Whether its agent ended since somebody denied it something: another attempt's would fare no better.
+pub fn was_denied(details: &Value) -> bool {
+    const DENIED: &str = "4";
+    let said = told(details).map(|(_, message)| message).unwrap_or_default();
+    let code = said.split_once("exited with status code ").map(|(_, rest)| rest.split(|c: char| !c.is_ascii_digit()).next());
+    code == Some(Some(DENIED))
 }
 
 #[cfg(test)]
@@ -183,6 +213,30 @@ mod tests {
         ] {
             assert_eq!(ended("Failed", why, false), Sighting::Unfit { why: why.to_owned() });
         }
+    }
+
+    #[test]
+    fn an_agent_that_was_denied_something_is_known_by_its_exit_code() {
+        let ended = |message: &str| was_denied(&json!({ "error": { "code": "UserError", "message": message } }));
+        assert!(ended("Execution failed. User process 'sh' exited with status code 4. Please check the log."));
+        for other in ["exited with status code 1", "exited with status code 42.", "exited with status code ", "4", ""] {
+            assert!(!ended(&format!("Execution failed. User process {other}")), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_start_of_a_node_that_nobody_saw_is_reckoned() {
+        let since = |status: &str, started: Option<&str>, ended: Option<&str>| {
+            let job = json!({ "systemData": { "createdAt": "2026-11-20T12:00:00Z" }, "properties": { "status": status } });
+            let at = |time: Option<&str>| time.map(|time| format!("2026-11-20T{time}:00Z"));
+            let began = began(&job, &json!({ "startTimeUtc": at(started), "endTimeUtc": at(ended) }));
+            began.map(|time| time.strftime("%H:%M").to_string())
+        };
+        let told = |time: &str| Some(time.to_owned());
+        assert_eq!(since("Running", Some("12:30"), None), told("12:20"));
+        assert_eq!(since("Completed", Some("12:04"), Some("12:30")), told("12:00"), "not before it was asked for");
+        assert_eq!(since("Failed", None, Some("13:30")), told("13:20"), "its image could not be pulled");
+        assert_eq!((since("Canceled", None, Some("13:30")), since("Queued", None, None)), (None, None));
     }
 
     #[test]

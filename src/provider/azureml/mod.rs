@@ -74,6 +74,8 @@ const TRIES: u32 = 3;
 const FAREWELL: Duration = Duration::from_secs(3_600);
 /// No job is begun for less.
 const SHORTEST: Duration = Duration::from_secs(60);
+/// An agent that ends when its time is over has so long to do so before the service ends it.
+const GRACE: Duration = Duration::from_secs(30);
 
 pub struct Azureml {
     client: Client,
@@ -82,6 +84,8 @@ pub struct Azureml {
     prices: Prices,
     /// Where the store is, if it is in blobs.
     container: Option<Named>,
+    /// Of each job: one, since no plan asks for more.
+    nodes: u32,
 }
 
 impl Azureml {
@@ -100,7 +104,7 @@ impl Azureml {
         let client = Client::new(endpoint("FTCTL_ENDPOINT_AZUREML"), place, variables)?;
         let prices = Prices::new(endpoint("FTCTL_ENDPOINT_AZURE_PRICES"), prices)?;
         let container = azure::named(party.store.url(), variables);
-        Ok(Self { client, party, clock, prices, container })
+        Ok(Self { client, party, clock, prices, container, nodes: 1 })
     }
 
     async fn mark(&self) -> Result<Mark<'_>, Refusal> {
@@ -154,7 +158,7 @@ impl Azureml {
             Placement::Cluster => Some(self.prepared(attempt, wanted, mark).await?),
             Placement::Serverless => None,
         };
-        let time = time_to_work(plan, wanted)?;
+        let time = time_to_work(plan)?;
         let expires = after(self.clock.now(), plan.lifetime().saturating_add(plan.max_wait.0));
         let command = body::Command {
             attempt,
@@ -165,6 +169,7 @@ impl Azureml {
             variables: self.variables(&attempt.job, &wanted.identity, expires).await?,
             time,
             expires,
+            nodes: self.nodes,
         };
         let put = Call::put(self.client.url(&["jobs", &attempt.machine_name()])?, command.body(mark));
         self.client.change(put).await
@@ -204,6 +209,18 @@ impl Azureml {
         }
     }
 
+    /// Why a job is over.
+    async fn last_words(&self, found: &Value, details: &Value) -> Result<Sighting, Refusal> {
+        let end = job::end(found, details, self.has_lost_nodes(found).await?);
+        if !job::was_denied(details) {
+            return Ok(end);
+        }
+        // Its agent may not use the store, and said so until it gave up.
+        let console = console::read(&self.client, details, 0).await?;
+        let said = console.text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(refusal::plain);
+        Ok(said.map_or(end, |why| Sighting::Unfit { why }))
+    }
+
     /// A live job as something that exists. One in the queue costs nothing until a node is prepared.
     async fn resource(
         &self,
@@ -213,25 +230,27 @@ impl Azureml {
         mark: &Mark<'_>,
     ) -> Result<Option<Resource>, Refusal> {
         let (Some(name), Some(attempt)) = (job::name(live), job::attempt(job::tags(live))) else { return Ok(None) };
-        let begun = if job::stage(live).is_ok_and(|stage| stage == Stage::Waiting) {
-            None
-        } else {
-            job::started(&self.history(name).await?)
-        };
+        let details = if job::is_waiting(live) { Value::Null } else { self.history(name).await? };
+        let begun = job::started(&details);
         let on = clusters.iter().find(|cluster| cluster["id"].as_str().is_some_and(|id| cluster::is_on(live, id)));
-        let is_paid = begun.is_some() || on.is_some_and(|cluster| cluster::prepares(cluster, jobs));
+        let is_paid = begun.is_some() || on.is_some_and(|cluster| cluster::prepares(cluster, jobs, live));
+        let allocated = on.and_then(|cluster| cluster::allocated(cluster, live, begun));
         let limit = live["properties"]["limits"]["timeout"].as_str().and_then(body::read_seconds);
         Ok(Some(Resource {
             name: name.to_owned(),
             attempt,
-            since: begun.unwrap_or_else(|| job::created(live)),
+            since: allocated.or(job::began(live, &details)).unwrap_or_else(|| job::created(live)),
             expires: begun.zip(limit).map(|(begun, limit)| after(begun, limit)),
-            price_per_hour: if is_paid { self.price_of(live, on, region) } else { Money::ZERO },
+            price_per_hour: if is_paid {
+                cluster::of_nodes(self.price_of(live, on, region), job::nodes(live))
+            } else {
+                Money::ZERO
+            },
             belongs: mark.belongs(job::said(job::tags(live))),
         }))
     }
 
-    /// The price of an hour of a job's machine as the service describes it, not as a plan once wanted it.
+    /// The price of an hour of each of a job's nodes as the service describes it, not as a plan once wanted it.
     fn price_of(&self, live: &Value, on: Option<&Value>, region: &str) -> Money {
         let (size, spot) = on.map_or_else(
             || {
@@ -250,22 +269,27 @@ impl Azureml {
             self.cancel(name).await?;
         }
         while begun.elapsed() <= self.client.pace.end {
-            let mut left = Vec::new();
-            for name in live {
-                let found = self.client.find(&["jobs", &name]).await?;
-                if found.as_ref().is_some_and(job::is_live) {
-                    left.push(name);
-                }
-            }
-            if left.is_empty() {
+            live = self.live(live).await?;
+            if live.is_empty() {
                 return Ok(());
             }
-            live = left;
             sleep(self.client.pace.look).await;
         }
         let message = format!("cancelled, and not over after {} s: {}", self.client.pace.end.as_secs(), live.join(", "));
         Err(ProviderError::new(Class::Network, message)
             .fix("cancel it in the studio (https://ml.azure.com), or delete its cluster there"))
+    }
+
+    /// Those of these jobs that are not over.
+    async fn live(&self, mut names: Vec<String>) -> Result<Vec<String>, Refusal> {
+        let mut live = Vec::new();
+        for name in names.drain(..) {
+            let found = self.client.find(&["jobs", &name]).await?;
+            if found.as_ref().is_some_and(job::is_live) {
+                live.push(name);
+            }
+        }
+        Ok(live)
     }
 
     async fn cancel(&self, name: &str) -> Result<(), Refusal> {
@@ -370,10 +394,17 @@ impl Provider for Azureml {
             Stage::Waiting | Stage::Over => false,
         };
         Ok(match stage {
-            Stage::Over => job::end(&found, &self.history(&name).await?, self.has_lost_nodes(&found).await?),
+            Stage::Over => self.last_words(&found, &self.history(&name).await?).await?,
             _ if works => Sighting::Alive { agent: true },
             _ => Sighting::Queued { since: job::created(&found), why: self.want_of_node(&found).await? },
         })
+    }
+
+    async fn began(&self, attempt: &AttemptId) -> Result<Option<Timestamp>> {
+        match self.find(attempt).await? {
+            Some(found) => Ok(job::began(&found, &self.history(&attempt.machine_name()).await?)),
+            None => Ok(None),
+        }
     }
 
     /// The service's own word: it hears of the node, not of the agent.
@@ -426,17 +457,28 @@ impl Provider for Azureml {
         let mut own = self.jobs().await?;
         own.retain(|found| job::is_of(job::tags(found), job, &mark));
         let live = own.iter().filter(|found| job::is_live(found)).filter_map(job::name).map(str::to_owned);
-        self.end(live.collect()).await?;
-        // What is billed is nodes. A cluster that was made for this job, or that it was on, may have some.
+        let live: Vec<String> = live.collect();
+        let ended = self.end(live.clone()).await;
+        // What is billed is nodes. A cluster that was made for this job, or that it was on, may have some; a job that does not end
+        // goes with it.
         let mut clusters = self.clusters().await?;
         clusters.retain(|cluster| {
             let was_on = own.iter().any(|own| cluster["id"].as_str().is_some_and(|id| cluster::is_on(own, id)));
             mark.reaches(job::said(&cluster["tags"])) && (was_on || cluster["tags"][body::JOB] == job.as_str())
         });
-        for (name, _) in self.unneeded(&clusters, &self.jobs().await?)? {
-            self.remove(&name).await?;
+        let mut others = self.jobs().await?;
+        others.retain(|found| !job::is_of(job::tags(found), job, &mark));
+        for (name, _) in self.unneeded(&clusters, &others)? {
+            let failed = |error: ProviderError| ProviderError {
+                message: format!("cannot delete the cluster {name}: {}", error.message),
+                ..error
+            };
+            self.remove(&name).await.map_err(|refusal| failed(refusal.into()))?;
         }
-        Ok(())
+        match ended {
+            Err(_) if self.live(live).await?.is_empty() => Ok(()),
+            ended => ended,
+        }
     }
 
     async fn list(&self) -> Result<Vec<Resource>> {
@@ -467,7 +509,7 @@ impl Provider for Azureml {
 /// Refuses a plan that can never run here, before anybody is asked or paid. `endpoint` is where Azure is asked.
 fn possible(plan: &Plan, wanted: &AzuremlPlan, endpoint: &str) -> Result<()> {
     let refuse = |message: String, fix: String| Err(ProviderError::new(Class::Invalid, message).fix(fix));
-    time_to_work(plan, wanted)?;
+    time_to_work(plan)?;
     if !line::reaches(endpoint, &plan.store) {
         let message = format!("a node of Azure ML cannot reach the store {}: it is a directory here", plan.store);
         return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
@@ -484,16 +526,16 @@ fn possible(plan: &Plan, wanted: &AzuremlPlan, endpoint: &str) -> Result<()> {
 
 /// How long the service lets an attempt work: its node is paid for before and after that, too. Fails as [`Class::Invalid`] when
 /// that leaves nothing.
-fn time_to_work(plan: &Plan, wanted: &AzuremlPlan) -> Result<Duration> {
-    let (lifetime, besides) = (plan.lifetime(), body::besides(wanted));
-    let left = lifetime.saturating_sub(besides);
-    if left >= SHORTEST {
-        return Ok(left);
+fn time_to_work(plan: &Plan) -> Result<Duration> {
+    if plan.work() >= SHORTEST {
+        return Ok(plan.work() + GRACE);
     }
+    let [before, after] = plan.compute.besides();
     let message = format!(
-        "{} of a machine's time leave no minute to train: a node is paid for {} s before and after its job",
-        Span(lifetime),
-        besides.as_secs()
+        "{} of a machine's time leave no minute to train: {} are kept back for a node's start, which is paid for, and {} for its end",
+        Span(plan.lifetime()),
+        Span(before),
+        Span(after)
     );
     Err(ProviderError::new(Class::Invalid, message).fix("give --ttl or --max-cost more"))
 }

@@ -113,6 +113,18 @@ impl Place {
     }
 }
 
+/// Simulated time, which a sleep moves ahead.
+#[async_trait]
+impl Clock for Devcloud {
+    fn now(&self) -> Timestamp {
+        Devcloud::now(self)
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.skip(duration);
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.devcloud.shut_down();

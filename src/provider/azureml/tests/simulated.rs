@@ -9,9 +9,13 @@ use crate::{
     store::Store,
 };
 
+mod gangs;
+mod histories;
+
 /// In place of ftctl in a node: counts its starts, and works until it is told that it may end.
 const AGENT: &str = r#"#!/bin/sh
 echo "$*" >"$HOME/arguments"
+echo "$RANK of $WORLD_SIZE on $AZUREML_CR_NODE_RANK" >"$HOME/rank"
 echo started >>"$HOME/starts"
 echo hello
 until [ -e "$HOME/finish" ]; do sleep 0.05; done
@@ -27,6 +31,18 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.devcloud.shut_down();
+    }
+}
+
+/// Simulated time, which a sleep moves ahead.
+#[async_trait]
+impl Clock for Devcloud {
+    fn now(&self) -> Timestamp {
+        Devcloud::now(self)
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.skip(duration);
     }
 }
 
@@ -69,7 +85,12 @@ impl Place {
     }
 
     fn home(&self, attempt: &AttemptId) -> PathBuf {
-        self.state.path().join(attempt.machine_name()).join("life-0/node-0")
+        self.node(attempt, 0)
+    }
+
+    /// The directory of one of the attempt's nodes.
+    fn node(&self, attempt: &AttemptId, node: usize) -> PathBuf {
+        self.state.path().join(attempt.machine_name()).join(format!("life-0/node-{node}"))
     }
 
     /// Waits until the attempt is as it shall be, and answers how.
@@ -85,15 +106,17 @@ impl Place {
         }
     }
 
-    /// Takes away the attempt's node.
-    async fn take(&self, attempt: &AttemptId) {
-        self.pull(&format!("preempt?job={}", attempt.machine_name())).await;
+    /// Pulls one of devcloud's levers.
+    async fn pull(&self, method: reqwest::Method, lever: &str) -> Value {
+        let (here, secret) = (&self.environment["FTCTL_ENDPOINT_AZUREML"], &self.environment["IDENTITY_HEADER"]);
+        let request = reqwest::Client::new().request(method, format!("{here}/devcloud/{lever}")).bearer_auth(secret);
+        let answer = request.send().await.expect("an answer").error_for_status().expect("done");
+        serde_json::from_slice(&answer.bytes().await.expect("a body")).expect("JSON")
     }
 
-    async fn pull(&self, lever: &str) {
-        let (here, secret) = (&self.environment["FTCTL_ENDPOINT_AZUREML"], &self.environment["IDENTITY_HEADER"]);
-        let done = reqwest::Client::new().post(format!("{here}/devcloud/{lever}")).bearer_auth(secret).send().await;
-        assert_eq!(done.expect("an answer").status(), 200);
+    /// Takes away one of the attempt's nodes.
+    async fn take(&self, attempt: &AttemptId, node: usize) {
+        self.pull(reqwest::Method::POST, &format!("preempt?job={}&node={node}", attempt.machine_name())).await;
     }
 
     async fn provisioned(&self, attempt: &AttemptId) {
@@ -181,7 +204,7 @@ async fn a_preemption_and_an_image_that_cannot_be_pulled_are_told_apart() {
     let (one, two) = (attempt("taken"), AttemptId::new(&attempt("taken").job, 2));
     place.provisioned(&one).await;
     place.until(&one, |_| place.starts(&one) == 1).await;
-    place.take(&one).await;
+    place.take(&one, 0).await;
     assert_eq!(
         place.until(&one, |seen| matches!(seen, Sighting::Dead { .. })).await,
         Sighting::Dead { why: "preempted".to_owned() }
@@ -192,6 +215,61 @@ async fn a_preemption_and_an_image_that_cannot_be_pulled_are_told_apart() {
     let seen = place.until(&two, |seen| matches!(seen, Sighting::Dead { .. } | Sighting::Unfit { .. })).await;
     assert!(matches!(&seen, Sighting::Unfit { why } if why.contains("Docker image")), "{seen:?}");
     place.provider().destroy(&one.job).await.expect("destroyed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_without_rights_says_so_once_and_is_not_tried_again() {
+    let (place, one) = (Place::new(json!({})).await, attempt("rights"));
+    let why = "error: azure://account/box: this identity is not allowed to read it";
+    fs::write(place.state.path().join("agent"), format!("#!/bin/sh\necho '{why}'\nexit 4\n")).expect("written");
+    place.provisioned(&one).await;
+    let seen = place.until(&one, |seen| !matches!(seen, Sighting::Queued { .. } | Sighting::Alive { .. })).await;
+    assert_eq!(seen, Sighting::Unfit { why: why.to_owned() });
+    place.provider().destroy(&one.job).await.expect("destroyed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_cannot_be_cancelled_goes_with_its_cluster_unless_another_needs_that() {
+    let place = Place::new(json!({ "troubles": [{ "job": "-a1", "kind": "no_cancel" }] })).await;
+    let (one, two) = (attempt("deaf"), AttemptId::new(&attempt("other").job, 2));
+    let impatient = || {
+        let mut provider = place.provider();
+        provider.client.pace.end = Duration::from_millis(200);
+        provider
+    };
+    for attempt in [&one, &two] {
+        place.provisioned(attempt).await;
+        place.until(attempt, |seen| *seen == Sighting::Alive { agent: true }).await;
+    }
+    let error = impatient().destroy(&one.job).await.expect_err("it goes on");
+    assert!(error.message.contains("not over after") && error.message.contains(&one.machine_name()), "{error}");
+    assert_eq!(place.provider().observe(&two).await, Ok(Sighting::Alive { agent: true }), "the other is left alone");
+    place.provider().destroy(&two.job).await.expect("destroyed");
+    impatient().destroy(&one.job).await.expect("destroyed");
+    assert!(matches!(place.provider().observe(&one).await, Ok(Sighting::Dead { .. })));
+    assert_eq!(place.provider().list().await, Ok(Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_nobody_saw_has_a_beginning_and_a_node_that_is_prepared_has_a_price() {
+    let (place, one) = (Place::new(json!({ "boot": "3600s" })).await, attempt("unseen"));
+    place.provisioned(&one).await;
+    let provider = place.provider();
+    let listed = async || provider.list().await.expect("listed").pop().expect("there");
+    let asked = Instant::now();
+    while listed().await.price_per_hour == Money::ZERO {
+        assert!(asked.elapsed() < Duration::from_secs(60), "no node");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let prepared = listed().await.since;
+    assert!(matches!(provider.observe(&one).await, Ok(Sighting::Queued { .. })));
+    assert_eq!(provider.began(&one).await, Ok(None), "its programs did not begin");
+    place.devcloud.skip(Duration::from_secs(3_600));
+    place.finish(&one).await;
+    let began = provider.began(&one).await.expect("known").expect("it did");
+    assert!(began <= prepared, "reckoned: {began}, {prepared}");
+    provider.destroy(&one.job).await.expect("destroyed");
+    assert_eq!(provider.began(&attempt("nothing")).await, Ok(None));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -237,7 +315,7 @@ async fn each_process_is_read_through_every_retry_and_the_service_where_it_is_to
     let (provider, mut cursor) = (place.provider(), Cursor::new());
     let output = |rank, text: &str| Output { rank, text: text.to_owned() };
     assert_eq!(provider.output(&one, None, &mut cursor).await, Ok(vec![output(Some(0), "hello\n")]));
-    place.pull(&format!("preempt?job={}&restarts=true", one.machine_name())).await;
+    place.pull(reqwest::Method::POST, &format!("preempt?job={}&restarts=true", one.machine_name())).await;
     let begun = Instant::now();
     let mut again = Vec::new();
     while again.is_empty() {

@@ -18,7 +18,7 @@ const TTL: Duration = Duration::from_secs(100);
 
 /// Carries a job to its end whose zones have machines after `shortage`. Answers its record and its receipt.
 async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan)) -> (Record, Receipt) {
-    let clock = Arc::new(histories::Simulated(place.devcloud.clone()));
+    let clock: Arc<dyn Clock> = place.devcloud.clone();
     let mut gce = place.provider();
     gce.clock = clock.clone();
     let zones = vec!["us-central1-a".into(), "us-central1-b".into()];

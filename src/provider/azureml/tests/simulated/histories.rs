@@ -1,0 +1,63 @@
+//! Random lives of jobs on the simulated Azure ML.
+
+use super::*;
+use crate::provider::conformance::histories::{Cloud, Dice, play_all};
+
+fn script(dice: &mut Dice) -> Value {
+    let faults = dice.faults([
+        "Compute_CreateOrUpdate",
+        "Compute_Get",
+        "Compute_Delete",
+        "Operations_Get",
+        "Jobs_CreateOrUpdate",
+        "Jobs_Get",
+        "Jobs_List",
+        "Jobs_Cancel",
+        "RunHistory_GetDetails",
+    ]);
+    let one_in = |dice: &mut Dice, sides| dice.below(sides) == 0;
+    let out: Vec<&str> = one_in(dice, 6).then_some("Standard_NC4as_T4_v3").into_iter().collect();
+    let preemption = |dice: &mut Dice, (number, after): (u64, u64)| json!({ "job": format!("-a{number}"), "after": format!("{after}s"), "restarts": one_in(dice, 3) });
+    let preemptions: Vec<Value> = dice.losses().into_iter().map(|loss| preemption(dice, loss)).collect();
+    let unfit: Vec<Value> =
+        one_in(dice, 6).then(|| json!({ "job": format!("-a{}", dice.below(3) + 1), "kind": "no_image" })).into_iter().collect();
+    let mut span = |sides| format!("{}s", dice.below(sides));
+    json!({
+        "allocation": span(60), "boot": span(240), "preparation": span(240), "operation": span(10), "leaving": span(30),
+        "price_factor": dice.price_factor(), "notice": "0s", "farewell": "0s", "faults": faults, "stock_outs": out, "preemptions": preemptions,
+        "troubles": unfit, "timeout_from_submission": one_in(dice, 2),
+    })
+}
+
+#[async_trait]
+impl Cloud for Place {
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.devcloud.clone()
+    }
+
+    fn player(&self) -> Arc<dyn Provider> {
+        Arc::new(Azureml { clock: self.devcloud.clone(), ..self.provider() })
+    }
+
+    fn plan(&self) -> Plan {
+        plan_of(AzuremlSpec::default())
+    }
+
+    fn image(&self) -> TrainerImage {
+        image()
+    }
+
+    async fn bill(&self) -> Value {
+        self.pull(reqwest::Method::GET, "bill").await
+    }
+
+    /// A cluster is made, and its nodes are found.
+    fn turn(&self) -> Duration {
+        Duration::from_secs(120)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_history_costs_more_than_its_ceiling_and_nothing_outlives_it() {
+    play_all(script, Place::new).await;
+}
