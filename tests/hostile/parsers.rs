@@ -51,9 +51,9 @@ pub const PARSERS: &[Parser] = &[
     ("checkpoint", checkpoint_manifest),
     ("artifacts", artifacts_manifest),
     ("lease", lease),
-    ("heartbeat", json::<Heartbeat>),
-    ("exit", json::<ExitRecord>),
-    ("cancel", json::<CancelRequest>),
+    ("heartbeat", value::<Heartbeat>),
+    ("exit", value::<ExitRecord>),
+    ("cancel", value::<CancelRequest>),
     ("console", kept_console),
     ("debt", debts),
     ("name", name),
@@ -154,7 +154,7 @@ fn lease(bytes: &[u8]) {
 }
 
 /// What an agent or a user writes for the others, and is read whole.
-fn json<T: serde::de::DeserializeOwned>(bytes: &[u8]) {
+fn value<T: serde::de::DeserializeOwned>(bytes: &[u8]) {
     now(async {
         let store = stored("value.json", bytes).await;
         let _ = find_json::<T>(&*store, "value.json").await;

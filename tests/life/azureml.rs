@@ -1,6 +1,6 @@
 //! A job on the simulated Azure ML with its store in blobs: nodes that are processes, the real agent, the real trainer.
 
-use std::env;
+use std::{env, fs};
 
 use crate::{
     azurite,
