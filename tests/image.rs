@@ -525,7 +525,7 @@ fn wrong_values_are_refused_before_anything_is_built() {
     let world = World::new();
     world.sandbox.write("empty.pem", "");
     for (arguments, words) in [
-        (&["push", "registry.example.org/Team/x"][..], "is no repository"),
+        (&["push", "registry.example.org/Team/x"][..], "is not a repository"),
         (&["build", "--ca-bundle", "missing.pem"], "missing.pem"),
         (&["build", "--ca-bundle", "empty.pem"], "no certificate"),
         (&["build", "--prebuilt", "nowhere"], "there is no ftctl in"),

@@ -73,7 +73,7 @@ impl Source {
         };
         let here = |url: &Url| url.scheme() == "http" && url.host_str().is_some_and(transit::is_loopback);
         if address != SERVICE && !Url::parse(&address).is_ok_and(|url| here(&url)) {
-            return Err(format!("{ENDPOINT} is no http address of this machine: no notice of a preemption is heard"));
+            return Err(format!("{ENDPOINT} is not an http address of this machine: no notice of a preemption is heard"));
         }
         let http = transit::direct().timeout(ANSWER).build();
         let http = http.map_err(|error| format!("no notice of a preemption is heard: {}", transit::why(&error)))?;
@@ -106,7 +106,7 @@ impl Source {
     }
 
     async fn notice(&self) -> Result<Option<Notice>, String> {
-        let strange = |_| "its answer is no list of events".to_owned();
+        let strange = |_| "its answer is not a list of events".to_owned();
         let list: Events = serde_json::from_slice(&self.ask(EVENTS).await?).map_err(strange)?;
         let mut preemptions = list.events.into_iter().filter(|event| event.kind == "Preempt").peekable();
         if preemptions.peek().is_none() {
@@ -144,11 +144,11 @@ impl Agent<'_> {
     fn take_note(&self, notice: Option<&Notice>) {
         let text = notice.map(|notice| {
             let when = notice.at.map_or_else(|| "now".to_owned(), |at| format!("at {at}"));
-            format!("is to be taken away by its cloud {when}, unless the cloud changes its mind")
+            format!("will be preempted {when}, unless the cloud withdraws the notice")
         });
         self.tell(&match &text {
             Some(text) => format!("this machine {text}; a checkpoint is saved now, and the training goes on"),
-            None => "the cloud has changed its mind: this machine stays".to_owned(),
+            None => "the cloud has withdrawn the notice: this machine stays".to_owned(),
         });
         self.notice.send_replace(text);
     }

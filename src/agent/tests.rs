@@ -619,9 +619,9 @@ async fn a_notice_of_the_cloud_saves_and_ends_nothing() {
         bench.said("saved 1").await;
         until(async || trouble().await.is_some()).await;
         let told = trouble().await.unwrap();
-        assert!(told.starts_with("is to be taken away by its cloud at 2026-11-26T18:29:47Z"), "{told}");
+        assert!(told.starts_with("will be preempted at 2026-11-26T18:29:47Z"), "{told}");
         imds.announce(&[]);
-        bench.said("ftctl: the cloud has changed its mind: this machine stays").await;
+        bench.said("ftctl: the cloud has withdrawn the notice: this machine stays").await;
         until(async || trouble().await.is_none()).await;
         assert_eq!(bench.steps().await, [1], "it was saved once, and is in the store");
         imds.announce(&[("B", "Preempt", "node_7")]);
@@ -666,7 +666,7 @@ async fn a_trainer_that_does_not_know_the_wish_to_save_goes_on() {
     let script = async {
         bench.said("ready").await;
         imds.announce(&[("A", "Preempt", "node_7")]);
-        until(async || bench.log().await.contains("ftctl: this machine is to be taken away")).await;
+        until(async || bench.log().await.contains("ftctl: this machine will be preempted")).await;
         fs::write(bench.folder().path().join("go"), "").unwrap();
     };
     let (record, ()) = tokio::join!(agent.run(&cache, std::future::pending()), script);

@@ -199,7 +199,7 @@ pub(super) fn why(reason: ExitReason) -> &'static str {
     match reason {
         ExitReason::Succeeded => "the work is done",
         ExitReason::Failed => "the trainer failed",
-        ExitReason::Preempted => "the machine, or the trainer on it, was taken away",
+        ExitReason::Preempted => "the machine was preempted, or its trainer was killed",
         ExitReason::Cancelled => "a user cancelled the job",
         ExitReason::Deadline => "the deadline came",
         ExitReason::LostLease => "another attempt holds the job",

@@ -126,7 +126,7 @@ impl Agent {
         }
         // clap asks for all three.
         let (job, attempt, store) = (self.job.as_deref().unwrap_or_default(), self.attempt.unwrap_or(0), self.store.as_deref());
-        let job = JobId::parse(job).ok_or_else(|| usage(format!("`{job}` is no id of a job")))?;
+        let job = JobId::parse(job).ok_or_else(|| usage(format!("`{job}` is not the id of a job")))?;
         if !(1..=MAX_ATTEMPTS).contains(&attempt) {
             return Err(usage(format!("a job has attempts 1 to {MAX_ATTEMPTS}, not {attempt}")));
         }

@@ -72,7 +72,7 @@ struct Common {
 }
 
 fn speed(text: &str) -> Result<f64, String> {
-    let speed: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    let speed: f64 = text.parse().map_err(|_| format!("`{text}` is not a number"))?;
     if (1.0..=100_000.0).contains(&speed) { Ok(speed) } else { Err("it is between 1 and 100000".to_owned()) }
 }
 

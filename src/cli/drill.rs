@@ -59,7 +59,7 @@ impl Show for Drill {
     fn text(&self) -> String {
         let mut table = Table::default();
         table.pair("job", self.id.to_string());
-        table.pair("attempt taken away", self.attempt.to_string());
+        table.pair("preempted attempt", self.attempt.to_string());
         table.pair("recovery", format::duration(Duration::try_from_secs_f64(self.recovery_seconds).unwrap_or_default()));
         table.pair("steps repeated", format::number(self.lost_steps));
         table.pair("money wasted", self.wasted.to_string());

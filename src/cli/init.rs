@@ -161,7 +161,7 @@ fn translated(
 fn bounded(path: &Path) -> Result<String, String> {
     let cannot = |error: io::Error| format!("cannot read {}: {error}", path.display());
     if !fs::metadata(path).map_err(cannot)?.is_file() {
-        return Err(format!("{} is no file", path.display()));
+        return Err(format!("{} is not a file", path.display()));
     }
     let mut text = String::new();
     File::open(path).and_then(|file| file.take(azureml::MOST as u64 + 1).read_to_string(&mut text)).map_err(cannot)?;

@@ -132,7 +132,7 @@ async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> 
         .collect();
     let url = reqwest::Url::parse(&format!("http://devcloud{target}")).ok();
     let mut request = Request { method, url, headers, body: Vec::new() };
-    let length = request.header("content-length").map_or(Ok(0), str::parse).map_err(|_| wrong("content-length is no number"))?;
+    let length = request.header("content-length").map_or(Ok(0), str::parse).map_err(|_| wrong("content-length is not a number"))?;
     if length > LARGEST_BODY {
         return Err(wrong("the body is too long"));
     }

@@ -86,7 +86,7 @@ impl Identity {
         secret: Option<Secret>,
     ) -> Result<Self, String> {
         let parsed = Url::parse(&variables(origin).unwrap_or_default()).ok().filter(transit::is_private);
-        let mut address = parsed.ok_or_else(|| format!("{origin} is no address of this machine, nor one with https"))?;
+        let mut address = parsed.ok_or_else(|| format!("{origin} is not an address of this machine, nor one with https"))?;
         for (name, value) in queries {
             address.query_pairs_mut().append_pair(name, &value);
         }

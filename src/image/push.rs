@@ -139,7 +139,7 @@ pub fn check_repository(repository: &str) -> Result<()> {
         return Ok(());
     }
     Err(ImageError::Invalid(format!(
-        "{repository:?} is no repository: write it like registry.example.org/team/ftctl, in lower case and without a tag"
+        "{repository:?} is not a repository: write it like registry.example.org/team/ftctl, in lower case and without a tag"
     )))
 }
 
@@ -165,7 +165,7 @@ mod tests {
         for bad in
             ["", "r.example.org/", "r.example.org/Team", "r.example.org/x:tag", "r.example.org/a//b", "r.example.org/../x", "a b"]
         {
-            assert!(check_repository(bad).unwrap_err().to_string().contains("is no repository"), "{bad}");
+            assert!(check_repository(bad).unwrap_err().to_string().contains("is not a repository"), "{bad}");
         }
     }
 }

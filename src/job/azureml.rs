@@ -33,7 +33,7 @@ pub struct AzuremlSpec {
     /// How many of them; absent: those of `size`, or 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerators: Option<u32>,
-    /// Whether the machine may be taken away, at a fifth of the price ("low priority"); absent: true.
+    /// Whether the machine may be preempted, at a fifth of the price ("low priority"); absent: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<bool>,
     /// Whom the service gives machines first, where it finds them itself and they are not spot; absent: `standard`.

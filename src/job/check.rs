@@ -66,7 +66,7 @@ fn typed(plan: &Plan) -> JobSpec {
 
 fn job(spec: &JobSpec) -> Vec<Rule> {
     let name = format!(
-        "`{}` is no job name: it starts with a letter and has lower-case letters, digits and single hyphens, at most {MAX_NAME}",
+        "`{}` is not a job name: it starts with a letter and has lower-case letters, digits and single hyphens, at most {MAX_NAME}",
         spec.name
     );
     let both = "a job has either `data` (text to prepare) or `dataset` (prepared already), not both";
@@ -76,7 +76,11 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
         rule("dataset", !(spec.data.is_some() && spec.dataset.is_some()), both),
         rule("", spec.data.is_some() || spec.dataset.is_some(), "the job has nothing to train on: add [data] or dataset = \"...\""),
         rule("dataset", empty(&spec.dataset), "dataset is empty; give a digest or a directory, or leave it out"),
-        rule("dataset", dataset_name(spec.dataset.as_deref()).is_none_or(valid_name), "what follows the @ is no name of a dataset"),
+        rule(
+            "dataset",
+            dataset_name(spec.dataset.as_deref()).is_none_or(valid_name),
+            "what follows the @ is not the name of a dataset",
+        ),
         rule("store", empty(&spec.store), "store is empty; give a URL or a directory, or leave it out"),
         rule("initial_weights", empty(&spec.initial_weights), "initial_weights is empty; give a directory, or leave it out"),
         rule("compute.backend", empty(&spec.compute.backend), "compute.backend is empty; name one, or leave it out"),

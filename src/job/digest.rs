@@ -38,7 +38,7 @@ impl TryFrom<String> for Digest {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        Self::parse(&text).ok_or_else(|| format!("`{}` is no digest: that has 64 hexadecimal digits", text.escape_debug()))
+        Self::parse(&text).ok_or_else(|| format!("`{}` is not a digest: a digest has 64 hexadecimal digits", text.escape_debug()))
     }
 }
 

@@ -121,7 +121,7 @@ impl FromStr for Gpus {
             ("all", _) => Ok(Self::All),
             ("none", _) | (_, Ok(0)) => Ok(Self::None),
             (_, Ok(count)) => Ok(Self::Count(count)),
-            _ => Err(format!("`{text}` is no number of GPUs; write all, none, or a number in quotes")),
+            _ => Err(format!("`{text}` is not a number of GPUs; write all, none, or a number in quotes")),
         }
     }
 }

@@ -72,7 +72,7 @@ fn wrong(name: &str, value: &str) -> Option<String> {
     if !is_name(name) {
         let shown: String = name.escape_debug().take(40).collect();
         return Some(format!(
-            "`{shown}` is no name of a variable: those have letters, digits and underscores, and do not begin with a digit"
+            "`{shown}` is not the name of a variable: names have letters, digits and underscores, and do not begin with a digit"
         ));
     }
     if is_among(name, RESERVED) {

@@ -18,7 +18,7 @@ impl TryFrom<String> for JobId {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        Self::parse(&text).ok_or_else(|| format!("`{}` is no id of a job", text.escape_debug()))
+        Self::parse(&text).ok_or_else(|| format!("`{}` is not the id of a job", text.escape_debug()))
     }
 }
 

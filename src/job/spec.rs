@@ -243,13 +243,13 @@ mod tests {
             ("[data.tokenizer]\nvocabulary = 300", 5, 14, "vocabulary goes with kind = \"train\""),
             ("[retry]\nattempts = 0", 5, 12, "attempts is at least 1"),
             ("[retry]\non = [\"preempt\", \"flood\"]", 5, 18, "retry.on: `flood` is not one of its values"),
-            ("[limits]\nttl = \"5w\"", 5, 7, "limits.ttl: `5w` is no duration"),
+            ("[limits]\nttl = \"5w\"", 5, 7, "limits.ttl: `5w` is not a duration"),
             ("[limits]\nttl = \"0s\"", 5, 7, "leaves no time"),
             ("[limits]\nmax_cost = 12", 5, 12, "limits.max_cost: expected a string, found integer `12`"),
             ("[compute]\nbackend = \"\"", 5, 11, "compute.backend is empty"),
             ("[compute]\nenvironment = { NCCL_DEBUG = 1 }", 5, 30, "expected a string"),
             ("[compute]\nenvironment = { LD_PRELOAD = \"x.so\" }", 5, 1, "LD_PRELOAD cannot be set by a job"),
-            ("[compute.environment]\n\"A B\" = \"x\"", 4, 10, "`A B` is no name of a variable"),
+            ("[compute.environment]\n\"A B\" = \"x\"", 4, 10, "`A B` is not the name of a variable"),
             ("[tracking]\nmlflow = \"mlflow.example.org\"", 5, 10, "an MLflow server's address begins with https://"),
             ("[train]\nsteps = 5\nsteps = 6", 6, 1, "duplicate key"),
             ("[train\nsteps = 5", 4, 7, "expected"),
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn what_belongs_together_is_checked_together() {
         let cases = [
-            ("name = \"A\"\n[data]\ntrain = [\"a\"]", 1, 8, "`A` is no job name"),
+            ("name = \"A\"\n[data]\ntrain = [\"a\"]", 1, 8, "`A` is not a job name"),
             ("[data]\ntrain = [\"a\"]", 1, 1, "the key `name` is missing"),
             ("name = \"a\"", 1, 1, "nothing to train on"),
             ("name = \"a\"\ndataset = \"d\"\n[data]\ntrain = [\"a\"]", 2, 11, "either `data` (text to prepare) or `dataset`"),

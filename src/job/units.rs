@@ -18,7 +18,7 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no duration; write it like 90s, 45m, 2h or 1d12h");
+        let wrong = || format!("`{text}` is not a duration; write it like 90s, 45m, 2h or 1d12h");
         let mut rest = text.trim();
         if rest.is_empty() {
             return Err(wrong());
@@ -96,7 +96,7 @@ impl FromStr for Money {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no amount of money; write it like 12USD or 0.36USD");
+        let wrong = || format!("`{text}` is not an amount of money; write it like 12USD or 0.36USD");
         let number = text.trim().strip_suffix("USD").ok_or_else(wrong)?.trim();
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let digits = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit());
@@ -135,7 +135,7 @@ impl FromStr for Bytes {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` is no size; write it like 512MiB or 2GiB");
+        let wrong = || format!("`{text}` is not a size; write it like 512MiB or 2GiB");
         let unit = SIZES.iter().find_map(|(unit, size)| Some((text.trim().strip_suffix(unit)?, size)));
         let (number, size) = unit.ok_or_else(wrong)?;
         let number: u64 = number.trim().parse().map_err(|_| wrong())?;

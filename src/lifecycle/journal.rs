@@ -228,7 +228,7 @@ mod tests {
         let other = JobId::derive("tiny", "2");
         for (key, value, message) in [
             ("/id", json!(other), format!("it is that of {other}")),
-            ("/id", json!("/etc"), "is no id of a job".to_owned()),
+            ("/id", json!("/etc"), "is not the id of a job".to_owned()),
             ("/attempt", json!(u32::MAX), "beyond the most".to_owned()),
             ("/attempt", json!(1), "has 0 attempts and counts 1".to_owned()),
             ("/attempts", json!([attempt(1, [0, 1, 0])]), "has 1 attempt and counts 0".to_owned()),

@@ -69,14 +69,14 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
     match looked.await {
         Err(failure) if failure.exit == Exit::Network => {
             if !std::mem::replace(&mut vigil.out_of_sight, true) {
-                world.report.warn(&format!("cannot see {id}: {}; looking again until it can be seen", failure.message));
+                world.report.warn(&format!("cannot reach the machine of {id}: {}; ftctl keeps trying", failure.message));
             }
             Ok(None)
         }
         Err(failure) => Err(failure),
         Ok(observation) => {
             if std::mem::take(&mut vigil.out_of_sight) {
-                world.report.line(&format!("{id} can be seen again"));
+                world.report.line(&format!("{id} answers again"));
             }
             Ok(Some(observation))
         }

@@ -132,7 +132,7 @@ async fn busy(world: &World, job: &mut Journal, vigil: &mut Vigil, attempt: &Att
         Some((before, since)) if *before == at => {
             if since.elapsed() > WORTH_A_WORD {
                 let what = format!(
-                    "{} has been {at} for {} s, and its agent was not heard of",
+                    "{} has been {at} for {} s, without a word from its agent",
                     attempt.machine_name(),
                     since.elapsed().as_secs()
                 );

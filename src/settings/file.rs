@@ -18,7 +18,7 @@ pub enum OpenError {
     Missing(PathBuf),
     #[error("{} is a directory, not a file", .0.display())]
     Directory(PathBuf),
-    #[error("{} is larger than 1 MiB, so it is no job or settings file", .0.display())]
+    #[error("{} is larger than 1 MiB, so it is not a job or settings file", .0.display())]
     TooLarge(PathBuf),
     #[error("cannot read {}: {source}", path.display())]
     Unreadable { path: PathBuf, source: io::Error },

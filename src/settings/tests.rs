@@ -124,10 +124,10 @@ fn mistakes_in_files_have_a_place_and_mistakes_in_variables_a_name() {
     let text = message(World::new().user("backend = \"local\"\nbakend = 1"));
     assert!(text.contains("config.toml:2:1: unknown key `bakend` at the top of the file"), "{text}");
     let text = message(World::new().user("[profiles.p]\nttl = \"5w\""));
-    assert!(text.contains("config.toml:2:7: profiles.p.ttl: `5w` is no duration"), "{text}");
+    assert!(text.contains("config.toml:2:7: profiles.p.ttl: `5w` is not a duration"), "{text}");
     let text = message(World::new().project_file("[profiles.p]\nttl = \"5h\""));
     assert!(text.contains("ftctl.toml:1:2: unknown key `profiles`"), "{text}");
-    assert!(message(World::new().set("FTCTL_TTL", "5w")).starts_with("FTCTL_TTL: `5w` is no duration"));
+    assert!(message(World::new().set("FTCTL_TTL", "5w")).starts_with("FTCTL_TTL: `5w` is not a duration"));
     assert!(message(World::new().set("FTCTL_OUTPUT", "yaml")).starts_with("FTCTL_OUTPUT: `yaml` is not one of its values"));
     let text = message(World::new().user("[profiles.prod]\n").set("FTCTL_PROFILE", "prd"));
     assert_eq!(text, "there is no profile `prd` (from environment FTCTL_PROFILE)");

@@ -121,7 +121,7 @@ pub fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let rule = "it starts with a letter and has lower-case letters, digits and single hyphens, at most";
-    Err(StoreError::Invalid(format!("`{name}` is no name for a dataset: {rule} {MAX_NAME}")))
+    Err(StoreError::Invalid(format!("`{name}` is not a name for a dataset: {rule} {MAX_NAME}")))
 }
 
 /// The manifest, verified against its digest; its files can be put into a folder.
@@ -447,8 +447,8 @@ mod tests {
             |sha256: &Digest, size: u64| json!({ "path": "b", "size": size, "sha256": sha256, "chunks": [digest, digest] });
         let of_chunks = Digest::of(&hex::decode(digest.as_str().repeat(2)).unwrap());
         let cases = [
-            (json!([entry("../outside", 6, b"tokens")]), "`../outside` is no relative path"),
-            (json!([entry("/outside", 6, b"tokens")]), "is no relative path"),
+            (json!([entry("../outside", 6, b"tokens")]), "`../outside` is not a relative path"),
+            (json!([entry("/outside", 6, b"tokens")]), "is not a relative path"),
             (json!([entry(".ftctl-partial-/x", 6, b"tokens")]), "is called as an unfinished download is"),
             (json!([entry("a\u{1b}]52;c;x\u{7}", 6, b"tokens")]), "is an order to a terminal"),
             (json!([good, entry("a", 5, b"other")]), "are one file"),
@@ -459,7 +459,7 @@ mod tests {
             (json!([good, chunked(&of_chunks, u64::MAX)]), "has 2 chunks for"),
             (json!([good, entry("b", 0, b"other")]), "has a digest for the empty file"),
             (json!([good, entry("b", u64::MAX, b"other"), entry("c", u64::MAX, b"other")]), "more bytes than can be counted"),
-            (json!([{ "path": "b", "size": 6, "sha256": "/../../outside" }]), "is no digest"),
+            (json!([{ "path": "b", "size": 6, "sha256": "/../../outside" }]), "is not a digest"),
         ];
         for (number, (files, why)) in cases.into_iter().enumerate() {
             let error = fetch_of(&bench, files, &format!("to-{number}")).await.unwrap_err();

@@ -733,7 +733,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, at("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         fs::write(at("no\nname"), "").unwrap();
         File::create(at("large.json")).unwrap().set_len(1 << 40).unwrap();
-        assert!(store.get("jobs/pipe").await.unwrap_err().to_string().contains("`pipe` is no plain file"));
+        assert!(store.get("jobs/pipe").await.unwrap_err().to_string().contains("`pipe` is not a plain file"));
         assert!(matches!(store.get("jobs").await, Err(StoreError::NotFound { .. })));
         assert!(store.append("jobs/pipe", 0, "x".into()).await.is_err());
         let error = super::super::get_json(&store, "jobs/large.json").await.unwrap_err();

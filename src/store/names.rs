@@ -24,7 +24,7 @@ fn wrong(name: &str) -> Option<&'static str> {
         return Some("begins as a drive of another system does");
     }
     name.split('/').find_map(|part| match part {
-        "" | "." | ".." => Some("is no relative path"),
+        "" | "." | ".." => Some("is not a relative path"),
         part if part.starts_with(PARTIAL) => Some("is called as an unfinished download is"),
         part if is_device(part) => Some("is a device on other systems"),
         _ => None,

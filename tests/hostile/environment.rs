@@ -117,7 +117,7 @@ fn a_job_file_gives_the_trainer_variables_and_no_programs_and_no_sign_ins() {
         ("LD_PRELOAD", "LD_PRELOAD cannot be set by a job"),
         ("AZURE_STORAGE_KEY", "AZURE_STORAGE_KEY cannot be set by a job"),
         ("FTCTL_STORE", "FTCTL_STORE cannot be set by a job"),
-        (r#""A\u001b[2J""#, "is no name of a variable"),
+        (r#""A\u001b[2J""#, "is not the name of a variable"),
     ] {
         let said = sandbox.run(&["plan", "job.toml", "--set", &format!("compute.environment.{name}=x")]);
         assert!(

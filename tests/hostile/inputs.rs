@@ -99,7 +99,7 @@ fn a_job_of_azure_ml_takes_no_memory_and_runs_nothing() {
         (&"# x\n".repeat(1 << 20), "has more than 262144 bytes"),
         ("command: !!python/object/apply:os.system ['touch here']\n", "job.yml:1: a tag"),
         ("command: touch here && run_clm.py $(touch here)\n", "the command has a `$`"),
-        ("command: run_clm.py --train_file a.txt --deepspeed /dev/zero\n", "/dev/zero is no file"),
+        ("command: run_clm.py --train_file a.txt --deepspeed /dev/zero\n", "/dev/zero is not a file"),
     ] {
         let sandbox = Sandbox::new();
         sandbox.write("job.yml", text);
@@ -109,5 +109,5 @@ fn a_job_of_azure_ml_takes_no_memory_and_runs_nothing() {
     }
     let sandbox = Sandbox::new();
     let said = run(&sandbox, &["init", "--from-azureml", "/dev/zero"]);
-    assert!(said.code == Some(2) && said.stderr.contains("/dev/zero is no file"), "{}", said.stderr);
+    assert!(said.code == Some(2) && said.stderr.contains("/dev/zero is not a file"), "{}", said.stderr);
 }

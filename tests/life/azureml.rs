@@ -72,7 +72,7 @@ fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() 
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1);
     devcloud.ask("POST", &format!("preempt?job={id}-a1&withdrawn=1"), "");
-    Sandbox::until("the withdrawal", || sandbox.ok(&["logs", &id]).contains("the cloud has changed its mind"));
+    Sandbox::until("the withdrawal", || sandbox.ok(&["logs", &id]).contains("the cloud has withdrawn the notice"));
     assert_eq!(sandbox.json(&["status", &id])["attempt"], 1);
     devcloud.ask("POST", &format!("preempt?job={id}-a1"), "");
     at_work(&sandbox, &id, 2);

@@ -146,7 +146,7 @@ static ROWS: &[Row] = &[
             until_trained(scene);
             scene.devcloud.goes_wrong(r#"{ "faults": [{ "call": "*", "kind": { "status": 429 }, "times": 12 }] }"#);
         },
-        sees: &["cannot see job-", "; looking again until it can be seen", "can be seen again"],
+        sees: &["cannot reach the machine of job-", "; ftctl keeps trying", "answers again"],
         ..QUIET
     },
     Row {
@@ -294,7 +294,7 @@ fn an_identity_without_rights_on_the_container_is_told_within_a_minute() {
     let said = fs::File::create(sandbox.path("said")).unwrap();
     let mut running = sandbox.command(&["run", job.to_str().unwrap()]).stderr(said).spawn().unwrap();
     let said = || fs::read_to_string(sandbox.path("said")).unwrap();
-    Sandbox::until("the reason", || said().contains("and its agent was not heard of; the last on its console: "));
+    Sandbox::until("the reason", || said().contains("without a word from its agent; the last on its console: "));
     let told = said();
     assert!(told.contains("AuthorizationPermissionMismatch") || told.contains("not allowed"), "{told}");
     sandbox.ok(&["cancel", "job", "--now"]);

@@ -101,7 +101,7 @@ static ROWS: &[Row] = &[
             scene.steps(10);
             scene.devcloud.goes_wrong(r#"{ "faults": [{ "call": "*", "kind": { "status": 429 }, "times": 8 }] }"#);
         },
-        sees: &["cannot see job-", ": Rate Limit Exceeded; looking again until it can be seen", "can be seen again"],
+        sees: &["cannot reach the machine of job-", ": Rate Limit Exceeded; ftctl keeps trying", "answers again"],
         ..QUIET
     },
     Row {
@@ -202,7 +202,7 @@ static ROWS: &[Row] = &[
         speed: "1",
         in_azurite: true,
         meanwhile: |scene| {
-            scene.until_explained("its agent was not heard of");
+            scene.until_explained("without a word from its agent");
             // The agent gives up after five minutes by itself.
             scene.sandbox.ok(&["cancel", "job", "--now"]);
         },
@@ -211,7 +211,7 @@ static ROWS: &[Row] = &[
             "-a1: running",
             "cannot be reached: Connection refused",
             "-a1 has been running for ",
-            "and its agent was not heard of",
+            "without a word from its agent",
         ],
         ..QUIET
     },

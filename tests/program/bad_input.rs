@@ -28,7 +28,7 @@ fn a_transcript_of_mistakes_in_a_job_file() {
         ),
         (
             "[limits]\nttl = \"soon\"",
-            "error: job.toml:5:7: limits.ttl: `soon` is no duration; write it like 90s, 45m, 2h or 1d12h\n  |\n5 | ttl = \"soon\"\n  |       ^^^^^^\n",
+            "error: job.toml:5:7: limits.ttl: `soon` is not a duration; write it like 90s, 45m, 2h or 1d12h\n  |\n5 | ttl = \"soon\"\n  |       ^^^^^^\n",
         ),
         (
             "[train]\nschedule = \"cosin\"",
@@ -66,7 +66,7 @@ fn a_file_too_long_or_a_line_too_long_is_refused_without_being_shown() {
     let said = plan("x".repeat(100 << 20));
     assert_eq!(
         (said.code, said.stderr.as_str()),
-        (Some(2), "error: job.toml is larger than 1 MiB, so it is no job or settings file\n")
+        (Some(2), "error: job.toml is larger than 1 MiB, so it is not a job or settings file\n")
     );
     let said = plan(format!("name = \"{}\"", "x".repeat(1 << 19)));
     assert_eq!(said.code, Some(2));
@@ -125,14 +125,14 @@ fn wrong_usage_and_unknown_things() {
         ),
         (&["plan"], 2, "<FILE>"),
         (&["plan", "job.toml", "--backend", "locl"], 2, "there is no backend `locl`\n  fix: did you mean `local`?"),
-        (&["plan", "job.toml", "--ttl", "5w"], 2, "`5w` is no duration"),
+        (&["plan", "job.toml", "--ttl", "5w"], 2, "`5w` is not a duration"),
         (&["plan", "job.toml", "--ttl", "1000001d"], 2, "`1000001d` is longer than 1000000d"),
         (&["plan", "job.toml", "--ttl", "0s"], 2, "a time to live of 0s leaves no time to train"),
-        (&["plan", "job.toml", "--max-cost", "-1USD"], 2, "`-1USD` is no amount of money; write it like 12USD or 0.36USD"),
+        (&["plan", "job.toml", "--max-cost", "-1USD"], 2, "`-1USD` is not an amount of money; write it like 12USD or 0.36USD"),
         (&["run", "job.toml", "--timeout", "-1s"], 2, "fix: write it like: ftctl run [OPTIONS] <FILE>"),
         (&["status", "--store", "nowhere"], 3, "/nowhere (from flag --store)\n  fix: correct the path; the first `ftctl submit`"),
         (&["plan", "job.toml", "--store", ""], 2, "the store `` is of a kind"),
-        (&["plan", "job.toml", "--max-cost", "5"], 2, "`5` is no amount of money"),
+        (&["plan", "job.toml", "--max-cost", "5"], 2, "`5` is not an amount of money"),
         (&["plan", "job.toml", "--profile", "p"], 2, "there is no profile `p` (from flag --profile)"),
         (&["plan", "job.toml", "--store", "ftp://x"], 2, "of a kind that this version does not know"),
         (&["status", "nobody"], 3, "there is no job `nobody` in the store"),

@@ -128,7 +128,7 @@ fn a_machine_out_of_sight_is_told_once_and_once_when_it_is_back() {
     let lines: Vec<_> = said.stderr.lines().filter(|line| line.contains(" see")).collect();
     let machine = format!("the fake cloud cannot say how {id}-a1 is");
     let expected =
-        [format!("warning: cannot see {id}: {machine}; looking again until it can be seen"), format!("{id} can be seen again")];
+        [format!("warning: cannot reach the machine of {id}: {machine}; ftctl keeps trying"), format!("{id} answers again")];
     assert_eq!(lines, expected);
 }
 

@@ -57,7 +57,7 @@ impl Server {
     /// The server at the address of a job file. A token goes there by https alone, or on this machine; the agent's own sign-in only
     /// to a workspace of Azure ML. The error is for a person.
     pub fn at(address: &str, variables: Variables<'_>) -> Result<Self, String> {
-        let wrong = || format!("tracking.mlflow, {address}, is no address of a server");
+        let wrong = || format!("tracking.mlflow, {address}, is not the address of a server");
         let text = plainly(address, variables);
         let url = Url::parse(&text).ok().filter(|url| ["http", "https"].contains(&url.scheme())).ok_or_else(wrong)?;
         let http = transit::client(&url).timeout(ANSWER).pool_idle_timeout(IDLE).build().map_err(|error| transit::why(&error))?;
@@ -117,7 +117,7 @@ impl Server {
         if status != 200 {
             return Err(Refusal { status, why: format!("it answered {status} to {method}") });
         }
-        Ok(serde_json::from_slice(&bytes).map_err(|_| format!("its answer to {method} is no JSON"))?)
+        Ok(serde_json::from_slice(&bytes).map_err(|_| format!("its answer to {method} is not JSON"))?)
     }
 
     /// The run of this job: the oldest that has its tag, or a new one.

@@ -74,7 +74,7 @@ pub fn name(kind: &'static str, name: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
     let begins = |first: fn(char) -> bool| name.chars().next().is_some_and(first);
     let fits = if kind == "compute" {
-        // The last word of a cluster's name is no number.
+        // The last word of a cluster's name is not a number.
         let last = name.rsplit_once('-').map_or("", |(_, last)| last);
         let number = !last.is_empty() && last.chars().all(|c| c.is_ascii_digit());
         (3..=24).contains(&name.len()) && begins(|c| c.is_ascii_alphabetic()) && name.chars().all(plain) && !number

@@ -111,7 +111,7 @@ fn betas(job: &mut Job, value: &str) -> Result<(), String> {
     let numbers = value.trim_matches(['(', ')', '[', ']']).split(',').map(|part| super::number(part.trim()));
     match numbers.collect::<Result<Vec<f64>, String>>()?[..] {
         [first, second] => (job.set_beta(0, first), job.set_beta(1, second)),
-        _ => return Err(format!("`{value}` is no pair of numbers")),
+        _ => return Err(format!("`{value}` is not a pair of numbers")),
     };
     Ok(())
 }

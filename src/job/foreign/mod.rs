@@ -374,11 +374,11 @@ fn as_number(value: &Value) -> Option<f64> {
 }
 
 fn whole(value: &str) -> Result<i64, String> {
-    value.parse().map_err(|_| format!("`{value}` is no whole number"))
+    value.parse().map_err(|_| format!("`{value}` is not a whole number"))
 }
 
 fn number(value: &str) -> Result<f64, String> {
-    value.parse().ok().filter(|number: &f64| number.is_finite()).ok_or_else(|| format!("`{value}` is no number"))
+    value.parse().ok().filter(|number: &f64| number.is_finite()).ok_or_else(|| format!("`{value}` is not a number"))
 }
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     for (added, problem) in [
         ("--lerning_rate 1", "--lerning_rate: not known here; did you mean --learning_rate?"),
         ("--frobnicate", "--frobnicate: not known here, and near to nothing that is"),
-        ("--learning-rate fast", "--learning-rate: `fast` is no number"),
+        ("--learning-rate fast", "--learning-rate: `fast` is not a number"),
         ("--optim sgd", "--optim: `sgd` does not exist here; values: "),
         ("--lr_scheduler_type cosin", "did you mean `cosine`?"),
         ("--seed", "--seed: it needs a value"),
@@ -261,7 +261,7 @@ fn evaluations_on_the_way_are_those_of_the_program() {
 #[test]
 fn sizes_comments_and_tf32_are_known() {
     assert_eq!(job(&format!("{SMALL}-medium --config_name gpt2-medium # the larger one's type")).train, job(SMALL).train);
-    assert!(problems(&format!("{SMALL}-medium")).contains("--model_type: \"gpt2-medium\" is no size without"));
+    assert!(problems(&format!("{SMALL}-medium")).contains("--model_type: \"gpt2-medium\" is not a size without"));
     let tf32 = |flag: &str| job(&format!("{SMALL} --tf32 {flag}")).train.tf32;
     assert!(tf32("True") && !tf32("false"));
 }
@@ -302,7 +302,7 @@ fn what_the_program_drops_is_dropped() {
     for (overrides, problem) in [
         ("resid_pdrop=0.2", "embd_pdrop 0.1 and resid_pdrop 0.2: one rate"),
         ("n_layers=2", "--config_overrides: `n_layers` is not known here; did you mean `n_layer`?"),
-        ("n_layer", "`n_layer` is no NAME=VALUE"),
+        ("n_layer", "`n_layer` is not NAME=VALUE"),
     ] {
         let found = problems(&format!("{SMALL} --config_overrides {overrides}"));
         assert!(found.contains(problem), "{overrides} gave {found}");

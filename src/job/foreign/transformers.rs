@@ -202,7 +202,7 @@ fn model(job: &mut Job, name: &str) -> Result<(), String> {
 /// The preset of a model that begins with random weights; beside existing weights it says nothing new.
 fn preset(job: &mut Job, name: &str) -> Result<(), String> {
     if !SIZES.contains(&name) {
-        return Err(format!("`{name}` is no published GPT-2; write the numbers into [model] of the job file"));
+        return Err(format!("`{name}` is not a published GPT-2; write the numbers into [model] of the job file"));
     }
     job.set(PRESET, name);
     Ok(())
@@ -268,7 +268,7 @@ const SHAPE: [(&str, &str); 4] =
 /// `n_layer=6,resid_pdrop=0`.
 fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
     for pair in value.split(',') {
-        let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no NAME=VALUE"))?;
+        let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=VALUE"))?;
         if let Some((_, key)) = SHAPE.iter().find(|(known, _)| *known == name) {
             job.set(key, super::whole(value)?);
         } else if DROPOUT.contains(&name) {
@@ -287,7 +287,7 @@ fn finish(job: &mut Job) {
     }
     let has_size = [WEIGHTS, PRESET].iter().any(|key| job.values.contains_key(*key));
     if let Some(kind) = job.values.remove(TYPE).filter(|_| !has_size) {
-        let problem = format!("--model_type: {kind} is no size without --model_name_or_path or --config_name; give one of them");
+        let problem = format!("--model_type: {kind} is not a size without --model_name_or_path or --config_name; give one of them");
         job.problems.push(problem);
     }
     evaluations(job);

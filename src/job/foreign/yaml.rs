@@ -64,7 +64,7 @@ impl<'t> Reader<'t> {
     fn next(&mut self) -> Result<(Event<'t>, usize), Fault> {
         match self.0.next() {
             Some(Ok((event, place))) => Ok((event, place.start.line())),
-            Some(Err(error)) => Err((error.marker().line(), format!("this is no YAML: {}", error.info()))),
+            Some(Err(error)) => Err((error.marker().line(), format!("this is not YAML: {}", error.info()))),
             None => Ok((Event::StreamEnd, 1)),
         }
     }
@@ -163,14 +163,14 @@ mod tests {
             ("a: \"x\\u202e\"\n", 1, "a character that a terminal would obey"),
             (&deep("[", 100), 2, "more than 16 tables and lists in one another"),
             (&deep("{a: ", 50_000), 2, "more than 16"),
-            (&deep("[", 100_000), 2, "this is no YAML: recursion limit exceeded"),
+            (&deep("[", 100_000), 2, "this is not YAML: recursion limit exceeded"),
             (&format!("a: 1\n{}", "- ".repeat(100_000)), 2, ""),
             ("a: 1\nb: 2\na: 3\n", 3, "the key `a` stands there twice"),
             ("a: 1\n[b]: 2\n", 2, "a key is a text"),
             (&format!("{}: 1\n", "k".repeat(300)), 1, "a key has 256 bytes at most"),
             ("a: 1\n---\nb: 2\n", 2, "a second document begins"),
-            ("a: 1\nb: \"never closed\n", 2, "this is no YAML"),
-            ("a: [1, 2\nb: 3\n", 2, "this is no YAML"),
+            ("a: 1\nb: \"never closed\n", 2, "this is not YAML"),
+            ("a: [1, 2\nb: 3\n", 2, "this is not YAML"),
             ("", 1, "the file is empty"),
             ("# nothing\n", 2, "the file is empty"),
             (&"# x\n".repeat(MOST / 4 + 1), 1, "the most that are read"),

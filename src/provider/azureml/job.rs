@@ -108,7 +108,7 @@ pub fn stage(job: &Value) -> Result<Stage, Refusal> {
         "Completed" | "Failed" | "Canceled" => Stage::Over,
         other => {
             let job = name(job).unwrap_or("a job");
-            return Err(Refusal::lost(&format!("tell how {job} stands"), &format!("`{}` is no status", other.escape_debug())));
+            return Err(Refusal::lost(&format!("tell how {job} stands"), &format!("`{}` is not a status", other.escape_debug())));
         }
     })
 }
@@ -181,7 +181,10 @@ mod tests {
             assert_eq!(stage(status).ok(), Some(found), "{status}");
         }
         for status in ["Unknown", "running", "", "Evicted"] {
-            assert!(stage(status).is_err_and(|refusal| refusal.message.contains(&format!("`{status}` is no status"))), "{status}");
+            assert!(
+                stage(status).is_err_and(|refusal| refusal.message.contains(&format!("`{status}` is not a status"))),
+                "{status}"
+            );
         }
     }
 

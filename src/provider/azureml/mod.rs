@@ -447,7 +447,7 @@ impl Provider for Azureml {
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
-        let absent = || ProviderError::new(Class::Invalid, format!("there is no job {} to take away", attempt.machine_name()));
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no job {} to preempt", attempt.machine_name()));
         let found = self.find(attempt).await?.filter(job::is_live).ok_or_else(absent)?;
         self.end(job::name(&found).map(str::to_owned).into_iter().collect()).await
     }

@@ -155,7 +155,7 @@ fn machine(spec: &AzuremlSpec, plan: &AzuremlPlan) -> Vec<Rule> {
     let name = &plan.accelerator;
     if !table().accelerators.contains_key(name) {
         let known: Vec<&str> = table().accelerators.keys().map(String::as_str).collect();
-        let message = format!("`{name}` is no accelerator of this cloud: {}", known.join(", "));
+        let message = format!("`{name}` is not an accelerator of this cloud: {}", known.join(", "));
         return vec![rule("compute.azureml.accelerator", false, message)];
     }
     let Some(machine) = plan.machine() else {
@@ -180,7 +180,7 @@ fn no_such_size(size: &str) -> Option<String> {
         return Some(format!("Azure retired {name} on {}; the nearest size is {}", retired.date, described(&retired.nearest)));
     }
     let known: Vec<&str> = table().names().collect();
-    table().size(size).is_none().then(|| format!("`{size}` is no size with accelerators: {}", known.join(", ")))
+    table().size(size).is_none().then(|| format!("`{size}` is not a size with accelerators: {}", known.join(", ")))
 }
 
 fn described(size: &str) -> String {
@@ -243,10 +243,10 @@ mod tests {
                 "retired Standard_NC24rs_v3 on 2025-09-30; the nearest size is Standard_ND40rs_v2 (8 × v100)",
             ),
             (sized("standard_nc6s_v3"), "on 2025-09-30"),
-            (sized("Standard_D2_v2"), "`Standard_D2_v2` is no size with accelerators: Standard_NC16as_T4_v3, "),
+            (sized("Standard_D2_v2"), "`Standard_D2_v2` is not a size with accelerators: Standard_NC16as_T4_v3, "),
             (with(1, "v100"), "no size has 1 v100: there is Standard_ND40rs_v2 (8 × v100)"),
             (with(3, "t4"), "Standard_NC64as_T4_v3 (4 × t4)"),
-            (with(1, "p100"), "`p100` is no accelerator of this cloud: a100, a100-80gb, h100, t4, v100"),
+            (with(1, "p100"), "`p100` is not an accelerator of this cloud: a100, a100-80gb, h100, t4, v100"),
             (AzuremlSpec { accelerators: Some(4), ..sized("Standard_ND40rs_v2") }, "has 8 v100, not 4"),
             (AzuremlSpec { accelerator: Some("t4".to_owned()), ..sized("Standard_ND40rs_v2") }, "has 8 v100, no t4"),
             (AzuremlSpec { image: Some("registry/ftctl:latest".to_owned()), ..spec() }, "image is given by its digest"),

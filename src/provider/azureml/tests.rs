@@ -542,7 +542,7 @@ async fn a_queue_says_what_it_waits_for() {
     assert!(matches!(service.provider().signs(&one).await, Ok(Signs::Silent { what }) if what.contains("NotResponding")));
     service.shows(&one, "Odd", &json!({})).await;
     let error = service.provider().observe(&one).await.expect_err("no status");
-    assert!(error.message.contains("`Odd` is no status"), "{error}");
+    assert!(error.message.contains("`Odd` is not a status"), "{error}");
 }
 
 #[tokio::test]

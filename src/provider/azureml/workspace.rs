@@ -153,7 +153,7 @@ fn of_az(variables: Variables<'_>) -> Result<Vec<Said>> {
     let mut found = Vec::new();
     let path = folder.join("config");
     if let Some(text) = read(&path)? {
-        let text = String::from_utf8(text).map_err(|_| malformed(&path, "it is no text"))?;
+        let text = String::from_utf8(text).map_err(|_| malformed(&path, "it is not text"))?;
         let origin = path.display().to_string();
         found.push(Said {
             resource_group: default(&text, "group"),

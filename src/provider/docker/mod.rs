@@ -234,7 +234,7 @@ impl Provider for Docker {
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
         let name = attempt.machine_name();
         let Some(found) = self.container(attempt).await? else {
-            return Err(ProviderError::new(Class::Invalid, format!("there is no container {name} to take away")));
+            return Err(ProviderError::new(Class::Invalid, format!("there is no container {name} to preempt")));
         };
         if status(&found) == Status::CREATED {
             self.put(&name, user_of(&found), &[Entry { path: BEGUN, bytes: Some(b"") }]).await?;

@@ -442,7 +442,7 @@ impl Provider for Gce {
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
         let name = attempt.machine_name();
-        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {name} to take away"));
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {name} to preempt"));
         let machine = self.find(attempt).await?.ok_or_else(absent)?;
         let path = format!("zones/{}/instances/{}/simulateMaintenanceEvent", last(&machine["zone"]), last(&machine["name"]));
         self.client.change(Call::change(Method::POST, path, None)).await?;

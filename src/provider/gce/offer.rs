@@ -149,7 +149,7 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
         return vec![rule(
             "compute.gce.accelerator",
             false,
-            format!("`{}` is no accelerator of this cloud: {}", plan.accelerator, known.join(", ")),
+            format!("`{}` is not an accelerator of this cloud: {}", plan.accelerator, known.join(", ")),
         )];
     };
     let name = &plan.accelerator;

@@ -231,7 +231,7 @@ impl Provider for Local {
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
-        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {} to take away", attempt.machine_name()));
+        let absent = || ProviderError::new(Class::Invalid, format!("there is no machine {} to preempt", attempt.machine_name()));
         let machine = self.reached(attempt).await?.filter(|machine| machine.directory().exists()).ok_or_else(absent)?;
         let (mark, notice) =
             (machine.mark().map_err(|error| failed("look at", machine.directory(), &error))?, self.settings.notice);

@@ -63,7 +63,7 @@ impl Location {
             return Ok(());
         }
         Err(StoreError::Invalid(format!(
-            "the store {text} is at {host}, which is no host of Azure's, and only a file names it, so nothing is sent there; if it is right, name it \
+            "the store {text} is at {host}, which is not a host of Azure's, and only a file names it, so nothing is sent there; if it is right, name it \
              with --store, FTCTL_STORE or your own config.toml"
         )))
     }

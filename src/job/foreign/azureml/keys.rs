@@ -102,7 +102,7 @@ fn table(node: &Node) -> Result<&BTreeMap<String, Node>, String> {
 fn count(node: &Node) -> Result<u32, String> {
     let typed = text(node)?;
     let counts = typed.parse().ok().filter(|count| (1..=1_000).contains(count));
-    counts.ok_or_else(|| format!("`{}` is no number from 1 to 1000", shown(typed)))
+    counts.ok_or_else(|| format!("`{}` is not a number from 1 to 1000", shown(typed)))
 }
 
 fn nodes(translation: &mut Translation, _: &At<'_>, node: &Node) -> Result<(), String> {
@@ -202,7 +202,7 @@ fn inputs(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<(),
         let path = format!("{}.{name}", at.path);
         let at = At { path: &path, line: node.line };
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-            return Err(format!("`{}` is no name of an input: those have letters, digits and underscores", shown(name)));
+            return Err(format!("`{}` is not the name of an input: names have letters, digits and underscores", shown(name)));
         }
         match &node.value {
             Value::Table(keys) => data(translation, &at, name, keys)?,
@@ -268,7 +268,7 @@ fn compute(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<()
             translation.note(at, "the job runs on this machine; what the file says of machines is left out");
         }
         name => {
-            let cluster: Cluster = name.parse().map_err(|_| format!("`{}` is no name of a cluster", shown(name)))?;
+            let cluster: Cluster = name.parse().map_err(|_| format!("`{}` is not the name of a cluster", shown(name)))?;
             translation.job.set(CLUSTER, cluster.as_str());
             translation.note(
                 at,
@@ -294,8 +294,11 @@ fn distribution(translation: &mut Translation, at: &At<'_>, node: &Node) -> Resu
 /// In seconds. It counts a run there, and all machines of a job here.
 fn timeout(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<(), String> {
     let typed = text(node)?;
-    let seconds: u64 =
-        typed.parse().ok().filter(|seconds| *seconds > 0).ok_or_else(|| format!("`{}` is no number of seconds", shown(typed)))?;
+    let seconds: u64 = typed
+        .parse()
+        .ok()
+        .filter(|seconds| *seconds > 0)
+        .ok_or_else(|| format!("`{}` is not a number of seconds", shown(typed)))?;
     let span: Span = format!("{seconds}s").parse()?;
     translation.job.set(TTL, span.to_string());
     translation.note(at, &format!("limits.ttl is {span}, and counts the machines of all attempts together"));

@@ -186,10 +186,10 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("comput: azureml:gpu", "line 2, comput: not known here; did you mean `compute`?"),
         ("resources:\n  instance_typ: x", "line 3, resources.instance_typ: not known here; did you mean `instance_type`?"),
         ("resources: 3", "line 2, resources: a table belongs here"),
-        ("resources: {instance_count: 0}", "resources.instance_count: `0` is no number from 1 to 1000"),
-        ("resources: {instance_count: 99999999999}", "is no number from 1 to 1000"),
-        ("compute: azureml:../x", "line 2, compute: `../x` is no name of a cluster"),
-        ("limits: {timeout: PT4H}", "limits.timeout: `PT4H` is no number of seconds"),
+        ("resources: {instance_count: 0}", "resources.instance_count: `0` is not a number from 1 to 1000"),
+        ("resources: {instance_count: 99999999999}", "is not a number from 1 to 1000"),
+        ("compute: azureml:../x", "line 2, compute: `../x` is not the name of a cluster"),
+        ("limits: {timeout: PT4H}", "limits.timeout: `PT4H` is not a number of seconds"),
         ("limits: {timeout: 99999999999999}", "limits.timeout: "),
         ("distribution: {type: tensorflow, worker_count: 2}", "only processes of PyTorch and of MPI"),
         ("queue_settings: {job_tier: cheap}", "queue_settings.job_tier: `cheap` does not exist here"),
@@ -198,7 +198,7 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("inputs: {a: {path: x, typ: uri_file}}", "inputs: a.typ: not known here; did you mean `type`?"),
         ("inputs: {a: {type: mltable, path: x}}", "inputs: a.type: `mltable` does not exist here"),
         ("inputs: {a: {type: uri_file}}", "inputs: a.path: it is missing"),
-        ("inputs: {../a: 1}", "is no name of an input"),
+        ("inputs: {../a: 1}", "is not the name of an input"),
         ("inputs: {a: }", "inputs: it has no value"),
     ] {
         let found = refused(&format!("{SMALL}{added}\n")).what;

@@ -153,7 +153,7 @@ impl Place<'_> {
 
 /// The token in a program's output.
 fn identity(text: &str) -> Result<String, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("its program's answer is no JSON: {error}"))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("its program's answer is not JSON: {error}"))?;
     let word = |name: &str| value[name].as_str();
     if value["success"] != true {
         let (code, message) = (word("code").unwrap_or("no code"), word("message").unwrap_or("no reason given"));

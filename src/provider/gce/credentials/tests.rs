@@ -296,7 +296,7 @@ async fn a_program_says_who_asks_only_where_it_is_allowed() {
         (json!({ "success": false, "code": "401", "message": "signed out" }).to_string(), "refuses (401): signed out"),
         (json!({ "success": true, "id_token": "old", "expiration_time": 1 }).to_string(), "has expired"),
         (json!({ "success": true }).to_string(), "no `id_token`"),
-        ("very-secret".to_owned(), "is no JSON"),
+        ("very-secret".to_owned(), "is not JSON"),
     ] {
         fs::write(&answer, answer_of_program).expect("written");
         let error = token(&of("1")).await.expect_err(part);

@@ -520,7 +520,7 @@ fn a_dictionary_of_words_is_no_dictionary_of_numbers() {
     std::fs::write(folder.path().join("train.idx"), index).unwrap();
     std::fs::write(folder.path().join("dict.txt"), "2019 7\nthe 5\n").unwrap();
     let message = of_tokens(folder.path(), "fairseq").unwrap_err().to_string();
-    assert!(message.contains("dict.txt") && message.contains("its word `the` is no number"), "{message}");
+    assert!(message.contains("dict.txt") && message.contains("its word `the` is not a number"), "{message}");
     std::fs::write(folder.path().join("dict.txt"), "11 7\n262 5\nmadeupword0000 0\n").unwrap();
     of_tokens(folder.path(), "fairseq").unwrap();
     assert_eq!(stored(&folder.path().join("out")).0, [11, 262, 50256]);

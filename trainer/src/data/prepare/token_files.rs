@@ -216,8 +216,9 @@ impl TokenFile {
         let text = read_at_most(&dictionary, LONGEST_DICTIONARY).map_err(|error| DataError::reading(&dictionary, error))?;
         let text = String::from_utf8_lossy(&text);
         if let Some(word) = text.lines().filter_map(|line| line.split(' ').next()).find(|word| !is_of_gpt2(word)) {
-            let reason =
-                format!("its word `{word}` is no number: the text was not turned into GPT-2's tokens before; name the text itself");
+            let reason = format!(
+                "its word `{word}` is not a number: the text was not turned into GPT-2's tokens before; name the text itself"
+            );
             return Err(DataError::Malformed { path: dictionary, place: "its words".to_owned(), reason });
         }
         Ok(Self { width, tokens: Some(tokens), translation: Some(fairseq_translation(&text, tokenizer)), ..self })

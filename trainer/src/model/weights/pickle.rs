@@ -252,7 +252,7 @@ impl<'a> Machine<'a> {
         let end = self.rest.iter().take(1 << 10).position(|byte| *byte == b'\n').ok_or("it has a name that never ends")?;
         let line = self.take(end)?;
         self.take(1)?;
-        std::str::from_utf8(line).map_err(|_| "it has a name that is no text".to_owned())
+        std::str::from_utf8(line).map_err(|_| "it has a name that is not text".to_owned())
     }
 
     fn global(&mut self, code: u8) -> Result<(), String> {
