@@ -18,6 +18,7 @@ use crate::{
 ///
 /// Without --wait or --follow the command returns when the job runs. After a preemption, the job then needs an ftctl that follows
 /// it: `ftctl logs -f`, or `ftctl submit --wait` with the same key. On another machine, add --adopt.
+#[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""

@@ -7,13 +7,18 @@ use serde::Deserialize;
 
 /// The variables of an entry, which containers are given in lower case too.
 #[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(default)]
 struct Proxies {
-    http_proxy: Option<String>,
-    https_proxy: Option<String>,
-    no_proxy: Option<String>,
-    ftp_proxy: Option<String>,
-    all_proxy: Option<String>,
+    #[serde(rename = "httpProxy")]
+    http: Option<String>,
+    #[serde(rename = "httpsProxy")]
+    https: Option<String>,
+    #[serde(rename = "noProxy")]
+    none: Option<String>,
+    #[serde(rename = "ftpProxy")]
+    ftp: Option<String>,
+    #[serde(rename = "allProxy")]
+    all: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -30,11 +35,11 @@ pub fn of(directory: &Path, address: &str) -> Vec<(String, String)> {
     let own = config.proxies.remove(address);
     let Some(found) = own.or_else(|| config.proxies.remove("default")) else { return Vec::new() };
     let named = [
-        ("HTTP_PROXY", found.http_proxy),
-        ("HTTPS_PROXY", found.https_proxy),
-        ("NO_PROXY", found.no_proxy),
-        ("FTP_PROXY", found.ftp_proxy),
-        ("ALL_PROXY", found.all_proxy),
+        ("HTTP_PROXY", found.http),
+        ("HTTPS_PROXY", found.https),
+        ("NO_PROXY", found.none),
+        ("FTP_PROXY", found.ftp),
+        ("ALL_PROXY", found.all),
     ];
     let set = named.into_iter().filter_map(|(name, value)| Some((name, value.filter(|value| !value.is_empty())?)));
     set.flat_map(|(name, value)| [(name.to_owned(), value.clone()), (name.to_lowercase(), value)]).collect()

@@ -87,6 +87,7 @@ pub enum Recovery {
 }
 
 /// [`GceSpec`] with every default filled in.
+#[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcePlan {
     pub accelerator: String,

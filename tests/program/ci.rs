@@ -32,11 +32,11 @@ fn scripts(workflow: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (number, line) in lines.iter().enumerate() {
         let Some(rest) = SCRIPTS.iter().find_map(|key| line.trim_start().strip_prefix(key)) else { continue };
-        let below = || lines[number + 1..].iter().take_while(|below| indent(below) > indent(line));
+        let below = lines[number + 1..].iter().take_while(|below| indent(below) > indent(line));
         found.push(match rest.trim() {
-            "|" => below().map(|line| format!("{}\n", line.trim())).collect(),
-            "" => below().map(|line| format!("{}\n", line.trim().trim_start_matches("- "))).collect(),
-            one => format!("{one}\n"),
+            "|" => below.map(|line| line.trim()).collect::<Vec<_>>().join("\n"),
+            "" => below.map(|line| line.trim().trim_start_matches("- ")).collect::<Vec<_>>().join("\n"),
+            one => one.to_owned(),
         });
     }
     found

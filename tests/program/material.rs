@@ -54,12 +54,15 @@ fn what_fits_is_planned_with_what_is_uploaded() {
     assert!(sandbox.run(&["plan", "job.toml"]).stdout.contains("in 2 files to upload"));
 }
 
+/// What is wrong, the flags beside it, and the words of the refusal.
+type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
+
 #[test]
 fn a_plan_refuses_what_the_trainer_would() {
-    let cases: [(&dyn Fn(&Sandbox), &[&str], &str); 12] = [
+    let cases: [Case<'_>; 12] = [
         (
             &|sandbox| {
-                sandbox.write("weights/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+                sandbox.write("weights/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
             },
             &[],
             "weights/model.safetensors is a pointer of git-lfs",

@@ -78,8 +78,8 @@ fn surveyed(digest: &[u8], bytes: u64) -> Surveyed {
 /// between two ends of text, are not held out.
 pub fn choose(documents: &[Surveyed], limit: Option<u64>, fraction: f64) -> Vec<Fate> {
     let kept = within(documents, limit.unwrap_or(u64::MAX));
-    let drawn = documents.iter().filter(|document| document.order <= kept && document.bytes > 0);
-    let mut draws: Vec<u64> = drawn.map(|document| document.draw).collect();
+    let candidates = documents.iter().filter(|document| document.order <= kept && document.bytes > 0);
+    let mut draws: Vec<u64> = candidates.map(|document| document.draw).collect();
     draws.sort_unstable();
     draws.dedup();
     let held_out = match draws.len() {

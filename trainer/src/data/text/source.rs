@@ -67,10 +67,10 @@ impl Source {
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let reading = |error| DataError::reading(path, error);
         let mut file = File::open(path).map_err(reading)?;
-        let mut packed = Vec::new();
-        file.by_ref().take(BEGINNING).read_to_end(&mut packed).map_err(reading)?;
+        let mut first = Vec::new();
+        file.by_ref().take(BEGINNING).read_to_end(&mut first).map_err(reading)?;
         let length = file.metadata().map_err(reading)?.len();
-        let (mut content, packer): (Box<dyn Read>, _) = match &packed[..] {
+        let (mut content, packer): (Box<dyn Read>, _) = match &first[..] {
             [0x1f, 0x8b, ..] => {
                 file.rewind().map_err(reading)?;
                 (Box::new(Unpacked::new(flate2::read::MultiGzDecoder::new(BufReader::new(file)), length, "gzip")), Some("gzip"))
@@ -81,7 +81,7 @@ impl Source {
                 decoder.window_log_max(WINDOW_LOG).map_err(reading)?;
                 (Box::new(Unpacked::new(decoder, length, "Zstandard")), Some("Zstandard"))
             }
-            _ => (Box::new(Cursor::new(packed).chain(file)), None),
+            _ => (Box::new(Cursor::new(first).chain(file)), None),
         };
         let mut beginning = Vec::new();
         content.by_ref().take(BEGINNING).read_to_end(&mut beginning).map_err(|error| failed(path, &error))?;

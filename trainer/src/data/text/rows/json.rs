@@ -137,8 +137,11 @@ fn goes_on(row: &[u8]) -> bool {
     row.starts_with(b"{") && !Scan::new(row).value() && serde_json::from_slice::<IgnoredAny>(row).is_err_and(|error| error.is_eof())
 }
 
+/// Names, and values as they stand there.
+type Columns<'r> = Vec<(Cow<'r, str>, &'r [u8])>;
+
 /// The names of a row's columns and what is in them, as they are written.
-fn columns(row: &[u8]) -> Result<Vec<(Cow<'_, str>, &[u8])>, String> {
+fn columns(row: &[u8]) -> Result<Columns<'_>, String> {
     let mut scan = Scan::new(row);
     match scan.members() {
         Some(found) if found.len() > MOST_COLUMNS => Err(format!("it has more than {MOST_COLUMNS} columns")),
@@ -146,7 +149,7 @@ fn columns(row: &[u8]) -> Result<Vec<(Cow<'_, str>, &[u8])>, String> {
         // The library says better what is wrong.
         None => Err(match serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(row) {
             Err(error) => plain(&error),
-            Ok(_) => "it is no object".to_owned(),
+            Ok(_) => "it is not an object".to_owned(),
         }),
     }
 }
@@ -330,7 +333,7 @@ impl Values {
                 b'"' => is_string = !is_string,
                 b'{' | b'[' if !is_string => depth += 1,
                 b'}' | b']' if !is_string => {
-                    depth = depth.checked_sub(1).ok_or(Fault::Structure("a bracket closes that is not open"))?
+                    depth = depth.checked_sub(1).ok_or(Fault::Structure("a bracket closes that is not open"))?;
                 }
                 _ => {}
             }
