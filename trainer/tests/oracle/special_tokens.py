@@ -37,7 +37,7 @@ def prepare(source, out, flags):
 def texts(names):
     rng = random.Random(7)
     parts = [*names, *names, " ", "  ", "\n", "\t", "town", "towns", "uptown", "the end", "é", "«", "a word", "12", "'s", "<pa", "d>", "漢字"]
-    found = ["".join(rng.choice(parts) for _ in range(rng.randrange(1, 14))) for _ in range(3000)]
+    found = ["".join(rng.choice(parts) for _ in range(rng.randrange(1, 14))) for _ in range(1000)]
     return [text for text in found if text.strip("\0")]
 
 

@@ -49,10 +49,12 @@ impl Tokenizer {
     pub fn save(&self, directory: &Path) -> Result<(), DataError> {
         let characters = characters();
         let names: Vec<String> = self.tokens.iter().map(|token| written(token, &characters)).collect();
-        // A token that was added and is not written as it is called has its place among the added ones alone.
-        let other: Vec<u32> =
-            self.specials.tokens().iter().filter(|token| names[token.id as usize] != token.content).map(|token| token.id).collect();
-        let listed = names.iter().zip(0_u32..).filter(|(_, id)| !other.contains(id));
+        // A token that was added and is not written as it is called has its place among the added ones alone, and so have those
+        // after it: `tokenizers` numbers them from the end of the vocabulary, whatever id the file gives them.
+        let added = || self.specials.tokens().iter();
+        let first = added().filter(|token| names[token.id as usize] != token.content).map(|token| token.id).min();
+        let apart: Vec<u32> = added().map(|token| token.id).filter(|id| first.is_some_and(|first| *id >= first)).collect();
+        let listed = names.iter().zip(0_u32..).filter(|(_, id)| !apart.contains(id));
         let vocabulary: Map<String, Value> = listed.map(|(name, id)| (name.clone(), json!(id))).collect();
         let merges: Vec<(&str, &str)> =
             self.pairs.iter().map(|(left, right)| (names[*left as usize].as_str(), names[*right as usize].as_str())).collect();
