@@ -262,10 +262,10 @@ pub(super) mod tests {
     async fn rubbish_is_no_notice() {
         let imds = Imds::start().await;
         for (status, body, why) in [
-            (200, "<html>".to_owned(), "no list of events"),
-            (200, "{}".to_owned(), "no list of events"),
-            (200, r#"{"Events":[{"EventType":"Preempt"}]}"#.to_owned(), "no list of events"),
-            (200, r#"{"Events":"#.to_owned() + &"[".repeat(100_000), "no list of events"),
+            (200, "<html>".to_owned(), "not a list of events"),
+            (200, "{}".to_owned(), "not a list of events"),
+            (200, r#"{"Events":[{"EventType":"Preempt"}]}"#.to_owned(), "not a list of events"),
+            (200, r#"{"Events":"#.to_owned() + &"[".repeat(100_000), "not a list of events"),
             (200, " ".repeat(LARGEST + 1), "more than 1048576 bytes"),
             (307, String::new(), "it answered 307"),
             (500, r#"{"Events":[]}"#.to_owned(), "it answered 500"),

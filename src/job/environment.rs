@@ -141,10 +141,10 @@ mod tests {
             assert_eq!(refused(name, value), None, "{name}");
         }
         for (name, value, part) in [
-            ("", "x", "no name of a variable"),
+            ("", "x", "not the name of a variable"),
             ("9A", "x", "do not begin with a digit"),
-            ("A=B", "x", "`A=B` is no name"),
-            ("A\u{1b}[2J", "x", "`A\\u{1b}[2J` is no name"),
+            ("A=B", "x", "`A=B` is not the name"),
+            ("A\u{1b}[2J", "x", "`A\\u{1b}[2J` is not the name"),
             ("LD_PRELOAD", "/tmp/x.so", "cannot be set by a job"),
             ("AZURE_STORAGE_KEY", "x", "it is a sign-in"),
             ("FTCTL_MACHINE", "x", "cannot be set by a job"),

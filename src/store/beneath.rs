@@ -92,7 +92,7 @@ pub(super) fn open(folder: &Dir, name: &str, options: &OpenOptions) -> io::Resul
     match FileType::from_raw_mode(fstat(&file)?.st_mode) {
         FileType::RegularFile => Ok(file),
         FileType::Directory => Err(ErrorKind::NotFound.into()),
-        _ => Err(refused(name, "no plain file")),
+        _ => Err(refused(name, "not a plain file")),
     }
 }
 

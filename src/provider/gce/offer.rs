@@ -307,7 +307,7 @@ mod tests {
         for (spec, part) in [
             (
                 GceSpec { accelerator: Some("v99".into()), ..base() },
-                "no accelerator of this cloud: a100, a100-80gb, h100, l4, p100, t4, v100",
+                "not an accelerator of this cloud: a100, a100-80gb, h100, l4, p100, t4, v100",
             ),
             (GceSpec { accelerators: Some(3), ..base() }, "1 or 2 or 4 or 8 v100, not 3"),
             (GceSpec { cpus: Some(14), ..base() }, "at most 12 vCPUs, not 14"),

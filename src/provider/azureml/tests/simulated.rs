@@ -252,7 +252,7 @@ async fn a_job_that_cannot_be_cancelled_goes_with_its_cluster_unless_another_nee
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_nobody_saw_has_a_beginning_and_a_node_that_is_prepared_has_a_price() {
-    let (place, one) = (Place::new(json!({ "boot": "3600s" })).await, attempt("unseen"));
+    let (place, one) = (Place::new(json!({ "boot": "300s" })).await, attempt("unseen"));
     place.provisioned(&one).await;
     let provider = place.provider();
     let listed = async || provider.list().await.expect("listed").pop().expect("there");
@@ -264,7 +264,7 @@ async fn a_run_that_nobody_saw_has_a_beginning_and_a_node_that_is_prepared_has_a
     let prepared = listed().await.since;
     assert!(matches!(provider.observe(&one).await, Ok(Sighting::Queued { .. })));
     assert_eq!(provider.began(&one).await, Ok(None), "its programs did not begin");
-    place.devcloud.skip(Duration::from_secs(3_600));
+    place.devcloud.skip(Duration::from_secs(300));
     place.finish(&one).await;
     let began = provider.began(&one).await.expect("known").expect("it did");
     assert!(began <= prepared, "reckoned: {began}, {prepared}");
