@@ -212,6 +212,7 @@ fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
 fn a_job_without_a_machine_costs_nothing_and_gives_up_when_it_has_waited_enough() {
     let devcloud = Running::start(&json!({ "stock_outs": ["us-central1-a"] }));
     devcloud.sandbox.write_rehearsal("waits");
+    devcloud.sandbox.write_dataset();
     let ftctl = |arguments: &[&str]| {
         let mut command = devcloud.sandbox.command(arguments);
         Sandbox::said(command.envs(devcloud.environment.iter().cloned()).env("FTCTL_BACKEND", "gce"))
@@ -241,6 +242,7 @@ impl Submitted {
     fn start() -> Self {
         let devcloud = Running::start(&json!({ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "no_startup" }] }));
         devcloud.sandbox.write_rehearsal("quick");
+        devcloud.sandbox.write_dataset();
         let submitted = Self { devcloud, job: String::new() };
         let said = submitted.ftctl("", &["submit", "job.toml", "--set", "compute.gce.image=registry.example/ftctl@sha256:00"]);
         assert_eq!(said.code, Some(0), "{}", said.stderr);
@@ -396,6 +398,7 @@ fn gcloud_and_ftctl_see_and_delete_each_others_machines() {
     };
 
     devcloud.sandbox.write_rehearsal("quick");
+    devcloud.sandbox.write_dataset();
     let image = ["--set", "compute.gce.image=registry.example/ftctl@sha256:00"];
     let job = ftctl(&[&["up", "job.toml"][..], &image].concat()).trim().to_owned();
     let machine = format!("{job}-a1");

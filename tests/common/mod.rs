@@ -96,6 +96,20 @@ impl Sandbox {
         self.write("job.toml", text);
     }
 
+    /// Makes `data` of a rehearsal a dataset that a trainer would take: a backend that trains refuses anything else.
+    pub fn write_dataset(&self) {
+        const TOKENS: usize = 20_000;
+        self.write("data/train.tokens", vec![0; 2 * TOKENS]);
+        let shard = serde_json::json!({ "file": "train.tokens", "tokens": TOKENS, "sha256": "0".repeat(64) });
+        let split =
+            |tokens: usize, shards: &[Value]| serde_json::json!({ "tokens": tokens, "documents": 1, "bytes": 1, "shards": shards });
+        let description = serde_json::json!({
+            "schema": "ft.dataset/1", "tokenizer": { "kind": "gpt2", "files": [] }, "vocabulary": 50_257, "end_of_text": 50_256, "dtype": "u16",
+            "train": split(TOKENS, &[shard]), "validation": split(0, &[]),
+        });
+        self.write("data/dataset.json", description.to_string());
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ftctl"));
         command.args(arguments).current_dir(self.path("")).env_clear().stdin(Stdio::null());

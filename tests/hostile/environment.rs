@@ -191,6 +191,7 @@ fn keys(machine: &Value) -> Vec<&str> {
 fn a_machine_shows_no_secret_once_its_agent_was_heard_of_and_has_no_rights() {
     let cloud = Cloud::with("#!/bin/sh\nenv >\"$HOME/seen\"\nuntil [ -e \"$HOME/finish\" ]; do sleep 0.1; done\n");
     cloud.sandbox.write_rehearsal("quick");
+    cloud.sandbox.write_dataset();
     let arguments = ["submit", "job.toml", "--set", "compute.gce.image=registry.example/ftctl@sha256:00"];
     let submitted = Sandbox::said(&mut cloud.command(&arguments));
     assert_eq!(submitted.code, Some(0), "{}", submitted.stderr);

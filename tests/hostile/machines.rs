@@ -14,6 +14,7 @@ impl Project {
     fn user<'p>(&'p self, name: &'p str) -> User<'p> {
         let sandbox = Sandbox::new();
         sandbox.write_rehearsal("quick");
+        sandbox.write_dataset();
         User { project: self, name, sandbox, store: None }
     }
 }
@@ -153,6 +154,7 @@ fn older_id(name: &str, key: &str) -> String {
 fn one_key_in_two_stores_means_two_jobs_and_an_older_one_finds_its_own() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("build");
+    sandbox.write_dataset();
     let submit = |store: &str, further: &[&str]| {
         let said = sandbox.run(&[&["submit", "job.toml", "--wait", "--store", store][..], further].concat());
         assert_eq!(said.code, Some(0), "{}", said.stderr);

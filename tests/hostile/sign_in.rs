@@ -61,10 +61,10 @@ fn a_store_that_a_project_names_gets_no_sign_in() {
         }
         // Not even to a user who trusts the project, in whatever way: it is no host of Azure's.
         let said = Sandbox::said(&mut with(&sandbox, &way.variables, &["status"]));
-        assert_refused(&said, "trusted once", "no host of Azure's");
+        assert_refused(&said, "trusted once", "not a host of Azure's");
         sandbox.ok_trust(&[]);
         let said = Sandbox::said(with(&sandbox, &way.variables, &["status"]).env_remove("FTCTL_TRUST_PROJECT"));
-        assert_refused(&said, "trusted", "no host of Azure's");
+        assert_refused(&said, "trusted", "not a host of Azure's");
         stranger.assert_heard_nothing("a store of the project");
         // The user's own word, in each of the places that are theirs.
         let theirs = [("FTCTL_STORE", store.clone())];
@@ -96,7 +96,7 @@ fn a_store_that_a_job_file_names_gets_no_sign_in() {
         sandbox.write("theirs.toml", format!("store = \"{store}\"\n{job}"));
         for arguments in [&["plan", "theirs.toml"][..], &["submit", "theirs.toml", "--dry-run"], &["run", "theirs.toml", "-y"]] {
             let said = Sandbox::said(&mut with(&sandbox, &signature, arguments));
-            assert_refused(&said, "trusted", "no host of Azure's");
+            assert_refused(&said, "trusted", "not a host of Azure's");
             let mut command = with(&sandbox, &signature, &[arguments, &["--backend", "fake"]].concat());
             command.env_remove("FTCTL_TRUST_PROJECT").env("FTCTL_BACKEND", "fake");
             assert_refused(&Sandbox::said(&mut command), "not trusted", "theirs.toml");

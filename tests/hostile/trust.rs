@@ -138,6 +138,7 @@ fn whose_code_a_job_runs_is_asked_about() {
 fn a_job_file_counts_when_the_user_trusts_it_with_its_present_values() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("there");
+    sandbox.write_dataset();
     fs::remove_file(sandbox.path("ftctl.toml")).unwrap();
     let job = fs::read_to_string(sandbox.path("job.toml")).unwrap();
     fs::create_dir(sandbox.path("jobs")).unwrap();

@@ -144,6 +144,7 @@ impl Scene {
 
     fn live(&mut self) {
         self.sandbox.write_rehearsal("rehearsal");
+        self.sandbox.write_dataset();
         fs::write(self.work().join("large"), vec![0; (4 << 20) + 7]).expect("a file");
         for (path, name) in [("data", "texts"), ("large", "large")] {
             self.done(&["upload", path, "--name", name], 0);
@@ -254,6 +255,7 @@ impl Scene {
         let Some(project) = &self.project else { return };
         project.make("prod-database");
         self.neighbour.write_rehearsal("theirs");
+        self.neighbour.write_dataset();
         let mut command =
             self.neighbour.command(&[&["up", "job.toml", "--store", "theirs", "--backend", "gce"][..], &IMAGE].concat());
         let said = Sandbox::said(command.envs(project.variables.iter().cloned()).env("USER", "stranger"));
