@@ -30,7 +30,7 @@ impl Sandbox {
 
     /// A job of a second or two: this project's own sources, a model of 40,000 parameters, a checkpoint every ten steps.
     pub fn job(&self, name: &str, steps: u64) -> PathBuf {
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/job");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/job/**/*.rs");
         let file = self.path(&format!("{name}.toml"));
         let text = format!(
             r#"
