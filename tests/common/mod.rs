@@ -99,7 +99,11 @@ impl Sandbox {
     /// Makes `data` of a rehearsal a dataset that a trainer would take: a backend that trains refuses anything else.
     pub fn write_dataset(&self) {
         const TOKENS: usize = 20_000;
-        self.write("data/train.tokens", vec![0; 2 * TOKENS]);
+        // The header of a shard: its magic, version 1, two bytes a token, and their number.
+        let mut bytes = b"FTTOKENS\x01\0\0\0\x02\0\0\0".to_vec();
+        bytes.extend((TOKENS as u64).to_le_bytes());
+        bytes.resize(64 + 2 * TOKENS, 0);
+        self.write("data/train.tokens", bytes);
         let shard = serde_json::json!({ "file": "train.tokens", "tokens": TOKENS, "sha256": "0".repeat(64) });
         let split =
             |tokens: usize, shards: &[Value]| serde_json::json!({ "tokens": tokens, "documents": 1, "bytes": 1, "shards": shards });
