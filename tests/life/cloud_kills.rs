@@ -193,11 +193,14 @@ impl Line {
     }
 }
 
-/// `POST /compute/v1/...`, without what follows the path.
+/// `POST /compute/v1/...`, without what follows the path. What Azure ML knows of a store and a model has their digests for a name,
+/// which are others in every life.
 fn name(request: &Message) -> String {
     let head = String::from_utf8_lossy(&request.head);
     let line = head.lines().next().unwrap_or_default();
-    line.split(['?', '\r']).next().unwrap_or_default().trim_end_matches(" HTTP/1.1").to_owned()
+    let name = line.split(['?', '\r']).next().unwrap_or_default().trim_end_matches(" HTTP/1.1");
+    let kind = ["/datastores/", "/models/"].into_iter().find_map(|kind| Some(name.find(kind)? + kind.len()));
+    name[..kind.unwrap_or(name.len())].to_owned()
 }
 
 fn is_of_the_cloud(name: &str) -> bool {
