@@ -151,7 +151,7 @@ def main():
         trainer = folder / "image/ft-trainer"
         trainer.write_text(writer)
         trainer.chmod(0o755)
-        (folder / "job.toml").write_text(JOB.format(sources=HERE.parent / "src/job", digest=64 * "0"))
+        (folder / "job.toml").write_text(JOB.format(sources=HERE.parent / "src/job/**/*.rs", digest=64 * "0"))
         (folder / "stream.py").write_text(STREAM)
         try:
             report(*measure(arguments, folder, trainer, started), lines)
