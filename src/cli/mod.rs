@@ -496,9 +496,13 @@ fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
     if typed == "sweep" {
         return Failure::new(Exit::Usage, "`ftctl sweep` is called `ftctl prune` now").fix("ftctl prune, with the same flags");
     }
-    let command = command();
-    let verbs: Vec<&str> = command.get_subcommands().filter(|verb| !verb.is_hide_set()).map(clap::Command::get_name).collect();
-    failure.fix(suggest(typed, &verbs, "verbs"))
+    let whole = command();
+    let usage = answer.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
+    // `Usage: ftctl devcloud <CLOUD>`: the words before the first argument are where the unknown one stands.
+    let below = usage.split_whitespace().skip(2).map_while(|word| whole.find_subcommand(word)).last();
+    let known = below.unwrap_or(&whole).get_subcommands().filter(|verb| !verb.is_hide_set());
+    let names: Vec<&str> = known.map(clap::Command::get_name).collect();
+    failure.fix(suggest(typed, &names, if below.is_some() { "it has" } else { "verbs" }))
 }
 
 /// Rust's messages about numbers, and their meaning.

@@ -118,6 +118,7 @@ fn wrong_usage_and_unknown_things() {
     sandbox.write("job.toml", JOB);
     let cases: &[(&[&str], i32, &str)] = &[
         (&["plna"], 2, "unrecognized subcommand 'plna'"),
+        (&["devcloud", "azure"], 2, "fix: it has: azureml, gce"),
         (
             &["sweep", "--data", "-y"],
             2,

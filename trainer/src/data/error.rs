@@ -43,7 +43,7 @@ pub enum DataError {
     NulByteRow { path: PathBuf, place: String },
     #[error("{path} has no column `{column}`; its columns are: {}. Set `column` to one of them", list(.columns))]
     UnknownColumn { path: PathBuf, column: String, columns: Vec<String> },
-    #[error("{path} has no column `text` and more than one to choose from: {}. Set `column` to one of them", list(.columns))]
+    #[error("{path} has no column `text` and more than one to choose from: {}. Set `column` to one of them, or leave that file out", list(.columns))]
     AmbiguousColumn { path: PathBuf, columns: Vec<String> },
     #[error("{path} has no column `{column}` in {place}; that row has: {}. Correct the row or set `column`", list(.columns))]
     MissingColumn { path: PathBuf, column: String, place: String, columns: Vec<String> },
