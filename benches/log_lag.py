@@ -87,7 +87,7 @@ def measure(arguments, directory, store):
     from azure.storage.blob import ContainerClient
 
     home = directory / "home"
-    (directory / "job.toml").write_text(JOB.format(sources=HERE.parent / "src", steps=arguments.steps))
+    (directory / "job.toml").write_text(JOB.format(sources=HERE.parent / "src/**/*.rs", steps=arguments.steps))
     environment = {**os.environ, "FTCTL_STORE": store, "AZURE_STORAGE_KEY": KEY}
     environment |= {f"XDG_{name}_HOME": str(home / name) for name in ("STATE", "CONFIG", "DATA")}
     command = [arguments.program.resolve(), "run", "job.toml", "--quiet"]

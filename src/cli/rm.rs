@@ -23,7 +23,10 @@ impl Arguments {
         for job in &self.jobs {
             let (world, record) = app.block_on(app.job(job))?;
             app.block_on(remove::may_go(&world, &record.id))?;
-            found.push((world, record.id));
+            // It may be named twice: by its id and its name.
+            if !found.iter().any(|(_, id)| *id == record.id) {
+                found.push((world, record.id));
+            }
         }
         let names = found.iter().map(|(_, id)| id.to_string()).collect::<Vec<_>>();
         if app.dry_run {

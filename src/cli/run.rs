@@ -1,15 +1,11 @@
 //! `ftctl run`: the whole life of a job.
 
 use clap::Args;
-use jiff::Timestamp;
 
-use super::{App, JobFile, adopt::Adopt, bill::Settled, follow, plan::Planned};
+use super::{App, JobFile, adopt::Adopt, bill, follow, plan::Planned, submit::Opening};
 use crate::{
     exit::Failure,
-    lifecycle::{
-        drive::{Until, drive},
-        open, receipt, results,
-    },
+    lifecycle::drive::{Until, drive},
 };
 
 /// Run a job from start to finish: data, trainer, machine, training, results, clean-up
@@ -21,12 +17,8 @@ use crate::{
 pub struct Arguments {
     #[command(flatten)]
     pub file: JobFile,
-    /// A second run with the same key and name refers to the same job
-    #[arg(long, value_name = "KEY")]
-    idempotency_key: Option<String>,
-    /// Wait until no other job has the name, instead of refusing
-    #[arg(long)]
-    queue: bool,
+    #[command(flatten)]
+    opening: Opening,
     #[command(flatten)]
     waiting: follow::Waiting,
     #[command(flatten)]
@@ -40,18 +32,13 @@ impl Arguments {
             return app.output.show(&Planned::of(plan, &world));
         }
         let (record, settled) = app.block_on(async {
-            let key = self.idempotency_key.as_deref();
-            if self.queue {
-                open::wait_for_name(&world, &plan.name, key).await?;
-            }
-            let record = Box::pin(open::open(&world, plan, key, true)).await?.record;
+            let record = self.opening.open(&world, plan).await?;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             world.report.line(&format!("job {id}"));
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await?;
             let record = self.waiting.to_the_end(&world, &id, Box::pin(follow::log_to_stderr(&world, &id))).await?;
-            let results = results::of(world.store.as_ref(), &record).await?;
-            let settled = Settled { receipt: receipt::receipt(&record, Timestamp::now()), results };
+            let settled = bill::settled(&world, &record).await?;
             Ok((record, settled))
         })?;
         app.output.conclude(&settled, follow::verdict(&record))

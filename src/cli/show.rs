@@ -1,6 +1,6 @@
 //! `ftctl show`: one job whole. `ftctl compare`: several beside each other.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -46,19 +46,17 @@ impl Compare {
     }
 }
 
-/// A job with its settings and its end.
+/// A job, and what came of it.
 struct Whole {
     record: Record,
     settled: Settled,
-    settings: Vec<(String, Value)>,
 }
 
 impl Whole {
     fn read(app: &App<'_>, job: &str) -> Result<Self, Failure> {
         let (world, record) = app.block_on(app.job(job))?;
         let settled = app.block_on(bill::settled(&world, &record))?;
-        let settings = difference::settings(&record.plan);
-        Ok(Self { record, settled, settings })
+        Ok(Self { record, settled })
     }
 
     /// The results beside those of other jobs.
@@ -95,8 +93,8 @@ impl Shown for Whole {
         if let Some(dataset) = &self.record.dataset {
             table.pair("dataset", dataset.to_string());
         }
-        for (key, value) in &self.settings {
-            table.pair(key, wording::value(value));
+        for (key, value) in difference::settings(&self.record.plan) {
+            table.pair(&key, wording::value(&value));
         }
         format!("{}\n\nSettings\n{}", self.settled.text(), table.render())
     }
@@ -109,19 +107,10 @@ impl Shown for Whole {
 struct Compared(Vec<Whole>);
 
 impl Compared {
-    /// The settings that are not the same in all jobs, in the order in which they are met: each with its value in each job.
-    fn differences(&self) -> Vec<(String, Vec<Option<Value>>)> {
-        let settings: Vec<BTreeMap<&str, &Value>> =
-            self.0.iter().map(|job| job.settings.iter().map(|(key, value)| (key.as_str(), value)).collect()).collect();
-        let mut keys: Vec<&str> = Vec::new();
-        for (key, _) in self.0.iter().flat_map(|job| &job.settings) {
-            if !keys.contains(&key.as_str()) {
-                keys.push(key);
-            }
-        }
-        let values = |key: &str| settings.iter().map(|of| of.get(key).map(|value| (*value).clone())).collect::<Vec<_>>();
-        let found = keys.into_iter().map(|key| (key.to_owned(), values(key)));
-        found.filter(|(key, values)| key != "name" && values.iter().any(|value| *value != values[0])).collect()
+    /// The settings that are not the same in all jobs, each with its value in each job.
+    fn differences(&self) -> impl Iterator<Item = (String, Vec<Option<Value>>)> {
+        let settings: Vec<_> = self.0.iter().map(|job| difference::settings(&job.record.plan)).collect();
+        difference::of(&settings).into_iter().filter(|(key, _)| key != "name")
     }
 }
 
@@ -131,7 +120,7 @@ impl Shown for Compared {
     }
 
     fn json(&self) -> Value {
-        let differences: Map<String, Value> = self.differences().into_iter().map(|(key, values)| (key, json!(values))).collect();
+        let differences: Map<String, Value> = self.differences().map(|(key, values)| (key, json!(values))).collect();
         json!({ "jobs": self.0.iter().map(|job| job.settled.json()).collect::<Vec<_>>(), "settings": differences })
     }
 

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use super::{App, JobFile, adopt::Adopt, follow, plan::Planned};
 use crate::{
     exit::{Exit, Failure},
-    job::{record::Record, report::Format},
+    job::{plan::Plan, record::Record, report::Format},
     lifecycle::{
+        World,
         drive::{Until, drive},
         open,
     },
@@ -35,12 +36,8 @@ pub struct Arguments {
     /// End when the job runs (the default)
     #[arg(long, conflicts_with_all = ["wait", "follow"])]
     detach: bool,
-    /// A second submission with the same key and name refers to the same job
-    #[arg(long, value_name = "KEY")]
-    idempotency_key: Option<String>,
-    /// Wait until no other job has the name, instead of refusing
-    #[arg(long)]
-    queue: bool,
+    #[command(flatten)]
+    opening: Opening,
     #[command(flatten)]
     waiting: follow::Waiting,
     #[command(flatten)]
@@ -59,11 +56,7 @@ impl Arguments {
             return app.output.show(&Planned::of(plan, &world));
         }
         let record = app.block_on(async {
-            let key = self.idempotency_key.as_deref();
-            if self.queue {
-                open::wait_for_name(&world, &plan.name, key).await?;
-            }
-            let record = Box::pin(open::open(&world, plan, key, true)).await?.record;
+            let record = self.opening.open(&world, plan).await?;
             self.adopt.ask(app, &mut world, &record)?;
             let id = record.id;
             follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
@@ -87,6 +80,27 @@ impl Arguments {
         // The job's end counts, also when its id has no reader.
         let (shown, ended) = super::block_on(async { Ok(tokio::join!(app.output.show_apart(&submitted), end)) })?;
         follow::verdict(&ended?).and(shown)
+    }
+}
+
+/// Which job a submission is.
+#[derive(Debug, Args)]
+pub struct Opening {
+    /// A second submission with the same key and name refers to the same job
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    /// Wait until no other job has the name, instead of refusing
+    #[arg(long)]
+    queue: bool,
+}
+
+impl Opening {
+    pub async fn open(&self, world: &World, plan: Plan) -> Result<Record, Failure> {
+        let key = self.idempotency_key.as_deref();
+        if self.queue {
+            open::wait_for_name(world, &plan.name, key).await?;
+        }
+        Ok(Box::pin(open::open(world, plan, key, true)).await?.record)
     }
 }
 

@@ -69,9 +69,14 @@ impl Credentials {
 
 /// The registry's host, as the reference of an image names it.
 pub fn registry(image: &str) -> &str {
+    parts(image).0
+}
+
+/// The registry of an image, and its name there.
+fn parts(image: &str) -> (&str, &str) {
     match image.split_once('/') {
-        Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => canonical(host),
-        _ => HUB,
+        Some((host, name)) if host.contains(['.', ':']) || host == "localhost" => (canonical(host), name),
+        _ => (HUB, image),
     }
 }
 
@@ -132,9 +137,8 @@ async fn of_file(path: &Path, image: &str) -> Result<Credentials, CredentialsErr
 /// The entry for an image: that with the longest name which the image begins with. A name is a registry, a part of one as podman
 /// writes it, or a URL as docker once did.
 fn entry<'v>(map: &'v Map<String, Value>, image: &str) -> Option<&'v Value> {
-    let host = registry(image);
-    let rest = if image.split('/').next().is_some_and(|first| canonical(first) == host) { image.split_once('/') } else { None };
-    let image = format!("{host}/{}", rest.map_or(image, |(_, rest)| rest));
+    let (registry, name) = parts(image);
+    let image = format!("{registry}/{name}");
     let covers = |name: &str| image.strip_prefix(name).is_some_and(|rest| rest.starts_with(['/', ':', '@']));
     let named = map.iter().map(|(name, value)| (plain(name), value)).filter(|(name, _)| covers(name));
     named.max_by_key(|(name, _)| name.len()).map(|(_, value)| value)

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{plan::Plan, wording};
 
@@ -23,50 +23,54 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The keys of two plans whose values differ, in their order.
+/// The keys of two plans whose values differ.
 pub fn of_plans(before: &Plan, after: &Plan) -> Vec<Difference> {
-    let json = |plan| serde_json::to_value(plan).unwrap_or_default();
-    let mut found = Vec::new();
-    compare("", Some(&json(before)), Some(&json(after)), &mut found);
+    between(&[settings(before), settings(after)])
+}
+
+fn between(two: &[Settings; 2]) -> Vec<Difference> {
+    let difference = |(key, values): (String, Vec<Option<Value>>)| {
+        let [before, after] = [0, 1].map(|at| values[at].clone());
+        Difference { key, before, after }
+    };
+    of(two).into_iter().map(difference).collect()
+}
+
+/// The keys that have not the same value in all of these settings, in the order in which they are met, with the value in each.
+pub fn of(all: &[Settings]) -> Vec<(String, Vec<Option<Value>>)> {
+    let mut found: Vec<(String, Vec<Option<Value>>)> = Vec::new();
+    for (at, settings) in all.iter().enumerate() {
+        for (key, value) in settings {
+            let known = found.iter().position(|(name, _)| name == key).unwrap_or_else(|| {
+                found.push((key.clone(), vec![None; all.len()]));
+                found.len() - 1
+            });
+            found[known].1[at] = Some(value.clone());
+        }
+    }
+    found.retain(|(_, values)| values.iter().any(|value| *value != values[0]));
     found
 }
 
-/// Every key of a plan that has a value, in the plan's order.
-pub fn settings(plan: &Plan) -> Vec<(String, Value)> {
+/// Each key that has a value, in a plan's order.
+pub type Settings = Vec<(String, Value)>;
+
+pub fn settings(plan: &Plan) -> Settings {
     let mut found = Vec::new();
-    compare("", Some(&Value::Object(Map::new())), Some(&serde_json::to_value(plan).unwrap_or_default()), &mut found);
-    flat(found)
+    flatten(String::new(), serde_json::to_value(plan).unwrap_or_default(), &mut found);
+    found
 }
 
-/// Tables that only one side has are one difference; here each of their keys is.
-fn flat(differences: Vec<Difference>) -> Vec<(String, Value)> {
-    let mut settings = Vec::new();
-    for Difference { key, after, .. } in differences {
-        match after {
-            Some(Value::Object(table)) => {
-                let below = |(name, value)| Difference { key: format!("{key}.{name}"), before: None, after: Some(value) };
-                settings.extend(flat(table.into_iter().map(below).collect()));
+/// A list is one value.
+fn flatten(key: String, value: Value, found: &mut Settings) {
+    match value {
+        Value::Object(table) => {
+            for (name, value) in table {
+                flatten(if key.is_empty() { name } else { format!("{key}.{name}") }, value, found);
             }
-            Some(value) if !value.is_null() => settings.push((key, value)),
-            _ => {}
         }
-    }
-    settings
-}
-
-/// Tables are compared key by key, everything else as a whole.
-fn compare(key: &str, before: Option<&Value>, after: Option<&Value>, found: &mut Vec<Difference>) {
-    let table = |value: Option<&Value>| value.and_then(Value::as_object).cloned();
-    match (table(before), table(after)) {
-        (Some(old), Some(new)) => {
-            let below = |name: &String| if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
-            let added = new.keys().filter(|name| !old.contains_key(*name));
-            old.keys().chain(added).for_each(|name| compare(&below(name), old.get(name), new.get(name), found));
-        }
-        _ if before != after => {
-            found.push(Difference { key: key.to_owned(), before: before.cloned(), after: after.cloned() });
-        }
-        _ => {}
+        Value::Null => {}
+        value => found.push((key, value)),
     }
 }
 
@@ -90,11 +94,15 @@ mod tests {
 
     #[test]
     fn keys_with_other_values_are_named_as_in_a_job_file() {
-        let mut found = Vec::new();
         let before =
             json!({ "train": { "steps": 60, "seed": 1, "schedule": { "kind": "cosine" } }, "data": ["a"], "name": "x", "old": 1 });
         let after = json!({ "train": { "steps": 50, "seed": 1, "schedule": { "kind": "constant" } }, "data": ["a", "b"], "name": "x", "new": true });
-        compare("", Some(&before), Some(&after), &mut found);
+        let all = [before, after].map(|value| {
+            let mut settings = Vec::new();
+            flatten(String::new(), value, &mut settings);
+            settings
+        });
+        let found = between(&all);
         let said: Vec<String> = found.iter().map(ToString::to_string).collect();
         let expected = [
             "train.steps was 60, now 50",

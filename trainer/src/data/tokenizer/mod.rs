@@ -3,8 +3,8 @@
 //! ```text
 //! text ─ pieces → piece ─ bytes → ids of the bytes ─ merge → ids
 //! ```
-//! Every text has an encoding, and decoding gives it back. Encoding recognises no special token in text: a document that contains
-//! the characters `<|endoftext|>` does not end there, unless whoever reads it cuts it first with [`Specials`].
+//! Every text has an encoding, and decoding gives it back. Encoding recognises no special token: a document that contains the
+//! characters `<|endoftext|>` does not end there. [`Specials`] cuts a text at such tokens.
 
 mod files;
 mod gpt2;
