@@ -12,6 +12,11 @@ const ROLE: &str = "the identity needs the role `Storage Blob Data Contributor` 
 /// A sentence for the user: what is missing, as far as the error's code and the credential tell.
 pub(super) fn advice(credential: &Credential, action: &str, code: &str, now: Timestamp) -> String {
     let by_code = match code {
+        // An emulator says so of a wrong key too.
+        "AuthorizationFailure" if matches!(credential, Credential::Key(_)) => Some(
+            "the firewall of the account lets other networks in only (allow this one under Networking), or the key is not this account's: \
+             `ftctl doctor` shows which sign-in is used",
+        ),
         "AuthorizationFailure" => Some("the firewall of the account lets other networks in only: allow this one under Networking"),
         "KeyBasedAuthenticationNotPermitted" => Some("the account takes no keys: sign in with `az login`"),
         "AccountIsDisabled" => Some("the account is disabled: its subscription may have ended"),
@@ -107,6 +112,8 @@ mod tests {
             (key(), "read", "AuthenticationFailed", "this account's two keys"),
             (key(), "read", "KeyBasedAuthenticationNotPermitted", "az login"),
             (key(), "read", "AuthorizationFailure", "firewall"),
+            (key(), "read", "AuthorizationFailure", "the key is not this account's"),
+            (sas("sig=x"), "read", "AuthorizationFailure", "under Networking"),
             (key(), "read", "RequestTimeTooSkewed", "clock"),
         ];
         for (credential, action, code, says) in rows {
