@@ -13,7 +13,7 @@ use ft_trainer::{
 };
 use serde_json::{Value, json};
 
-use super::{App, JobFile};
+use super::{App, JobFile, model};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -50,7 +50,7 @@ impl Arguments {
 
     /// Prices and limits are known without a sign-in; whether there is room, only with one.
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
-        let plan = self.file.plan(app)?;
+        let plan = model::resolve(app, self.file.plan(app)?).await?;
         let world = app.world_to_look(&plan)?;
         let price = world.provider.price(&plan).await?;
         let plan = plan.priced(price)?;

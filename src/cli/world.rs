@@ -89,7 +89,12 @@ impl App<'_> {
         let store = self.store()?;
         let id = open::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
-        Ok((self.connect(record.plan.backend(), Some(&record.plan), store, record.plan.ttl, false)?, record))
+        Ok((self.world_of_record(&record.plan)?, record))
+    }
+
+    /// The world of a job of this store, whichever store its record names.
+    pub fn world_of_record(&self, plan: &Plan) -> Result<World, Failure> {
+        self.connect(plan.backend(), Some(plan), self.store()?, plan.ttl, false)
     }
 
     /// [`App::job`] for a command that needs no provider.

@@ -37,6 +37,7 @@ pub mod ranks;
 pub mod receipt;
 pub mod remove;
 pub mod results;
+pub mod resume;
 pub mod session;
 pub mod status;
 mod vigil;

@@ -18,5 +18,6 @@ mod logs;
 mod material;
 mod mishaps;
 mod report;
+mod resume;
 mod startup;
 mod waiting;
