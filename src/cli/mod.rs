@@ -55,6 +55,7 @@ mod init;
 mod intent;
 mod job_file;
 mod line;
+mod listeners;
 mod logs;
 mod machines;
 mod model;

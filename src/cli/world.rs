@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
-use super::{App, Place};
+use super::{App, Place, listeners};
 use crate::{
     exit::{Exit, Failure},
     job::{clock::Clock, id::JobId, plan::Plan, record::Record, units::Span},
@@ -126,7 +126,8 @@ impl App<'_> {
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let cache = environment.cache;
         let supervisor = Holder::this_process(0);
-        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption })
+        let listeners = listeners::of(&self.settings.notify.value)?;
+        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption, listeners })
     }
 }
 

@@ -29,6 +29,7 @@ pub mod drive;
 pub mod explain;
 mod failure;
 pub mod logs;
+pub mod notify;
 mod observe;
 pub mod pay;
 pub mod prune;
@@ -56,6 +57,7 @@ use crate::{
 
 use adoption::Adoption;
 use journal::Journal;
+use notify::Listener;
 use vigil::Vigil;
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -76,6 +78,8 @@ pub struct World {
     pub supervisor: Holder,
     /// Which jobs this invocation may drive.
     pub adoption: Adoption,
+    /// Who is told of them.
+    pub listeners: Vec<Arc<dyn Listener>>,
 }
 
 impl World {

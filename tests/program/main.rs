@@ -17,6 +17,7 @@ mod imports;
 mod logs;
 mod material;
 mod mishaps;
+mod notify;
 mod report;
 mod resume;
 mod startup;
