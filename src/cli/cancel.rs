@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{App, intent::Intent, submit::Submitted};
+use super::{App, completion, intent::Intent, submit::Submitted};
 use crate::{exit::Failure, job::units::Span, lifecycle};
 
 /// End a job: it writes a checkpoint, stops, and its machine is destroyed
@@ -12,6 +12,7 @@ use crate::{exit::Failure, job::units::Span, lifecycle};
 #[command(after_help = "Examples:\n  ftctl cancel quickstart\n  ftctl cancel quickstart --now")]
 pub struct Arguments {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
     /// Time to write a checkpoint before it is stopped by force
     #[arg(long, value_name = "DURATION", default_value = "30s")]

@@ -1,14 +1,40 @@
-//! `ftctl completion`: completion scripts.
+//! `ftctl completion`: scripts for shells. They ask the program itself what fits: verbs, flags, files, jobs, backends and the keys
+//! of a job file.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+};
 
 use clap::Args;
-use clap_complete::Shell;
+use clap_complete::{
+    Shell,
+    engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate},
+    env::{EnvCompleter, Shells},
+};
 
-use super::App;
-use crate::exit::Failure;
+use super::{App, schema::reference};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::{JobId, path, valid_name},
+        spec::JobSpec,
+    },
+    provider::registry,
+    settings::{Layer, Settings, Surroundings},
+    store,
+};
+
+/// Names the shell that asks.
+const VARIABLE: &str = "FTCTL_COMPLETE";
+const PROGRAM: &str = "ftctl";
 
 /// Print a completion script for a shell
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  source <(ftctl completion bash)")]
+#[command(
+    after_help = "Examples:\n  source <(ftctl completion bash)\n  ftctl completion fish > ~/.config/fish/completions/ftctl.fish"
+)]
 pub struct Completion {
     /// The shell
     shell: Shell,
@@ -17,7 +43,74 @@ pub struct Completion {
 impl Completion {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut super::command(), "ftctl", &mut script);
+        completer(&self.shell.to_string())?
+            .write_registration(VARIABLE, PROGRAM, PROGRAM, PROGRAM, &mut script)
+            .map_err(|error| failed(&error))?;
         app.output.data(&script)
     }
+}
+
+fn completer(shell: &str) -> Result<&'static dyn EnvCompleter, Failure> {
+    const SHELLS: Shells<'static> = Shells::builtins();
+    let unknown = || Failure::new(Exit::Usage, format!("{VARIABLE} names no shell: {shell}"));
+    SHELLS.completer(shell).ok_or_else(unknown)
+}
+
+fn failed(error: &std::io::Error) -> Failure {
+    Failure::new(Exit::Failure, format!("cannot complete the command line: {error}"))
+}
+
+/// The answer to a shell that completes a command line; `None` for any other run. The line stands after `--`.
+pub fn answer(arguments: &[OsString]) -> Option<Result<Vec<u8>, Failure>> {
+    let shell = env::var(VARIABLE).ok().filter(|shell| !shell.is_empty())?;
+    let line = arguments.iter().skip_while(|argument| *argument != "--").skip(1).cloned().collect();
+    let mut answer = Vec::new();
+    let completed = completer(&shell).and_then(|shell| {
+        let mut command = super::command();
+        command.build();
+        shell.write_complete(&mut command, line, env::current_dir().ok().as_deref(), &mut answer).map_err(|error| failed(&error))
+    });
+    Some(completed.map(|()| answer))
+}
+
+/// Jobs of the user's store, by name and id, where that is a directory: nobody waits for a network to complete a word. A project's
+/// own store is not asked, because nobody trusts it by pressing a key.
+pub fn jobs() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(known_jobs()))
+}
+
+pub fn backends() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(registry::names().map(str::to_owned)))
+}
+
+/// Keys of a job file, for `--set`.
+pub fn keys() -> ArgValueCompleter {
+    ArgValueCompleter::new(|typed: &OsStr| {
+        let typed = typed.to_string_lossy();
+        let keys = reference::keys(&JobSpec::schema()).into_iter().map(|key| format!("{key}="));
+        candidates(keys.filter(|key| key.starts_with(&*typed)))
+    })
+}
+
+fn candidates(words: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
+    words.into_iter().map(CompletionCandidate::new).collect()
+}
+
+fn known_jobs() -> Vec<String> {
+    let around = Surroundings {
+        variable: &|name| env::var_os(name).filter(|value| !value.is_empty()),
+        home: env::home_dir(),
+        working_directory: PathBuf::from("/"),
+    };
+    let Ok(settings) = Settings::load(Layer::default(), &around) else { return Vec::new() };
+    let Some(directory) = settings.store().ok().filter(|store| store.starts_with('/')) else { return Vec::new() };
+    let Ok(store) = store::open(directory) else { return Vec::new() };
+    let listed = super::block_on(async {
+        let names = store.children(&path::names()).await?;
+        Ok((names, store.children(&path::jobs()).await?))
+    });
+    let Ok((names, ids)) = listed else { return Vec::new() };
+    let names = names.iter().filter_map(|file| file.strip_suffix(".json")).filter(|name| valid_name(name)).map(str::to_owned);
+    let ids = ids.iter().filter_map(|id| JobId::parse(id)).map(|id| id.to_string());
+    names.chain(ids).collect()
 }

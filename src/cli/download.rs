@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent, line::Line, model};
+use super::{App, completion, intent::Intent, line::Line, model};
 use crate::{
     exit::{Exit, Failure},
     output::{Show, format},
@@ -27,6 +27,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl download quickstart\n  ftctl download quickstart --checkpoint 300 --to model")]
 pub struct Arguments {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
     /// Directory for the files [default: the job's id]
     #[arg(long, value_name = "DIR")]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::{App, adopt::Adopt, intent::Intent};
+use super::{App, adopt::Adopt, completion, intent::Intent};
 use crate::{
     exit::Failure,
     lifecycle::drill::{self, DRILL_SCHEMA, Drill},
@@ -25,6 +25,7 @@ enum Kind {
     /// Preempt a running job's machine, recover the job, and report what that cost
     Preempt {
         /// Id or name of the job
+        #[arg(add = completion::jobs())]
         job: String,
         #[command(flatten)]
         adopt: Adopt,

@@ -15,7 +15,7 @@ use tokio::{
     sync::mpsc,
 };
 
-use super::App;
+use super::{App, completion};
 use crate::{
     exit::{Exit, Failure},
     lifecycle::session::{self, Control, Piece, Remote, Session},
@@ -31,6 +31,7 @@ use crate::{
     The exit code is the command's own, or ftctl's when the command could not be run.")]
 pub struct Exec {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -45,6 +46,7 @@ pub struct Exec {
 #[command(after_help = "Example:\n  ftctl ssh quickstart")]
 pub struct Ssh {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::App;
+use super::{App, completion};
 use crate::{
     exit::Failure,
     lifecycle::explain::{EXPLANATION_SCHEMA, Explanation, explain},
@@ -15,6 +15,7 @@ use crate::{
 #[command(after_help = "Example:\n  ftctl explain quickstart")]
 pub struct Arguments {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
 }
 

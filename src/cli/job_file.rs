@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{App, Budget, Place, model};
+use super::{App, Budget, Place, completion, model};
 use crate::{
     exit::Failure,
     job::{plan::Plan, spec::JobSpec},
@@ -19,7 +19,7 @@ pub struct JobFile {
     #[arg(value_name = "FILE")]
     pub path: PathBuf,
     /// Set one value of the job file, such as train.steps=500; `train.steps=` unsets it; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(long = "set", value_name = "KEY=VALUE", add = completion::keys())]
     set: Vec<String>,
     /// Causes that lead to another attempt: preempt, capacity, failure; or `none`
     #[arg(long, value_name = "CAUSES", value_delimiter = ',')]

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{App, adopt::Adopt, follow};
+use super::{App, adopt::Adopt, completion, follow};
 use crate::{
     exit::{Exit, Failure},
     job::{id::JobId, units::Span},
@@ -26,6 +26,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl logs quickstart -f\n  ftctl logs quickstart --attempt 2 --tail 50")]
 pub struct Arguments {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
     /// Go on until the job is over; the exit code is the job's
     #[arg(short, long)]

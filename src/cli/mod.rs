@@ -202,7 +202,7 @@ enum Verb {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Place {
     /// Where the job runs
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = completion::backends())]
     pub backend: Option<String>,
 }
 
@@ -269,6 +269,9 @@ pub fn first_output(arguments: &[OsString]) -> Output {
 /// Runs the program. `--help` and `--version` are answered before any file is touched. The exit code is 0, or that of a command
 /// which the user had ftctl run.
 pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Failure> {
+    if let Some(answer) = completion::answer(arguments) {
+        return output.data(&answer?).map(|()| Exit::Done.into());
+    }
     let cli = match command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(answer) => return not_parsed(&answer, output).map(|()| Exit::Done.into()),

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent};
+use super::{App, completion, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
     job::{record::Record, wording},
@@ -26,7 +26,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl report quickstart\n  ftctl report night-1 night-2 --over time --out nights.html")]
 pub struct Arguments {
     /// Id or name of each job
-    #[arg(required = true, value_name = "JOB")]
+    #[arg(add = completion::jobs(), required = true, value_name = "JOB")]
     jobs: Vec<String>,
     /// The horizontal axis of the charts
     #[arg(long, value_enum, default_value_t)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::{App, Budget, adopt::Adopt, plan::Planned, submit::Until};
+use super::{App, Budget, adopt::Adopt, completion, plan::Planned, submit::Until};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -27,9 +27,10 @@ use crate::{
 )]
 pub struct Arguments {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
     /// Change one setting, such as train.steps=2000; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    #[arg(long = "set", value_name = "KEY=VALUE", add = completion::keys())]
     set: Vec<String>,
     #[command(flatten)]
     budget: Budget,

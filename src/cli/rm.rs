@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent};
+use super::{App, completion, intent::Intent};
 use crate::{exit::Failure, job::id::JobId, lifecycle::remove, output::Show};
 
 /// Remove finished jobs from the store: records, logs, checkpoints and results
@@ -13,7 +13,7 @@ use crate::{exit::Failure, job::id::JobId, lifecycle::remove, output::Show};
 #[command(after_help = "Examples:\n  ftctl rm quickstart\n  ftctl rm first second -y")]
 pub struct Arguments {
     /// Ids or names of the jobs
-    #[arg(required = true, value_name = "JOB")]
+    #[arg(add = completion::jobs(), required = true, value_name = "JOB")]
     jobs: Vec<String>,
 }
 

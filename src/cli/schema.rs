@@ -1,6 +1,6 @@
 //! `ftctl schema`: the JSON Schema of a job file, and the same for people.
 
-mod reference;
+pub mod reference;
 
 use clap::Args;
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{
     App,
     bill::{self, Settled},
+    completion,
 };
 use crate::{
     exit::Failure,
@@ -20,6 +21,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl show quickstart\n  ftctl show quickstart -o json")]
 pub struct Show {
     /// Id or name of the job
+    #[arg(add = completion::jobs())]
     job: String,
 }
 
@@ -28,7 +30,7 @@ pub struct Show {
 #[command(after_help = "Examples:\n  ftctl compare night-1 night-2\n  ftctl compare night-1 night-2 night-3 -o json")]
 pub struct Compare {
     /// Ids or names of the jobs
-    #[arg(required = true, num_args = 2.., value_name = "JOB")]
+    #[arg(add = completion::jobs(), required = true, num_args = 2.., value_name = "JOB")]
     jobs: Vec<String>,
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, adopt::Adopt, follow, submit::Submitted};
+use super::{App, adopt::Adopt, completion, follow, submit::Submitted};
 use crate::{exit::Failure, output::Show};
 
 /// Wait for the end of jobs, one after the other; the exit code is that of the first job that failed
@@ -14,7 +14,7 @@ use crate::{exit::Failure, output::Show};
 #[command(after_help = "Examples:\n  ftctl wait quickstart\n  ftctl wait first second --timeout 2h -o json")]
 pub struct Arguments {
     /// Ids or names of the jobs
-    #[arg(required = true)]
+    #[arg(add = completion::jobs(), required = true)]
     jobs: Vec<String>,
     #[command(flatten)]
     waiting: follow::Waiting,

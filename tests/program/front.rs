@@ -318,10 +318,31 @@ fn the_program_is_under_36_megabytes() {
     assert!(size < 36_000_000, "{size} bytes");
 }
 
+/// A shell's question: the words of the line, of which the last is being completed.
+fn completed(sandbox: &Sandbox, words: &[&str]) -> Vec<String> {
+    let mut command = sandbox.command(&[&["--"], words].concat());
+    command.env("FTCTL_COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string()).env("_CLAP_IFS", "\n");
+    let said = Sandbox::said(&mut command);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""));
+    said.stdout.lines().map(str::to_owned).collect()
+}
+
 #[test]
-fn completion_scripts_know_the_verbs() {
+fn a_shell_completes_verbs_files_jobs_backends_and_keys() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("shown");
+    let id = sandbox.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
+    assert_eq!(completed(&sandbox, &["ftctl", "rep"]), ["report"]);
+    assert_eq!(completed(&sandbox, &["ftctl", "plan", "jo"]), ["job.toml"]);
+    assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]), ["shown".to_owned(), id]);
+    assert_eq!(completed(&sandbox, &["ftctl", "plan", "--backend", "az"]), ["azureml"]);
+    let keys = completed(&sandbox, &["ftctl", "run", "job.toml", "--set", "train.st"]);
+    assert!(keys.contains(&"train.steps=".to_owned()) && keys.iter().all(|key| key.starts_with("train.st")), "{keys:?}");
+    // Nobody trusts a project by pressing a key: its store is not looked into.
+    sandbox.write("ftctl.toml", "store = \"mine\"\n");
+    assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]).len(), 2);
     for shell in ["bash", "zsh", "fish"] {
-        let said = Sandbox::new().run(&["completion", shell]);
-        assert!(said.code == Some(0) && said.stdout.contains("init"), "{shell}");
+        let said = sandbox.run(&["completion", shell]);
+        assert!(said.code == Some(0) && said.stdout.contains("FTCTL_COMPLETE"), "{shell}: {}", said.stdout);
     }
 }

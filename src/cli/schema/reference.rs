@@ -16,6 +16,19 @@ pub fn page(schema: &Value) -> String {
     page
 }
 
+/// Every key of a job file that takes a value, with the tables it stands in: `train.steps`.
+pub fn keys(schema: &Value) -> Vec<String> {
+    let (types, mut found, mut tables) = (Types { schema }, Vec::new(), vec![(String::new(), schema)]);
+    while let Some((name, table)) = tables.pop() {
+        for (key, property) in table["properties"].as_object().into_iter().flatten() {
+            let (kind, name) = (types.kind(property), if name.is_empty() { key.clone() } else { format!("{name}.{key}") });
+            if kind["properties"].is_object() { tables.push((name, kind)) } else { found.push(name) }
+        }
+    }
+    found.sort();
+    found
+}
+
 #[derive(Clone, Copy)]
 struct Types<'a> {
     schema: &'a Value,
