@@ -59,6 +59,7 @@ mod logs;
 mod machines;
 mod plan;
 mod prepare;
+mod prices;
 mod prune;
 mod push;
 mod report;
@@ -159,6 +160,7 @@ enum Verb {
     Init(init::Init),
     Doctor(doctor::Arguments),
     Plan(plan::Arguments),
+    Prices(prices::Arguments),
     Run(run::Arguments),
     Up(up::Arguments),
     Submit(submit::Arguments),
@@ -310,6 +312,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Init(verb) => verb.run(&mut app),
         Verb::Doctor(verb) => verb.run(&mut app),
         Verb::Plan(verb) => verb.run(&mut app),
+        Verb::Prices(verb) => verb.run(&mut app),
         Verb::Run(verb) => verb.run(&mut app),
         Verb::Up(verb) => verb.run(&mut app),
         Verb::Submit(verb) => verb.run(&mut app),
@@ -420,7 +423,7 @@ impl Verb {
 
     /// Whether the verb opens the store or the backend, or builds: not on the word of a project that is not trusted.
     fn goes_by_project(&self) -> bool {
-        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Prepare, Schema, Trust, Version};
+        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Prepare, Prices, Schema, Trust, Version};
         let never = matches!(
             self,
             Agent(_)
@@ -431,6 +434,7 @@ impl Verb {
                 | Generate(_)
                 | Init(_)
                 | Prepare(_)
+                | Prices(_)
                 | Schema(_)
                 | Trust(_)
                 | Version(_)

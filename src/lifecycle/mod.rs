@@ -30,6 +30,8 @@ pub mod explain;
 mod failure;
 pub mod logs;
 mod observe;
+pub mod outlook;
+pub mod pace;
 pub mod pay;
 pub mod prune;
 mod publish;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use ft_trainer::{
     data::{
         prepare::{self, Inputs, PreparedSummary, Remarks},
-        shard::{DESCRIPTION, Dataset},
+        shard::{DESCRIPTION, Dataset, Description},
         text,
         tokenizer::Tokenizer,
     },
@@ -96,7 +96,7 @@ pub(super) fn there(path: &Path) -> Result<()> {
 }
 
 /// What the plan asks of a trainer.
-fn asked(plan: &Plan) -> Asked<'_> {
+pub(super) fn asked(plan: &Plan) -> Asked<'_> {
     Asked { model: &plan.model, train: &plan.train, initial_weights: plan.initial_weights.as_deref().map(Path::new) }
 }
 
@@ -119,18 +119,25 @@ pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
     Ok(asked(plan).check_tokenizer(&tokenizer)?)
 }
 
-/// Refuses a prepared dataset that the trainer would refuse. A rehearsal takes any files for one.
-pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<()> {
+/// What is known of text before it is sent.
+#[derive(Debug)]
+pub struct Known {
+    pub data: Description,
+    pub remarks: Remarks,
+}
+
+/// Refuses a prepared dataset that the trainer would refuse. A rehearsal takes any files for one: then nothing is known.
+pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<Option<Known>> {
     there(directory)?;
     if !plan.compute.trains() && !directory.join(DESCRIPTION).exists() {
-        return Ok(());
+        return Ok(None);
     }
     let dataset = Dataset::open(directory)?;
     asked(plan).check_data(dataset.description())?;
     if plan.initial_weights.is_some() {
         asked(plan).check_tokenizer(&dataset.tokenizer()?)?;
     }
-    Ok(())
+    Ok(Some(Known { data: dataset.description().clone(), remarks: Remarks::read(directory) }))
 }
 
 /// The files of a model directory that are uploaded.
@@ -138,8 +145,9 @@ pub fn needed(directory: &Path) -> Result<Vec<PathBuf>> {
     model_files::needed(directory).map_err(|error| Failure::new(Exit::Usage, error.to_string()))
 }
 
-/// Refuses text of which the trainer would refuse the tokens: those of the cache, or made for this where there is little of it.
-pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<()> {
+/// Refuses text of which the trainer would refuse the tokens: those of the cache, or made for this where there is little of it. Of
+/// much text that was not prepared before nothing is known.
+pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<Option<Known>> {
     check_tokenizer(plan, config)?;
     let inputs = inputs(config, cache)?;
     let files = inputs.files();
@@ -149,7 +157,7 @@ pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Resu
     }
     let bytes: u64 = files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
     if bytes > LITTLE_TEXT {
-        return Ok(());
+        return Ok(None);
     }
     let folder = tempfile::tempdir().map_err(|error| Failure::new(Exit::Failure, format!("cannot make a directory: {error}")))?;
     let out = folder.path().join("prepared");

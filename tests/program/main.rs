@@ -17,6 +17,7 @@ mod imports;
 mod logs;
 mod material;
 mod mishaps;
+mod plan;
 mod report;
 mod startup;
 mod waiting;
