@@ -9,7 +9,9 @@ use std::{
 };
 
 use clap::Args;
+use ft_trainer::{data::prepare::Remarks, model::Shape};
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use self::memory::Memory;
 use super::{App, JobFile};
@@ -20,7 +22,13 @@ use crate::{
         plan::{DataPlan, PLAN_SCHEMA, Plan},
         units::{Money, Span},
     },
-    lifecycle::{World, doctor, image, outlook::Outlook, upload},
+    lifecycle::{
+        World,
+        doctor::{self, Material},
+        image,
+        outlook::Outlook,
+        upload,
+    },
     output::{Show, Table, format},
     provider::registry,
 };
@@ -53,8 +61,7 @@ impl Arguments {
         let plan = self.file.plan(app)?;
         let (world, no_store) = app.world_to_look(&plan)?;
         let price = world.provider.price(&plan).await?;
-        let mut planned = Planned::of(plan.priced(price)?, &world).await;
-        planned.warnings.extend(no_store);
+        let mut planned = Planned::of(plan.priced(price)?, &world, no_store).await;
         match world.provider.answers().await {
             Ok(()) => planned.room = world.provider.room(&planned.plan).await,
             Err(error) => planned.warnings.push(format!("{}; so room, GPUs and image were not checked", error.message)),
@@ -82,24 +89,31 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// The view of a job that would run in `world`; its backend was not asked for room.
-    pub async fn of(plan: Plan, world: &World) -> Self {
-        let material = doctor::material(&plan, &world.cache);
-        let (mut missing, mut refused) = (Vec::new(), Vec::new());
+    /// The view of a job that would run in `world`; its backend was not asked for room. `no_store`: why its store cannot be asked.
+    pub async fn of(plan: Plan, world: &World, no_store: Option<String>) -> Self {
+        let Material { mut looked_at, mut known } = doctor::material(&plan, &world.cache);
+        if no_store.is_none() {
+            match timeout(PATIENCE, doctor::stored(world, &plan)).await {
+                Ok(Ok(stored)) => known = known.or(stored),
+                Ok(Err(failure)) => looked_at.push(("data", Err(failure))),
+                Err(_) => looked_at.push(("data", Err(late(&plan)))),
+            }
+        }
+        let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
         let store = world.provider.admit_store(&plan).map_err(Failure::from);
         for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
             missing.extend(found.err().map(|failure| doctor::refused(what, failure)));
         }
-        for (what, found) in material.looked_at {
-            match found {
-                Err(failure) if failure.exit == Exit::NotFound => missing.push(doctor::refused(what, failure)),
-                Err(failure) => refused.push(format!("{what}: {}", failure.message)),
-                Ok(()) => {}
+        for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, found.err()?))) {
+            match failure.exit {
+                Exit::NotFound => missing.push(doctor::refused(what, failure)),
+                Exit::Network | Exit::Denied => warnings.push(format!("{}; so the {what} was not checked", failure.message)),
+                _ => refused.push(format!("{what}: {}", failure.message)),
             }
         }
-        let (data, remarks) = material.known.map(|known| (known.data, known.remarks)).unzip();
+        let (data, remarks) = known.map(|known| (known.data, known.remarks)).unzip();
         let outlook = Outlook::of(world, &plan, data).await;
-        let mut warnings = remarks.map(|remarks| remarks.sentences()).unwrap_or_default();
+        warnings.extend(remarks.iter().flat_map(Remarks::sentences));
         warnings.extend(outlook.shape.as_ref().and_then(|shape| Memory::of(&plan, shape).lack(&plan)));
         warnings.extend(too_long(&plan, &outlook));
         let weights = plan.initial_weights.as_ref().and_then(|directory| Upload::of(Path::new(directory)));
@@ -141,7 +155,7 @@ impl Planned {
             ("tokens", json!(data.map(|data| data.train.tokens))),
             ("documents", json!(data.map(|data| data.train.documents))),
             ("validation_tokens", json!(data.map(|data| data.validation.tokens))),
-            ("parameters", json!(outlook.shape.as_ref().map(ft_trainer::model::Shape::parameters))),
+            ("parameters", json!(outlook.shape.as_ref().map(Shape::parameters))),
             ("steps", json!(outlook.steps)),
             ("tokens_per_step", json!(plan.train.tokens_per_step())),
             ("epochs", json!(outlook.epochs)),
@@ -169,6 +183,13 @@ impl Planned {
             (Err(why), ..) => json!({ "unknown": why }),
         }
     }
+}
+
+/// So long is waited for a store's word on a dataset.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn late(plan: &Plan) -> Failure {
+    Failure::new(Exit::Network, format!("the store {} says nothing for {} s", plan.store, PATIENCE.as_secs()))
 }
 
 const NO_STEPS: &str = "the number of steps is not known before the text is prepared";

@@ -53,7 +53,7 @@ impl Arguments {
         }
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.block_on(async { Ok(Planned::of(plan, &world).await) })?.tell(app);
+            return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let record = app.block_on(async {
             let record = self.opening.open(&world, plan).await?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{
-    Result,
+    Result, World,
     upload::{self, Known},
 };
 use crate::{
@@ -58,6 +58,16 @@ pub fn material(plan: &Plan, cache: &Path) -> Material {
     let weights = plan.initial_weights.is_some().then_some(weights);
     let looked_at = [("data", data), ("initial weights", weights)];
     Material { looked_at: looked_at.into_iter().filter_map(|(what, found)| Some((what, found?))).collect(), known }
+}
+
+/// What is known of the dataset of the store that a job names; nothing of other data. Fails as the job would.
+pub async fn stored(world: &World, plan: &Plan) -> Result<Option<Known>> {
+    let digest = match &plan.data {
+        DataPlan::Named(name) => upload::named(world, name).await?,
+        DataPlan::Digest(digest) => upload::existing(world, digest.clone()).await?,
+        DataPlan::Directory(_) | DataPlan::Text(_) => return Ok(None),
+    };
+    Ok(upload::check_stored(world, plan, digest).await?.1)
 }
 
 /// A failure as what it would be for a job.

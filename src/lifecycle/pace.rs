@@ -22,6 +22,10 @@ const JOBS: usize = 8;
 /// No machine of today trains faster, in tokens or operations per second. A store may say anything.
 const FASTEST: f64 = 1e18;
 
+/// Seconds of a GPU for a layer, forward and backward. A processor needs a part of it to begin the hundred or so kernels, at 5 to 10
+/// µs each.
+const LEAST_WORK: f64 = 1e-3;
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pace {
     pub tokens_per_second: f64,
@@ -42,7 +46,8 @@ pub async fn of(world: &World, plan: &Plan, shape: Option<&Shape>) -> Result<Pac
     if let Some(pace) = earlier.ok().and_then(Result::ok).flatten() {
         return Ok(pace);
     }
-    reckoned(plan, operations).ok_or_else(|| "no earlier job is known that trained with such settings on such a machine".to_owned())
+    reckoned(plan, shape.layers, operations)
+        .ok_or_else(|| "no earlier job is known that trained with such settings on such a machine".to_owned())
 }
 
 /// The rate of an attempt.
@@ -115,8 +120,9 @@ fn usual(lines: &[Line]) -> Option<f64> {
 }
 
 /// The pace by the data sheet of the machine's GPU, where the GPU decides it: not where main memory is read and written in each step
-/// (`train.offload`), nor where the processor draws masks (`train.dropout`).
-fn reckoned(plan: &Plan, operations: f64) -> Option<Pace> {
+/// (`train.offload`), nor where the processor draws masks (`train.dropout`), nor where it has hardly begun the work when the GPU is
+/// done.
+fn reckoned(plan: &Plan, layers: usize, operations: f64) -> Option<Pace> {
     let train = &plan.train;
     let waits_for_others = train.offload != Offload::None
         || train.recompute == Recompute::Host
@@ -129,5 +135,10 @@ fn reckoned(plan: &Plan, operations: f64) -> Option<Pace> {
     // The forward pass is computed twice: a third of the operations once more.
     let again = if train.recompute == Recompute::Full { 4.0 / 3.0 } else { 1.0 };
     let tokens_per_second = rate / (operations * again);
-    Some(Pace { tokens_per_second, is_measured: false, source: format!("an estimate, with {how}; nothing was measured") })
+    let at_once = (train.micro_batch.sequences() * train.block_size) as f64;
+    (at_once / tokens_per_second >= LEAST_WORK * layers as f64).then(|| Pace {
+        tokens_per_second,
+        is_measured: false,
+        source: format!("an estimate, with {how}; nothing was measured"),
+    })
 }
