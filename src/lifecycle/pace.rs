@@ -22,8 +22,8 @@ const JOBS: usize = 8;
 /// No machine of today trains faster, in tokens or operations per second. A store may say anything.
 const FASTEST: f64 = 1e18;
 
-/// Seconds of a GPU for a layer, forward and backward. A processor needs a part of it to begin the hundred or so kernels, at 5 to 10
-/// µs each.
+/// Seconds of a GPU for a layer, forward and backward. A processor needs a part of it to begin the hundred or so kernels, at 5 to
+/// 10 µs each.
 const LEAST_WORK: f64 = 1e-3;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -40,7 +40,7 @@ pub async fn of(world: &World, plan: &Plan, shape: Option<&Shape>) -> Result<Pac
     if !plan.compute.trains() {
         return Err("a rehearsal trains nothing".to_owned());
     }
-    let Some(shape) = shape else { return Err("the size of the model is not known before the text is prepared".to_owned()) };
+    let Some(shape) = shape else { return Err(no_size(plan).to_owned()) };
     let operations = shape.flops_per_token(plan.train.block_size, plan.train.lora.as_deref());
     let earlier = timeout(PATIENCE, earlier(world, plan, operations)).await;
     if let Some(pace) = earlier.ok().and_then(Result::ok).flatten() {
@@ -48,6 +48,13 @@ pub async fn of(world: &World, plan: &Plan, shape: Option<&Shape>) -> Result<Pac
     }
     reckoned(plan, shape.layers, operations)
         .ok_or_else(|| "no earlier job is known that trained with such settings on such a machine".to_owned())
+}
+
+fn no_size(plan: &Plan) -> &'static str {
+    match plan.initial_weights {
+        Some(_) => "the size of the model is not known: its initial weights cannot be read",
+        None => "the size of the model is not known before the text is prepared",
+    }
 }
 
 /// The rate of an attempt.
@@ -119,9 +126,9 @@ fn usual(lines: &[Line]) -> Option<f64> {
     rates.get(rates.len() / 2).copied()
 }
 
-/// The pace by the data sheet of the machine's GPU, where the GPU decides it: not where main memory is read and written in each step
-/// (`train.offload`), nor where the processor draws masks (`train.dropout`), nor where it has hardly begun the work when the GPU is
-/// done.
+/// The pace by the data sheet of the machine's GPU, where the GPU decides it: not where main memory is read and written in each
+/// step (`train.offload`), nor where the processor draws masks (`train.dropout`), nor where it has hardly begun the work when the
+/// GPU is done.
 fn reckoned(plan: &Plan, layers: usize, operations: f64) -> Option<Pace> {
     let train = &plan.train;
     let waits_for_others = train.offload != Offload::None
