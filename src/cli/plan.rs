@@ -101,6 +101,7 @@ impl Planned {
         }
         let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
         let store = world.provider.admit_store(&plan).map_err(Failure::from);
+        let exposure = world.store.exposure().filter(|_| store.is_ok());
         for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
             missing.extend(found.err().map(|failure| doctor::refused(what, failure)));
         }
@@ -117,7 +118,7 @@ impl Planned {
         warnings.extend(outlook.shape.as_ref().and_then(|shape| Memory::of(&plan, shape).lack(&plan)));
         warnings.extend(too_long(&plan, &outlook));
         let weights = plan.initial_weights.as_ref().and_then(|directory| Upload::of(Path::new(directory)));
-        Self { outlook, missing, refused, warnings, room: Vec::new(), weights, exposure: world.store.exposure(), plan }
+        Self { outlook, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
     }
 
     /// Prints it, with its warnings on stderr. Fails as [`Exit::Usage`] for a job that cannot run yet, and as [`Exit::Capacity`]

@@ -49,10 +49,9 @@ impl Outlook {
         Duration::try_from_secs_f64(tokens / self.pace.as_ref().ok()?.tokens_per_second).ok()
     }
 
-    /// What they cost, with the time that is paid for around a machine's programs.
+    /// What they cost on one machine.
     pub fn cost(&self, plan: &Plan) -> Option<Money> {
-        let around: Duration = plan.compute.besides().into_iter().sum();
-        self.time(plan).map(|time| plan.price_per_hour.for_time(time.saturating_add(around)))
+        self.time(plan).map(|time| plan.cost_of(time))
     }
 }
 
