@@ -91,14 +91,7 @@ pub struct Planned {
 impl Planned {
     /// The view of a job that would run in `world`; its backend was not asked for room. `no_store`: why its store cannot be asked.
     pub async fn of(plan: Plan, world: &World, no_store: Option<String>) -> Self {
-        let Material { mut looked_at, mut known } = doctor::material(&plan, &world.cache);
-        if no_store.is_none() {
-            match timeout(PATIENCE, doctor::stored(world, &plan)).await {
-                Ok(Ok(stored)) => known = known.or(stored),
-                Ok(Err(failure)) => looked_at.push(("data", Err(failure))),
-                Err(_) => looked_at.push(("data", Err(late(&plan)))),
-            }
-        }
+        let Material { looked_at, known } = material(&plan, world, no_store.is_none()).await;
         let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
         let store = world.provider.admit_store(&plan).map_err(Failure::from);
         let exposure = world.store.exposure().filter(|_| store.is_ok());
@@ -189,8 +182,17 @@ impl Planned {
 /// So long is waited for a store's word on a dataset.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-fn late(plan: &Plan) -> Failure {
-    Failure::new(Exit::Network, format!("the store {} says nothing for {} s", plan.store, PATIENCE.as_secs()))
+/// What the job reads, here and, if it may be asked, in its store.
+async fn material(plan: &Plan, world: &World, asks_store: bool) -> Material {
+    let Material { mut looked_at, mut known } = doctor::material(plan, &world.cache);
+    if asks_store {
+        let late = |_| Failure::new(Exit::Network, format!("the store {} says nothing for {} s", plan.store, PATIENCE.as_secs()));
+        match timeout(PATIENCE, doctor::stored(world, plan)).await.map_err(late).flatten() {
+            Ok(stored) => known = known.or(stored),
+            Err(failure) => looked_at.push(("data", Err(failure))),
+        }
+    }
+    Material { looked_at, known }
 }
 
 const NO_STEPS: &str = "the number of steps is not known before the text is prepared";
