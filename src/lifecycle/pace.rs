@@ -42,12 +42,13 @@ pub async fn of(world: &World, plan: &Plan, shape: Option<&Shape>) -> Result<Pac
     }
     let Some(shape) = shape else { return Err(no_size(plan).to_owned()) };
     let operations = shape.flops_per_token(plan.train.block_size, plan.train.lora.as_deref());
-    let earlier = timeout(PATIENCE, earlier(world, plan, operations)).await;
-    if let Some(pace) = earlier.ok().and_then(Result::ok).flatten() {
-        return Ok(pace);
-    }
-    reckoned(plan, shape.layers, operations)
-        .ok_or_else(|| "no earlier job is known that trained with such settings on such a machine".to_owned())
+    let why = match timeout(PATIENCE, earlier(world, plan, operations)).await {
+        Ok(Ok(Some(pace))) => return Ok(pace),
+        Ok(Ok(None)) => "no earlier job is known that trained with such settings on such a machine".to_owned(),
+        Ok(Err(failure)) => format!("the store does not tell of earlier jobs: {}", failure.message),
+        Err(_) => format!("the store does not tell of earlier jobs within {} s", PATIENCE.as_secs()),
+    };
+    reckoned(plan, shape.layers, operations).ok_or(why)
 }
 
 fn no_size(plan: &Plan) -> &'static str {
