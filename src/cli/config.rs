@@ -9,7 +9,7 @@ use super::App;
 use crate::{
     exit::Failure,
     output::{Cell, Show, Table},
-    settings::{Adopt, Origin, Settings, trust::Claims},
+    settings::{Adopt, Notify, Origin, Settings, trust::Claims},
 };
 
 /// Show the settings in force
@@ -68,10 +68,18 @@ fn rows(settings: &Settings) -> Vec<Row> {
         row("max_cost", settings.max_cost.value.map(|money| money.to_string()), &settings.max_cost.origin),
         row("max_wait", Some(settings.max_wait.value.to_string()), &settings.max_wait.origin),
         row("adopt", settings.adopt.value.as_ref().map(Adopt::to_string), &settings.adopt.origin),
+        row("notify", told(&settings.notify.value), &settings.notify.origin),
         row("output", word(json!(settings.output.value)), &settings.output.origin),
         row("log", word(json!(settings.log.value)), &settings.log.origin),
     ];
     rows.into_iter().chain(image).collect()
+}
+
+/// The address is a secret where it is one of Slack or Discord.
+fn told(notify: &Notify) -> Option<String> {
+    let webhook = notify.webhook.as_ref().map(|_| "a webhook".to_owned());
+    let both: Vec<String> = webhook.into_iter().chain(notify.command.first().cloned()).collect();
+    (!both.is_empty()).then(|| both.join(", "))
 }
 
 struct InForce {

@@ -8,13 +8,12 @@ use std::{
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{App, intent::Intent, line::Line};
+use super::{App, intent::Intent, line::Line, model};
 use crate::{
     exit::{Exit, Failure},
-    job::id::JobId,
     output::{Show, format},
     store::{
-        FileEntry, Store, StoreError, artifacts,
+        FileEntry, artifacts,
         checkpoint::{self, CheckpointManifest},
         in_the_way,
     },
@@ -72,7 +71,7 @@ impl Arguments {
     async fn fetch(self, app: &App<'_>) -> Result<Fetched, Failure> {
         let (store, id) = app.stored_job(&self.job).await?;
         let checkpoint = match self.checkpoint {
-            Which::Step(step) => Some(existing(store.as_ref(), &id, step).await?),
+            Which::Step(step) => Some(model::manifest(store.as_ref(), &id, Some(step)).await?),
             Which::Latest => checkpoint::latest(store.as_ref(), &id).await?,
         };
         let artifacts = artifacts::files(store.as_ref(), &id).await?;
@@ -107,17 +106,6 @@ fn refuse_to_replace(others: &[PathBuf], base: &Path) -> Result<(), Failure> {
     let more = if others.len() == 1 { String::new() } else { format!(", and {} more,", others.len() - 1) };
     let what = format!("{first}{more} exists already and differs from what the job left");
     Err(Failure::new(Exit::Usage, what).fix("name another directory with --to, or replace it with --overwrite"))
-}
-
-async fn existing(store: &dyn Store, id: &JobId, step: u64) -> Result<CheckpointManifest, Failure> {
-    match checkpoint::manifest(store, id, step).await {
-        Err(StoreError::NotFound { .. }) => {
-            let steps: Vec<String> = checkpoint::list(store, id).await?.iter().map(u64::to_string).collect();
-            let fix = if steps.is_empty() { "it has none yet".to_owned() } else { format!("it has those of {}", steps.join(", ")) };
-            Err(Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint of step {step}")).fix(fix))
-        }
-        found => Ok(found?),
-    }
 }
 
 struct Fetched {

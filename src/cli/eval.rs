@@ -4,15 +4,15 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{App, trainer};
+use super::{App, model, trainer};
 use crate::exit::Failure;
 
 /// Measure a model's loss and perplexity on a prepared dataset, on this machine; prints JSON
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  ftctl eval quickstart-x7kq2m --data prepared")]
+#[command(after_help = "Example:\n  ftctl eval quickstart@300 --data prepared")]
 pub struct Arguments {
-    /// A downloaded checkpoint, or any Hugging Face directory of a GPT-2
-    model: PathBuf,
+    /// A job, one of its checkpoints (NAME@STEP), or any Hugging Face directory of a GPT-2
+    model: String,
     /// A directory that `ftctl prepare` wrote
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
@@ -35,7 +35,7 @@ enum Split {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let model = trainer::directory(app, &self.model, trainer::MODEL)?;
+        let model = model::directory(app, &self.model)?;
         let data = trainer::directory(app, &self.data, "`ftctl prepare --out DIR` makes one from text")?;
         let split = match self.split {
             Split::Train => "train",

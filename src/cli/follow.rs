@@ -178,7 +178,12 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     let id = &record.id;
     let wrote = format!("`ftctl logs {id}` shows what it wrote, `ftctl explain {id}` what was tried");
     let had_machine = record.attempts.iter().any(|attempt| attempt.started.is_some());
-    let fix = if had_machine { wrote } else { format!("`ftctl explain {id}` shows what was tried") };
+    let trained = record.attempts.iter().any(|attempt| attempt.last_step > 0);
+    let fix = match (had_machine, trained) {
+        (false, _) => format!("`ftctl explain {id}` shows what was tried"),
+        (true, false) => wrote,
+        (true, true) => format!("{wrote}; `ftctl resume {id}` goes on from its last checkpoint"),
+    };
     Err(Failure::new(exit, message).fix(fix))
 }
 

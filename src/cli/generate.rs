@@ -1,20 +1,18 @@
 //! `ftctl generate`: a trained model continues text on this machine.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
-use super::{App, trainer};
+use super::{App, model, trainer};
 use crate::{exit::Failure, job::report::Format};
 
 /// Let a model continue text, on this machine
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  ftctl generate quickstart-x7kq2m --prompt 'fn main'\n  ftctl generate model --prompt 'Once' --tokens 50 --temperature 0"
+    after_help = "Examples:\n  ftctl generate quickstart --prompt 'fn main'\n  ftctl generate model --prompt 'Once' --tokens 50 --temperature 0"
 )]
 pub struct Arguments {
-    /// A downloaded checkpoint, or any Hugging Face directory of a GPT-2 with its tokenizer
-    model: PathBuf,
+    /// A job, one of its checkpoints (NAME@STEP), or any Hugging Face directory of a GPT-2 with its tokenizer
+    model: String,
     /// Text to continue; may be repeated, which makes a batch
     #[arg(long, required = true)]
     prompt: Vec<String>,
@@ -37,7 +35,7 @@ pub struct Arguments {
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let model = trainer::directory(app, &self.model, trainer::MODEL)?;
+        let model = model::directory(app, &self.model)?;
         let mut arguments = vec!["generate".into(), "--model".into(), model];
         for prompt in &self.prompt {
             arguments.push(format!("--prompt={prompt}").into());

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{App, Budget, Place};
+use super::{App, Budget, Place, model};
 use crate::{
     exit::Failure,
     job::{plan::Plan, spec::JobSpec},
@@ -59,7 +59,7 @@ impl JobFile {
 
     /// [`JobFile::open`] with a backend that may be out of reach.
     pub async fn priced(&self, app: &App<'_>) -> Result<(World, Plan), Failure> {
-        let plan = self.plan(app)?;
+        let plan = model::resolve(app, self.plan(app)?).await?;
         let world = app.world_of_plan(&plan)?;
         world.provider.admit_store(&plan)?;
         let price = world.provider.price(&plan).await?;

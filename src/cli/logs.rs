@@ -27,7 +27,7 @@ use crate::{
 pub struct Arguments {
     /// Id or name of the job
     job: String,
-    /// Go on until the job is over
+    /// Go on until the job is over; the exit code is the job's
     #[arg(short, long)]
     follow: bool,
     /// Only lines of the last 90s, 45m, 2h, ...
@@ -93,7 +93,13 @@ impl Arguments {
 }
 
 fn follow_or_show(world: &World, id: &JobId, follow: bool, log: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    super::block_on(async { if follow { follow::to_the_end(world, id, None, log).await.map(drop) } else { log.await } })
+    super::block_on(async {
+        if !follow {
+            return log.await;
+        }
+        let ended = follow::to_the_end(world, id, None, log).await?;
+        follow::verdict(&ended)
+    })
 }
 
 struct Stdout<'o>(&'o mut Output);

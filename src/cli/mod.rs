@@ -55,14 +55,17 @@ mod init;
 mod intent;
 mod job_file;
 mod line;
+mod listeners;
 mod logs;
 mod machines;
+mod model;
 mod plan;
 mod prepare;
 mod prices;
 mod prune;
 mod push;
 mod report;
+mod resume;
 mod rm;
 mod run;
 mod schema;
@@ -174,6 +177,7 @@ enum Verb {
     Show(show::Show),
     Compare(show::Compare),
     Cancel(cancel::Arguments),
+    Resume(resume::Arguments),
     Download(download::Arguments),
     Down(down::Arguments),
     Prune(prune::Arguments),
@@ -326,6 +330,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Show(verb) => verb.run(&mut app),
         Verb::Compare(verb) => verb.run(&mut app),
         Verb::Cancel(verb) => verb.run(&mut app),
+        Verb::Resume(verb) => verb.run(&mut app),
         Verb::Download(verb) => verb.run(&mut app),
         Verb::Down(verb) => verb.run(&mut app),
         Verb::Prune(verb) => verb.run(&mut app),
@@ -391,8 +396,8 @@ impl Verb {
     /// Whether the verb is about jobs or the store that holds them: then it also says which of them may still cost money.
     fn looks_at_jobs(&self) -> bool {
         use Verb::{
-            Bill, Cancel, Compare, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Prune, Report, Rm, Run, Show, Ssh,
-            Status, Submit, Up, Upload, Wait,
+            Bill, Cancel, Compare, Doctor, Down, Download, Drill, Exec, Explain, Logs, Plan, Prune, Report, Resume, Rm, Run, Show,
+            Ssh, Status, Submit, Up, Upload, Wait,
         };
         matches!(
             self,
@@ -409,6 +414,7 @@ impl Verb {
                 | Plan(_)
                 | Prune(_)
                 | Report(_)
+                | Resume(_)
                 | Rm(_)
                 | Run(_)
                 | Show(_)
@@ -444,7 +450,7 @@ impl Verb {
 
     /// Whether the verb is of no use without a store that somebody wrote to.
     fn only_reads_jobs(&self) -> bool {
-        use Verb::{Cancel, Compare, Download, Drill, Exec, Explain, Logs, Report, Rm, Show, Ssh, Status, Wait};
+        use Verb::{Cancel, Compare, Download, Drill, Exec, Explain, Logs, Report, Resume, Rm, Show, Ssh, Status, Wait};
         matches!(
             self,
             Cancel(_)
@@ -455,6 +461,7 @@ impl Verb {
                 | Explain(_)
                 | Logs(_)
                 | Report(_)
+                | Resume(_)
                 | Rm(_)
                 | Show(_)
                 | Ssh(_)

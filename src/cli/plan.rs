@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use self::memory::Memory;
-use super::{App, JobFile};
+use super::{App, JobFile, model};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -58,7 +58,7 @@ impl Arguments {
 
     /// Prices and limits are known without a sign-in; whether there is room, only with one.
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
-        let plan = self.file.plan(app)?;
+        let plan = model::resolve(app, self.file.plan(app)?).await?;
         let (world, no_store) = app.world_to_look(&plan)?;
         let price = world.provider.price(&plan).await?;
         let mut planned = Planned::of(plan.priced(price)?, &world, no_store).await;

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use super::{App, JobFile, adopt::Adopt, follow, plan::Planned};
 use crate::{
     exit::{Exit, Failure},
-    job::{plan::Plan, record::Record, report::Format},
+    job::{id::JobId, plan::Plan, record::Record, report::Format},
     lifecycle::{
         World,
-        drive::{Until, drive},
+        drive::{self, drive},
         open,
     },
     output::Show,
@@ -19,7 +19,6 @@ use crate::{
 ///
 /// Without --wait or --follow the command returns when the job runs. After a preemption, the job then needs an ftctl that follows
 /// it: `ftctl logs -f`, or `ftctl submit --wait` with the same key. On another machine, add --adopt.
-#[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""
@@ -27,6 +26,33 @@ use crate::{
 pub struct Arguments {
     #[command(flatten)]
     pub file: JobFile,
+    #[command(flatten)]
+    opening: Opening,
+    #[command(flatten)]
+    until: Until,
+    #[command(flatten)]
+    adopt: Adopt,
+}
+
+impl Arguments {
+    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        self.until.check()?;
+        let (mut world, plan) = app.block_on(self.file.open(app))?;
+        if app.dry_run {
+            return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
+        }
+        let record = app.block_on(async {
+            let record = self.opening.open(&world, plan).await?;
+            self.adopt.ask(app, &mut world, &record)?;
+            Ok(record)
+        })?;
+        self.until.carry(app, &world, &record.id)
+    }
+}
+
+/// How long a job that is handed over is waited for.
+#[derive(Debug, Args)]
+pub struct Until {
     /// Wait for the end; the exit code is the job's
     #[arg(long)]
     wait: bool,
@@ -37,36 +63,28 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["wait", "follow"])]
     detach: bool,
     #[command(flatten)]
-    opening: Opening,
-    #[command(flatten)]
     waiting: follow::Waiting,
-    #[command(flatten)]
-    adopt: Adopt,
 }
 
-impl Arguments {
-    pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
-        let waits = self.wait || self.follow;
-        if (self.waiting.timeout.is_some() || self.waiting.cancel_on_interrupt) && !waits {
+impl Until {
+    pub fn check(&self) -> Result<(), Failure> {
+        if (self.waiting.timeout.is_some() || self.waiting.cancel_on_interrupt) && !self.wait && !self.follow {
             let message = "--timeout and --cancel-on-interrupt end a wait, and there is none";
             return Err(Failure::new(Exit::Usage, message).fix("add --wait or --follow"));
         }
-        let (mut world, plan) = app.block_on(self.file.open(app))?;
-        if app.dry_run {
-            return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
-        }
-        let record = app.block_on(async {
-            let record = self.opening.open(&world, plan).await?;
-            self.adopt.ask(app, &mut world, &record)?;
-            let id = record.id;
-            follow::or_roll_back(&world, &id, Box::pin(drive(&world, &id, Until::Running))).await
-        })?;
-        if !waits {
+        Ok(())
+    }
+
+    /// Carries the job on until it runs, or to its end, and prints its id.
+    pub fn carry(&self, app: &mut App<'_>, world: &World, id: &JobId) -> Result<(), Failure> {
+        let running = async { follow::or_roll_back(world, id, Box::pin(drive(world, id, drive::Until::Running))).await };
+        let record = app.block_on(running)?;
+        if !self.wait && !self.follow {
             let shown = app.output.show(&Submitted::of(&record));
             return follow::verdict(&record).and(shown);
         }
-        let log = async { if self.follow { follow::log_to_stderr(&world, &record.id).await } else { Ok(()) } };
-        let end = Box::pin(self.waiting.to_the_end(&world, &record.id, log));
+        let log = async { if self.follow { follow::log_to_stderr(world, id).await } else { Ok(()) } };
+        let end = Box::pin(self.waiting.to_the_end(world, id, log));
         // As JSON there is one value, which has the end.
         if matches!(app.output.format(), Format::Json | Format::Jsonl) {
             let ended = super::block_on(async { Ok(end.await) })?;

@@ -17,8 +17,6 @@ pub fn directory(app: &App<'_>, path: &Path, fix: &str) -> Result<OsString, Fail
     Err(Failure::new(Exit::NotFound, format!("there is no directory {}", path.display())).fix(fix))
 }
 
-pub const MODEL: &str = "`ftctl download JOB` fetches the model that a job trained";
-
 /// Builds the trainer when it must, runs it, and prints what it answered. Its own talk goes to stderr as it comes.
 pub fn answer(app: &mut App<'_>, arguments: &[OsString]) -> Result<(), Failure> {
     let cache = app.settings.directories.cache()?;

@@ -2,7 +2,7 @@
 
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
-use super::{App, Place};
+use super::{App, Place, listeners};
 use crate::{
     exit::{Exit, Failure},
     job::{clock::Clock, id::JobId, plan::Plan, record::Record, units::Span},
@@ -88,7 +88,12 @@ impl App<'_> {
         let store = self.store()?;
         let id = open::find(store.as_ref(), text).await?;
         let record = journal::read(store.as_ref(), &id).await?.0;
-        Ok((self.connect(record.plan.backend(), Some(&record.plan), store, record.plan.ttl, false)?, record))
+        Ok((self.world_of_record(&record.plan)?, record))
+    }
+
+    /// The world of a job of this store, whichever store its record names.
+    pub fn world_of_record(&self, plan: &Plan) -> Result<World, Failure> {
+        self.connect(plan.backend(), Some(plan), self.store()?, plan.ttl, false)
     }
 
     /// [`App::job`] for a command that needs no provider.
@@ -120,7 +125,8 @@ impl App<'_> {
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let cache = environment.cache;
         let supervisor = Holder::this_process(0);
-        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption })
+        let listeners = listeners::of(&self.settings.notify.value)?;
+        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption, listeners })
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     document::{DocumentError, Located},
     environment,
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
+    model::JobModel,
     plan::{DataPlan, Plan, RetryPlan},
     spec::{ComputeSpec, JobSpec, LimitsSpec, RetrySpec},
 };
@@ -38,7 +39,7 @@ fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
 }
 
 /// The job file that a plan is of, with nothing left to a default.
-fn typed(plan: &Plan) -> JobSpec {
+pub(super) fn typed(plan: &Plan) -> JobSpec {
     let plan = plan.clone();
     let (data, dataset) = match plan.data {
         DataPlan::Text(data) => (Some(data), None),
@@ -71,6 +72,7 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
     );
     let both = "a job has either `data` (text to prepare) or `dataset` (prepared already), not both";
     let empty = |text: &Option<String>| text.as_deref() != Some("");
+    let of_job = spec.initial_weights.as_deref().and_then(JobModel::of_weights).and_then(Result::err);
     vec![
         rule("name", valid_name(&spec.name), name),
         rule("dataset", !(spec.data.is_some() && spec.dataset.is_some()), both),
@@ -83,6 +85,7 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
         ),
         rule("store", empty(&spec.store), "store is empty; give a URL or a directory, or leave it out"),
         rule("initial_weights", empty(&spec.initial_weights), "initial_weights is empty; give a directory, or leave it out"),
+        rule("initial_weights", of_job.is_none(), of_job.unwrap_or_default()),
         rule("compute.backend", empty(&spec.compute.backend), "compute.backend is empty; name one, or leave it out"),
     ]
 }

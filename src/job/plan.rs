@@ -14,6 +14,7 @@ use super::{
     compute::{Compute, Kept},
     digest::Digest,
     image::ImageSpec,
+    model::JobModel,
     spec::{JobSpec, RetryCause, RetrySpec},
     tracking::TrackingSpec,
     units::{Money, Span},
@@ -36,7 +37,7 @@ pub struct Plan {
     /// URL or absolute path.
     pub store: String,
     pub data: DataPlan,
-    /// A local directory; uploaded before the first attempt.
+    /// A local directory; uploaded before the first attempt. Until then it may be the model of another job ([`JobModel`]).
     pub initial_weights: Option<String>,
     pub model: ModelConfig,
     pub train: TrainSettings,
@@ -144,7 +145,7 @@ impl Plan {
             image: choices.image,
             store: choices.store,
             data: data(spec, base)?,
-            initial_weights: spec.initial_weights.as_deref().map(|path| absolute(path, base)).transpose()?,
+            initial_weights: spec.initial_weights.as_deref().map(|weights| weights_at(weights, base)).transpose()?,
             model: spec.model.clone(),
             train: spec.train.clone(),
             sample: spec.sample.clone(),
@@ -163,6 +164,11 @@ impl Plan {
     /// The rules of a job file, held against a plan that comes from a store; `of_backends` has those for machines.
     pub fn check(&self, of_backends: Rules) -> Result<(), Broken> {
         check::plan(self, of_backends)
+    }
+
+    /// The job file that it is of, with nothing left to a default.
+    pub fn job_file(&self) -> JobSpec {
+        check::typed(self)
     }
 
     pub fn backend(&self) -> &str {
@@ -295,6 +301,10 @@ fn data(spec: &JobSpec, base: &Path) -> Result<DataPlan, PlanError> {
             Ok(DataPlan::Text(data))
         }
     }
+}
+
+fn weights_at(weights: &str, base: &Path) -> Result<String, PlanError> {
+    if JobModel::of_weights(weights).is_some() { Ok(weights.to_owned()) } else { absolute(weights, base) }
 }
 
 fn absolute(path: &str, base: &Path) -> Result<String, PlanError> {

@@ -5,7 +5,14 @@ use std::{future::Future, pin::pin, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Next, Result, World, image, journal, journal::Journal, step, upload, vigil::Vigil, watch::Watch};
+use super::{
+    Next, Result, World, image, journal,
+    journal::Journal,
+    notify::{self, News},
+    step, upload,
+    vigil::Vigil,
+    watch::Watch,
+};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -170,9 +177,13 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Option<Record>
             world.adoption.may_read(&job.record, path)?;
         }
         let begun = Instant::now();
+        let (state, attempt) = (job.record.state, job.record.attempt);
         match step(world, &mut job, &mut vigil).await {
             Ok(next) => {
                 failures = 0;
+                if let Some(news) = notify::news(state, attempt, &job.record) {
+                    notify::tell(world, &job.record, &news).await;
+                }
                 match next {
                     Next::Now => {}
                     Next::After(pause) => world.clock.sleep(pause).await,
@@ -186,7 +197,11 @@ async fn carry(world: &World, id: &JobId, until: Until) -> Result<Option<Record>
                     Exit::MayBill => MAX_TEAR_DOWNS,
                     _ => MAX_FAILURES,
                 };
-                recover(world, &mut job, failure, failures >= most, failures).await?;
+                let last_try = failures >= most;
+                if last_try && failure.exit == Exit::MayBill {
+                    notify::tell(world, &job.record, &News::MayBill(failure.message.clone())).await;
+                }
+                recover(world, &mut job, failure, last_try, failures).await?;
             }
         }
     }

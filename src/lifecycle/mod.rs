@@ -29,6 +29,7 @@ pub mod drive;
 pub mod explain;
 mod failure;
 pub mod logs;
+pub mod notify;
 mod observe;
 pub mod outlook;
 pub mod pace;
@@ -39,6 +40,7 @@ pub mod ranks;
 pub mod receipt;
 pub mod remove;
 pub mod results;
+pub mod resume;
 pub mod session;
 pub mod status;
 mod vigil;
@@ -57,6 +59,7 @@ use crate::{
 
 use adoption::Adoption;
 use journal::Journal;
+use notify::Listener;
 use vigil::Vigil;
 
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
@@ -77,6 +80,8 @@ pub struct World {
     pub supervisor: Holder,
     /// Which jobs this invocation may drive.
     pub adoption: Adoption,
+    /// Who is told of them.
+    pub listeners: Vec<Arc<dyn Listener>>,
 }
 
 impl World {

@@ -167,6 +167,28 @@ fn nonce() -> String {
     format!("{:?} {}", std::time::SystemTime::now(), std::process::id())
 }
 
+/// Gives a job that goes on its name, which a later job may have had.
+///
+/// # Errors
+/// [`Exit::Conflict`] when an unfinished job has it.
+pub async fn take_name(store: &dyn Store, id: &JobId) -> Result<()> {
+    let condition = match entry(store, id.name()).await? {
+        None => Condition::IfAbsent,
+        Some((entry, _)) if entry.id == *id => return Ok(()),
+        Some((entry, etag)) => match journal::read(store, &entry.id).await {
+            Ok((record, _)) if !record.state.is_finished() => {
+                let message = format!("the name `{}` belongs to the job {} now, which is not finished", id.name(), entry.id);
+                return Err(Failure::new(Exit::Conflict, message).fix(format!("wait for its end: ftctl wait {}", entry.id)));
+            }
+            Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
+            _ => Condition::IfMatch(etag),
+        },
+    };
+    let entry = NameEntry { schema: NAME_SCHEMA.to_owned(), id: id.clone() };
+    write_json(store, &path::name(id.name()), &entry, condition).await?;
+    Ok(())
+}
+
 /// Gives the name of a job back, unless a later job has it.
 pub async fn release(store: &dyn Store, id: &JobId) -> Result<()> {
     match entry(store, id.name()).await? {

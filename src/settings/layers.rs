@@ -111,6 +111,8 @@ struct UserFile {
     log: Option<Verbosity>,
     /// The user's own word: no project says whose jobs this machine works for.
     adopt: Option<Vec<String>>,
+    /// Neither does a project say who is told of jobs, or what is run for that.
+    notify: Notify,
     profiles: BTreeMap<String, Layer>,
 }
 
@@ -121,11 +123,23 @@ pub(super) struct OfUser {
     pub profiles: BTreeMap<String, Layer>,
     /// Stores whose jobs are driven here, other users' included.
     pub adopt: Option<Vec<String>>,
+    pub notify: Notify,
+}
+
+/// `[notify]`: who is told of a job's end, a preemption, and machines that may be left.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Notify {
+    /// An address that takes JSON by POST, as those of Slack, Teams and Discord do.
+    pub webhook: Option<String>,
+    /// A program and its arguments, which reads the same JSON on stdin.
+    pub command: Vec<String>,
 }
 
 /// Reads the user's file; none is fine.
 pub(super) fn user_file(path: &Path) -> Result<OfUser, SettingsError> {
-    let UserFile { profile, backend, image, store, ttl, max_cost, max_wait, output, log, adopt, mut profiles } = read_file(path)?;
+    let UserFile { profile, backend, image, store, ttl, max_cost, max_wait, output, log, adopt, notify, mut profiles } =
+        read_file(path)?;
     let mut layer = Layer { profile, backend, image, store, ttl, max_cost, max_wait, output, log };
     let base = path.parent().unwrap_or(path);
     layer.anchor(base);
@@ -133,7 +147,7 @@ pub(super) fn user_file(path: &Path) -> Result<OfUser, SettingsError> {
         profile.anchor(base);
     }
     let adopt = adopt.map(|stores| stores.iter().map(|store| anchor(store, base)).collect());
-    Ok(OfUser { layer, profiles, adopt })
+    Ok(OfUser { layer, profiles, adopt, notify })
 }
 
 /// Reads a project's file; none is fine.
@@ -152,7 +166,7 @@ fn read_file<T: DeserializeOwned + Default>(path: &Path) -> Result<T, SettingsEr
 }
 
 /// One variable, judged exactly as the same value in a file would be.
-fn read<T: DeserializeOwned>(around: &Surroundings<'_>, name: &str) -> Result<Option<T>, SettingsError> {
+pub(super) fn read<T: DeserializeOwned>(around: &Surroundings<'_>, name: &str) -> Result<Option<T>, SettingsError> {
     let Some(value) = (around.variable)(name).filter(|value| !value.is_empty()) else { return Ok(None) };
     let not_text = |_| SettingsError::Variable { message: format!("{name} is not valid UTF-8"), hint: None };
     let value = toml::Value::from(value.into_string().map_err(not_text)?);

@@ -29,7 +29,7 @@ pub mod trust;
 pub use directories::{Directories, Surroundings};
 pub use file::{OpenError, open};
 use layers::OfUser;
-pub use layers::{Layer, Origin};
+pub use layers::{Layer, Notify, Origin};
 use trust::{Claims, Places};
 
 /// The project's settings, in the working directory.
@@ -74,6 +74,8 @@ pub struct Settings {
     pub log: Setting<Verbosity>,
     /// By the environment or the user's file, and nowhere else.
     pub adopt: Setting<Option<Adopt>>,
+    /// By the same two. The webhook's address may be a secret.
+    pub notify: Setting<Notify>,
     pub directories: Directories,
     /// Settings that hold on the project's word alone.
     pub project: Claims,
@@ -100,6 +102,8 @@ impl fmt::Display for Adopt {
 
 /// 1: every job of the store is driven here.
 const ADOPT: &str = "FTCTL_ADOPT";
+/// The webhook of `[notify]`.
+const NOTIFY_WEBHOOK: &str = "FTCTL_NOTIFY_WEBHOOK";
 
 /// The names one setting goes by.
 #[derive(Clone, Copy)]
@@ -165,7 +169,8 @@ impl Settings {
         let directories = Directories::resolve(around);
         let project = around.working_directory.join(PROJECT_FILE);
         let user = directories.config().map(|config| config.join(USER_FILE));
-        let OfUser { layer: user_layer, profiles, adopt } = user.as_deref().map(layers::user_file).transpose()?.unwrap_or_default();
+        let OfUser { layer: user_layer, profiles, adopt, notify } =
+            user.as_deref().map(layers::user_file).transpose()?.unwrap_or_default();
         let mut stack = Stack(vec![
             (Source::Flags, flags),
             (Source::Environment, Layer::from_environment(around)?),
@@ -180,6 +185,7 @@ impl Settings {
             let origin = Origin::Profile { name: name.clone(), path: path.clone() };
             stack.0.insert(3, (Source::File(origin), layer));
         }
+        let notify = Self::listeners(notify, &path, around)?;
         let by_file = adopt.map(|stores| Setting { value: Some(Adopt::Of(stores)), origin: Origin::User { path } });
         let by_word = (around.variable)(ADOPT).filter(|value| value == "1");
         let by_word = by_word.map(|_| Setting { value: Some(Adopt::Everything), origin: Origin::Environment { name: ADOPT } });
@@ -188,7 +194,18 @@ impl Settings {
         stack.0.retain(|(source, _)| !matches!(source, Source::File(Origin::Project { .. })));
         let without = Self::from_stack(&stack, profile, directories, Vec::new());
         let project = Claims::beyond(project, settings.places(), &without.places());
-        Ok(Self { adopt, project, ..settings })
+        Ok(Self { adopt, notify, project, ..settings })
+    }
+
+    fn listeners(of_file: Notify, path: &Path, around: &Surroundings<'_>) -> Result<Setting<Notify>, SettingsError> {
+        Ok(match layers::read(around, NOTIFY_WEBHOOK)? {
+            Some(webhook) => {
+                let value = Notify { webhook: Some(webhook), ..of_file };
+                Setting { value, origin: Origin::Environment { name: NOTIFY_WEBHOOK } }
+            }
+            None if of_file == Notify::default() => Setting { value: of_file, origin: Origin::Default },
+            None => Setting { value: of_file, origin: Origin::User { path: path.to_owned() } },
+        })
     }
 
     fn from_stack(stack: &Stack, profile: Setting<Option<String>>, directories: Directories, files: Vec<PathBuf>) -> Self {
@@ -204,6 +221,7 @@ impl Settings {
             output: stack.get(OUTPUT, Format::default(), |layer| layer.output),
             log: stack.get(LOG, Verbosity::default(), |layer| layer.log),
             adopt: Setting { value: None, origin: Origin::Default },
+            notify: Setting { value: Notify::default(), origin: Origin::Default },
             directories,
             project: Claims::default(),
             files,

@@ -35,6 +35,12 @@ impl CheckpointManifest {
     pub fn bytes(&self) -> u64 {
         self.files.iter().fold(0, |total, file| total.saturating_add(file.size))
     }
+
+    /// Of its files: the same checkpoint, whoever wrote it.
+    pub fn digest(&self) -> Digest {
+        // Made of strings and numbers, for which serde_json cannot fail.
+        Digest::of(&serde_json::to_vec(&self.files).unwrap_or_default())
+    }
 }
 
 fn manifest_path(job: &JobId, step: u64) -> String {
@@ -124,6 +130,17 @@ pub async fn latest(store: &dyn Store, job: &JobId) -> Result<Option<CheckpointM
 /// there already is verified and repaired.
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, step: u64, to: &Path, report: &dyn Report) -> Result<CheckpointManifest> {
     let manifest = manifest(store.as_ref(), job, step).await?;
+    fetch_files(store, job, manifest, to, report).await
+}
+
+/// [`fetch`] of the files that this manifest names, which may be some of a checkpoint's.
+pub async fn fetch_files(
+    store: &Arc<dyn Store>,
+    job: &JobId,
+    manifest: CheckpointManifest,
+    to: &Path,
+    report: &dyn Report,
+) -> Result<CheckpointManifest> {
     let contents = path::job_contents(job);
     if !to.is_dir() {
         let failed = |source| StoreError::Io { action: "write", path: to.display().to_string(), source };

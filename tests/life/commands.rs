@@ -39,6 +39,20 @@ fn run_carries_a_job_through_its_whole_life() {
     let refused = sandbox.run(&["generate", to.to_str().unwrap(), "--prompt", "pub fn ", "--top-p", "2"]);
     let said = "error: invalid value '2' for '--top-p <TOP_P>': expected a number above 0 and at most 1\n";
     assert_eq!((refused.status.code(), String::from_utf8_lossy(&refused.stderr).as_ref()), (Some(2), said));
+
+    // What it is called by goes wherever a model does: to read, to go on with, to begin another job with.
+    assert_eq!(sandbox.ok(&["generate", "whole@20", "--prompt", "pub fn ", "--tokens", "10"]), text);
+    sandbox.ok(&["resume", id, "--set", "train.steps=30", "--wait"]);
+    assert_eq!(
+        (sandbox.json(&["status", id])["step"].as_u64(), sandbox.json(&["status", id])["attempt"].as_u64()),
+        (Some(30), Some(2))
+    );
+    let next = sandbox.job("next", 2);
+    let text = fs::read_to_string(&next).unwrap().replace("[data]", &format!("initial_weights = \"job:{id}@20\"\n[data]"));
+    fs::write(&next, text.replace("[model]\nlayers = 2\nheads = 2\nwidth = 32\ncontext = 32\n", "")).unwrap();
+    sandbox.ok(&["run", next.to_str().unwrap()]);
+    let before = |job: &str| sandbox.json(&["bill", job])["results"]["first_perplexity"].as_f64().unwrap();
+    assert!(before("next") < before("whole"), "it began with the other's weights");
 }
 
 #[test]

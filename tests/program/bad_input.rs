@@ -152,8 +152,8 @@ fn wrong_usage_and_unknown_things() {
         (&["prepare", "--out", "x"], 2, "required"),
         (&["prepare", "none.txt", "--out", "x"], 3, "none.txt does not exist; correct the path"),
         (&["prepare", "*.txt", "--out", "x"], 3, "the pattern"),
-        (&["generate", "none", "--prompt", "x"], 3, "none\n  fix: `ftctl download JOB` fetches the model"),
-        (&["eval", "none", "--data", "x"], 3, "none\n  fix: `ftctl download JOB` fetches the model"),
+        (&["generate", "none", "--prompt", "x"], 3, "none, and no job `none`\n  fix: name a directory, a job"),
+        (&["eval", "none", "--data", "x"], 3, "none, and no job `none`\n  fix: name a directory, a job"),
         (&["prepare", "job.toml", "--out", "x", "--vocabulary", "300"], 2, "vocabulary goes with kind = \"train\""),
         (&["init", "quickstrt"], 2, "did you mean `quickstart`?"),
     ];

@@ -67,6 +67,10 @@ fn the_end_of_a_job_is_one_json_value_and_one_exit_code() {
     let ended = value(&said);
     let states: Vec<_> = ended["jobs"].as_array().expect("a list").iter().map(|job| job["state"].as_str()).collect();
     assert_eq!((said.code, states), (Some(6), vec![Some("succeeded"), Some("failed")]));
+    for (job, code) in [(succeeded, 0), (failed, 6)] {
+        assert_eq!(sandbox.run(&["logs", "-f", job]).code, Some(code), "one end has one exit code");
+        assert_eq!(sandbox.run(&["logs", job]).code, Some(0), "and what is only shown has none");
+    }
     assert_eq!(sandbox.run(&["wait", succeeded]).code, Some(0));
     assert_eq!(sandbox.run(&["wait", "nobody"]).code, Some(3));
 }

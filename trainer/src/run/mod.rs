@@ -26,9 +26,6 @@ use crate::state::State;
 use crate::world::World;
 use recorder::Recorder;
 
-/// The file of the optimizer's state in a checkpoint.
-pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
-
 /// A run under way.
 pub struct Run {
     pub(crate) world: World,

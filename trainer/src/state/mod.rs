@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::error::Failure;
 use crate::files::{read_at_most, write_json};
+use crate::journal::STEP_LOG;
 use crate::settings::TrainSettings;
 use guard::Guard;
 use loss_scale::LossScale;
@@ -17,6 +18,10 @@ use loss_scale::LossScale;
 /// Version of `trainer_state.json`.
 pub const SCHEMA: &str = "ft.trainer_state/1";
 pub const FILE: &str = "trainer_state.json";
+/// The file of the optimizer's state.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Files of a checkpoint that only a run that resumes from it reads.
+pub const OF_RESUMING: [&str; 3] = [FILE, OPTIMIZER_FILE, STEP_LOG];
 /// Bytes that it has at most.
 const LONGEST: u64 = 4 << 20;
 
@@ -93,6 +98,10 @@ const FREE: [&str; 10] = [
 /// How a step is divided. A run may go on with another division of the same step: it reads the same tokens and weighs them alike.
 const DIVISION: [&str; 2] = ["micro_batch", "gradient_accumulation"];
 
+/// How long a run is. One that has not come to its new end may go on for longer than it was meant to; the learning rate then
+/// follows the longer schedule.
+const LENGTH: [&str; 2] = ["steps", "epochs"];
+
 impl Identity {
     pub fn new(data: String, initial_weights: Option<String>, model: Value, settings: &TrainSettings) -> Result<Self, Failure> {
         let mut train = serde_json::to_value(settings).map_err(Failure::other)?;
@@ -100,9 +109,14 @@ impl Identity {
         Ok(Self { data, initial_weights, model, train })
     }
 
-    /// One line for each value that is not as in `saved`: `train.seed: 42 in the checkpoint, 43 now`.
-    pub fn differences(&self, saved: &Self) -> Vec<String> {
+    /// One line for each value that is not as in `saved`: `train.seed: 42 in the checkpoint, 43 now`. Of a run that is made longer
+    /// its length is none of them.
+    pub fn differences(&self, saved: &Self, is_longer: bool) -> Vec<String> {
         let (mut saved, mut now) = (Self { train: with_defaults(&saved.train), ..saved.clone() }, self.clone());
+        if is_longer {
+            remove(&mut saved.train, &LENGTH);
+            remove(&mut now.train, &LENGTH);
+        }
         if sequences_per_step(&saved.train) == sequences_per_step(&now.train) {
             remove(&mut saved.train, &DIVISION);
             remove(&mut now.train, &DIVISION);
@@ -203,16 +217,18 @@ mod tests {
             "train.seed: 42 in the checkpoint, 43 now",
             "train.steps: null in the checkpoint, 9 now",
         ];
-        assert_eq!(now.differences(&saved), expected);
+        assert_eq!(now.differences(&saved, false), expected);
+        assert!(!now.differences(&saved, true).contains(&expected[expected.len() - 1].to_owned()), "a longer run");
+        assert_eq!(now.differences(&saved, true).len(), expected.len() - 1);
     }
 
     #[test]
     fn a_setting_that_did_not_exist_yet_had_its_default() {
         let mut saved = identity(|_| ());
         saved.train.as_object_mut().unwrap().retain(|key, _| key != "optimizer" && key != "momentum");
-        assert!(identity(|_| ()).differences(&saved).is_empty());
+        assert!(identity(|_| ()).differences(&saved, false).is_empty());
         let now = identity(|train| train.momentum = 0.5);
-        assert_eq!(now.differences(&saved), ["train.momentum: 0.95 in the checkpoint, 0.5 now"]);
+        assert_eq!(now.differences(&saved, false), ["train.momentum: 0.95 in the checkpoint, 0.5 now"]);
     }
 
     #[test]
@@ -222,17 +238,17 @@ mod tests {
         let saved = divided(MicroBatch::Sequences(2), 6);
         for (micro_batch, parts) in [(MicroBatch::Sequences(12), 1), (MicroBatch::Sequences(1), 12), (MicroBatch::Auto, 12)] {
             let now = divided(micro_batch, parts);
-            assert!(now.differences(&saved).is_empty() && !now.divides_as(&saved), "{micro_batch:?} x {parts}");
+            assert!(now.differences(&saved, false).is_empty() && !now.divides_as(&saved), "{micro_batch:?} x {parts}");
         }
         assert!(divided(MicroBatch::Sequences(2), 6).divides_as(&saved));
         let expected = ["train.micro_batch: 2 in the checkpoint, 4 now"];
-        assert_eq!(divided(MicroBatch::Sequences(4), 6).differences(&saved), expected);
+        assert_eq!(divided(MicroBatch::Sequences(4), 6).differences(&saved, false), expected);
     }
 
     #[test]
     fn what_is_said_and_stored_may_change() {
         let now =
             identity(|train| (train.log_every, train.keep_checkpoints, train.checkpoint_every, train.threads) = (1, 9, 9, Some(1)));
-        assert!(now.differences(&identity(|_| ())).is_empty());
+        assert!(now.differences(&identity(|_| ()), false).is_empty());
     }
 }

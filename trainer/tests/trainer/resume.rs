@@ -513,6 +513,33 @@ fn another_configuration_is_refused_with_what_differs() {
 }
 
 #[test]
+fn a_run_that_is_made_longer_gives_the_weights_of_a_long_one() {
+    let fixture = Fixture::new();
+    let constant = "train.schedule=\"constant\"";
+    let long = fixture.trained("long", &[constant]);
+    let short = fixture.trained("short", &[constant, "train.steps=20"]);
+    let shorter = fixture.train(&fixture.path("short.toml"), &[constant, "train.steps=15"]).output().unwrap();
+    assert_eq!(shorter.status.code(), Some(2), "{}", stderr(&shorter));
+    assert!(stderr(&shorter).contains("train.steps: 20 in the checkpoint, 15 now"), "{}", stderr(&shorter));
+    let grown = fixture.train(&fixture.path("short.toml"), &[constant]).output().unwrap();
+    assert!(grown.status.success() && stderr(&grown).contains("the run has 40 steps now, and had 20"), "{}", stderr(&grown));
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let [long, grown] = [&long, &short].map(|output| fs::read(last_checkpoint(output).join(file)).unwrap());
+        assert!(long == grown, "{file} differs from the long run's");
+    }
+}
+
+#[test]
+fn a_run_whose_end_took_the_best_weights_is_not_made_longer() {
+    let fixture = Fixture::validated_by_strangers();
+    let best = ["train.keep_best=true", "train.eval_every=5"];
+    fixture.trained("best", &best);
+    let longer = fixture.train(&fixture.path("best.toml"), &[best[0], best[1], "train.steps=60"]).output().unwrap();
+    assert_eq!(longer.status.code(), Some(2), "{}", stderr(&longer));
+    assert!(stderr(&longer).contains("holds the best weights, of step "), "{}", stderr(&longer));
+}
+
+#[test]
 fn a_run_with_no_intact_checkpoint_does_not_start_over() {
     let fixture = Fixture::new();
     let output = fixture.trained("done", &["train.keep_checkpoints=1"]).join("checkpoints");

@@ -37,6 +37,7 @@ async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan))
         everybody: false,
         supervisor: Holder::this_process(0),
         adoption: Adoption::new(place.state.path(), true),
+        listeners: Vec::new(),
     };
     let mut record = Record::new(attempt("tiny").job, wanted, clock.now());
     let crate::job::plan::DataPlan::Digest(digest) = record.plan.data.clone() else { panic!("a digest") };

@@ -24,7 +24,8 @@ use crate::progress::Event;
 use crate::run::best::Best;
 use crate::run::checkpoint;
 use crate::run::recorder::Files;
-use crate::run::{OPTIMIZER_FILE, Run, unwritten};
+use crate::run::{Run, unwritten};
+use crate::state::OPTIMIZER_FILE;
 use crate::state::State;
 
 impl Run {

@@ -9,8 +9,8 @@ use crate::model::Model;
 use crate::model::weights::tensor_file::TensorFile;
 use crate::offload::Place;
 use crate::optimizer::Optimizer;
-use crate::run::OPTIMIZER_FILE;
 use crate::settings::TrainConfig;
+use crate::state::OPTIMIZER_FILE;
 
 /// The optimizer of `model`, as `checkpoint` has it after `updates`, or new.
 pub(super) fn open(model: &Model, config: &TrainConfig, checkpoint: Option<&Path>, updates: u64) -> Result<Optimizer, Failure> {

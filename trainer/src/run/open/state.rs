@@ -63,7 +63,8 @@ fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Sha
 /// The saved position, if the configuration still describes the same run.
 fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result<State, Failure> {
     let saved = State::read(checkpoint)?;
-    let mut differences = fresh.identity.differences(&saved.identity);
+    let is_longer = fresh.steps > saved.steps;
+    let mut differences = fresh.identity.differences(&saved.identity, is_longer);
     // Without a number in the configuration the run keeps the one it began with, on whatever machine it goes on.
     if settings.threads.is_some_and(|threads| threads != saved.threads) {
         differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
@@ -71,13 +72,32 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
     if differences.is_empty() {
         // A run keeps the number that it once had to take, until another one is asked for.
         let micro_batch = saved.micro_batch.filter(|_| fresh.identity.divides_as(&saved.identity));
-        return Ok(State { micro_batch, identity: fresh.identity.clone(), ..saved });
+        if is_longer {
+            check_end(&saved)?;
+            eprintln!(
+                "the run has {} steps now, and had {}: the learning rate follows the longer schedule",
+                fresh.steps, saved.steps
+            );
+        }
+        return Ok(State { micro_batch, identity: fresh.identity.clone(), steps: fresh.steps, ..saved });
     }
     Err(Failure::input(format!(
         "{} belongs to a run with another configuration:\n  {}\nrestore the configuration to resume, or train into another output directory",
         checkpoint.display(),
         differences.join("\n  ")
     )))
+}
+
+/// Refuses to make a run longer whose end replaced the last weights by the best ones: optimizer and position are of others.
+fn check_end(saved: &State) -> Result<(), Failure> {
+    match saved.best_step.filter(|best| saved.step == saved.steps && *best != saved.step) {
+        None => Ok(()),
+        Some(best) => Err(Failure::input(format!(
+            "the run is over, and its last checkpoint holds the best weights, of step {best}: it cannot be made longer from step {}; \
+             begin another run with initial_weights = that checkpoint",
+            saved.step
+        ))),
+    }
 }
 
 /// SHA-256 over the names and contents of a Hugging Face directory's configuration and weights.

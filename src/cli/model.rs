@@ -1,0 +1,77 @@
+//! The model that a job trained, as a directory on this machine.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use ft_trainer::state::OF_RESUMING;
+
+use super::App;
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        id::JobId,
+        model::JobModel,
+        plan::{Plan, PlanError},
+    },
+    lifecycle::open,
+    store::{
+        Store, StoreError,
+        checkpoint::{self, CheckpointManifest},
+    },
+};
+
+/// The directory of a model that the trainer is about to read: one of this machine, or a checkpoint of a job (`NAME[@STEP]`, also
+/// with `job:` before it). A missing one is an error before anything is installed for it.
+pub fn directory(app: &App<'_>, text: &str) -> Result<OsString, Failure> {
+    let path = app.working_directory.join(text);
+    if path.is_dir() {
+        return Ok(path.into_os_string());
+    }
+    // The store may be one that the project names.
+    app.admit(&app.settings.project)?;
+    let missing = || {
+        Failure::new(Exit::NotFound, format!("there is no directory {}, and no job `{text}`", path.display()))
+            .fix("name a directory, a job (`ftctl status --all` lists them), or one of its checkpoints: NAME@STEP")
+    };
+    let named = JobModel::of_weights(text).unwrap_or_else(|| text.parse());
+    match app.block_on(fetched(app, &named.map_err(|_| missing())?)) {
+        Err(failure) if failure.exit == Exit::NotFound && failure.message.starts_with("there is no job") => Err(missing()),
+        fetched => Ok(fetched?.into_os_string()),
+    }
+}
+
+/// Puts the directory in the place of a job that `initial_weights` names.
+pub async fn resolve(app: &App<'_>, plan: Plan) -> Result<Plan, Failure> {
+    let Some(named) = plan.initial_weights.as_deref().and_then(JobModel::of_weights) else { return Ok(plan) };
+    let directory = fetched(app, &named.map_err(|why| Failure::new(Exit::Usage, why))?).await?;
+    let path = directory.into_os_string().into_string().map_err(|path| Failure::from(PlanError::NotUnicode(path.into())))?;
+    Ok(Plan { initial_weights: Some(path), ..plan })
+}
+
+/// Fetches it into the cache, once.
+async fn fetched(app: &App<'_>, model: &JobModel) -> Result<PathBuf, Failure> {
+    let store = app.store()?;
+    let id = open::find(store.as_ref(), &model.job).await?;
+    let manifest = manifest(store.as_ref(), &id, model.step).await?;
+    let to = app.settings.directories.cache()?.join("models").join(format!("{id}-{}", manifest.digest()));
+    // What only a run that resumes reads is two thirds of a checkpoint.
+    let mut model = manifest;
+    model.files.retain(|file| !OF_RESUMING.contains(&file.path.as_str()));
+    checkpoint::fetch_files(&store, &id, model, &to, app.output.report().as_ref()).await?;
+    Ok(to)
+}
+
+/// The checkpoint of a step, or the newest.
+pub async fn manifest(store: &dyn Store, id: &JobId, step: Option<u64>) -> Result<CheckpointManifest, Failure> {
+    let Some(step) = step else {
+        let none = || Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint yet"));
+        return checkpoint::latest(store, id).await?.ok_or_else(none);
+    };
+    match checkpoint::manifest(store, id, step).await {
+        Err(StoreError::NotFound { .. }) => {
+            let steps: Vec<String> = checkpoint::list(store, id).await?.iter().map(u64::to_string).collect();
+            let fix = if steps.is_empty() { "it has none yet".to_owned() } else { format!("it has those of {}", steps.join(", ")) };
+            Err(Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint of step {step}")).fix(fix))
+        }
+        found => Ok(found?),
+    }
+}

@@ -1,0 +1,156 @@
+//! A job that is over goes on: the next attempt of the same job, from its last checkpoint.
+
+use ft_trainer::{settings::TrainSettings, state::Identity};
+use serde_json::Value;
+
+use super::{Result, World, journal::Journal, open};
+use crate::{
+    exit::{Exit, Failure},
+    job::{
+        difference,
+        event::EventKind,
+        id::{MAX_ATTEMPTS, path},
+        plan::{Plan, Price},
+        record::Record,
+        state::{Outcome, State},
+        units::Span,
+    },
+    store::{checkpoint, dataset},
+};
+
+/// Hands the job over once more, with the plan that it has from now on. An invocation that was faster wins.
+///
+/// # Errors
+/// [`Exit::Conflict`] for a job that is not over, or whose name another job has; [`Exit::Usage`] for settings that its checkpoint
+/// does not fit; [`Exit::Refused`] when nothing is left of its time and money.
+pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record> {
+    may_go_on(world, before, &plan).await?;
+    let (store, id) = (world.store.as_ref(), &before.id);
+    open::take_name(store, id).await?;
+    let mut job = Journal::load(world, id).await?;
+    if job.record != *before {
+        return Err(Failure::new(Exit::Conflict, format!("the job {id} was changed meanwhile"))
+            .fix(format!("`ftctl status {id}` shows what it does")));
+    }
+    if world.adoption.is_own(before) {
+        world.adoption.prove(id, &plan, world.adoption.made(before).as_ref())?;
+    }
+    store.delete(&path::cancel(id)).await?;
+    let state = if has_material(world, before, &plan).await? { State::Imaging } else { State::Planned };
+    let record = &mut job.record;
+    (record.outcome, record.reason, record.exit) = (None, None, None);
+    (record.plan, record.submitted) = (plan, true);
+    job.note(EventKind::Note { message: "the job goes on".to_owned() });
+    job.enter(state).await?;
+    Ok(job.record)
+}
+
+/// Everything that the machine would find out, while nothing costs money yet.
+pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()> {
+    let id = &before.id;
+    if !before.state.is_finished() {
+        let message = format!("the job {id} is not over: it is {}", before.label());
+        return Err(Failure::new(Exit::Conflict, message).fix(format!("follow it with `ftctl logs -f {id}`")));
+    }
+    if !world.adoption.may_drive(before) && !world.adoption.may_drive(&Record { plan: plan.clone(), ..before.clone() }) {
+        let message = format!("the job {id} was not submitted on this machine");
+        return Err(Failure::new(Exit::Conflict, message)
+            .fix("add --adopt: it shows what would be started, and asks first; or run it there"));
+    }
+    if before.attempt >= MAX_ATTEMPTS {
+        return Err(Failure::new(Exit::Refused, format!("the job {id} has had {MAX_ATTEMPTS} attempts, the most that a job has")));
+    }
+    check_length(before, plan)?;
+    let step = checkpoint::latest(world.store.as_ref(), id).await?.map_or(0, |checkpoint| checkpoint.step);
+    check_settings(before, plan, step)?;
+    check_time(world, before, plan)
+}
+
+/// A job that succeeded has nothing to do, unless it is made longer.
+fn check_length(before: &Record, plan: &Plan) -> Result<()> {
+    if before.outcome != Some(Outcome::Succeeded) || changes_length(&before.plan.train, &plan.train) {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Usage, format!("the job {} succeeded: there is nothing left to do", before.id))
+        .fix("make it longer: --set train.steps=..., or --set train.epochs=..."))
+}
+
+fn changes_length(before: &TrainSettings, now: &TrainSettings) -> bool {
+    (before.steps, before.epochs) != (now.steps, now.epochs)
+}
+
+/// A checkpoint belongs to the settings that decide a run's result.
+fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
+    let place = |plan: &Plan| [plan.name.clone(), plan.backend().to_owned(), plan.store.clone()];
+    if place(plan) != place(&before.plan) {
+        return Err(Failure::new(Exit::Usage, "a job that goes on keeps its name, its backend and its store")
+            .fix("submit another job with `initial_weights` from `ftctl download`"));
+    }
+    if step == 0 {
+        return Ok(());
+    }
+    if let Some(steps) = plan.train.steps.filter(|steps| *steps < step) {
+        return Err(Failure::new(Exit::Usage, format!("the job {} is at step {step}: it cannot end at step {steps}", before.id)));
+    }
+    let material = Plan {
+        data: before.plan.data.clone(),
+        initial_weights: before.plan.initial_weights.clone(),
+        model: before.plan.model.clone(),
+        ..plan.clone()
+    };
+    let mut wrong: Vec<String> = difference::of_plans(&material, plan).iter().map(ToString::to_string).collect();
+    let identity = |plan: &Plan| Identity::new(String::new(), None, Value::Null, &plan.train);
+    let is_longer = changes_length(&before.plan.train, &plan.train);
+    wrong.extend(identity(plan)?.differences(&identity(&before.plan)?, is_longer));
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    let message = format!("the checkpoint of step {step} belongs to a run with other settings: {}", wrong.join("; "));
+    Err(Failure::new(Exit::Usage, message)
+        .fix("leave them as they were; a job that goes on may become longer, and get another machine, time or money"))
+}
+
+/// Earlier machines count: time and money are the job's.
+fn check_time(world: &World, before: &Record, plan: &Plan) -> Result<()> {
+    let now = world.clock.now();
+    let lived: Vec<_> = before.attempts.iter().filter(|one| one.started.is_some()).map(|one| one.lived(now)).collect();
+    if plan.left(&lived).is_some() {
+        return Ok(());
+    }
+    let used = Span(lived.iter().sum());
+    let ceiling = plan.max_cost.map(|money| format!(" and a ceiling of {money}")).unwrap_or_default();
+    let message = format!(
+        "the machines of {} have lived {used}: a time to live of {}{ceiling} leaves nothing to go on with",
+        before.id, plan.ttl
+    );
+    Err(Failure::new(Exit::Refused, message).fix("raise --ttl or --max-cost: both count all attempts together"))
+}
+
+/// The plan with today's price of its machine. Where a ceiling holds, its time is counted at one price, which must not fall below
+/// what earlier machines cost: the job would cost more than its ceiling.
+pub async fn priced(world: &World, before: &Record, plan: Plan) -> Result<Plan> {
+    let (today, known) = (world.provider.price(&plan).await?, &before.plan);
+    if plan.max_cost.is_none() || before.attempts.is_empty() || today.per_hour >= known.price_per_hour {
+        return Ok(plan.priced(today)?);
+    }
+    if plan.compute != known.compute {
+        let message = "a job with a ceiling on its cost cannot go on with a cheaper machine: the time of all attempts is counted at one price";
+        return Err(Failure::new(Exit::Refused, message).fix("keep the machine, or leave the ceiling out: --set limits.max_cost="));
+    }
+    let (lasting, source) = (known.lasting_price_per_hour, known.price_source.clone());
+    Ok(plan.priced(Price { per_hour: known.price_per_hour, lasting, source })?)
+}
+
+/// Whether the store still has what the job's machines read.
+async fn has_material(world: &World, before: &Record, plan: &Plan) -> Result<bool> {
+    let Some(data) = before.dataset.as_ref().filter(|_| plan.data == before.plan.data) else { return Ok(false) };
+    if plan.initial_weights != before.plan.initial_weights || plan.initial_weights.is_some() != before.initial_weights.is_some() {
+        return Ok(false);
+    }
+    for digest in std::iter::once(data).chain(&before.initial_weights) {
+        if !dataset::exists(world.store.as_ref(), digest).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
