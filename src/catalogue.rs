@@ -1,7 +1,9 @@
 //! Machine types, accelerators and list prices of the clouds: a table in this program, which a provider and the simulation of its
-//! cloud read. Compute Engine's is `templates/gce/machines.toml`, Azure ML's is in [`azureml`].
+//! cloud read. Compute Engine's is `templates/gce/machines.toml`, Azure ML's is in [`azureml`]. How fast GPUs compute is in
+//! [`gpus`].
 
 pub mod azureml;
+pub mod gpus;
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -10,6 +12,9 @@ use serde::Deserialize;
 use crate::job::units::Money;
 
 const TABLE: &str = include_str!("../templates/gce/machines.toml");
+
+/// Where the prices of the table hold.
+pub const REGION: &str = "us-central1";
 
 /// Mean length of a month, as the price sheet counts it.
 const HOURS_PER_MONTH: f64 = 730.0;

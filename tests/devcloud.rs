@@ -193,18 +193,22 @@ fn a_plan_tells_whether_the_project_has_room_and_the_order_of_the_zones() {
         ),
     ] {
         let devcloud = Running::start(&script);
-        let job = "name = \"a\"\ndataset = \"d\"\n[compute]\nbackend = \"gce\"\n[compute.gce]\nrank_zones = true\n";
+        let job = "name = \"a\"\ndataset = \"data\"\n[compute]\nbackend = \"gce\"\n[compute.gce]\nrank_zones = true\n";
+        devcloud.sandbox.write_rehearsal("a");
+        devcloud.sandbox.write_dataset();
         devcloud.sandbox.write("job.toml", job);
-        let plan = |format| {
-            let mut command = devcloud.sandbox.command(&["plan", "job.toml", "-o", format]);
+        let with = |format, image: &[&str]| {
+            let mut command = devcloud.sandbox.command(&[&["plan", "job.toml", "-o", format], image].concat());
             Sandbox::said(command.envs(devcloud.environment.iter().cloned()))
         };
+        let plan = |format| with(format, &["--set", "compute.gce.image=registry.example/ftctl@sha256:00"]);
         let said = plan("table");
         assert!(said.code == Some(code) && said.stdout.contains(part), "{script}: {:?} {} {}", said.code, said.stdout, said.stderr);
-        assert!(said.stderr.contains("warning: the job names no container image"), "{}", said.stderr);
         let told: Value = serde_json::from_str(&plan("json").stdout).expect("JSON");
         assert!(told["room"].as_array().expect("findings").iter().any(|finding| finding["what"] == "quota"), "{told}");
         assert_eq!(told["error"].is_object(), code != 0);
+        let without = with("table", &[]);
+        assert!(without.code == Some(2) && without.stderr.contains("the job names no container image"), "{}", without.stderr);
     }
 }
 

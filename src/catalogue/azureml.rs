@@ -72,9 +72,14 @@ impl Catalogue {
         fitting.min_by(|(_, one), (_, other)| one.dedicated.total_cmp(&other.dedicated))
     }
 
+    /// Every size, by its name.
+    pub fn all(&self) -> impl Iterator<Item = (&str, &Size)> {
+        self.sizes.iter().map(|(name, size)| (name.as_str(), size))
+    }
+
     /// Every size with this accelerator.
     pub fn with(&self, accelerator: &str) -> impl Iterator<Item = (&str, &Size)> {
-        self.sizes.iter().filter(move |(_, size)| size.accelerator == accelerator).map(|(name, size)| (name.as_str(), size))
+        self.all().filter(move |(_, size)| size.accelerator == accelerator)
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {

@@ -61,6 +61,7 @@ mod machines;
 mod model;
 mod plan;
 mod prepare;
+mod prices;
 mod prune;
 mod push;
 mod report;
@@ -162,6 +163,7 @@ enum Verb {
     Init(init::Init),
     Doctor(doctor::Arguments),
     Plan(plan::Arguments),
+    Prices(prices::Arguments),
     Run(run::Arguments),
     Up(up::Arguments),
     Submit(submit::Arguments),
@@ -317,6 +319,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Init(verb) => verb.run(&mut app),
         Verb::Doctor(verb) => verb.run(&mut app),
         Verb::Plan(verb) => verb.run(&mut app),
+        Verb::Prices(verb) => verb.run(&mut app),
         Verb::Run(verb) => verb.run(&mut app),
         Verb::Up(verb) => verb.run(&mut app),
         Verb::Submit(verb) => verb.run(&mut app),
@@ -429,7 +432,7 @@ impl Verb {
 
     /// Whether the verb opens the store or the backend, or builds: not on the word of a project that is not trusted.
     fn goes_by_project(&self) -> bool {
-        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Prepare, Schema, Trust, Version};
+        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Prepare, Prices, Schema, Trust, Version};
         let never = matches!(
             self,
             Agent(_)
@@ -440,6 +443,7 @@ impl Verb {
                 | Generate(_)
                 | Init(_)
                 | Prepare(_)
+                | Prices(_)
                 | Schema(_)
                 | Trust(_)
                 | Version(_)

@@ -1,32 +1,41 @@
-//! `ftctl plan`: the acts and the cost of a job. Changes nothing.
+//! `ftctl plan`: the acts and the cost of a job, and everything that is in its way. Changes nothing.
+
+mod memory;
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::Args;
-use ft_trainer::{
-    data::tokenizer::Tokenizer,
-    model::{PUBLISHED_VOCABULARY, Shape, TrainingMemory},
-    settings::{DeviceChoice, Engine, Offload, Recompute, TrainSettings, micro_batch::MicroBatch},
-};
-use serde_json::{Value, json};
+use ft_trainer::{data::prepare::Remarks, model::Shape};
+use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
+use self::memory::Memory;
 use super::{App, JobFile, model};
 use crate::{
     exit::{Exit, Failure},
     job::{
         finding::{Finding, Health},
-        plan::{DataPlan, Plan},
-        units::Money,
+        plan::{DataPlan, PLAN_SCHEMA, Plan},
+        units::{Money, Span},
     },
-    lifecycle::{World, doctor, image, upload},
+    lifecycle::{
+        World,
+        doctor::{self, Material},
+        image,
+        outlook::Outlook,
+        upload,
+    },
     output::{Show, Table, format},
     provider::registry,
 };
 
-/// Show what a job would do, where, and what it costs at worst
+/// Show what a job would do, where, how long it would take, and what it costs at worst
+///
+/// A job that cannot run yet is exit code 2, with the plan and all that is missing on stdout.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl plan job.toml\n  ftctl plan job.toml --set train.steps=500 -o json")]
 pub struct Arguments {
@@ -44,49 +53,35 @@ impl Arguments {
             let cannot = |error| Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display()));
             fs::write(path, format!("{:#}\n", json!(planned.plan))).map_err(cannot)?;
         }
-        let verdict = planned.verdict();
-        app.output.conclude(&planned, verdict)
+        planned.tell(app)
     }
 
     /// Prices and limits are known without a sign-in; whether there is room, only with one.
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
         let plan = model::resolve(app, self.file.plan(app)?).await?;
-        let world = app.world_to_look(&plan)?;
+        let (world, no_store) = app.world_to_look(&plan)?;
         let price = world.provider.price(&plan).await?;
-        let plan = plan.priced(price)?;
-        if let Err(Failure { message, .. }) = image::check(&world, &plan) {
-            world.report.warn(&format!("{message}, so it cannot run yet; `ftctl push` sends an image to a registry"));
+        let mut planned = Planned::of(plan.priced(price)?, &world, no_store).await;
+        match world.provider.answers().await {
+            Ok(()) => planned.room = world.provider.room(&planned.plan).await,
+            Err(error) => planned.warnings.push(format!("{}; so room, GPUs and image were not checked", error.message)),
         }
-        let mut refused = Vec::new();
-        for (what, found) in doctor::material(&plan, app.settings.directories.cache()?) {
-            let Err(failure) = found else { continue };
-            if failure.exit != Exit::NotFound {
-                refused.push(format!("{what}: {}", failure.message));
-                continue;
-            }
-            let fix = failure.fix.map(|fix| format!(" ({fix})")).unwrap_or_default();
-            world.report.warn(&format!("{what}: {}: fix this before running{fix}", failure.message));
-        }
-        if let Some(lack) = Memory::of(&plan).and_then(|memory| memory.lack(&plan)) {
-            world.report.warn(&lack);
-        }
-        let room = match world.provider.answers().await {
-            Ok(()) => world.provider.room(&plan).await,
-            Err(error) => {
-                world.report.warn(&format!("{}; so room, GPUs and image were not checked", error.message));
-                Vec::new()
-            }
-        };
-        Ok(Planned { room, refused, ..Planned::of(plan, &world) })
+        Ok(planned)
     }
 }
 
-/// A plan, and whether its backend has room for it, where that was asked.
+/// A plan, what is known of the job, and what is in its way.
 pub struct Planned {
     plan: Plan,
-    room: Vec<Finding>,
+    outlook: Outlook,
+    /// What must be there before the job can run.
+    missing: Vec<Finding>,
     /// What the trainer would refuse.
     refused: Vec<String>,
+    /// What the user should know, and may let be.
+    warnings: Vec<String>,
+    /// Whether the backend has room for it, where it was asked.
+    room: Vec<Finding>,
     /// The initial weights as they are uploaded.
     weights: Option<Upload>,
     /// The damage that an intruder on the machine could do beyond its job.
@@ -94,15 +89,45 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// The view of a job that would run in `world`; its backend was not asked for room.
-    pub fn of(plan: Plan, world: &World) -> Self {
+    /// The view of a job that would run in `world`; its backend was not asked for room. `no_store`: why its store cannot be asked.
+    pub async fn of(plan: Plan, world: &World, no_store: Option<String>) -> Self {
+        let Material { looked_at, known } = material(&plan, world, no_store.is_none()).await;
+        let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
+        let store = world.provider.admit_store(&plan).map_err(Failure::from);
+        let exposure = world.store.exposure().filter(|_| store.is_ok());
+        for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
+            missing.extend(found.err().map(|failure| doctor::refused(what, failure)));
+        }
+        for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, found.err()?))) {
+            match failure.exit {
+                Exit::NotFound => missing.push(doctor::refused(what, failure)),
+                Exit::Network | Exit::Denied => warnings.push(format!("{}; so the {what} was not checked", failure.message)),
+                _ => refused.push(format!("{what}: {}", failure.message)),
+            }
+        }
+        let (data, remarks) = known.map(|known| (known.data, known.remarks)).unzip();
+        let outlook = Outlook::of(world, &plan, data).await;
+        warnings.extend(remarks.iter().flat_map(Remarks::sentences));
+        warnings.extend(outlook.shape.as_ref().and_then(|shape| Memory::of(&plan, shape).lack(&plan)));
+        warnings.extend(too_long(&plan, &outlook));
         let weights = plan.initial_weights.as_ref().and_then(|directory| Upload::of(Path::new(directory)));
-        Self { plan, room: Vec::new(), refused: Vec::new(), weights, exposure: world.store.exposure() }
+        Self { outlook, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
+    }
+
+    /// Prints it, with its warnings on stderr. Fails as [`Exit::Usage`] for a job that cannot run yet, and as [`Exit::Capacity`]
+    /// where there is no room for it.
+    pub fn tell(&self, app: &mut App<'_>) -> Result<(), Failure> {
+        let report = app.output.report();
+        self.warnings.iter().for_each(|warning| report.warn(warning));
+        app.output.conclude(self, self.verdict())
     }
 
     fn verdict(&self) -> Result<(), Failure> {
-        if !self.refused.is_empty() {
-            return Err(Failure::new(Exit::Usage, self.refused.join("; ")));
+        let missing = self.missing.iter().map(|finding| format!("{}: {}", finding.what, finding.message));
+        let in_the_way: Vec<String> = self.refused.iter().cloned().chain(missing).collect();
+        if !in_the_way.is_empty() {
+            let failure = Failure::new(Exit::Usage, format!("the job cannot run yet: {}", in_the_way.join("; ")));
+            return Err(Failure { fix: self.missing.iter().find_map(|finding| finding.fix.clone()), ..failure });
         }
         let bad: Vec<&Finding> = self.room.iter().filter(|finding| finding.health == Health::Bad).collect();
         let Some(first) = bad.first() else { return Ok(()) };
@@ -114,6 +139,75 @@ impl Planned {
         let failure = Failure::new(exit, format!("{what}: {}", messages.join("; ")));
         Err(Failure { fix: first.fix.clone(), ..failure })
     }
+
+    /// All that is a number; what is not known is absent.
+    fn numbers(&self) -> Map<String, Value> {
+        let Self { plan, outlook, .. } = self;
+        let memory = outlook.shape.as_ref().map(|shape| Memory::of(plan, shape).needed);
+        let data = outlook.data.as_ref();
+        let numbers = [
+            ("tokens", json!(data.map(|data| data.train.tokens))),
+            ("documents", json!(data.map(|data| data.train.documents))),
+            ("validation_tokens", json!(data.map(|data| data.validation.tokens))),
+            ("parameters", json!(outlook.shape.as_ref().map(Shape::parameters))),
+            ("steps", json!(outlook.steps)),
+            ("tokens_per_step", json!(plan.train.tokens_per_step())),
+            ("epochs", json!(outlook.epochs)),
+            ("memory_bytes", json!(memory.map(|[computes, _]| computes))),
+            ("main_memory_bytes_besides", json!(memory.map(|[_, besides]| besides))),
+            ("price_per_hour_usd", json!(plan.price_per_hour.dollars())),
+            ("worst_case_hours", json!(hours(plan.lifetime()))),
+            ("worst_case_usd", json!(plan.worst_case.dollars())),
+        ];
+        numbers.into_iter().filter(|(_, number)| !number.is_null()).map(|(name, number)| (name.to_owned(), number)).collect()
+    }
+
+    /// Time and money that training takes, or why they are not known.
+    fn expected(&self) -> Value {
+        let Self { plan, outlook, .. } = self;
+        match (&outlook.pace, outlook.time(plan), outlook.cost(plan)) {
+            (Ok(pace), Some(time), Some(cost)) => json!({
+                "hours": hours(time),
+                "cost_usd": cost.dollars(),
+                "tokens_per_second": pace.tokens_per_second,
+                "measured": pace.is_measured,
+                "source": pace.source,
+            }),
+            (Ok(_), ..) => json!({ "unknown": NO_STEPS }),
+            (Err(why), ..) => json!({ "unknown": why }),
+        }
+    }
+}
+
+/// So long is waited for a store's word on a dataset.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What the job reads, here and, if it may be asked, in its store.
+async fn material(plan: &Plan, world: &World, asks_store: bool) -> Material {
+    let Material { mut looked_at, mut known } = doctor::material(plan, &world.cache);
+    if asks_store {
+        let late = |_| Failure::new(Exit::Network, format!("the store {} says nothing for {} s", plan.store, PATIENCE.as_secs()));
+        match timeout(PATIENCE, doctor::stored(world, plan)).await.map_err(late).flatten() {
+            Ok(stored) => known = known.or(stored),
+            Err(failure) => looked_at.push(("data", Err(failure))),
+        }
+    }
+    Material { looked_at, known }
+}
+
+const NO_STEPS: &str = "the number of steps is not known before the text is prepared";
+
+fn hours(time: Duration) -> f64 {
+    time.as_secs_f64() / 3_600.0
+}
+
+/// A job whose machines end before it.
+fn too_long(plan: &Plan, outlook: &Outlook) -> Option<String> {
+    let time = outlook.time(plan).filter(|time| *time > plan.work())?;
+    let (time, most) = (format::duration(time), format::duration(plan.work()));
+    let key = if plan.lifetime() < plan.ttl.0 { "max_cost" } else { "ttl" };
+    let source = &outlook.pace.as_ref().ok()?.source;
+    Some(format!("training takes about {time} ({source}), and its machines have {most} by limits.{key}: it would not be done"))
 }
 
 /// Files on their way to the store.
@@ -133,11 +227,15 @@ impl Upload {
 
 impl Show for Planned {
     fn schema(&self) -> &'static str {
-        crate::job::plan::PLAN_SCHEMA
+        PLAN_SCHEMA
     }
 
     fn json(&self) -> Value {
         let mut value = json!(self.plan);
+        value["numbers"] = self.numbers().into();
+        value["expected"] = self.expected();
+        value["missing"] = json!(self.missing);
+        value["warnings"] = json!(self.warnings);
         if !self.room.is_empty() {
             value["room"] = json!(self.room);
         }
@@ -151,7 +249,7 @@ impl Show for Planned {
     }
 
     fn text(&self) -> String {
-        let Self { plan, room, weights: upload, exposure, .. } = self;
+        let Self { plan, room, outlook, exposure, .. } = self;
         let mut table = Table::default();
         table.pair("job", &plan.name);
         table.pair("backend", plan.backend());
@@ -162,30 +260,37 @@ impl Show for Planned {
             table.pair("image", image);
         }
         table.pair("store", &plan.store);
-        table.pair("data", data(&plan.data));
+        table.pair("data", data(plan, outlook));
         if let Some(weights) = &plan.initial_weights {
-            let size = upload.as_ref().map(|Upload { files, bytes }| {
+            let size = self.weights.as_ref().map(|Upload { files, bytes }| {
                 format!(" ({} in {} to upload)", format::bytes(*bytes), format::of(*files as u64, "file"))
             });
             table.pair("starts from", format!("{weights}{}", size.unwrap_or_default()));
         }
-        table.pair("training", training(plan));
-        if let Some(memory) = Memory::of(plan) {
-            table.pair("memory", memory.text(plan));
+        if let Some(shape) = &outlook.shape {
+            table.pair("model", format!("{} parameters", format::number(shape.parameters())));
+        }
+        table.pair("training", training(plan, outlook));
+        if let Some(shape) = &outlook.shape {
+            table.pair("memory", Memory::of(plan, shape).text(plan));
         }
         if let Some(address) = plan.tracking.server() {
             table.pair("tracking", address);
         }
         table.pair("attempts", format!("at most {}", plan.retry.attempts));
-        table.pair("time to live", plan.ttl.to_string());
+        table.pair("time to live", life(plan));
         // Only what costs money is ever out of stock, or in a queue.
         if plan.price_per_hour > Money::ZERO {
             table.pair("longest wait", plan.max_wait.to_string());
         }
         table.pair("price", price(plan));
+        table.pair("expected", expected(plan, outlook));
         table.pair("worst case", worst_case(plan));
         for finding in room.iter().chain(exposure) {
             table.pair(finding.what, &finding.message);
+        }
+        for finding in &self.missing {
+            table.pair("missing", format!("{}: {}", finding.what, finding.message));
         }
         table.render()
     }
@@ -195,8 +300,8 @@ impl Show for Planned {
     }
 }
 
-fn data(data: &DataPlan) -> String {
-    match data {
+fn data(plan: &Plan, outlook: &Outlook) -> String {
+    let from = match &plan.data {
         DataPlan::Digest(digest) => format!("dataset {digest}"),
         DataPlan::Named(name) => format!("dataset {name} of the store"),
         DataPlan::Directory(directory) => format!("prepared, in {directory}"),
@@ -204,98 +309,52 @@ fn data(data: &DataPlan) -> String {
             Some(source) => format!("text from {}", json!(source).as_str().unwrap_or_default()),
             None => format!("text from {}", config.train.join(", ")),
         },
-    }
-}
-
-fn training(plan: &Plan) -> String {
-    let train = &plan.train;
-    let length = match (train.steps, train.epochs) {
-        (Some(steps), _) => format!("{steps} steps"),
-        (None, None | Some(1.0)) => "1 epoch".to_owned(),
-        (None, Some(epochs)) => format!("{epochs} epochs"),
     };
-    format!("{length} of {} tokens", train.tokens_per_step())
+    let Some(data) = &outlook.data else { return from };
+    let (tokens, documents) = (format::of(data.train.tokens, "token"), format::of(data.train.documents, "document"));
+    let validation = match data.validation.tokens {
+        0 => "none".to_owned(),
+        tokens => format::number(tokens),
+    };
+    format!("{from}: {tokens} in {documents}, and {validation} for validation")
 }
 
-/// The memory that training needs at its peak, in bytes.
-struct Memory {
-    on_gpu: bool,
-    /// Bytes needed in the memory that computes, and in main memory beside a GPU: as the plan says, and with one sequence at a
-    /// time.
-    needed: [u64; 2],
-    least: [u64; 2],
-}
-
-impl Memory {
-    /// `None` where the model or its vocabulary is not known before the data is prepared.
-    fn of(plan: &Plan) -> Option<Self> {
-        let shape = match (&plan.initial_weights, &plan.data) {
-            (Some(directory), _) => Shape::read(Path::new(directory)).ok()?,
-            (None, DataPlan::Text(data)) => {
-                let vocabulary = match &data.tokenizer.directory {
-                    Some(directory) => Tokenizer::load(Path::new(directory)).ok()?.vocabulary(),
-                    None => data.tokenizer.vocabulary.unwrap_or(PUBLISHED_VOCABULARY),
-                };
-                Shape::resolve(&plan.model, vocabulary, plan.train.block_size).ok()?
-            }
-            _ => return None,
-        };
-        let on_gpu = match plan.train.device {
-            DeviceChoice::Cpu => false,
-            DeviceChoice::Cuda => true,
-            DeviceChoice::Auto => registry::size(&plan.compute).has_gpu,
-        };
-        let of = |train: &TrainSettings| {
-            let beside = if on_gpu { TrainingMemory::beside_device(&shape, train) } else { 0 };
-            [TrainingMemory::of(&shape, train, on_gpu).total(), beside]
-        };
-        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
-        Some(Self { on_gpu, needed: of(&plan.train), least: of(&one) })
-    }
-
-    fn text(&self, plan: &Plan) -> String {
-        let of_what = if self.on_gpu { " of the GPU" } else { "" };
-        let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
-        let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
-        let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
-        format!("about {needed} MiB{of_what}{more}{beside}")
-    }
-
-    /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with
-    /// fewer.
-    fn lack(&self, plan: &Plan) -> Option<String> {
-        let (size, [computes, beside]) = (registry::size(&plan.compute), self.least);
-        let (memory, more_memory) = (size.memory?, format!("more {}", size.memory_key));
-        let savings = savings(&plan.train, self.on_gpu).join(", ");
-        let (needed, there, helps) = match (self.on_gpu, size.gpu_memory) {
-            (false, _) => (computes, memory, savings),
-            (true, Some(_)) if beside > memory.bytes => (beside, memory, more_memory),
-            (true, Some(of_gpu)) => (computes, of_gpu, savings),
-            (true, None) => return None,
-        };
-        (needed > there.bytes).then(|| {
-            let [needed, bytes] = [needed, there.bytes].map(|bytes| bytes >> 20);
-            format!(
-                "it needs about {needed} MiB of memory even for one sequence at a time, and {} {bytes} MiB; what helps: {helps}",
-                there.whose
-            )
-        })
+fn training(plan: &Plan, outlook: &Outlook) -> String {
+    let tokens = plan.train.tokens_per_step();
+    match (outlook.steps, outlook.epochs) {
+        (Some(steps), Some(epochs)) => format!("{steps} steps of {tokens} tokens: {}", passes(epochs)),
+        (Some(steps), None) => format!("{steps} steps of {tokens} tokens"),
+        (None, _) => format!("{}, in steps of {tokens} tokens", passes(plan.train.epochs.unwrap_or(1.0))),
     }
 }
 
-/// The settings that would make the computing memory smaller.
-fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
-    // With libtorch's kernels on the CPU nothing lies in files: offloaded tensors are there twice.
-    let may_offload = on_gpu || train.engine != Engine::Libtorch;
-    let settings = [
-        (matches!(train.recompute, Recompute::None | Recompute::Selective), "train.recompute = \"full\""),
-        (train.recompute == Recompute::Full, "train.recompute = \"host\""),
-        (may_offload && train.offload == Offload::None, "train.offload = \"optimizer\""),
-        (may_offload && train.offload != Offload::Model, "train.offload = \"model\""),
-        (true, "a smaller train.block_size"),
-        (true, "a larger machine"),
-    ];
-    settings.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect()
+fn passes(epochs: f64) -> String {
+    if epochs < 0.01 {
+        return "less than 0.01 epochs".to_owned();
+    }
+    let number = if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") };
+    let number = number.trim_end_matches('0').trim_end_matches('.');
+    format!("{number} epoch{}", if number == "1" { "" } else { "s" })
+}
+
+/// How long its machines live, all together.
+fn life(plan: &Plan) -> String {
+    let (ttl, life) = (plan.ttl, Span(plan.lifetime()));
+    match plan.max_cost {
+        Some(most) if life < ttl => format!("{life}, as long as {most} pay for, of at most {ttl}"),
+        _ => ttl.to_string(),
+    }
+}
+
+fn expected(plan: &Plan, outlook: &Outlook) -> String {
+    let pace = match &outlook.pace {
+        Ok(pace) => pace,
+        Err(why) => return format!("not known: {why}"),
+    };
+    let (Some(time), Some(cost)) = (outlook.time(plan), outlook.cost(plan)) else { return format!("not known: {NO_STEPS}") };
+    let cost = if cost == Money::ZERO { String::new() } else { format!(" and {cost}") };
+    let (time, rate) = (format::duration(time), format::number(pace.tokens_per_second.round() as u64));
+    format!("about {time} of training{cost}, at {rate} tokens/s ({})", pace.source)
 }
 
 fn price(plan: &Plan) -> String {

@@ -55,7 +55,8 @@ impl Arguments {
         self.adopt.ask(app, &mut world, &Record { plan: plan.clone(), ..before.clone() })?;
         if app.dry_run {
             app.block_on(resume::may_go_on(&world, &before, &plan))?;
-            return app.output.show(&Planned::of(plan, &world));
+            let planned = app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?;
+            return app.output.show(&planned);
         }
         let record = app.block_on(resume::resume(&world, &before, plan))?;
         world.report.line(&format!("the job {} goes on with attempt {}", record.id, record.attempt + 1));

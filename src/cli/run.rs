@@ -29,7 +29,7 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&Planned::of(plan, &world));
+            return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let (record, settled) = app.block_on(async {
             let record = self.opening.open(&world, plan).await?;

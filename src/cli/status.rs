@@ -1,15 +1,20 @@
 //! `ftctl status`: where jobs stand.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::Duration};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{App, follow};
 use crate::{
     exit::{Exit, Failure},
-    job::{clock::Clock, record::Waiting, report::Format},
+    job::{
+        clock::Clock,
+        record::Waiting,
+        report::Format,
+        state::{LABELS, Outcome, State},
+    },
     lifecycle::status::{self, JobStatus},
     output::{Cell, Show, Table, format},
 };
@@ -17,8 +22,11 @@ use crate::{
 /// Show where jobs stand
 ///
 /// Without JOB: the jobs that are not finished, and those that ended within a day.
+#[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl status\n  ftctl status quickstart -w\n  ftctl status --all -o jsonl")]
+#[command(
+    after_help = "Examples:\n  ftctl status\n  ftctl status quickstart -w\n  ftctl status --all --failed\n  ftctl status --all --sort perplexity -o jsonl"
+)]
 pub struct Arguments {
     /// Id or name of a job
     job: Option<String>,
@@ -28,9 +36,48 @@ pub struct Arguments {
     /// Also jobs that ended long ago
     #[arg(long, conflicts_with = "job")]
     all: bool,
+    /// Only jobs in these states, such as running or succeeded
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = LABELS, hide_possible_values = true, conflicts_with = "job")]
+    state: Vec<String>,
+    /// Only jobs that failed
+    #[arg(long, conflicts_with_all = ["job", "state"])]
+    failed: bool,
+    /// Order of the jobs, the least first; the newest first otherwise
+    #[arg(long, value_name = "KEY", value_enum, conflicts_with = "job")]
+    sort: Option<Key>,
     /// Also ask the backend whether each machine is there
     #[arg(long)]
     refresh: bool,
+}
+
+/// What jobs are ordered by; those without it come last.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Key {
+    Name,
+    State,
+    Step,
+    Loss,
+    Perplexity,
+    Cost,
+    Created,
+}
+
+impl Key {
+    fn compare(self, one: &JobStatus, other: &JobStatus) -> Ordering {
+        let least_first = |of: fn(&JobStatus) -> Option<f64>| {
+            let [one, other] = [one, other].map(|job| of(job).unwrap_or(f64::INFINITY));
+            one.total_cmp(&other)
+        };
+        match self {
+            Self::Name => one.id.cmp(&other.id),
+            Self::State => one.state.cmp(&other.state),
+            Self::Step => least_first(|job| job.step.map(|step| step as f64)),
+            Self::Loss => least_first(|job| job.loss),
+            Self::Perplexity => least_first(|job| job.perplexity),
+            Self::Cost => one.cost.cmp(&other.cost),
+            Self::Created => one.created.cmp(&other.created),
+        }
+    }
 }
 
 const EVERY: Duration = Duration::from_secs(2);
@@ -74,7 +121,7 @@ impl Arguments {
             for message in unreadable {
                 app.output.report().warn(&message);
             }
-            found
+            self.chosen(found)
         };
         let mut jobs = Vec::new();
         for status in statuses {
@@ -82,7 +129,20 @@ impl Arguments {
             let now = now(&status.backend);
             jobs.push(Row { status, machine, now });
         }
-        Ok(Found { jobs, one: self.job.is_some() })
+        Ok(Found { jobs, one: self.job.is_some(), some: self.failed || !self.state.is_empty() })
+    }
+}
+
+impl Arguments {
+    /// The jobs that are asked for, in the order that is.
+    fn chosen(&self, mut found: Vec<JobStatus>) -> Vec<JobStatus> {
+        let failed = State::Finished.label(Some(Outcome::Failed));
+        found
+            .retain(|job| if self.failed { job.state == failed } else { self.state.is_empty() || self.state.contains(&job.state) });
+        if let Some(key) = self.sort {
+            found.sort_by(|one, other| key.compare(one, other));
+        }
+        found
     }
 }
 
@@ -119,6 +179,8 @@ struct Found {
     jobs: Vec<Row>,
     /// One job was asked for, so the answer is that job and no list.
     one: bool,
+    /// Only some were asked for.
+    some: bool,
 }
 
 impl Show for Found {
@@ -140,6 +202,7 @@ impl Show for Found {
     fn text(&self) -> String {
         match self.jobs.as_slice() {
             [job] if self.one => details(job),
+            [] if self.some => "no such job is under way, and none ended within a day (--all shows older ones)".to_owned(),
             [] => "no job is under way, and none ended within a day (--all shows older ones)".to_owned(),
             jobs => table(jobs),
         }
@@ -151,7 +214,21 @@ impl Show for Found {
 }
 
 fn table(jobs: &[Row]) -> String {
-    let header = ["JOB", "BACKEND", "STATE", "ATTEMPT", "STEP", "LOSS", "TOKENS/S", "ETA", "COST", "AGE", "MACHINE"];
+    let header = [
+        "JOB",
+        "BACKEND",
+        "STATE",
+        "ATTEMPT",
+        "STEP",
+        "LOSS",
+        "VALIDATION",
+        "PERPLEXITY",
+        "TOKENS/S",
+        "ETA",
+        "COST",
+        "AGE",
+        "MACHINE",
+    ];
     let refreshed = jobs.iter().any(|job| job.machine.is_some());
     let mut table = Table::new(if refreshed { &header } else { &header[..header.len() - 1] });
     for Row { status, machine, now } in jobs {
@@ -162,6 +239,8 @@ fn table(jobs: &[Row]) -> String {
             Cell::number(status.attempt.to_string()),
             Cell::number(step(status)),
             Cell::number(optional(status.loss, |loss| format!("{loss:.3}"))),
+            Cell::number(optional(status.validation_loss, |loss| format!("{loss:.3}"))),
+            Cell::number(optional(status.perplexity, |perplexity| format!("{perplexity:.2}"))),
             Cell::number(optional(status.tokens_per_second, |rate| format::number(rate.round() as u64))),
             Cell::number(optional(status.eta_seconds, seconds)),
             Cell::number(status.cost.to_string()),
@@ -183,6 +262,7 @@ fn details(Row { status, machine, .. }: &Row) -> String {
         ("attempt", Some(status.attempt.to_string())),
         ("step", Some(step(status))),
         ("loss", status.loss.map(|loss| format!("{loss:.4}"))),
+        ("validation loss", status.validation_loss.map(|loss| format!("{loss:.4}"))),
         ("perplexity", status.perplexity.map(|perplexity| format!("{perplexity:.2}"))),
         ("tokens/s", status.tokens_per_second.map(|rate| format::number(rate.round() as u64))),
         ("time left", status.eta_seconds.map(seconds)),

@@ -39,7 +39,7 @@ impl Arguments {
         self.until.check()?;
         let (mut world, plan) = app.block_on(self.file.open(app))?;
         if app.dry_run {
-            return app.output.show(&Planned::of(plan, &world));
+            return app.block_on(async { Ok(Planned::of(plan, &world, None).await) })?.tell(app);
         }
         let record = app.block_on(async {
             let record = self.opening.open(&world, plan).await?;

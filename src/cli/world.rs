@@ -72,16 +72,15 @@ impl App<'_> {
         self.connect(plan.backend(), Some(plan), store, plan.ttl, false)
     }
 
-    /// [`App::world_of_plan`] for a command that only looks: a store without a sign-in here is reported, and left alone.
-    pub fn world_to_look(&self, plan: &Plan) -> Result<World, Failure> {
-        self.world_of_plan(plan).or_else(|failure| {
-            if failure.exit != Exit::Denied {
-                return Err(failure);
+    /// [`App::world_of_plan`] for a command that only looks: a store without a sign-in here is left alone, and why is answered.
+    pub fn world_to_look(&self, plan: &Plan) -> Result<(World, Option<String>), Failure> {
+        match self.world_of_plan(plan) {
+            Err(failure) if failure.exit == Exit::Denied => {
+                let world = self.connect(plan.backend(), Some(plan), Arc::new(MemoryStore::new()), plan.ttl, false)?;
+                Ok((world, Some(failure.message)))
             }
-            let world = self.connect(plan.backend(), Some(plan), Arc::new(MemoryStore::new()), plan.ttl, false)?;
-            world.report.warn(&failure.message);
-            Ok(world)
-        })
+            world => world.map(|world| (world, None)),
+        }
     }
 
     /// The job that the user means by an id or a name, as it stands, and its world.

@@ -225,6 +225,12 @@ impl Plan {
         (left >= self.least()).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
     }
 
+    /// The cost of one machine whose programs work for so long, with the time that is paid for around them.
+    pub fn cost_of(&self, work: Duration) -> Money {
+        let life = self.compute.besides().into_iter().fold(work, Duration::saturating_add);
+        self.price_per_hour.for_time(life.max(SHORTEST_LIFE))
+    }
+
     /// Below this no machine is worth starting.
     fn least(&self) -> Duration {
         self.compute.besides().into_iter().sum::<Duration>() + SHORTEST_LIFE

@@ -36,6 +36,9 @@ pub struct Record {
     /// The exit code that `--wait` gives for this end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
+    /// What its training measured last: written when it is over, so that a list of jobs reads nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measures: Option<Measures>,
     /// The current attempt; counts from 1 and only rises. 0: none yet.
     #[serde(deserialize_with = "attempt_number")]
     pub attempt: u32,
@@ -59,6 +62,20 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
     pub events: Vec<Event>,
+}
+
+/// What a training measured last; absent what it did not measure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Measures {
+    /// Mean cross-entropy of a step's tokens, in nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// The same on the validation split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// On the validation split.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
 }
 
 /// A wait for a machine, which costs nothing.
@@ -140,6 +157,7 @@ impl Record {
             outcome: None,
             reason: None,
             exit: None,
+            measures: None,
             attempt: 0,
             attempts: Vec::new(),
             plan,

@@ -27,6 +27,23 @@ pub enum Outcome {
     Cancelled,
 }
 
+/// What [`State::label`] answers, and `waiting`.
+pub const LABELS: [&str; 13] = [
+    "planned",
+    "uploading",
+    "building",
+    "waiting",
+    "provisioning",
+    "submitting",
+    "running",
+    "collecting",
+    "tearing-down",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "finished",
+];
+
 impl State {
     /// The state's word in the status table.
     pub fn label(self, outcome: Option<Outcome>) -> &'static str {
@@ -48,5 +65,29 @@ impl State {
 
     pub fn is_finished(self) -> bool {
         self == State::Finished
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_label_is_listed() {
+        let states = [
+            State::Planned,
+            State::Provisioning,
+            State::Uploading,
+            State::Imaging,
+            State::Submitting,
+            State::Running,
+            State::Collecting,
+            State::TearingDown,
+            State::Finished,
+        ];
+        let outcomes = [None, Some(Outcome::Succeeded), Some(Outcome::Failed), Some(Outcome::Cancelled)];
+        for (state, outcome) in states.into_iter().flat_map(|state| outcomes.map(|outcome| (state, outcome))) {
+            assert!(LABELS.contains(&state.label(outcome)), "{state:?} {outcome:?}");
+        }
     }
 }

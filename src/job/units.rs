@@ -77,6 +77,11 @@ impl Money {
         Money { micros: (dollars * 1e6).ceil() as u64 }
     }
 
+    /// As a number, for programs that reckon with it.
+    pub fn dollars(self) -> f64 {
+        self.micros as f64 / 1e6
+    }
+
     /// The cost of `time` at this price per hour, rounded up to a millionth.
     #[must_use]
     pub fn for_time(self, time: Duration) -> Money {

@@ -17,8 +17,8 @@ pub(super) async fn catch_up(world: &World, job: &mut Journal) -> Result<bool> {
         let (finished, why) =
             exit.map_or_else(|| (world.clock.now(), "its machine is gone".to_owned()), |exit| (exit.finished, exit.message));
         let (id, number) = (job.record.id.clone(), job.record.attempt + 1);
-        let resumes_from = match observe::first_step(store, &id, number).await? {
-            Some(step) => step,
+        let resumes_from = match observe::beginning(store, &id, number).await? {
+            Some(beginning) => beginning.step,
             None => checkpoint::latest(store, &id).await?.map_or(0, |manifest| manifest.step),
         };
         // Two clocks: no attempt ends before it began.

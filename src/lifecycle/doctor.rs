@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use super::{Result, upload};
+use super::{
+    Result, World,
+    upload::{self, Known},
+};
 use crate::{
     exit::Failure,
     job::{
@@ -23,24 +26,48 @@ pub fn examine(state: &Path, cache: &Path) -> Vec<Finding> {
 pub fn examine_material(plan: &Plan, cache: &Path) -> Vec<Finding> {
     let finding =
         |(what, found): (_, Result<()>)| found.map_or_else(|failure| refused(what, failure), |()| Finding::good(what, "there"));
-    material(plan, cache).into_iter().map(finding).collect()
+    material(plan, cache).looked_at.into_iter().map(finding).collect()
 }
 
-/// [`examine_material`] as what a job would end with.
-pub fn material(plan: &Plan, cache: &Path) -> Vec<(&'static str, Result<()>)> {
+/// What a job reads on this machine.
+pub struct Material {
+    /// Each thing, and what a job would end with because of it.
+    pub looked_at: Vec<(&'static str, Result<()>)>,
+    /// What is known of the text.
+    pub known: Option<Known>,
+}
+
+/// Looks at what the job reads on this machine, as far as that takes a moment.
+pub fn material(plan: &Plan, cache: &Path) -> Material {
     let weights = upload::check_weights(plan);
     let data = match &plan.data {
         // Text of a source that is not unpacked yet.
         DataPlan::Text(config) if config.source.is_some() => upload::check_tokenizer(plan, config).err().map(Err),
         // What is wrong with the weights is not told again of the data.
-        DataPlan::Directory(directory) if weights.is_err() => Some(upload::there(Path::new(directory))),
-        DataPlan::Text(config) if weights.is_err() => Some(upload::inputs(config, cache).map(drop)),
+        DataPlan::Directory(directory) if weights.is_err() => Some(upload::there(Path::new(directory)).map(|()| None)),
+        DataPlan::Text(config) if weights.is_err() => Some(upload::inputs(config, cache).map(|_| None)),
         DataPlan::Directory(directory) => Some(upload::check_dataset(plan, Path::new(directory))),
         DataPlan::Text(config) => Some(upload::check_text(plan, config, cache)),
         DataPlan::Digest(_) | DataPlan::Named(_) => None,
     };
+    let (data, known) = match data {
+        Some(Ok(known)) => (Some(Ok(())), known),
+        Some(Err(failure)) => (Some(Err(failure)), None),
+        None => (None, None),
+    };
     let weights = plan.initial_weights.is_some().then_some(weights);
-    [("data", data), ("initial weights", weights)].into_iter().filter_map(|(what, found)| Some((what, found?))).collect()
+    let looked_at = [("data", data), ("initial weights", weights)];
+    Material { looked_at: looked_at.into_iter().filter_map(|(what, found)| Some((what, found?))).collect(), known }
+}
+
+/// What is known of the dataset of the store that a job names; nothing of other data. Fails as the job would.
+pub async fn stored(world: &World, plan: &Plan) -> Result<Option<Known>> {
+    let digest = match &plan.data {
+        DataPlan::Named(name) => upload::named(world, name).await?,
+        DataPlan::Digest(digest) => upload::existing(world, digest.clone()).await?,
+        DataPlan::Directory(_) | DataPlan::Text(_) => return Ok(None),
+    };
+    Ok(upload::check_stored(world, plan, digest).await?.1)
 }
 
 /// A failure as what it would be for a job.

@@ -31,6 +31,8 @@ mod failure;
 pub mod logs;
 pub mod notify;
 mod observe;
+pub mod outlook;
+pub mod pace;
 pub mod pay;
 pub mod prune;
 mod publish;

@@ -93,8 +93,15 @@ pub async fn last_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Op
         .max())
 }
 
-/// Where an attempt's training began; `None` before it did.
-pub(super) async fn first_step(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<u64>> {
+/// How an attempt's training began.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Beginning {
+    pub step: u64,
+    pub flops_per_token: f64,
+}
+
+/// `None` before it did.
+pub(super) async fn beginning(store: &dyn Store, id: &JobId, attempt: u32) -> Result<Option<Beginning>> {
     const WINDOW: u64 = 4 * 1024;
     let path = path::progress(id, attempt);
     let Some(meta) = store.head(&path).await? else { return Ok(None) };
@@ -102,7 +109,7 @@ pub(super) async fn first_step(store: &dyn Store, id: &JobId, attempt: u32) -> R
     let text = String::from_utf8_lossy(&bytes);
     let mut lines = text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     Ok(lines.find_map(|line| match line.event {
-        Event::Start { step, .. } => Some(step),
+        Event::Start { step, flops_per_token, .. } => Some(Beginning { step, flops_per_token }),
         _ => None,
     }))
 }

@@ -5,7 +5,10 @@ use serde::Serialize;
 
 use super::{Result, observe};
 use crate::{
-    job::{id::path, record::Record},
+    job::{
+        id::path,
+        record::{Measures, Record},
+    },
     store::{Store, StoreError},
 };
 
@@ -13,6 +16,10 @@ use crate::{
 pub struct Results {
     /// Steps completed.
     pub step: u64,
+    /// Of the last step that was told, in nats.
+    pub last_loss: Option<f64>,
+    /// The logarithm of `last_perplexity`.
+    pub last_validation_loss: Option<f64>,
     /// On the validation split, before the first step.
     pub first_perplexity: Option<f64>,
     /// On the validation split, of the weights that the job ended with, else as measured last; `None` until it was measured after a
@@ -26,18 +33,28 @@ impl Results {
     fn add(&mut self, event: Event) {
         match event {
             Event::Eval { step: 0, perplexity, .. } => self.first_perplexity = Some(perplexity),
-            Event::Eval { perplexity, .. } => self.last_perplexity = Some(perplexity),
-            Event::Sample { text, .. } => self.sample = Some(text),
-            Event::Step { step, .. } | Event::Skipped { step, .. } | Event::Checkpoint { step, .. } => {
-                self.step = self.step.max(step);
+            Event::Eval { perplexity, loss, .. } => {
+                (self.last_perplexity, self.last_validation_loss) = (Some(perplexity), Some(loss));
             }
+            Event::Sample { text, .. } => self.sample = Some(text),
+            Event::Step { step, loss, .. } => (self.step, self.last_loss) = (self.step.max(step), Some(loss)),
+            Event::Skipped { step, .. } | Event::Checkpoint { step, .. } => self.step = self.step.max(step),
             Event::Done { step, perplexity, .. } => {
                 self.step = self.step.max(step);
                 // Where the best weights are kept, those of the last evaluation may be others.
-                self.last_perplexity = perplexity.or(self.last_perplexity);
+                if let Some(perplexity) = perplexity {
+                    (self.last_perplexity, self.last_validation_loss) = (Some(perplexity), Some(perplexity.ln()));
+                }
             }
             Event::Start { .. } | Event::Unknown => {}
         }
+    }
+}
+
+impl From<&Results> for Measures {
+    fn from(results: &Results) -> Self {
+        let Results { last_loss, last_validation_loss, last_perplexity, .. } = *results;
+        Self { loss: last_loss, validation_loss: last_validation_loss, perplexity: last_perplexity }
     }
 }
 
@@ -110,5 +127,6 @@ mod tests {
         assert_eq!(results.last_perplexity, Some(30.0));
         results.add(done(Some(20.0)));
         assert_eq!((results.step, results.last_perplexity), (5, Some(20.0)), "the best weights, and not the last");
+        assert_eq!(Measures::from(&results).validation_loss, Some(20_f64.ln()));
     }
 }

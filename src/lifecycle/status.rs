@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::{
     Result, World, attempt, journal,
     observe::{latest_attempt, latest_progress, read_exit},
+    results,
 };
 use crate::{
     exit::Exit,
@@ -35,9 +36,12 @@ pub struct JobStatus {
     pub step: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// Mean cross-entropy in nats.
+    /// Mean cross-entropy in nats, of the last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
+    /// The same on the validation split, as measured last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
     /// On the validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
@@ -60,7 +64,11 @@ pub struct JobStatus {
 
 /// One job, with its latest progress.
 pub async fn one(store: &dyn Store, id: &JobId, now: &mut dyn FnMut(&str) -> Timestamp) -> Result<JobStatus> {
-    let (record, _) = journal::read(store, id).await?;
+    let (mut record, _) = journal::read(store, id).await?;
+    // Records of before do not have it.
+    if record.state.is_finished() && record.measures.is_none() {
+        record.measures = Some((&results::of(store, &record).await?).into());
+    }
     describe(store, &record, now(record.plan.backend())).await
 }
 
@@ -102,6 +110,7 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
 
 async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
     let latest = latest_attempt(store, record).await?;
+    let measures = record.measures.unwrap_or_default();
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
@@ -110,8 +119,9 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         attempt: latest,
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),
         steps: None,
-        loss: None,
-        perplexity: None,
+        loss: measures.loss,
+        validation_loss: measures.validation_loss,
+        perplexity: measures.perplexity,
         tokens_per_second: None,
         eta_seconds: None,
         cost: attempt::cost(record, now),
@@ -141,7 +151,9 @@ fn apply(status: &mut JobStatus, event: &Event) {
             (status.step, status.steps, status.loss) = (Some(step), Some(steps), Some(loss));
             (status.tokens_per_second, status.eta_seconds) = (Some(tokens_per_second), Some(eta_seconds));
         }
-        Event::Eval { step, perplexity, .. } => (status.step, status.perplexity) = (Some(step), Some(perplexity)),
+        Event::Eval { step, loss, perplexity } => {
+            (status.step, status.validation_loss, status.perplexity) = (Some(step), Some(loss), Some(perplexity));
+        }
         Event::Skipped { step, .. } | Event::Checkpoint { step, .. } | Event::Sample { step, .. } | Event::Done { step, .. } => {
             status.step = Some(step);
         }

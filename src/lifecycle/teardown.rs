@@ -1,10 +1,11 @@
 //! Everything of the job is destroyed, and the provider is asked whether that is true.
 
-use super::{Next, Result, STAGES, World, attempt, debt, journal::Journal, publish};
+use super::{Next, Result, STAGES, World, attempt, debt, journal::Journal, publish, results};
 use crate::{
     exit::{Exit, Failure},
     job::{
         id::JobId,
+        record::Measures,
         state::{Outcome, State},
     },
     provider::Resource,
@@ -31,6 +32,9 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     for attempt in job.record.attempts.iter_mut().filter(|attempt| attempt.ended.is_none()) {
         attempt.ended = Some(now);
     }
+    // Best effort: the numbers are in the store, wherever they are not in the record.
+    let results = results::of(world.store.as_ref(), &job.record).await.ok();
+    job.record.measures = results.as_ref().map(Measures::from).filter(|measures| *measures != Measures::default());
     if job.record.outcome == Some(Outcome::Succeeded) {
         publish::model(world, &job.record).await;
     }

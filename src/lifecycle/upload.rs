@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use ft_trainer::{
     data::{
         prepare::{self, Inputs, PreparedSummary, Remarks},
-        shard::{DESCRIPTION, Dataset},
+        shard::{DESCRIPTION, Dataset, Description, parse_description},
         text,
         tokenizer::Tokenizer,
     },
@@ -40,8 +40,8 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     let plan = job.record.plan.clone();
     check_weights(&plan)?;
     job.record.dataset = Some(match plan.data.clone() {
-        DataPlan::Digest(digest) => existing(world, digest).await?,
-        DataPlan::Named(name) => named(world, &name).await?,
+        DataPlan::Digest(digest) => check_stored(world, &plan, existing(world, digest).await?).await?.0,
+        DataPlan::Named(name) => check_stored(world, &plan, named(world, &name).await?).await?.0,
         DataPlan::Directory(directory) => send_dataset(world, &plan, Path::new(&directory)).await?,
         DataPlan::Text(config) => {
             check_tokenizer(&plan, &config)?;
@@ -67,7 +67,7 @@ pub(super) fn local_path(plan: &Plan) -> Option<&str> {
     data.or(plan.initial_weights.as_deref())
 }
 
-async fn existing(world: &World, digest: Digest) -> Result<Digest> {
+pub(super) async fn existing(world: &World, digest: Digest) -> Result<Digest> {
     if dataset::exists(world.store.as_ref(), &digest).await? {
         return Ok(digest);
     }
@@ -76,7 +76,7 @@ async fn existing(world: &World, digest: Digest) -> Result<Digest> {
 }
 
 /// The job keeps the digest: a later meaning of the name does not matter to it.
-async fn named(world: &World, name: &str) -> Result<Digest> {
+pub(super) async fn named(world: &World, name: &str) -> Result<Digest> {
     match dataset::named(world.store.as_ref(), name).await {
         Err(StoreError::NotFound { .. }) => {
             Err(Failure::new(Exit::NotFound, format!("there is no dataset named {name} in the store {}", world.store.url()))
@@ -96,7 +96,7 @@ pub(super) fn there(path: &Path) -> Result<()> {
 }
 
 /// What the plan asks of a trainer.
-fn asked(plan: &Plan) -> Asked<'_> {
+pub(super) fn asked(plan: &Plan) -> Asked<'_> {
     Asked { model: &plan.model, train: &plan.train, initial_weights: plan.initial_weights.as_deref().map(Path::new) }
 }
 
@@ -119,18 +119,36 @@ pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
     Ok(asked(plan).check_tokenizer(&tokenizer)?)
 }
 
-/// Refuses a prepared dataset that the trainer would refuse. A rehearsal takes any files for one.
-pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<()> {
+/// What is known of text before it is sent.
+#[derive(Debug)]
+pub struct Known {
+    pub data: Description,
+    pub remarks: Remarks,
+}
+
+/// Refuses a prepared dataset that the trainer would refuse. A rehearsal takes any files for one: then nothing is known.
+pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<Option<Known>> {
     there(directory)?;
     if !plan.compute.trains() && !directory.join(DESCRIPTION).exists() {
-        return Ok(());
+        return Ok(None);
     }
     let dataset = Dataset::open(directory)?;
     asked(plan).check_data(dataset.description())?;
     if plan.initial_weights.is_some() {
         asked(plan).check_tokenizer(&dataset.tokenizer()?)?;
     }
-    Ok(())
+    Ok(Some(Known { data: dataset.description().clone(), remarks: Remarks::read(directory) }))
+}
+
+/// Refuses a dataset of the store that the trainer would refuse, by its description.
+pub(super) async fn check_stored(world: &World, plan: &Plan, digest: Digest) -> Result<(Digest, Option<Known>)> {
+    if !plan.compute.trains() {
+        return Ok((digest, None));
+    }
+    let Some(text) = dataset::small_file(world.store.as_ref(), &digest, DESCRIPTION).await? else { return Ok((digest, None)) };
+    let data = parse_description(Path::new(digest.as_str()), &text)?;
+    asked(plan).check_data(&data)?;
+    Ok((digest, Some(Known { data, remarks: Remarks::default() })))
 }
 
 /// The files of a model directory that are uploaded.
@@ -138,8 +156,9 @@ pub fn needed(directory: &Path) -> Result<Vec<PathBuf>> {
     model_files::needed(directory).map_err(|error| Failure::new(Exit::Usage, error.to_string()))
 }
 
-/// Refuses text of which the trainer would refuse the tokens: those of the cache, or made for this where there is little of it.
-pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<()> {
+/// Refuses text of which the trainer would refuse the tokens: those of the cache, or made for this where there is little of it. Of
+/// much text that was not prepared before nothing is known.
+pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<Option<Known>> {
     check_tokenizer(plan, config)?;
     let inputs = inputs(config, cache)?;
     let files = inputs.files();
@@ -149,7 +168,7 @@ pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Resu
     }
     let bytes: u64 = files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
     if bytes > LITTLE_TEXT {
-        return Ok(());
+        return Ok(None);
     }
     let folder = tempfile::tempdir().map_err(|error| Failure::new(Exit::Failure, format!("cannot make a directory: {error}")))?;
     let out = folder.path().join("prepared");

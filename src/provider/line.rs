@@ -41,8 +41,17 @@ pub fn is_near(endpoint: &str) -> bool {
 }
 
 /// Whether a machine that is asked for at `endpoint` can reach a store: no other machine has this one's directories.
-pub fn reaches(endpoint: &str, store: &str) -> bool {
+fn reaches(endpoint: &str, store: &str) -> bool {
     is_near(endpoint) || (!store.starts_with("file:") && store.contains("://"))
+}
+
+/// Refuses a store that `machine` ("a machine of …"), asked for at `endpoint`, cannot reach.
+pub fn admit_store(machine: &str, endpoint: &str, store: &str) -> Result<()> {
+    if reaches(endpoint, store) {
+        return Ok(());
+    }
+    let message = format!("{machine} cannot reach the store {store}: it is a directory here");
+    Err(ProviderError::new(Class::Invalid, message).fix("name a blob container: --store azure://ACCOUNT/CONTAINER"))
 }
 
 /// The tries of one request.
@@ -134,6 +143,9 @@ mod tests {
             ("http://127.0.0.1:7", "/home/me/store", true),
         ] {
             assert_eq!(reaches(endpoint, store), reached, "{endpoint} {store}");
+            let refused = admit_store("a node", endpoint, store).err().map(|error| error.message);
+            let message = format!("a node cannot reach the store {store}: it is a directory here");
+            assert_eq!(refused, (!reached).then_some(message));
         }
     }
 

@@ -30,6 +30,7 @@ pub mod fake;
 pub mod gce;
 pub mod line;
 pub mod local;
+pub mod offer;
 pub mod registry;
 pub mod rights;
 pub mod session;
@@ -196,6 +197,11 @@ pub trait Provider: Account {
 
     /// Fails as [`Class::Invalid`] for a plan that names no image where it must. Makes no request.
     fn admit_image(&self, _plan: &Plan) -> Result<()> {
+        Ok(())
+    }
+
+    /// Fails as [`Class::Invalid`] for a plan whose machines cannot reach its store. Makes no request.
+    fn admit_store(&self, _plan: &Plan) -> Result<()> {
         Ok(())
     }
 

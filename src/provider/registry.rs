@@ -9,6 +9,7 @@ use std::{
 };
 
 use ft_trainer::settings::{
+    TrainSettings,
     micro_batch::available_memory,
     validate::{Rule, all_hold},
 };
@@ -22,10 +23,12 @@ use super::{
     fake::Fake,
     gce::{self, Gce},
     local::{self, Local},
+    offer::Offer,
     rights::Rights,
     whose::Party,
 };
 use crate::{
+    catalogue::gpus::gpus,
     job::{
         clock::Clock,
         compute::{Backend, Compute},
@@ -241,6 +244,42 @@ pub fn size(compute: &Compute) -> Size {
         Compute::Azureml(azureml) => azureml::size(azureml),
         Compute::Fake | Compute::Unknown(_) => Size::default(),
     }
+}
+
+/// The machines with GPUs that a backend sells.
+pub fn offers(name: &str) -> Result<Vec<Offer>> {
+    Ok(match named(name)? {
+        Backend::Gce => gce::offers(),
+        Backend::Azureml => azureml::offers(),
+        Backend::Local | Backend::Docker | Backend::Fake => Vec::new(),
+    })
+}
+
+/// Whether two jobs have machines of one kind, as far as speed goes. Those of a backend that does not bill are where ftctl runs.
+pub fn are_alike(one: &Compute, other: &Compute) -> bool {
+    match (one, other) {
+        (Compute::Local, Compute::Local) => true,
+        (Compute::Docker(one), Compute::Docker(other)) => one.gpus == other.gpus,
+        (Compute::Gce(one), Compute::Gce(other)) => {
+            (one.machine_type(), &one.accelerator, one.accelerators)
+                == (other.machine_type(), &other.accelerator, other.accelerators)
+        }
+        (Compute::Azureml(one), Compute::Azureml(other)) => one.size == other.size,
+        _ => false,
+    }
+}
+
+/// FLOP per second that training on the machine's GPU is reckoned with, and how that was found; `None` where nothing is known of
+/// the GPU, or of its rate in the job's number format.
+pub fn reckoned_rate(compute: &Compute, train: &TrainSettings) -> Option<(f64, String)> {
+    let card = match compute {
+        Compute::Gce(gce) => &gce.accelerator,
+        Compute::Azureml(azureml) => &azureml.accelerator,
+        Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => return None,
+    };
+    let (peak, share) = (gpus().peak(card, train)?, gpus().share);
+    let how = format!("{:.0} % of the {} TFLOP/s in the data sheet of a {card}", share * 100.0, peak / 1e12);
+    Some((peak * share, how))
 }
 
 /// The machine as `ftctl plan` shows it: a name and a value for each line.

@@ -3,6 +3,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -83,7 +84,7 @@ fn uploaded(digest: Digest, sent: &Sent) -> Uploaded {
     Uploaded { digest, files: sent.files.len() as u64, bytes, sent_files: sent.new_files, sent_bytes: sent.new_bytes }
 }
 
-fn manifest_bytes(sent: &Sent) -> Result<bytes::Bytes> {
+fn manifest_bytes(sent: &Sent) -> Result<Bytes> {
     let manifest = to_json("the manifest", &DatasetManifest { schema: DATASET_SCHEMA.to_owned(), files: sent.files.clone() })?;
     if manifest.len() as u64 > MOST_MANIFEST {
         let (files, bytes) = (sent.files.len(), manifest.len());
@@ -145,6 +146,15 @@ pub async fn download(store: &Arc<dyn Store>, digest: &Digest, to: &Path, report
     let manifest = manifest(store.as_ref(), digest).await?;
     fetch::fetch(store, &path::contents(), &manifest.files, &fetch::Target::make(to).await?, report).await?;
     Ok(manifest)
+}
+
+/// A small file of a dataset; `None` where there is none of this name, and for one of more than 4 MiB.
+pub async fn small_file(store: &dyn Store, digest: &Digest, name: &str) -> Result<Option<Bytes>> {
+    let manifest = manifest(store, digest).await?;
+    match manifest.files.iter().find(|file| file.path == name).map(FileEntry::contents) {
+        Some([only]) => content::verified(store, &path::content(&path::contents(), only), only).await.map(Some),
+        _ => Ok(None),
+    }
 }
 
 /// Reads every byte of a dataset back and compares it with its digests.

@@ -35,6 +35,12 @@ pub trait Runs {
     }
 }
 
+impl Runs for Sandbox {
+    fn run(&self, arguments: &[&str]) -> Said {
+        Sandbox::run(self, arguments)
+    }
+}
+
 pub struct Sandbox {
     root: tempfile::TempDir,
 }

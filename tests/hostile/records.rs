@@ -128,12 +128,6 @@ impl Drop for Following {
     }
 }
 
-impl Runs for Sandbox {
-    fn run(&self, arguments: &[&str]) -> Said {
-        Sandbox::run(self, arguments)
-    }
-}
-
 fn put(store: &Path, path: &str, value: &Value) {
     let place = store.join(path);
     fs::create_dir_all(place.parent().unwrap()).unwrap();

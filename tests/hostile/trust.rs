@@ -163,7 +163,7 @@ fn a_job_file_counts_when_the_user_trusts_it_with_its_present_values() {
     for name in ["jobs/a.toml", "jobs/../jobs/a.toml", "./jobs/a.toml"] {
         assert_done(&run(&sandbox, &["plan", name]));
     }
-    write("fake", "here.toml");
+    sandbox.write("here.toml", format!("{job}[compute]\nbackend = \"fake\"\n"));
     assert_asked(&run(&sandbox, &["plan", "here.toml"]), "here.toml", "fake");
     // A directory is trusted with all that its job files say.
     sandbox.write("store.toml", format!("store = \"kept\"\n{job}"));

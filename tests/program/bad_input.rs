@@ -108,6 +108,7 @@ fn values_set_on_the_command_line_are_judged_like_the_file() {
     assert_eq!(said.code, Some(2));
     assert!(said.stderr.starts_with("error: --set train.stepz:1:7: unknown key `stepz` in [train]\n"), "{}", said.stderr);
     assert!(said.stderr.ends_with("fix: did you mean `steps`?\n"), "{}", said.stderr);
+    sandbox.write("a.txt", "Once upon a time there was a small town by the sea. ".repeat(300));
     let said = sandbox.run(&["plan", "job.toml", "--set", "train.steps=5", "--set", "name=other"]);
     assert!(said.code == Some(0) && said.stdout.contains("other") && said.stdout.contains("5 steps"), "{}", said.stderr);
 }

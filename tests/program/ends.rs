@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::common::{Said, Sandbox};
+use crate::common::{Runs as _, Said, Sandbox};
 
 fn sandbox(name: &str) -> Sandbox {
     let sandbox = Sandbox::in_memory();
@@ -126,4 +126,49 @@ fn a_finished_job_can_be_removed_and_no_other() {
     let named = sandbox.run(&["status", "gone", "-o", "name"]).stdout;
     assert_eq!(named.trim(), running, "the name is that of the job which has it");
     assert_eq!(sandbox.run(&["rm", &first, "-y"]).code, Some(3));
+}
+
+/// Without a look at anything but its record.
+#[test]
+fn a_finished_job_shows_what_it_measured_last() {
+    let sandbox = sandbox("seen");
+    let good = submit(&sandbox, "A", &[]).stdout.trim().to_owned();
+    sandbox.script(&json!({ "preemptions": [{ "attempt": 1, "after": "2m" }] }));
+    let bad = submit(&sandbox, "B", &["--retry-on", "capacity"]).stdout.trim().to_owned();
+    let jobs = sandbox.state().join("store/ftctl/v1/jobs");
+    let results = sandbox.json(&["bill", &good])["results"].take();
+    let progress = jobs.join(&good).join("attempts/1/progress.jsonl");
+    std::fs::rename(&progress, jobs.join("elsewhere")).expect("moved");
+    let shown = sandbox.json(&["status", "--state", "succeeded"])["jobs"].take();
+    assert_eq!((shown[0]["id"].as_str(), shown.as_array().map(Vec::len)), (Some(good.as_str()), Some(1)), "{shown}");
+    for (key, result) in [("loss", "last_loss"), ("validation_loss", "last_validation_loss"), ("perplexity", "last_perplexity")] {
+        assert!(shown[0][key].is_f64() && shown[0][key] == results[result], "{key}: {shown} {results}");
+    }
+    let table = sandbox.ok(&["status"]);
+    let row = |id: &str| table.lines().find(|line| line.starts_with(id)).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let perplexity = format!("{:.2}", results["last_perplexity"].as_f64().expect("a number"));
+    assert!(table.contains("PERPLEXITY") && row(&good).is_some_and(|row| row.contains(&perplexity.as_str())), "{table}");
+
+    let names = |arguments: &[&str]| sandbox.ok(&[&["status", "-o", "name"], arguments].concat());
+    let [good, bad] = [good, bad].map(|id| id + "\n");
+    assert_eq!((names(&["--failed"]), names(&["--state", "failed,cancelled"])), (bad.clone(), bad.clone()));
+    assert_eq!((names(&[]), names(&["--sort", "created"])), (format!("{bad}{good}"), format!("{good}{bad}")));
+    assert_eq!(names(&["--sort", "state"]), format!("{bad}{good}"));
+    assert_eq!(names(&["--sort", "step"]), format!("{bad}{good}"), "it was taken away before its last step");
+    assert!(sandbox.ok(&["status", "--state", "running"]).starts_with("no such job is under way"));
+    for (arguments, message) in
+        [(&["--state", "succeded"][..], "'succeeded'"), (&["--sort", "age"], "possible values: name, state")]
+    {
+        let said = sandbox.run(&[&["status"], arguments].concat());
+        assert!(said.code == Some(2) && said.stderr.contains(message), "{arguments:?}: {}", said.stderr);
+    }
+
+    // A record of before has no such numbers; one job is looked at closer.
+    std::fs::rename(jobs.join("elsewhere"), progress).expect("moved");
+    let record = jobs.join(good.trim()).join("record.json");
+    let mut kept: Value = serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("JSON");
+    assert!(kept.as_object_mut().and_then(|record| record.remove("measures")).is_some(), "{kept}");
+    std::fs::write(&record, kept.to_string()).expect("written");
+    assert!(sandbox.json(&["status", "--state", "succeeded"])["jobs"][0]["loss"].is_null());
+    assert_eq!(sandbox.json(&["status", good.trim()])["perplexity"], results["last_perplexity"]);
 }

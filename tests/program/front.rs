@@ -112,8 +112,15 @@ fn a_job_of_azure_ml_becomes_one_of_ftctls() {
     }
     let plan = ["plan", "a.toml", "--store", "azure://account/container", "--set", "image.variant=cu126", "-o", "json"];
     let said = sandbox.run(&plan);
-    assert_eq!(said.code, Some(0), "{} {}", said.stdout, said.stderr);
     let told: Value = serde_json::from_str(&said.stdout).expect("JSON");
+    let missing: Vec<_> = told["missing"].as_array().expect("a list").iter().map(|finding| &finding["what"]).collect();
+    assert_eq!(
+        (said.code, missing),
+        (Some(2), vec![&Value::from("image"), &Value::from("initial weights")]),
+        "{} {}",
+        said.stdout,
+        said.stderr
+    );
     assert_eq!(
         (told["azureml"]["size"].as_str(), told["azureml"]["compute"].as_str()),
         (Some("Standard_ND40rs_v2"), Some("serverless"))

@@ -18,6 +18,7 @@ mod logs;
 mod material;
 mod mishaps;
 mod notify;
+mod plan;
 mod report;
 mod resume;
 mod startup;

@@ -299,19 +299,20 @@ fn a_plan_warns_of_a_model_that_no_machine_of_its_kind_holds() {
 }
 
 #[test]
-fn a_plan_warns_of_data_that_is_not_there() {
+fn a_plan_names_data_that_is_not_there() {
     let sandbox = Sandbox::new();
     sandbox.write("job.toml", "name = \"a\"\n[data]\ntrain = [\"nowhere.txt\"]\n");
     let plan = || sandbox.run(&["plan", "job.toml"]);
     let said = plan();
-    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(said.stderr.contains("nowhere.txt does not exist"), "{}", said.stderr);
     assert!(
-        said.stderr.contains("nowhere.txt does not exist") && said.stderr.contains("fix this before running"),
+        said.stdout.lines().any(|line| line.starts_with("missing") && line.contains("nowhere.txt does not exist")),
         "{}",
-        said.stderr
+        said.stdout
     );
     sandbox.write("nowhere.txt", "text");
-    assert!(!plan().stderr.contains("fix this before running"));
+    assert!(!plan().stdout.contains("missing"));
 }
 
 #[test]

@@ -39,7 +39,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-pub use self::offer::{lasting_price, rights, rows, rules, size};
+pub use self::offer::{lasting_price, offers, rights, rows, rules, size};
 use self::{
     client::{Call, Client},
     job::Stage,
@@ -320,7 +320,7 @@ impl Account for Azureml {
 
     async fn price(&self, plan: &Plan) -> Result<Price> {
         let Compute::Azureml(wanted) = &*plan.compute else { return Err(ProviderError::misplaced(plan)) };
-        possible(plan, wanted, self.client.endpoint.as_str())?;
+        possible(plan, wanted)?;
         let region = match self.client.signed_in().await {
             Ok(()) => self.client.region().await.ok(),
             Err(_) => None,
@@ -353,6 +353,10 @@ impl Provider for Azureml {
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {
         named_image(plan).map(drop)
+    }
+
+    fn admit_store(&self, plan: &Plan) -> Result<()> {
+        line::admit_store("a node of Azure ML", self.client.endpoint.as_str(), &plan.store)
     }
 
     async fn image(&self, plan: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {
@@ -506,14 +510,9 @@ impl Provider for Azureml {
     }
 }
 
-/// Refuses a plan that can never run here, before anybody is asked or paid. `endpoint` is where Azure is asked.
-fn possible(plan: &Plan, wanted: &AzuremlPlan, endpoint: &str) -> Result<()> {
-    let refuse = |message: String, fix: String| Err(ProviderError::new(Class::Invalid, message).fix(fix));
+/// Refuses a plan that can never run here, before anybody is asked or paid.
+fn possible(plan: &Plan, wanted: &AzuremlPlan) -> Result<()> {
     time_to_work(plan)?;
-    if !line::reaches(endpoint, &plan.store) {
-        let message = format!("a node of Azure ML cannot reach the store {}: it is a directory here", plan.store);
-        return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
-    }
     let (Some(variant), Some(capability)) = (plan.image.variant, wanted.compute_capability()) else { return Ok(()) };
     if catalogue::gce().has_kernels(variant.name(), capability) {
         return Ok(());
@@ -521,7 +520,8 @@ fn possible(plan: &Plan, wanted: &AzuremlPlan, endpoint: &str) -> Result<()> {
     let builds =
         catalogue::gce().libtorch.keys().map(String::as_str).filter(|build| catalogue::gce().has_kernels(build, capability));
     let message = format!("the build `{}` of libtorch has no kernels for a {}", variant.name(), wanted.accelerator);
-    refuse(message, format!("of its builds these have: {}", builds.collect::<Vec<_>>().join(", ")))
+    let fix = format!("of its builds these have: {}", builds.collect::<Vec<_>>().join(", "));
+    Err(ProviderError::new(Class::Invalid, message).fix(fix))
 }
 
 /// How long the service lets an attempt work: its node is paid for before and after that, too. Fails as [`Class::Invalid`] when

@@ -9,6 +9,7 @@ use crate::{
         units::Money,
     },
     provider::{
+        offer::Offer,
         rights::Rights,
         size::{Memory, Size},
     },
@@ -112,6 +113,25 @@ pub fn rows(plan: &AzuremlPlan) -> Vec<(&'static str, String)> {
     let workspace = plan.workspace.as_ref().map(|workspace| ("workspace", workspace.to_string()));
     let rows = [("machine", machine), ("cluster", place), ("identity", plan.identity.to_string())];
     rows.into_iter().chain(workspace).collect()
+}
+
+/// Every size with accelerators, at the prices of the table.
+pub fn offers() -> Vec<Offer> {
+    let offer = |(name, machine): (&'static str, &'static Machine)| Offer {
+        gpu: machine.accelerator.clone(),
+        gpus: machine.accelerators,
+        gpu_memory_gb: machine.gpu_memory_gb,
+        machine: name.to_owned(),
+        cpus: machine.cpus,
+        memory_gb: machine.memory_gb,
+        disk_gb: None,
+        on_demand: Some(machine.price_per_hour(false)),
+        spot: machine.price_per_hour(true),
+        region: &table().region,
+        zones: &[],
+        date: &table().date,
+    };
+    table().all().map(offer).collect()
 }
 
 pub fn rights(plan: &AzuremlPlan) -> Rights {

@@ -36,7 +36,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-pub use self::offer::{lasting_price, rights, rows, rules, rules_of_plan, size};
+pub use self::offer::{lasting_price, offers, rights, rows, rules, rules_of_plan, size};
 use self::{
     client::{Call, Client, last},
     credentials::Credentials,
@@ -46,7 +46,7 @@ use self::{
 };
 use super::{
     Account, Capabilities, Class, Console, Provider, ProviderError, Resource, Result, Session, Sighting, Signs,
-    line::http_date,
+    line::{self, http_date},
     named_image,
     whose::{Mark, Party, namesake, unknown_store},
 };
@@ -317,7 +317,7 @@ impl Account for Gce {
 
     async fn price(&self, plan: &Plan) -> Result<Price> {
         let wanted = wanted(plan)?;
-        possible::check(plan, wanted, &self.client.endpoint)?;
+        possible::check(plan, wanted)?;
         Ok(self.prices.price(&self.client, wanted, self.clock.now()).await)
     }
 
@@ -334,6 +334,10 @@ impl Provider for Gce {
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {
         named_image(plan).map(drop)
+    }
+
+    fn admit_store(&self, plan: &Plan) -> Result<()> {
+        line::admit_store("a machine of Compute Engine", &self.client.endpoint, &plan.store)
     }
 
     async fn image(&self, plan: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {

@@ -9,6 +9,7 @@ use crate::{
         units::Money,
     },
     provider::{
+        offer::Offer,
         rights::Rights,
         size::{Memory, Size},
     },
@@ -133,6 +134,40 @@ pub fn rows(plan: &GcePlan) -> Vec<(&'static str, String)> {
         plan.machine_type()
     );
     vec![("machine", machine), ("zones", plan.zones.join(", "))]
+}
+
+/// Every machine with accelerators, at the prices of the table.
+pub fn offers() -> Vec<Offer> {
+    let of = |(name, card): (&String, &'static Accelerator)| {
+        let spec =
+            |accelerators| GceSpec { accelerator: Some(name.clone()), accelerators: Some(accelerators), ..GceSpec::default() };
+        let added = card.limits.keys().filter_map(|count| count.parse().ok()).map(spec);
+        let whole = card.machines.values().map(|machine| GceSpec {
+            cpus: Some(machine.cpus),
+            memory_gb: Some(machine.memory_gb),
+            ..spec(machine.accelerators)
+        });
+        added.chain(whole).map(|spec| offer(&spec.into(), card)).collect::<Vec<_>>()
+    };
+    catalogue::gce().accelerators.iter().flat_map(of).collect()
+}
+
+/// `plan` is for a spot machine, as one is that says nothing else.
+fn offer(plan: &GcePlan, card: &'static Accelerator) -> Offer {
+    Offer {
+        gpu: plan.accelerator.clone(),
+        gpus: plan.accelerators,
+        gpu_memory_gb: card.memory_gb,
+        machine: plan.machine_type(),
+        cpus: plan.cpus,
+        memory_gb: plan.memory_gb,
+        disk_gb: Some(plan.disk_gb),
+        on_demand: lasting_price(plan),
+        spot: plan.price_per_hour(),
+        region: catalogue::REGION,
+        zones: &card.zones,
+        date: &card.date,
+    }
 }
 
 pub fn rights(plan: &GcePlan) -> Rights {

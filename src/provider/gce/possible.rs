@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::{Class, ProviderError, Result, line};
+use super::super::{Class, ProviderError, Result};
 use crate::{
     catalogue::{self, Accelerator},
     job::{gce::GcePlan, plan::Plan},
@@ -13,16 +13,11 @@ const SHORTEST: Duration = Duration::from_secs(60);
 /// Longest run that Compute Engine allows.
 pub const LONGEST: Duration = Duration::from_secs(120 * 86_400);
 
-/// `endpoint` is where Compute Engine is asked.
-pub fn check(plan: &Plan, wanted: &GcePlan, endpoint: &str) -> Result<()> {
+pub fn check(plan: &Plan, wanted: &GcePlan) -> Result<()> {
     let refuse = |message: String, fix: String| Err(ProviderError::new(Class::Invalid, message).fix(fix));
     if !(SHORTEST..=LONGEST).contains(&plan.ttl.0) {
         let message = format!("a machine may run for a minute at least and 120 days at most, not {}", plan.ttl);
         return refuse(message, "give --ttl, or limits.ttl, another time".to_owned());
-    }
-    if !line::reaches(endpoint, &plan.store) {
-        let message = format!("a machine of Compute Engine cannot reach the store {}: it is a directory here", plan.store);
-        return refuse(message, "name a blob container: --store azure://ACCOUNT/CONTAINER".to_owned());
     }
     let Some(card) = wanted.card() else { return Ok(()) };
     let name = &wanted.accelerator;
@@ -72,9 +67,9 @@ mod tests {
     }
 
     fn refused_on(wanted: &GcePlan, change: impl Fn(&mut Plan)) -> String {
-        let mut plan = Plan { store: "azure://account/container".to_owned(), ..conformance::plan() };
+        let mut plan = conformance::plan();
         change(&mut plan);
-        check(&plan, wanted, "https://compute.googleapis.com").map_or_else(|error| error.message, |()| String::new())
+        check(&plan, wanted).map_or_else(|error| error.message, |()| String::new())
     }
 
     fn on(accelerator: &str) -> Box<GcePlan> {
@@ -82,13 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn times_and_stores_that_cannot_be_are_refused() {
+    fn times_that_cannot_be_are_refused() {
         let day = Duration::from_secs(86_400);
         assert_eq!(refused(|plan| plan.ttl = Span(120 * day)), "");
         assert!(refused(|plan| plan.ttl = Span(121 * day)).contains("120 days at most"));
-        for store in ["/home/me/store", "file:///home/me/store"] {
-            assert!(refused(|plan| plan.store = store.to_owned()).contains(&format!("cannot reach the store {store}")));
-        }
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Kept {
         let listed = |why: &str| Price {
             per_hour: plan.price_per_hour(),
             lasting: lasting.map(|machine| catalogue::gce().price_per_hour(&machine)),
-            source: Some(format!("by the list of {date} for us-central1{why}")),
+            source: Some(format!("by the list of {date} for {}{why}", catalogue::REGION)),
         };
         let sold_alone = catalogue::gce().parts(&machine).iter().all(|part| part.sku.is_some());
         if !sold_alone || client.signed_in().await.is_err() {

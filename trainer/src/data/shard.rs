@@ -193,7 +193,8 @@ fn read_description(directory: &Path) -> Result<Vec<u8>, DataError> {
     })
 }
 
-fn parse_description(directory: &Path, text: &[u8]) -> Result<Description, DataError> {
+/// Reads and checks the description of a dataset in `directory`.
+pub fn parse_description(directory: &Path, text: &[u8]) -> Result<Description, DataError> {
     let refuse = |reason: String| DataError::NotADataset { path: directory.join(DESCRIPTION), reason };
     let value: serde_json::Value = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
     match value.get("schema").and_then(serde_json::Value::as_str) {

@@ -1,0 +1,78 @@
+//! The memory that a job needs at its peak, and what its machine has.
+
+use ft_trainer::{
+    model::{Shape, TrainingMemory},
+    settings::{DeviceChoice, Engine, Offload, Recompute, TrainSettings, micro_batch::MicroBatch},
+};
+
+use crate::{job::plan::Plan, provider::registry};
+
+/// The memory that training needs at its peak, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    on_gpu: bool,
+    /// Bytes needed in the memory that computes, and in main memory beside a GPU: as the plan says, and with one sequence at a
+    /// time.
+    pub needed: [u64; 2],
+    least: [u64; 2],
+}
+
+impl Memory {
+    pub fn of(plan: &Plan, shape: &Shape) -> Self {
+        let on_gpu = match plan.train.device {
+            DeviceChoice::Cpu => false,
+            DeviceChoice::Cuda => true,
+            DeviceChoice::Auto => registry::size(&plan.compute).has_gpu,
+        };
+        let of = |train: &TrainSettings| {
+            let beside = if on_gpu { TrainingMemory::beside_device(shape, train) } else { 0 };
+            [TrainingMemory::of(shape, train, on_gpu).total(), beside]
+        };
+        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
+        Self { on_gpu, needed: of(&plan.train), least: of(&one) }
+    }
+
+    pub fn text(&self, plan: &Plan) -> String {
+        let of_what = if self.on_gpu { " of the GPU" } else { "" };
+        let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
+        let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
+        let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
+        format!("about {needed} MiB{of_what}{more}{beside}")
+    }
+
+    /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with
+    /// fewer.
+    pub fn lack(&self, plan: &Plan) -> Option<String> {
+        let (size, [computes, beside]) = (registry::size(&plan.compute), self.least);
+        let (memory, more_memory) = (size.memory?, format!("more {}", size.memory_key));
+        let savings = savings(&plan.train, self.on_gpu).join(", ");
+        let (needed, there, helps) = match (self.on_gpu, size.gpu_memory) {
+            (false, _) => (computes, memory, savings),
+            (true, Some(_)) if beside > memory.bytes => (beside, memory, more_memory),
+            (true, Some(of_gpu)) => (computes, of_gpu, savings),
+            (true, None) => return None,
+        };
+        (needed > there.bytes).then(|| {
+            let [needed, bytes] = [needed, there.bytes].map(|bytes| bytes >> 20);
+            format!(
+                "it needs about {needed} MiB of memory even for one sequence at a time, and {} {bytes} MiB; what helps: {helps}",
+                there.whose
+            )
+        })
+    }
+}
+
+/// The settings that would make the computing memory smaller.
+fn savings(train: &TrainSettings, on_gpu: bool) -> Vec<&'static str> {
+    // With libtorch's kernels on the CPU nothing lies in files: offloaded tensors are there twice.
+    let may_offload = on_gpu || train.engine != Engine::Libtorch;
+    let settings = [
+        (matches!(train.recompute, Recompute::None | Recompute::Selective), "train.recompute = \"full\""),
+        (train.recompute == Recompute::Full, "train.recompute = \"host\""),
+        (may_offload && train.offload == Offload::None, "train.offload = \"optimizer\""),
+        (may_offload && train.offload != Offload::Model, "train.offload = \"model\""),
+        (true, "a smaller train.block_size"),
+        (true, "a larger machine"),
+    ];
+    settings.into_iter().filter_map(|(helps, what)| helps.then_some(what)).collect()
+}
