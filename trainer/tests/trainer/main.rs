@@ -8,4 +8,5 @@ mod engines;
 mod fixture;
 mod generation;
 mod memory;
+mod parallel;
 mod resume;
