@@ -42,10 +42,10 @@ pub struct Wishes<'a> {
 
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
 /// somebody wishes it to stop. Called by every process of `world`; a wish that one of them hears is all of theirs.
-pub fn train(config: &TrainConfig, world: World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
-    let outcome = Run::open(config, world).and_then(|run| go_on(run, wishes));
+pub fn train(config: &TrainConfig, world: &World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
+    let outcome = Run::open(config, world.clone()).and_then(|run| go_on(run, wishes));
     trace::finish();
-    outcome
+    world.part(outcome)
 }
 
 fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {

@@ -6,6 +6,8 @@
 //! and what comes from outside (a wish, free memory) is known to all before anybody acts on it.
 
 mod channels;
+mod environment;
+mod processes;
 mod reduction;
 mod tree;
 
@@ -25,6 +27,14 @@ trait Link: Debug + Send + Sync {
     /// Gives each rank its part of `sent`, and fills `arrived` with what each gives to this one: both in the order of the ranks,
     /// in parts of as many bytes as `to_each` and `from_each` say. All call it, in the same order.
     fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure>;
+
+    /// Tells the others that this one has failed, or has lost one of them: why it ends, which is the first cause of all.
+    fn failed(&self, failure: Failure) -> Failure {
+        failure
+    }
+
+    /// All are through: none misses another from now on.
+    fn through(&self) {}
 }
 
 /// The processes of a run, and which of them this one is.
@@ -81,6 +91,11 @@ impl World {
         TrainSettings { leaves: Some(settings.leaves().div_ceil(self.size)), ..settings.clone() }
     }
 
+    /// Bytes of main memory that exchanges take.
+    pub fn buffers(&self) -> u64 {
+        if self.size > 1 { reduction::BUFFERS } else { 0 }
+    }
+
     /// The numbers of all, in the order of the ranks; a rank has `count` of them.
     pub fn gather<T: Pod>(&self, own: &[T], count: impl Fn(usize) -> usize) -> Result<Vec<T>, Failure> {
         let from_each: Vec<usize> = (0..self.size).map(count).collect();
@@ -103,6 +118,16 @@ impl World {
     pub fn leaders(&self, own: Option<u64>) -> Result<Option<u64>, Failure> {
         let numbers = self.gather(&[u64::from(own.is_some()), own.unwrap_or(0)], |_| 2)?;
         Ok((numbers[0] == 1).then_some(numbers[1]))
+    }
+
+    /// Lets no process end before all are through, and all end when one of them has failed.
+    pub fn part<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        let Some(link) = &self.link else { return outcome };
+        let outcome = outcome.and_then(|done| self.any(false).map(|_| done));
+        if outcome.is_ok() {
+            link.through();
+        }
+        outcome.map_err(|failure| link.failed(failure))
     }
 
     /// [`Link::exchange`] of numbers, in parts of as many numbers.

@@ -7,12 +7,15 @@ use super::World;
 use super::tree::{self, Tree};
 use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
+use crate::journal::trace::span;
 use crate::model::Parameters;
 use crate::offload::release;
 
 /// Numbers of a gradient that are exchanged at once. Larger ones take more memory, smaller ones more of the time that an exchange
 /// needs to begin.
 const BUCKET: usize = 1 << 20;
+/// Bytes that an exchange takes at its peak: the numbers of a bucket or two sums, what is sent and what arrives.
+pub(super) const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * BUCKET as u64;
 
 /// Sums of the gradients of a process's leaves, as far as they join.
 pub type Gradients = Tree<Parameters>;
@@ -30,14 +33,14 @@ impl Gradients {
 }
 
 impl World {
-    /// Turns the gradients of this process's last leaf into those of the whole step, the same for all. `before`: those of its leaves
-    /// before that.
+    /// Turns the gradients of this process's last leaf into those of the whole step, the same for all. `before`: those of its
+    /// leaves before that.
     pub fn reduce(&self, leaves: usize, mut before: Gradients, gradients: &mut Parameters) -> Result<(), Failure> {
         if self.size == 1 {
             before.finish(gradients, add_parameters);
             return Ok(());
         }
-        let last = self.share(leaves).end - 1;
+        let (last, _span) = (self.share(leaves).end - 1, span("reduction"));
         before.join(last..last + 1, gradients, add_parameters);
         for bucket in buckets(gradients) {
             let sums: Vec<Vec<f32>> = before.sums().chain([&*gradients]).map(|sum| bucket.numbers(sum)).collect();
@@ -53,7 +56,9 @@ impl World {
         let (mut sent, mut to_each) = (Vec::with_capacity(sums.len() * count), Vec::new());
         for rank in 0..self.size {
             let share = self.share_of(rank, count);
-            sums.iter().for_each(|sum| sent.extend_from_slice(&sum[share.clone()]));
+            for sum in sums {
+                sent.extend_from_slice(&sum[share.clone()]);
+            }
             to_each.push(sums.len() * share.len());
         }
         let nodes: Vec<Vec<Range<usize>>> = (0..self.size).map(|rank| tree::nodes(self.share_of(rank, leaves))).collect();
@@ -61,7 +66,7 @@ impl World {
         let arrived = self.exchange(&sent, &to_each, &from_each)?;
         let mut tree = Tree::default();
         for (node, sum) in nodes.into_iter().flatten().zip(arrived.chunks_exact(own.max(1))) {
-            tree.push(node, sum, <[f32]>::to_vec, add_numbers);
+            tree.push(node, sum, <[f32]>::to_vec, |sum, other| add_numbers(sum, other));
         }
         let sum: Vec<f32> = tree.sum(|sum, other| add_numbers(sum, other)).unwrap_or_default();
         self.gather(&sum, |rank| self.share_of(rank, count).len())
@@ -132,7 +137,7 @@ fn add_parameters(sum: &mut Parameters, other: &Parameters) {
     }
 }
 
-fn add_numbers(sum: &mut Vec<f32>, other: &[f32]) {
+fn add_numbers(sum: &mut [f32], other: &[f32]) {
     sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
 }
 
@@ -151,7 +156,7 @@ mod tests {
             let mut own = Tree::<Vec<f32>>::default();
             for leaf in world.share(leaves) {
                 let numbers: Vec<f32> = (0..count).map(|place| number(leaf, place)).collect();
-                own.push(leaf..leaf + 1, numbers.as_slice(), <[f32]>::to_vec, add_numbers);
+                own.push(leaf..leaf + 1, numbers.as_slice(), <[f32]>::to_vec, |sum, other| add_numbers(sum, other));
             }
             let nodes: Vec<Vec<f32>> = own.sums().cloned().collect();
             world.reduce_numbers(leaves, &nodes).unwrap().into_iter().map(f32::to_bits).collect()

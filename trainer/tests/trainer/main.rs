@@ -9,4 +9,5 @@ mod fixture;
 mod generation;
 mod memory;
 mod parallel;
+mod processes;
 mod resume;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::fixture::Fixture;
 
 /// Eight micro-batches, and an evaluation of three batches; with libtorch's kernels, which are fast in any build.
-const SHARED: [&str; 10] = [
+pub const SHARED: [&str; 10] = [
     "train.engine=libtorch",
     "train.steps=4",
     "train.eval_every=2",
@@ -27,7 +27,7 @@ const SHARED: [&str; 10] = [
     "train.warmup_steps=0",
     "model.width=16",
 ];
-const FOUR: &str = "train.leaves=4";
+pub const FOUR: &str = "train.leaves=4";
 
 /// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
 fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
@@ -38,7 +38,7 @@ fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bo
     let (config, wishes) = (&config, Wishes { stop: &stop, save: &save });
     let worlds = if size == 1 { vec![World::alone()] } else { World::of_threads(size) };
     thread::scope(|threads| {
-        let started: Vec<_> = worlds.into_iter().map(|world| threads.spawn(move || train(config, world, wishes))).collect();
+        let started: Vec<_> = worlds.into_iter().map(|world| threads.spawn(move || train(config, &world, wishes))).collect();
         while wanted && !is_evaluated() {
             thread::sleep(Duration::from_millis(1));
         }
@@ -54,9 +54,15 @@ fn trained(fixture: &Fixture, output: &str, size: usize, values: &[&str]) -> Pat
     fixture.path(output)
 }
 
+/// The last checkpoint of a run that is through.
+fn newest(output: &Path) -> PathBuf {
+    let summary: Value = serde_json::from_slice(&fs::read(output.join("summary.json")).unwrap()).unwrap();
+    output.join("checkpoints").join(summary["checkpoint"].as_str().unwrap())
+}
+
 /// What must not depend on who has computed it.
 fn result(output: &Path) -> Vec<(&str, Vec<u8>)> {
-    let checkpoint = output.join("checkpoints/step-0000000004");
+    let checkpoint = newest(output);
     let mut state: Value = serde_json::from_slice(&fs::read(checkpoint.join("trainer_state.json")).unwrap()).unwrap();
     state["seconds"] = Value::Null;
     let read = |name| (name, fs::read(checkpoint.join(name)).unwrap());
@@ -65,7 +71,7 @@ fn result(output: &Path) -> Vec<(&str, Vec<u8>)> {
     files.into_iter().chain([("trainer_state.json", state.to_string().into_bytes()), beside]).collect()
 }
 
-fn assert_same(expected: &Path, found: &Path) {
+pub fn assert_same(expected: &Path, found: &Path) {
     for ((name, expected), (_, found)) in result(expected).into_iter().zip(result(found)) {
         assert!(expected == found, "{name} differs");
     }

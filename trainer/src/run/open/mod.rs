@@ -7,6 +7,7 @@ mod state;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use tch::Device;
 
 use super::Run;
@@ -20,6 +21,7 @@ use crate::model::{Shape, TrainingMemory};
 use crate::preflight::{self, Asked, check_dataset, check_validation};
 use crate::settings::micro_batch::{self, available_memory};
 use crate::settings::{TrainConfig, TrainSettings, validate};
+use crate::state::Identity;
 use crate::world::World;
 
 impl Run {
@@ -27,6 +29,7 @@ impl Run {
     pub fn open(config: &TrainConfig, world: World) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         let chosen = device::prepare(&config.train)?;
+        check_device(chosen.device, &world)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = world.leads().then(|| lock(&config.output)).transpose()?;
         if config.train.profile && world.leads() {
@@ -42,6 +45,7 @@ impl Run {
             check_beginning(config, &dataset)?;
         }
         let mut state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
+        check_same(&state.identity, &world)?;
         let mut config = config.clone();
         config.train.leaves = Some(state.leaves);
         check_leaves(&config.train, &world)?;
@@ -75,6 +79,24 @@ fn newest(checkpoints: Option<&Checkpoints>, output: &Path, world: &World) -> Re
     Ok(world.leaders(step)?.map(|step| checkpoint::path(output, step)))
 }
 
+/// Refuses processes that would compute different things.
+fn check_same(identity: &Identity, world: &World) -> Result<(), Failure> {
+    let text = serde_json::to_vec(identity).map_err(Failure::other)?;
+    let digests = world.gather(&[<[u8; 32]>::from(Sha256::digest(text))], |_| 1)?;
+    let other = digests.iter().position(|digest| *digest != digests[0]);
+    let message =
+        |rank| Failure::input(format!("rank {rank} has other settings or other data than rank 0; start all with the same"));
+    other.map_or(Ok(()), |rank| Err(message(rank)))
+}
+
+/// Refuses several processes that would share one GPU.
+fn check_device(device: Device, world: &World) -> Result<(), Failure> {
+    if device == Device::Cpu || world.size() == 1 {
+        return Ok(());
+    }
+    Err(Failure::input("several processes train on CPUs alone so far; set train.device = \"cpu\", or start one process"))
+}
+
 /// Refuses leaves that a step cannot have, and more processes than have something to do.
 fn check_leaves(settings: &TrainSettings, world: &World) -> Result<(), Failure> {
     let (leaves, size) = (settings.leaves(), world.size());
@@ -96,7 +118,7 @@ fn check_beginning(config: &TrainConfig, dataset: &Dataset) -> Result<(), Failur
 
 /// Whether there is memory for a run, on the device and beside it: for all processes of this machine.
 fn has_room(shape: &Shape, settings: &TrainSettings, device: Device, world: &World) -> bool {
-    let needed = TrainingMemory::of(shape, &world.carried(settings), device.is_cuda()).total();
+    let needed = TrainingMemory::of(shape, &world.carried(settings), device.is_cuda()).total() + world.buffers();
     let main_memory = |needed| micro_batch::fits(needed * world.beside() as u64, available_memory());
     match device::free_memory(device) {
         Some(free) => micro_batch::fits(needed, free) && main_memory(TrainingMemory::beside_device(shape, settings)),
