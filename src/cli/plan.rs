@@ -214,7 +214,8 @@ fn training(plan: &Plan) -> String {
         (None, None | Some(1.0)) => "1 epoch".to_owned(),
         (None, Some(epochs)) => format!("{epochs} epochs"),
     };
-    format!("{length} of {} tokens", train.tokens_per_step())
+    let shared = if plan.processes > 1 { format!(", each by {} processes", plan.processes) } else { String::new() };
+    format!("{length} of {} tokens{shared}", train.tokens_per_step())
 }
 
 /// The memory that training needs at its peak, in bytes.
@@ -247,10 +248,11 @@ impl Memory {
         };
         let of = |train: &TrainSettings| {
             let beside = if on_gpu { TrainingMemory::beside_device(&shape, train) } else { 0 };
-            [TrainingMemory::of(&shape, train, on_gpu).total(), beside]
+            [TrainingMemory::of(&shape, train, on_gpu).total() * plan.processes as u64, beside]
         };
-        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
-        Some(Self { on_gpu, needed: of(&plan.train), least: of(&one) })
+        let each = TrainSettings { leaves: Some(plan.train.leaves().div_ceil(plan.processes)), ..plan.train.clone() };
+        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..each.clone() };
+        Some(Self { on_gpu, needed: of(&each), least: of(&one) })
     }
 
     fn text(&self, plan: &Plan) -> String {

@@ -19,6 +19,7 @@ pub mod image;
 pub mod order;
 pub mod plan;
 pub mod printable;
+mod processes;
 pub mod record;
 pub mod report;
 pub mod spec;
