@@ -13,10 +13,14 @@ fn torch() {
     use std::env::var;
     use std::path::PathBuf;
 
+    const SOURCES: [&str; 2] = ["src/aten/shim.cpp", "src/aten/c10d.cpp"];
+
     for name in ["LIBTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_CXX11_ABI"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    println!("cargo::rerun-if-changed=src/aten/shim.cpp");
+    for source in SOURCES {
+        println!("cargo::rerun-if-changed={source}");
+    }
     // Where torch-sys found it, which looks in more places.
     let linked = var("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from).unwrap_or_default();
     let home = var("LIBTORCH").map_or_else(|_| linked.join(".."), PathBuf::from);
@@ -27,7 +31,7 @@ fn torch() {
         .warnings(false)
         .define("_GLIBCXX_USE_CXX11_ABI", var("LIBTORCH_CXX11_ABI").as_deref().unwrap_or("1"))
         .include(&include)
-        .file("src/aten/shim.cpp")
+        .files(SOURCES)
         .compile("ft_aten");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", home.join("lib").display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib");

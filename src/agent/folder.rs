@@ -41,6 +41,10 @@ impl Folder {
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
+    /// What another of its processes said than the first.
+    pub fn log_of(&self, rank: usize) -> PathBuf {
+        if rank == 0 { self.log() } else { self.path.join(format!("rank-{rank}.log")) }
+    }
     pub fn config(&self) -> PathBuf {
         self.path.join("config.json")
     }

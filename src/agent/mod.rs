@@ -44,7 +44,7 @@ use self::{
     ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
     stop::StopRequest,
     tracking::Tracker,
-    trainer::{End, Inputs, supervise, understand, why},
+    trainer::{End, Inputs, supervise, why},
 };
 use crate::{
     job::{
@@ -336,13 +336,13 @@ impl<'a> Agent<'a> {
         let mut limit = None;
         loop {
             let before = memory::Before::of(&self.folder);
-            let child = trainer::start(self.order, &self.folder, inputs, limit).map_err(|error| failed("cannot start", error))?;
-            let watched = supervise(child, self.stop.subscribe(), self.notice.subscribe());
-            let status = watched.await.map_err(|error| failed("lost sight of", error))?;
-            if self.stop.get().is_some() || !before.ran_out_of_memory(status) {
-                return Ok(understand(status, self.stop.get(), &self.folder.log()));
+            let trainer = trainer::start(self.order, &self.folder, inputs, limit).map_err(|error| failed("cannot start", error))?;
+            let watched = supervise(trainer, self.stop.subscribe(), self.notice.subscribe());
+            let ended = watched.await.map_err(|error| failed("lost sight of", error))?;
+            if self.stop.get().is_some() || !before.ran_out_of_memory(ended.status) {
+                return Ok(ended.understand(self.stop.get(), &self.folder));
             }
-            limit = Some(before.fewer(status)?);
+            limit = Some(before.fewer(ended.status)?);
         }
     }
 

@@ -94,6 +94,7 @@ pub(super) async fn bench_with(script: &str, directory: tempfile::TempDir, store
         trainer: TrainerImage::Program { digest: Digest::of(b"trainer") },
         model: ModelConfig::default(),
         train: TrainSettings { keep_checkpoints: 2, ..TrainSettings::default() },
+        processes: 1,
         sample: None,
         deadline: None,
         lifetime_seconds: None,
@@ -299,6 +300,35 @@ async fn without_memory_for_one_sequence_the_attempt_fails_and_says_so() {
         assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(71)), "{}", record.message);
         assert!(record.message.starts_with("out of memory") && record.message.contains(message), "{}", record.message);
     }
+}
+
+#[tokio::test]
+async fn several_processes_share_a_job_and_the_first_of_them_speaks() {
+    let mut bench = bench("echo rank $RANK of $WORLD_SIZE; [ $RANK = 0 ] && checkpoint 5; exit 0").await;
+    (bench.order.processes, bench.order.train.gradient_accumulation, bench.order.train.leaves) = (3, 3, Some(3));
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    assert_eq!((bench.log().await.as_str(), bench.steps().await), ("rank 0 of 3\n", vec![5]));
+    assert_eq!(fs::read_to_string(bench.folder().log_of(2)).unwrap(), "rank 2 of 3\n");
+}
+
+/// One that sees the end of another by itself, and one that waits for it.
+#[tokio::test]
+async fn the_process_that_failed_is_the_reason_for_the_end_of_all() {
+    for others in ["sleep 0.1; exit 75", "wait_for_ever"] {
+        let mut bench = bench(&format!("[ $RANK = 2 ] && {{ echo error: no room; exit 1; }}; {others}")).await;
+        (bench.order.processes, bench.order.train.gradient_accumulation, bench.order.train.leaves) = (3, 3, Some(3));
+        let record = bench.run().await;
+        assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(1)), "{}", record.message);
+        assert_eq!(record.message, "rank 2: no room");
+    }
+}
+
+#[tokio::test]
+async fn a_killed_process_is_a_preemption() {
+    let mut bench = bench("[ $RANK = 1 ] && kill -KILL $$; sleep 0.1; exit 75").await;
+    (bench.order.processes, bench.order.train.gradient_accumulation, bench.order.train.leaves) = (2, 2, Some(2));
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.signal), (ExitReason::Preempted, Some(9)), "{}", record.message);
 }
 
 const STOPS_POLITELY: &str = "trap 'checkpoint 7; exit 75' TERM; echo ready; wait_for_ever";

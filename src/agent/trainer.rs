@@ -7,6 +7,7 @@ use std::{
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
+    time::Duration,
 };
 
 use ft_trainer::{openmp, settings::TrainConfig};
@@ -14,6 +15,7 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_pro
 use tokio::{
     process::{Child, Command},
     sync::watch,
+    time::{sleep, timeout},
 };
 
 use super::{folder::Folder, stop::Stop};
@@ -27,6 +29,11 @@ const STOPPED: i32 = 75;
 
 /// Asks the trainer for a checkpoint. One that does not know this signal, or is not ready for it, does not hear it.
 const SAVE: Signal = Signal::URG;
+
+/// In which a process ends by itself after another has failed.
+const SOON: Duration = Duration::from_secs(5);
+/// Between two looks at the others.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// The trainer's name in an image; it is in the image's `PATH`.
 const IN_IMAGE: &str = "ft-trainer";
@@ -72,11 +79,17 @@ fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
     }
 }
 
+/// The trainer's processes, in the order of their ranks. What the first of them says is the job's log.
+pub(super) struct Trainer {
+    leader: Child,
+    others: Vec<Child>,
+}
+
 /// Starts the trainer in `folder`. Its output goes into the log file itself, not through the agent, so that nothing is lost with
 /// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more
 /// sequences at once than `micro_batch_limit`. It has the variables of the agent's environment that are on a list
 /// (`docs/environment.md`), and no secret.
-pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Child> {
+pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Trainer> {
     let path = program(order, &inputs.cache)?;
     if let Some(why) = refusal(&order.environment) {
         return Err(io::Error::other(format!("{why}; correct compute.environment, and submit the job again")));
@@ -91,16 +104,27 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
         sample: order.sample.clone(),
     };
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
-    let mut command = Command::new(&path);
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    let start = |rank| {
+        let log = if rank == 0 { inputs.log.try_clone()? } else { File::create(folder.log_of(rank))? };
+        let mut command = command(&path, folder, &log)?;
+        command.envs(&order.environment).envs(variables(order, rank, port));
+        command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    };
+    Ok(Trainer { leader: start(0)?, others: (1..order.processes).map(start).collect::<io::Result<_>>()? })
+}
+
+fn command(path: &Path, folder: &Folder, log: &File) -> io::Result<Command> {
+    let mut command = Command::new(path);
     command.arg("train").arg(folder.config()).arg("--timestamps").current_dir(folder.path());
     let passed = std::env::vars_os().filter(|(name, _)| passes(Program::Trainer, name));
-    command.env_clear().envs(passed).envs(openmp::policy()).envs(&order.environment).envs(variables(order)?);
-    command.stdin(Stdio::null()).stdout(inputs.log.try_clone()?).stderr(inputs.log.try_clone()?).kill_on_drop(true);
+    command.env_clear().envs(passed).envs(openmp::policy());
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?).kill_on_drop(true);
     let agent = getpid();
     // SAFETY: between fork and exec only two system calls are made, which take no lock and allocate nothing. The death signal is
     // bound to the thread that forks: the one that runs the agent to its end.
     unsafe { command.pre_exec(move || die_with(agent)) };
-    command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+    Ok(command)
 }
 
 fn die_with(agent: Pid) -> io::Result<()> {
@@ -110,26 +134,87 @@ fn die_with(agent: Pid) -> io::Result<()> {
     if getppid() == Some(agent) { Ok(()) } else { Ok(kill_process(getpid(), Signal::KILL)?) }
 }
 
-/// The environment of every trainer; the names are torchrun's where it has one.
-fn variables(order: &RunOrder) -> io::Result<Vec<(&'static str, String)>> {
-    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+/// The environment of every process of the trainer; the names are torchrun's where it has one.
+fn variables(order: &RunOrder, rank: usize, port: u16) -> Vec<(&'static str, String)> {
     let mut variables = vec![
         ("FTCTL_JOB_ID", order.job.to_string()),
         ("FTCTL_ATTEMPT", order.attempt.to_string()),
-        ("RANK", "0".to_owned()),
-        ("WORLD_SIZE", "1".to_owned()),
-        ("LOCAL_RANK", "0".to_owned()),
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", order.processes.to_string()),
+        ("LOCAL_RANK", rank.to_string()),
         ("MASTER_ADDR", "127.0.0.1".to_owned()),
         ("MASTER_PORT", port.to_string()),
     ];
     variables.extend(order.deadline.map(|deadline| ("FTCTL_DEADLINE", deadline.to_string())));
-    Ok(variables)
+    variables
 }
 
-/// Waits for the trainer. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for,
-/// it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up.
+/// How a process of the trainer ended.
+pub(super) struct Ended {
+    pub rank: usize,
+    pub status: ExitStatus,
+}
+
+/// Waits for the trainer; how the process ended that was the reason for all of them. The leader hears of stops and notices, and
+/// tells the others.
 pub(super) async fn supervise(
-    mut child: Child,
+    trainer: Trainer,
+    requests: watch::Receiver<Option<Stop>>,
+    notices: watch::Receiver<Option<String>>,
+) -> io::Result<Ended> {
+    let Trainer { mut leader, mut others } = trainer;
+    let status = tokio::select! {
+        status = attend(&mut leader, requests, notices) => status?,
+        () = one_fails(&mut others) => {
+            leader.start_kill()?;
+            leader.wait().await?
+        }
+    };
+    let mut ended = vec![Ended { rank: 0, status }];
+    for (rank, other) in (1..).zip(&mut others) {
+        ended.push(Ended { rank, status: end(other).await? });
+    }
+    Ok(first_cause(ended))
+}
+
+/// Comes when a process has failed, and the others have had time to see it by themselves.
+async fn one_fails(others: &mut [Child]) {
+    let failed = |other: &mut Child| matches!(other.try_wait(), Ok(Some(status)) if !status.success());
+    if others.is_empty() {
+        return std::future::pending().await;
+    }
+    while !others.iter_mut().any(failed) {
+        sleep(LOOK_EVERY).await;
+    }
+    sleep(SOON).await;
+}
+
+/// Waits for the end of a process that has no reason to go on.
+async fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    if let Ok(status) = timeout(SOON, child.wait()).await {
+        return status;
+    }
+    child.start_kill()?;
+    child.wait().await
+}
+
+/// The process that failed by itself, else one that was killed, else one that stopped with the others; the leader where it is
+/// through, because all is done then.
+fn first_cause(ended: Vec<Ended>) -> Ended {
+    let says = |ended: &Ended| match (ended.rank, ended.status.code(), ended.status.signal()) {
+        (0, Some(0), _) => 4,
+        (_, Some(0), _) => 0,
+        (_, Some(STOPPED), _) => 1,
+        (_, None, Some(signal)) if signal == Signal::KILL.as_raw() => 2,
+        _ => 3,
+    };
+    ended.into_iter().rev().max_by_key(says).unwrap_or_else(|| unreachable!("the leader has ended"))
+}
+
+/// Waits for the leader. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for,
+/// it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up.
+async fn attend(
+    child: &mut Child,
     mut requests: watch::Receiver<Option<Stop>>,
     mut notices: watch::Receiver<Option<String>>,
 ) -> io::Result<ExitStatus> {
@@ -138,7 +223,7 @@ pub(super) async fn supervise(
         let stop = *requests.borrow_and_update();
         if stop.is_some() && !asked {
             asked = true;
-            send(&child, Signal::TERM);
+            send(child, Signal::TERM);
         }
         let time_is_up = async {
             match stop {
@@ -156,7 +241,7 @@ pub(super) async fn supervise(
             _ = requests.changed() => {}
             Ok(()) = notices.changed() => {
                 if notices.borrow_and_update().is_some() {
-                    send(&child, SAVE);
+                    send(child, SAVE);
                 }
             }
         }
@@ -170,8 +255,16 @@ fn send(child: &Child, signal: Signal) {
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
+impl Ended {
+    /// What it means for the attempt in `folder`.
+    pub fn understand(&self, stop: Option<Stop>, folder: &Folder) -> End {
+        let end = understand(self.status, stop, &folder.log_of(self.rank));
+        if self.rank == 0 { end } else { End { message: format!("rank {}: {}", self.rank, end.message), ..end } }
+    }
+}
+
 /// The meaning of the trainer's exit status. `log` holds the reason.
-pub(super) fn understand(status: ExitStatus, stop: Option<Stop>, log: &Path) -> End {
+fn understand(status: ExitStatus, stop: Option<Stop>, log: &Path) -> End {
     let (code, signal) = (status.code(), status.signal());
     let fault = signal.is_some_and(|number| FAULTS.iter().any(|fault| fault.as_raw() == number));
     let reason = match (stop.map(|stop| stop.reason), code) {

@@ -320,11 +320,12 @@ fn data(plan: &Plan, outlook: &Outlook) -> String {
 }
 
 fn training(plan: &Plan, outlook: &Outlook) -> String {
+    let shared = if plan.processes > 1 { format!(", each by {} processes", plan.processes) } else { String::new() };
     let tokens = plan.train.tokens_per_step();
     match (outlook.steps, outlook.epochs) {
-        (Some(steps), Some(epochs)) => format!("{steps} steps of {tokens} tokens: {}", passes(epochs)),
-        (Some(steps), None) => format!("{steps} steps of {tokens} tokens"),
-        (None, _) => format!("{}, in steps of {tokens} tokens", passes(plan.train.epochs.unwrap_or(1.0))),
+        (Some(steps), Some(epochs)) => format!("{steps} steps of {tokens} tokens{shared}: {}", passes(epochs)),
+        (Some(steps), None) => format!("{steps} steps of {tokens} tokens{shared}"),
+        (None, _) => format!("{}, in steps of {tokens} tokens{shared}", passes(plan.train.epochs.unwrap_or(1.0))),
     }
 }
 

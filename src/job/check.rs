@@ -9,6 +9,7 @@ use super::{
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     model::JobModel,
     plan::{DataPlan, Plan, RetryPlan},
+    processes,
     spec::{ComputeSpec, JobSpec, LimitsSpec, RetrySpec},
 };
 
@@ -23,13 +24,19 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>, of_backends: Rules) -> 
 
 /// Holds a plan that somebody else wrote down to the rules of a job file.
 pub(super) fn plan(plan: &Plan, of_backends: Rules) -> Result<(), Broken> {
-    all_hold(rules(&typed(plan), of_backends))
+    all_hold(rules(&typed(plan), of_backends).chain(processes::rules(plan.processes, &plan.train)))
 }
 
 fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
     let data = spec.data.iter().flat_map(validate::data);
-    let model = validate::model(&spec.model, spec.initial_weights.is_some(), &spec.train);
-    let trainer = data.chain(model).chain(validate::train(&spec.train)).chain(spec.sample.iter().flat_map(validate::sample));
+    let count = spec.compute.processes_per_node.unwrap_or(1);
+    let train = processes::shared(&spec.train, count.max(1));
+    let model = validate::model(&spec.model, spec.initial_weights.is_some(), &train);
+    let trainer = data
+        .chain(processes::rules(count, &train))
+        .chain(model)
+        .chain(validate::train(&train))
+        .chain(spec.sample.iter().flat_map(validate::sample));
     let places = container(&spec.compute.docker)
         .into_iter()
         .chain(of_backends(&spec.compute))

@@ -96,6 +96,11 @@ impl Compute {
         }
     }
 
+    /// Whether several processes of its machine can share a job's steps.
+    pub fn takes_processes(&self) -> bool {
+        matches!(self, Self::Local)
+    }
+
     /// How long a machine is paid for before its programs begin, and after they end, where that is not in its own hands.
     pub fn besides(&self) -> [Duration; 2] {
         match self {

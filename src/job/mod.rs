@@ -20,6 +20,7 @@ pub mod model;
 pub mod order;
 pub mod plan;
 pub mod printable;
+mod processes;
 pub mod record;
 pub mod report;
 pub mod spec;

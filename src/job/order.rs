@@ -17,6 +17,7 @@ use super::{
     clock::between,
     digest::Digest,
     id::{JobId, attempt_number},
+    processes,
     tracking::TrackingSpec,
 };
 
@@ -41,7 +42,11 @@ pub struct RunOrder {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     pub model: ModelConfig,
+    /// Of all processes together.
     pub train: TrainSettings,
+    /// How many share the steps.
+    #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
+    pub processes: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<SampleConfig>,
     /// When the trainer is told to stop, whatever it is doing.
@@ -87,6 +92,7 @@ impl RunOrder {
             model
                 .into_iter()
                 .chain(validate::train(&self.train))
+                .chain(processes::rules(self.processes, &self.train))
                 .chain(self.sample.iter().flat_map(validate::sample))
                 .chain([self.tracking.rule()]),
         )

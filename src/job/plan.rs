@@ -15,6 +15,7 @@ use super::{
     digest::Digest,
     image::ImageSpec,
     model::JobModel,
+    processes,
     spec::{JobSpec, RetryCause, RetrySpec},
     tracking::TrackingSpec,
     units::{Money, Span},
@@ -40,7 +41,11 @@ pub struct Plan {
     /// A local directory; uploaded before the first attempt. Until then it may be the model of another job ([`JobModel`]).
     pub initial_weights: Option<String>,
     pub model: ModelConfig,
+    /// Of all processes together.
     pub train: TrainSettings,
+    /// How many share the steps.
+    #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
+    pub processes: usize,
     pub sample: Option<SampleConfig>,
     pub retry: RetryPlan,
     /// Longest life of the job's machines in all.
@@ -119,6 +124,8 @@ pub enum PlanError {
     NotUnicode(PathBuf),
     #[error("the job has neither `data` nor `dataset`")]
     NoData,
+    #[error("compute.processes_per_node = {processes} is for the backend local so far, not for {backend}; leave it out there")]
+    Alone { processes: usize, backend: String },
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
     #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
@@ -137,6 +144,10 @@ impl Plan {
         if choices.ttl.0.is_zero() {
             return Err(PlanError::NoTime);
         }
+        let processes = spec.compute.processes_per_node.unwrap_or(1);
+        if processes > 1 && !compute.takes_processes() {
+            return Err(PlanError::Alone { processes, backend: compute.backend().to_owned() });
+        }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
             name: spec.name.clone(),
@@ -147,7 +158,8 @@ impl Plan {
             data: data(spec, base)?,
             initial_weights: spec.initial_weights.as_deref().map(|weights| weights_at(weights, base)).transpose()?,
             model: spec.model.clone(),
-            train: spec.train.clone(),
+            train: processes::shared(&spec.train, processes),
+            processes,
             sample: spec.sample.clone(),
             retry: retry(&spec.retry),
             ttl: choices.ttl,
@@ -166,9 +178,14 @@ impl Plan {
         check::plan(self, of_backends)
     }
 
-    /// The job file that it is of, with nothing left to a default.
+    /// The job file that it is of, with nothing left to a default. What it says of a step is what one process does.
     pub fn job_file(&self) -> JobSpec {
-        check::typed(self)
+        let mut file = check::typed(self);
+        if self.processes > 1 {
+            file.compute.processes_per_node = Some(self.processes);
+            file.train.gradient_accumulation /= self.processes;
+        }
+        file
     }
 
     pub fn backend(&self) -> &str {
@@ -330,6 +347,21 @@ mod tests {
         };
         let spec = JobSpec::parse(text, "job.toml").expect("valid");
         Plan::resolve(&spec, Compute::Local, choices, Path::new("/home/me/jobs")).expect("a plan")
+    }
+
+    #[test]
+    fn each_process_does_what_the_job_file_says_of_a_step() {
+        let text = "name = \"a\"\ndataset = \"d\"\n[compute]\nprocesses_per_node = 3\n[train]\ngradient_accumulation = 4";
+        let plan = resolve(text);
+        assert_eq!((plan.processes, plan.train.gradient_accumulation, plan.train.leaves), (3, 12, Some(3)));
+        assert_eq!(plan.check(|_| Vec::new()), Ok(()));
+        let file = plan.job_file();
+        assert_eq!((file.compute.processes_per_node, file.train.gradient_accumulation, file.train.leaves), (Some(3), 4, Some(3)));
+        let more = Plan { processes: 4, ..plan };
+        let refused = more.check(|_| Vec::new()).expect_err("more processes than leaves").to_string();
+        assert!(refused.contains("4 processes cannot share a step of 3 leaves"), "{refused}");
+        let alone = resolve("name = \"a\"\ndataset = \"d\"");
+        assert_eq!((alone.processes, alone.train.leaves), (1, None));
     }
 
     #[test]

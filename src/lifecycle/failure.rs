@@ -49,7 +49,7 @@ impl From<ft_trainer::error::Failure> for Failure {
         let exit = match error {
             ft_trainer::error::Failure::Input(_) => Exit::Usage,
             ft_trainer::error::Failure::Integrity(_) => Exit::Integrity,
-            ft_trainer::error::Failure::Other(_) => Exit::Failure,
+            ft_trainer::error::Failure::Lost(_) | ft_trainer::error::Failure::Other(_) => Exit::Failure,
         };
         Failure::new(exit, error.to_string())
     }

@@ -73,6 +73,7 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         environment: record.plan.environment.clone(),
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
+        processes: record.plan.processes,
         sample: record.plan.sample.clone(),
         deadline: Some(deadline),
         lifetime_seconds: Some(of_plan(Plan::work).as_secs()),

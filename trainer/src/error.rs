@@ -3,7 +3,8 @@
 use std::fmt::Display;
 use std::path::Path;
 
-/// Exit code of a run that stopped on request after writing a checkpoint (BSD's `EX_TEMPFAIL`: run the same command again).
+/// Exit code of a run that stopped on request after writing a checkpoint, or because another of its processes is gone (BSD's
+/// `EX_TEMPFAIL`: run the same command again).
 pub const STOPPED: u8 = 75;
 
 /// Exit code of a run that ran out of memory (BSD's `EX_OSERR`): with fewer sequences at a time it may go on.
@@ -25,6 +26,9 @@ pub enum Failure {
     /// Stored bytes are not what was written. Exit code 9.
     #[error("{0}")]
     Integrity(String),
+    /// Another process of the run is gone; the run can be resumed. Exit code [`STOPPED`].
+    #[error("{0}")]
+    Lost(String),
     /// Anything else: the disk is full, the loss is not a number. Exit code 1, or [`OUT_OF_MEMORY`].
     #[error("{0}")]
     Other(String),
@@ -56,6 +60,7 @@ impl Failure {
         match self {
             Self::Input(_) => 2,
             Self::Integrity(_) => 9,
+            Self::Lost(_) => STOPPED,
             Self::Other(message) if tells_of_no_memory(message) => OUT_OF_MEMORY,
             Self::Other(_) => 1,
         }

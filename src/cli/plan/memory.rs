@@ -26,10 +26,11 @@ impl Memory {
         };
         let of = |train: &TrainSettings| {
             let beside = if on_gpu { TrainingMemory::beside_device(shape, train) } else { 0 };
-            [TrainingMemory::of(shape, train, on_gpu).total(), beside]
+            [TrainingMemory::of(shape, train, on_gpu).total() * plan.processes as u64, beside]
         };
-        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
-        Self { on_gpu, needed: of(&plan.train), least: of(&one) }
+        let each = TrainSettings { leaves: Some(plan.train.leaves().div_ceil(plan.processes)), ..plan.train.clone() };
+        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..each.clone() };
+        Self { on_gpu, needed: of(&each), least: of(&one) }
     }
 
     pub fn text(&self, plan: &Plan) -> String {

@@ -1,5 +1,7 @@
 //! Operators of libtorch that tch does not pass on: `shim.cpp`, with tensors for pointers.
 
+pub(crate) mod c10d;
+
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::null_mut;
 
@@ -212,7 +214,15 @@ fn failed(error: Error) -> Result<(), String> {
         return Ok(());
     }
     // SAFETY: the shim's errors end with a zero and were made by `strdup`.
-    let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    unsafe { libc::free(error.cast()) };
-    Err(text)
+    Err(unsafe { text(error) })
+}
+
+/// Takes a text over that ends with a zero and was made by `strdup`.
+unsafe fn text(made: *mut c_char) -> String {
+    // SAFETY: the caller has said so, and gives it away.
+    unsafe {
+        let text = CStr::from_ptr(made).to_string_lossy().into_owned();
+        libc::free(made.cast());
+        text
+    }
 }

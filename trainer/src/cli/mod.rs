@@ -33,7 +33,7 @@ use crate::world::World;
 /// Trains GPT-2 from token shards; continues text; measures perplexity.
 ///
 /// Exit codes: 0 done; 1 failed; 2 wrong input; 9 stored bytes are damaged; 71 out of memory; 75 stopped on request after writing a
-/// checkpoint.
+/// checkpoint, or because another process of the run is gone: run it again.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 pub struct Cli {
@@ -46,6 +46,9 @@ enum Command {
     /// Train, or resume: the same command again continues from the newest checkpoint in the output directory.
     ///
     /// SIGTERM and Ctrl-C stop it after a checkpoint; with SIGURG it writes a checkpoint and goes on.
+    ///
+    /// Several processes share a run where torchrun, or another program with its variables (RANK, WORLD_SIZE, MASTER_ADDR,
+    /// MASTER_PORT), starts them. Any number of them, up to train.leaves, trains to the same bytes.
     Train(TrainArguments),
     /// Print loss and perplexity on a prepared dataset as JSON.
     Eval(EvalArguments),
@@ -252,10 +255,12 @@ fn run_training(arguments: &TrainArguments) -> Result<u8, Failure> {
     if arguments.timestamps {
         stamp_lines();
     }
-    let wishes = Wishes { stop: &process::STOP, save: &process::SAVE };
-    let Outcome::Stopped { step } = train(&config, World::alone(), wishes)? else { return Ok(0) };
-    let name = checkpoint::name(step);
-    say(&format!("stopped on request; checkpoint {name} is complete: a run into the same output directory resumes from it"));
+    let (world, wishes) = (World::from_environment()?, Wishes { stop: &process::STOP, save: &process::SAVE });
+    let Outcome::Stopped { step } = train(&config, &world, wishes)? else { return Ok(0) };
+    if world.leads() {
+        let name = checkpoint::name(step);
+        say(&format!("stopped on request; checkpoint {name} is complete: a run into the same output directory resumes from it"));
+    }
     Ok(STOPPED)
 }
 

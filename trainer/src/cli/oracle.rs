@@ -33,7 +33,7 @@ pub enum OracleError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(transparent)]
-    Device(#[from] Failure),
+    Run(#[from] Failure),
 }
 
 /// Computes one batch with the weights in `model` (a Hugging Face directory) and writes a safetensors file: `logits`
@@ -82,7 +82,7 @@ pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &P
     let files: Vec<PathBuf> = files.collect();
     for path in &files {
         read_gradient(path, &mut gradient)?;
-        let norm = global_norm(&gradient, &World::alone());
+        let norm = global_norm(&gradient, &World::alone())?;
         if norm.is_finite() {
             let rate = learning_rate(settings, optimizer.updates(), files.len() as u64);
             optimizer.step(&mut weights, &gradient, [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());

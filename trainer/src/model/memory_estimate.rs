@@ -60,10 +60,11 @@ impl TrainingMemory {
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
         let trained = Trained::new(shape, settings);
+        let of_leaves = leaf_sums(settings) * F32 * trained.numbers();
         let (in_files, remembered) = (settings.offload != Offload::None && !apart, trained.remembered(settings.optimizer));
         let mut memory = Self {
             weights: resident(model_in_files, F32, F32 * shape.parameters() + copies) + trained.beside_weights(),
-            gradients: resident(model_in_files, F32, F32 * trained.numbers()).min(F32 * trained.numbers()),
+            gradients: resident(model_in_files, F32, F32 * trained.numbers()).min(F32 * trained.numbers()) + of_leaves,
             optimizer: resident(in_files, 2 * F32, remembered).min(remembered),
             activations: layers * kept,
             working,
@@ -102,6 +103,7 @@ impl TrainingMemory {
         let logits = (bytes(settings.precision) + F32 + copy) * rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
         let again = block.all() - kept;
         let working = (again + block.backward(settings)).max(block.stream + 2 * block.width + logits);
+        let gradients = gradients + leaf_sums(settings) * F32 * trained.numbers();
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
@@ -131,6 +133,12 @@ impl TrainingMemory {
             ("total", self.total()),
         ]
     }
+}
+
+/// Gradients beside those of the leaf that is computed, where one process carries all of the step's leaves: sums that wait for the
+/// next to join, as many as the number of earlier leaves has ones among its binary digits.
+fn leaf_sums(settings: &TrainSettings) -> u64 {
+    (0..settings.leaves()).map(|before| u64::from(before.count_ones())).max().unwrap_or(0)
 }
 
 /// Bytes of one block's activations, as `model/gpt2/block.rs` names them.
@@ -289,6 +297,13 @@ mod tests {
         let mut settings = TrainSettings { block_size: 256, micro_batch: MicroBatch::Sequences(8), ..TrainSettings::default() };
         change(&mut settings);
         TrainingMemory::estimate(&small(), &settings)
+    }
+
+    #[test]
+    fn leaves_that_wait_have_gradients_of_their_own() {
+        let of = |leaves| with(|settings| (settings.gradient_accumulation, settings.leaves) = (24, Some(leaves))).gradients;
+        let waiting = [1, 2, 3, 4, 6, 8].map(|leaves| of(leaves) / (4 * small().parameters()) - 1);
+        assert_eq!(waiting, [0, 1, 1, 2, 2, 3]);
     }
 
     #[test]

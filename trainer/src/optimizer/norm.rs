@@ -8,6 +8,7 @@ use super::adamw::CHUNK;
 use crate::cpu::parallel;
 use crate::cpu::slices::{floats, is_plain};
 use crate::cpu::vectorise::vectorised;
+use crate::error::Failure;
 use crate::model::{Parameter, Parameters};
 use crate::offload::release;
 use crate::world::World;
@@ -16,12 +17,13 @@ use crate::world::World;
 const LANES: usize = 16;
 
 /// Euclidean norm over all tensors, which every process of `world` has alike, summed in `f64` in one fixed order: chunks of a
-/// tensor, then tensors. Each process looks at a part of the chunks.
-pub fn global_norm(gradients: &Parameters, world: &World) -> f64 {
+/// tensor, then tensors. Each process looks at a part of the chunks. Fails when another process is gone.
+pub fn global_norm(gradients: &Parameters, world: &World) -> Result<f64, Failure> {
     if gradients.iter().any(|entry| !is_plain(&entry.tensor)) {
-        return norm_anywhere(gradients);
+        return Ok(norm_anywhere(gradients));
     }
-    let own = world.share(gradients.iter().map(|entry| chunks_of(&entry.tensor)).sum());
+    let chunks = gradients.iter().map(|entry| chunks_of(&entry.tensor)).sum();
+    let own = world.share(chunks);
     let (mut first, mut sums) = (0, Vec::with_capacity(own.len()));
     for entry in gradients {
         let next = first + chunks_of(&entry.tensor);
@@ -30,10 +32,10 @@ pub fn global_norm(gradients: &Parameters, world: &World) -> f64 {
         release([&entry.tensor]);
         first = next;
     }
-    let sums = world.gather(sums);
+    let sums = world.gather(&sums, |rank| world.share_of(rank, chunks).len())?;
     let mut rest = &sums[..];
     let of_tensor = |tensor| rest.split_off(..chunks_of(tensor)).unwrap_or_default().iter().sum::<f64>();
-    gradients.iter().map(|entry| &entry.tensor).map(of_tensor).sum::<f64>().sqrt()
+    Ok(gradients.iter().map(|entry| &entry.tensor).map(of_tensor).sum::<f64>().sqrt())
 }
 
 fn chunks_of(tensor: &Tensor) -> usize {

@@ -26,10 +26,19 @@ impl Run {
         let (settings, limit) = (&self.config.train, self.config.micro_batch_limit);
         let less = limit.map_or(String::new(), |limit| format!(", because memory ran out with {}", limit + 1));
         let (sequences, parts) = (settings.micro_batch.sequences(), settings.gradient_accumulation);
-        say(&format!("a step is {parts} x {sequences} sequences{less}"));
+        say(&format!("a step is {parts} x {sequences} sequences{less}{}", self.division()));
         self.say_adapters();
         self.optimizer.groups().iter().for_each(|group| say(&group.to_string()));
         Ok(())
+    }
+
+    /// Of the step, where it has several leaves.
+    fn division(&self) -> String {
+        match (self.config.train.leaves(), self.world.size()) {
+            (1, _) => String::new(),
+            (leaves, 1) => format!(", in {leaves} leaves"),
+            (leaves, size) => format!(", in {leaves} leaves on {size} processes"),
+        }
     }
 
     fn start(&self) -> Event {
@@ -65,7 +74,8 @@ impl Run {
     }
 
     fn memory(&self) -> String {
-        let [on_device, beside] = self.model.memory(&self.config.train).map(|bytes| grouped(bytes >> 20));
+        let [on_device, beside] = self.model.memory(&self.world.carried(&self.config.train));
+        let [on_device, beside] = [on_device + self.world.buffers(), beside].map(|bytes| grouped(bytes >> 20));
         if self.model.device().is_cuda() {
             return format!("memory: about {on_device} MiB of the GPU at the peak, and {beside} MiB of main memory besides");
         }

@@ -7,7 +7,6 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::Run;
-use crate::data::error::DataError;
 use crate::data::shard::{Split, TokenStream};
 use crate::error::Failure;
 use crate::journal::trace::span;
@@ -46,27 +45,27 @@ pub fn sequences(stream: &TokenStream, reading: Reading) -> u64 {
     reading.limit.map_or(all, |limit| all.min(limit as u64))
 }
 
-/// Evaluates, each process of `world` a batch at a time; `None` when the stream has nothing to predict or the leader's `go_on`
-/// (called with sequences done and in all) says no.
+/// Evaluates, each process of `world` a batch at a time, whose losses are added in the order of the stream; `None` when the stream
+/// has nothing to predict or the `go_on` of one of them (called with sequences done and in all) says no.
 ///
 /// # Errors
-/// Those of [`TokenStream::read`].
+/// Those of [`TokenStream::read`], and when another process is gone.
 pub fn evaluate(
     model: &Model,
     world: &World,
     stream: &TokenStream,
     reading: Reading,
     mut go_on: impl FnMut(u64, u64) -> bool,
-) -> Result<Option<Evaluation>, DataError> {
+) -> Result<Option<Evaluation>, Failure> {
     let sequences = sequences(stream, reading);
     let mut sum = Loss::default();
     for first in (0..sequences).step_by(reading.batch * world.size()) {
-        if !world.agree(go_on(first, sequences)) {
+        if world.any(!go_on(first, sequences))? {
             return Ok(None);
         }
         let [start, end] = [0, 1].map(|next| sequences.min(first + ((world.rank() + next) * reading.batch) as u64));
         let loss = if start < end { model.loss(&model.batch(stream, start..end, reading.block_size)?) } else { Loss::default() };
-        sum = world.gather_losses(&[loss]).into_iter().fold(sum, Loss::add);
+        sum = world.gather_losses(&[loss], |_| 1)?.into_iter().fold(sum, Loss::add);
     }
     let (loss, tokens) = (sum.mean(), sum.weight as u64);
     Ok((tokens > 0).then(|| Evaluation { loss, perplexity: loss.exp(), tokens, sequences }))
@@ -131,10 +130,10 @@ impl Run {
         self.let_checkpoint_copy();
         let mut restored = Ok(());
         self.model.replace(|parameters| {
-            restored = self.recorder.restore_best(parameters);
-            self.world.broadcast(parameters);
+            let unreadable = |error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}"));
+            restored = self.recorder.restore_best(parameters).map_err(unreadable).and_then(|()| self.world.broadcast(parameters));
         });
-        restored.map_err(|error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}")))?;
+        restored?;
         self.state.last_validation_loss = self.state.guard.best_validation_loss();
         self.recorder.say(&format!("the weights are those of step {best}, whose validation loss is the lowest"));
         Ok(())

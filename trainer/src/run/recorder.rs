@@ -3,18 +3,15 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tch::Device;
-
 use super::best::Best;
 use super::checkpoint::Checkpoints;
 use super::checkpoint::writing::Writing;
-use crate::device;
 use crate::error::Failure;
 use crate::journal::{Journal, Record, say};
 use crate::model::Parameters;
 use crate::model::weights::parameters::ModelError;
 use crate::progress::Event;
-use crate::settings::{Compat, TrainConfig, TrainSettings};
+use crate::settings::{Compat, TrainConfig};
 
 /// Everything that a run writes down.
 pub(crate) struct Recorder {
@@ -96,9 +93,9 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(flops_per_token: f64, settings: &TrainSettings, device: Device, seconds_before: f64) -> Self {
+    /// `peak` is known to the leader alone, who tells of it.
+    pub(crate) fn new(flops_per_token: f64, peak: f64, seconds_before: f64) -> Self {
         let started = Instant::now();
-        let peak = device::measured_rate(device, settings.precision.kind(), settings.engine);
         Self { peak, flops_per_token, started, seconds_before, busy: Duration::ZERO, tokens: 0 }
     }
 

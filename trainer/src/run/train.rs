@@ -20,7 +20,7 @@ use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
-use crate::world::World;
+use crate::world::{Gradients, World};
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,11 +41,11 @@ pub struct Wishes<'a> {
 }
 
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
-/// somebody wishes it to stop. Called by every process of `world`; the leader hears the wishes.
-pub fn train(config: &TrainConfig, world: World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
-    let outcome = Run::open(config, world).and_then(|run| go_on(run, wishes));
+/// somebody wishes it to stop. Called by every process of `world`; a wish that one of them hears is all of theirs.
+pub fn train(config: &TrainConfig, world: &World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
+    let outcome = Run::open(config, world.clone()).and_then(|run| go_on(run, wishes));
     trace::finish();
-    outcome
+    world.part(outcome)
 }
 
 fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
@@ -53,7 +53,7 @@ fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
         if run.evaluation_is_due() && !run.evaluate(wishes.stop)? {
             return run.pause();
         }
-        if run.checkpoint_is_due() || run.hears(wishes.save) {
+        if run.checkpoint_is_due() || run.hears(wishes.save)? {
             if run.is_over() {
                 run.take_best()?;
             }
@@ -66,7 +66,7 @@ fn go_on(mut run: Run, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
         if run.recorder.writing.as_ref().is_some_and(Writing::is_finished) {
             run.finish_checkpoint()?;
         }
-        if run.world.agree(wishes.stop.load(Ordering::Relaxed)) && run.may_pause() {
+        if run.world.any(wishes.stop.load(Ordering::Relaxed))? && run.may_pause() {
             return run.pause();
         }
     }
@@ -79,7 +79,7 @@ impl Run {
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
         let loss = self.accumulate(scale)?.mean();
         let updating = span("optimizer");
-        let gradient_norm = global_norm(self.model.gradients(), &self.world) / scale;
+        let gradient_norm = global_norm(self.model.gradients(), &self.world)? / scale;
         let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
@@ -109,17 +109,24 @@ impl Run {
     /// Makes the gradients those of `scale` times the mean loss of the step. Their divisor is known before the first is computed:
     /// each target of any micro-batch has the same share.
     fn accumulate(&mut self, scale: f64) -> Result<Loss, Failure> {
-        let (parts, stream) = (self.world.share(self.config.train.gradient_accumulation), self.dataset.split(Split::Train));
-        let weigh = |part| self.model.weight(stream, self.blocks(part), self.config.train.block_size);
-        let weight: f64 = self.world.gather(parts.clone().map(weigh).collect()).iter().sum();
-        self.model.zero_gradients();
-        let mut losses = Vec::with_capacity(parts.len());
-        for part in parts {
-            let batch = self.micro_batch(part)?;
-            losses.push(self.model.accumulate(&batch, scale / weight));
+        let (settings, stream) = (&self.config.train, self.dataset.split(Split::Train));
+        let weigh = |part| self.model.weight(stream, self.blocks(part), settings.block_size);
+        let weight: f64 = (0..settings.gradient_accumulation).map(weigh).sum();
+        let (leaves, each) = (settings.leaves(), settings.gradient_accumulation / settings.leaves());
+        let (own, mut before, mut losses) = (self.world.share(leaves), Gradients::default(), Vec::new());
+        for leaf in own.clone() {
+            if leaf > own.start {
+                before.add(leaf - 1, self.model.gradients());
+            }
+            self.model.zero_gradients();
+            for part in leaf * each..(leaf + 1) * each {
+                let batch = self.micro_batch(part)?;
+                losses.push(self.model.accumulate(&batch, scale / weight));
+            }
         }
-        self.world.reduce(self.model.gradients_mut());
-        Ok(self.world.gather_losses(&losses).into_iter().sum())
+        self.world.reduce(leaves, before, self.model.gradients_mut())?;
+        let losses = self.world.gather_losses(&losses, |rank| each * self.world.share_of(rank, leaves).len())?;
+        Ok(losses.into_iter().sum())
     }
 
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.
@@ -176,9 +183,9 @@ impl Run {
 
     /// Whether somebody wishes a checkpoint that is none of the schedule's. There is none of the start, and never two of a step:
     /// such a wish waits for the next step.
-    fn hears(&self, save: &AtomicBool) -> bool {
+    fn hears(&self, save: &AtomicBool) -> Result<bool, Failure> {
         let step = self.state.step;
-        step > 0 && self.recorder.saved != Some(step) && self.world.agree(save.swap(false, Ordering::Relaxed))
+        Ok(step > 0 && self.recorder.saved != Some(step) && self.world.any(save.swap(false, Ordering::Relaxed))?)
     }
 
     /// Leaves the run so that it can be taken up again.

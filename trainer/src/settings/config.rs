@@ -295,6 +295,10 @@ pub struct TrainSettings {
     pub micro_batch: MicroBatch,
     /// Micro-batches per optimizer step; with `micro_batch = "auto"`, sequences per optimizer step.
     pub gradient_accumulation: usize,
+    /// Parts of a step, of neighbouring micro-batches, whose gradients are added in one fixed tree: as many processes, or fewer,
+    /// train to the same bits; absent: as many as processes begin the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leaves: Option<usize>,
     /// The device that trains. A run can resume on another device.
     pub device: DeviceChoice,
     /// The kernels for training on the CPU.
@@ -385,6 +389,11 @@ impl TrainSettings {
         (self.micro_batch.sequences() * self.gradient_accumulation) as u64
     }
 
+    /// Leaves of one optimizer step, where one process begins.
+    pub fn leaves(&self) -> usize {
+        self.leaves.unwrap_or(1).max(1)
+    }
+
     /// Tokens of one optimizer step.
     pub fn tokens_per_step(&self) -> u64 {
         self.sequences_per_step() * self.block_size as u64
@@ -406,6 +415,7 @@ impl Default for TrainSettings {
             document_mask: false,
             micro_batch: MicroBatch::Sequences(1),
             gradient_accumulation: 1,
+            leaves: None,
             device: DeviceChoice::Auto,
             engine: Engine::Own,
             tf32: false,

@@ -37,9 +37,9 @@ pub fn fits(needed: u64, there: u64) -> bool {
 }
 
 /// `settings` with the sequences that go through the model at once: as many as are asked for, in the place of `auto` as many as
-/// `fit`; always a divisor of the step and at most `limit`. A run that goes on stays with the number it `began` with, so that its
-/// sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with the same
-/// weight, whatever the number.
+/// `fit`; always a divisor of a leaf of the step and at most `limit`. A run that goes on stays with the number it `began` with,
+/// so that its sums keep their order, unless that does not fit where it goes on. The same sequences make a step, each token with
+/// the same weight, whatever the number.
 pub fn resolve(
     settings: &TrainSettings,
     fit: impl Fn(&TrainSettings) -> bool,
@@ -55,7 +55,8 @@ pub fn resolve(
     let asked = if let MicroBatch::Sequences(asked) = settings.micro_batch { asked } else { step };
     let fits = |sequences: &usize| settings.micro_batch != MicroBatch::Auto || fit(&of(*sequences));
     let most = asked.min(limit.unwrap_or(asked)).max(1);
-    let divisors = (1..=most).rev().filter(|sequences| step.is_multiple_of(*sequences));
+    let leaf = step / settings.leaves();
+    let divisors = (1..=most).rev().filter(|sequences| leaf.is_multiple_of(*sequences));
     of(began.into_iter().filter(|began| *began <= most).chain(divisors).find(fits).unwrap_or(1))
 }
 
@@ -160,6 +161,17 @@ mod tests {
         assert_eq!(resolved(1 << 30, None), (1, 24));
         let (sequences, accumulation) = resolved(5 << 30, None);
         assert!((2..24).contains(&sequences) && sequences * accumulation == 24, "{sequences} x {accumulation}");
+    }
+
+    /// Four leaves of six sequences.
+    #[test]
+    fn a_leaf_is_never_cut_across() {
+        let micro_batch = MicroBatch::Sequences(6);
+        let settings = TrainSettings { micro_batch, gradient_accumulation: 4, leaves: Some(4), ..TrainSettings::default() };
+        let of = |limit| resolve(&settings, |_| true, None, limit).micro_batch.sequences();
+        assert_eq!([None, Some(5), Some(2), Some(1)].map(of), [6, 3, 2, 1]);
+        let auto = TrainSettings { micro_batch: MicroBatch::Auto, gradient_accumulation: 24, ..settings };
+        assert_eq!(resolve(&auto, |_| true, None, None).micro_batch.sequences(), 6);
     }
 
     #[test]

@@ -124,6 +124,13 @@ pub fn model(model: &ModelConfig, initial_weights: bool, train: &TrainSettings) 
     ]
 }
 
+/// Leaves are as large as each other.
+pub fn leaves(train: &TrainSettings) -> Rule {
+    let (leaves, step) = (train.leaves(), train.gradient_accumulation);
+    let divides = step.is_multiple_of(leaves);
+    rule("train.leaves", divides, format!("{leaves} leaves do not divide train.gradient_accumulation = {step}"))
+}
+
 /// The rules of a `[train]` table.
 pub fn train(train: &TrainSettings) -> Vec<Rule> {
     let at_once = train.micro_batch.sequences().saturating_mul(train.block_size);
@@ -145,6 +152,8 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
             format!("{at_once} tokens go through the model at once; {MOST_AT_ONCE} are the most"),
         ),
         at_most("train.gradient_accumulation", Some(train.gradient_accumulation), MOST),
+        at_least("train.leaves", train.leaves, 1),
+        leaves(train),
         rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
         rule(
             "train.early_stopping_patience",
@@ -294,6 +303,9 @@ mod tests {
             message(|train| train.gradient_accumulation = 1 << 62),
             format!("train.gradient_accumulation: gradient_accumulation is at most 1048576, not {}", 1_u64 << 62)
         );
+        let parted = message(|train| (train.gradient_accumulation, train.leaves) = (6, Some(4)));
+        assert_eq!(parted, "train.leaves: 4 leaves do not divide train.gradient_accumulation = 6");
+        assert!(message(|train| train.leaves = Some(0)).starts_with("train.leaves: "));
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
         let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6));

@@ -50,6 +50,9 @@ pub struct State {
     /// ([`crate::settings::micro_batch`]).
     #[serde(default)]
     pub micro_batch: Option<usize>,
+    /// Leaves of a step, which decide the order of the sum of gradients, whatever the number of processes.
+    #[serde(default = "one")]
+    pub leaves: usize,
     /// Length of `steps.jsonl`.
     pub log_bytes: u64,
     /// Step of the last evaluation.
@@ -80,20 +83,26 @@ pub struct Identity {
 }
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
-/// (`threads` decides, and is compared on its own. Device and engine decide the last bits, and a run may change them: it says which
-/// it has.)
-const FREE: [&str; 10] = [
+/// (`threads` and `leaves` decide, and are compared on their own. Device and engine decide the last bits, and a run may change
+/// them: it says which it has.)
+const FREE: [&str; 11] = [
     "checkpoint_every",
     "deterministic",
     "device",
     "engine",
     "keep_checkpoints",
+    "leaves",
     "log_every",
     "offload",
     "profile",
     "recompute",
     "threads",
 ];
+
+/// What runs had before they could have more.
+fn one() -> usize {
+    1
+}
 
 /// How a step is divided. A run may go on with another division of the same step: it reads the same tokens and weighs them alike.
 const DIVISION: [&str; 2] = ["micro_batch", "gradient_accumulation"];

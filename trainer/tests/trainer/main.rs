@@ -8,4 +8,6 @@ mod engines;
 mod fixture;
 mod generation;
 mod memory;
+mod parallel;
+mod processes;
 mod resume;

@@ -17,6 +17,7 @@ use crate::error::Failure;
 use crate::files;
 use manifest::MANIFEST;
 
+const DIRECTORY: &str = "checkpoints";
 /// Prefix of a checkpoint that is being written, or was when the process died.
 const UNFINISHED: &str = ".unfinished-";
 /// Prefix of a checkpoint whose bytes are not what was written; kept for a human, never read again.
@@ -32,6 +33,11 @@ pub fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-").filter(|digits| digits.len() >= 10 && digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
+/// The checkpoint after `step` steps of the run in `output`.
+pub fn path(output: &Path, step: u64) -> PathBuf {
+    output.join(DIRECTORY).join(name(step))
+}
+
 /// The checkpoints of one run.
 #[derive(Debug, Clone)]
 pub struct Checkpoints {
@@ -42,7 +48,7 @@ impl Checkpoints {
     /// Opens `output/checkpoints`, creating it, and clears away the unfinished files of a killed process. The caller holds the
     /// run's lock: no other process is writing here.
     pub fn open(output: &Path) -> Result<Self, Failure> {
-        let directory = output.join("checkpoints");
+        let directory = output.join(DIRECTORY);
         fs::create_dir_all(&directory).map_err(|error| Failure::io("create", &directory, &error))?;
         let checkpoints = Self { directory };
         for left in checkpoints.names()?.iter().filter(|name| name.starts_with(UNFINISHED)) {

@@ -5,12 +5,13 @@ mod optimizer;
 mod state;
 
 use std::fs::{self, File, TryLockError};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
 use tch::Device;
 
 use super::Run;
-use super::checkpoint::Checkpoints;
+use super::checkpoint::{self, Checkpoints};
 use super::recorder::{Files, Pace, Recorder};
 use crate::data::shard::{Dataset, Split};
 use crate::device;
@@ -20,6 +21,7 @@ use crate::model::{Shape, TrainingMemory};
 use crate::preflight::{self, Asked, check_dataset, check_validation};
 use crate::settings::micro_batch::{self, available_memory};
 use crate::settings::{TrainConfig, TrainSettings, validate};
+use crate::state::Identity;
 use crate::world::World;
 
 impl Run {
@@ -27,36 +29,84 @@ impl Run {
     pub fn open(config: &TrainConfig, world: World) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
         let chosen = device::prepare(&config.train)?;
+        check_device(chosen.device, &world)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = world.leads().then(|| lock(&config.output)).transpose()?;
-        if config.train.profile {
+        if config.train.profile && world.leads() {
             trace::start(&config.output)?;
         }
         let dataset = Dataset::open(&config.data)?;
         let sampler = preflight::sampler(dataset.split(Split::Train).len(), &config.train)?;
         let shape = Asked::from(config).shape(dataset.vocabulary())?;
-        let checkpoints = Checkpoints::open(&config.output)?;
-        let checkpoint = checkpoints.newest(|warning| eprintln!("warning: {warning}"))?;
+        let checkpoints = world.leads().then(|| Checkpoints::open(&config.output)).transpose()?;
+        let checkpoint = newest(checkpoints.as_ref(), &config.output, &world)?;
         let checkpoint = checkpoint.as_deref();
         if checkpoint.is_none() {
             check_beginning(config, &dataset)?;
         }
-        let mut state = state::open(config, &dataset, &sampler, &shape, checkpoint)?;
+        let mut state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
+        check_same(&state.identity, &world)?;
         let mut config = config.clone();
-        let fit = |settings: &TrainSettings| world.agree(has_room(&shape, settings, chosen.device));
-        config.train = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
+        config.train.leaves = Some(state.leaves);
+        check_leaves(&config.train, &world)?;
+        let fit = |settings: &TrainSettings| has_room(&shape, settings, chosen.device, &world);
+        let own = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
+        let least = world.gather(&[own.micro_batch.sequences()], |_| 1)?.into_iter().min();
+        config.train = micro_batch::resolve(&config.train, |_| true, state.micro_batch, least);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let model = model::open(&config, shape, &dataset, chosen.device, checkpoint)?;
         let optimizer = optimizer::open(&model, &config, checkpoint, state.updates())?;
         let flops_per_token = shape.flops_per_token(config.train.block_size, config.train.lora.as_deref());
-        let files = world.leads().then(|| Files::open(&config, checkpoints, checkpoint)).transpose()?;
-        let pace = Pace::new(flops_per_token, &config.train, chosen.device, state.seconds);
+        let files = checkpoints.map(|checkpoints| Files::open(&config, checkpoints, checkpoint)).transpose()?;
+        let (device, kind, engine) = (chosen.device, config.train.precision.kind(), config.train.engine);
+        let peak = if world.leads() { device::measured_rate(device, kind, engine) } else { 0.0 };
+        let pace = Pace::new(flops_per_token, peak * world.size() as f64, state.seconds);
         let recorder = Recorder::new(files, checkpoint.map(|_| state.step), pace);
         let mut run = Self { world, config, dataset, sampler, model, optimizer, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
         Ok(run)
     }
+}
+
+/// The checkpoint that the leader goes on from; the others have no `checkpoints` of their own.
+fn newest(checkpoints: Option<&Checkpoints>, output: &Path, world: &World) -> Result<Option<PathBuf>, Failure> {
+    let found = match checkpoints {
+        Some(checkpoints) => checkpoints.newest(|warning| eprintln!("warning: {warning}"))?,
+        None => None,
+    };
+    let step = found.as_ref().and_then(|path| checkpoint::step_of(path.file_name()?.to_str()?));
+    Ok(world.leaders(step)?.map(|step| checkpoint::path(output, step)))
+}
+
+/// Refuses processes that would compute different things.
+fn check_same(identity: &Identity, world: &World) -> Result<(), Failure> {
+    let text = serde_json::to_vec(identity).map_err(Failure::other)?;
+    let digests = world.gather(&[<[u8; 32]>::from(Sha256::digest(text))], |_| 1)?;
+    let other = digests.iter().position(|digest| *digest != digests[0]);
+    let message =
+        |rank| Failure::input(format!("rank {rank} has other settings or other data than rank 0; start all with the same"));
+    other.map_or(Ok(()), |rank| Err(message(rank)))
+}
+
+/// Refuses several processes that would share one GPU.
+fn check_device(device: Device, world: &World) -> Result<(), Failure> {
+    if device == Device::Cpu || world.size() == 1 {
+        return Ok(());
+    }
+    Err(Failure::input("several processes train on CPUs alone so far; set train.device = \"cpu\", or start one process"))
+}
+
+/// Refuses leaves that a step cannot have, and more processes than have something to do.
+fn check_leaves(settings: &TrainSettings, world: &World) -> Result<(), Failure> {
+    let (leaves, size) = (settings.leaves(), world.size());
+    if size > leaves {
+        let advice = format!("start at most {leaves}, or set train.leaves in a new run");
+        return Err(Failure::input(format!(
+            "{size} processes cannot share the steps of a run with train.leaves = {leaves}; {advice}"
+        )));
+    }
+    validate::all_hold([validate::leaves(settings)]).map_err(Failure::input)
 }
 
 /// Refuses what a run may not begin with; one that is resumed has begun.
@@ -66,10 +116,10 @@ fn check_beginning(config: &TrainConfig, dataset: &Dataset) -> Result<(), Failur
     config.initial_weights.as_deref().map_or(Ok(()), |weights| check_dataset(weights, dataset))
 }
 
-/// Whether there is memory for a run, on the device and beside it.
-fn has_room(shape: &Shape, settings: &TrainSettings, device: Device) -> bool {
-    let needed = TrainingMemory::of(shape, settings, device.is_cuda()).total();
-    let main_memory = |needed| micro_batch::fits(needed, available_memory());
+/// Whether there is memory for a run, on the device and beside it: for all processes of this machine.
+fn has_room(shape: &Shape, settings: &TrainSettings, device: Device, world: &World) -> bool {
+    let needed = TrainingMemory::of(shape, &world.carried(settings), device.is_cuda()).total() + world.buffers();
+    let main_memory = |needed| micro_batch::fits(needed * world.beside() as u64, available_memory());
     match device::free_memory(device) {
         Some(free) => micro_batch::fits(needed, free) && main_memory(TrainingMemory::beside_device(shape, settings)),
         None => main_memory(needed),

@@ -15,6 +15,7 @@ use crate::settings::{Precision, TrainConfig, TrainSettings, validate};
 use crate::state::guard::Guard;
 use crate::state::loss_scale::LossScale;
 use crate::state::{self, Identity, State};
+use crate::world::World;
 
 /// Threads for each core of the machine, at most: some are of use where others share it.
 const THREADS_PER_CORE: usize = 8;
@@ -25,9 +26,10 @@ pub(super) fn open(
     dataset: &Dataset,
     sampler: &Sampler,
     shape: &Shape,
+    world: &World,
     checkpoint: Option<&Path>,
 ) -> Result<State, Failure> {
-    let fresh = fresh(config, dataset, sampler, shape)?;
+    let fresh = fresh(config, dataset, sampler, shape, world)?;
     match checkpoint {
         Some(checkpoint) => resumed(checkpoint, &fresh, &config.train),
         None => Ok(fresh),
@@ -35,7 +37,7 @@ pub(super) fn open(
 }
 
 /// Position 0 of the run that the configuration describes.
-fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape) -> Result<State, Failure> {
+fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape, world: &World) -> Result<State, Failure> {
     let settings = &config.train;
     let steps = preflight::steps(settings, sampler.blocks());
     validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
@@ -48,8 +50,9 @@ fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Sha
         skipped: 0,
         guard: Guard::default(),
         loss_scale: (settings.precision == Precision::Fp16).then(|| LossScale::new(&settings.loss_scaling)),
-        threads: settings.threads.unwrap_or_else(cores),
+        threads: settings.threads.unwrap_or_else(|| (cores() / world.beside()).max(1)),
         micro_batch: None,
+        leaves: settings.leaves.unwrap_or(world.size()),
         log_bytes: 0,
         evaluated: None,
         best_step: None,
@@ -68,6 +71,9 @@ fn resumed(checkpoint: &Path, fresh: &State, settings: &TrainSettings) -> Result
     // Without a number in the configuration the run keeps the one it began with, on whatever machine it goes on.
     if settings.threads.is_some_and(|threads| threads != saved.threads) {
         differences.push(format!("train.threads: {} in the checkpoint, {} now", saved.threads, fresh.threads));
+    }
+    if settings.leaves.is_some_and(|leaves| leaves != saved.leaves) {
+        differences.push(format!("train.leaves: {} in the checkpoint, {} now", saved.leaves, fresh.leaves));
     }
     if differences.is_empty() {
         // A run keeps the number that it once had to take, until another one is asked for.

@@ -1,0 +1,35 @@
+//! Processes that share the steps of a job.
+
+use ft_trainer::settings::{
+    DeviceChoice, TrainSettings,
+    validate::{Rule, rule},
+};
+
+/// What plans and orders of before have.
+pub(super) fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks like this")]
+pub(super) fn is_one(processes: &usize) -> bool {
+    *processes == 1
+}
+
+/// The settings of a step of which each of so many processes does what `train` says of one.
+pub(super) fn shared(train: &TrainSettings, processes: usize) -> TrainSettings {
+    let gradient_accumulation = train.gradient_accumulation.saturating_mul(processes);
+    let leaves = train.leaves.or((processes > 1).then_some(processes));
+    TrainSettings { gradient_accumulation, leaves, ..train.clone() }
+}
+
+/// The rules for processes that share the steps of `train`.
+pub(super) fn rules(processes: usize, train: &TrainSettings) -> [Rule; 2] {
+    const KEY: &str = "compute.processes_per_node";
+    let leaves = train.leaves();
+    let has_work = format!("{processes} processes cannot share a step of {leaves} leaves (train.leaves); each needs one");
+    let on_gpu = processes > 1 && train.device == DeviceChoice::Cuda;
+    [
+        rule(KEY, (1..=leaves).contains(&processes), has_work),
+        rule(KEY, !on_gpu, "several processes train on a CPU alone so far; set train.device = \"cpu\", or leave this out"),
+    ]
+}

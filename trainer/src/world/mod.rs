@@ -1,0 +1,192 @@
+//! The processes that train one model together, as each of them sees them.
+//!
+//! A step has leaves: runs of neighbouring micro-batches, as many as `train.leaves` says, whatever process carries which. Their
+//! gradients join in one fixed tree (`tree.rs`), so that any number of processes, up to as many as there are leaves, gives the same
+//! bits. Other sums are made of what all have of it, in order. What is decided from numbers is decided from those that all have,
+//! and what comes from outside (a wish, free memory) is known to all before anybody acts on it.
+
+mod channels;
+mod environment;
+mod processes;
+mod reduction;
+mod tree;
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+
+use crate::error::Failure;
+use crate::model::Loss;
+use crate::settings::TrainSettings;
+pub use reduction::Gradients;
+
+/// The way to the other processes. One kind of exchange is enough for all that they tell each other.
+trait Link: Debug + Send + Sync {
+    /// Gives each rank its part of `sent`, and fills `arrived` with what each gives to this one: both in the order of the ranks,
+    /// in parts of as many bytes as `to_each` and `from_each` say. All call it, in the same order.
+    fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure>;
+
+    /// Tells the others that this one has failed, or has lost one of them: why it ends, which is the first cause of all.
+    fn failed(&self, failure: Failure) -> Failure {
+        failure
+    }
+
+    /// All are through: none misses another from now on.
+    fn through(&self) {}
+}
+
+/// The processes of a run, and which of them this one is.
+///
+/// An exchange fails with [`Failure::Lost`] when another process is gone.
+#[derive(Debug, Clone)]
+pub struct World {
+    /// From 0.
+    rank: usize,
+    size: usize,
+    /// How many of them share this machine.
+    beside: usize,
+    /// Where there are others.
+    link: Option<Arc<dyn Link>>,
+}
+
+impl World {
+    /// One process.
+    pub fn alone() -> Self {
+        Self { rank: 0, size: 1, beside: 1, link: None }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// How many there are on this machine.
+    pub fn beside(&self) -> usize {
+        self.beside
+    }
+
+    /// Whether this one writes what the run leaves.
+    pub fn leads(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// This one's part of `count` things; the parts of all follow each other.
+    pub fn share(&self, count: usize) -> Range<usize> {
+        self.share_of(self.rank, count)
+    }
+
+    /// The part of another.
+    pub fn share_of(&self, rank: usize, count: usize) -> Range<usize> {
+        count * rank / self.size..count * (rank + 1) / self.size
+    }
+
+    /// `settings` with the leaves of which a process here carries at most as many: for what its memory holds.
+    pub fn carried(&self, settings: &TrainSettings) -> TrainSettings {
+        TrainSettings { leaves: Some(settings.leaves().div_ceil(self.size)), ..settings.clone() }
+    }
+
+    /// Bytes of main memory that exchanges take.
+    pub fn buffers(&self) -> u64 {
+        if self.size > 1 { reduction::BUFFERS } else { 0 }
+    }
+
+    /// The numbers of all, in the order of the ranks; a rank has `count` of them.
+    pub fn gather<T: Pod>(&self, own: &[T], count: impl Fn(usize) -> usize) -> Result<Vec<T>, Failure> {
+        let from_each: Vec<usize> = (0..self.size).map(count).collect();
+        self.exchange(&own.repeat(self.size), &vec![own.len(); self.size], &from_each)
+    }
+
+    /// [`World::gather`] of losses.
+    pub fn gather_losses(&self, own: &[Loss], count: impl Fn(usize) -> usize) -> Result<Vec<Loss>, Failure> {
+        let numbers: Vec<f64> = own.iter().flat_map(|loss| [loss.sum, loss.weight]).collect();
+        let numbers = self.gather(&numbers, |rank| 2 * count(rank))?;
+        Ok(numbers.chunks_exact(2).map(|loss| Loss { sum: loss[0], weight: loss[1] }).collect())
+    }
+
+    /// Whether it is so for any of them.
+    pub fn any(&self, own: bool) -> Result<bool, Failure> {
+        Ok(self.gather(&[u8::from(own)], |_| 1)?.contains(&1))
+    }
+
+    /// The leader's number, if it has one.
+    pub fn leaders(&self, own: Option<u64>) -> Result<Option<u64>, Failure> {
+        let numbers = self.gather(&[u64::from(own.is_some()), own.unwrap_or(0)], |_| 2)?;
+        Ok((numbers[0] == 1).then_some(numbers[1]))
+    }
+
+    /// Lets no process end before all are through, and all end when one of them has failed.
+    pub fn part<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        let Some(link) = &self.link else { return outcome };
+        let outcome = outcome.and_then(|done| self.any(false).map(|_| done));
+        if outcome.is_ok() {
+            link.through();
+        }
+        outcome.map_err(|failure| link.failed(failure))
+    }
+
+    /// [`Link::exchange`] of numbers, in parts of as many numbers.
+    fn exchange<T: Pod>(&self, sent: &[T], to_each: &[usize], from_each: &[usize]) -> Result<Vec<T>, Failure> {
+        let Some(link) = &self.link else { return Ok(sent.to_vec()) };
+        let mut arrived = vec![T::zeroed(); from_each.iter().sum()];
+        let bytes = |counts: &[usize]| counts.iter().map(|count| count * size_of::<T>()).collect::<Vec<_>>();
+        link.exchange(cast_slice(sent), &bytes(to_each), cast_slice_mut(&mut arrived), &bytes(from_each))?;
+        Ok(arrived)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What each of several threads finds.
+    pub(super) fn together<T: Send>(size: usize, work: impl Fn(&World) -> T + Sync) -> Vec<T> {
+        let work = &work;
+        std::thread::scope(|threads| {
+            let started: Vec<_> = World::of_threads(size).into_iter().map(|world| threads.spawn(move || work(&world))).collect();
+            started.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn the_parts_of_all_follow_each_other_and_are_everything() {
+        for (size, count) in [(1, 5), (2, 5), (3, 8), (4, 4), (4, 2), (5, 0)] {
+            let worlds = World::of_threads(size);
+            let parts = worlds.iter().map(|world| world.share(count));
+            assert!(parts.clone().flatten().eq(0..count), "{count} among {size}");
+            assert!(parts.into_iter().all(|part| part.len().abs_diff(count / size) <= 1), "{count} among {size}");
+        }
+    }
+
+    #[test]
+    fn one_process_has_everything_and_the_say() {
+        let (world, losses) = (World::alone(), [Loss { sum: 0.1, weight: 3.0 }, Loss::default()]);
+        assert!(world.leads() && world.share(7) == (0..7));
+        assert_eq!(world.gather_losses(&losses, |_| 2).unwrap(), losses);
+        assert!(world.any(true).unwrap() && !world.any(false).unwrap());
+        assert_eq!((world.leaders(Some(3)).unwrap(), world.leaders(None).unwrap()), (Some(3), None));
+    }
+
+    #[test]
+    fn all_have_the_numbers_of_all_and_the_leaders_word() {
+        let found = together(3, |world| {
+            let own = vec![world.rank() as f64; world.rank()];
+            let gathered = world.gather(&own, |rank| rank).unwrap();
+            let (some, none) = (world.any(world.rank() == 2).unwrap(), world.any(false).unwrap());
+            (gathered, some, none, world.leaders(Some(7 + world.rank() as u64)).unwrap())
+        });
+        assert_eq!(found, vec![(vec![1.0, 2.0, 2.0], true, false, Some(7)); 3]);
+    }
+
+    #[test]
+    fn who_waits_for_one_that_is_gone_is_told() {
+        let found = together(3, |world| if world.rank() == 1 { Ok(true) } else { world.any(false) });
+        assert!(found[1].is_ok());
+        assert!([&found[0], &found[2]].iter().all(|found| matches!(found, Err(Failure::Lost(_)))), "{found:?}");
+    }
+}

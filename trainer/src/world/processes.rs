@@ -1,0 +1,286 @@
+//! Processes that meet by libtorch's c10d: a store at one of them, where they find each other and tell each other why they end, and
+//! Gloo for everything else.
+//!
+//! A process that computes comes to no exchange for as long as that takes, so no exchange has an end of its own. Signs of life do:
+//! a thread of each process gives one each second, and all end when one of them has been silent for a minute, or has said why it
+//! fails. They end at once, wherever they are: a run may be killed at any instant.
+
+use std::io::Error;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle, park_timeout, sleep};
+use std::time::{Duration, Instant};
+
+use super::environment::Place;
+use super::{Link, World};
+use crate::aten::c10d::{Gloo, Store};
+use crate::error::{Failure, STOPPED};
+
+/// How long processes wait until all have come.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// Between two signs of life.
+const BEAT: Duration = Duration::from_secs(1);
+/// Signs of life of this process in which another has given none.
+const SILENCE: u64 = PATIENCE.as_secs() / BEAT.as_secs();
+/// Longer than any step.
+const FOR_EVER: Duration = Duration::from_hours(24 * 30);
+/// The key in the store that says why the processes end.
+const END: &str = "end";
+
+/// This process, among others.
+#[derive(Debug)]
+struct Processes {
+    place: Place,
+    store: Store,
+    gloo: Gloo,
+    /// It no longer cares for the others: it is through, or has failed.
+    is_apart: AtomicBool,
+    beats: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What one learns from the store each second.
+enum News {
+    /// How many signs of life each rank has given.
+    Beats(Vec<i64>),
+    /// Why all end.
+    End(String),
+}
+
+impl World {
+    /// The process that the environment describes, after it has met the others: fails when one of them has not come in a minute.
+    pub fn from_environment() -> Result<Self, Failure> {
+        Place::read(|name| std::env::var(name).ok())?.map_or_else(|| Ok(Self::alone()), Self::meet)
+    }
+
+    fn meet(place: Place) -> Result<Self, Failure> {
+        let (rank, size, beside) = (place.rank, place.size, place.beside);
+        let processes = Arc::new(Processes::meet(place)?);
+        processes.watch()?;
+        Ok(Self { rank, size, beside, link: Some(processes) })
+    }
+}
+
+impl Processes {
+    fn meet(place: Place) -> Result<Self, Failure> {
+        let Place { rank, size, host, port, .. } = &place;
+        let cannot_listen =
+            |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
+        let listener = place.serves.then(|| TcpListener::bind((host.as_str(), *port))).transpose().map_err(cannot_listen)?;
+        if !place.serves {
+            await_host(host, *port).map_err(|error| place.unmet(&error.to_string()))?;
+        }
+        let store = open(&place, listener)?;
+        let address = own_address(host, *port)?;
+        let twice = || Failure::input(format!("two processes have RANK = {rank}, or another run meets at {host}:{port}"));
+        if store.add(&format!("rank/{rank}"), 1).map_err(|error| place.unmet(&error))? > 1 {
+            return Err(twice());
+        }
+        store.claim(&format!("address/{rank}"), &address.to_string()).map_err(|error| place.unmet(&error))?;
+        let their = |rank| {
+            let absent = |_| Failure::other(format!("rank {rank} has not come to {host}:{port} within a minute"));
+            store.get(&format!("address/{rank}")).map_err(absent)
+        };
+        check_addresses(&(0..*size).map(their).collect::<Result<Vec<_>, _>>()?)?;
+        let gloo = Gloo::open(&store, &address.to_string(), (*rank, *size), [PATIENCE, FOR_EVER]);
+        let gloo =
+            gloo.map_err(|error| Failure::other(format!("cannot connect with the other processes: {}", first_line(&error))))?;
+        Ok(Self { place, store, gloo, is_apart: AtomicBool::new(false), beats: Mutex::new(None) })
+    }
+
+    /// Gives signs of life, and ends the process when another has ended or is silent.
+    fn watch(self: &Arc<Self>) -> Result<(), Failure> {
+        let (beats, (tell, told)) = (open(&self.place, None)?, mpsc::channel());
+        let processes = Arc::clone(self);
+        let beating = thread::spawn(move || {
+            while !processes.is_apart.load(Ordering::SeqCst) {
+                let news = processes.beat(&beats);
+                let is_last = news.is_err();
+                if tell.send(news).is_err() || is_last {
+                    return;
+                }
+                park_timeout(BEAT);
+            }
+        });
+        *self.beats.lock().unwrap_or_else(PoisonError::into_inner) = Some(beating);
+        let processes = Arc::clone(self);
+        thread::spawn(move || {
+            if let Some(why) = processes.await_end(&told) {
+                processes.end(&why);
+            }
+        });
+        Ok(())
+    }
+
+    fn beat(&self, store: &Store) -> Result<News, String> {
+        if store.has(END)? {
+            return store.get(END).map(News::End);
+        }
+        let count = |rank| store.add(&format!("beats/{rank}"), i64::from(rank == self.place.rank));
+        (0..self.place.size).map(count).collect::<Result<_, _>>().map(News::Beats)
+    }
+
+    /// Why all end; none when this process is through.
+    fn await_end(&self, told: &Receiver<Result<News, String>>) -> Option<String> {
+        let mut heard = vec![(0, 0); self.place.size];
+        loop {
+            match told.recv_timeout(PATIENCE) {
+                Ok(Ok(News::Beats(beats))) => {
+                    for ((last, silent), beats) in heard.iter_mut().zip(beats) {
+                        (*last, *silent) = (beats, if *last == beats { *silent + 1 } else { 0 });
+                    }
+                    let silent = heard.iter().position(|(_, silent)| *silent > SILENCE);
+                    if let Some(rank) = silent {
+                        return Some(self.first_cause(format!("rank {rank} has been silent for a minute")));
+                    }
+                }
+                Ok(Ok(News::End(why))) => return Some(why),
+                Ok(Err(_)) => {
+                    // The one with the store may be gone because all are through, which this one is about to see.
+                    sleep(2 * BEAT);
+                    return Some("lost the process that the others meet at, rank 0".to_owned());
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    return Some("the process that the others meet at has been silent for a minute".to_owned());
+                }
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Tells the others why they end, unless one of them was first: what all end of.
+    fn first_cause(&self, why: String) -> String {
+        self.store.claim(END, &why).unwrap_or(why)
+    }
+
+    /// Ends the process, unless it is through or tells of a failure of its own.
+    fn end(&self, why: &str) {
+        if !self.is_apart.swap(true, Ordering::SeqCst) {
+            eprintln!("error: {why}");
+            self.let_others_hear();
+            // SAFETY: ends the process without destructors, which other threads would not survive.
+            unsafe { libc::_exit(STOPPED.into()) };
+        }
+    }
+
+    /// They hear why all end from the store, which goes with the process that has it.
+    fn let_others_hear(&self) {
+        if self.place.serves {
+            sleep(3 * BEAT);
+        }
+    }
+
+    /// Gives no more signs of life, and minds none.
+    fn part(&self) {
+        let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(beats) = beats {
+            beats.thread().unpark();
+            let _ = beats.join();
+        }
+    }
+}
+
+impl Link for Processes {
+    fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure> {
+        let gone = |error: String| Failure::Lost(format!("{} has lost another process: {}", self.place.name(), first_line(&error)));
+        self.gloo.exchange(sent, to_each, arrived, from_each).map_err(gone)
+    }
+
+    fn failed(&self, failure: Failure) -> Failure {
+        if self.is_apart.swap(true, Ordering::SeqCst) {
+            // The process ends for another reason.
+            sleep(PATIENCE);
+        }
+        let failure = match failure {
+            Failure::Lost(why) => Failure::Lost(self.first_cause(why)),
+            failure => {
+                self.first_cause(format!("{} failed: {failure}", self.place.name()));
+                failure
+            }
+        };
+        self.let_others_hear();
+        failure
+    }
+
+    fn through(&self) {
+        self.is_apart.store(true, Ordering::SeqCst);
+        self.part();
+    }
+}
+
+impl Place {
+    fn name(&self) -> String {
+        let node = self.node.map_or(String::new(), |node| format!(" on node {node}"));
+        format!("rank {}{node}", self.rank)
+    }
+
+    fn unmet(&self, error: &str) -> Failure {
+        let Self { host, port, .. } = self;
+        let advice = "start all processes within a minute, and set MASTER_ADDR to an address that all reach";
+        Failure::other(format!("cannot meet the other processes at {host}:{port}: {}; {advice}", first_line(error)))
+    }
+}
+
+fn open(place: &Place, listener: Option<TcpListener>) -> Result<Store, Failure> {
+    Store::open((&place.host, place.port), listener, &place.prefix, PATIENCE).map_err(|error| place.unmet(&error))
+}
+
+/// Waits until somebody listens there. (The store's own attempts would last longer than they may.)
+fn await_host(host: &str, port: u16) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        match TcpStream::connect((host, port)) {
+            Err(error) if begun.elapsed() > PATIENCE => return Err(error),
+            Err(_) => sleep(BEAT / 10),
+            Ok(_) => return Ok(()),
+        }
+    }
+}
+
+/// The address of this machine from which packets go where the processes meet: the others reach it there.
+fn own_address(host: &str, port: u16) -> Result<IpAddr, Failure> {
+    let found = || {
+        let there = (host, port).to_socket_addrs()?.next().ok_or_else(|| Error::other("it has no address"))?;
+        let any: SocketAddr = if there.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 8], 0).into() };
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(there)?;
+        Ok(socket.local_addr()?.ip())
+    };
+    found().map_err(|error: Error| Failure::other(format!("there is no way to MASTER_ADDR = {host}: {error}")))
+}
+
+/// Refuses that some are reached by an address that only their own machine knows.
+fn check_addresses(addresses: &[String]) -> Result<(), Failure> {
+    let is_loopback = |address: &String| address.parse().is_ok_and(|address: IpAddr| address.is_loopback());
+    let (Some(own), true) = (addresses.iter().position(is_loopback), !addresses.iter().all(is_loopback)) else { return Ok(()) };
+    Err(Failure::input(format!(
+        "rank {own} has only the address {} towards MASTER_ADDR, which other machines do not reach; set MASTER_ADDR to an address of \
+         its network",
+        addresses[own]
+    )))
+}
+
+fn first_line(error: &str) -> &str {
+    error.lines().next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_for_processes_of_one_machine() {
+        let check = |addresses: &[&str]| check_addresses(&addresses.iter().map(|&address| address.to_owned()).collect::<Vec<_>>());
+        assert!(check(&["127.0.0.1", "127.0.0.1"]).is_ok() && check(&["10.77.0.1", "10.77.0.2"]).is_ok());
+        let failure = check(&["127.0.1.1", "10.77.0.2"]).unwrap_err();
+        assert!(failure.to_string().starts_with("rank 0 has only the address 127.0.1.1"), "{failure}");
+        assert_eq!(failure.code(), 2);
+    }
+
+    #[test]
+    fn the_way_to_this_machine_is_by_loopback() {
+        assert!(own_address("127.0.0.1", 29500).unwrap().is_loopback());
+        assert!(own_address("no such host", 29500).unwrap_err().to_string().contains("no such host"));
+    }
+}

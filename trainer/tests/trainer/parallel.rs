@@ -1,0 +1,146 @@
+//! Processes that share the steps of a run, here as threads: the bytes that they leave are those of one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use ft_trainer::error::Failure;
+use ft_trainer::run::train::{Outcome, Wishes, train};
+use ft_trainer::settings::file;
+use ft_trainer::world::World;
+use serde_json::Value;
+
+use crate::fixture::Fixture;
+
+/// Eight micro-batches, and an evaluation of three batches; with libtorch's kernels, which are fast in any build.
+pub const SHARED: [&str; 10] = [
+    "train.engine=libtorch",
+    "train.steps=4",
+    "train.eval_every=2",
+    "train.eval_sequences=3",
+    "train.checkpoint_every=2",
+    "train.micro_batch=1",
+    "train.gradient_accumulation=8",
+    "train.block_size=8",
+    "train.warmup_steps=0",
+    "model.width=16",
+];
+pub const FOUR: &str = "train.leaves=4";
+
+/// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
+fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
+    let values: Vec<String> = SHARED.iter().chain(values).map(|value| (*value).to_owned()).collect();
+    let config = file::read(&fixture.config(output), &values).unwrap();
+    let (stop, save) = (AtomicBool::new(false), AtomicBool::new(false));
+    let is_evaluated = || fs::read_to_string(fixture.path(output).join("steps.jsonl")).is_ok_and(|log| log.contains("perplexity"));
+    let (config, wishes) = (&config, Wishes { stop: &stop, save: &save });
+    let worlds = if size == 1 { vec![World::alone()] } else { World::of_threads(size) };
+    thread::scope(|threads| {
+        let started: Vec<_> = worlds.into_iter().map(|world| threads.spawn(move || train(config, &world, wishes))).collect();
+        while wanted && !is_evaluated() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(wanted, Ordering::Relaxed);
+        started.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn trained(fixture: &Fixture, output: &str, size: usize, values: &[&str]) -> PathBuf {
+    for outcome in run(fixture, output, size, values, false) {
+        assert!(matches!(outcome.unwrap(), Outcome::Complete(_)));
+    }
+    fixture.path(output)
+}
+
+/// The last checkpoint of a run that is through.
+fn newest(output: &Path) -> PathBuf {
+    let summary: Value = serde_json::from_slice(&fs::read(output.join("summary.json")).unwrap()).unwrap();
+    output.join("checkpoints").join(summary["checkpoint"].as_str().unwrap())
+}
+
+/// What must not depend on who has computed it.
+fn result(output: &Path) -> Vec<(&str, Vec<u8>)> {
+    let checkpoint = newest(output);
+    let mut state: Value = serde_json::from_slice(&fs::read(checkpoint.join("trainer_state.json")).unwrap()).unwrap();
+    state["seconds"] = Value::Null;
+    let read = |name| (name, fs::read(checkpoint.join(name)).unwrap());
+    let files = ["model.safetensors", "optimizer.safetensors", "steps.jsonl"].map(read);
+    let beside = ("steps.jsonl beside it", fs::read(output.join("steps.jsonl")).unwrap());
+    files.into_iter().chain([("trainer_state.json", state.to_string().into_bytes()), beside]).collect()
+}
+
+pub fn assert_same(expected: &Path, found: &Path) {
+    for ((name, expected), (_, found)) in result(expected).into_iter().zip(result(found)) {
+        assert!(expected == found, "{name} differs");
+    }
+}
+
+#[test]
+fn any_number_of_processes_trains_to_the_bytes_of_one() {
+    let fixture = Fixture::new();
+    let ways: [&[&str]; 8] = [
+        &[],
+        &["train.engine=own"],
+        &["train.precision=bf16", "train.dropout=0.1"],
+        &["train.precision=fp16", "train.loss_scaling.growth_interval=1"],
+        &["train.document_mask=true", "train.attention_dropout=0.1"],
+        &["train.lora.rank=2", "train.lora.dropout=0.1"],
+        &["train.optimizer=muon"],
+        &["train.optimizer=adafactor"],
+    ];
+    for (number, way) in ways.iter().enumerate() {
+        let values = [&[FOUR], *way].concat();
+        let expected = trained(&fixture, &format!("{number}-alone"), 1, &values);
+        let sizes: &[usize] = if number == 0 { &[2, 3, 4] } else { &[2 + number % 3] };
+        for size in sizes {
+            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, &values));
+        }
+    }
+    let one_sum = trained(&fixture, "one-sum", 1, &["train.leaves=1"]);
+    assert!(result(&one_sum)[0] != result(&fixture.path("0-alone"))[0], "sums whose order does not matter show nothing");
+}
+
+#[test]
+fn a_step_has_a_leaf_for_each_process_that_begins() {
+    let fixture = Fixture::new();
+    let expected = trained(&fixture, "alone", 1, &["train.leaves=2"]);
+    assert_same(&expected, &trained(&fixture, "begun", 2, &[]));
+}
+
+#[test]
+fn a_run_goes_on_with_other_numbers_of_processes() {
+    let fixture = Fixture::new();
+    let expected = trained(&fixture, "undisturbed", 1, &[FOUR]);
+    for size in [4, 2] {
+        for outcome in run(&fixture, "resumed", size, &[FOUR], true) {
+            assert!(matches!(outcome.unwrap(), Outcome::Stopped { step: 1.. }), "{size} processes");
+        }
+    }
+    assert_same(&expected, &trained(&fixture, "resumed", 3, &[]));
+}
+
+/// The first evaluation is the best: all go back to the weights that the leader has kept.
+#[test]
+fn all_end_with_the_best_weights() {
+    let fixture = Fixture::validated_by_strangers();
+    let values = [FOUR, "train.keep_best=true", "train.learning_rate=0.1"];
+    let expected = trained(&fixture, "alone", 1, &values);
+    let summary: Value = serde_json::from_slice(&fs::read(expected.join("summary.json")).unwrap()).unwrap();
+    assert!(summary["best_step"].as_u64().unwrap() < 4, "{summary}");
+    assert_same(&expected, &trained(&fixture, "shared", 2, &values));
+}
+
+#[test]
+fn more_processes_than_leaves_are_refused() {
+    let fixture = Fixture::new();
+    for outcome in run(&fixture, "refused", 5, &[FOUR], false) {
+        let failure = outcome.unwrap_err();
+        assert_eq!(failure.code(), 2);
+        assert_eq!(
+            failure.to_string(),
+            "5 processes cannot share the steps of a run with train.leaves = 4; start at most 4, or set train.leaves in a new run"
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! Processes that share a run over Gloo, as a shell loop starts them: they leave the bytes of one, whoever is killed.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use ft_trainer::random::uniform;
+
+use crate::fixture::{Fixture, stderr};
+use crate::parallel::{FOUR, SHARED, assert_same};
+
+/// In which all have ended after one has, on a machine that has other work, too.
+const SOME_TIME: Duration = Duration::from_secs(30);
+
+/// Starts the processes of a run, each with values of its own beside those of all.
+fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: impl Fn(usize) -> Vec<String>) -> Vec<Child> {
+    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let values: Vec<&str> = SHARED.iter().chain(values).copied().collect();
+    let config = fixture.config(output);
+    let start = |rank: usize| {
+        let own = own(rank);
+        let values = values.iter().copied().chain(own.iter().map(String::as_str)).collect::<Vec<_>>();
+        let mut command: Command = fixture.train(&config, &values);
+        let (rank, size, port) = (rank.to_string(), size.to_string(), port.to_string());
+        command.envs([("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port)]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    (0..size).map(start).collect()
+}
+
+fn outputs(processes: Vec<Child>) -> Vec<Output> {
+    processes.into_iter().map(|process| process.wait_with_output().unwrap()).collect()
+}
+
+fn trained(fixture: &Fixture, output: &str, size: usize, values: &[&str]) -> PathBuf {
+    for (rank, output) in outputs(start(fixture, output, size, values, |_| Vec::new())).iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}\n{}", output.status, stderr(output));
+        assert_eq!(output.stdout.is_empty(), rank > 0, "only the leader speaks");
+    }
+    fixture.path(output)
+}
+
+/// Waits until all have ended, in time after one has; their codes.
+fn codes(processes: &mut [Child], time: Duration) -> Vec<Option<i32>> {
+    let started = Instant::now();
+    let mut code = |process: &mut Child| loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(started.elapsed() < time, "a process goes on without another");
+        sleep(Duration::from_millis(10));
+    };
+    processes.iter_mut().map(&mut code).collect()
+}
+
+#[test]
+fn any_number_trains_to_the_bytes_of_one() {
+    let fixture = Fixture::new();
+    let ways: [(&[&str], &[usize]); 2] =
+        [(&[FOUR], &[2, 3, 4]), (&[FOUR, "train.precision=bf16", "train.dropout=0.1", "train.document_mask=true"], &[3])];
+    for (number, (values, sizes)) in ways.into_iter().enumerate() {
+        let expected = trained(&fixture, &format!("{number}-alone"), 1, values);
+        for size in sizes {
+            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, values));
+        }
+    }
+}
+
+#[test]
+fn whoever_is_killed_the_others_end_and_any_number_goes_on() {
+    const LONG: [&str; 3] = [FOUR, "train.steps=24", "train.checkpoint_every=3"];
+    let fixture = Fixture::new();
+    let expected = trained(&fixture, "undisturbed", 2, &LONG);
+    let lines = || fs::metadata(fixture.path("killed").join("progress.jsonl")).map_or(0, |file| file.len());
+    for (kill, size) in [4, 2, 3].into_iter().enumerate() {
+        let before = lines();
+        let mut processes = start(&fixture, "killed", size, &LONG, |_| Vec::new());
+        while lines() == before {
+            sleep(Duration::from_millis(1));
+        }
+        sleep(Duration::from_secs_f64(0.3 * uniform(&[kill as u64, 0])));
+        let victim = (uniform(&[kill as u64, 1]) * size as f64) as usize;
+        processes[victim].kill().unwrap();
+        for code in codes(&mut processes, SOME_TIME) {
+            assert!([None, Some(75), Some(0)].contains(&code), "{code:?} after a kill");
+        }
+    }
+    assert_same(&expected, &trained(&fixture, "killed", 1, &LONG));
+}
+
+#[test]
+fn the_first_failure_is_told_with_its_rank() {
+    let fixture = Fixture::new();
+    let own = |rank| if rank == 1 { vec!["data=nowhere".to_owned()] } else { Vec::new() };
+    let mut processes = start(&fixture, "failing", 3, &[FOUR], own);
+    assert_eq!(codes(&mut processes, SOME_TIME), [Some(75), Some(2), Some(75)]);
+    let messages: Vec<String> = outputs(processes).iter().map(stderr).collect();
+    assert!(messages[1].starts_with("error: nowhere is not a prepared dataset"), "{messages:?}");
+    for other in [&messages[0], &messages[2]] {
+        assert!(other.contains("error: rank 1 failed: nowhere is not a prepared dataset"), "{messages:?}");
+    }
+}
+
+/// One hears the wish, and all stop after the same step.
+#[test]
+fn a_wish_that_one_hears_stops_all() {
+    let fixture = Fixture::new();
+    let endless = [FOUR, "train.steps=400"];
+    let mut processes = start(&fixture, "stopped", 2, &endless, |_| Vec::new());
+    let log = fixture.path("stopped").join("steps.jsonl");
+    while !fs::read_to_string(&log).is_ok_and(|log| log.contains("learning_rate")) {
+        sleep(Duration::from_millis(5));
+    }
+    terminate(&processes[1]);
+    assert_eq!(codes(&mut processes, SOME_TIME), [Some(75), Some(75)]);
+    let ended = outputs(processes);
+    let said = String::from_utf8_lossy(&ended[0].stdout).into_owned();
+    assert!(said.contains("stopped on request; checkpoint step-0"), "{said}{}", stderr(&ended[0]));
+    assert!(ended.iter().all(|output| output.stderr.is_empty()), "{ended:?}");
+}
+
+#[test]
+fn processes_with_other_settings_are_refused() {
+    let fixture = Fixture::new();
+    let mut processes = start(&fixture, "mixed", 2, &[FOUR], |rank| vec![format!("train.seed={rank}")]);
+    let ended = codes(&mut processes, SOME_TIME);
+    assert!(ended.contains(&Some(2)) && ended.iter().all(|code| [Some(2), Some(75)].contains(code)), "{ended:?}");
+    let said = outputs(processes).iter().map(stderr).collect::<String>();
+    assert!(said.contains("rank 1 has other settings or other data than rank 0"), "{said}");
+    assert!(!Path::new(&fixture.path("mixed")).join("steps.jsonl").exists());
+}
+
+fn terminate(process: &Child) {
+    let pid = process.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+}
