@@ -120,7 +120,7 @@ fn half_precision_and_offloading_are_translated() {
     let is = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-12, "{found} instead of {expected}");
     is(third.warmup_learning_rate, 1e-6);
     is(third.learning_rate, 1e-3); // The optimizer's is written over.
-    assert_eq!(third.warmup_steps, 1000, "DeepSpeed's default");
+    assert_eq!(third.warmup_steps, 1000.into(), "DeepSpeed's default");
     let short = translate(&format!("{CLM} --max_steps 50"), &|_| Ok(r#"{"scheduler": {"type": "WarmupLR"}}"#.to_owned()));
     assert!(short.expect_err("a problem").what.contains("without warmup_num_steps DeepSpeed takes 1000, more than the run has"));
 }
@@ -244,7 +244,7 @@ fn flags_mean_the_same_in_any_order() {
 
 #[test]
 fn evaluations_on_the_way_are_those_of_the_program() {
-    let every = |flags: &str| job(&format!("{SMALL} {flags}")).train.eval_every;
+    let every = |flags: &str| job(&format!("{SMALL} {flags}")).train.eval_every.steps();
     assert_eq!(every("--eval_strategy steps"), 500, "as often as it logs");
     assert_eq!(every("--evaluate_during_training --logging_steps 7"), 7);
     assert_eq!(every("--eval_strategy steps --logging_steps 7 --eval_steps 0"), 7);
@@ -393,10 +393,10 @@ fn fairseqs_script_and_its_early_end_are_known() {
     let script = FAIRSEQ.replace("fairseq-train", "python train.py");
     assert_eq!(job(&script).train, job(FAIRSEQ).train);
     let early = job(&format!("{FAIRSEQ} --patience 3 --keep-best-checkpoints 1 --best-checkpoint-metric ppl")).train;
-    assert_eq!((early.early_stopping_patience, early.keep_best, early.eval_every), (Some(3), true, 2000));
+    assert_eq!((early.early_stopping_patience, early.keep_best, early.eval_every), (Some(3), true, 2000.into()));
     let never = job(&format!("{FAIRSEQ} --patience -1 --keep-best-checkpoints -1")).train;
     assert_eq!((never.early_stopping_patience, never.keep_best), (None, false));
-    assert_eq!(job(&format!("{FAIRSEQ} --validate-interval-updates 500")).train.eval_every, 500);
+    assert_eq!(job(&format!("{FAIRSEQ} --validate-interval-updates 500")).train.eval_every, 500.into());
     assert!(
         problems(&format!("{FAIRSEQ} --keep-best-checkpoints 3"))
             .contains("--keep-best-checkpoints: the weights of one evaluation")

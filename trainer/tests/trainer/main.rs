@@ -7,5 +7,6 @@ mod bad_input;
 mod engines;
 mod fixture;
 mod generation;
+mod lengths;
 mod memory;
 mod resume;

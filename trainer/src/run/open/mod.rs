@@ -43,6 +43,7 @@ impl Run {
         }
         let mut state = state::open(config, &dataset, &sampler, &shape, checkpoint)?;
         let mut config = config.clone();
+        (config.train, _) = preflight::in_steps(&config.train, sampler.blocks())?;
         let fit = |settings: &TrainSettings| world.agree(has_room(&shape, settings, chosen.device));
         config.train = micro_batch::resolve(&config.train, fit, state.micro_batch, config.micro_batch_limit);
         state.micro_batch = Some(config.train.micro_batch.sequences());
