@@ -42,7 +42,7 @@ pub struct Init {
     /// Overwrite files
     #[arg(long)]
     force: bool,
-    /// Translate this command line of run_clm.py, run_language_modeling.py or fairseq-train
+    /// Translate this command line of run_clm.py, run_clm_no_trainer.py, run_language_modeling.py or fairseq-train
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["template", "list"])]
     from_command: Option<String>,
     /// Translate this command job of Azure ML (YAML of its CLI v2), whose command is one that --from-command knows

@@ -49,12 +49,24 @@ pub fn suggest(typed: &str, known: &[&str], what: &str) -> String {
     }
 }
 
-/// The word that was probably meant: at most a third of it is wrong.
+/// The word that was probably meant.
 pub fn nearest<'k>(typed: &str, known: &[&'k str]) -> Option<&'k str> {
+    near(typed, known).first().copied()
+}
+
+/// The words that were probably meant: at most a third of them is wrong, or what was typed is a part of them. There are two only
+/// where both are as near.
+pub fn near<'k>(typed: &str, known: &[&'k str]) -> Vec<&'k str> {
     let plain = |word: &str| word.to_ascii_lowercase().replace('-', "_");
-    let distance = |word: &str| strsim::damerau_levenshtein(&plain(typed), &plain(word));
-    let near = known.iter().map(|word| (distance(word), *word)).min_by_key(|(distance, _)| *distance)?;
-    (near.0 <= (typed.chars().count() / 3).max(1)).then_some(near.1)
+    let distance = |word: &str| match strsim::damerau_levenshtein(&plain(typed), &plain(word)) {
+        far if far > 2 && typed.len() > 5 && plain(word).contains(&plain(typed)) => 2,
+        distance => distance,
+    };
+    let mut near: Vec<(usize, &str)> = known.iter().map(|word| (distance(word), *word)).collect();
+    near.sort_by_key(|(distance, _)| *distance);
+    let least = near.first().map_or(0, |(distance, _)| *distance);
+    near.retain(|(distance, _)| *distance == least && least <= (typed.chars().count() / 3).max(1));
+    near.into_iter().map(|(_, word)| word).take(2).collect()
 }
 
 /// One word for a shell, whatever is in it.

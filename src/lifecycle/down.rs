@@ -18,7 +18,7 @@ use crate::{
 pub async fn down(world: &World, id: &JobId) -> Result<()> {
     let read = journal::read(world.store.as_ref(), id).await;
     if read.as_ref().is_ok_and(|(record, _)| !record.state.is_finished()) {
-        cancel::cancel(world, id, Duration::ZERO).await?;
+        Box::pin(cancel::cancel(world, id, Duration::ZERO)).await?;
     }
     teardown::destroy(world, id).await?;
     match read {

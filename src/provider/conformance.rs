@@ -74,7 +74,7 @@ pub fn plan() -> Plan {
         data: DataPlan::Digest(Digest::of(b"data")),
         initial_weights: None,
         model: ModelConfig::default(),
-        train: TrainSettings { steps: Some(100), checkpoint_every: 20, ..TrainSettings::default() },
+        train: TrainSettings { steps: Some(100), checkpoint_every: 20.into(), ..TrainSettings::default() },
         processes: 1,
         sample: None,
         retry: RetryPlan { on: Vec::new(), attempts: 1, backoff: span(1), max_backoff: span(1) },

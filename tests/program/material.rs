@@ -59,7 +59,7 @@ type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
 
 #[test]
 fn a_plan_refuses_what_the_trainer_would() {
-    let cases: [Case<'_>; 12] = [
+    let cases: [Case<'_>; 13] = [
         (
             &|sandbox| {
                 sandbox.write("weights/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
@@ -96,6 +96,7 @@ fn a_plan_refuses_what_the_trainer_would() {
             &["train.warmup_steps=4", "train.steps=", "train.epochs=0.0001"],
             "the warm-up of 4 steps is longer than the run of 1",
         ),
+        (&|_| (), &["train.warmup_steps=2 epochs", "train.steps=", "train.epochs=1.0"], "steps is longer than the run of"),
         (
             &|_| (),
             &["train.keep_best=true", "train.eval_every=1", "data.validation_fraction=0"],

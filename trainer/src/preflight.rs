@@ -10,7 +10,7 @@ use crate::error::Failure;
 use crate::model::Shape;
 use crate::model::shape::OWN_TOKENIZER;
 use crate::model::weights::model_files::ModelFiles;
-use crate::settings::{ModelConfig, TrainConfig, TrainSettings, Variant, validate};
+use crate::settings::{ModelConfig, TrainConfig, TrainSettings, Variant, length, validate};
 
 /// What is asked of a run.
 #[derive(Debug, Clone, Copy)]
@@ -47,8 +47,7 @@ impl Asked<'_> {
         self.check_adapters(&self.shape(data.vocabulary)?)?;
         let sampler = sampler(data.train.tokens, self.train)?;
         check_validation(self.train, data)?;
-        let steps = steps(self.train, sampler.blocks());
-        validate::all_hold(validate::fits(self.train, steps)).map_err(Failure::input)
+        in_steps(self.train, sampler.blocks()).map(drop)
     }
 
     /// The shape that is asked for, which is that of the initial weights when there are any.
@@ -93,6 +92,15 @@ pub fn sampler(tokens: u64, settings: &TrainSettings) -> Result<Sampler, Failure
 pub fn steps(settings: &TrainSettings, blocks: u64) -> u64 {
     let sequences = settings.epochs.unwrap_or(1.0) * blocks as f64;
     settings.steps.unwrap_or_else(|| ((sequences / settings.sequences_per_step() as f64) as u64).max(1))
+}
+
+/// `settings` with every length in steps, and the steps in all. Refuses a warm-up and a decay that are longer than the run.
+pub fn in_steps(settings: &TrainSettings, blocks: u64) -> Result<(TrainSettings, u64), Failure> {
+    let steps = steps(settings, blocks);
+    let epoch = blocks as f64 / settings.sequences_per_step() as f64;
+    let settings = length::resolve(settings, epoch, steps);
+    validate::all_hold(validate::fits(&settings, steps)).map_err(Failure::input)?;
+    Ok((settings, steps))
 }
 
 pub fn check_validation(settings: &TrainSettings, data: &Description) -> Result<(), Failure> {

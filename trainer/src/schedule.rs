@@ -10,13 +10,14 @@
 
 use std::f64::consts::PI;
 
+use crate::settings::length::Length;
 use crate::settings::{Schedule, TrainSettings};
 
 /// Learning rate of the update that follows `step` completed updates, in a run of `steps` updates.
 ///
 /// The operations have the order that they have in Python there, so that not even the last bit differs.
 pub fn learning_rate(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
-    let (peak, warmup) = (settings.learning_rate, settings.warmup_steps);
+    let (peak, warmup) = (settings.learning_rate, settings.warmup_steps.steps());
     match settings.schedule {
         _ if peak == 0.0 => 0.0,
         Schedule::WarmupLr | Schedule::WarmupLrLinear => {
@@ -42,7 +43,7 @@ fn floor(settings: &TrainSettings) -> f64 {
 /// The share of the peak learning rate once the warm-up is over.
 fn after_warmup(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
     let floor = floor(settings);
-    let warmup = settings.warmup_steps;
+    let warmup = settings.warmup_steps.steps();
     let step = step.min(steps.max(warmup));
     let decay = steps.saturating_sub(warmup);
     match settings.schedule {
@@ -54,7 +55,7 @@ fn after_warmup(settings: &TrainSettings, step: u64, steps: u64) -> f64 {
             ((peak - end) * (1.0 - ratio(step - warmup, decay)).powf(settings.power) + end) / peak
         }
         Schedule::Wsd => {
-            let decay = settings.decay_steps.unwrap_or(0);
+            let decay = settings.decay_steps.map_or(0, Length::steps);
             let since = (step + decay).saturating_sub(steps);
             above(floor, 1.0 - ratio(since, decay))
         }
@@ -93,8 +94,8 @@ mod tests {
             min_learning_rate,
             schedule,
             power: 2.0,
-            warmup_steps: 2,
-            decay_steps: Some(4),
+            warmup_steps: 2.into(),
+            decay_steps: Some(4.into()),
             ..TrainSettings::default()
         };
         (0..=10).map(|step| learning_rate(&settings, step, 10)).collect()
@@ -150,7 +151,7 @@ mod tests {
                 let settings = TrainSettings {
                     learning_rate: 2.0,
                     warmup_learning_rate: start,
-                    warmup_steps: 4,
+                    warmup_steps: 4.into(),
                     schedule,
                     ..TrainSettings::default()
                 };
@@ -166,7 +167,8 @@ mod tests {
     fn a_warmup_of_deepspeed_is_at_least_two_steps() {
         for (schedule, third) in [(Schedule::WarmupLr, 1.0), (Schedule::WarmupLrLinear, 0.5)] {
             for warmup_steps in [0, 1, 2] {
-                let settings = TrainSettings { learning_rate: 1.0, warmup_steps, schedule, ..TrainSettings::default() };
+                let settings =
+                    TrainSettings { learning_rate: 1.0, warmup_steps: warmup_steps.into(), schedule, ..TrainSettings::default() };
                 let rates: Vec<f64> = (0..5).map(|step| learning_rate(&settings, step, 10)).collect();
                 assert_eq!(rates, [0.0, 0.0, third, 1.0, 1.0], "{schedule:?} over {warmup_steps}");
             }
@@ -178,7 +180,7 @@ mod tests {
         let settings = TrainSettings {
             learning_rate: 2.0,
             warmup_learning_rate: 1.0,
-            warmup_steps: 4,
+            warmup_steps: 4.into(),
             schedule: Schedule::Constant,
             ..TrainSettings::default()
         };

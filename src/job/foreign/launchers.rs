@@ -8,6 +8,10 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
         names: &["num_gpus", "nproc_per_node", "num_processes", "n", "np", "c", "num_nodes", "nnodes", "num_machines", "npernode"],
         meaning: Must(1.0, ONE_DEVICE),
     },
+    Flag {
+        names: &["autotuning"],
+        meaning: Refused("it would choose other batches; train.micro_batch = \"auto\" takes as many sequences at once as fit"),
+    },
     Flag { names: &["multi_gpu", "force_multi"], meaning: NoSwitch(ONE_DEVICE) },
     Flag { names: &["include", "i"], meaning: Special(include) },
     Flag { names: &["m", "module", "no_python", "u", "B"], meaning: Switch("the trainer starts itself") },

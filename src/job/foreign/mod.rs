@@ -13,8 +13,9 @@ mod verbs;
 mod words;
 mod yaml;
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
+use ft_trainer::settings::length::Length as Steps;
 use toml::Value;
 
 use super::{
@@ -39,6 +40,8 @@ enum Meaning {
     Whole(&'static str),
     /// The value of this key, any number.
     Number(&'static str),
+    /// The value of this key: a number of steps, or below 1 a share of the run. 0 and less stand for never.
+    Length(&'static str),
     /// One number of `train.betas`.
     Beta(usize),
     /// The value of this key as it is written.
@@ -49,6 +52,8 @@ enum Meaning {
     Choice(&'static [(&'static str, &'static [(&'static str, Setting)])]),
     /// Must be this number; any other is refused for the reason.
     Must(f64, &'static str),
+    /// Must be one of these words; any other is refused for the reason.
+    Only(&'static [&'static str], &'static str),
     /// Changes nothing here, for the reason.
     Nothing(&'static str),
     /// [`Meaning::Nothing`] for a flag without a value.
@@ -59,6 +64,8 @@ enum Meaning {
     Refused(&'static str),
     /// [`Meaning::Refused`] for a flag without a value.
     NoSwitch(&'static str),
+    /// Always so here: a flag without a value that is refused for the reason when it is `false`.
+    Always(&'static str),
     /// For what no table can say.
     Special(Act),
     /// [`Meaning::Special`] for a flag without a value.
@@ -67,7 +74,12 @@ enum Meaning {
 
 impl Meaning {
     fn is_switch(&self) -> bool {
-        matches!(self, Self::Switch(_) | Self::SwitchTo(_) | Self::NoSwitch(_) | Self::SpecialSwitch(_))
+        matches!(self, Self::Switch(_) | Self::SwitchTo(_) | Self::NoSwitch(_) | Self::Always(_) | Self::SpecialSwitch(_))
+    }
+
+    /// What a switch means that is turned off.
+    fn turned_off(&self) -> Result<(), String> {
+        if let Self::Always(reason) = self { Err((*reason).to_owned()) } else { Ok(()) }
     }
 }
 
@@ -130,11 +142,9 @@ pub struct Job {
     notes: Vec<String>,
     /// Flags that cannot be translated.
     problems: Vec<String>,
-    /// The known flags, for a user who mistyped one.
-    known: Vec<&'static str>,
     /// Contents of the DeepSpeed configuration, given by a caller that may read files.
     deepspeed: Option<serde_json::Value>,
-    /// `config.json` of the model that training begins with, where it can be read.
+    /// `config.json` of the model, where it can be read.
     model_config: Option<serde_json::Value>,
     /// Processes that a step's sequences are shared among; 0 stands for one.
     processes: u32,
@@ -156,6 +166,11 @@ impl Job {
 
     fn note(&mut self, flag: &str, reason: &str) {
         self.notes.push(format!("{flag}: {reason}"));
+    }
+
+    /// Takes out what stands for a word only until everything is known.
+    fn take_word(&mut self, key: &str) -> Option<String> {
+        self.values.remove(key)?.as_str().map(str::to_owned)
     }
 
     fn number(&self, key: &str) -> Option<f64> {
@@ -198,6 +213,7 @@ impl Job {
         match meaning {
             Meaning::Whole(key) => self.set(key, whole(value)?),
             Meaning::Number(key) => self.set(key, number(value)?),
+            Meaning::Length(key) => self.set(key, length(value)?),
             Meaning::Beta(index) => self.set_beta(*index, number(value)?),
             Meaning::Text(key) => self.set(key, value),
             Meaning::Path(key) => self.set(key, vec![Value::from(value)]),
@@ -213,6 +229,12 @@ impl Job {
                     return Err((*reason).to_owned());
                 }
             }
+            Meaning::Only(words, reason) => {
+                if !words.iter().any(|word| word.eq_ignore_ascii_case(value)) {
+                    return Err((*reason).to_owned());
+                }
+            }
+            Meaning::Always(_) => {}
             Meaning::SwitchTo(settings) => settings.iter().for_each(|(key, setting)| self.set(key, *setting)),
             Meaning::Nothing(reason) | Meaning::Switch(reason) => self.note(flag, reason),
             Meaning::Refused(reason) | Meaning::NoSwitch(reason) => return Err((*reason).to_owned()),
@@ -225,25 +247,56 @@ impl Job {
     fn take(&mut self, words: &[String], read: Read<'_>) -> Result<&'static Program, Refused> {
         let program = |place| PROGRAMS.into_iter().find(|program| program.is_started_by(words, place));
         let Some((place, program)) = (0..words.len()).find_map(|place| Some((place, program(place)?))) else {
-            return Err(unknown_program());
+            return Err(unknown_program(words));
         };
         program.defaults.iter().copied().flatten().for_each(|(key, setting)| self.set(key, *setting));
         words::apply(self, &words[..place], launchers::FLAGS, Some(|_, _| Ok(())));
-        let json = |file: &str| read(file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")));
-        match words::value_of(&words[place..], "deepspeed").map(|file| json(&file)) {
-            Some(Ok(config)) => self.deepspeed = Some(config),
-            Some(Err(problem)) => self.problems.push(format!("--deepspeed: {problem}")),
-            None => {}
-        }
-        words::apply(self, &words[place + 1..], program.flags, program.positional);
+        let given = self.spelt_out(program, &words[place + 1..], read);
+        self.read_deepspeed(&given, read);
+        words::apply(self, &given, program.flags, program.positional);
         deepspeed::apply(self);
-        let model = self.values.get(WEIGHTS).and_then(Value::as_str);
-        self.model_config = model.and_then(|model| json(&format!("{model}/config.json")).ok());
+        self.read_config(read);
         if let Some(finish) = program.finish {
             finish(self);
         }
         program.ways.iter().for_each(|(what, way)| self.note(what, way));
         Ok(program)
+    }
+
+    /// The words after a program's name. transformers takes all flags from a JSON file that stands alone.
+    fn spelt_out(&mut self, program: &Program, words: &[String], read: Read<'_>) -> Vec<String> {
+        let is_json = |file: &str| Path::new(file).extension().is_some_and(|extension| extension == "json");
+        match words {
+            [file] if is_json(file) && program.positional.is_none() => match json(file, read) {
+                Ok(flags) => return words::of_table(&flags),
+                Err(problem) => self.problems.push(problem),
+            },
+            _ => return words.to_vec(),
+        }
+        Vec::new()
+    }
+
+    /// transformers takes the configuration in the place of its file, too.
+    fn read_deepspeed(&mut self, words: &[String], read: Read<'_>) {
+        let inline = |text: &str| serde_json::from_str(text).map_err(|error| error.to_string());
+        let given = words::value_of(words, "deepspeed");
+        match given.map(|given| if given.starts_with('{') { inline(&given) } else { json(&given, read) }) {
+            Some(Ok(config)) => self.deepspeed = Some(config),
+            Some(Err(problem)) => self.problems.push(format!("--deepspeed: {problem}")),
+            None => {}
+        }
+    }
+
+    /// That of the weights may be read later: they need not be here yet.
+    fn read_config(&mut self, read: Read<'_>) {
+        let model = [CONFIG, WEIGHTS].iter().find_map(|key| self.values.get(*key)?.as_str());
+        match model.map(|model| json(&format!("{model}/config.json"), read)) {
+            Some(Ok(config)) => self.model_config = Some(config),
+            Some(Err(problem)) if self.values.contains_key(CONFIG) => {
+                self.problems.push(format!("--config_name: {problem}; nothing is fetched from a hub"));
+            }
+            _ => {}
+        }
     }
 
     /// The job file for `what`, with notes for the user as comments; or why there is none.
@@ -282,18 +335,9 @@ impl Job {
         Ok(Translated { text, notes: self.notes })
     }
 
-    fn refused(mut self, what: &str) -> Refused {
-        let mut fix = "take out or change what is named, and translate again".to_owned();
-        if !self.known.is_empty() {
-            self.known.sort_unstable();
-            self.known.dedup();
-            let _ = write!(
-                fix,
-                "; `ftctl schema` has all that a job can be told, and these flags are known: --{}",
-                self.known.join(" --")
-            );
-        }
-        Refused { what: format!("{what} cannot be translated:\n{}", self.problems.join("\n")), fix }
+    fn refused(self, what: &str) -> Refused {
+        let fix = "take out or change what is named, and translate again; `ftctl schema` has all that a job can be told";
+        Refused { what: format!("{what} cannot be translated:\n{}", self.problems.join("\n")), fix: fix.to_owned() }
     }
 }
 
@@ -312,8 +356,9 @@ pub struct Refused {
     pub fix: String,
 }
 
-const PROGRAMS: [&Program; 8] = [
+const PROGRAMS: [&Program; 9] = [
     &transformers::RUN_CLM,
+    &transformers::NO_TRAINER,
     &transformers::RUN_LANGUAGE_MODELING,
     &fairseq::TRAIN,
     &fairseq::TRAIN_SCRIPT,
@@ -326,6 +371,10 @@ const PROGRAMS: [&Program; 8] = [
 /// The text of a file that a command line names, or why there is none.
 type Read<'r> = &'r dyn Fn(&str) -> Result<String, String>;
 
+fn json(file: &str, read: Read<'_>) -> Result<serde_json::Value, String> {
+    read(file).and_then(|text| serde_json::from_str(&text).map_err(|error| format!("{file}: {error}")))
+}
+
 const COMMAND: &str = "the command";
 
 /// Translates a command line. `read` gives the text of a file that it names.
@@ -336,7 +385,28 @@ pub fn translate(command: &str, read: Read<'_>) -> Result<Translated, Refused> {
     job.finish(COMMAND, command, program)
 }
 
-fn unknown_program() -> Refused {
+/// Programs that are known for what they cannot become, by their names without an extension.
+const OTHERS: [(&[&str], &str, &str); 6] = [
+    (&["run_mlm", "run_mlm_no_trainer"], "trains a model that fills gaps in a text", CAUSAL),
+    (&["run_plm"], "trains a model that predicts tokens in any order", CAUSAL),
+    (&["run_fim", "run_fim_no_trainer"], "moves the middle of a text to its end for some documents, which no job does", CAUSAL),
+    (&["run_bart_dlm", "run_t5_mlm_flax", "run_bart_dlm_flax"], "trains a model that mends a text", CAUSAL),
+    (&["run_clm_flax"], "has an optimizer and flags of its own", "give the command of run_clm.py that does the same"),
+    (
+        &["fairseq-eval-lm", "eval_lm"],
+        "trains nothing: it evaluates what fairseq saved",
+        "`ftctl eval` evaluates a Hugging Face directory, such as `ftctl download` leaves",
+    ),
+];
+const CAUSAL: &str = "GPT-2 and fairseq's language models of its kind can be trained here, by run_clm.py or fairseq-train";
+
+fn unknown_program(words: &[String]) -> Refused {
+    let file = |word: &String| word.rsplit('/').next().unwrap_or_default().trim_end_matches(".py").to_owned();
+    for word in words.iter().map(file) {
+        if let Some((_, why, fix)) = OTHERS.iter().find(|(names, ..)| names.contains(&word.as_str())) {
+            return Refused { what: format!("{word} cannot become a job: it {why}"), fix: (*fix).to_owned() };
+        }
+    }
     let name = |program: &Program| match program.told_by {
         Some(flag) => format!("{} with --{flag}", program.names[0]),
         None => program.names[0].to_owned(),
@@ -359,9 +429,24 @@ fn keep(job: &mut Job, value: &str) -> Result<(), String> {
 
 const NAME: &str = "name";
 const KEEP: &str = "train.keep_checkpoints";
+const MICRO_BATCH: &str = "train.micro_batch";
 const ACCUMULATION: &str = "train.gradient_accumulation";
 const WEIGHTS: &str = "initial_weights";
+/// The directory of a `config.json` that is not the weights'; taken out again.
+const CONFIG: &str = "config";
+const EVAL_EVERY: &str = "train.eval_every";
+const CHECKPOINT_EVERY: &str = "train.checkpoint_every";
+const LOG_EVERY: &str = "train.log_every";
+const STEPS: &str = "train.steps";
+const BLOCK_SIZE: &str = "train.block_size";
+const CONTEXT: &str = "model.context";
 const ONE_PROCESS: &str = "there is one process";
+const TRACKERS: &str = "event files for TensorBoard are always written, and [tracking] names an MLflow server";
+const OWN_LOG: &str = "`ftctl logs` has what the trainer says";
+const OWN_LOADER: &str = "the trainer reads its data by itself, and no batch is waited for";
+const OTHER_OPTIMIZER: &str = "it belongs to an optimizer that does not exist here";
+const OTHER_SCHEDULE: &str = "it belongs to a schedule that does not exist here";
+const OWN_KERNELS: &str = "the trainer has its own kernels";
 const ALL_CORES: &str = "all cores are used";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const PRECISION: &str =
@@ -373,8 +458,26 @@ fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or(value.as_integer().map(|number| number as f64))
 }
 
+/// Also `1e3`.
 fn whole(value: &str) -> Result<i64, String> {
-    value.parse().map_err(|_| format!("`{value}` is not a whole number"))
+    let written = |number: f64| (number.fract() == 0.0 && number.abs() < 2.0_f64.powi(53)).then_some(number as i64);
+    let found = value.parse().ok().or_else(|| value.parse().ok().and_then(written));
+    found.ok_or_else(|| format!("`{value}` is not a whole number"))
+}
+
+/// A number of steps, or below 1 a share of the run; 0 and less stand for never.
+fn length(value: &str) -> Result<Value, String> {
+    let found = number(value)?;
+    if found > 0.0 && found < 1.0 { Ok(share(found)) } else { Ok(whole(value)?.max(0).into()) }
+}
+
+/// `3%`, and not the nearest float to it.
+fn share(part: f64) -> Value {
+    Steps::Percent((part * 1e12).round() / 1e10).to_string().into()
+}
+
+fn epochs(number: f64) -> Value {
+    Steps::Epochs(number).to_string().into()
 }
 
 fn number(value: &str) -> Result<f64, String> {

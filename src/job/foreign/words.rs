@@ -1,7 +1,7 @@
 //! From a command line to flags and their values.
 
-use super::{Act, Flag, Job};
-use crate::job::wording::nearest;
+use super::{Act, Flag, Job, Meaning};
+use crate::job::wording::{self, near};
 
 /// Splits as a POSIX shell does: quotes, backslashes, line ends that are escaped, comments. Text that only a shell could expand is
 /// refused.
@@ -48,7 +48,14 @@ pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positio
         let (name, attached) = typed.split_once('=').map_or((typed, None), |(name, value)| (name, Some(value)));
         let plain = name.replace('-', "_");
         let next = rest.clone().next().filter(|next| flag_name(next).is_none());
-        let Some(flag) = tables.iter().copied().flatten().find(|flag| flag.names.contains(&plain.as_str())) else {
+        let find = |plain: &str| tables.iter().copied().flatten().find(|flag| flag.names.contains(&plain));
+        // transformers has a flag without a value to turn off what is on unless told otherwise.
+        let turned = || plain.strip_prefix("no_").and_then(find).filter(|flag| flag.meaning.is_switch());
+        if let (None, Some(flag)) = (find(&plain), turned()) {
+            flag.meaning.turned_off().unwrap_or_else(|problem| job.problems.push(format!("--{name}: {problem}")));
+            continue;
+        }
+        let Some(flag) = find(&plain) else {
             unknown(job, word, &plain, tables);
             if attached.is_none() && next.is_some() {
                 rest.next(); // Its value, in all likelihood.
@@ -63,13 +70,25 @@ pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positio
         }
         let name = format!("--{name}");
         let applied = match value {
-            Some(value) if is_switch && truth && value.eq_ignore_ascii_case("false") => Ok(()),
+            Some(value) if is_switch && truth && value.eq_ignore_ascii_case("false") => flag.meaning.turned_off(),
             _ if is_switch => job.apply(&name, &flag.meaning, ""),
             Some(value) => job.apply(&name, &flag.meaning, &value),
             None => Err("it needs a value".to_owned()),
         };
         applied.unwrap_or_else(|problem| job.problems.push(format!("{name}: {problem}")));
+        // Some take a list, of which nothing is used here.
+        if positional.is_none() && matches!(flag.meaning, Meaning::Nothing(_)) {
+            while rest.clone().next().is_some_and(|next| flag_name(next).is_none()) {
+                rest.next();
+            }
+        }
     }
+}
+
+/// The flags that stand in a table, each with its value.
+pub(super) fn of_table(table: &serde_json::Value) -> Vec<String> {
+    let given = table.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    given.map(|(name, value)| format!("--{name}={}", wording::value(value))).collect()
 }
 
 /// The value of a flag, wherever it stands.
@@ -94,13 +113,10 @@ pub(super) fn is_flag(word: &str, name: &str) -> bool {
 
 fn unknown(job: &mut Job, word: &str, plain: &str, tables: &[&[Flag]]) {
     let known: Vec<&str> = tables.iter().copied().flatten().flat_map(|flag| flag.names).copied().collect();
-    if let Some(near) = nearest(plain, &known) {
-        // Not every program knows both ways of writing it.
-        let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
-        let near = if name.contains('-') { near.replace('_', "-") } else { near.to_owned() };
-        job.problems.push(format!("{word}: not known here; did you mean --{near}?"));
-    } else {
-        job.problems.push(format!("{word}: not known here, and near to nothing that is"));
-        job.known.extend(known);
-    }
+    // Not every program knows both ways of writing it.
+    let name = word.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let written = |near: &&str| format!("--{}", if name.contains('-') { near.replace('_', "-") } else { (*near).to_owned() });
+    let near: Vec<String> = near(plain, &known).iter().map(written).collect();
+    let hint = if near.is_empty() { ", and near to nothing that is" } else { &format!("; did you mean {}?", near.join(" or ")) };
+    job.problems.push(format!("{word}: not known here{hint}"));
 }

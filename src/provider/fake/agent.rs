@@ -84,8 +84,8 @@ impl Story<'_> {
     }
 
     fn step(&mut self, step: u64) {
-        let (steps, train) = (self.agent.steps(), &self.agent.order.train);
-        if step.is_multiple_of(train.log_every.max(1)) || step == steps {
+        let (steps, train) = (self.agent.steps(), self.agent.settings());
+        if step.is_multiple_of(train.log_every.steps()) || step == steps {
             self.say(&format!("step {step}/{steps} loss {:.4}", loss(step, steps)));
             self.report(self.agent.time_of(step, self.work), self.step_event(step));
         }
@@ -95,7 +95,7 @@ impl Story<'_> {
                 self.agent.time_of(step, self.work),
                 Event::Done { step, seconds: self.work.duration.0.as_secs_f64(), perplexity: None },
             );
-        } else if train.checkpoint_every > 0 && step.is_multiple_of(train.checkpoint_every) {
+        } else if step > 0 && step.is_multiple_of(train.checkpoint_every.steps()) {
             self.checkpoint(step);
         }
     }

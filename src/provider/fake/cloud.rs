@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use ft_trainer::settings::{TrainSettings, length};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -111,6 +112,11 @@ impl Agent {
         let elapsed = u64::try_from(time.duration_since(self.started).as_secs()).unwrap_or(0);
         let phase = if time < self.trains_from(work) { Phase::Staging } else { Phase::Training };
         Told { beat: elapsed / HEARTBEAT + 1, phase, step: self.step_at(time, work), over }
+    }
+
+    /// What it was told, with every length in steps. The whole run is an epoch.
+    pub fn settings(&self) -> TrainSettings {
+        length::resolve(&self.order.train, self.steps() as f64, self.steps())
     }
 
     pub fn steps(&self) -> u64 {

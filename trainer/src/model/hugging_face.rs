@@ -60,13 +60,16 @@ impl Shape {
             return Err(ConfigError::Pointer(path));
         }
         let value: Value = serde_json::from_slice(&text).map_err(|source| ConfigError::Json { path: path.clone(), source })?;
-        let shape = value
-            .as_object()
-            .ok_or_else(|| "the file must hold one JSON object".to_owned())
-            .and_then(|config| if xglm::is_one(config) { xglm::from_config(config) } else { from_config(config) })
-            .map_err(|reason| ConfigError::Unsupported { path: path.clone(), reason })?;
+        let shape = Self::of_config(&value).map_err(|reason| ConfigError::Unsupported { path: path.clone(), reason })?;
         shape.check().map_err(|source| ConfigError::Shape { path, source })?;
         Ok(shape)
+    }
+
+    /// The numbers of a `config.json`, or why its model is not the GPT-2 computed here. Whether a model can have them is not
+    /// checked.
+    pub fn of_config(config: &Value) -> Result<Self, String> {
+        let config = config.as_object().ok_or("the file must hold one JSON object")?;
+        if xglm::is_one(config) { xglm::from_config(config) } else { from_config(config) }
     }
 
     /// The `config.json` that makes `transformers` load the weights as `GPT2LMHeadModel`, or as `XGLMForCausalLM`. The file says

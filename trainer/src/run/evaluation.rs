@@ -74,7 +74,7 @@ pub fn evaluate(
 impl Run {
     /// Before the first step, every `eval_every` steps, and after the last.
     pub(crate) fn evaluation_is_due(&self) -> bool {
-        let (step, every) = (self.state.step, self.config.train.eval_every);
+        let (step, every) = (self.state.step, self.config.train.eval_every.steps());
         let scheduled = step == 0 || step == self.state.steps || (every > 0 && step.is_multiple_of(every));
         let possible = sequences(self.dataset.split(Split::Validation), self.validation()) > 0;
         scheduled && possible && self.state.evaluated != Some(step)

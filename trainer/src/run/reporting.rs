@@ -22,7 +22,7 @@ impl Run {
             // Not every number is one that a progress line can hold.
             return self.recorder.tell(Event::Skipped { step, reason });
         }
-        if step % self.config.train.log_every != 0 && step != steps && step != 1 {
+        if !step.is_multiple_of(self.config.train.log_every.steps()) && step != steps && step != 1 {
             return Ok(());
         }
         let tokens_per_second = self.recorder.pace.take_tokens_per_second();

@@ -176,7 +176,7 @@ impl Run {
 
     /// Every `checkpoint_every` steps and at the end.
     fn checkpoint_is_due(&self) -> bool {
-        let (step, every) = (self.state.step, self.config.train.checkpoint_every);
+        let (step, every) = (self.state.step, self.config.train.checkpoint_every.steps());
         let scheduled = self.is_over() || (step > 0 && every > 0 && step.is_multiple_of(every));
         scheduled && self.recorder.saved != Some(step)
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::length::Length;
 use super::lora::Lora;
 use super::micro_batch::MicroBatch;
 use crate::data::tokenizer::Tokenizer;
@@ -272,7 +273,8 @@ pub enum Engine {
     Libtorch,
 }
 
-/// How the run trains. Counts are in optimizer steps unless said otherwise.
+/// How the run trains. Counts are in optimizer steps unless said otherwise. Warm-up, decay and what comes every so many steps may
+/// also be `"1 epoch"`, `"0.5 epochs"` or `"3%"`, which is of the run's steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[expect(clippy::struct_excessive_bools, reason = "switches that are set one by one")]
@@ -328,12 +330,12 @@ pub struct TrainSettings {
     pub power: f64,
     /// Steps over which the learning rate rises, linearly unless the schedule says otherwise. Steps that change no weight do not
     /// count.
-    pub warmup_steps: u64,
+    pub warmup_steps: Length,
     /// Learning rate at the start of the warm-up.
     pub warmup_learning_rate: f64,
     /// Length of the decay of the `wsd` schedule.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub decay_steps: Option<u64>,
+    pub decay_steps: Option<Length>,
     /// How gradients become new weights.
     pub optimizer: OptimizerKind,
     /// AdamW's decay rates of the first and second moments.
@@ -366,16 +368,16 @@ pub struct TrainSettings {
     /// The run ends with the weights of its best evaluation, even if it is not stopped early.
     pub keep_best: bool,
     /// Steps between evaluations on the validation split; 0: only before the first and after the last step.
-    pub eval_every: u64,
+    pub eval_every: Length,
     /// Sequences per evaluation; absent: the whole validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eval_sequences: Option<usize>,
     /// Steps between checkpoints; 0: only after the last step.
-    pub checkpoint_every: u64,
+    pub checkpoint_every: Length,
     /// Checkpoints kept, newest first; at least 1.
     pub keep_checkpoints: usize,
     /// Steps between progress lines.
-    pub log_every: u64,
+    pub log_every: Length,
     /// Writes `trace.json` beside the checkpoints: what each step spent its time on, for chrome://tracing and Perfetto.
     pub profile: bool,
     /// Threads of the CPU kernels; absent: all cores. Recorded, because it can change the last bits of a sum.
@@ -429,7 +431,7 @@ impl Default for TrainSettings {
             min_learning_rate: 0.0,
             schedule: Schedule::Cosine,
             power: 1.0,
-            warmup_steps: 0,
+            warmup_steps: Length::NONE,
             warmup_learning_rate: 0.0,
             optimizer: OptimizerKind::Adamw,
             decay_steps: None,
@@ -446,11 +448,11 @@ impl Default for TrainSettings {
             skip_spikes: 0.0,
             early_stopping_patience: None,
             keep_best: false,
-            eval_every: 0,
+            eval_every: Length::NONE,
             eval_sequences: None,
-            checkpoint_every: 0,
+            checkpoint_every: Length::NONE,
             keep_checkpoints: 2,
-            log_every: 10,
+            log_every: Length::Steps(10),
             profile: false,
             threads: None,
         }

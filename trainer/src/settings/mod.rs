@@ -3,6 +3,7 @@
 mod arithmetic;
 mod config;
 pub mod file;
+pub mod length;
 pub mod lora;
 pub mod micro_batch;
 pub mod validate;

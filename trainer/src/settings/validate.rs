@@ -1,6 +1,7 @@
 //! The rules for a configuration besides the types of its values: one list for job files, trainer configurations and the flags of
 //! `ftctl prepare`, so that a value is refused for the same reason wherever it is written.
 
+use super::length::Length;
 use super::lora::Lora;
 use super::{
     DataConfig, DataFormat, ModelConfig, OnBadRow, Preset, SampleConfig, Schedule, TokenizerConfig, TokenizerKind, TrainConfig,
@@ -139,7 +140,7 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_least("train.micro_batch", Some(train.micro_batch.sequences()), 1),
         at_least("train.gradient_accumulation", Some(train.gradient_accumulation), 1),
         at_least("train.keep_checkpoints", Some(train.keep_checkpoints), 1),
-        at_least("train.log_every", Some(train.log_every), 1),
+        rule("train.log_every", train.log_every != Length::NONE, "log_every is at least 1, not 0"),
         at_least("train.steps", train.steps, 1),
         at_least("train.eval_sequences", train.eval_sequences, 1),
         at_least("train.threads", train.threads, 1),
@@ -157,12 +158,12 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
         rule(
             "train.early_stopping_patience",
-            train.early_stopping_patience.is_none() || train.eval_every > 0,
+            train.early_stopping_patience.is_none() || train.eval_every != Length::NONE,
             "early stopping counts evaluations; set train.eval_every",
         ),
         rule(
             "train.keep_best",
-            !train.keep_best || train.eval_every > 0,
+            !train.keep_best || train.eval_every != Length::NONE,
             "the best is one of several evaluations; set train.eval_every",
         ),
     ];
@@ -224,9 +225,10 @@ fn lora(lora: &Lora) -> [Rule; 6] {
     ]
 }
 
-/// Warm-up and decay fit into a run of `steps` steps: known only with the data when the length is given in epochs.
+/// Warm-up and decay fit into a run of `steps` steps: known only with the data when a length is given in epochs.
 pub fn fits(train: &TrainSettings, steps: u64) -> [Rule; 2] {
-    let (warmup, decay) = (train.warmup_steps, train.decay_steps.unwrap_or(0));
+    let known = |length: Length| length.of_run(steps).unwrap_or(0);
+    let (warmup, decay) = (known(train.warmup_steps), train.decay_steps.map_or(0, known));
     [
         rule("train.warmup_steps", warmup <= steps, format!("the warm-up of {warmup} steps is longer than the run of {steps}")),
         rule(
@@ -308,7 +310,7 @@ mod tests {
         assert!(message(|train| train.leaves = Some(0)).starts_with("train.leaves: "));
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
-        let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6));
+        let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6.into()));
         assert_eq!(warmup, "train.warmup_steps: the warm-up of 6 steps is longer than the run of 5");
     }
 

@@ -256,8 +256,9 @@ mod tests {
 
     #[test]
     fn what_is_said_and_stored_may_change() {
-        let now =
-            identity(|train| (train.log_every, train.keep_checkpoints, train.checkpoint_every, train.threads) = (1, 9, 9, Some(1)));
+        let now = identity(|train| {
+            (train.log_every, train.keep_checkpoints, train.checkpoint_every, train.threads) = (1.into(), 9, 9.into(), Some(1));
+        });
         assert!(now.differences(&identity(|_| ()), false).is_empty());
     }
 }

@@ -7,6 +7,7 @@ mod bad_input;
 mod engines;
 mod fixture;
 mod generation;
+mod lengths;
 mod memory;
 mod parallel;
 mod processes;

@@ -37,7 +37,7 @@ impl Translation {
         }
         match found.len() {
             0 => {
-                let unknown = unknown_program();
+                let unknown = unknown_program(&[]);
                 Err(format!("{}; {}", unknown.what, unknown.fix))
             }
             1 => Ok(found.remove(0).iter().map(|word| self.with_paths(word)).collect()),

@@ -17,9 +17,12 @@ fn saved() -> (tempfile::TempDir, Tokenizer) {
 }
 
 fn remove(directory: &Path, names: &[&str]) {
-    names.iter().for_each(|name| std::fs::remove_file(directory.join(name)).unwrap());
+    for name in names {
+        std::fs::remove_file(directory.join(name)).unwrap();
+    }
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "a table's values are written where they are put")]
 fn put(directory: &Path, name: &str, content: impl ToString) {
     std::fs::write(directory.join(name), content.to_string()).unwrap();
 }

@@ -116,7 +116,9 @@ fn damaged_files_say_what_is_wrong() {
     let load = || Tokenizer::load(directory.path()).unwrap_err().to_string();
     assert!(load().contains("vocab.json does not exist"), "{}", load());
     learnt("aa aa aa", 258).save(directory.path()).unwrap();
-    ["tokenizer.json", "tokenizer_config.json"].iter().for_each(|name| std::fs::remove_file(path(name)).unwrap());
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::remove_file(path(name)).unwrap();
+    }
     std::fs::write(path("merges.txt"), "#version: 0.2\na zz\n").unwrap();
     assert!(load().contains("merges.txt is not a usable tokenizer file: line 2: `a zz` is not a pair of tokens"), "{}", load());
     std::fs::write(path("vocab.json"), "{\"a\": 7}").unwrap();

@@ -99,14 +99,16 @@ fn one_model_has_many_spellings() {
     Model::new(&fairseq, &xglm).open().unwrap();
 }
 
+type Change<'a> = &'a dyn Fn(&mut Tensors);
+
 #[test]
 fn what_does_not_fit_is_named() {
-    let refused = |change: &dyn Fn(&mut Tensors)| {
+    let refused = |change: Change<'_>| {
         let mut tensors = tensors(&shape());
         change(&mut tensors);
         Model::new(&shape(), &tensors).open().unwrap_err()
     };
-    let cases: [(&dyn Fn(&mut Tensors), &str); 7] = [
+    let cases: [(Change<'_>, &str); 7] = [
         (&|tensors| drop(tensors.pop()), "tensor transformer.ln_f.bias is missing"),
         (&|tensors| tensors[2].2 = vec![5], "transformer.h.0.ln_1.weight has dimensions [5], config.json calls for [8]"),
         (&|tensors| tensors[2].1 = "I16", "transformer.h.0.ln_1.weight has dtype I16"),

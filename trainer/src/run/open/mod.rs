@@ -47,6 +47,7 @@ impl Run {
         let mut state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
         check_same(&state.identity, &world)?;
         let mut config = config.clone();
+        (config.train, _) = preflight::in_steps(&config.train, sampler.blocks())?;
         config.train.leaves = Some(state.leaves);
         check_leaves(&config.train, &world)?;
         let fit = |settings: &TrainSettings| has_room(&shape, settings, chosen.device, &world);

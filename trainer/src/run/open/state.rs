@@ -11,7 +11,7 @@ use crate::error::Failure;
 use crate::files;
 use crate::model::Shape;
 use crate::preflight;
-use crate::settings::{Precision, TrainConfig, TrainSettings, validate};
+use crate::settings::{Precision, TrainConfig, TrainSettings};
 use crate::state::guard::Guard;
 use crate::state::loss_scale::LossScale;
 use crate::state::{self, Identity, State};
@@ -39,8 +39,7 @@ pub(super) fn open(
 /// Position 0 of the run that the configuration describes.
 fn fresh(config: &TrainConfig, dataset: &Dataset, sampler: &Sampler, shape: &Shape, world: &World) -> Result<State, Failure> {
     let settings = &config.train;
-    let steps = preflight::steps(settings, sampler.blocks());
-    validate::all_hold(validate::fits(settings, steps)).map_err(Failure::input)?;
+    let (_, steps) = preflight::in_steps(settings, sampler.blocks())?;
     let weights = config.initial_weights.as_deref().map(weights_digest).transpose()?;
     Ok(State {
         schema: state::SCHEMA.to_owned(),

@@ -146,10 +146,13 @@ fn a_file_has_one_column() {
     }
 }
 
+/// A file, its bytes, how many of its rows are bad, what the first is, and the texts of the others.
+type BadRows<'a> = (&'a str, &'a [u8], u64, &'a str, &'a [&'a str]);
+
 #[test]
 fn bad_rows_are_left_out_where_that_is_wished() {
     let folder = Folder::new();
-    let cases: [(&str, &[u8], u64, &str, &[&str]); 8] = [
+    let cases: [BadRows<'_>; 8] = [
         ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
         ("u.jsonl", b"{\"text\": \"\xff\"}\n{\"text\": \"b\"}", 1, "invalid UTF-8 byte in line 1", &["b"]),
         ("m.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n5\n{\"text\": 5}", 4, "malformed in line 2: ", &["a"]),

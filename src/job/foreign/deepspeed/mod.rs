@@ -1,0 +1,242 @@
+//! `ds_config.json`, which the flag `--deepspeed` of transformers names. `"auto"` leaves a value to the flags.
+
+mod keys;
+
+use ft_trainer::settings::LossScaling;
+use keys::KEYS;
+use serde_json::Value;
+
+use super::{
+    ACCUMULATION, Flag, Job, MICRO_BATCH,
+    Meaning::{self, *},
+    Setting::{self, Word as W},
+};
+use crate::job::wording;
+
+const WARMUP: &str = "WarmupLR";
+const DECAY: &str = "WarmupDecayLR";
+const LINEAR: &str = "linear";
+const PEAK: &str = "train.learning_rate";
+const INITIAL: &str = "train.loss_scaling.initial";
+const LEAST: &str = "train.loss_scaling.minimum";
+const MOST: &str = "train.loss_scaling.maximum";
+// What stands in a job only until all keys are known: no settings.
+const POWER: &str = "scale_power";
+const TOTAL: &str = "total_steps";
+const COUPLED: &str = "coupled_decay";
+
+/// As apex scales the loss.
+const APEX: &[(&str, Setting)] = &[
+    ("train.precision", W("fp16")),
+    ("train.loss_scaling.growth_interval", Setting::Whole(2000)),
+    ("train.loss_scaling.hysteresis", Setting::Whole(1)),
+];
+
+/// Scales the loss itself: the program's own scaling without it does not count.
+pub(super) fn apply(job: &mut Job) {
+    let Some(config) = job.deepspeed.clone() else { return };
+    job.remove_table("train.loss_scaling.");
+    let flags = Job { values: job.values.clone(), ..Job::default() };
+    walk(job, &flags, "", &config);
+    settle(job, &config);
+}
+
+/// Settles what two keys say together, in either order.
+fn settle(job: &mut Job, config: &Value) {
+    let is =
+        |path: &str, word: &str| config.pointer(path).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(word));
+    loss_scales(job);
+    if job.values.remove(COUPLED).is_some() && job.number("train.weight_decay").is_none_or(|decay| decay != 0.0) {
+        let problem = "weights decay apart from the gradient here; give true, or no weight_decay, where both are one";
+        job.problems.push(format!("ds_config optimizer.params.adam_w_mode: {problem}"));
+    }
+    if ["cpu", "nvme"].iter().any(|place| is("/zero_optimization/offload_param/device", place)) {
+        job.set("train.offload", "model");
+    }
+    batch(job, config);
+    let total = job.values.remove(TOTAL).as_ref().and_then(super::as_number);
+    let (warms, decays) = (is("/scheduler/type", WARMUP), is("/scheduler/type", DECAY));
+    if !warms && !decays {
+        return;
+    }
+    let is_linear = is("/scheduler/params/warmup_type", LINEAR);
+    if warms && is_linear {
+        job.set("train.schedule", "warmup-lr-linear");
+    }
+    if decays {
+        decay(job, is_linear, total);
+    }
+    // The scheduler writes its rate over the optimizer's.
+    if let Some(peak) = config.pointer("/scheduler/params/warmup_max_lr").and_then(Value::as_f64) {
+        job.set(PEAK, peak);
+    }
+    if config.pointer("/scheduler/params/warmup_num_steps").is_none() {
+        if job.number("train.steps").is_some_and(|steps| steps < 1000.0) {
+            let problem = "without warmup_num_steps DeepSpeed takes 1000, more than the run has; give it";
+            job.problems.push(format!("ds_config scheduler.params: {problem}"));
+        }
+        job.set("train.warmup_steps", 1000);
+        job.note("ds_config scheduler.params", "without warmup_num_steps DeepSpeed takes 1000");
+    }
+}
+
+/// WarmupDecayLR is the linear schedule, when its warm-up is linear and its end that of the run.
+fn decay(job: &mut Job, is_linear: bool, total: Option<f64>) {
+    const SHOWN: &str = "ds_config scheduler.params";
+    if !is_linear {
+        let problem = "its warm-up rises with the logarithm of the step, and no schedule here does that and falls afterwards; give \
+                       \"linear\", or take the scheduler out and give --lr_scheduler_type linear";
+        job.problems.push(format!("{SHOWN}.warmup_type: {problem}"));
+    }
+    match (total, job.number("train.steps")) {
+        (Some(total), Some(steps)) if (total - steps).abs() > 0.5 => {
+            job.problems
+                .push(format!("{SHOWN}.total_num_steps: {total} is not the run's {steps}, at whose end the rate is 0 here"));
+        }
+        (Some(_), None) => {
+            job.note(&format!("{SHOWN}.total_num_steps"), "the rate is 0 at the end of the run, however long that is");
+        }
+        _ => {}
+    }
+    job.note("ds_config scheduler", "DeepSpeed's rates come one step later, because its counter moves after the optimizer");
+}
+
+/// DeepSpeed makes what is missing of the batch of the others, and refuses a batch that its parts do not multiply to.
+fn batch(job: &mut Job, config: &Value) {
+    let Some(batch) = config.get("train_batch_size").and_then(Value::as_f64) else { return };
+    let processes = job.processes.max(1);
+    let parts = [MICRO_BATCH, ACCUMULATION].map(|key| job.number(key));
+    let [micro_batch, accumulation] = parts.map(|part| part.unwrap_or(1.0));
+    let rest = batch / (micro_batch * accumulation * f64::from(processes));
+    // Without both, the sequences go through the model at once.
+    let missing = [MICRO_BATCH, ACCUMULATION].into_iter().find(|key| !job.values.contains_key(*key));
+    match missing.filter(|_| rest >= 1.0 && rest.fract() == 0.0) {
+        Some(key) => {
+            if in_force(job, key) != Some(rest) {
+                let why =
+                    format!("{batch} sequences a step make {key} {rest}; newer versions of transformers refuse what no flag says");
+                job.note("ds_config train_batch_size", &why);
+            }
+            job.set(key, rest as i64);
+        }
+        None if (rest - 1.0).abs() > 1e-9 => {
+            let whose = if processes == 1 { "one process".to_owned() } else { format!("{processes} processes") };
+            job.problems.push(format!(
+                "ds_config train_batch_size: {batch} is not the micro-batch of {micro_batch} times the accumulation of {accumulation}, which \
+                 DeepSpeed refuses in {whose}; make them agree, or leave it \"auto\""
+            ));
+        }
+        None => {}
+    }
+}
+
+/// The first scale, within the bounds. Only a scale that does not move has a largest one already.
+fn loss_scales(job: &mut Job) {
+    let power = job.values.remove(POWER).as_ref().and_then(super::as_number);
+    if job.values.contains_key(MOST) {
+        for key in [INITIAL, LEAST] {
+            job.values.insert(key.to_owned(), job.values[MOST].clone());
+        }
+        return;
+    }
+    let usual = LossScaling::default();
+    let initial = power.map_or(usual.initial, f64::exp2);
+    if !initial.is_finite() || initial == 0.0 {
+        job.problems.push(format!("ds_config fp16.initial_scale_power: 2 to the power of {} is no scale", power.unwrap_or(0.0)));
+        return;
+    }
+    let least = job.number(LEAST).unwrap_or(usual.minimum);
+    if power.is_some() || least > initial {
+        job.set(INITIAL, initial.max(least));
+    }
+    if initial.max(least) > usual.maximum {
+        job.set(MOST, initial.max(least));
+    }
+}
+
+fn walk(job: &mut Job, flags: &Job, path: &str, value: &Value) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    let section = format!("{path}.");
+    match value {
+        Value::Object(table) if table.get("enabled") == Some(&Value::Bool(false)) => {}
+        Value::Object(_) | Value::Array(_) if find(&section).is_some() => leaf(job, flags, &section, ""),
+        Value::Object(table) => table.iter().for_each(|(name, value)| walk(job, flags, &below(name), value)),
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate() {
+                walk(job, flags, &below(&index.to_string()), value);
+            }
+        }
+        Value::Null => {}
+        Value::String(auto) if auto == "auto" => {}
+        value => leaf(job, flags, path, &wording::value(value)),
+    }
+}
+
+pub(super) fn find(path: &str) -> Option<&'static Flag> {
+    KEYS.iter().find(|key| key.names.contains(&path))
+}
+
+fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
+    let shown = format!("ds_config {}", path.trim_end_matches('.'));
+    let Some(key) = find(path) else {
+        let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
+        let near = wording::near(path, &known).join(" or ");
+        let hint = if near.is_empty() { String::new() } else { format!("; did you mean {near}?") };
+        job.problems.push(format!("{shown}: not known here{hint}"));
+        return;
+    };
+    let before = without_config(flags, &key.meaning);
+    if let Err(problem) = job.apply(&shown, &key.meaning, value) {
+        job.problems.push(format!("{shown}: {problem}"));
+    } else if let Some((before, number)) =
+        before.zip(value.parse::<f64>().ok()).filter(|(before, number)| before.to_bits() != number.to_bits())
+    {
+        let without =
+            format!("the flags, or the defaults of transformers, say {before}; newer versions of transformers refuse that");
+        job.note(&shown, &format!("{number} is taken; {without}"));
+    }
+}
+
+/// The defaults of transformers where no flag is given.
+const USUAL: [(&str, f64); 6] = [
+    (PEAK, 5e-5),
+    (MICRO_BATCH, 8.0),
+    ("train.epsilon", 1e-8),
+    ("train.clip_norm", 1.0),
+    ("train.gradient_accumulation", 1.0),
+    ("train.warmup_steps", 0.0),
+];
+
+/// The value of a number by the flags alone.
+fn without_config(flags: &Job, meaning: &Meaning) -> Option<f64> {
+    match meaning {
+        Number(key) | Whole(key) => in_force(flags, key),
+        Beta(index) => Some(flags.betas()[*index]),
+        _ => None,
+    }
+}
+
+fn in_force(job: &Job, key: &str) -> Option<f64> {
+    job.number(key).or_else(|| USUAL.iter().find(|(usual, _)| *usual == key).map(|(_, value)| *value))
+}
+
+const OPTIMIZER: &[(&str, Setting)] = &[("train.offload", W("optimizer"))];
+
+/// 0 stands for a scale that moves, any other number for itself.
+fn loss_scale(job: &mut Job, value: &str) -> Result<(), String> {
+    match super::number(value)? {
+        0.0 => {}
+        scale if scale > 0.0 => job.set(MOST, scale),
+        _ => return Err("a scale is above 0".to_owned()),
+    }
+    Ok(())
+}
+
+fn least_scale(job: &mut Job, value: &str) -> Result<(), String> {
+    let scale = super::number(value)?;
+    if scale <= 0.0 {
+        return Err("a scale is above 0 here; give 1, DeepSpeed's own".to_owned());
+    }
+    job.set(LEAST, scale);
+    Ok(())
+}

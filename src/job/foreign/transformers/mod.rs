@@ -1,0 +1,480 @@
+//! `run_clm.py` of transformers, `run_clm_no_trainer.py`, which has a loop of its own, and `run_language_modeling.py`, which was
+//! the name of the first until 2020.
+
+mod flags;
+
+use flags::{COMMON, FLAGS, NO_TRAINER_FLAGS, OLD_FLAGS};
+use ft_trainer::{
+    model::Shape,
+    settings::{Variant, length::Length as Steps},
+};
+
+use super::{
+    BLOCK_SIZE, CHECKPOINT_EVERY, CONFIG, CONTEXT, EVAL_EVERY, Flag, Job, LOG_EVERY, MICRO_BATCH,
+    Meaning::*,
+    Program, STEPS,
+    Setting::{self, Number as N, Whole as I, Word as W, Yes},
+    WEIGHTS, as_number,
+};
+use crate::job::wording::suggest;
+
+pub(super) const RUN_CLM: Program = Program {
+    names: &["run_clm.py"],
+    told_by: None,
+    defaults: &[DEFAULTS, OF_THE_TRAINER],
+    positional: None,
+    flags: &[COMMON, FLAGS, OLD_FLAGS],
+    finish: Some(finish),
+    ways: &[
+        BLOCKS,
+        UPDATES,
+        (
+            "documents",
+            "the program puts nothing between rows, and drops what is left of every 1,000 of them; here an end of text ends each, and \
+             only the last block of all is dropped",
+        ),
+        (
+            "lines",
+            "the program takes each line of a txt file for a row, and took its end away until September 2021; here a txt file is \
+             one document, as it is",
+        ),
+        ("evaluation", "the program leaves out the last block when it is not full; here every token counts"),
+    ],
+    instead: None,
+};
+
+pub(super) const RUN_LANGUAGE_MODELING: Program = Program {
+    names: &["run_language_modeling.py"],
+    defaults: &[DEFAULTS, OF_THE_TRAINER, &[("train.compat", W("transformers-2020"))]],
+    ways: &[
+        BLOCKS,
+        UPDATES,
+        (
+            "train.compat",
+            "keeps that layer norms decay and that AdamW's epsilon is added before the bias correction; take it out for neither",
+        ),
+        (
+            "evaluation",
+            "the program's perplexity is that of the mean of its batches' means, however small the last, without the last block when it \
+             is not full; here every token counts alike",
+        ),
+    ],
+    ..RUN_CLM
+};
+
+/// It has neither a limit of the gradient's norm nor a log of its own, and evaluates after each epoch.
+pub(super) const NO_TRAINER: Program = Program {
+    names: &["run_clm_no_trainer.py"],
+    defaults: &[DEFAULTS, &[("train.clip_norm", N(0.0)), (EVAL_STRATEGY, W("epoch"))]],
+    flags: &[COMMON, NO_TRAINER_FLAGS],
+    finish: Some(settle),
+    ..RUN_CLM
+};
+
+const BLOCKS: (&str, &str) =
+    ("blocks", "the first token of a block is never predicted by the program; here the last token of the block before predicts it");
+const UPDATES: (&str, &str) = (
+    "accumulation",
+    "what is left of an epoch and fills no step goes into the next epoch's first step in old versions of the program, and is a \
+     smaller step in new versions; here steps continue across epochs, and all have one size",
+);
+
+const DEFAULTS: &[(&str, Setting)] = &[
+    ("train.weight_decay", N(0.0)),
+    ("train.schedule", W("linear")),
+    ("train.epochs", N(3.0)),
+    // Its tokenizer makes the token of what is called like one.
+    ("data.end_of_text", W("split")),
+    // As torch's GradScaler and apex do it.
+    ("train.loss_scaling.growth_interval", I(2000)),
+    ("train.loss_scaling.hysteresis", I(1)),
+];
+
+const OF_THE_TRAINER: &[(&str, Setting)] = &[(LOG_EVERY, I(500)), (CHECKPOINT_EVERY, I(500))];
+
+const NO_HUB: &str = "nothing is fetched from a hub; name files";
+
+const WARMUP: &str = "train.warmup_steps";
+const LEAST_RATE: &str = "train.min_learning_rate";
+const PRESET: &str = "model.preset";
+const TOKENIZER: &str = "data.tokenizer.directory";
+
+// What stands in a job only until all flags are known: no settings.
+const EVAL_STRATEGY: &str = "eval_strategy";
+const SAVE_STRATEGY: &str = "save_strategy";
+const LOG_STRATEGY: &str = "logging_strategy";
+/// A type that is named as a size.
+const TYPE: &str = "type";
+/// A published tokenizer, which is the usual one here.
+const PUBLISHED_TOKENIZER: &str = "tokenizer";
+const WARMUP_RATIO: &str = "warmup_ratio";
+const WITHOUT_WARMUP: &str = "without_warmup";
+/// The last learning rate as a part of the first, and whether the schedule needs one.
+const LEAST_PART: &str = "least_part";
+const NEEDS_LEAST: &str = "needs_least";
+const LINEAR_DECAY: &str = "linear_decay";
+
+const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
+
+/// The size that a name on the hub stands for.
+fn published(name: &str) -> Option<&'static str> {
+    let plain = name.strip_prefix("openai-community/").unwrap_or(name);
+    SIZES.into_iter().find(|size| *size == plain)
+}
+
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+fn model(job: &mut Job, name: &str) -> Result<(), String> {
+    if published(name).is_some() {
+        job.note("--model_name_or_path", &format!("{NO_HUB}: put the published weights into the directory {name}"));
+    }
+    job.set(WEIGHTS, name);
+    Ok(())
+}
+
+/// The preset of a model that begins with random weights, beside existing weights nothing new; or the directory of a `config.json`.
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+fn config(job: &mut Job, name: &str) -> Result<(), String> {
+    match published(name) {
+        Some(size) => job.set(PRESET, size),
+        None => job.set(CONFIG, name),
+    }
+    Ok(())
+}
+
+/// Some name a size as the type; the program takes the size from elsewhere.
+fn model_type(job: &mut Job, name: &str) -> Result<(), String> {
+    if !SIZES.contains(&name) {
+        return Err(format!("`{name}` does not exist here; {}", suggest(name, &SIZES, "values")));
+    }
+    if name != SIZES[0] {
+        job.set(TYPE, name);
+    }
+    Ok(())
+}
+
+/// All published sizes have one tokenizer.
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+fn tokenizer(job: &mut Job, name: &str) -> Result<(), String> {
+    match published(name) {
+        Some(_) => job.set(PUBLISHED_TOKENIZER, true),
+        None => job.set(TOKENIZER, name),
+    }
+    Ok(())
+}
+
+fn percentage(job: &mut Job, value: &str) -> Result<(), String> {
+    let percent = super::number(value)?;
+    if !(0.0..=50.0).contains(&percent) {
+        return Err("at most half of the text is held out here; give 0 to 50".to_owned());
+    }
+    job.set("data.validation_fraction", percent / 100.0);
+    Ok(())
+}
+
+/// `-1` stands for the model's own context.
+fn block_size(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set_if_positive(BLOCK_SIZE, super::whole(value)?);
+    Ok(())
+}
+
+/// `-1` leaves it to the epochs.
+fn max_steps(job: &mut Job, value: &str) -> Result<(), String> {
+    job.set_if_positive(STEPS, super::whole(value)?);
+    Ok(())
+}
+
+/// `0` leaves it to `--logging_steps`.
+fn eval_steps(job: &mut Job, value: &str) -> Result<(), String> {
+    match super::length(value)? {
+        toml::Value::Integer(0) => drop(job.values.remove(EVAL_EVERY)),
+        steps => job.set(EVAL_EVERY, steps),
+    }
+    Ok(())
+}
+
+fn logging_steps(job: &mut Job, value: &str) -> Result<(), String> {
+    match super::length(value)? {
+        toml::Value::Integer(0) => job.note("--logging_steps", ALWAYS_LOGGED),
+        steps => job.set(LOG_EVERY, steps),
+    }
+    Ok(())
+}
+
+const ALWAYS_LOGGED: &str = "a run always has a log; train.log_every says how often it has a line";
+
+/// `epoch`, or a number of steps.
+fn checkpointing(job: &mut Job, value: &str) -> Result<(), String> {
+    let every = if value == "epoch" { super::epochs(1.0) } else { super::length(value)? };
+    job.set(CHECKPOINT_EVERY, every);
+    Ok(())
+}
+
+/// Counts where no number of steps is given.
+fn warmup_ratio(job: &mut Job, value: &str) -> Result<(), String> {
+    let ratio = super::number(value)?;
+    if !(0.0..=1.0).contains(&ratio) {
+        return Err(format!("{value} is no share of the run; give 0 to 1"));
+    }
+    job.set(WARMUP_RATIO, ratio);
+    Ok(())
+}
+
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+fn resume(job: &mut Job, checkpoint: &str) -> Result<(), String> {
+    let by_itself = "a job goes on from its own newest checkpoint by itself";
+    let is_directory = !["true", "false"].contains(&checkpoint.to_ascii_lowercase().as_str());
+    let from = format!(
+        "; optimizer and step of {checkpoint} are not read: to begin with its weights, give --model_name_or_path {checkpoint}"
+    );
+    job.note("--resume_from_checkpoint", &format!("{by_itself}{}", if is_directory { &from } else { "" }));
+    Ok(())
+}
+
+/// Settings of a schedule, as JSON.
+fn scheduler_settings(job: &mut Job, value: &str) -> Result<(), String> {
+    let settings: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(value).map_err(|error| format!("`{value}` is not a JSON object: {error}"))?;
+    for (name, value) in &settings {
+        let known = || SCHEDULER_SETTINGS.iter().flat_map(|flag| flag.names).copied().collect::<Vec<_>>();
+        let flag = SCHEDULER_SETTINGS.iter().find(|flag| flag.names.contains(&name.as_str()));
+        let flag = flag.ok_or_else(|| format!("{name}: not known here; {}", suggest(name, &known(), "names")))?;
+        job.apply(&format!("--lr_scheduler_kwargs {name}"), &flag.meaning, &crate::job::wording::value(value))
+            .map_err(|problem| format!("{name}: {problem}"))?;
+    }
+    Ok(())
+}
+
+const SCHEDULER_SETTINGS: &[Flag] = &[
+    Flag { names: &["lr_end", "min_lr"], meaning: Number(LEAST_RATE) },
+    Flag { names: &["min_lr_rate", "min_lr_ratio"], meaning: Number(LEAST_PART) },
+    Flag { names: &["power"], meaning: Number("train.power") },
+    Flag { names: &["num_cycles"], meaning: Must(0.5, "a cosine falls once here, which is half a period; give 0.5") },
+    Flag { names: &["num_decay_steps"], meaning: Whole("train.decay_steps") },
+    Flag {
+        names: &["num_stable_steps"],
+        meaning: Refused("the rate is stable between warm-up and decay here; give num_decay_steps alone"),
+    },
+    Flag { names: &["decay_type"], meaning: Choice(&[("linear", &[(LINEAR_DECAY, Yes)])]) },
+    Flag { names: &["warmup_type"], meaning: Only(&["linear"], "the warm-up is linear here") },
+];
+
+/// Its loss scale begins higher.
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+fn onnx_runtime(job: &mut Job, _: &str) -> Result<(), String> {
+    job.note(
+        "--ort_trainer",
+        "the trainer has its own engine, whose checkpoints hold the optimizer, and which skips no batch that is not full",
+    );
+    job.set("train.loss_scaling.initial", 20.0_f64.exp2());
+    Ok(())
+}
+
+/// Names in a model's `config.json` of what is dropped from embeddings, from what each half of a block adds, and from attention
+/// weights.
+const DROPOUT: [&str; 3] = ["embd_pdrop", "resid_pdrop", "attn_pdrop"];
+/// Where such a file has none.
+const USUAL_DROPOUT: f64 = 0.1;
+
+const SHAPE: [(&str, &str); 4] =
+    [("n_embd", "model.width"), ("n_layer", "model.layers"), ("n_head", "model.heads"), ("n_positions", CONTEXT)];
+
+/// `n_layer=6,resid_pdrop=0`.
+fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
+    for pair in value.split(',') {
+        let (name, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is not NAME=VALUE"))?;
+        if let Some((_, key)) = SHAPE.iter().find(|(known, _)| *known == name) {
+            job.set(key, super::whole(value)?);
+        } else if DROPOUT.contains(&name) {
+            job.set(name, super::number(value)?);
+        } else {
+            let known: Vec<&str> = SHAPE.iter().map(|(name, _)| *name).chain(DROPOUT).collect();
+            return Err(format!("`{name}` is not known here; {}", suggest(name, &known, "names")));
+        }
+    }
+    Ok(())
+}
+
+fn finish(job: &mut Job) {
+    settle(job);
+    job.note_checkpoints("--save_total_limit");
+}
+
+fn settle(job: &mut Job) {
+    if job.values.contains_key(STEPS) {
+        job.values.remove("train.epochs");
+    }
+    let has_size = [WEIGHTS, PRESET, CONFIG].iter().any(|key| job.values.contains_key(*key));
+    if let Some(kind) = job.values.remove(TYPE).filter(|_| !has_size) {
+        let problem = format!("--model_type: {kind} is not a size without --model_name_or_path or --config_name; give one of them");
+        job.problems.push(problem);
+    }
+    job.values.entry(MICRO_BATCH.to_owned()).or_insert_with(|| 8.into());
+    shape(job);
+    own_tokenizer(job);
+    rates(job);
+    evaluations(job);
+    checkpoints(job);
+    dropout(job);
+    loss_scaling(job);
+    let is_large = job.values.get(WEIGHTS).and_then(toml::Value::as_str).and_then(published) == Some("gpt2-xl");
+    if is_large && !job.values.contains_key("train.recompute") {
+        job.note("--gradient_checkpointing", "with it, or with train.recompute = \"full\", GPT-2 XL needs half the memory");
+    }
+}
+
+/// The numbers of a `config.json` that is not the weights' own, and a block that fits them: the program takes the model's context
+/// where no block is given, and 1024 tokens at most.
+fn shape(job: &mut Job) {
+    let found = job.model_config.as_ref().map(numbers);
+    if let (Some(name), Some(found)) = (job.take_word(CONFIG), found) {
+        match found {
+            Ok(numbers) => numbers.into_iter().for_each(|(key, value)| job.set(key, value)),
+            Err(problem) => job.problems.push(format!("--config_name: {name}: {problem}")),
+        }
+    }
+    let Some(context) = job.number(CONTEXT) else { return };
+    match job.number(BLOCK_SIZE) {
+        Some(block) if block > context => {
+            job.problems.push(format!("--block_size: a block of {block} tokens is longer than the model's context of {context}"));
+        }
+        None if context < 1024.0 => job.set(BLOCK_SIZE, context as i64),
+        _ => {}
+    }
+}
+
+/// That of every published size.
+const USUAL_EPSILON: f64 = 1e-5;
+
+fn numbers(config: &serde_json::Value) -> Result<Vec<(&'static str, toml::Value)>, String> {
+    let shape = Shape::of_config(config)?;
+    if (shape.layer_norm_epsilon - USUAL_EPSILON).abs() > f64::EPSILON {
+        let found = shape.layer_norm_epsilon;
+        return Err(format!("layer_norm_epsilon = {found}: a model that begins with random weights has {USUAL_EPSILON} here"));
+    }
+    let numbers =
+        [("model.layers", shape.layers), ("model.heads", shape.heads), ("model.width", shape.width), (CONTEXT, shape.context)];
+    let numbers = numbers.into_iter().map(|(key, number)| (key, toml::Value::from(number as i64)));
+    let variant = (shape.variant == Variant::Fairseq).then(|| ("model.variant", "fairseq".into()));
+    Ok(numbers.chain(variant).collect())
+}
+
+/// The tokenizer is that of the weights unless another one is named.
+fn own_tokenizer(job: &mut Job) {
+    let is_published = job.values.remove(PUBLISHED_TOKENIZER).is_some();
+    let weights = job.values.get(WEIGHTS).and_then(toml::Value::as_str).filter(|weights| published(weights).is_none());
+    if let Some(weights) = weights.filter(|_| !is_published && !job.values.contains_key(TOKENIZER)).map(str::to_owned) {
+        job.set(TOKENIZER, weights);
+    }
+    if job.values.contains_key(TOKENIZER) {
+        job.set("data.tokenizer.kind", "files");
+    }
+}
+
+/// What belongs to the schedule, once it is known.
+fn rates(job: &mut Job) {
+    let [ratio, part] = [WARMUP_RATIO, LEAST_PART].map(|key| job.values.remove(key).as_ref().and_then(as_number));
+    let [constant, needs_least, linear] = [WITHOUT_WARMUP, NEEDS_LEAST, LINEAR_DECAY].map(|key| job.values.remove(key).is_some());
+    let has_warmup = |job: &Job| job.values.get(WARMUP).is_some_and(|warmup| warmup.as_integer() != Some(0));
+    if let Some(ratio) = ratio.filter(|ratio| *ratio > 0.0 && !has_warmup(job)) {
+        job.set(WARMUP, if ratio < 1.0 { super::share(ratio) } else { Steps::Percent(100.0).to_string().into() });
+    }
+    let schedule = job.values.get("train.schedule").and_then(toml::Value::as_str).unwrap_or_default().to_owned();
+    if constant && schedule == "constant" && has_warmup(job) {
+        job.values.remove(WARMUP);
+        job.note("--lr_scheduler_type", "constant has no warm-up, whatever else says so; with one it is constant_with_warmup");
+    }
+    if let Some(part) = part {
+        job.set(LEAST_RATE, part * job.number("train.learning_rate").unwrap_or(5e-5));
+    }
+    if needs_least && schedule == "cosine" && !job.values.contains_key(LEAST_RATE) {
+        job.problems
+            .push("--lr_scheduler_type: cosine_with_min_lr needs min_lr or min_lr_rate in --lr_scheduler_kwargs".to_owned());
+    }
+    if schedule == "wsd" && !(linear && job.values.contains_key("train.decay_steps")) {
+        job.problems.push(
+            "--lr_scheduler_type: warmup_stable_decay falls along a cosine unless told otherwise, and linearly here; give \
+             --lr_scheduler_kwargs with \"decay_type\": \"linear\" and num_decay_steps"
+                .to_owned(),
+        );
+    }
+}
+
+/// The program evaluates on its way only when told to, and then as often as it logs unless told how often.
+fn evaluations(job: &mut Job) {
+    match job.take_word(EVAL_STRATEGY).as_deref() {
+        Some("epoch") => return job.set(EVAL_EVERY, super::epochs(1.0)),
+        Some("steps") => {
+            if let Some(every) = job.values.get(EVAL_EVERY).or(job.values.get(LOG_EVERY)).cloned() {
+                job.set(EVAL_EVERY, every);
+            }
+            return;
+        }
+        _ => {}
+    }
+    if job.values.remove(EVAL_EVERY).is_some() {
+        job.note("--eval_steps", "without --eval_strategy steps the program evaluates at its end alone");
+    }
+    if job.values.contains_key("train.keep_best") {
+        job.problems
+            .push("--load_best_model_at_end: it needs evaluations on the way; give --eval_strategy steps or epoch".to_owned());
+    }
+}
+
+/// How often checkpoints are made, and lines of the log.
+fn checkpoints(job: &mut Job) {
+    match job.take_word(SAVE_STRATEGY).as_deref() {
+        Some("epoch") => job.set(CHECKPOINT_EVERY, super::epochs(1.0)),
+        Some("no") => {
+            job.set(CHECKPOINT_EVERY, 0);
+            job.note(
+                "--save_strategy",
+                "a run always leaves a checkpoint of its end; one whose machine is lost begins from its start",
+            );
+        }
+        Some("best") => match job.values.get(EVAL_EVERY).cloned() {
+            Some(every) => {
+                job.set(CHECKPOINT_EVERY, every);
+                job.set("train.keep_best", true);
+                job.note("--save_strategy", "there is a checkpoint for each evaluation, and the run ends with the best weights");
+            }
+            None => job.problems.push("--save_strategy: best needs evaluations on the way; give --eval_strategy".to_owned()),
+        },
+        _ => {}
+    }
+    match job.take_word(LOG_STRATEGY).as_deref() {
+        Some("epoch") => job.set(LOG_EVERY, super::epochs(1.0)),
+        Some("no") => job.note("--logging_strategy", ALWAYS_LOGGED),
+        _ => {}
+    }
+}
+
+/// The program trains with the rates of the model's configuration.
+fn dropout(job: &mut Job) {
+    let [embeddings, halves, attention] = DROPOUT.map(|name| {
+        let overridden = job.values.remove(name).as_ref().and_then(as_number);
+        let written = job.model_config.as_ref().and_then(|config| config[name].as_f64());
+        overridden.or(written).unwrap_or(USUAL_DROPOUT)
+    });
+    if embeddings.to_bits() != halves.to_bits() {
+        job.problems.push(format!(
+            "embd_pdrop {embeddings} and resid_pdrop {halves}: one rate, train.dropout, is for both here; give --config_overrides for both"
+        ));
+    }
+    job.set("train.dropout", halves);
+    job.set("train.attention_dropout", attention);
+    if halves > 0.0 || attention > 0.0 {
+        job.note(
+            "dropout",
+            "the program drops what the model's config.json says (embd_pdrop, resid_pdrop, attn_pdrop), 0.1 when that is not here or does \
+             not say; for none set train.dropout and train.attention_dropout to 0",
+        );
+    }
+}
+
+fn loss_scaling(job: &mut Job) {
+    if job.values.get("train.precision").and_then(toml::Value::as_str) != Some("fp16") {
+        job.remove_table("train.loss_scaling.");
+    } else if job.deepspeed.is_none() {
+        job.note("train.loss_scaling", "as in the program, but between 1 and 16,777,216");
+    }
+}
