@@ -40,7 +40,8 @@ DEFAULTS = {
 
 
 def translate(command, folder):
-    arguments = [program(), "init", "--force", "--out", str(Path(folder) / "job.toml"), "--from-command", command]
+    # Its path may begin where this script was started.
+    arguments = [str(Path(program()).resolve()), "init", "--force", "--out", str(Path(folder) / "job.toml"), "--from-command", command]
     return subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
 
 
