@@ -1,5 +1,5 @@
-//! Somebody is told: one message at a job's end, when its machine was taken away, and when machines may be left. The invocation
-//! that drives the job sends it; none of it is part of the job's success.
+//! Somebody is told: one message at a job's end, when another attempt follows one that ended, and when machines may be left. The
+//! invocation that drives the job sends it; none of it is part of the job's success.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{World, receipt};
 use crate::job::{record::Record, state::State};
 
 const NOTICE_SCHEMA: &str = "ftctl.notice/1";
-/// Longest that a job's driver waits for whoever is told.
+/// A listener that takes longer is given up: the job is not looked after meanwhile.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who is told.
@@ -24,17 +24,19 @@ pub trait Listener: Send + Sync {
 /// What a step of a job's life was, for somebody who does not watch.
 pub(super) enum News {
     Ended,
-    /// The current attempt follows one whose machine was taken away.
-    Preempted,
+    /// An attempt ended by a preemption, or by a failure that is retried, and the current one follows.
+    NextAttempt,
     /// Machines may still exist, and cost money.
     MayBill(String),
 }
 
-/// What is new in `after`, the record that a step made of one with so many attempts in this state.
+/// What is new in `after`, the record that a step made of one in `state` with so many attempts. The attempt of a job that was
+/// resumed by its user is no news.
 pub(super) fn news(state: State, attempt: u32, after: &Record) -> Option<News> {
-    match after.state {
-        State::Finished if state != State::Finished => Some(News::Ended),
-        State::Provisioning if attempt > 0 && after.attempt > attempt => Some(News::Preempted),
+    match state {
+        State::Finished => None,
+        _ if after.state == State::Finished => Some(News::Ended),
+        State::Running if after.attempt > attempt => Some(News::NextAttempt),
         _ => None,
     }
 }
@@ -52,12 +54,12 @@ pub(super) async fn tell(world: &World, record: &Record, news: &News) {
 /// Slack and Teams show `text`, Discord `content`; programs read the rest.
 fn message(world: &World, record: &Record, news: &News) -> Value {
     let receipt = receipt::receipt(record, world.clock.now());
-    let (event, what) = match news {
-        News::Ended => ("ended", record.state.label(record.outcome).to_owned()),
-        News::Preempted => ("preempted", format!("was preempted: attempt {} follows", record.attempt)),
-        News::MayBill(why) => ("may_bill", format!("may still have machines that cost money: {why}")),
+    let of_attempt = || record.attempts.iter().rev().find_map(|attempt| attempt.reason.as_deref());
+    let (event, what, reason) = match news {
+        News::Ended => ("ended", record.state.label(record.outcome).to_owned(), record.reason.as_deref()),
+        News::NextAttempt => ("next_attempt", format!("goes on with attempt {}", record.attempt), of_attempt()),
+        News::MayBill(why) => ("may_bill", "may still have machines that cost money".to_owned(), Some(why.as_str())),
     };
-    let reason = record.reason.as_deref().filter(|_| matches!(news, News::Ended));
     let after = match reason {
         Some(reason) => format!(" ({})", reason.lines().next().unwrap_or_default()),
         None => String::new(),

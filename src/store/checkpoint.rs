@@ -36,7 +36,7 @@ impl CheckpointManifest {
         self.files.iter().fold(0, |total, file| total.saturating_add(file.size))
     }
 
-    /// Of its files: the same checkpoint, whoever wrote it.
+    /// The digest of its list of files, which is the same for the same checkpoint of another attempt.
     pub fn digest(&self) -> Digest {
         // Made of strings and numbers, for which serde_json cannot fail.
         Digest::of(&serde_json::to_vec(&self.files).unwrap_or_default())

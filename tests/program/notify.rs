@@ -66,7 +66,8 @@ fn a_webhook_is_told_of_preemption_and_end_once() {
     let id = said.stdout.trim();
     let messages = took.join().expect("two messages");
     let seen: Vec<_> = messages.iter().map(|message| [&message["event"], &message["job"], &message["attempt"]]).collect();
-    assert_eq!(seen, [[&json!("preempted"), &json!(id), &json!(2)], [&json!("ended"), &json!(id), &json!(2)]]);
+    assert_eq!(seen, [[&json!("next_attempt"), &json!(id), &json!(2)], [&json!("ended"), &json!(id), &json!(2)]]);
+    assert!(messages[0]["text"].as_str().is_some_and(|text| text.contains("goes on with attempt 2 (")), "{}", messages[0]);
     let text = messages[1]["text"].as_str().expect("a text");
     assert!(text.starts_with(&format!("ftctl: {id} succeeded (finished at step 10); ")) && text.ends_with("USD so far"), "{text}");
     // Nobody listens any more, and looking is no news.
@@ -98,6 +99,11 @@ fn a_command_reads_the_message() {
     let heard = std::fs::read_to_string(sandbox.path("heard")).expect("a message");
     let message: Value = serde_json::from_str(&heard).expect("one message");
     assert_eq!((&message["event"], &message["state"], &message["exit"]), (&json!("ended"), &json!("failed"), &json!(6)));
+    // Its user lets it go on: that is no news to them, and its end is.
+    let said = sandbox.run(&["resume", "heard", "--wait"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let heard = std::fs::read_to_string(sandbox.path("heard")).expect("messages");
+    assert_eq!((heard.trim().lines().count(), heard.matches("\"event\":\"ended\"").count()), (2, 2), "{heard}");
 }
 
 #[test]

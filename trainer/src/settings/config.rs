@@ -1,7 +1,7 @@
 //! The trainer's configuration: what one training run is, as data.
 //!
 //! The same types are the `[model]`, `[train]` and `[sample]` tables of a job file, so that a setting is documented,
-//! checked and completed in one place. Every type refuses unknown keys.
+//! checked and completed in one place. Every type refuses unknown keys. The file is long because each key says what it means.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Processes that share a run over Gloo, as a shell loop starts them: they leave the bytes of one, whoever is killed.
+//! Processes that share a run over Gloo, started as by a shell loop. They leave the bytes of one process, also after a kill.
 
 use std::fs;
 use std::net::TcpListener;
