@@ -212,8 +212,8 @@ fn a_machine_shows_no_secret_once_its_agent_was_heard_of_and_has_no_rights() {
     assert!(!disk.join("run/agent/environment.json").exists(), "the agent removes what it has read");
     fs::write(disk.join("finish"), "").unwrap();
     // It goes on without the environment, to the end of a trainer that trains nothing.
-    let driven = driver.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&driven.stderr);
+    let followed = driver.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&followed.stderr);
     assert!(said.contains("the trainer reported success, but no checkpoint reached the store"), "{said}");
     assert_eq!(Sandbox::said(&mut cloud.command(&["down", "quick", "-y"])).code, Some(0));
 }
