@@ -18,7 +18,7 @@ fn torch() {
     for name in ["LIBTORCH", "LIBTORCH_INCLUDE", "LIBTORCH_CXX11_ABI"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    for source in SOURCES {
+    for source in SOURCES.iter().chain(&["src/aten/attempt.h"]) {
         println!("cargo::rerun-if-changed={source}");
     }
     // Where torch-sys found it, which looks in more places.

@@ -1,13 +1,12 @@
 // libtorch's c10d, for `aten/c10d.rs`: a store where processes meet, and Gloo, by which they exchange bytes. Functions return what
 // those of shim.cpp do.
 
+#include "attempt.h"
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/headeronly/version.h>
-
-#include <cstring>
-#include <exception>
 
 static_assert(TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 11,
               "compare ProcessGroupGloo, below, with this libtorch's ProcessGroupGloo.hpp, then name its version here");
@@ -38,15 +37,6 @@ namespace {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
 using Gloo = c10::intrusive_ptr<c10d::Backend>;
-
-template <typename Work> char *attempt(Work work) {
-    try {
-        work();
-        return nullptr;
-    } catch (const std::exception &error) {
-        return strdup(error.what());
-    }
-}
 
 at::Tensor bytes(const void *memory, const std::vector<int64_t> &parts) {
     int64_t all = 0;

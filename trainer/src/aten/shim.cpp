@@ -2,6 +2,8 @@
 // frees. Nothing here needs CUDA's headers: operators go through libtorch's dispatcher, and one build serves machines with and
 // without a GPU.
 
+#include "attempt.h"
+
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -15,22 +17,11 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
-#include <cstring>
-#include <exception>
 #include <mutex>
 
 using at::Tensor;
 
 namespace {
-
-template <typename Work> char *attempt(Work work) {
-    try {
-        work();
-        return nullptr;
-    } catch (const std::exception &error) {
-        return strdup(error.what());
-    }
-}
 
 // Beside the stream that computes, of the one device that there is.
 c10::Stream way_home(c10::Device device) {

@@ -70,7 +70,7 @@ fn any_number_trains_to_the_bytes_of_one() {
 }
 
 #[test]
-fn whoever_is_killed_the_others_end_and_any_number_goes_on() {
+fn the_others_end_after_a_kill_and_any_number_goes_on() {
     const LONG: [&str; 3] = [FOUR, "train.steps=24", "train.checkpoint_every=3"];
     let fixture = Fixture::new();
     let expected = trained(&fixture, "undisturbed", 2, &LONG);
