@@ -50,8 +50,8 @@ impl Arguments {
         let resources = app.block_on(async {
             let mut resources = Vec::new();
             for world in app.worlds(&self.place).await? {
-                let now = world.clock.now();
-                resources.extend(world.provider.list().await?.into_iter().map(|resource| (resource, now)));
+                let (now, simulated) = (world.clock.now(), world.provider.capabilities().simulated);
+                resources.extend(world.provider.list().await?.into_iter().map(|resource| Billed { resource, now, simulated }));
             }
             Ok(resources)
         })?;
@@ -87,8 +87,9 @@ struct Spent {
 }
 
 impl Spent {
-    fn cost(&self) -> Money {
-        Money { micros: self.receipts.iter().map(|receipt| receipt.cost.micros).sum() }
+    /// Money is only added to money of its kind.
+    fn cost(&self, simulated: bool) -> Money {
+        self.receipts.iter().filter(|receipt| receipt.simulated == simulated).map(|receipt| receipt.cost).sum()
     }
 }
 
@@ -98,7 +99,7 @@ impl Show for Spent {
     }
 
     fn json(&self) -> Value {
-        json!({ "since": self.since, "cost": self.cost(), "receipts": self.lines() })
+        json!({ "since": self.since, "cost": self.cost(false), "simulated_cost": self.cost(true), "receipts": self.lines() })
     }
 
     fn lines(&self) -> Vec<Value> {
@@ -110,7 +111,7 @@ impl Show for Spent {
         for receipt in &self.receipts {
             table.row([
                 Cell::text(receipt.id.to_string()),
-                Cell::text(&receipt.backend),
+                Cell::text(format::backend(&receipt.backend, receipt.simulated)),
                 Cell::text(&receipt.state),
                 Cell::number(receipt.attempts.len().to_string()),
                 Cell::number(format::duration(Duration::from_secs(receipt.machine_seconds))),
@@ -118,7 +119,9 @@ impl Show for Spent {
             ]);
         }
         let jobs = format::of(self.receipts.len() as u64, "job");
-        format!("{}\n{jobs}, {} since {:.0}", table.render(), self.cost(), self.since)
+        let rehearsed = self.receipts.iter().any(|receipt| receipt.simulated);
+        let apart = if rehearsed { format!("; {} on simulated clouds, which is not real", self.cost(true)) } else { String::new() };
+        format!("{}\n{jobs}, {} since {:.0}{apart}", table.render(), self.cost(false), self.since)
     }
 
     fn names(&self) -> Vec<String> {
@@ -126,18 +129,28 @@ impl Show for Spent {
     }
 }
 
-/// The resources that exist at the backends, each with its age.
-struct Billing {
-    resources: Vec<(Resource, Timestamp)>,
+/// A resource that exists at a backend.
+struct Billed {
+    resource: Resource,
+    now: Timestamp,
+    /// Its money is not real.
+    simulated: bool,
 }
 
-fn so_far(resource: &Resource, now: Timestamp) -> Money {
-    resource.price_per_hour.for_time(Duration::try_from(now.duration_since(resource.since)).unwrap_or_default())
+impl Billed {
+    fn so_far(&self) -> Money {
+        self.resource.price_per_hour.for_time(Duration::try_from(self.now.duration_since(self.resource.since)).unwrap_or_default())
+    }
+}
+
+/// The resources that exist at the backends.
+struct Billing {
+    resources: Vec<Billed>,
 }
 
 impl Billing {
     fn per_hour(&self) -> Money {
-        Money { micros: self.resources.iter().map(|(resource, _)| resource.price_per_hour.micros).sum() }
+        self.resources.iter().filter(|billed| !billed.simulated).map(|billed| billed.resource.price_per_hour).sum()
     }
 }
 
@@ -151,9 +164,10 @@ impl Show for Billing {
     }
 
     fn lines(&self) -> Vec<Value> {
-        let line = |(resource, now): &(Resource, Timestamp)| {
-            let mut value = json!(resource);
-            value["so_far"] = json!(so_far(resource, *now));
+        let line = |billed: &Billed| {
+            let mut value = json!(billed.resource);
+            value["so_far"] = json!(billed.so_far());
+            value["simulated"] = json!(billed.simulated);
             value
         };
         self.resources.iter().map(line).collect()
@@ -161,20 +175,21 @@ impl Show for Billing {
 
     fn text(&self) -> String {
         let mut table = Table::new(&["MACHINE", "JOB", "SINCE", "PER HOUR", "SO FAR"]);
-        for (resource, now) in &self.resources {
+        for billed in &self.resources {
+            let Billed { resource, now, simulated } = billed;
             table.row([
-                Cell::text(&resource.name),
+                Cell::text(format::backend(&resource.name, *simulated)),
                 Cell::text(resource.attempt.job.to_string()),
                 Cell::number(format::age(resource.since, *now)),
                 Cell::number(resource.price_per_hour.to_string()),
-                Cell::number(so_far(resource, *now).to_string()),
+                Cell::number(billed.so_far().to_string()),
             ]);
         }
         format!("{}\n{}, {} an hour", table.render(), format::of(self.resources.len() as u64, "machine"), self.per_hour())
     }
 
     fn names(&self) -> Vec<String> {
-        self.resources.iter().map(|(resource, _)| resource.name.clone()).collect()
+        self.resources.iter().map(|billed| billed.resource.name.clone()).collect()
     }
 }
 
@@ -211,7 +226,8 @@ impl Show for Settled {
         table.pair("time", format!("{} in all, {} on a machine{for_one}", time(receipt.seconds), time(receipt.machine_seconds)));
         let still = if receipt.may_still_bill { "; a machine may still exist and cost more" } else { "" };
         let wasted = if receipt.wasted > Money::ZERO { format!(", {} of it wasted", receipt.wasted) } else { String::new() };
-        table.pair("cost", format!("{} on {}{wasted}{still}", receipt.cost, receipt.backend));
+        let backend = format::backend(&receipt.backend, receipt.simulated);
+        table.pair("cost", format!("{} on {backend}{wasted}{still}", receipt.cost));
         if let Some(lasting) = receipt.lasting_cost {
             table.pair("on demand", format!("{lasting} for the same machine time without preemption"));
         }

@@ -35,12 +35,18 @@ pub struct Arguments {
     /// Machines of other users and stores as well: shows whose they are, and asks
     #[arg(long)]
     everybody: bool,
+    /// End a job of a simulated cloud that has ended, without asking that cloud
+    #[arg(long, requires = "job", conflicts_with_all = ["all", "everybody"])]
+    cloud_is_gone: bool,
     #[command(flatten)]
     pub place: Place,
 }
 
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
+        if let Some(job) = self.job.as_ref().filter(|_| self.cloud_is_gone) {
+            return forget(app, job);
+        }
         let places = self.places(app)?;
         let (Meant { jobs, machines }, mut rest) =
             app.block_on(async { Ok((self.meant(app, &places).await?, self.rest(&places, true).await?)) })?;
@@ -129,6 +135,16 @@ impl Arguments {
             answer => answer,
         }
     }
+}
+
+fn forget(app: &mut App<'_>, job: &str) -> Result<(), Failure> {
+    let (world, record) = app.block_on(app.job(job))?;
+    down::admit_forgetting(&record)?;
+    if app.dry_run {
+        return app.output.show(&Intent(vec![format!("end {} without asking {}", record.id, record.plan.backend())]));
+    }
+    app.block_on(down::forget(&world, &record.id))?;
+    app.output.show(&Gone { jobs: vec![record.id], machines: Vec::new(), rest: Vec::new() })
 }
 
 fn question(jobs: &BTreeMap<JobId, World>, machines: &[Machine], rest: usize) -> String {

@@ -58,6 +58,7 @@ mod line;
 mod listeners;
 mod logs;
 mod machines;
+mod man;
 mod model;
 mod plan;
 mod prepare;
@@ -84,7 +85,7 @@ pub use job_file::JobFile;
 
 /// From one job file to a fine-tuned language model on a rented GPU, and nothing left running.
 #[derive(Debug, Parser)]
-#[command(name = "ftctl", version, propagate_version = false, disable_help_subcommand = true)]
+#[command(name = "ftctl", version, propagate_version = false)]
 #[command(max_term_width = 100, subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
 #[command(after_help = HELP)]
 struct Cli {
@@ -195,6 +196,7 @@ enum Verb {
     Trust(trust::Arguments),
     Schema(schema::Schema),
     Completion(completion::Completion),
+    Man(man::Manual),
     Version(version::Version),
     #[command(hide = true)]
     Agent(agent::Agent),
@@ -350,6 +352,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
         Verb::Config(verb) => verb.run(&mut app),
         Verb::Trust(verb) => verb.run(&mut app),
         Verb::Completion(verb) => verb.run(&mut app),
+        Verb::Man(verb) => verb.run(&mut app),
         Verb::Schema(arguments) => arguments.run(&mut app),
         Verb::Version(_) => version::run(&mut app),
         Verb::Agent(verb) => verb.run(&mut app),
@@ -432,7 +435,7 @@ impl Verb {
 
     /// Whether the verb opens the store or the backend, or builds: not on the word of a project that is not trusted.
     fn goes_by_project(&self) -> bool {
-        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Prepare, Prices, Schema, Trust, Version};
+        use Verb::{Agent, Completion, Config, Devcloud, Eval, Generate, Init, Man, Prepare, Prices, Schema, Trust, Version};
         let never = matches!(
             self,
             Agent(_)
@@ -442,6 +445,7 @@ impl Verb {
                 | Eval(_)
                 | Generate(_)
                 | Init(_)
+                | Man(_)
                 | Prepare(_)
                 | Prices(_)
                 | Schema(_)

@@ -234,7 +234,7 @@ fn table(jobs: &[Row]) -> String {
     for Row { status, machine, now } in jobs {
         let cells = [
             Cell::text(status.id.to_string()),
-            Cell::text(&status.backend),
+            Cell::text(format::backend(&status.backend, status.simulated)),
             Cell::text(&status.state),
             Cell::number(status.attempt.to_string()),
             Cell::number(step(status)),
@@ -254,7 +254,7 @@ fn table(jobs: &[Row]) -> String {
 fn details(Row { status, machine, .. }: &Row) -> String {
     let mut table = Table::default();
     table.pair("job", status.id.to_string());
-    table.pair("backend", &status.backend);
+    table.pair("backend", format::backend(&status.backend, status.simulated));
     table.pair("state", &status.state);
     let pairs = [
         ("reason", status.reason.clone()),

@@ -56,6 +56,9 @@ pub struct Record {
     /// Next time the provider is asked again after a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_at: Option<Timestamp>,
+    /// On a cloud to rehearse with, whose machines and money are not real.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub simulated: bool,
     /// Whether the user handed the job over; `up` alone stops before that.
     pub submitted: bool,
     /// With what key it was handed over: the same command again means this job.
@@ -166,6 +169,7 @@ impl Record {
             trainer: None,
             waiting: None,
             retry_at: None,
+            simulated: false,
             submitted: false,
             idempotency_key: None,
             events: Vec::new(),

@@ -2,10 +2,18 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{Resource, Result, World, cancel, journal, teardown};
+use super::{
+    Resource, Result, World, cancel, debt,
+    journal::{self, Journal},
+    teardown,
+};
 use crate::{
     exit::{Exit, Failure},
-    job::id::JobId,
+    job::{
+        id::JobId,
+        record::Record,
+        state::{Outcome, State},
+    },
     provider::Whose,
     store::Store,
 };
@@ -33,6 +41,32 @@ async fn none_elsewhere(world: &World, id: &JobId) -> Result<()> {
     let message = format!("{} is left alone: {}", left.name, left.belongs.apart());
     Err(Failure::new(Exit::Conflict, message)
         .fix(format!("name that store with --store, or add --everybody: `ftctl down {id} --everybody`")))
+}
+
+/// Ends a job of a simulated cloud that has ended, without asking it: its machines ended with it.
+///
+/// # Errors
+/// [`Exit::Usage`] for a job of a real cloud, whose machines cost money until they are destroyed.
+pub async fn forget(world: &World, id: &JobId) -> Result<()> {
+    let mut job = Journal::load(world, id).await?;
+    admit_forgetting(&job.record)?;
+    if !job.record.state.is_finished() {
+        job.end(Outcome::Cancelled, Exit::JobCancelled, "its simulated cloud has ended").await?;
+        let now = world.clock.now();
+        job.record.attempts.iter_mut().filter(|attempt| attempt.ended.is_none()).for_each(|attempt| attempt.ended = Some(now));
+        job.enter(State::Finished).await?;
+    }
+    debt::paid(world, id).await
+}
+
+/// See [`forget`].
+pub fn admit_forgetting(record: &Record) -> Result<()> {
+    if record.simulated {
+        return Ok(());
+    }
+    let (id, backend) = (&record.id, record.plan.backend());
+    let message = format!("{id} is a job of {backend}, which is no simulated cloud; its machines exist until they are destroyed");
+    Err(Failure::new(Exit::Usage, message).fix(format!("ftctl down {id}")))
 }
 
 /// The acts of [`down`], one a line.

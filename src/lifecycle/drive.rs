@@ -225,6 +225,9 @@ async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: b
         Exit::Conflict if !last_try => job.reload().await,
         exit if !last_try && may_pass(exit, job) => {
             world.report.warn(&format!("{}; trying again", failure.message));
+            if job.record.simulated && exit != Exit::Failure && failures == 1 {
+                world.report.line(&format!("Where its simulated cloud has ended: `ftctl down {} --cloud-is-gone`", job.record.id));
+            }
             world.clock.sleep(job.record.plan.retry.pause(failures)).await;
             job.reload().await
         }

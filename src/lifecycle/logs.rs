@@ -48,6 +48,14 @@ pub trait Sink: Send {
     /// Returns when there is room for more: a reader may stand still, and the job is looked after meanwhile. A failure (a closed
     /// pipe) ends the reading.
     async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()>;
+
+    /// What comes next was written by this attempt.
+    fn begin(&mut self, _attempt: u32) {}
+
+    /// Whether lines keep their time, whatever the user said.
+    fn wants_times(&self) -> bool {
+        false
+    }
 }
 
 /// Writes the logs of the job's attempts, oldest first, to `sink`.
@@ -58,6 +66,7 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
     let mut attempt = admit(options.attempt, latest, id)?.unwrap_or(first);
     let mut filter = Filter::new(options);
     loop {
+        sink.begin(attempt);
         let record = one_attempt(world, id, attempt, options, &mut filter, sink).await?;
         give(filter.finish(), sink).await?;
         if options.attempt.is_some() || attempt >= latest.max(record.attempt) {
@@ -207,7 +216,7 @@ struct Filter {
 }
 
 /// `2026-11-20T14:03:22.512Z ` as the trainer writes it in front of each line.
-const STAMP: usize = 25;
+pub const STAMP: usize = 25;
 
 impl Filter {
     fn new(options: &Options) -> Self {
@@ -265,7 +274,8 @@ impl Filter {
     }
 }
 
-fn stamp(line: &[u8]) -> Option<Timestamp> {
+/// The time in front of a line.
+pub fn stamp(line: &[u8]) -> Option<Timestamp> {
     let text = std::str::from_utf8(line.get(..STAMP)?).ok()?;
     text.strip_suffix(' ')?.parse().ok()
 }

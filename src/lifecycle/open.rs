@@ -98,6 +98,7 @@ async fn create(world: &World, id: JobId, plan: Plan, key: Option<&str>, submit:
     world.adoption.prove(&id, &plan, None)?;
     let mut record = Record::new(id, plan.clone(), world.clock.now());
     (record.submitted, record.idempotency_key) = (submit, key.map(str::to_owned));
+    record.simulated = world.provider.capabilities().simulated;
     go_on(world, Journal::create(world, record).await?, &plan, key, submit).await
 }
 

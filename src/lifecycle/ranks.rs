@@ -32,6 +32,7 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
     let latest = observe::latest_attempt(world.store.as_ref(), &record).await?.max(record.attempt);
     let mut attempt = super::logs::admit(options.attempt, latest, id)?.unwrap_or(1);
     loop {
+        sink.begin(attempt);
         let record = one_attempt(world, id, attempt, options, sink).await?;
         if options.attempt.is_some() || attempt >= latest.max(record.attempt) {
             return Ok(());

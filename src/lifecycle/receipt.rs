@@ -25,6 +25,8 @@ pub struct Receipt {
     pub schema: &'static str,
     pub id: JobId,
     pub backend: String,
+    /// Its money is not real.
+    pub simulated: bool,
     pub state: String,
     pub attempts: Vec<Attempt>,
     /// From the job's creation to its end.
@@ -77,6 +79,7 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         schema: RECEIPT_SCHEMA,
         id: record.id.clone(),
         backend: record.plan.backend().to_owned(),
+        simulated: record.simulated,
         state: record.label().to_owned(),
         attempts: attempts.clone(),
         seconds: between(record.created, end).as_secs(),

@@ -30,6 +30,8 @@ pub struct JobStatus {
     pub schema: &'static str,
     pub id: JobId,
     pub backend: String,
+    /// Its machines and money are not real.
+    pub simulated: bool,
     pub state: String,
     pub attempt: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,6 +117,7 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
         backend: record.plan.backend().to_owned(),
+        simulated: record.simulated,
         state: record.label().to_owned(),
         attempt: latest,
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),

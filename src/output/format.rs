@@ -50,6 +50,11 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
+/// Where a job runs, or ran.
+pub fn backend(name: &str, simulated: bool) -> String {
+    if simulated { format!("{name} (simulated)") } else { name.to_owned() }
+}
+
 /// How long ago, as a column of a table shows it; a clock that went backwards shows `0s`.
 pub fn age(since: Timestamp, now: Timestamp) -> String {
     duration(

@@ -88,7 +88,8 @@ impl Output {
         self.raw_apart(text.into_bytes()).await.map_err(|error| stdout_failed(&error))
     }
 
-    fn text_of(&self, value: &dyn Show) -> String {
+    /// A value in the chosen format.
+    pub fn text_of(&self, value: &dyn Show) -> String {
         match self.format {
             Format::Table => with_newline(printable::text(&value.text()).into_owned()),
             Format::Json => pretty(&stamped(value.schema(), value.json())),

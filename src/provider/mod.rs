@@ -57,6 +57,8 @@ pub struct Capabilities {
     pub signs: bool,
     /// It has a catalogue of its own, in which its users look for data and models: [`Provider::publish`].
     pub catalogue: bool,
+    /// It is a cloud to rehearse with, on this machine: nothing of it costs money.
+    pub simulated: bool,
 }
 
 /// What a backend's catalogue is told.

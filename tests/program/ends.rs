@@ -1,5 +1,12 @@
 //! How a job ends for a pipeline: keys that are promises, one exit code for one end, and the end as JSON.
 
+use ftctl::job::{
+    id::JobId,
+    record::{Attempt, Record},
+    state::State,
+    units::Money,
+};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::common::{Runs as _, Said, Sandbox};
@@ -171,4 +178,52 @@ fn a_finished_job_shows_what_it_measured_last() {
     std::fs::write(&record, kept.to_string()).expect("written");
     assert!(sandbox.json(&["status", "--state", "succeeded"])["jobs"][0]["loss"].is_null());
     assert_eq!(sandbox.json(&["status", good.trim()])["perplexity"], results["last_perplexity"]);
+}
+
+/// A job on Compute Engine, real or simulated, whose machine was asked for and is there as far as the record tells.
+fn on_a_cloud(sandbox: &Sandbox, simulated: bool) -> JobId {
+    sandbox.write("job.toml", "name = \"far\"\n[data]\ntrain = [\"job.toml\"]\n");
+    let sets = ["--backend", "gce", "--set", "compute.gce.image=registry.example/ftctl@sha256:00"];
+    let plan = [&["plan", "job.toml", "--store", "azure://account/container", "-o", "json"], &sets[..]].concat();
+    let plan = serde_json::from_str(&sandbox.run(&plan).stdout).expect("a plan");
+    let (id, now) = (JobId::derive("far", if simulated { "simulated" } else { "real" }), Timestamp::now());
+    let mut record = Record::new(id.clone(), plan, now);
+    (record.state, record.attempt, record.submitted, record.simulated) = (State::Running, 1, true, simulated);
+    let price = Money { micros: 3_600_000_000 };
+    record.attempts = vec![Attempt { started: Some(now), ..Attempt::new(1, 0, price) }];
+    let job = sandbox.state().join("store/ftctl/v1/jobs").join(id.as_str());
+    std::fs::create_dir_all(&job).expect("a directory");
+    std::fs::write(job.join("record.json"), json!(record).to_string()).expect("written");
+    id
+}
+
+#[test]
+fn a_job_of_a_simulated_cloud_that_has_ended_is_ended_without_it() {
+    let sandbox = Sandbox::new();
+    let [simulated, real] = [true, false].map(|simulated| on_a_cloud(&sandbox, simulated).to_string());
+    let said = sandbox.run(&["down", &real, "--cloud-is-gone"]);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(said.stderr.contains(&format!("{real} is a job of gce, which is no simulated cloud")), "{}", said.stderr);
+    assert!(said.stderr.contains(&format!("fix: ftctl down {real}")), "{}", said.stderr);
+    assert_eq!(sandbox.json(&["status", &real])["state"], "running");
+
+    let would = sandbox.ok(&["down", &simulated, "--cloud-is-gone", "--dry-run"]);
+    assert!(would.contains(&format!("end {simulated} without asking gce")), "{would}");
+    assert_eq!(sandbox.json(&["status", &simulated])["state"], "running", "it was only looked at");
+    for _ in 0..2 {
+        sandbox.ok(&["down", &simulated, "--cloud-is-gone"]);
+    }
+    let ended = sandbox.json(&["status", &simulated]);
+    assert_eq!((&ended["state"], &ended["reason"]), (&json!("cancelled"), &json!("its simulated cloud has ended")));
+    assert_eq!(ended["simulated"], true);
+
+    // Money of its kind is added up by itself.
+    let spent = sandbox.json(&["bill", "--since", "1h"]);
+    assert_ne!((spent["simulated_cost"].as_str(), spent["cost"].as_str()), (Some("0USD"), Some("0USD")), "{spent}");
+    let receipts = spent["receipts"].as_array().expect("a list");
+    let cost = |id: &str| receipts.iter().find(|receipt| receipt["id"] == id).map(|receipt| receipt["cost"].clone());
+    assert_eq!((cost(&simulated), cost(&real)), (Some(spent["simulated_cost"].clone()), Some(spent["cost"].clone())));
+    let told = sandbox.ok(&["bill", "--since", "1h"]);
+    assert!(told.contains("gce (simulated)") && told.contains("on simulated clouds, which is not real"), "{told}");
+    assert!(sandbox.ok(&["status", "--all"]).contains("gce (simulated)"));
 }

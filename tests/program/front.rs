@@ -194,6 +194,23 @@ fn every_verb_has_help_with_an_example() {
 }
 
 #[test]
+fn help_can_be_asked_for_as_a_verb_and_as_manual_pages() {
+    let sandbox = Sandbox::new();
+    assert_eq!(sandbox.ok(&["help", "submit"]), sandbox.ok(&["submit", "--help"]));
+    assert_eq!(sandbox.ok(&["help"]), sandbox.ok(&["--help"]));
+    assert_eq!(sandbox.run(&["help", "submitt"]).code, Some(2));
+
+    sandbox.ok(&["man", "--out", "pages"]);
+    let page = |verb: &str| std::fs::read_to_string(sandbox.path(&format!("pages/{verb}.1"))).expect(verb);
+    let (whole, submit) = (page("ftctl"), page("ftctl-submit"));
+    assert!(whole.contains("ftctl\\-submit(1)") && submit.starts_with(".ie"), "{whole}");
+    assert_eq!(sandbox.ok(&["man", "submit"]), submit);
+    assert!(!sandbox.path("pages/ftctl-agent.1").exists(), "nobody calls it");
+    let said = sandbox.run(&["man", "submitt"]);
+    assert!(said.code == Some(2) && said.stderr.contains("did you mean `submit`?"), "{}", said.stderr);
+}
+
+#[test]
 fn help_and_version_need_no_readable_settings() {
     let sandbox = Sandbox::new();
     sandbox.write("ftctl.toml", "broken");

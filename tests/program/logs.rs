@@ -27,6 +27,7 @@ use ftctl::{
     },
 };
 use jiff::Timestamp;
+use serde_json::{Value, json};
 
 /// A job that runs, as far as the store tells, with this test as its supervisor and the writer of its logs.
 struct Job {
@@ -281,4 +282,42 @@ fn the_log_of_a_finished_job_is_the_log_that_was_written() {
     let mut stored = String::new();
     file.read_to_string(&mut stored).expect("text");
     assert!(stored == text);
+}
+
+#[test]
+fn lines_are_json_for_programs() {
+    let job = Job::running(2);
+    job.write(1, &format!("{STAMP}one \u{1b}[31m\"quoted\"\nplain\n"));
+    job.write(2, &format!("{STAMP}two\n{STAMP}without an end"));
+    let time = STAMP.trim_end();
+    let expected = [
+        json!({ "schema": "ftctl.log/1", "attempt": 1, "time": time, "text": "one \u{1b}[31m\"quoted\"" }),
+        json!({ "schema": "ftctl.log/1", "attempt": 1, "text": "plain" }),
+        json!({ "schema": "ftctl.log/1", "attempt": 2, "time": time, "text": "two" }),
+        json!({ "schema": "ftctl.log/1", "attempt": 2, "time": time, "text": "without an end" }),
+    ];
+    let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    let lines = |said: &crate::common::Said| said.stdout.lines().map(parse).collect::<Vec<_>>();
+    assert_eq!(lines(&job.logs(&["-o", "jsonl"])), expected);
+    assert_eq!(lines(&job.logs(&["-o", "jsonl", "--attempt", "1"])), expected[..2]);
+    assert_eq!(lines(&job.logs(&["-o", "jsonl", "--tail", "1"])), expected[3..]);
+    let all = parse(&job.logs(&["-o", "json"]).stdout);
+    let texts: Vec<&Value> = all["lines"].as_array().expect("a list").iter().map(|line| &line["text"]).collect();
+    assert_eq!(texts, expected.iter().map(|line| &line["text"]).collect::<Vec<_>>());
+    let missing = parse(&job.logs(&["-o", "json", "--attempt", "3"]).stdout);
+    assert!(missing["lines"] == json!([]) && missing["error"]["code"] == 3, "{missing}");
+    // Followed, every line comes as soon as it is whole, and the value is one at the end.
+    let mut command = job.sandbox.command(&["logs", "-f", job.id.as_str(), "-o", "jsonl"]);
+    let mut ftctl = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("ftctl runs");
+    let mut shown = BufReader::new(ftctl.stdout.take().expect("piped"));
+    let mut next = || {
+        let mut line = String::new();
+        shown.read_line(&mut line).expect("a line");
+        parse(&line)
+    };
+    assert_eq!([next(), next(), next()], expected[..3]);
+    job.write(2, "\n");
+    assert_eq!(next(), expected[3]);
+    job.finish();
+    assert!(ftctl.wait().expect("ftctl").success());
 }

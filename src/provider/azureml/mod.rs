@@ -348,7 +348,7 @@ impl Account for Azureml {
 #[async_trait]
 impl Provider for Azureml {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: true, catalogue: true }
+        Capabilities { bills: true, signs: true, catalogue: true, simulated: line::is_near(self.client.endpoint.as_str()) }
     }
 
     fn admit_image(&self, plan: &Plan) -> Result<()> {

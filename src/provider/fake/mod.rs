@@ -203,7 +203,7 @@ impl Account for Fake {
 #[async_trait]
 impl Provider for Fake {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { bills: true, signs: false, catalogue: false }
+        Capabilities { bills: true, signs: false, catalogue: false, simulated: true }
     }
 
     async fn image(&self, _: &Plan, _: Option<&TrainerImage>, _: &dyn Report) -> Result<TrainerImage> {

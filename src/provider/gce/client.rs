@@ -79,6 +79,10 @@ impl Client {
         Ok(Self { compute_line, billing_line, endpoint, billing, project, credentials, date: Mutex::default(), pauses: BACKOFF })
     }
 
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
     /// Where a resource of this project is, as the API wants it named; with an empty path the project itself.
     pub fn url(&self, path: &str) -> String {
         let url = format!("{}/compute/v1/projects/{}/{path}", self.endpoint, self.project);
