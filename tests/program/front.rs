@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::common::Sandbox;
+use crate::common::{Runs as _, Sandbox};
 use serde_json::Value;
 
 #[test]
@@ -187,7 +187,7 @@ fn every_verb_has_help_with_an_example() {
         .filter_map(|line| line.split_whitespace().next())
         .collect();
     assert!(verbs.contains(&"run") && verbs.len() > 25, "{verbs:?}");
-    for verb in verbs {
+    for verb in verbs.into_iter().filter(|verb| *verb != "help") {
         let said = sandbox.run(&[verb, "--help"]);
         assert!(said.code == Some(0) && said.stdout.contains("Example"), "{verb}: {}", said.stdout);
     }
