@@ -253,14 +253,38 @@ fn attempts(receipt: &Receipt) -> String {
 
 pub fn perplexity(results: &Results) -> Option<String> {
     let (first, last) = (results.first_perplexity?, results.last_perplexity?);
-    let change = if last <= first {
-        format!("{:.1} times lower", first / last)
-    } else {
-        format!("{:.1} times higher: the model got worse; train.keep_best keeps the best weights", last / first)
+    let change = match results.best {
+        Some(best) if best.perplexity < first.min(last) => {
+            format!("the best was {:.1} at step {}; train.keep_best keeps those weights", best.perplexity, best.step)
+        }
+        _ if last <= first => format!("{:.1} times lower", first / last),
+        _ => format!("{:.1} times higher: the model got worse, and train.keep_best keeps the best weights", last / first),
     };
     Some(format!("{first:.1} before, {last:.1} after ({change}), on text held out"))
 }
 
 fn indent(text: &str) -> String {
     text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lifecycle::results::Best;
+
+    #[test]
+    fn validation_that_gets_worse_is_said() {
+        let told = |first, best: Option<(u64, f64)>, last| {
+            let best = best.map(|(step, perplexity)| Best { step, perplexity });
+            perplexity(&Results { first_perplexity: Some(first), last_perplexity: Some(last), best, ..Results::default() }).unwrap()
+        };
+        for (told, expected) in [
+            (told(500.0, Some((90, 250.0)), 250.0), "500.0 before, 250.0 after (2.0 times lower), on text held out"),
+            (told(500.0, Some((50, 420.3)), 949.1), "after (the best was 420.3 at step 50; train.keep_best keeps those weights)"),
+            (told(500.0, Some((50, 600.0)), 1000.0), "after (2.0 times higher: the model got worse, and train.keep_best"),
+            (told(500.0, None, 250.0), "(2.0 times lower)"),
+        ] {
+            assert!(told.contains(expected), "{told}");
+        }
+    }
 }

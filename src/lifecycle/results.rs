@@ -25,15 +25,26 @@ pub struct Results {
     /// On the validation split, of the weights that the job ended with, else as measured last; `None` until it was measured after a
     /// step.
     pub last_perplexity: Option<f64>,
+    /// The lowest of all that were measured after a step.
+    pub best: Option<Best>,
     /// Text that the trained model wrote.
     pub sample: Option<String>,
+}
+
+/// An evaluation that no other was better than.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Best {
+    pub step: u64,
+    pub perplexity: f64,
 }
 
 impl Results {
     fn add(&mut self, event: Event) {
         match event {
             Event::Eval { step: 0, perplexity, .. } => self.first_perplexity = Some(perplexity),
-            Event::Eval { perplexity, loss, .. } => {
+            Event::Eval { perplexity, loss, step } => {
+                let is_best = self.best.is_none_or(|best| perplexity < best.perplexity);
+                self.best = if is_best { Some(Best { step, perplexity }) } else { self.best };
                 (self.last_perplexity, self.last_validation_loss) = (Some(perplexity), Some(loss));
             }
             Event::Sample { text, .. } => self.sample = Some(text),
@@ -120,7 +131,9 @@ mod tests {
         let measured = |step, perplexity| Event::Eval { step, loss: 1.0, perplexity };
         results.add(measured(0, 300.0));
         assert_eq!((results.first_perplexity, results.last_perplexity), (Some(300.0), None));
+        results.add(measured(3, 25.0));
         results.add(measured(5, 30.0));
+        assert_eq!(results.best, Some(Best { step: 3, perplexity: 25.0 }));
         assert_eq!((results.first_perplexity, results.last_perplexity), (Some(300.0), Some(30.0)));
         let done = |perplexity| Event::Done { step: 5, seconds: 1.0, perplexity };
         results.add(done(None));
