@@ -54,6 +54,23 @@ pub trait Report: Send + Sync {
     /// Where a long piece of work stands. Called as often as convenient; shown as a bar on a terminal, otherwise as a line at the
     /// start, at the end and every 60 s. `done == total` ends it.
     fn progress(&self, what: &str, done: u64, total: Option<u64>, unit: Unit);
+
+    /// Whether anybody sees a [`Report::footer`].
+    fn has_footer(&self) -> bool {
+        false
+    }
+
+    /// Where a training stands, below everything else that is said; `None` takes it away.
+    fn footer(&self, _reached: Option<Footer>) {}
+}
+
+/// A training as a footer shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footer {
+    pub step: u64,
+    pub steps: u64,
+    /// Its loss, pace and cost in words.
+    pub note: String,
 }
 
 /// Says nothing: for `--quiet` and for tests.

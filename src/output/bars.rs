@@ -11,11 +11,13 @@ use crate::job::report::Unit;
 const TICK: Duration = Duration::from_millis(120);
 
 /// How far a piece of work is.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Reached {
     pub done: u64,
     pub total: Option<u64>,
     pub unit: Unit,
+    /// What is said beside the count.
+    pub note: String,
 }
 
 impl Reached {
@@ -42,7 +44,7 @@ impl Bars {
         }
         let bar = self.works.entry(what).or_insert_with_key(|what| {
             let bar = self.screen.add(ProgressBar::new_spinner()).with_message(what.clone());
-            bar.set_style(style(reached));
+            bar.set_style(style(&reached));
             bar.enable_steady_tick(TICK);
             bar
         });
@@ -50,6 +52,7 @@ impl Bars {
             bar.set_length(total);
         }
         bar.set_position(reached.done);
+        bar.set_prefix(reached.note);
     }
 
     /// Runs `print` while no bar is on the screen.
@@ -63,11 +66,12 @@ impl Bars {
 }
 
 /// Without a total there is only a spinner and the count.
-fn style(Reached { total, unit, .. }: Reached) -> ProgressStyle {
+fn style(Reached { total, unit, .. }: &Reached) -> ProgressStyle {
     let count = match (total, unit) {
         (None, Unit::Bytes) => "{bytes} {bytes_per_sec}",
         (None, _) => "{human_pos}",
         (Some(_), Unit::Bytes) => "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        (Some(_), Unit::Steps) => "{wide_bar} {human_pos}/{human_len}{prefix}",
         (Some(_), _) => "{wide_bar} {human_pos}/{human_len} {eta}",
     };
     let template = format!("{{spinner}} {{msg}} {count}");
@@ -82,7 +86,7 @@ mod tests {
     fn every_bar_has_a_valid_template() {
         for total in [None, Some(1)] {
             for (unit, count) in [(Unit::Bytes, "bytes"), (Unit::Items, "human_pos"), (Unit::Steps, "human_pos")] {
-                let template = format!("{:?}", style(Reached { done: 0, total, unit }).get_tick_str(0));
+                let template = format!("{:?}", style(&Reached { done: 0, total, unit, note: String::new() }).get_tick_str(0));
                 assert!(!template.is_empty(), "{count}");
             }
         }

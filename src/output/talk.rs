@@ -11,7 +11,7 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         printable,
-        report::{Report, Unit, Verbosity},
+        report::{Footer, Report, Unit, Verbosity},
     },
 };
 
@@ -97,7 +97,7 @@ impl Report for Talk {
             return;
         }
         let what = printable::line(what);
-        let reached = Reached { done, total, unit };
+        let reached = Reached { done, total, unit, note: String::new() };
         // A thread that panicked while it talked has broken nothing.
         let mut works = self.works.lock().unwrap_or_else(PoisonError::into_inner);
         let pace = works.entry(what.to_string()).or_insert_with(|| Pace::new(&what, Instant::now()));
@@ -110,6 +110,19 @@ impl Report for Talk {
         if let Some(line) = line {
             self.stderr.line(line);
         }
+    }
+
+    fn has_footer(&self) -> bool {
+        self.style.live && self.verbosity > Verbosity::Quiet
+    }
+
+    fn footer(&self, reached: Option<Footer>) {
+        if !self.has_footer() {
+            return;
+        }
+        // A count that is complete takes the bar away.
+        let (done, total, note) = reached.map_or((0, 0, String::new()), |footer| (footer.step, footer.steps, footer.note));
+        self.stderr.progress("Training", Reached { done, total: Some(total), unit: Unit::Steps, note });
     }
 }
 
