@@ -336,9 +336,11 @@ fn templates_have_the_files_and_the_steps_of_their_recipes() {
         (include_str!("../../../templates/jobs/gpt2-wikitext.toml"), 4 * 16),
         (include_str!("../../../templates/jobs/gpt2-wikitext-azureml.toml"), 4 * 16),
         (include_str!("../../../templates/jobs/gpt2-medium-fp32.toml"), 8 * 4 * 8),
+        (include_str!("../../../templates/jobs/gpt2-medium-azureml.toml"), 2 * 8 * 4 * 4),
     ] {
         let spec = JobSpec::parse(text, "template").unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(spec.train.micro_batch.sequences() * spec.train.gradient_accumulation, sequences);
+        let processes = spec.compute.nodes.unwrap_or(1) * spec.compute.processes_per_node.unwrap_or(1);
+        assert_eq!(processes * spec.train.micro_batch.sequences() * spec.train.gradient_accumulation, sequences);
         let data = spec.data.expect("text");
         assert_eq!(
             (data.train, data.validation),
