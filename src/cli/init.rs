@@ -74,7 +74,7 @@ const TEMPLATES: &[Template] = &[
     },
     Template {
         name: "gpt2-wikitext-azureml",
-        about: "the same on a spot machine of Azure ML with V100s, of which one process needs one",
+        about: "the same on a spot machine of Azure ML, with a process on each of its eight V100",
         text: include_str!("../../templates/jobs/gpt2-wikitext-azureml.toml"),
     },
     Template {
@@ -83,8 +83,13 @@ const TEMPLATES: &[Template] = &[
         text: include_str!("../../templates/jobs/gpt2-medium-fp32.toml"),
     },
     Template {
+        name: "gpt2-medium-azureml",
+        about: "the same on two spot nodes of Azure ML with eight V100 each",
+        text: include_str!("../../templates/jobs/gpt2-medium-azureml.toml"),
+    },
+    Template {
         name: "gpt2-small-openwebtext",
-        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, on one device",
+        about: "fairseq's transformer_lm_gpt (124M) pre-trained on OpenWebText's token files, by eight processes",
         text: include_str!("../../templates/jobs/gpt2-small-openwebtext.toml"),
     },
     Template {

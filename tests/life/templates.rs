@@ -29,7 +29,7 @@ fn every_fine_tuning_template_runs_at_toy_scale() {
         let sets = sizes.iter().chain(&inputs).flat_map(|set| ["--set", set]);
         sandbox.ok(&["run", &file, "--quiet"].into_iter().chain(sets).chain(more.iter().copied()).collect::<Vec<_>>());
     };
-    for template in ["gpt2-wikitext", "gpt2-wikitext-azureml", "gpt2-medium-fp32", "gpt2-xl-v100"] {
+    for template in ["gpt2-wikitext", "gpt2-wikitext-azureml", "gpt2-medium-fp32", "gpt2-medium-azureml", "gpt2-xl-v100"] {
         run(&sandbox, template, &["--backend", "local"]);
         assert_eq!(sandbox.json(&["status", template])["state"], "succeeded");
     }

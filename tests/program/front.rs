@@ -107,7 +107,7 @@ fn a_job_of_azure_ml_becomes_one_of_ftctls() {
     let init = |out: &str| sandbox.run(&["init", "--from-azureml", "jobs/job.yml", "--out", out]);
     let said = init("a.toml");
     assert_eq!(said.code, Some(0), "{}", said.stderr);
-    for part in ["note: line 7, services: nothing listens", "note: distribution: there is one process in place of 8"] {
+    for part in ["note: line 7, services: nothing listens", "note: line 4, distribution.type: ftctl starts the processes"] {
         assert!(said.stderr.contains(part), "{part}: {}", said.stderr);
     }
     let plan = ["plan", "a.toml", "--store", "azure://account/container", "--set", "image.variant=cu126", "-o", "json"];

@@ -1,31 +1,26 @@
-//! Programs that start a program, or one process for each device, and their flags.
+//! Programs that start a program, or one process for each device, and their flags: a job gets as many machines and processes.
 
-use super::{Flag, Job, Meaning::*, ONE_DEVICE, ONE_PROCESS, Setting::Word as W};
+use super::{Flag, Job, Meaning::*, OWN_PROCESSES, Read, Setting::Word as W, ZERO};
 
 /// `deepspeed`, `torchrun`, `python -m torch.distributed.launch`, `accelerate launch`, `mpirun`, and `python` itself.
 pub(super) const FLAGS: &[&[Flag]] = &[&[
-    Flag {
-        names: &["num_gpus", "nproc_per_node", "num_processes", "n", "np", "c", "num_nodes", "nnodes", "num_machines", "npernode"],
-        meaning: Must(1.0, ONE_DEVICE),
-    },
+    Flag { names: &["num_gpus", "nproc_per_node", "npernode", "N"], meaning: Special(|job, value| job.processes.per_node(value)) },
+    Flag { names: &["num_processes", "n", "np", "c"], meaning: Special(|job, value| job.processes.together(value)) },
+    Flag { names: &["num_nodes", "nnodes", "num_machines"], meaning: Special(|job, value| job.processes.nodes(value)) },
+    Flag { names: &["hostfile", "machinefile"], meaning: Special(|job, file| job.processes.named_in(file)) },
+    Flag { names: &["host", "H"], meaning: Special(|job, hosts| job.processes.on_hosts(hosts)) },
     Flag {
         names: &["autotuning"],
         meaning: Refused("it would choose other batches; train.micro_batch = \"auto\" takes as many sequences at once as fit"),
     },
-    Flag { names: &["multi_gpu", "force_multi"], meaning: NoSwitch(ONE_DEVICE) },
-    Flag { names: &["include", "i"], meaning: Special(include) },
+    Flag { names: &["include", "i"], meaning: Special(|job, devices| job.processes.including(devices)) },
+    Flag { names: &["exclude", "e"], meaning: Refused("name what is used, with --include") },
     Flag { names: &["m", "module", "no_python", "u", "B"], meaning: Switch("the trainer starts itself") },
-    Flag { names: &["x"], meaning: Nothing("there is one process, and no variable is handed on to it") },
+    Flag { names: &["x"], meaning: Nothing("compute.environment has the variables that a job hands on") },
     Flag {
         names: &[
             "master_port",
             "master_addr",
-            "exclude",
-            "e",
-            "hostfile",
-            "machinefile",
-            "host",
-            "H",
             "launcher",
             "launcher_args",
             "ssh_port",
@@ -49,7 +44,7 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
             "wdir",
             "config_file",
         ],
-        meaning: Nothing(ONE_PROCESS),
+        meaning: Nothing(OWN_PROCESSES),
     },
     Flag {
         names: &[
@@ -65,12 +60,14 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
             "tag_output",
             "bind_cores_to_rank",
             "use_deepspeed",
+            "multi_gpu",
+            "force_multi",
             "q",
             "quiet",
             "v",
             "verbose",
         ],
-        meaning: Switch(ONE_PROCESS),
+        meaning: Switch(OWN_PROCESSES),
     },
     Flag {
         names: &["tee", "redirects", "r", "log_dir", "enable_each_rank_log", "output_filename", "save_pid"],
@@ -82,11 +79,141 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
     },
 ]];
 
-/// `localhost:0`: one device of one machine.
-fn include(job: &mut Job, devices: &str) -> Result<(), String> {
-    if devices.contains([',', '@']) {
-        return Err(ONE_DEVICE.to_owned());
-    }
-    job.note("--include", ONE_PROCESS);
-    Ok(())
+/// Nodes or processes of one, at most.
+const MOST: u32 = 1_000;
+
+/// The machines and processes that a command line starts, as far as it says so.
+#[derive(Default)]
+pub(super) struct Processes {
+    nodes: Option<u32>,
+    per_node: Option<u32>,
+    together: Option<u32>,
+    /// The machines that are named, each with the processes on it where that is said.
+    hosts: Vec<Option<u32>>,
+    /// The file that names them.
+    hostfile: Option<String>,
 }
+
+impl Processes {
+    /// `2:4`, as torchrun takes it, is a number that may change.
+    pub fn nodes(&mut self, value: &str) -> Result<(), String> {
+        if let Some((least, most)) = value.split_once(':').filter(|(least, most)| least != most) {
+            return Err(format!("a job has as many nodes as it begins with; give {least} or {most}"));
+        }
+        self.nodes = Some(count(value.split(':').next().unwrap_or(value))?);
+        Ok(())
+    }
+
+    pub fn per_node(&mut self, value: &str) -> Result<(), String> {
+        if ["auto", "gpu", "cpu"].contains(&value) {
+            return Err(format!("give the number of processes that `{value}` stands for"));
+        }
+        self.per_node = Some(count(value)?);
+        Ok(())
+    }
+
+    /// On all nodes.
+    pub fn together(&mut self, value: &str) -> Result<(), String> {
+        self.together = Some(count(value)?);
+        Ok(())
+    }
+
+    fn named_in(&mut self, file: &str) -> Result<(), String> {
+        self.hostfile = Some(file.to_owned());
+        Ok(())
+    }
+
+    /// `first:8,second:8`, as MPI takes it.
+    fn on_hosts(&mut self, hosts: &str) -> Result<(), String> {
+        let slots = |host: &str| host.split_once(':').map(|(_, slots)| count(slots)).transpose();
+        self.hosts = hosts.split(',').map(slots).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// `first@second:0,2`, as DeepSpeed takes it.
+    fn including(&mut self, devices: &str) -> Result<(), String> {
+        let slots =
+            |host: &str| Ok(host.split_once(':').map(|(_, devices)| u32::try_from(devices.split(',').count()).unwrap_or(MOST)));
+        self.hosts = devices.split('@').map(slots).collect::<Result<_, String>>()?;
+        Ok(())
+    }
+
+    /// A machine a line, with `slots=8` where it says how many processes it takes.
+    fn read(&mut self, text: &str) -> Result<(), String> {
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()).filter(|line| !line.is_empty());
+        let slots = |line: &str| line.split_whitespace().find_map(|word| word.strip_prefix("slots=")).map(count).transpose();
+        self.hosts = lines.map(slots).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// All machines have as many processes, which is what a job can be told.
+    fn settle(&mut self) -> Result<(), String> {
+        let named = u32::try_from(self.hosts.len()).ok().filter(|hosts| *hosts > 0);
+        let nodes = self.nodes.or(named).unwrap_or(1);
+        let used = &self.hosts[..self.hosts.len().min(nodes as usize)];
+        let slots = used.first().copied().flatten();
+        if self.per_node.is_none() && used.iter().any(|other| *other != slots) {
+            return Err("its machines have different numbers of processes, and a job has one number for all".to_owned());
+        }
+        let per_node = match (self.together, self.per_node.or(slots)) {
+            // MPI fills one machine after the other.
+            (Some(together), Some(slots)) if self.nodes.is_none() && together <= slots => {
+                (self.nodes, self.per_node) = (Some(1), Some(together));
+                return Ok(());
+            }
+            (Some(together), Some(slots)) if self.nodes.is_none() && together.is_multiple_of(slots) => {
+                (self.nodes, self.per_node) = (Some(together / slots), Some(slots));
+                return Ok(());
+            }
+            (Some(together), _) if together.is_multiple_of(nodes) => together / nodes,
+            (Some(together), _) => return Err(format!("{together} processes cannot be shared evenly among {nodes} nodes")),
+            (None, per_node) => per_node.unwrap_or(1),
+        };
+        (self.nodes, self.per_node) = (Some(nodes), Some(per_node));
+        Ok(())
+    }
+
+    /// On all nodes, after [`settle`].
+    pub fn all(&self) -> u32 {
+        self.nodes.unwrap_or(1).saturating_mul(self.per_node.unwrap_or(1))
+    }
+}
+
+fn count(value: &str) -> Result<u32, String> {
+    let found = value.parse().ok().filter(|count| (1..=MOST).contains(count));
+    found.ok_or_else(|| format!("`{}` is not a number from 1 to {MOST}", value.escape_debug().take(60).collect::<String>()))
+}
+
+/// Programs that start a process on each GPU that they find, unless told otherwise.
+const ALL_GPUS: [&str; 3] = ["deepspeed", "fairseq-train", "fairseq-hydra-train"];
+
+/// Reads the file that names the machines, and sets what is known then. `words`: as far as the program's name.
+pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
+    if let Some(file) = job.processes.hostfile.take() {
+        let text = read(&file).and_then(|text| job.processes.read(&text));
+        text.unwrap_or_else(|problem| job.problems.push(format!("--hostfile: {problem}")));
+    }
+    let said = job.processes.per_node.is_some() || job.processes.together.is_some() || !job.processes.hosts.is_empty();
+    let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
+    if let Some(program) = program.filter(|_| !said) {
+        job.note(program, "it uses every GPU that it finds; here compute.processes_per_node says how many, and is 1");
+    }
+    if let Err(problem) = job.processes.settle() {
+        job.problems.push(format!("the command's processes: {problem}"));
+    }
+    for (key, number) in [(NODES, job.processes.nodes), (PER_NODE, job.processes.per_node)] {
+        if let Some(number) = number.filter(|number| *number > 1) {
+            job.set(key, i64::from(number));
+        }
+    }
+}
+
+/// One process has all shards.
+pub(super) fn settle_shards(job: &mut Job) {
+    if job.processes.all() == 1 && job.values.remove(ZERO).is_some() {
+        job.note(ZERO, "there is one process, which has all shards");
+    }
+}
+
+const NODES: &str = "compute.nodes";
+const PER_NODE: &str = "compute.processes_per_node";

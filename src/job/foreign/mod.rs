@@ -146,8 +146,7 @@ pub struct Job {
     deepspeed: Option<serde_json::Value>,
     /// `config.json` of the model, where it can be read.
     model_config: Option<serde_json::Value>,
-    /// Processes that a step's sequences are shared among; 0 stands for one.
-    processes: u32,
+    processes: launchers::Processes,
 }
 
 impl Job {
@@ -254,7 +253,9 @@ impl Job {
         let given = self.spelt_out(program, &words[place + 1..], read);
         self.read_deepspeed(&given, read);
         words::apply(self, &given, program.flags, program.positional);
+        launchers::settle(self, &words[..=place], read);
         deepspeed::apply(self);
+        launchers::settle_shards(self);
         self.read_config(read);
         if let Some(finish) = program.finish {
             finish(self);
@@ -440,7 +441,9 @@ const LOG_EVERY: &str = "train.log_every";
 const STEPS: &str = "train.steps";
 const BLOCK_SIZE: &str = "train.block_size";
 const CONTEXT: &str = "model.context";
-const ONE_PROCESS: &str = "there is one process";
+/// As many shards as there are processes; taken out again where there is one.
+const ZERO: &str = "train.zero";
+const OWN_PROCESSES: &str = "ftctl starts the processes, which find each other by themselves";
 const TRACKERS: &str = "event files for TensorBoard are always written, and [tracking] names an MLflow server";
 const OWN_LOG: &str = "`ftctl logs` has what the trainer says";
 const OWN_LOADER: &str = "the trainer reads its data by itself, and no batch is waited for";
@@ -451,8 +454,7 @@ const ALL_CORES: &str = "all cores are used";
 const NAMED_BY_JOB: &str = "a job's files are named by its id; `ftctl download` puts them where you like";
 const PRECISION: &str =
     "weights and evaluation stay in float32 here; give the matrix products a narrower `train.precision` in the job file";
-const ONE_DEVICE: &str =
-    "training on several devices does not exist here yet; give 1, and multiply the accumulation by what stood here";
+const ONE_DEVICE: &str = "a model is on one device here; compute.processes_per_node shares a step's sequences among devices";
 
 fn as_number(value: &Value) -> Option<f64> {
     value.as_float().or(value.as_integer().map(|number| number as f64))

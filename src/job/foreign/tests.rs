@@ -77,7 +77,6 @@ fn deepspeed_decides_what_the_flags_leave_to_it() {
         dropout = 0.1\nattention_dropout = 0.1";
     let expected = JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[train]\n{expected}\n"), "x").expect("valid").train;
     assert_eq!(train, expected);
-    assert!(translated.text.contains("# ds_config zero_optimization.stage: there is one process"), "{}", translated.text);
     for told in [
         "ds_config optimizer.params.betas.1: 0.95 is taken; the flags, or the defaults of transformers, say 0.999",
         "ds_config scheduler.params.warmup_max_lr: 0.00003 is taken; the flags, or the defaults of transformers, say 0.00005",
@@ -205,7 +204,7 @@ fn fairseq_train_becomes_a_job() {
         (&data.train[0], &data.validation[0]),
         (&"data-bin/openwebtext/train.bin".to_owned(), &"data-bin/openwebtext/valid.bin".to_owned())
     );
-    let found = problems(&format!("{FAIRSEQ} --activation-dropout 0.1 --fp16 --zero-sharding os --hpu --t-mult 2"));
+    let found = problems(&format!("{FAIRSEQ} --activation-dropout 0.1 --fp16 --zero-sharding full --hpu --t-mult 2"));
     for problem in [
         "--activation-dropout: nothing is dropped inside the network",
         "--fp16: weights and evaluation stay in float32 here",
@@ -337,9 +336,11 @@ fn templates_have_the_files_and_the_steps_of_their_recipes() {
         (include_str!("../../../templates/jobs/gpt2-wikitext.toml"), 4 * 16),
         (include_str!("../../../templates/jobs/gpt2-wikitext-azureml.toml"), 4 * 16),
         (include_str!("../../../templates/jobs/gpt2-medium-fp32.toml"), 8 * 4 * 8),
+        (include_str!("../../../templates/jobs/gpt2-medium-azureml.toml"), 2 * 8 * 4 * 4),
     ] {
         let spec = JobSpec::parse(text, "template").unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(spec.train.micro_batch.sequences() * spec.train.gradient_accumulation, sequences);
+        let processes = spec.compute.nodes.unwrap_or(1) * spec.compute.processes_per_node.unwrap_or(1);
+        assert_eq!(processes * spec.train.micro_batch.sequences() * spec.train.gradient_accumulation, sequences);
         let data = spec.data.expect("text");
         assert_eq!(
             (data.train, data.validation),
@@ -422,16 +423,79 @@ fn launchers_of_one_process_are_known() {
     ] {
         assert_eq!(job(&format!("{launcher} {SMALL}")).train, plain, "{launcher}");
     }
-    for launcher in [
-        "mpirun -n 8",
-        "deepspeed --include localhost:0,1",
-        "deepspeed --include worker-0@worker-1:0",
-        "accelerate launch --multi_gpu",
+    assert!(problems(&format!("mpirun -hostfil hosts {SMALL}")).contains("-hostfil: not known here; did you mean --hostfile?"));
+}
+
+/// A file that names two machines of eight GPUs.
+const HOSTS: &str = "# ours\nworker-0 slots=8\n\nworker-1 slots=8\n";
+
+#[test]
+fn launchers_say_how_many_machines_and_processes_there_are() {
+    for (launcher, nodes, processes) in [
+        ("mpirun -n 8", None, Some(8)),
+        ("mpirun -np 16 -hostfile hosts", Some(2), Some(8)),
+        ("mpirun -np 4 -hostfile hosts", None, Some(4)),
+        ("mpirun -np 8 -H one:4,two:4", Some(2), Some(4)),
+        ("mpirun -n 8 -npernode 4", Some(2), Some(4)),
+        ("deepspeed --num_gpus 2", None, Some(2)),
+        ("deepspeed --num_nodes=2 --num_gpus=8", Some(2), Some(8)),
+        ("deepspeed --hostfile hosts", Some(2), Some(8)),
+        ("deepspeed --hostfile hosts --num_nodes 1", None, Some(8)),
+        ("deepspeed --hostfile=hosts --num_gpus 4", Some(2), Some(4)),
+        ("deepspeed --include localhost:0,1", None, Some(2)),
+        ("deepspeed --include=worker-0:0,2@worker-1:1,3", Some(2), Some(2)),
+        ("torchrun --nproc-per-node=8 --nnodes 2 --node_rank 0 --master_addr worker-0", Some(2), Some(8)),
+        ("torchrun --standalone --nproc_per_node 4", None, Some(4)),
+        ("torchrun --nnodes 2:2 --nproc_per_node 1", Some(2), None),
+        ("python -m torch.distributed.launch --nproc_per_node 4", None, Some(4)),
+        ("accelerate launch --multi_gpu --num_processes 16 --num_machines 2 --machine_rank 0", Some(2), Some(8)),
+    ] {
+        let read = |file: &str| if file == "hosts" { Ok(HOSTS.to_owned()) } else { Err(format!("{file}: it is not there")) };
+        let translated =
+            translate(&format!("{launcher} {SMALL}"), &read).unwrap_or_else(|refused| panic!("{launcher}: {}", refused.what));
+        let compute = JobSpec::parse(&translated.text, "job.toml").unwrap_or_else(|error| panic!("{launcher}: {error}")).compute;
+        assert_eq!((compute.nodes, compute.processes_per_node), (nodes, processes), "{launcher}");
+    }
+}
+
+#[test]
+fn machines_that_a_job_cannot_have_are_refused() {
+    for (launcher, problem) in [
+        ("torchrun --nnodes 1:4", "--nnodes: a job has as many nodes as it begins with; give 1 or 4"),
+        ("torchrun --nproc_per_node gpu", "--nproc_per_node: give the number of processes that `gpu` stands for"),
+        ("torchrun --nproc_per_node 0", "--nproc_per_node: `0` is not a number from 1 to 1000"),
+        ("accelerate launch --num_processes 7 --num_machines 2", "7 processes cannot be shared evenly among 2 nodes"),
+        ("mpirun -H one:8,two:4", "its machines have different numbers of processes"),
+        ("deepspeed --include worker-0@worker-1:0", "its machines have different numbers of processes"),
+        ("deepspeed --exclude worker-0:0", "--exclude: name what is used, with --include"),
+        ("deepspeed --hostfile away", "--hostfile: away"),
     ] {
         let found = problems(&format!("{launcher} {SMALL}"));
-        assert!(found.contains("several devices does not exist here yet"), "{launcher} gave {found}");
+        assert!(found.contains(problem), "{launcher} gave {found}");
     }
-    assert!(problems(&format!("mpirun -hostfil hosts {SMALL}")).contains("-hostfil: not known here; did you mean --hostfile?"));
+    let all = &translate(&format!("deepspeed {SMALL}"), &|_| Err(String::new())).expect("a job").notes;
+    tells(all, "deepspeed: it uses every GPU that it finds");
+}
+
+#[test]
+fn shards_are_for_several_processes() {
+    let zero = |command: &str, config: &str| {
+        let translated = translate(command, &|_| Ok(config.to_owned())).unwrap_or_else(|refused| panic!("{}", refused.what));
+        (JobSpec::parse(&translated.text, "job.toml").expect("valid").train.zero, translated.notes)
+    };
+    let of = |processes: u32, stage: &str| {
+        let command = format!("deepspeed --num_gpus {processes} {SMALL} --deepspeed ds.json");
+        zero(&command, &format!("{{\"zero_optimization\": {stage}}}"))
+    };
+    for (stage, expected) in [("true", 1), ("false", 0), (r#"{"stage": 0}"#, 0), (r#"{"stage": 1}"#, 1), (r#"{"stage": 2}"#, 2)] {
+        assert_eq!((of(2, stage).0, of(1, stage).0), (expected, 0), "{stage}");
+    }
+    let whole = of(2, r#"{"stage": 3}"#);
+    assert_eq!(whole.0, 2);
+    tells(&whole.1, "zero_optimization.stage: every process has whole weights here");
+    tells(&of(1, r#"{"stage": 2}"#).1, "train.zero: there is one process, which has all shards");
+    assert_eq!(zero(&format!("{FAIRSEQ} --distributed-world-size 8 --zero-sharding os"), "").0, 1);
+    assert_eq!(job(&format!("{FAIRSEQ} --distributed-world-size 8")).compute.processes_per_node, Some(8));
 }
 
 #[test]

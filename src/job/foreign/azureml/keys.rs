@@ -8,7 +8,7 @@ use crate::job::{
     compute::Backend,
     environment,
     foreign::{
-        NAME, NAMED_BY_JOB, ONE_PROCESS,
+        NAME, NAMED_BY_JOB, OWN_PROCESSES,
         yaml::{Node, Value},
     },
     id::{MAX_NAME, valid_name},
@@ -99,20 +99,12 @@ fn table(node: &Node) -> Result<&BTreeMap<String, Node>, String> {
     if let Value::Table(table) = &node.value { Ok(table) } else { Err("a table belongs here".to_owned()) }
 }
 
-fn count(node: &Node) -> Result<u32, String> {
-    let typed = text(node)?;
-    let counts = typed.parse().ok().filter(|count| (1..=1_000).contains(count));
-    counts.ok_or_else(|| format!("`{}` is not a number from 1 to 1000", shown(typed)))
-}
-
 fn nodes(translation: &mut Translation, _: &At<'_>, node: &Node) -> Result<(), String> {
-    translation.nodes = Some(count(node)?);
-    Ok(())
+    translation.job.processes.nodes(text(node)?)
 }
 
 fn processes(translation: &mut Translation, _: &At<'_>, node: &Node) -> Result<(), String> {
-    translation.processes_per_node = Some(count(node)?);
-    Ok(())
+    translation.job.processes.per_node(text(node)?)
 }
 
 /// One of these words, in any case of letters.
@@ -287,7 +279,7 @@ fn size(translation: &mut Translation, _: &At<'_>, node: &Node) -> Result<(), St
 
 fn distribution(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<(), String> {
     word(node, &["pytorch", "mpi"]).map_err(|problem| format!("{problem}; {NO_TENSORFLOW}"))?;
-    translation.note(at, ONE_PROCESS);
+    translation.note(at, OWN_PROCESSES);
     Ok(())
 }
 

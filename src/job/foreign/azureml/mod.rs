@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    ACCUMULATION, Job, Program, Read, Refused, Translated, printable, suggest,
+    Job, Program, Read, Refused, Translated, printable, suggest,
     yaml::{self, Node, Value},
 };
 use crate::job::compute::Backend;
@@ -53,8 +53,6 @@ struct Translation {
     inputs: BTreeMap<String, Input>,
     outputs: BTreeSet<String>,
     used: BTreeSet<String>,
-    nodes: Option<u32>,
-    processes_per_node: Option<u32>,
     /// The machine that ftctl runs on, in place of one of the cloud.
     here: bool,
 }
@@ -137,29 +135,18 @@ impl Translation {
         }
     }
 
-    /// Takes over the command, which then has the sequences of all processes in one.
+    /// Takes over the command.
     fn trainer(&mut self, read: Read<'_>) -> Option<&'static Program> {
         let Some((line, text)) = self.command.take() else {
             self.problems.push((0, "command: a command job has one".to_owned()));
             return None;
         };
         let at = At { path: "command", line };
-        let processes = self.nodes.unwrap_or(1).saturating_mul(self.processes_per_node.unwrap_or(1));
-        self.job.processes = processes;
         let code = self.code.clone();
         let near = |file: &str| read(file).or_else(|_| read(&Path::new(&code).join(file).to_string_lossy()));
         let taken = self.words(&at, &text).and_then(|words| self.job.take(&words, &near).map_err(|refused| refused.what));
         self.problems.extend(self.job.problems.drain(..).map(|problem| at.tells(&problem)));
         self.unused();
-        if processes > 1 {
-            let alone = self.job.number(ACCUMULATION).unwrap_or(1.0);
-            let all = alone * f64::from(processes);
-            self.job.set(ACCUMULATION, all as i64);
-            let what = format!(
-                "there is one process in place of {processes}: {ACCUMULATION} is {all} in place of {alone}, so that a step has as many sequences"
-            );
-            self.notes.push((0, format!("distribution: {what}")));
-        }
         taken.map_err(|problem| self.problems.push(at.tells(&problem))).ok()
     }
 

@@ -64,7 +64,7 @@ queue_settings: {priority: high}
 ";
 
 #[test]
-fn a_gang_on_a_cluster_becomes_a_job_of_one_process() {
+fn a_gang_on_a_cluster_becomes_a_job_of_as_many_processes() {
     let job = job(GANG);
     assert_eq!((job.name.as_str(), job.compute.backend.as_deref()), ("gpt-2-on-wikitext-2-nodes", Some(Backend::Azureml.name())));
     let azureml = &job.compute.azureml;
@@ -74,7 +74,8 @@ fn a_gang_on_a_cluster_becomes_a_job_of_one_process() {
     let data = job.data.expect("text");
     assert_eq!((data.train, data.validation), (vec!["corpus/wiki.train.txt".to_owned()], vec!["wiki.test.txt".to_owned()]));
     assert_eq!(job.initial_weights.as_deref(), Some("my weights"), "one word, whatever is in it");
-    assert_eq!((job.train.micro_batch.sequences(), job.train.gradient_accumulation), (2, 4 * 2 * 8));
+    assert_eq!((job.train.micro_batch.sequences(), job.train.gradient_accumulation), (2, 4));
+    assert_eq!((job.compute.nodes, job.compute.processes_per_node), (Some(2), Some(8)));
     assert!((job.train.learning_rate - 5e-5).abs() < 1e-12);
     assert_eq!(job.limits.ttl.map(|ttl| ttl.to_string()).as_deref(), Some("4h"));
     assert_eq!(job.compute.environment.into_iter().collect::<Vec<_>>(), [("NCCL_DEBUG".to_owned(), "WARN".to_owned())]);
@@ -99,8 +100,7 @@ fn whatever_is_left_out_is_told_with_its_line_and_the_reason() {
         "line 26, environment_variables: they are kept with the job",
         "line 27, compute: the cluster is used as it is",
         "line 28, resources.shm_size: ",
-        "line 29, distribution.type: there is one process",
-        "distribution: there is one process in place of 16: train.gradient_accumulation is 64 in place of 4",
+        "line 29, distribution.type: ftctl starts the processes",
         "line 30, limits.timeout: limits.ttl is 4h",
         "line 32, services: nothing listens",
         "line 34, queue_settings.priority: ",
@@ -169,7 +169,7 @@ fn the_files_that_a_command_names_are_found_and_paths_lead_to_its_folder() {
     );
     let translated = translate(&gang, "jobs/job.yml", Path::new("/home/me/jobs"), read).expect("a job");
     let job = JobSpec::parse(&translated.text, "job.toml").expect("valid");
-    assert_eq!((job.data.expect("text").train, job.train.gradient_accumulation), (vec!["/home/me/jobs/a.txt".to_owned()], 32));
+    assert_eq!((job.data.expect("text").train, job.train.gradient_accumulation), (vec!["/home/me/jobs/a.txt".to_owned()], 8));
     let wrong = translate(&gang.replace("steps 8", "steps 9"), "job.yml", Path::new(""), read).expect_err("another batch").what;
     assert!(
         wrong.contains("64 is not the micro-batch of 2 times the accumulation of 9, which DeepSpeed refuses in 4 processes"),
@@ -215,7 +215,7 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("python train.py --lr 1", "command: the command names no program that is known here; known are run_clm.py"),
         ("for seed in 1 2; do python run_clm.py --train_file a.txt; done", "`for` is the shell's"),
         ("run_clm.py --train_file a.txt && run_clm.py --train_file b.txt", "it starts 2 programs that are known here"),
-        ("torchrun --nproc_per_node 8 run_clm.py --train_file a.txt", "several devices does not exist here yet"),
+        ("torchrun --nnodes 1:2 run_clm.py --train_file a.txt", "--nnodes: a job has as many nodes as it begins with"),
         ("run_clm.py --lerning_rate 1", "line 2, command: --lerning_rate: not known here; did you mean --learning_rate?"),
     ] {
         assert!(of(command).contains(problem), "{command} gave {}", of(command));

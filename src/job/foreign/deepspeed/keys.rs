@@ -1,6 +1,6 @@
 //! The keys of a configuration.
 
-use super::{APEX, COUPLED, DECAY, LINEAR, OPTIMIZER, PEAK, POWER, TOTAL, WARMUP, least_scale, loss_scale};
+use super::{APEX, COUPLED, DECAY, LINEAR, OPTIMIZER, PEAK, POWER, TOTAL, WARMUP, least_scale, loss_scale, stage};
 use crate::job::foreign::{
     ACCUMULATION, Flag, MICRO_BATCH,
     Meaning::*,
@@ -10,7 +10,7 @@ use crate::job::foreign::{
 };
 
 const MAPPED: &str = "what lies in files is mapped into memory, in the run's own directory";
-const ALL_PARTITIONS: &str = "there is one process, which has all partitions";
+const OWN_SHARDS: &str = "how shards are exchanged is the trainer's own affair";
 const IN_FLOAT32: &str = "weights, gradients and what the optimizer remembers are in float32 here";
 
 /// A name that ends with a dot stands for all keys below it, which are taken as one. What has `enabled = false` is left alone.
@@ -73,10 +73,9 @@ pub(super) const KEYS: &[Flag] = &[
         names: &["zero_optimization.offload_param.device"],
         meaning: Choice(&[("cpu", &[]), ("nvme", &[]), ("none", &[])]), // See `settle`.
     },
+    Flag { names: &["zero_optimization", "zero_optimization.stage"], meaning: Special(stage) },
     Flag {
         names: &[
-            "zero_optimization",
-            "zero_optimization.stage",
             "zero_optimization.use_multi_rank_bucket_allreduce",
             "zero_optimization.load_from_fp32_weights",
             "zero_optimization.elastic_checkpoint",
@@ -125,7 +124,7 @@ pub(super) const KEYS: &[Flag] = &[
             "zero_optimization.stage3_gather_16bit_weights_on_model_save",
             "zero_optimization.stage3_gather_fp16_weights_on_model_save",
         ],
-        meaning: Nothing(ALL_PARTITIONS),
+        meaning: Nothing(OWN_SHARDS),
     },
     Flag {
         names: &[

@@ -104,7 +104,7 @@ fn decay(job: &mut Job, is_linear: bool, total: Option<f64>) {
 /// DeepSpeed makes what is missing of the batch of the others, and refuses a batch that its parts do not multiply to.
 fn batch(job: &mut Job, config: &Value) {
     let Some(batch) = config.get("train_batch_size").and_then(Value::as_f64) else { return };
-    let processes = job.processes.max(1);
+    let processes = job.processes.all();
     let parts = [MICRO_BATCH, ACCUMULATION].map(|key| job.number(key));
     let [micro_batch, accumulation] = parts.map(|part| part.unwrap_or(1.0));
     let rest = batch / (micro_batch * accumulation * f64::from(processes));
@@ -238,5 +238,24 @@ fn least_scale(job: &mut Job, value: &str) -> Result<(), String> {
         return Err("a scale is above 0 here; give 1, DeepSpeed's own".to_owned());
     }
     job.set(LEAST, scale);
+    Ok(())
+}
+
+/// `true` is what the first versions called stage 1.
+fn stage(job: &mut Job, value: &str) -> Result<(), String> {
+    let stage = match value {
+        "true" => 1,
+        "false" | "0" => return Ok(()),
+        "1" | "2" => super::whole(value)?,
+        "3" => {
+            job.note(
+                "ds_config zero_optimization.stage",
+                "every process has whole weights here; gradients and moments are in shards, as in stage 2",
+            );
+            2
+        }
+        _ => return Err(format!("`{value}` is not a stage from 0 to 3")),
+    };
+    job.set(super::ZERO, stage);
     Ok(())
 }

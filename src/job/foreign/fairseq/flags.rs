@@ -8,9 +8,9 @@ use super::{
 use crate::job::foreign::{
     BLOCK_SIZE, CONTEXT, Flag, LOG_EVERY, MICRO_BATCH,
     Meaning::*,
-    NAMED_BY_JOB, ONE_DEVICE, ONE_PROCESS, OTHER_OPTIMIZER, OTHER_SCHEDULE, OWN_KERNELS, OWN_LOADER, OWN_LOG, PRECISION,
+    NAMED_BY_JOB, ONE_DEVICE, OTHER_OPTIMIZER, OTHER_SCHEDULE, OWN_KERNELS, OWN_LOADER, OWN_LOG, OWN_PROCESSES, PRECISION,
     Setting::{Whole as I, Word as W, Yes},
-    TRACKERS, keep,
+    TRACKERS, ZERO, keep,
 };
 
 const ACTIVATION_DROPOUT: &str = "nothing is dropped inside the network of a block here; give 0";
@@ -90,11 +90,12 @@ pub(super) const FLAGS: &[Flag] = &[
     },
     Flag { names: &["fp16_init_scale"], meaning: Number(INITIAL_SCALE) },
     Flag { names: &["min_loss_scale"], meaning: Number(LEAST_SCALE) },
-    Flag { names: &["distributed_world_size", "distributed_num_procs", "nprocs_per_node"], meaning: Must(1.0, ONE_DEVICE) },
+    Flag { names: &["distributed_world_size"], meaning: Special(|job, value| job.processes.together(value)) },
+    Flag { names: &["distributed_num_procs", "nprocs_per_node"], meaning: Special(|job, value| job.processes.per_node(value)) },
     Flag { names: &["model_parallel_size"], meaning: Must(1.0, ONE_DEVICE) },
     Flag { names: &["num_shards"], meaning: Must(1.0, DEFAULT_SHARD) },
     Flag { names: &["shard_id"], meaning: Must(0.0, DEFAULT_SHARD) },
-    Flag { names: &["zero_sharding"], meaning: Only(&["none"], "partitioned optimizer states (ZeRO) do not exist here yet") },
+    Flag { names: &["zero_sharding"], meaning: Choice(&[("none", &[]), ("os", &[(ZERO, I(1))])]) },
     Flag { names: &["pipeline_model_parallel", "use_bmuf"], meaning: NoSwitch(ONE_DEVICE) },
     Flag {
         names: &["dataset_impl"],
@@ -274,7 +275,7 @@ pub(super) const OF_ITS_OWN: &[Flag] = &[
             "global_sync_iter",
             "warmup_iterations",
         ],
-        meaning: Nothing(ONE_PROCESS),
+        meaning: Nothing(OWN_PROCESSES),
     },
     Flag {
         names: &[
@@ -292,6 +293,6 @@ pub(super) const OF_ITS_OWN: &[Flag] = &[
             "use_nbm",
             "average_sync",
         ],
-        meaning: Switch(ONE_PROCESS),
+        meaning: Switch(OWN_PROCESSES),
     },
 ];

@@ -8,7 +8,7 @@ use super::{
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
     Meaning::*,
-    NAMED_BY_JOB, ONE_DEVICE, ONE_PROCESS, OTHER_OPTIMIZER, OWN_LOADER, OWN_LOG, PRECISION,
+    NAMED_BY_JOB, ONE_DEVICE, OTHER_OPTIMIZER, OWN_LOADER, OWN_LOG, OWN_PROCESSES, PRECISION,
     Setting::{Number as N, Word as W, Yes},
     TRACKERS, keep,
 };
@@ -197,7 +197,7 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["torch_compile", "use_liger_kernel", "use_cache"], meaning: Switch(OWN_ENGINE) },
     Flag {
         names: &["local_rank", "ddp_timeout", "ddp_backend", "ddp_bucket_cap_mb", "fsdp", "fsdp_config", "accelerator_config"],
-        meaning: Nothing(ONE_PROCESS),
+        meaning: Nothing(OWN_PROCESSES),
     },
     Flag {
         names: &[
@@ -208,7 +208,7 @@ pub(super) const FLAGS: &[Flag] = &[
             "ddp_broadcast_buffers",
             "ddp_static_graph",
         ],
-        meaning: Switch(ONE_PROCESS),
+        meaning: Switch(OWN_PROCESSES),
     },
     Flag { names: &["parallelism_config"], meaning: Refused(ONE_DEVICE) },
 ];
@@ -236,10 +236,10 @@ pub(super) const OLD_FLAGS: &[Flag] = &[
     Flag { names: &["tpu_metrics_debug"], meaning: Switch(OWN_LOG) },
     Flag { names: &["ray_scope"], meaning: Nothing("there is one run, and no search") },
     Flag { names: &["save_safetensors"], meaning: Always("weights are written as safetensors") },
-    Flag { names: &["dispatch_batches", "split_batches"], meaning: Switch(ONE_PROCESS) },
+    Flag { names: &["dispatch_batches", "split_batches"], meaning: Switch(OWN_PROCESSES) },
     Flag {
         names: &["sharded_ddp", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap", "xpu_backend"],
-        meaning: Nothing(ONE_PROCESS),
+        meaning: Nothing(OWN_PROCESSES),
     },
     Flag { names: &["line_by_line"], meaning: NoSwitch("lines are not cut to blocks of their own here; text is one stream") },
     Flag { names: &["mlm"], meaning: NoSwitch(GPT2_ONLY) },
