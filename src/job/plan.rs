@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ft_trainer::settings::{DataConfig, ModelConfig, SampleConfig, TrainSettings, validate::Broken};
+use ft_trainer::settings::{DataConfig, DeviceChoice, ModelConfig, SampleConfig, TrainSettings, validate::Broken};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -124,8 +124,8 @@ pub enum PlanError {
     NotUnicode(PathBuf),
     #[error("the job has neither `data` nor `dataset`")]
     NoData,
-    #[error("compute.processes_per_node = {processes} is for the backend local so far, not for {backend}; leave it out there")]
-    Alone { processes: usize, backend: String },
+    #[error("compute.processes_per_node = {processes}: several processes train on a CPU alone so far, and the machine has GPUs; set train.device = \"cpu\", or leave it out")]
+    OnGpus { processes: usize },
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
     #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
@@ -145,8 +145,8 @@ impl Plan {
             return Err(PlanError::NoTime);
         }
         let processes = spec.compute.processes_per_node.unwrap_or(1);
-        if processes > 1 && !compute.takes_processes() {
-            return Err(PlanError::Alone { processes, backend: compute.backend().to_owned() });
+        if processes > 1 && spec.train.device == DeviceChoice::Auto && compute.has_gpus() {
+            return Err(PlanError::OnGpus { processes });
         }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
