@@ -96,6 +96,11 @@ impl Compute {
         }
     }
 
+    /// Whether an attempt can have several machines.
+    pub fn takes_nodes(&self) -> bool {
+        matches!(self, Self::Local | Self::Azureml(_))
+    }
+
     /// Whether its machine is known to have GPUs.
     pub fn has_gpus(&self) -> bool {
         match self {
