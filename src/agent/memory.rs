@@ -5,7 +5,6 @@ use std::{
     fs,
     io::{Read as _, Seek as _, SeekFrom},
     os::unix::process::ExitStatusExt,
-    process::ExitStatus,
 };
 
 use ft_trainer::{
@@ -16,9 +15,9 @@ use rustix::process::Signal;
 
 use super::{
     folder::Folder,
-    trainer::{End, last_line},
+    trainer::{End, Ended, last_line},
 };
-use crate::job::order::ExitReason;
+use crate::job::{meeting::RankEnd, order::ExitReason};
 
 /// How things stood before the trainer was started.
 pub(super) struct Before<'a> {
@@ -35,17 +34,17 @@ impl<'a> Before<'a> {
         Self { folder, kills: kills(), progress }
     }
 
-    /// Whether the trainer that has ended like this said that there was no memory, or was killed while the system killed for
-    /// memory.
-    pub fn ran_out_of_memory(&self, status: ExitStatus) -> bool {
+    /// Whether the process of the trainer that has ended like this said that there was no memory, or was killed while the system
+    /// killed for memory.
+    pub fn ran_out_of_memory(&self, Ended { rank, status }: &Ended) -> bool {
         let signal = status.signal();
         status.code() == Some(i32::from(OUT_OF_MEMORY))
-            || (signal == Some(Signal::ABORT.as_raw()) && tells_of_no_memory(&last_line(&self.folder.log())))
+            || (signal == Some(Signal::ABORT.as_raw()) && tells_of_no_memory(&last_line(&self.folder.log_of(*rank))))
             || (signal == Some(Signal::KILL.as_raw()) && kills() > self.kills)
     }
 
     /// Sequences that a trainer may take at once which is to take fewer than this one; the end of the attempt when there are none.
-    pub fn fewer(&self, status: ExitStatus) -> Result<usize, End> {
+    pub fn fewer(&self, end: &RankEnd) -> Result<usize, End> {
         let message = match self.micro_batch() {
             Some(sequences) if sequences > 1 => return Ok(sequences - 1),
             Some(_) => {
@@ -56,7 +55,7 @@ impl<'a> Before<'a> {
                 "out of memory before the training began: the model does not fit; set train.offload, or take a machine with more memory"
             }
         };
-        Err(End { code: status.code(), signal: status.signal(), ..End::new(ExitReason::Failed, message) })
+        Err(End { code: end.code, signal: end.signal, ..End::new(ExitReason::Failed, message) })
     }
 
     /// With how many at a time the trainer began, if it did.

@@ -10,6 +10,7 @@
 
 mod folder;
 mod memory;
+mod nodes;
 mod notice;
 mod order;
 mod service;
@@ -37,15 +38,16 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-pub use self::order::from_store;
 use self::{
     folder::{Folder, Identity},
+    nodes::Roll,
     notice::Source,
     ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
     stop::StopRequest,
     tracking::Tracker,
-    trainer::{End, Inputs, supervise, why},
+    trainer::{End, Inputs, meaning, supervise, why},
 };
+pub use self::{nodes::Seat, order::from_store};
 use crate::{
     job::{
         digest::Digest,
@@ -81,10 +83,10 @@ const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this
-/// machine (attempts have their folders in it), `cache` is ftctl's. SIGTERM is a preemption notice that ends the attempt; one that
+/// machine (attempts have their folders in it), `cache` is ftctl's, `seat` says which of the attempt's machines this is. SIGTERM is a preemption notice that ends the attempt; one that
 /// may be withdrawn only saves ([`notice`]). Fails when the attempt is already running elsewhere, and when its own disk or the
 /// store's answers make no sense.
-pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
+pub async fn run(order: &RunOrder, seat: Seat, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
     let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
         action: "wait for signals of",
         path: order.job.to_string(),
@@ -96,16 +98,18 @@ pub async fn run(order: &RunOrder, work: &Path, cache: &Path, report: &dyn Repor
     let store = store::open(&order.store)?;
     let order = &succession::current(&store, order, work, report).await?;
     let mut agent = Agent::new(store, order, work, report, Duration::MAX)?;
+    agent.seat = seat;
     agent.notices = Source::of_machine(&variable).unwrap_or_else(|why| {
         report.warn(&why);
         None
     });
+    let attend = async { if seat.leads() { agent.run(cache, notice).await } else { agent.follow(cache, notice).await } };
     match order.time_to_work(agent.started) {
         Some(time) => {
             let bound = time + agent.grace() + FAREWELL;
-            tokio::time::timeout(bound, agent.run(cache, notice)).await.unwrap_or_else(|_| Err(overdue(order)))
+            tokio::time::timeout(bound, attend).await.unwrap_or_else(|_| Err(overdue(order)))
         }
-        None => agent.run(cache, notice).await,
+        None => attend.await,
     }
 }
 
@@ -132,6 +136,9 @@ pub async fn drain(order: &RunOrder, work: &Path, report: &dyn Report) -> Result
 struct Agent<'a> {
     store: Arc<dyn Store>,
     order: &'a RunOrder,
+    seat: Seat,
+    /// Among the agents of the attempt's nodes.
+    name: String,
     work: PathBuf,
     folder: Folder,
     report: &'a dyn Report,
@@ -159,6 +166,8 @@ impl<'a> Agent<'a> {
         Ok(Self {
             store,
             order,
+            seat: Seat::default(),
+            name: nodes::name(),
             work,
             folder,
             report,
@@ -200,7 +209,7 @@ impl<'a> Agent<'a> {
 
     async fn live(&self, mut lease: Lease, cache: &Path) -> Result<ExitRecord> {
         let prepared = tokio::select! {
-            prepared = self.prepare(&mut lease, cache) => prepared,
+            prepared = self.prepare(Some(&mut lease), cache) => prepared,
             stop = self.stop.asked() => Err(End::new(stop.reason, format!("{} before the training began", why(stop.reason)))),
         };
         let mut tracker = Tracker::of(self, &variable);
@@ -253,9 +262,9 @@ impl<'a> Agent<'a> {
         Ok(found.map(|(heartbeat, _)| heartbeat))
     }
 
-    /// Everything before the training: earlier attempts' bytes out, data and the newest checkpoint in. Returns the inputs and the
-    /// step of that checkpoint.
-    async fn prepare(&self, lease: &mut Lease, cache: &Path) -> Result<(Inputs, u64), End> {
+    /// Everything before the training: earlier attempts' bytes out, data in, and what the first rank goes on from, where this machine
+    /// has that and so the lease. Returns the inputs and the step of the checkpoint.
+    async fn prepare(&self, mut lease: Option<&mut Lease>, cache: &Path) -> Result<(Inputs, u64), End> {
         let failed = |error: StoreError| match error {
             StoreError::Conflict { .. } => lost_lease(),
             error => End::new(ExitReason::Failed, error.to_string()),
@@ -263,7 +272,7 @@ impl<'a> Agent<'a> {
         let earlier = Folder::left_behind(&self.work, self.order.attempt.saturating_sub(1))
             .map_err(|error| failed(local_failure(&self.folder, error)))?;
         for folder in earlier {
-            self.ship_folder(&folder, Some(lease)).await.map_err(failed)?;
+            self.ship_folder(&folder, lease.as_deref_mut()).await.map_err(failed)?;
             // Everything in it is in the store; the disk is needed for what comes.
             folder.remove().map_err(|error| failed(local_failure(&folder, error)))?;
         }
@@ -274,18 +283,18 @@ impl<'a> Agent<'a> {
             .map_err(failed)?;
         let data = self.stage_dataset(&self.order.dataset, cache).await.map_err(failed)?;
         let initial_weights = match &self.order.initial_weights {
-            Some(digest) => Some(self.stage_dataset(digest, cache).await.map_err(failed)?),
-            None => None,
+            Some(digest) if lease.is_some() => Some(self.stage_dataset(digest, cache).await.map_err(failed)?),
+            // The first rank gives them to the others.
+            digest => digest.as_ref().map(|digest| dataset_in(cache, digest)),
         };
-        let step = self.stage_checkpoint().await.map_err(failed)?;
+        let step = if lease.is_some() { self.stage_checkpoint().await.map_err(failed)? } else { 0 };
         let cache = std::path::absolute(cache).unwrap_or_else(|_| cache.to_owned());
         Ok((Inputs { log, data, initial_weights, cache }, step))
     }
 
     /// Datasets are shared by all jobs of this machine: the directory is named by the content.
     async fn stage_dataset(&self, digest: &Digest, cache: &Path) -> Result<PathBuf> {
-        let target = cache.join("datasets").join(digest.as_str());
-        let target = std::path::absolute(&target).unwrap_or(target);
+        let target = dataset_in(cache, digest);
         self.persist("fetch the data", is_passing, async || dataset::download(&self.store, digest, &target, self.report).await)
             .await?;
         Ok(target)
@@ -333,22 +342,34 @@ impl<'a> Agent<'a> {
     /// One trainer, or as long as they run out of memory, one after another with fewer sequences at a time.
     async fn train_with_what_fits(&self, inputs: &Inputs) -> Result<End, End> {
         let failed = |what, error| End::new(ExitReason::Failed, format!("{what} the trainer: {error}"));
-        let mut limit = None;
+        let (mut roll, mut limit, mut generation) = (Roll::of(self.order.nodes), None, 0);
         loop {
+            generation += 1;
             let before = memory::Before::of(&self.folder);
-            let trainer = trainer::start(self.order, &self.folder, inputs, limit).map_err(|error| failed("cannot start", error))?;
-            let watched = supervise(trainer, self.stop.subscribe(), self.notice.subscribe());
-            let ended = watched.await.map_err(|error| failed("lost sight of", error))?;
-            if self.stop.get().is_some() || !before.ran_out_of_memory(ended.status) {
-                return Ok(ended.understand(self.stop.get(), &self.folder));
+            let meeting = self.convene(&mut roll, generation, limit).await?;
+            let trainer = trainer::start(self.order, self.seat.node(), &self.folder, inputs, &meeting);
+            let trainer = trainer.map_err(|error| failed("cannot start", error))?;
+            let ended = tokio::select! {
+                ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe()) => {
+                    let ended = ended.map_err(|error| failed("lost sight of", error))?;
+                    Ok(ended.told(&self.folder, before.ran_out_of_memory(&ended)))
+                }
+                lost = self.one_is_lost(&mut roll, generation) => Err(lost?),
+            };
+            let ended = match ended {
+                Ok(own) => self.cause(&mut roll, generation, own).await?,
+                Err(end) => end,
+            };
+            if self.stop.get().is_some() || !ended.out_of_memory {
+                return Ok(meaning(&ended, self.stop.get(), self.order));
             }
-            limit = Some(before.fewer(ended.status)?);
+            limit = Some(before.fewer(&ended)?);
         }
     }
 
     /// Ends with the last byte.
     async fn keep_shipping_lines(&self, mut over: Over) {
-        let mut files = GrowingFile::of(&self.order.job, &self.folder);
+        let mut files = GrowingFile::of(self.order, self.seat.node(), &self.folder);
         loop {
             let last_round = *over.borrow_and_update();
             for file in &mut files {
@@ -395,7 +416,7 @@ impl<'a> Agent<'a> {
     async fn ship_folder(&self, folder: &Folder, lease: Option<&mut Lease>) -> Result<()> {
         self.persist("send what was left", is_passing, async || folder.at_rest().map_err(|error| local_failure(folder, error)))
             .await?;
-        for mut file in GrowingFile::of(&self.order.job, folder) {
+        for mut file in GrowingFile::of(self.order, self.seat.node(), folder) {
             self.persist("send the log", is_io, async || file.ship(&*self.store).await).await?;
         }
         let Some(lease) = lease else { return Ok(()) };
@@ -423,9 +444,8 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// Writes the exit record; the first one stays.
-    async fn sign(&self, end: End) -> Result<ExitRecord> {
-        let record = ExitRecord {
+    fn record(&self, end: End) -> ExitRecord {
+        ExitRecord {
             schema: EXIT_SCHEMA.to_owned(),
             attempt: self.order.attempt,
             reason: end.reason,
@@ -434,7 +454,12 @@ impl<'a> Agent<'a> {
             message: end.message,
             started: self.started,
             finished: Timestamp::now(),
-        };
+        }
+    }
+
+    /// Writes the exit record; the first one stays.
+    async fn sign(&self, end: End) -> Result<ExitRecord> {
+        let record = self.record(end);
         let path = path::exit(&self.order.job, self.order.attempt);
         let written = self.persist("write the exit record", is_io, async || {
             match write_json(&*self.store, &path, &record, Condition::IfAbsent).await {
@@ -546,6 +571,11 @@ fn is_passing(error: &StoreError) -> bool {
     use io::ErrorKind::{NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let lasting = [NotADirectory, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull];
     matches!(error, StoreError::Io { source, .. } if !lasting.contains(&source.kind()))
+}
+
+fn dataset_in(cache: &Path, digest: &Digest) -> PathBuf {
+    let target = cache.join("datasets").join(digest.as_str());
+    std::path::absolute(&target).unwrap_or(target)
 }
 
 /// Until the next round, or until the trainer is over.

@@ -1,13 +1,20 @@
 //! From the attempt's folder to the store: log, progress and checkpoints.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{io, ops::Range, path::PathBuf, sync::Arc};
 
 use tokio::sync::watch;
 
 use super::folder::Folder;
 use crate::{
-    job::id::{JobId, path},
-    store::{Result, Store, StoreError, artifacts, checkpoint, lease::Lease, log::append_all},
+    job::{
+        id::{JobId, path},
+        order::RunOrder,
+    },
+    store::{
+        Result, Store, StoreError, artifacts, checkpoint,
+        lease::Lease,
+        log::{append_all, append_up_to},
+    },
 };
 
 /// One file that grows, and how much of it is in the store.
@@ -15,18 +22,33 @@ pub(super) struct GrowingFile {
     local: PathBuf,
     path: String,
     offset: u64,
+    /// Most bytes of it in the store, if there is a limit.
+    most: Option<u64>,
 }
 
+/// What other ranks than the first say is for the case that something goes wrong.
+const MOST_OF_RANK: u64 = 16 << 20;
+
 impl GrowingFile {
-    /// The log and the progress lines of an attempt. Where the store stands is learnt from its first answer.
-    pub fn of(job: &JobId, folder: &Folder) -> [Self; 2] {
-        let new = |local, path| Self { local, path, offset: 0 };
-        [new(folder.log(), path::log(job, folder.attempt)), new(folder.progress(), path::progress(job, folder.attempt))]
+    /// The files of a node in an attempt's folder: the log and the progress lines, which the first node has, and what other ranks
+    /// say. Where the store stands is learnt from its first answer.
+    pub fn of(order: &RunOrder, node: usize, folder: &Folder) -> Vec<Self> {
+        let (job, attempt, ranks) = (&order.job, folder.attempt, order.ranks(node));
+        let new = |local, path, most| Self { local, path, offset: 0, most };
+        let first = (node == 0).then(|| {
+            [new(folder.log(), path::log(job, attempt), None), new(folder.progress(), path::progress(job, attempt), None)]
+        });
+        let others = Range { start: ranks.start.max(1), ..ranks };
+        let others = others.map(|rank| new(folder.log_of(rank), path::rank_log(job, attempt, node, rank), Some(MOST_OF_RANK)));
+        first.into_iter().flatten().chain(others).collect()
     }
 
     /// Sends what was written since.
     pub async fn ship(&mut self, store: &dyn Store) -> Result<()> {
-        self.offset = append_all(store, &self.path, &self.local, self.offset).await?;
+        self.offset = match self.most {
+            Some(most) => append_up_to(store, &self.path, &self.local, self.offset, most).await?,
+            None => append_all(store, &self.path, &self.local, self.offset).await?,
+        };
         Ok(())
     }
 }

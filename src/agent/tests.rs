@@ -2,6 +2,7 @@
 //!
 //! One file for tests that share this stand-in; succession has its own.
 
+mod nodes;
 mod succession;
 
 use std::{
@@ -95,6 +96,7 @@ pub(super) async fn bench_with(script: &str, directory: tempfile::TempDir, store
         model: ModelConfig::default(),
         train: TrainSettings { keep_checkpoints: 2, ..TrainSettings::default() },
         processes: 1,
+        nodes: 1,
         sample: None,
         deadline: None,
         lifetime_seconds: None,
@@ -496,7 +498,7 @@ fn agent_process_body() {
         PathBuf::from(std::env::var_os("FTCTL_TEST_DIRECTORY").expect("this is the other process of a test, not a test"));
     let order: RunOrder = serde_json::from_slice(&fs::read(directory.join("order.json")).unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(run(&order, &directory.join("work"), &directory.join("cache"), &Silent)).unwrap();
+    runtime.block_on(run(&order, Seat::default(), &directory.join("work"), &directory.join("cache"), &Silent)).unwrap();
 }
 
 const SAYS_ITS_NUMBER: &str = "echo $$ > pid; checkpoint 4; echo ready; trap 'checkpoint 7; exit 75' TERM; wait_for_ever";

@@ -1,9 +1,9 @@
 //! The trainer's process: started with its configuration, asked to stop, killed when it does not, and its end understood.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
-    net::TcpListener,
+    net::SocketAddr,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -21,17 +21,18 @@ use tokio::{
 use super::{folder::Folder, stop::Stop};
 use crate::job::{
     environment::{Program, passes, refusal},
+    meeting::RankEnd,
     order::{self, ExitReason, RunOrder, TrainerImage},
 };
 
 /// The trainer's exit code for "stopped as asked, after a checkpoint".
-const STOPPED: i32 = 75;
+pub(super) const STOPPED: i32 = 75;
 
 /// Asks the trainer for a checkpoint. One that does not know this signal, or is not ready for it, does not hear it.
 const SAVE: Signal = Signal::URG;
 
 /// In which a process ends by itself after another has failed.
-const SOON: Duration = Duration::from_secs(5);
+pub(super) const SOON: Duration = Duration::from_secs(5);
 /// Between two looks at the others.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -79,17 +80,26 @@ fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The trainer's processes, in the order of their ranks. What the first of them says is the job's log.
+/// Where the ranks of all nodes meet, and how often they have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Meeting {
+    pub at: SocketAddr,
+    pub generation: u32,
+    /// Most sequences that a rank takes at once.
+    pub micro_batch_limit: Option<usize>,
+}
+
+/// The trainer's processes of a node, in the order of their ranks. What the first of the first node says is the job's log.
 pub(super) struct Trainer {
+    first: usize,
     leader: Child,
     others: Vec<Child>,
 }
 
-/// Starts the trainer in `folder`. Its output goes into the log file itself, not through the agent, so that nothing is lost with
-/// the agent; and it dies with the agent, so that nothing writes to a checkpoint beside the next attempt. It takes no more
-/// sequences at once than `micro_batch_limit`. It has the variables of the agent's environment that are on a list
-/// (`docs/environment.md`), and no secret.
-pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_batch_limit: Option<usize>) -> io::Result<Trainer> {
+/// Starts the ranks of a node in `folder`. Their output goes into the log file itself, not through the agent, so that nothing is lost with
+/// the agent; and they die with the agent, so that nothing writes to a checkpoint beside the next attempt. They have the variables of
+/// the agent's environment that are on a list (`docs/environment.md`), and no secret.
+pub(super) fn start(order: &RunOrder, node: usize, folder: &Folder, inputs: &Inputs, meeting: &Meeting) -> io::Result<Trainer> {
     let path = program(order, &inputs.cache)?;
     if let Some(why) = refusal(&order.environment) {
         return Err(io::Error::other(format!("{why}; correct compute.environment, and submit the job again")));
@@ -98,20 +108,22 @@ pub(super) fn start(order: &RunOrder, folder: &Folder, inputs: &Inputs, micro_ba
         data: inputs.data.clone(),
         output: folder.output(),
         initial_weights: inputs.initial_weights.clone(),
-        micro_batch_limit,
+        micro_batch_limit: meeting.micro_batch_limit,
         model: order.model.clone(),
         train: order.train.clone(),
         sample: order.sample.clone(),
     };
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
-    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
     let start = |rank| {
-        let log = if rank == 0 { inputs.log.try_clone()? } else { File::create(folder.log_of(rank))? };
+        let another = || OpenOptions::new().create(true).append(true).open(folder.log_of(rank));
+        let log = if rank == 0 { inputs.log.try_clone()? } else { another()? };
         let mut command = command(&path, folder, &log)?;
-        command.envs(&order.environment).envs(variables(order, rank, port));
+        command.envs(&order.environment).envs(variables(order, rank, meeting));
         command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
     };
-    Ok(Trainer { leader: start(0)?, others: (1..order.processes).map(start).collect::<io::Result<_>>()? })
+    let ranks = order.ranks(node);
+    let (first, others) = (ranks.start, ranks.skip(1));
+    Ok(Trainer { first, leader: start(first)?, others: others.map(start).collect::<io::Result<_>>()? })
 }
 
 fn command(path: &Path, folder: &Folder, log: &File) -> io::Result<Command> {
@@ -135,34 +147,47 @@ fn die_with(agent: Pid) -> io::Result<()> {
 }
 
 /// The environment of every process of the trainer; the names are torchrun's where it has one.
-fn variables(order: &RunOrder, rank: usize, port: u16) -> Vec<(&'static str, String)> {
+fn variables(order: &RunOrder, rank: usize, meeting: &Meeting) -> Vec<(&'static str, String)> {
+    let beside = order.ranks_per_node().max(1);
     let mut variables = vec![
         ("FTCTL_JOB_ID", order.job.to_string()),
         ("FTCTL_ATTEMPT", order.attempt.to_string()),
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", order.processes.to_string()),
-        ("LOCAL_RANK", rank.to_string()),
-        ("MASTER_ADDR", "127.0.0.1".to_owned()),
-        ("MASTER_PORT", port.to_string()),
+        ("LOCAL_RANK", (rank % beside).to_string()),
+        ("LOCAL_WORLD_SIZE", beside.to_string()),
+        ("GROUP_RANK", (rank / beside).to_string()),
+        ("MASTER_ADDR", meeting.at.ip().to_string()),
+        ("MASTER_PORT", meeting.at.port().to_string()),
+        ("TORCHELASTIC_RESTART_COUNT", format!("{}.{}", order.attempt, meeting.generation)),
     ];
     variables.extend(order.deadline.map(|deadline| ("FTCTL_DEADLINE", deadline.to_string())));
     variables
 }
 
-/// How a process of the trainer ended.
+/// How a process of the trainer on this machine ended.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub rank: usize,
     pub status: ExitStatus,
 }
 
-/// Waits for the trainer; how the process ended that was the reason for all of them. The leader hears of stops and notices, and
-/// tells the others.
+impl Ended {
+    /// The same for the agents of all nodes.
+    pub fn told(self, folder: &Folder, out_of_memory: bool) -> RankEnd {
+        let Self { rank, status } = self;
+        RankEnd { rank, code: status.code(), signal: status.signal(), words: last_words(&folder.log_of(rank)), out_of_memory }
+    }
+}
+
+/// Waits for the trainer; how the process ended that was the reason for all of them. The node's first rank hears of stops and
+/// notices, and tells all others.
 pub(super) async fn supervise(
     trainer: Trainer,
     requests: watch::Receiver<Option<Stop>>,
     notices: watch::Receiver<Option<String>>,
 ) -> io::Result<Ended> {
-    let Trainer { mut leader, mut others } = trainer;
+    let Trainer { first, mut leader, mut others } = trainer;
     let status = tokio::select! {
         status = attend(&mut leader, requests, notices) => status?,
         () = one_fails(&mut others) => {
@@ -170,11 +195,18 @@ pub(super) async fn supervise(
             leader.wait().await?
         }
     };
-    let mut ended = vec![Ended { rank: 0, status }];
-    for (rank, other) in (1..).zip(&mut others) {
+    let mut ended = vec![Ended { rank: first, status }];
+    for (rank, other) in (first + 1..).zip(&mut others) {
         ended.push(Ended { rank, status: end(other).await? });
     }
-    Ok(first_cause(ended))
+    let says = |ended: &Ended| weight(ended.rank, ended.status.code(), ended.status.signal());
+    // Of those that say as much, the lowest rank.
+    Ok(ended.into_iter().rev().max_by_key(says).unwrap_or_else(|| unreachable!("the leader has ended")))
+}
+
+/// The end of all ranks, by the one that was the reason; none where there are no ends.
+pub(super) fn first_cause(ends: impl DoubleEndedIterator<Item = RankEnd>) -> Option<RankEnd> {
+    ends.rev().max_by_key(|end| weight(end.rank, end.code, end.signal))
 }
 
 /// Comes when a process has failed, and the others have had time to see it by themselves.
@@ -198,17 +230,21 @@ async fn end(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait().await
 }
 
-/// The process that failed by itself, else one that was killed, else one that stopped with the others; the leader where it is
-/// through, because all is done then.
-fn first_cause(ended: Vec<Ended>) -> Ended {
-    let says = |ended: &Ended| match (ended.rank, ended.status.code(), ended.status.signal()) {
+/// How much the end of a rank says of why all ended: it failed by itself, or else was killed, or else stopped with the others; and
+/// where the first is through, all is done.
+fn weight(rank: usize, code: Option<i32>, signal: Option<i32>) -> u8 {
+    match (rank, code, signal) {
         (0, Some(0), _) => 4,
         (_, Some(0), _) => 0,
         (_, Some(STOPPED), _) => 1,
         (_, None, Some(signal)) if signal == Signal::KILL.as_raw() => 2,
         _ => 3,
-    };
-    ended.into_iter().rev().max_by_key(says).unwrap_or_else(|| unreachable!("the leader has ended"))
+    }
+}
+
+/// Whether a rank ended because another did, or because all were asked to.
+pub(super) fn is_stopped(end: &RankEnd) -> bool {
+    weight(end.rank, end.code, end.signal) <= 1
 }
 
 /// Waits for the leader. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for,
@@ -255,17 +291,19 @@ fn send(child: &Child, signal: Signal) {
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-impl Ended {
-    /// What it means for the attempt in `folder`.
-    pub fn understand(&self, stop: Option<Stop>, folder: &Folder) -> End {
-        let end = understand(self.status, stop, &folder.log_of(self.rank));
-        if self.rank == 0 { end } else { End { message: format!("rank {}: {}", self.rank, end.message), ..end } }
+/// What the end of a run's ranks means for the attempt of `order`.
+pub(super) fn meaning(ended: &RankEnd, stop: Option<Stop>, order: &RunOrder) -> End {
+    let end = understand((ended.code, ended.signal), stop, &ended.words);
+    match order.nodes {
+        1 if ended.rank == 0 => end,
+        1 => End { message: format!("rank {}: {}", ended.rank, end.message), ..end },
+        _ if end.reason != ExitReason::Failed => end,
+        _ => End { message: format!("{} failed: {}", order.rank_name(ended.rank), end.message), ..end },
     }
 }
 
-/// The meaning of the trainer's exit status. `log` holds the reason.
-fn understand(status: ExitStatus, stop: Option<Stop>, log: &Path) -> End {
-    let (code, signal) = (status.code(), status.signal());
+/// The meaning of exit code and signal; `words` are the reason.
+fn understand((code, signal): (Option<i32>, Option<i32>), stop: Option<Stop>, words: &str) -> End {
     let fault = signal.is_some_and(|number| FAULTS.iter().any(|fault| fault.as_raw() == number));
     let reason = match (stop.map(|stop| stop.reason), code) {
         (Some(ExitReason::LostLease), _) => ExitReason::LostLease,
@@ -278,9 +316,9 @@ fn understand(status: ExitStatus, stop: Option<Stop>, log: &Path) -> End {
     let message = match (reason, signal) {
         (ExitReason::Succeeded, _) => "trained to the end".to_owned(),
         (ExitReason::Failed, Some(number)) => {
-            format!("the trainer crashed with signal {number}; its last words: {}", last_words(log))
+            format!("the trainer crashed with signal {number}; its last words: {words}")
         }
-        (ExitReason::Failed, None) => last_words(log),
+        (ExitReason::Failed, None) => words.to_owned(),
         (_, Some(number)) => format!("{}; signal {number} ended the trainer before it could stop by itself", why(reason)),
         (_, None) => format!("{}; the trainer stopped after a checkpoint", why(reason)),
     };
@@ -357,7 +395,7 @@ mod tests {
             (killed(9), stop(ExitReason::Cancelled), ExitReason::Cancelled, "signal 9"),
             (killed(11), None, ExitReason::Failed, "crashed with signal 11"),
         ] {
-            let end = understand(status, stop, log.path());
+            let end = understand((status.code(), status.signal()), stop, &last_words(log.path()));
             assert_eq!(end.reason, reason, "{status:?} {stop:?}");
             assert!(end.message.contains(message), "{status:?} {stop:?}: {}", end.message);
             assert_eq!((end.code, end.signal), (status.code(), status.signal()));

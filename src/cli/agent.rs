@@ -5,6 +5,7 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Read as _},
+    net::IpAddr,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -46,6 +47,12 @@ pub struct Agent {
     /// The job's directory on this machine
     #[arg(long, value_name = "DIR", default_value = "ftctl-work")]
     work: PathBuf,
+    /// Which of the order's nodes this is, counted from 0; absent: NODE_RANK
+    #[arg(long, value_name = "N")]
+    node: Option<usize>,
+    /// The address of this machine for the other nodes' ranks; absent: MASTER_ADDR, or the one that it has towards others
+    #[arg(long, value_name = "IP")]
+    address: Option<IpAddr>,
     /// Only send what a dead agent left there
     #[arg(long)]
     drain: bool,
@@ -71,7 +78,8 @@ impl Agent {
             if self.drain {
                 return Ok(agent::drain(&order, &self.work, &*report).await?);
             }
-            let record = agent::run(&order, &self.work, &cache, &*report).await?;
+            let seat = agent::Seat::find(&order, self.node, self.address).map_err(|why| Failure::new(Exit::Usage, why))?;
+            let record = agent::run(&order, seat, &self.work, &cache, &*report).await?;
             let over = format!("attempt {} of {} is over: {}", record.attempt, order.job, record.message);
             // The machine's startup script goes by this code: it must not end what makes the next machine.
             if record.reason.is_followed() && order.last_attempt.is_some_and(|last| record.attempt < last) {
@@ -96,7 +104,9 @@ impl Agent {
         let attempt = self.attempt.map(|attempt| attempt.to_string().into());
         let text = |text: &Option<String>| text.as_ref().map(Into::into);
         let path = |path: &Option<PathBuf>| path.as_ref().map(Into::into);
-        let given: [(&str, Option<OsString>); 5] = [
+        let given: [(&str, Option<OsString>); 7] = [
+            ("--node", self.node.map(|node| node.to_string().into())),
+            ("--address", self.address.map(|address| address.to_string().into())),
             ("--order", path(&self.order)),
             ("--job", text(&self.job)),
             ("--attempt", attempt),

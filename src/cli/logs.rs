@@ -49,7 +49,7 @@ pub struct Arguments {
     /// Keep the time in front of each line
     #[arg(long)]
     timestamps: bool,
-    /// What the process of this rank wrote, or all, as Azure ML keeps it
+    /// What the process of this rank wrote, or all; rank 0 writes the log
     #[arg(long, value_name = "N|all", conflicts_with_all = ["since", "tail", "timestamps"])]
     rank: Option<Rank>,
     #[command(flatten)]

@@ -590,7 +590,11 @@ impl From<PlanError> for Failure {
     fn from(error: PlanError) -> Self {
         let exit = match error {
             PlanError::OverBudget { .. } => Exit::Refused,
-            PlanError::NotUnicode(_) | PlanError::NoData | PlanError::Alone { .. } | PlanError::NoTime => Exit::Usage,
+            PlanError::NotUnicode(_)
+            | PlanError::NoData
+            | PlanError::OnGpus { .. }
+            | PlanError::OneMachine { .. }
+            | PlanError::NoTime => Exit::Usage,
         };
         let fix = (error == PlanError::NoTime).then(|| "`ftctl config show --origin` says where it was set".to_owned());
         Failure { fix, ..Failure::new(exit, error.to_string()) }

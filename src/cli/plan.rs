@@ -270,6 +270,9 @@ impl Show for Planned {
         if let Some(shape) = &outlook.shape {
             table.pair("model", format!("{} parameters", format::number(shape.parameters())));
         }
+        if plan.processes > 1 {
+            table.pair("processes", processes(plan));
+        }
         table.pair("training", training(plan, outlook));
         if let Some(shape) = &outlook.shape {
             table.pair("memory", Memory::of(plan, shape).text(plan));
@@ -327,6 +330,15 @@ fn training(plan: &Plan, outlook: &Outlook) -> String {
         (Some(steps), None) => format!("{steps} steps of {tokens} tokens{shared}"),
         (None, _) => format!("{}, in steps of {tokens} tokens{shared}", passes(plan.train.epochs.unwrap_or(1.0))),
     }
+}
+
+/// Who shares a step, and what each does of it.
+fn processes(plan: &Plan) -> String {
+    let nodes = if plan.nodes > 1 { format!("{} nodes × ", plan.nodes) } else { String::new() };
+    let (sequences, leaves) = (plan.train.sequences_per_step(), plan.train.leaves());
+    let each = plan.train.gradient_accumulation / plan.processes;
+    let each = format!("train.gradient_accumulation = {each} is what one of them does");
+    format!("{nodes}{}: {sequences} sequences a step in {leaves} leaves; {each}", plan.processes_per_node())
 }
 
 fn passes(epochs: f64) -> String {

@@ -24,16 +24,17 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>, of_backends: Rules) -> 
 
 /// Holds a plan that somebody else wrote down to the rules of a job file.
 pub(super) fn plan(plan: &Plan, of_backends: Rules) -> Result<(), Broken> {
-    all_hold(rules(&typed(plan), of_backends).chain(processes::rules(plan.processes, &plan.train)))
+    all_hold(rules(&typed(plan), of_backends).chain(processes::rules(plan.processes, plan.nodes, &plan.train)))
 }
 
 fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
     let data = spec.data.iter().flat_map(validate::data);
-    let count = spec.compute.processes_per_node.unwrap_or(1);
+    let nodes = spec.compute.nodes.unwrap_or(1);
+    let count = spec.compute.processes_per_node.unwrap_or(1).saturating_mul(nodes.max(1));
     let train = processes::shared(&spec.train, count.max(1));
     let model = validate::model(&spec.model, spec.initial_weights.is_some(), &train);
     let trainer = data
-        .chain(processes::rules(count, &train))
+        .chain(processes::rules(count, nodes, &train))
         .chain(model)
         .chain(validate::train(&train))
         .chain(spec.sample.iter().flat_map(validate::sample));

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     azureml::AzuremlPlan,
-    docker::DockerPlan,
+    docker::{DockerPlan, Gpus},
     gce::{GcePlan, Recovery},
     spec::ComputeSpec,
 };
@@ -96,9 +96,19 @@ impl Compute {
         }
     }
 
-    /// Whether several processes of its machine can share a job's steps.
-    pub fn takes_processes(&self) -> bool {
-        matches!(self, Self::Local)
+    /// Whether an attempt can have several machines.
+    pub fn takes_nodes(&self) -> bool {
+        matches!(self, Self::Local | Self::Azureml(_))
+    }
+
+    /// Whether its machine is known to have GPUs.
+    pub fn has_gpus(&self) -> bool {
+        match self {
+            Self::Docker(docker) => docker.gpus != Gpus::None,
+            Self::Gce(gce) => gce.accelerators > 0,
+            Self::Azureml(azureml) => azureml.accelerators > 0,
+            Self::Local | Self::Fake | Self::Unknown(_) => false,
+        }
     }
 
     /// How long a machine is paid for before its programs begin, and after they end, where that is not in its own hands.

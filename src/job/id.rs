@@ -187,6 +187,21 @@ pub mod path {
     pub fn exit(id: &JobId, attempt: u32) -> String {
         format!("{}/exit.json", self::attempt(id, attempt))
     }
+    /// Where the ranks of an attempt's nodes meet.
+    pub fn rendezvous(id: &JobId, attempt: u32) -> String {
+        format!("{}/rendezvous.json", self::attempt(id, attempt))
+    }
+    fn node(id: &JobId, attempt: u32, node: usize) -> String {
+        format!("{}/nodes/{node}", self::attempt(id, attempt))
+    }
+    /// The word of another node than the first.
+    pub fn presence(id: &JobId, attempt: u32, node: usize) -> String {
+        format!("{}/heartbeat.json", self::node(id, attempt, node))
+    }
+    /// What another rank than the first wrote, on its node.
+    pub fn rank_log(id: &JobId, attempt: u32, node: usize, rank: usize) -> String {
+        format!("{}/rank-{rank}.log", self::node(id, attempt, node))
+    }
     /// Machines of this job may still cost money.
     pub fn debt(id: &JobId) -> String {
         format!("{}/{id}.json", debts())

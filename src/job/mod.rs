@@ -16,6 +16,7 @@ pub mod foreign;
 pub mod gce;
 pub mod id;
 pub mod image;
+pub mod meeting;
 pub mod model;
 pub mod order;
 pub mod plan;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -47,6 +48,9 @@ pub struct RunOrder {
     /// How many share the steps.
     #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
     pub processes: usize,
+    /// On how many machines, with an agent on each.
+    #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
+    pub nodes: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<SampleConfig>,
     /// When the trainer is told to stop, whatever it is doing.
@@ -69,6 +73,22 @@ pub struct RunOrder {
 }
 
 impl RunOrder {
+    /// How many ranks each node has.
+    pub fn ranks_per_node(&self) -> usize {
+        self.processes / self.nodes.max(1)
+    }
+
+    /// The ranks of a node.
+    pub fn ranks(&self, node: usize) -> Range<usize> {
+        let count = self.ranks_per_node();
+        node * count..(node + 1) * count
+    }
+
+    /// The name of a rank, for a person.
+    pub fn rank_name(&self, rank: usize) -> String {
+        if self.nodes > 1 { format!("rank {rank} on node {}", rank / self.ranks_per_node().max(1)) } else { format!("rank {rank}") }
+    }
+
     /// How long an agent that began at `started` may work.
     pub fn time_to_work(&self, started: Timestamp) -> Option<Duration> {
         let until_deadline = self.deadline.map(|deadline| between(started, deadline));
@@ -92,7 +112,7 @@ impl RunOrder {
             model
                 .into_iter()
                 .chain(validate::train(&self.train))
-                .chain(processes::rules(self.processes, &self.train))
+                .chain(processes::rules(self.processes, self.nodes, &self.train))
                 .chain(self.sample.iter().flat_map(validate::sample))
                 .chain([self.tracking.rule()]),
         )

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ft_trainer::settings::{DataConfig, ModelConfig, SampleConfig, TrainSettings, validate::Broken};
+use ft_trainer::settings::{DataConfig, DeviceChoice, ModelConfig, SampleConfig, TrainSettings, validate::Broken};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -46,6 +46,9 @@ pub struct Plan {
     /// How many share the steps.
     #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
     pub processes: usize,
+    /// On how many machines at a time, with as many on each.
+    #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
+    pub nodes: usize,
     pub sample: Option<SampleConfig>,
     pub retry: RetryPlan,
     /// Longest life of the job's machines in all.
@@ -124,8 +127,14 @@ pub enum PlanError {
     NotUnicode(PathBuf),
     #[error("the job has neither `data` nor `dataset`")]
     NoData,
-    #[error("compute.processes_per_node = {processes} is for the backend local so far, not for {backend}; leave it out there")]
-    Alone { processes: usize, backend: String },
+    #[error(
+        "compute.processes_per_node = {processes}: several processes train on a CPU alone so far, and the machine has GPUs; set train.device = \"cpu\", or leave it out"
+    )]
+    OnGpus { processes: usize },
+    #[error(
+        "compute.nodes = {nodes}: {backend} makes one machine for an attempt, and the backends local and azureml several; leave it out there, or set compute.processes_per_node"
+    )]
+    OneMachine { nodes: usize, backend: String },
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
     #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
@@ -144,9 +153,13 @@ impl Plan {
         if choices.ttl.0.is_zero() {
             return Err(PlanError::NoTime);
         }
-        let processes = spec.compute.processes_per_node.unwrap_or(1);
-        if processes > 1 && !compute.takes_processes() {
-            return Err(PlanError::Alone { processes, backend: compute.backend().to_owned() });
+        let nodes = spec.compute.nodes.unwrap_or(1);
+        let processes = spec.compute.processes_per_node.unwrap_or(1).saturating_mul(nodes);
+        if nodes > 1 && !compute.takes_nodes() {
+            return Err(PlanError::OneMachine { nodes, backend: compute.backend().to_owned() });
+        }
+        if processes > 1 && spec.train.device == DeviceChoice::Auto && compute.has_gpus() {
+            return Err(PlanError::OnGpus { processes });
         }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
@@ -160,6 +173,7 @@ impl Plan {
             model: spec.model.clone(),
             train: processes::shared(&spec.train, processes),
             processes,
+            nodes,
             sample: spec.sample.clone(),
             retry: retry(&spec.retry),
             ttl: choices.ttl,
@@ -182,10 +196,15 @@ impl Plan {
     pub fn job_file(&self) -> JobSpec {
         let mut file = check::typed(self);
         if self.processes > 1 {
-            file.compute.processes_per_node = Some(self.processes);
+            file.compute.processes_per_node = Some(self.processes_per_node());
+            file.compute.nodes = (self.nodes > 1).then_some(self.nodes);
             file.train.gradient_accumulation /= self.processes;
         }
         file
+    }
+
+    pub fn processes_per_node(&self) -> usize {
+        self.processes / self.nodes.max(1)
     }
 
     pub fn backend(&self) -> &str {
@@ -360,6 +379,14 @@ mod tests {
         let more = Plan { processes: 4, ..plan };
         let refused = more.check(|_| Vec::new()).expect_err("more processes than leaves").to_string();
         assert!(refused.contains("4 processes cannot share a step of 3 leaves"), "{refused}");
+        let two = resolve(&text.replace("[train]", "nodes = 2\n[train]"));
+        assert_eq!((two.nodes, two.processes, two.train.gradient_accumulation, two.train.leaves), (2, 6, 24, Some(6)));
+        let file = two.job_file();
+        assert_eq!((file.compute.nodes, file.compute.processes_per_node, file.train.gradient_accumulation), (Some(2), Some(3), 4));
+        for (nodes, processes) in [(0, 6), (4, 6), (7, 6)] {
+            let wrong = Plan { nodes, processes, ..two.clone() };
+            assert!(wrong.check(|_| Vec::new()).is_err_and(|broken| broken.key == "compute.nodes"), "{nodes} {processes}");
+        }
         let alone = resolve("name = \"a\"\ndataset = \"d\"");
         assert_eq!((alone.processes, alone.train.leaves), (1, None));
     }

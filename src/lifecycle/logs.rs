@@ -205,7 +205,7 @@ pub(super) async fn give(bytes: Vec<u8>, sink: &mut dyn Sink) -> Result<()> {
 }
 
 /// Takes the time off each line, and lines before `since` out. Bytes of a line that began without a time pass as they are.
-struct Filter {
+pub(super) struct Filter {
     since: Option<Timestamp>,
     timestamps: bool,
     /// The beginning of a line whose time is not complete yet.
@@ -219,7 +219,7 @@ struct Filter {
 pub const STAMP: usize = 25;
 
 impl Filter {
-    fn new(options: &Options) -> Self {
+    pub fn new(options: &Options) -> Self {
         Self {
             since: options.since,
             timestamps: options.timestamps,
@@ -229,7 +229,7 @@ impl Filter {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Vec<u8> {
+    pub fn write(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let ends = piece.ends_with(b"\n");
@@ -249,7 +249,7 @@ impl Filter {
     }
 
     /// The rest of a log that ends in the middle of a line.
-    fn finish(&mut self) -> Vec<u8> {
+    pub fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.begin_line(&mut out);
         self.in_line = false;

@@ -93,7 +93,7 @@ async fn earlier(world: &World, plan: &Plan, operations: f64) -> Result<Option<P
 fn is_alike(world: &World, plan: &Plan, earlier: &Record) -> bool {
     earlier.attempt > 0
         && registry::are_alike(&plan.compute, &earlier.plan.compute)
-        && plan.processes == earlier.plan.processes
+        && (plan.processes, plan.nodes) == (earlier.plan.processes, earlier.plan.nodes)
         && of_speed(&plan.train) == of_speed(&earlier.plan.train)
         && (world.provider.capabilities().bills || world.adoption.is_own(earlier))
 }

@@ -1,16 +1,21 @@
-//! What each process of a job wrote, by the backend's own account: also before the agent lived, and where only one process of many
-//! has a tale to tell.
+//! What each rank of a job wrote: as its agents sent it to the store, and before they did, what the backend itself keeps.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Result, World, journal, logs::Sink, observe};
+use super::{
+    Result, World, journal,
+    logs::{self, Filter, Sink},
+    observe,
+};
 use crate::{
+    exit::{Exit, Failure},
     job::{
-        id::{AttemptId, JobId},
+        id::{AttemptId, JobId, path},
         record::Record,
         state::State,
     },
     provider::{Class, Cursor, Output},
+    store::log::LogReader,
 };
 
 /// How often a service is asked for more.
@@ -18,7 +23,7 @@ const EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Of this process; absent: of all.
+    /// Of this rank; absent: of all.
     pub rank: Option<u32>,
     /// Go on until the job is over.
     pub follow: bool,
@@ -26,11 +31,19 @@ pub struct Options {
     pub attempt: Option<u32>,
 }
 
-/// Writes the output of each attempt's processes, oldest attempt first, to `sink`; of all processes with the rank before each line.
+/// No line is longer: what is, is cut.
+const LONGEST: usize = 1 << 20;
+
+/// Writes the output of each attempt's ranks, oldest attempt first, to `sink`; of all ranks with the rank before each line.
+/// [`Exit::NotFound`] for a rank that the job does not have.
 pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
+    let ranks = record.plan.processes;
+    if let Some(rank) = options.rank.filter(|rank| *rank as usize >= ranks) {
+        return Err(Failure::new(Exit::NotFound, format!("the job {id} has no rank {rank}: it has {ranks}, counted from 0")));
+    }
     let latest = observe::latest_attempt(world.store.as_ref(), &record).await?.max(record.attempt);
-    let mut attempt = super::logs::admit(options.attempt, latest, id)?.unwrap_or(1);
+    let mut attempt = logs::admit(options.attempt, latest, id)?.unwrap_or(1);
     loop {
         sink.begin(attempt);
         let record = one_attempt(world, id, attempt, options, sink).await?;
@@ -42,24 +55,30 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
     }
 }
 
-/// Writes all that an attempt's processes wrote, which is known when the attempt is over. Answers the record seen last.
+/// Writes all that an attempt's ranks wrote, which is known when the attempt is over. Answers the record seen last.
 async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options, sink: &mut dyn Sink) -> Result<Record> {
     let (of, mut cursor, mut lines) = (AttemptId::new(id, attempt), Cursor::new(), Lines::new(options.rank.is_none()));
+    let mut stored: Option<Stored> = None;
     loop {
         // The record first: what is written between the two looks belongs to a reading that comes after.
         let record = journal::read(world.store.as_ref(), id).await?.0;
         let over = record.attempt > attempt || record.state == State::Finished;
-        let outputs = match world.provider.output(&of, options.rank, &mut cursor).await {
-            Err(error) if error.class == Class::Network && options.follow => {
-                world.clock.sleep(EVERY).await;
-                continue;
-            }
-            outputs => outputs?,
-        };
+        let stored = stored.get_or_insert_with(|| Stored::of(world, &record, attempt, options.rank));
+        let mut outputs = stored.read().await?;
+        if !stored.has_begun {
+            outputs = match world.provider.output(&of, options.rank, &mut cursor).await {
+                Err(error) if error.class == Class::Network && options.follow => {
+                    world.clock.sleep(EVERY).await;
+                    continue;
+                }
+                outputs => outputs?,
+            };
+        }
         let is_all = outputs.is_empty();
-        super::logs::give(lines.take(outputs), sink).await?;
+        logs::give(lines.take(outputs), sink).await?;
         if is_all && (over || !options.follow) {
-            super::logs::give(lines.finish(), sink).await?;
+            logs::give(lines.take(stored.finish()), sink).await?;
+            logs::give(lines.finish(), sink).await?;
             return Ok(record);
         }
         if is_all {
@@ -68,7 +87,76 @@ async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options,
     }
 }
 
-/// Output in whole lines, of each process apart.
+/// The logs of an attempt's ranks in the store.
+struct Stored {
+    logs: Vec<Log>,
+    /// Something of them is there.
+    has_begun: bool,
+}
+
+struct Log {
+    rank: u32,
+    reader: LogReader,
+    filter: Filter,
+    /// The beginning of a line.
+    rest: Vec<u8>,
+}
+
+impl Stored {
+    fn of(world: &World, record: &Record, attempt: u32, rank: Option<u32>) -> Self {
+        let on_node = record.plan.processes_per_node().max(1);
+        let ranks = rank.map_or(0..record.plan.processes, |rank| rank as usize..rank as usize + 1);
+        let log = |rank| {
+            let path = match rank {
+                0 => path::log(&record.id, attempt),
+                _ => path::rank_log(&record.id, attempt, rank / on_node, rank),
+            };
+            let (reader, filter) = (LogReader::new(world.store.clone(), path, 0), Filter::new(&logs::Options::default()));
+            Log { rank: u32::try_from(rank).unwrap_or(u32::MAX), reader, filter, rest: Vec::new() }
+        };
+        Self { logs: ranks.map(log).collect(), has_begun: false }
+    }
+
+    /// The next piece of each, where there is one.
+    async fn read(&mut self) -> Result<Vec<Output>> {
+        let mut outputs = Vec::new();
+        for log in &mut self.logs {
+            outputs.extend(log.read().await?);
+        }
+        self.has_begun |= !outputs.is_empty();
+        Ok(outputs)
+    }
+
+    fn finish(&mut self) -> Vec<Output> {
+        self.logs.iter_mut().map(Log::finish).collect()
+    }
+}
+
+impl Log {
+    async fn read(&mut self) -> Result<Option<Output>> {
+        let bytes = self.reader.read().await?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        self.rest.extend(self.filter.write(&bytes));
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let end = if self.rest.len() - end > LONGEST { self.rest.len() } else { end };
+        Ok(Some(self.output(end)))
+    }
+
+    /// The end of a log that ends in the middle of a line.
+    fn finish(&mut self) -> Output {
+        self.rest.extend(self.filter.finish());
+        self.output(self.rest.len())
+    }
+
+    fn output(&mut self, end: usize) -> Output {
+        let bytes: Vec<u8> = self.rest.drain(..end).collect();
+        Output { rank: Some(self.rank), text: String::from_utf8_lossy(&bytes).into_owned() }
+    }
+}
+
+/// Output in whole lines, of each rank apart.
 struct Lines {
     names_ranks: bool,
     /// The beginnings of lines.

@@ -74,6 +74,7 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
         processes: record.plan.processes,
+        nodes: record.plan.nodes,
         sample: record.plan.sample.clone(),
         deadline: Some(deadline),
         lifetime_seconds: Some(of_plan(Plan::work).as_secs()),

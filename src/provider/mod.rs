@@ -244,11 +244,10 @@ pub trait Provider: Account {
         Ok(None)
     }
 
-    /// What the process of this rank, or each process of the attempt, wrote since, of every machine that had it, in their order; a
-    /// megabyte of each at most. Nothing where nothing is there yet. Fails as [`Class::Invalid`] where nobody keeps it.
+    /// What the process of this rank, or each process of the attempt, wrote since by the backend's own account, of every machine that
+    /// had it, in their order; a megabyte of each at most. Nothing where nothing is there yet, or nobody keeps it.
     async fn output(&self, _attempt: &AttemptId, _rank: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
-        Err(ProviderError::new(Class::Invalid, "this backend keeps nothing of what each process writes")
-            .fix("ftctl logs JOB shows the job's log"))
+        Ok(Vec::new())
     }
 
     /// Enters something in the backend's catalogue, or finds it there, and answers its name. Only where

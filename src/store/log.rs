@@ -53,15 +53,20 @@ pub async fn length(store: &dyn Store, path: &str) -> Result<u64> {
 /// Appends what `spool` holds beyond the first `offset` bytes and returns the new offset. The store is always asked where it
 /// stands: an append whose answer was lost, a predecessor that was killed and a second shipper of the same file neither lose nor
 /// repeat a byte. A spool that does not exist yet is empty.
-pub async fn append_all(store: &dyn Store, path: &str, spool: &Path, mut offset: u64) -> Result<u64> {
+pub async fn append_all(store: &dyn Store, path: &str, spool: &Path, offset: u64) -> Result<u64> {
+    append_up_to(store, path, spool, offset, u64::MAX).await
+}
+
+/// [`append_all`] of what lies before byte `end`.
+pub async fn append_up_to(store: &dyn Store, path: &str, spool: &Path, mut offset: u64, end: u64) -> Result<u64> {
     let unreadable = |source| StoreError::Io { action: "read", path: spool.display().to_string(), source };
     let mut file = match File::open(spool) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(offset),
         opened => opened.map_err(unreadable)?,
     };
     loop {
-        let mut bytes = Vec::new();
-        file.seek(SeekFrom::Start(offset)).and_then(|_| file.by_ref().take(CHUNK).read_to_end(&mut bytes)).map_err(unreadable)?;
+        let (mut bytes, most) = (Vec::new(), CHUNK.min(end.saturating_sub(offset)));
+        file.seek(SeekFrom::Start(offset)).and_then(|_| file.by_ref().take(most).read_to_end(&mut bytes)).map_err(unreadable)?;
         if bytes.is_empty() {
             return Ok(offset);
         }

@@ -24,6 +24,7 @@ mod gce_trouble;
 mod kills;
 mod memory;
 mod mlflow;
+mod nodes;
 mod numbers;
 #[path = "../common/proxy.rs"]
 mod proxy;

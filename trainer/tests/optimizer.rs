@@ -28,7 +28,8 @@ fn optimizer(parameters: &Parameters, optimizer: OptimizerKind) -> Optimizer {
 }
 
 fn load(optimizer: &mut Optimizer, saved: &HashMap<String, Tensor>, updates: u64) -> Result<(), StateError> {
-    optimizer.load_state(|name| Ok(saved.get(name).map(Tensor::shallow_clone)), updates)
+    optimizer.go_on_after(updates);
+    optimizer.load_state(|name| Ok(saved.get(name).map(Tensor::shallow_clone)))
 }
 
 /// Steps `from..to` on gradients that depend on the step alone.

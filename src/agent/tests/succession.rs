@@ -11,7 +11,7 @@ async fn made_anew(last: u32) -> Bench {
 
 impl Bench {
     async fn run_whole(&self) -> ExitRecord {
-        super::super::run(&self.order, &self.path("work"), &self.path("cache"), &Silent).await.unwrap()
+        super::super::run(&self.order, Seat::default(), &self.path("work"), &self.path("cache"), &Silent).await.unwrap()
     }
 
     async fn ended(&self, attempt: u32, reason: ExitReason) {

@@ -26,7 +26,7 @@ impl Memory {
         };
         let of = |train: &TrainSettings| {
             let beside = if on_gpu { TrainingMemory::beside_device(shape, train) } else { 0 };
-            [TrainingMemory::of(shape, train, on_gpu).total() * plan.processes as u64, beside]
+            [TrainingMemory::of(shape, train, on_gpu).total() * plan.processes_per_node() as u64, beside]
         };
         let each = TrainSettings { leaves: Some(plan.train.leaves().div_ceil(plan.processes)), ..plan.train.clone() };
         let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..each.clone() };

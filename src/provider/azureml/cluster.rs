@@ -28,8 +28,8 @@ const MOST_ERRORS: usize = 3;
 
 impl Azureml {
     /// The resource id of the cluster for an attempt, which is there when this returns.
-    pub(super) async fn prepared(&self, attempt: &AttemptId, wanted: &AzuremlPlan, mark: &Mark<'_>) -> Result<String> {
-        let Some(cluster) = &wanted.cluster else { return self.made(attempt, wanted, mark).await };
+    pub(super) async fn prepared(&self, attempt: &AttemptId, wanted: &AzuremlPlan, nodes: u32, mark: &Mark<'_>) -> Result<String> {
+        let Some(cluster) = &wanted.cluster else { return self.made(attempt, wanted, nodes, mark).await };
         if self.client.find(&["computes", cluster.as_str()]).await?.is_none() {
             let message = format!("the workspace has no cluster {cluster}");
             return Err(ProviderError::new(Class::Invalid, message).fix("correct compute.azureml.cluster, or leave it out"));
@@ -38,7 +38,7 @@ impl Azureml {
     }
 
     /// ftctl's own, with room for one more job. One that somebody else is making or removing is waited for.
-    async fn made(&self, attempt: &AttemptId, wanted: &AzuremlPlan, mark: &Mark<'_>) -> Result<String> {
+    async fn made(&self, attempt: &AttemptId, wanted: &AzuremlPlan, nodes: u32, mark: &Mark<'_>) -> Result<String> {
         let name = body::cluster_name(wanted, mark);
         let (begun, id) = (Instant::now(), self.client.id(&["computes", &name])?);
         while begun.elapsed() < self.client.pace.operation {
@@ -47,7 +47,7 @@ impl Azureml {
             if let Some(tags) = tags.filter(|tags| tags[body::OURS] != "1" || !mark.reaches(job::said(tags))) {
                 return Err(namesake(&format!("a cluster {name}"), &mark.belongs(job::said(&tags))));
             }
-            let needed = on(&self.jobs().await?, &id).fold(self.nodes, |all, job| all.saturating_add(job::nodes(job)));
+            let needed = on(&self.jobs().await?, &id).fold(nodes, |all, job| all.saturating_add(job::nodes(job)));
             match there.as_ref().map(|cluster| cluster["properties"]["provisioningState"].as_str().unwrap_or_default()) {
                 Some("Creating" | "Updating" | "Deleting") => sleep(self.client.pace.look).await,
                 Some("Succeeded") if there.as_ref().is_some_and(|cluster| most(cluster) >= u64::from(needed)) => return Ok(id),

@@ -84,8 +84,6 @@ pub struct Azureml {
     prices: Prices,
     /// Where the store is, if it is in blobs.
     container: Option<Named>,
-    /// Of each job: one, since no plan asks for more.
-    nodes: u32,
 }
 
 impl Azureml {
@@ -104,7 +102,7 @@ impl Azureml {
         let client = Client::new(endpoint("FTCTL_ENDPOINT_AZUREML"), place, variables)?;
         let prices = Prices::new(endpoint("FTCTL_ENDPOINT_AZURE_PRICES"), prices)?;
         let container = azure::named(party.store.url(), variables);
-        Ok(Self { client, party, clock, prices, container, nodes: 1 })
+        Ok(Self { client, party, clock, prices, container })
     }
 
     async fn mark(&self) -> Result<Mark<'_>, Refusal> {
@@ -155,7 +153,7 @@ impl Azureml {
         mark: &Mark<'_>,
     ) -> Result<(), Refusal> {
         let cluster = match wanted.compute {
-            Placement::Cluster => Some(self.prepared(attempt, wanted, mark).await?),
+            Placement::Cluster => Some(self.prepared(attempt, wanted, nodes(plan), mark).await?),
             Placement::Serverless => None,
         };
         let time = time_to_work(plan)?;
@@ -169,7 +167,7 @@ impl Azureml {
             variables: self.variables(&attempt.job, &wanted.identity, expires).await?,
             time,
             expires,
-            nodes: self.nodes,
+            nodes: nodes(plan),
         };
         let put = Call::put(self.client.url(&["jobs", &attempt.machine_name()])?, command.body(mark));
         self.client.change(put).await
@@ -313,7 +311,7 @@ impl Account for Azureml {
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
         match self.wanted(plan) {
-            Ok(wanted) => quota::room(&self.client, wanted).await,
+            Ok(wanted) => quota::room(&self.client, wanted, nodes(plan)).await,
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
         }
     }
@@ -325,7 +323,9 @@ impl Account for Azureml {
             Ok(()) => self.client.region().await.ok(),
             Err(_) => None,
         };
-        Ok(self.prices.price(wanted, region.as_deref(), self.clock.now()).await)
+        let Price { per_hour, lasting, source } = self.prices.price(wanted, region.as_deref(), self.clock.now()).await;
+        let of_all = |price| cluster::of_nodes(price, nodes(plan));
+        Ok(Price { per_hour: of_all(per_hour), lasting: lasting.map(of_all), source })
     }
 
     /// Clusters of ours that no job needs.
@@ -508,6 +508,11 @@ impl Provider for Azureml {
     async fn now(&self) -> Option<Timestamp> {
         self.client.cloud_time()
     }
+}
+
+/// How many machines an attempt has.
+fn nodes(plan: &Plan) -> u32 {
+    u32::try_from(plan.nodes).unwrap_or(u32::MAX)
 }
 
 /// Refuses a plan that can never run here, before anybody is asked or paid.

@@ -57,16 +57,16 @@ async fn ask(client: &Client) -> Result<(String, Vec<Finding>), Refusal> {
     Ok((region, vec![finding]))
 }
 
-/// Whether this machine is within the quotas of the region. Changes nothing.
-pub async fn room(client: &Client, plan: &AzuremlPlan) -> Vec<Finding> {
+/// Whether so many of this machine are within the quotas of the region. Changes nothing.
+pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: u32) -> Vec<Finding> {
     let Some(machine) = plan.machine() else { return Vec::new() };
-    fits(client, plan, machine).await.unwrap_or_else(|refusal| {
+    fits(client, plan, machine, nodes).await.unwrap_or_else(|refusal| {
         let error = ProviderError::from(refusal);
         vec![Finding::notice(WHAT, format!("not known: {}", error.message), error.fix.unwrap_or_default())]
     })
 }
 
-async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size) -> Result<Vec<Finding>, Refusal> {
+async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: u32) -> Result<Vec<Finding>, Refusal> {
     let region = client.region().await?;
     if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
         return Ok(vec![named(client, cluster, plan).await?]);
@@ -77,7 +77,7 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size) -> Result<Vec
     } else {
         ("vCPUs of its family", dedicated(&usages, machine))
     };
-    let needed = i64::from(machine.cpus);
+    let needed = i64::from(machine.cpus) * i64::from(nodes);
     Ok(vec![match stand {
         None => Finding::notice(WHAT, format!("{region}: {name} not told, {needed} needed"), MORE),
         Some((used, limit)) if limit >= 0 && used + needed > limit => {

@@ -56,6 +56,9 @@ pub const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 /// A drain gives up by itself when the store cannot be reached; this ends one that hangs. A large checkpoint takes minutes.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30 * 60);
 
+/// Where the ranks of a rehearsal's nodes meet.
+const LOOPBACK: &str = "127.0.0.1";
+
 /// The provider's knowledge of this machine.
 #[derive(Clone)]
 pub struct Settings {
@@ -113,21 +116,28 @@ impl Local {
         machine::all(&self.base()).map_err(|error| failed("list the machines in", &self.base(), &error))
     }
 
-    /// `ftctl agent` for this machine's order, with nothing inherited but the environment that the settings give.
-    async fn agent(&self, machine: &Machine) -> Result<Command> {
+    /// Where the agent of a node keeps its files: each of a rehearsal's nodes by itself.
+    fn work_of(&self, job: &JobId, node: usize) -> PathBuf {
+        if node == 0 { self.work(job) } else { self.work(job).join(format!("node-{node}")) }
+    }
+
+    /// `ftctl agent` for a node of this machine's order, with nothing inherited but the environment that the settings give.
+    async fn agent(&self, machine: &Machine, node: usize) -> Result<Command> {
         let mut command = Command::new(&self.settings.executable);
         command.arg("agent").arg("--order").arg(machine.order());
-        command.arg("--work").arg(self.work(&machine.attempt.job));
+        command.arg("--work").arg(self.work_of(&machine.attempt.job, node));
+        command.arg("--node").arg(node.to_string()).args(["--address", LOOPBACK]);
         command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)(machine.attempt.job.clone()).await?);
         // Its words go to a log, whatever form the user likes on the screen.
         command.env("FTCTL_OUTPUT", "table");
         Ok(command)
     }
 
-    /// Starts the agent detached. Its standard input is the lock: empty to read, and held for as long as the agent lives.
-    fn spawn(&self, machine: &Machine, mut command: Command, lock: fs::File) -> io::Result<()> {
+    /// Starts an agent detached. The standard input of the first node's is the lock: empty to read, and held for as long as the agent
+    /// lives.
+    fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
-        command.stdin(lock).env(process::MARK, machine.mark()?);
+        command.stdin(input).env(process::MARK, machine.mark()?);
         // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing.
         unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
         let log = machine.log()?;
@@ -142,7 +152,7 @@ impl Local {
         if !self.work(&machine.attempt.job).exists() {
             return Ok(());
         }
-        let mut command = self.agent(machine).await.map_err(|error| self.undrained(machine, &error.message))?;
+        let mut command = self.agent(machine, 0).await.map_err(|error| self.undrained(machine, &error.message))?;
         command.arg("--drain").stdin(Stdio::null()).kill_on_drop(true);
         match tokio::time::timeout(DRAIN_LIMIT, command.output()).await {
             Ok(Ok(output)) if output.status.success() => Ok(()),
@@ -209,10 +219,18 @@ impl Provider for Local {
         let gone = || ProviderError::new(Class::Network, format!("there is no machine {} any more", attempt.machine_name()));
         let machine = self.reached(&attempt).await?.ok_or_else(gone)?;
         let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error);
-        let command = self.agent(&machine).await?;
+        let mut agents = Vec::new();
+        for node in (0..order.nodes).rev() {
+            agents.push((node, self.agent(&machine, node).await?));
+        }
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
         machine.write_order(order).map_err(|error| failed(&error))?;
-        self.spawn(&machine, command, lock).map_err(|error| failed(&error))
+        let mut lock = Some(lock);
+        // The first node's goes last: without it the machine counts as dead, and all others end with it.
+        agents.into_iter().try_for_each(|(node, command)| {
+            let input = lock.take_if(|_| node == 0).map_or_else(Stdio::null, Stdio::from);
+            self.spawn(&machine, command, input).map_err(|error| failed(&error))
+        })
     }
 
     async fn observe(&self, attempt: &AttemptId) -> Result<Sighting> {

@@ -1,5 +1,6 @@
 //! The shape of a GPT-2: everything that follows from five numbers and the vocabulary, before any tensor exists.
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::role::{Part, Role, TensorSpec};
@@ -31,7 +32,7 @@ pub(crate) fn least_width(variant: Variant) -> usize {
 }
 
 /// The numbers that fix every tensor of a GPT-2 (Radford et al. 2019).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Shape {
     /// Transformer blocks (`n_layer`).
     pub layers: usize,

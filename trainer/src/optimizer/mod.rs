@@ -133,12 +133,13 @@ impl Optimizer {
             .flat_map(|slot| slot.rule.state().into_iter().map(|(what, tensor)| (format!("{what}.{}", slot.parameter), tensor)))
     }
 
-    /// Takes over what [`Optimizer::state`] gave, one tensor at a time by its name, and the number of updates it had made.
-    pub fn load_state(
-        &mut self,
-        mut saved: impl FnMut(&str) -> Result<Option<Tensor>, FileError>,
-        updates: u64,
-    ) -> Result<(), StateError> {
+    /// Goes on after so many updates; what is remembered of them comes by [`Optimizer::load_state`].
+    pub fn go_on_after(&mut self, updates: u64) {
+        self.updates = updates;
+    }
+
+    /// Takes over what [`Optimizer::state`] gave, one tensor at a time by its name.
+    pub fn load_state(&mut self, mut saved: impl FnMut(&str) -> Result<Option<Tensor>, FileError>) -> Result<(), StateError> {
         for slot in &mut self.slots {
             for (what, tensor) in slot.rule.state_mut() {
                 let name = format!("{what}.{}", slot.parameter);
@@ -151,7 +152,6 @@ impl Optimizer {
                 release([&*tensor]);
             }
         }
-        self.updates = updates;
         Ok(())
     }
 }

@@ -131,7 +131,11 @@ impl Run {
         let mut restored = Ok(());
         self.model.replace(|parameters| {
             let unreadable = |error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}"));
-            restored = self.recorder.restore_best(parameters).map_err(unreadable).and_then(|()| self.world.broadcast(parameters));
+            restored = self
+                .recorder
+                .restore_best(parameters)
+                .map_err(unreadable)
+                .and_then(|()| self.world.broadcast(&parameters.tensors()));
         });
         restored?;
         self.state.last_validation_loss = self.state.guard.best_validation_loss();

@@ -16,6 +16,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::error::Failure;
 use crate::model::Loss;
@@ -114,10 +116,16 @@ impl World {
         Ok(self.gather(&[u8::from(own)], |_| 1)?.contains(&1))
     }
 
-    /// The leader's number, if it has one.
-    pub fn leaders(&self, own: Option<u64>) -> Result<Option<u64>, Failure> {
-        let numbers = self.gather(&[u64::from(own.is_some()), own.unwrap_or(0)], |_| 2)?;
-        Ok((numbers[0] == 1).then_some(numbers[1]))
+    /// What the leader finds. The others do not look: they have no part in its files.
+    pub fn told<T: Serialize + DeserializeOwned>(&self, find: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let own = if self.leads() { Some(find()?) } else { None };
+        if self.size == 1 {
+            return own.ok_or_else(|| unreachable!("one process leads"));
+        }
+        let text = own.map_or_else(|| Ok(Vec::new()), |found| serde_json::to_vec(&found)).map_err(Failure::other)?;
+        let length = self.gather(&[text.len() as u64], |_| 1)?[0] as usize;
+        let text = self.gather(&text, |rank| if rank == 0 { length } else { 0 })?;
+        serde_json::from_slice(&text).map_err(Failure::other)
     }
 
     /// Lets no process end before all are through, and all end when one of them has failed.
@@ -169,7 +177,7 @@ mod tests {
         assert!(world.leads() && world.share(7) == (0..7));
         assert_eq!(world.gather_losses(&losses, |_| 2).unwrap(), losses);
         assert!(world.any(true).unwrap() && !world.any(false).unwrap());
-        assert_eq!((world.leaders(Some(3)).unwrap(), world.leaders(None).unwrap()), (Some(3), None));
+        assert_eq!(world.told(|| Ok("a word".to_owned())).unwrap(), "a word");
     }
 
     #[test]
@@ -178,9 +186,10 @@ mod tests {
             let own = vec![world.rank() as f64; world.rank()];
             let gathered = world.gather(&own, |rank| rank).unwrap();
             let (some, none) = (world.any(world.rank() == 2).unwrap(), world.any(false).unwrap());
-            (gathered, some, none, world.leaders(Some(7 + world.rank() as u64)).unwrap())
+            let look = || if world.leads() { Ok(Some(0.1)) } else { Err(Failure::other("not its own")) };
+            (gathered, some, none, world.told(look).unwrap())
         });
-        assert_eq!(found, vec![(vec![1.0, 2.0, 2.0], true, false, Some(7)); 3]);
+        assert_eq!(found, vec![(vec![1.0, 2.0, 2.0], true, false, Some(0.1)); 3]);
     }
 
     #[test]

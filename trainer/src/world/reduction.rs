@@ -3,6 +3,8 @@
 use std::mem::take;
 use std::ops::Range;
 
+use tch::{Device, Tensor};
+
 use super::World;
 use super::tree::{self, Tree};
 use crate::cpu::slices::{floats, floats_mut};
@@ -42,9 +44,11 @@ impl World {
         }
         let (last, _span) = (self.share(leaves).end - 1, span("reduction"));
         before.join(last..last + 1, gradients, add_parameters);
-        for bucket in buckets(gradients) {
-            let sums: Vec<Vec<f32>> = before.sums().chain([&*gradients]).map(|sum| bucket.numbers(sum)).collect();
-            bucket.fill(gradients, &self.reduce_numbers(leaves, &sums)?);
+        let sums: Vec<Vec<Tensor>> = before.sums().chain([&*gradients]).map(Parameters::tensors).collect();
+        let whole = gradients.tensors();
+        for bucket in buckets(&whole) {
+            let sums: Vec<Vec<f32>> = sums.iter().map(|sum| bucket.numbers(sum)).collect();
+            bucket.fill(&whole, &self.reduce_numbers(leaves, &sums)?);
         }
         Ok(())
     }
@@ -72,14 +76,14 @@ impl World {
         self.gather(&sum, |rank| self.share_of(rank, count).len())
     }
 
-    /// Turns everyone's tensors into the leader's.
-    pub fn broadcast(&self, parameters: &mut Parameters) -> Result<(), Failure> {
+    /// Turns everyone's tensors into the leader's, a bucket at a time.
+    pub fn broadcast(&self, tensors: &[Tensor]) -> Result<(), Failure> {
         if self.size == 1 {
             return Ok(());
         }
-        for bucket in buckets(parameters) {
-            let own = if self.leads() { bucket.numbers(parameters) } else { Vec::new() };
-            bucket.fill(parameters, &self.gather(&own, |rank| if rank == 0 { bucket.len() } else { 0 })?);
+        for bucket in buckets(tensors) {
+            let own = if self.leads() { bucket.numbers(tensors) } else { Vec::new() };
+            bucket.fill(tensors, &self.gather(&own, |rank| if rank == 0 { bucket.len() } else { 0 })?);
         }
         Ok(())
     }
@@ -94,28 +98,38 @@ impl Bucket {
         self.0.iter().map(|(_, part)| part.len()).sum()
     }
 
-    fn numbers(&self, parameters: &Parameters) -> Vec<f32> {
+    /// From wherever the tensors are.
+    fn numbers(&self, tensors: &[Tensor]) -> Vec<f32> {
         let mut numbers = Vec::with_capacity(self.len());
         for (index, part) in &self.0 {
-            numbers.extend_from_slice(&floats(&parameters.tensor(*index))[part.clone()]);
+            numbers.extend_from_slice(floats(&view(&tensors[*index], part).to_device(Device::Cpu)));
         }
         numbers
     }
 
-    fn fill(&self, parameters: &mut Parameters, mut numbers: &[f32]) {
+    fn fill(&self, tensors: &[Tensor], mut numbers: &[f32]) {
         for (index, part) in &self.0 {
             let numbers = numbers.split_off(..part.len()).unwrap_or_default();
-            let mut tensor = parameters.tensor(*index);
-            floats_mut(&mut tensor)[part.clone()].copy_from_slice(numbers);
-            release([&tensor]);
+            let mut place = view(&tensors[*index], part);
+            if place.device() == Device::Cpu {
+                floats_mut(&mut place).copy_from_slice(numbers);
+            } else {
+                place.copy_(&Tensor::from_slice(numbers));
+            }
+            release([&tensors[*index]]);
         }
     }
 }
 
-fn buckets(parameters: &Parameters) -> Vec<Bucket> {
+/// Neighbouring elements of a tensor, which they share.
+fn view(tensor: &Tensor, part: &Range<usize>) -> Tensor {
+    tensor.view([-1i64]).narrow(0, part.start as i64, part.len() as i64)
+}
+
+fn buckets(tensors: &[Tensor]) -> Vec<Bucket> {
     let (mut buckets, mut bucket, mut room) = (Vec::new(), Bucket::default(), BUCKET);
-    for (index, entry) in parameters.iter().enumerate() {
-        let (mut start, end) = (0, entry.tensor.numel());
+    for (index, tensor) in tensors.iter().enumerate() {
+        let (mut start, end) = (0, tensor.numel());
         while start < end {
             let next = end.min(start + room);
             bucket.0.push((index, start..next));

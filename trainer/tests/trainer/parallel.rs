@@ -30,21 +30,40 @@ pub const SHARED: [&str; 10] = [
 pub const FOUR: &str = "train.leaves=4";
 
 /// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
+/// Only the first knows `output`.
 fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
     let values: Vec<String> = SHARED.iter().chain(values).map(|value| (*value).to_owned()).collect();
     let config = file::read(&fixture.config(output), &values).unwrap();
     let (stop, save) = (AtomicBool::new(false), AtomicBool::new(false));
     let is_evaluated = || fs::read_to_string(fixture.path(output).join("steps.jsonl")).is_ok_and(|log| log.contains("perplexity"));
-    let (config, wishes) = (&config, Wishes { stop: &stop, save: &save });
+    let wishes = Wishes { stop: &stop, save: &save };
     let worlds = if size == 1 { vec![World::alone()] } else { World::of_threads(size) };
-    thread::scope(|threads| {
-        let started: Vec<_> = worlds.into_iter().map(|world| threads.spawn(move || train(config, &world, wishes))).collect();
+    let outcomes = thread::scope(|threads| {
+        let begin = |world: World| {
+            let mut config = config.clone();
+            if !world.leads() {
+                (config.output, config.initial_weights) = (fixture.path(&elsewhere(world.rank())), None);
+            }
+            threads.spawn(move || train(&config, &world, wishes))
+        };
+        let started: Vec<_> = worlds.into_iter().map(begin).collect();
         while wanted && !is_evaluated() {
             thread::sleep(Duration::from_millis(1));
         }
         stop.store(wanted, Ordering::Relaxed);
         started.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
+    });
+    assert!((1..size).all(|rank| is_empty(&fixture.path(&elsewhere(rank)))), "the leader alone writes");
+    outcomes
+}
+
+/// The output directory of another than the leader.
+pub fn elsewhere(rank: usize) -> String {
+    format!("elsewhere-{rank}")
+}
+
+pub fn is_empty(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn trained(fixture: &Fixture, output: &str, size: usize, values: &[&str]) -> PathBuf {
@@ -130,6 +149,19 @@ fn all_end_with_the_best_weights() {
     let summary: Value = serde_json::from_slice(&fs::read(expected.join("summary.json")).unwrap()).unwrap();
     assert!(summary["best_step"].as_u64().unwrap() < 4, "{summary}");
     assert_same(&expected, &trained(&fixture, "shared", 2, &values));
+}
+
+#[test]
+fn the_leader_alone_reads_the_first_weights() {
+    let fixture = Fixture::new();
+    let first = newest(&trained(&fixture, "first", 1, &["train.leaves=1"]));
+    let values = [FOUR, "train.seed=7", &format!("initial_weights={}", first.display())];
+    for (number, more) in [&[][..], &["train.lora.rank=2"]].into_iter().enumerate() {
+        let values = [&values, more].concat();
+        let expected = trained(&fixture, &format!("{number}-alone"), 1, &values);
+        run(&fixture, &format!("{number}-shared"), 2, &values, true);
+        assert_same(&expected, &trained(&fixture, &format!("{number}-shared"), 3, &values));
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ft_trainer::random::uniform;
 
 use crate::fixture::{Fixture, stderr};
-use crate::parallel::{FOUR, SHARED, assert_same};
+use crate::parallel::{FOUR, SHARED, assert_same, elsewhere, is_empty};
 
 /// In which all have ended after one has, on a machine that has other work, too.
 const SOME_TIME: Duration = Duration::from_secs(30);
@@ -36,7 +36,11 @@ fn outputs(processes: Vec<Child>) -> Vec<Output> {
 }
 
 fn trained(fixture: &Fixture, output: &str, size: usize, values: &[&str]) -> PathBuf {
-    for (rank, output) in outputs(start(fixture, output, size, values, |_| Vec::new())).iter().enumerate() {
+    trained_with(fixture, output, size, values, |_| Vec::new())
+}
+
+fn trained_with(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: impl Fn(usize) -> Vec<String>) -> PathBuf {
+    for (rank, output) in outputs(start(fixture, output, size, values, own)).iter().enumerate() {
         assert!(output.status.success(), "rank {rank}: {}\n{}", output.status, stderr(output));
         assert_eq!(output.stdout.is_empty(), rank > 0, "only the leader speaks");
     }
@@ -66,6 +70,24 @@ fn any_number_trains_to_the_bytes_of_one() {
         for size in sizes {
             assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, values));
         }
+    }
+}
+
+/// Each has a directory of its own, as on machines of their own, and the leader alone has the first weights.
+#[test]
+fn they_share_nothing_but_the_network() {
+    let fixture = Fixture::new();
+    let first = trained(&fixture, "first", 1, &[FOUR, "train.steps=2"]).join("checkpoints/step-0000000002");
+    let longer = [["train.schedule=constant", "train.steps=2"], ["train.schedule=constant", "train.steps=4"]];
+    let own = |rank: usize| match rank {
+        0 => vec![format!("initial_weights={}", first.display())],
+        _ => vec![format!("output={}", fixture.path(&elsewhere(rank)).display())],
+    };
+    for (values, [one, several]) in longer.iter().zip([[1, 3], [1, 2]]) {
+        let values = [&[FOUR, "train.seed=7"], &values[..]].concat();
+        let expected = trained_with(&fixture, "alone", one, &values, own);
+        assert_same(&expected, &trained_with(&fixture, "apart", several, &values, own));
+        assert!((1..several).all(|rank| is_empty(&fixture.path(&elsewhere(rank)))), "the leader alone writes");
     }
 }
 

@@ -296,7 +296,7 @@ async fn a_cluster_without_a_job_is_tidied_away() {
     let provider = place.provider();
     let plan = place.plan();
     let mark = mark_of(&provider.party).await;
-    provider.prepared(&one, provider.wanted(&plan).expect("ours"), &mark).await.expect("made");
+    provider.prepared(&one, provider.wanted(&plan).expect("ours"), 1, &mark).await.expect("made");
     let name = body::cluster_name(&AzuremlPlan::default(), &mark);
     assert_eq!(provider.tidy(true).await, Ok(vec![name.clone()]));
     let other = place.provider_of(Party::new("bob", place.store.clone()));

@@ -46,7 +46,8 @@ impl Adapters {
         adapters
     }
 
-    fn zeros(lora: &Lora, shape: &Shape) -> Self {
+    /// Adapters to be filled.
+    pub fn zeros(lora: &Lora, shape: &Shape) -> Self {
         let zeros = |size: &[usize]| Tensor::zeros([size[0] as i64, size[1] as i64], (Kind::Float, Device::Cpu));
         let entry = |TensorSpec { name, role, dimensions }: TensorSpec| Parameter { name, role, tensor: zeros(&dimensions) };
         let entries = lora.tensors(shape).into_iter().map(entry).collect();

@@ -156,14 +156,21 @@ impl Parameters {
 
     /// [`Parameters::random`] in `place`.
     pub fn random_in(place: &Place, shape: &Shape, seed: u64) -> Result<Self, Failure> {
-        let entry = |(stream, TensorSpec { name, role, dimensions }): (usize, TensorSpec)| {
+        let mut parameters = Self::blank_in(place, shape)?;
+        for (stream, Parameter { role, tensor, .. }) in (0..).zip(&mut parameters) {
+            initial::fill(floats_mut(tensor), initial::distribution(shape, *role), seed, stream);
+            release([&*tensor]);
+        }
+        Ok(parameters)
+    }
+
+    /// Zeros in `place`, for the weights of a model of this shape.
+    pub fn blank_in(place: &Place, shape: &Shape) -> Result<Self, Failure> {
+        let entry = |TensorSpec { name, role, dimensions }: TensorSpec| {
             let dimensions: Vec<i64> = dimensions.into_iter().map(|size| size as i64).collect();
-            let mut tensor = place.zeros(&dimensions, Kind::Float, Device::Cpu)?;
-            initial::fill(floats_mut(&mut tensor), initial::distribution(shape, role), seed, stream as u64);
-            release([&tensor]);
-            Ok(Parameter { name, role, tensor })
+            Ok(Parameter { name, role, tensor: place.zeros(&dimensions, Kind::Float, Device::Cpu)? })
         };
-        Ok(Self { entries: shape.tensors().into_iter().enumerate().map(entry).collect::<Result<_, Failure>>()? })
+        Ok(Self { entries: shape.tensors().into_iter().map(entry).collect::<Result<_, Failure>>()? })
     }
 
     /// Tensors in the order of [`Shape::tensors`].
@@ -291,6 +298,11 @@ impl Parameters {
 
     pub(crate) fn tensor(&self, index: usize) -> Tensor {
         self.entries[index].tensor.shallow_clone()
+    }
+
+    /// All of them, sharing memory with these.
+    pub(crate) fn tensors(&self) -> Vec<Tensor> {
+        self.entries.iter().map(|entry| entry.tensor.shallow_clone()).collect()
     }
 
     /// Token embedding `[V, D]`, also the output head.

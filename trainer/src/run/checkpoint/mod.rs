@@ -33,11 +33,6 @@ pub fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-").filter(|digits| digits.len() >= 10 && digits.bytes().all(|byte| byte.is_ascii_digit()))?.parse().ok()
 }
 
-/// The checkpoint after `step` steps of the run in `output`.
-pub fn path(output: &Path, step: u64) -> PathBuf {
-    output.join(DIRECTORY).join(name(step))
-}
-
 /// The checkpoints of one run.
 #[derive(Debug, Clone)]
 pub struct Checkpoints {

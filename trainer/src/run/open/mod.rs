@@ -5,13 +5,13 @@ mod optimizer;
 mod state;
 
 use std::fs::{self, File, TryLockError};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use tch::Device;
 
 use super::Run;
-use super::checkpoint::{self, Checkpoints};
+use super::checkpoint::Checkpoints;
 use super::recorder::{Files, Pace, Recorder};
 use crate::data::shard::{Dataset, Split};
 use crate::device;
@@ -21,8 +21,19 @@ use crate::model::{Shape, TrainingMemory};
 use crate::preflight::{self, Asked, check_dataset, check_validation};
 use crate::settings::micro_batch::{self, available_memory};
 use crate::settings::{TrainConfig, TrainSettings, validate};
-use crate::state::Identity;
+use crate::state::{Identity, State};
 use crate::world::World;
+
+/// What a run goes on from. The leader alone reads it, and tells the others: they share nothing but the network.
+struct Origin<'a> {
+    world: &'a World,
+    /// From a checkpoint.
+    resumes: bool,
+    /// The leader's.
+    checkpoint: Option<&'a Path>,
+    /// The run names initial weights.
+    has_weights: bool,
+}
 
 impl Run {
     /// Resumes the run in `config.output`, or starts one there.
@@ -36,16 +47,22 @@ impl Run {
             trace::start(&config.output)?;
         }
         let dataset = Dataset::open(&config.data)?;
+        check_same(config, &dataset, &world)?;
         let sampler = preflight::sampler(dataset.split(Split::Train).len(), &config.train)?;
-        let shape = Asked::from(config).shape(dataset.vocabulary())?;
         let checkpoints = world.leads().then(|| Checkpoints::open(&config.output)).transpose()?;
-        let checkpoint = newest(checkpoints.as_ref(), &config.output, &world)?;
+        let newest = |checkpoints: &Checkpoints| checkpoints.newest(|warning| eprintln!("warning: {warning}"));
+        let checkpoint = checkpoints.as_ref().map_or(Ok(None), newest)?;
         let checkpoint = checkpoint.as_deref();
-        if checkpoint.is_none() {
-            check_beginning(config, &dataset)?;
-        }
-        let mut state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
-        check_same(&state.identity, &world)?;
+        let look = || {
+            if checkpoint.is_none() {
+                check_beginning(config, &dataset)?;
+            }
+            let shape = Asked::from(config).shape(dataset.vocabulary())?;
+            let state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
+            Ok((shape, state, checkpoint.is_some(), config.initial_weights.is_some()))
+        };
+        let (shape, mut state, resumes, has_weights): (Shape, State, _, _) = world.told(look)?;
+        let origin = Origin { world: &world, resumes, checkpoint, has_weights };
         let mut config = config.clone();
         (config.train, _) = preflight::in_steps(&config.train, sampler.blocks())?;
         config.train.leaves = Some(state.leaves);
@@ -56,33 +73,25 @@ impl Run {
         config.train = micro_batch::resolve(&config.train, |_| true, state.micro_batch, least);
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
-        let model = model::open(&config, shape, &dataset, chosen.device, checkpoint)?;
-        let optimizer = optimizer::open(&model, &config, checkpoint, state.updates())?;
+        let model = model::open(&config, shape, &dataset, chosen.device, &origin)?;
+        let optimizer = optimizer::open(&model, &config, &origin, state.updates())?;
         let flops_per_token = shape.flops_per_token(config.train.block_size, config.train.lora.as_deref());
         let files = checkpoints.map(|checkpoints| Files::open(&config, checkpoints, checkpoint)).transpose()?;
         let (device, kind, engine) = (chosen.device, config.train.precision.kind(), config.train.engine);
         let peak = if world.leads() { device::measured_rate(device, kind, engine) } else { 0.0 };
         let pace = Pace::new(flops_per_token, peak * world.size() as f64, state.seconds);
-        let recorder = Recorder::new(files, checkpoint.map(|_| state.step), pace);
+        let recorder = Recorder::new(files, resumes.then_some(state.step), pace);
         let mut run = Self { world, config, dataset, sampler, model, optimizer, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
         Ok(run)
     }
 }
 
-/// The checkpoint that the leader goes on from; the others have no `checkpoints` of their own.
-fn newest(checkpoints: Option<&Checkpoints>, output: &Path, world: &World) -> Result<Option<PathBuf>, Failure> {
-    let found = match checkpoints {
-        Some(checkpoints) => checkpoints.newest(|warning| eprintln!("warning: {warning}"))?,
-        None => None,
-    };
-    let step = found.as_ref().and_then(|path| checkpoint::step_of(path.file_name()?.to_str()?));
-    Ok(world.leaders(step)?.map(|step| checkpoint::path(output, step)))
-}
-
-/// Refuses processes that would compute different things.
-fn check_same(identity: &Identity, world: &World) -> Result<(), Failure> {
-    let text = serde_json::to_vec(identity).map_err(Failure::other)?;
+/// Refuses processes that would compute different things. Weights are the leader's.
+fn check_same(config: &TrainConfig, dataset: &Dataset, world: &World) -> Result<(), Failure> {
+    let model = serde_json::to_value(&config.model).map_err(Failure::other)?;
+    let identity = Identity::new(dataset.digest().to_owned(), None, model, &config.train)?;
+    let text = serde_json::to_vec(&identity).map_err(Failure::other)?;
     let digests = world.gather(&[<[u8; 32]>::from(Sha256::digest(text))], |_| 1)?;
     let other = digests.iter().position(|digest| *digest != digests[0]);
     let message =

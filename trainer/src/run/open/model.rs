@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tch::Device;
 
-use super::damaged;
+use super::{Origin, damaged};
 use crate::data::shard::Dataset;
 use crate::device;
 use crate::error::Failure;
@@ -20,7 +20,7 @@ pub(super) fn open(
     shape: Shape,
     dataset: &Dataset,
     device: Device,
-    checkpoint: Option<&Path>,
+    origin: &Origin<'_>,
 ) -> Result<Model, Failure> {
     let (settings, away) = (&config.train, device::away(device, &config.train));
     let place = if away != Offload::None {
@@ -30,12 +30,8 @@ pub(super) fn open(
     } else {
         Place::of_model(settings.offload, &config.output)
     };
-    let parameters = match checkpoint {
-        // A checkpoint has the weights with the adapters in them.
-        Some(checkpoint) if settings.lora.is_none() => loaded(&place, checkpoint, damaged)?,
-        _ => initial_weights(&place, config, &shape)?,
-    };
-    let adapters = settings.lora.as_deref().map(|lora| adapters(lora, &shape, settings.seed, checkpoint)).transpose()?;
+    let parameters = weights(&place, config, &shape, origin)?;
+    let adapters = settings.lora.as_deref().map(|lora| adapters(lora, &shape, settings.seed, origin)).transpose()?;
     let setup = Setup {
         engine: settings.engine,
         precision: settings.precision,
@@ -51,20 +47,34 @@ pub(super) fn open(
     Gpt2::for_training(shape, &parameters, device, &setup).map(Model::Gpt2)
 }
 
-fn initial_weights(place: &Place, config: &TrainConfig, shape: &Shape) -> Result<Parameters, Failure> {
-    let Some(directory) = &config.initial_weights else { return Parameters::random_in(place, shape, config.train.seed) };
-    loaded(place, directory, Failure::input)
+/// Those of the checkpoint, or the first. A checkpoint has the weights with the adapters in them.
+fn weights(place: &Place, config: &TrainConfig, shape: &Shape, origin: &Origin<'_>) -> Result<Parameters, Failure> {
+    let resumes = origin.resumes && config.train.lora.is_none();
+    if !resumes && !origin.has_weights {
+        return Parameters::random_in(place, shape, config.train.seed);
+    }
+    let weights = match (origin.checkpoint.filter(|_| resumes), &config.initial_weights) {
+        _ if !origin.world.leads() => Parameters::blank_in(place, shape)?,
+        (Some(checkpoint), _) => loaded(place, checkpoint, damaged)?,
+        (None, Some(directory)) => loaded(place, directory, Failure::input)?,
+        (None, None) => unreachable!("the leader has read them"),
+    };
+    origin.world.broadcast(&weights.tensors())?;
+    Ok(weights)
 }
 
 /// Those of the checkpoint, or the first.
-fn adapters(lora: &Lora, shape: &Shape, seed: u64, checkpoint: Option<&Path>) -> Result<Adapters, Failure> {
+fn adapters(lora: &Lora, shape: &Shape, seed: u64, origin: &Origin<'_>) -> Result<Adapters, Failure> {
     if shape.variant != Variant::Gpt2 {
         return Err(Failure::input(format!("train.lora: {}", validate::LORA_VARIANT)));
     }
-    match checkpoint {
-        Some(checkpoint) => Adapters::load(lora, shape, checkpoint).map_err(damaged),
-        None => Ok(Adapters::random(lora, shape, seed)),
+    if !origin.resumes {
+        return Ok(Adapters::random(lora, shape, seed));
     }
+    let load = |checkpoint| Adapters::load(lora, shape, checkpoint).map_err(damaged);
+    let adapters = origin.checkpoint.map_or_else(|| Ok(Adapters::zeros(lora, shape)), load)?;
+    origin.world.broadcast(&adapters.parameters().tensors())?;
+    Ok(adapters)
 }
 
 fn loaded(place: &Place, directory: &Path, failed: impl FnOnce(ModelError) -> Failure) -> Result<Parameters, Failure> {

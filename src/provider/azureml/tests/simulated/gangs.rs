@@ -1,15 +1,15 @@
-//! A job of two nodes, each with an agent. No plan asks for one yet.
+//! A job of two nodes, each with an agent.
 
 use super::*;
 
 impl Place {
-    fn gang(&self) -> Azureml {
-        Azureml { nodes: 2, ..self.provider() }
+    fn plan_of_two(&self) -> Plan {
+        Plan { nodes: 2, processes: 2, ..self.plan() }
     }
 
     /// Asks for an attempt of two nodes, and returns when each has an agent.
     async fn begun(&self, attempt: &AttemptId) {
-        self.gang().provision(attempt, &self.plan(), &image()).await.expect("provisioned");
+        self.provider().provision(attempt, &self.plan_of_two(), &image()).await.expect("provisioned");
         self.until(attempt, |_| (0..2).all(|node| self.node(attempt, node).join("starts").exists())).await;
     }
 
@@ -23,10 +23,11 @@ async fn a_gang_has_an_agent_on_each_node_and_is_over_when_all_are() {
     let (place, one) = (Place::new(json!({})).await, attempt("gang"));
     place.begun(&one).await;
     // Another client finds it.
-    place.gang().provision(&one, &place.plan(), &image()).await.expect("found");
+    place.provider().provision(&one, &place.plan_of_two(), &image()).await.expect("found");
     let price = place.provider().price(&place.plan()).await.expect("a price").per_hour;
     let listed = place.provider().list().await.expect("listed");
     assert_eq!(listed.iter().map(|found| found.price_per_hour.micros).collect::<Vec<_>>(), [2 * price.micros], "of both nodes");
+    assert_eq!(place.provider().price(&place.plan_of_two()).await.expect("a price").per_hour.micros, 2 * price.micros);
     let ranks = [0, 1].map(|node| fs::read_to_string(place.node(&one, node).join("rank")).expect("written"));
     assert_eq!(ranks, ["0 of 2 on 0\n", "1 of 2 on 1\n"]);
     place.finish_node(&one, 1);

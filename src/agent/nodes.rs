@@ -1,0 +1,354 @@
+//! An attempt on several nodes, with an agent on each. The agent of node 0 holds the attempt's lease, says where the ranks meet when
+//! all nodes are ready, and listens whether they live. The others start their ranks, say how those ended, and end with the attempt.
+//!
+//! All of it goes through the store, and whoever may write there may have written it: addresses are addresses, and a word counts
+//! only while it changes. Agents know each other by names that no earlier life of a node has.
+
+mod roll;
+
+use std::{
+    convert::Infallible,
+    fs,
+    future::{Future, pending},
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    num::NonZeroU16,
+    path::Path,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+pub(super) use self::roll::Roll;
+use super::{
+    Agent, End, GrowingFile, Inputs, LOOK_EVERY, SHIP_EVERY, is_io, lost_lease,
+    memory::Before,
+    trainer::{self, Meeting, SOON, first_cause, is_stopped, meaning, supervise},
+    variable, why,
+};
+use crate::{
+    job::{
+        id::path,
+        meeting::{LARGEST, PRESENCE_SCHEMA, Presence, RENDEZVOUS_SCHEMA, RankEnd, Rendezvous, Word},
+        order::{ExitReason, ExitRecord, Heartbeat, RunOrder},
+    },
+    store::{Condition, Result, StoreError, find_json, lease, write_json},
+};
+
+/// How long nodes wait for each other: the image and the data come to each by itself.
+const GATHERING: Duration = Duration::from_secs(15 * 60);
+/// A node whose word has not changed for so long is lost.
+const SILENCE: Duration = Duration::from_secs(60);
+/// In which the agents of other nodes say how their ranks ended.
+const HEARD: Duration = Duration::from_secs(10);
+
+/// In a job of Azure ML, which node this is, and the address of the first.
+const NODE: &str = "NODE_RANK";
+const ADDRESS: &str = "MASTER_ADDR";
+/// An address that no machine has; the way there is the way out.
+const OUTSIDE: (Ipv4Addr, u16) = (Ipv4Addr::new(192, 0, 2, 1), 9);
+
+/// An agent's place among those of its attempt.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Seat {
+    node: usize,
+    /// Where ranks of other nodes reach those of this one; absent: the address that this machine has towards others.
+    address: Option<IpAddr>,
+}
+
+impl Seat {
+    /// As given, or else as the machine's environment says. The error is for a person.
+    pub fn find(order: &RunOrder, node: Option<usize>, address: Option<IpAddr>) -> Result<Self, String> {
+        if order.nodes == 1 {
+            return Ok(Self::default());
+        }
+        let node = node.or_else(|| variable(NODE)?.parse().ok());
+        let node =
+            node.ok_or_else(|| format!("the order is for {} nodes, and nothing says which this is: give --node", order.nodes))?;
+        if node >= order.nodes {
+            return Err(format!("node {node} is not one of the order's {} nodes, which count from 0", order.nodes));
+        }
+        Ok(Self { node, address: address.or_else(|| variable(ADDRESS)?.parse().ok()) })
+    }
+
+    pub fn leads(self) -> bool {
+        self.node == 0
+    }
+
+    pub fn node(self) -> usize {
+        self.node
+    }
+}
+
+/// Node 0, which has the attempt.
+impl Agent<'_> {
+    /// Where the ranks meet, once all nodes are ready for this generation. Without others they meet on this machine.
+    pub(super) async fn convene(&self, roll: &mut Roll, generation: u32, micro_batch_limit: Option<usize>) -> Result<Meeting, End> {
+        let agents = self.gather(roll, generation).await?;
+        let failed = |error: io::Error| End::new(ExitReason::Failed, format!("no address for the ranks to meet: {error}"));
+        let address = if agents.is_empty() { Ipv4Addr::LOCALHOST.into() } else { self.address().map_err(failed)? };
+        let at = free(address).map_err(failed)?;
+        let meeting = Meeting { at, generation, micro_batch_limit };
+        if let (false, Some(port)) = (agents.is_empty(), NonZeroU16::new(at.port())) {
+            let rendezvous = Rendezvous {
+                schema: RENDEZVOUS_SCHEMA.to_owned(),
+                attempt: self.order.attempt,
+                generation,
+                address,
+                port,
+                micro_batch_limit,
+                agents,
+            };
+            let path = path::rendezvous(&self.order.job, self.order.attempt);
+            let write = async || write_json(&*self.store, &path, &rendezvous, Condition::Always).await;
+            let written = self.persist("call the other nodes", is_io, write).await;
+            written.map_err(|error| End::new(ExitReason::Failed, error.to_string()))?;
+        }
+        Ok(meeting)
+    }
+
+    fn address(&self) -> io::Result<IpAddr> {
+        if let Some(address) = self.seat.address {
+            return Ok(address);
+        }
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        // Nothing is sent.
+        socket.connect(OUTSIDE).map_err(|error| {
+            io::Error::new(error.kind(), format!("this machine has none that others reach ({error}); give --address to its agent"))
+        })?;
+        Ok(socket.local_addr()?.ip())
+    }
+
+    /// The names of the other nodes' agents when all are ready, after the generation before.
+    async fn gather(&self, roll: &mut Roll, generation: u32) -> Result<Vec<String>, End> {
+        let begun = Instant::now();
+        loop {
+            if roll.call(self).await.is_ok() {
+                if let Some(end) = roll.refusal() {
+                    return Err(meaning(end, self.stop.get(), self.order));
+                }
+                if let Some(agents) = roll.ready(generation) {
+                    return Ok(agents);
+                }
+            }
+            if let Some(stop) = self.stop.get() {
+                return Err(End::new(stop.reason, format!("{} before the nodes had met", why(stop.reason))));
+            }
+            if begun.elapsed() > GATHERING {
+                let (node, minutes) = (roll.missing(generation), GATHERING.as_secs() / 60);
+                let message = format!("node {node} of {} was not ready within {minutes} minutes", self.order.nodes);
+                return Err(End::new(ExitReason::Preempted, message));
+            }
+            sleep(SHIP_EVERY).await;
+        }
+    }
+
+    /// Comes when a rank of another node has failed and those of this one have had time to see it, or when a node is lost.
+    pub(super) async fn one_is_lost(&self, roll: &mut Roll, generation: u32) -> Result<RankEnd, End> {
+        if self.order.nodes == 1 {
+            return pending().await;
+        }
+        loop {
+            sleep(LOOK_EVERY).await;
+            if roll.call(self).await.is_err() {
+                continue;
+            }
+            if let Some(node) = roll.silent() {
+                let message = format!("node {node} has been silent for {} s", SILENCE.as_secs());
+                return Err(End::new(ExitReason::Preempted, message));
+            }
+            if let Some(end) = first_cause(roll.ends(generation).into_iter().filter(|end| end.code != Some(0))) {
+                // The first rank may still be writing the checkpoint with which all stop.
+                sleep(if is_stopped(&end) { SILENCE } else { SOON }).await;
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Of the ends of all nodes' ranks the one that was the reason; `own` is that of this node's.
+    pub(super) async fn cause(&self, roll: &mut Roll, generation: u32, own: RankEnd) -> Result<RankEnd, End> {
+        let begun = Instant::now();
+        while own.code != Some(0) && !roll.have_ended(generation) && begun.elapsed() < HEARD {
+            // A store that is away is asked again.
+            let _ = roll.call(self).await;
+            sleep(SHIP_EVERY).await;
+        }
+        let ends = std::iter::once(own.clone()).chain(roll.ends(generation)).collect::<Vec<_>>();
+        let cause = first_cause(ends.into_iter()).unwrap_or(own);
+        if is_stopped(&cause) && cause.code != Some(0) && !roll.have_ended(generation) && self.stop.get().is_none() {
+            let message = format!("node {} was lost, or its ranks were killed", roll.missing_end(generation));
+            return Err(End::new(ExitReason::Preempted, message));
+        }
+        Ok(cause)
+    }
+
+    /// The word of another node, if it has left one.
+    async fn presence(&self, node: usize) -> Result<Option<Presence>> {
+        let found: Option<Presence> = self.small(&path::presence(&self.order.job, self.order.attempt, node)).await?;
+        Ok(found.filter(|presence| presence.schema == PRESENCE_SCHEMA && presence.attempt == self.order.attempt))
+    }
+
+    /// What another agent wrote, or somebody else: none where it is not there, or nothing of its kind.
+    async fn small<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>> {
+        match self.store.get_limited(path, LARGEST).await {
+            Ok(object) => Ok(serde_json::from_slice(&object.bytes).ok()),
+            Err(StoreError::NotFound { .. } | StoreError::Unreadable(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Any other node.
+impl Agent<'_> {
+    /// Takes part in the attempt to its end, which node 0 writes down, and returns that.
+    pub(super) async fn follow(&self, cache: &Path, notice: impl Future<Output = ()>) -> Result<ExitRecord> {
+        if let Some(record) = self.first_look().await? {
+            return Ok(record);
+        }
+        let (word, over) = (watch::Sender::new(Word::default()), watch::Sender::new(false));
+        let guards = async { tokio::join!(self.be_present(&word), self.deadline(), self.preemption(notice), self.heed()) };
+        let work = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(over.subscribe())) };
+        let record = tokio::select! {
+            record = self.outcome() => record,
+            (never, ..) = guards => match never {},
+            (never, ()) = work => match never {},
+        };
+        let last = async {
+            for mut file in GrowingFile::of(self.order, self.seat.node, &self.folder) {
+                // The rest stays on this machine.
+                let _ = file.ship(&*self.store).await;
+            }
+        };
+        let _ = timeout(HEARD, last).await;
+        Ok(record)
+    }
+
+    /// Brings what the ranks need, and starts them as often as they are called.
+    async fn serve(&self, cache: &Path, word: &watch::Sender<Word>) -> Infallible {
+        let first = self.order.ranks(self.seat.node).start;
+        let failed = |message: String| RankEnd { rank: first, code: Some(1), signal: None, words: message, out_of_memory: false };
+        let staged = tokio::select! {
+            staged = self.prepare(None, cache) => staged,
+            stop = self.stop.asked() => Err(End::new(stop.reason, why(stop.reason))),
+        };
+        let inputs = match staged {
+            Ok((inputs, _)) => inputs,
+            Err(end) => {
+                let code = Some(if end.reason == ExitReason::Failed { 1 } else { trainer::STOPPED });
+                word.send_modify(|word| word.end = Some(RankEnd { code, ..failed(end.message) }));
+                return pending().await;
+            }
+        };
+        word.send_modify(|word| word.is_ready = true);
+        loop {
+            let generation = word.borrow().generation;
+            let meeting = self.called(generation).await;
+            word.send_replace(Word { is_ready: true, generation: meeting.generation, end: None });
+            let end = self
+                .take_part(&inputs, &meeting)
+                .await
+                .unwrap_or_else(|error| failed(format!("cannot start the trainer: {error}")));
+            word.send_modify(|word| word.end = Some(end));
+        }
+    }
+
+    /// The next meeting that this agent is called to.
+    async fn called(&self, generation: u32) -> Meeting {
+        let path = path::rendezvous(&self.order.job, self.order.attempt);
+        loop {
+            // A store that is away is asked again.
+            let found: Option<Rendezvous> = self.small(&path).await.unwrap_or_default();
+            let invites = |found: &Rendezvous| found.invites(self.order.attempt, generation, self.seat.node, &self.name);
+            if let Some(Rendezvous { address, port, generation, micro_batch_limit, .. }) = found.filter(invites) {
+                return Meeting { at: SocketAddr::new(address, port.get()), generation, micro_batch_limit };
+            }
+            sleep(SHIP_EVERY).await;
+        }
+    }
+
+    async fn take_part(&self, inputs: &Inputs, meeting: &Meeting) -> io::Result<RankEnd> {
+        let before = Before::of(&self.folder);
+        let trainer = trainer::start(self.order, self.seat.node, &self.folder, inputs, meeting)?;
+        let ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe()).await?;
+        Ok(ended.told(&self.folder, before.ran_out_of_memory(&ended)))
+    }
+
+    /// Gives signs of life, with each change of `word` and between.
+    async fn be_present(&self, word: &watch::Sender<Word>) -> Infallible {
+        let path = path::presence(&self.order.job, self.order.attempt, self.seat.node);
+        let (mut changes, mut beat) = (word.subscribe(), 0);
+        loop {
+            let presence = Presence {
+                schema: PRESENCE_SCHEMA.to_owned(),
+                attempt: self.order.attempt,
+                agent: self.name.clone(),
+                beat,
+                time: Timestamp::now(),
+                word: changes.borrow_and_update().clone(),
+            };
+            // The next one is due soon.
+            let _ = write_json(&*self.store, &path, &presence, Condition::Always).await;
+            beat += 1;
+            tokio::select! {
+                () = sleep(LOOK_EVERY) => {}
+                _ = changes.changed() => {}
+            }
+        }
+    }
+
+    /// How the attempt ended: by the word of node 0, or because that one has given none for too long.
+    async fn outcome(&self) -> ExitRecord {
+        let (mut heard, mut known) = (Instant::now(), None);
+        let mut patience = GATHERING;
+        loop {
+            match self.verdict().await {
+                Ok(Verdict::Over(record)) => return record,
+                Ok(Verdict::Beats(heartbeat)) if known.as_ref() != Some(&heartbeat) => {
+                    // The first may be one of an earlier life.
+                    patience = if known.is_some() { SILENCE } else { patience };
+                    (heard, known) = (Instant::now(), Some(heartbeat));
+                }
+                Ok(Verdict::Beats(_)) if heard.elapsed() > patience => {
+                    let message = format!("node 0 has been silent for {} s", patience.as_secs());
+                    return self.record(End::new(ExitReason::Preempted, message));
+                }
+                Ok(Verdict::Beats(_)) => {}
+                // Whoever cannot read hears nobody.
+                Err(_) => heard = Instant::now(),
+            }
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    async fn verdict(&self) -> Result<Verdict> {
+        let (job, attempt) = (&self.order.job, self.order.attempt);
+        if let Some((record, _)) = find_json(&*self.store, &path::exit(job, attempt)).await? {
+            return Ok(Verdict::Over(record));
+        }
+        if lease::holder(&*self.store, &path::attempt_lease(job)).await?.is_some_and(|holder| holder.attempt > attempt) {
+            return Ok(Verdict::Over(self.record(lost_lease())));
+        }
+        Ok(Verdict::Beats(find_json(&*self.store, &path::heartbeat(job, attempt)).await?.map(|(heartbeat, _)| heartbeat)))
+    }
+}
+
+enum Verdict {
+    Over(ExitRecord),
+    Beats(Option<Heartbeat>),
+}
+
+/// A port of this address that nobody has.
+fn free(address: IpAddr) -> io::Result<SocketAddr> {
+    let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
+    bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}")))
+}
+
+/// A name that no other process has.
+pub(super) fn name() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,152 @@
+//! What the agent of node 0 knows of the others: their words, and when each changed last.
+
+use tokio::time::Instant;
+
+use super::{Agent, SILENCE};
+use crate::{
+    job::meeting::{Presence, RankEnd},
+    store::Result,
+};
+
+/// The other nodes, from 1 on.
+pub(in crate::agent) struct Roll(Vec<Seen>);
+
+struct Seen {
+    /// The last word, and whether there was a look at all.
+    presence: Option<Presence>,
+    was_looked_for: bool,
+    /// It has changed, so it is not what an earlier life left.
+    is_alive: bool,
+    changed: Instant,
+}
+
+impl Roll {
+    pub fn of(nodes: usize) -> Self {
+        let seen = || Seen { presence: None, was_looked_for: false, is_alive: false, changed: Instant::now() };
+        Self((1..nodes).map(|_| seen()).collect())
+    }
+
+    /// Looks what the nodes say. While the store does not answer, none is silent.
+    pub async fn call(&mut self, agent: &Agent<'_>) -> Result<()> {
+        for (node, seen) in (1..).zip(&mut self.0) {
+            match agent.presence(node).await {
+                Ok(presence) => seen.take(presence),
+                Err(error) => {
+                    self.0.iter_mut().for_each(|seen| seen.changed = Instant::now());
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a node cannot come.
+    pub fn refusal(&self) -> Option<&RankEnd> {
+        self.alive().filter(|presence| !presence.word.is_ready).find_map(|presence| presence.word.end.as_ref())
+    }
+
+    /// The agents' names, if all wait for this generation.
+    pub fn ready(&self, generation: u32) -> Option<Vec<String>> {
+        self.0.iter().map(|seen| seen.awaits(generation).map(|presence| presence.agent.clone())).collect()
+    }
+
+    /// A node that does not wait for this generation.
+    pub fn missing(&self, generation: u32) -> usize {
+        1 + self.0.iter().position(|seen| seen.awaits(generation).is_none()).unwrap_or(0)
+    }
+
+    /// A node without a sign of life.
+    pub fn silent(&self) -> Option<usize> {
+        self.0.iter().position(|seen| seen.changed.elapsed() > SILENCE).map(|index| 1 + index)
+    }
+
+    /// How the ranks of nodes ended in this generation, in the order of the nodes.
+    pub fn ends(&self, generation: u32) -> Vec<RankEnd> {
+        self.0.iter().filter_map(|seen| seen.ended(generation).cloned()).collect()
+    }
+
+    pub fn have_ended(&self, generation: u32) -> bool {
+        self.0.iter().all(|seen| seen.ended(generation).is_some())
+    }
+
+    /// A node that does not say how its ranks ended.
+    pub fn missing_end(&self, generation: u32) -> usize {
+        1 + self.0.iter().position(|seen| seen.ended(generation).is_none()).unwrap_or(0)
+    }
+
+    fn alive(&self) -> impl Iterator<Item = &Presence> {
+        self.0.iter().filter_map(Seen::alive)
+    }
+}
+
+impl Seen {
+    fn take(&mut self, presence: Option<Presence>) {
+        if presence.is_some() && presence != self.presence {
+            self.is_alive |= self.was_looked_for;
+            (self.presence, self.changed) = (presence, Instant::now());
+        }
+        self.was_looked_for = true;
+    }
+
+    fn alive(&self) -> Option<&Presence> {
+        self.presence.as_ref().filter(|_| self.is_alive)
+    }
+
+    fn awaits(&self, generation: u32) -> Option<&Presence> {
+        let is_back = |presence: &&Presence| presence.word.generation == 0 || presence.word.end.is_some();
+        self.alive().filter(|presence| presence.word.is_ready && presence.word.generation < generation).filter(is_back)
+    }
+
+    fn ended(&self, generation: u32) -> Option<&RankEnd> {
+        self.alive().filter(|presence| presence.word.generation == generation)?.word.end.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::job::meeting::{PRESENCE_SCHEMA, Word};
+
+    fn presence(beat: u64, word: &Word) -> Presence {
+        let (schema, agent) = (PRESENCE_SCHEMA.to_owned(), "a".to_owned());
+        Presence { schema, attempt: 1, agent, beat, time: Timestamp::UNIX_EPOCH, word: word.clone() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_word_counts_when_it_changes() {
+        let ready = Word { is_ready: true, ..Word::default() };
+        let mut roll = Roll::of(2);
+        roll.0[0].take(Some(presence(7, &ready)));
+        roll.0[0].take(Some(presence(7, &ready)));
+        assert_eq!((roll.ready(1), roll.missing(1)), (None, 1), "an earlier life may have left it");
+        roll.0[0].take(Some(presence(8, &ready)));
+        assert_eq!(roll.ready(1), Some(vec!["a".to_owned()]));
+        tokio::time::advance(SILENCE).await;
+        assert_eq!(roll.silent(), None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(roll.silent(), Some(1));
+        let mut late = Roll::of(2);
+        late.0[0].take(None);
+        late.0[0].take(Some(presence(0, &ready)));
+        assert!(late.ready(1).is_some(), "it was not there before");
+    }
+
+    #[test]
+    fn a_node_waits_for_the_generation_after_the_one_that_it_has_ended() {
+        let end = RankEnd { rank: 1, code: Some(71), signal: None, words: String::new(), out_of_memory: true };
+        let mut roll = Roll::of(2);
+        let mut say = |beat, word: Word| {
+            roll.0[0].take(Some(presence(beat, &word)));
+            (roll.ready(2).is_some(), roll.have_ended(1), roll.refusal().is_some())
+        };
+        assert_eq!(say(0, Word::default()), (false, false, false));
+        assert_eq!(say(1, Word { end: Some(end.clone()), ..Word::default() }), (false, false, true));
+        assert_eq!(say(2, Word { is_ready: true, generation: 1, end: None }), (false, false, false), "at work");
+        assert_eq!(say(3, Word { is_ready: true, generation: 1, end: Some(end) }), (true, true, false));
+        assert!(Roll::of(1).ready(1).is_some_and(|agents| agents.is_empty()) && Roll::of(1).silent().is_none());
+    }
+}

@@ -1,0 +1,154 @@
+//! An attempt on two nodes of two ranks each.
+
+use super::{super::nodes::Seat, *};
+
+/// Each rank runs `script`.
+async fn gang(script: &str) -> Bench {
+    let mut bench = bench(script).await;
+    (bench.order.nodes, bench.order.processes) = (2, 4);
+    (bench.order.train.gradient_accumulation, bench.order.train.leaves) = (4, Some(4));
+    bench
+}
+
+impl Bench {
+    fn agent_of(&self, node: usize) -> Agent<'_> {
+        let work = if node == 0 { self.path("work") } else { self.path("elsewhere") };
+        let mut agent = Agent::new(Arc::clone(&self.store), &self.order, &work, &Silent, Duration::MAX).unwrap();
+        agent.seat = Seat::find(&self.order, Some(node), Some("127.0.0.1".parse().unwrap())).unwrap();
+        agent
+    }
+
+    async fn run_gang(&self) -> ExitRecord {
+        let (agents, cache) = ([0, 1].map(|node| self.agent_of(node)), self.path("cache"));
+        let [first, other] = &agents;
+        let (record, followed) =
+            tokio::join!(first.run(&cache, std::future::pending()), other.follow(&cache, std::future::pending()));
+        let record = record.unwrap();
+        assert_eq!(followed.unwrap(), record, "all nodes end as the first says");
+        record
+    }
+
+    async fn rank_log(&self, rank: usize) -> String {
+        self.text(&path::rank_log(&self.order.job, 1, rank / 2, rank)).await
+    }
+}
+
+#[tokio::test]
+async fn each_rank_knows_its_place_and_what_it_says_reaches_the_store() {
+    let says = "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on node $GROUP_RANK, with ${MASTER_ADDR}";
+    let bench =
+        gang(&format!("echo {says}; echo $MASTER_PORT > \"$(dirname $PWD)/../port-$RANK\"; checkpoint $((5 + RANK)); exit 0"))
+            .await;
+    let record = bench.run_gang().await;
+    assert_eq!((record.reason, record.message.as_str()), (ExitReason::Succeeded, "trained to the end"));
+    assert_eq!(bench.log().await, "0 of 4, 0 of 2 on node 0, with 127.0.0.1\n");
+    assert_eq!(bench.rank_log(1).await, "1 of 4, 1 of 2 on node 0, with 127.0.0.1\n");
+    assert_eq!(bench.rank_log(3).await, "3 of 4, 1 of 2 on node 1, with 127.0.0.1\n");
+    assert_eq!(bench.steps().await, [5, 6], "what a rank of another node leaves is its own affair");
+    let ports: Vec<String> = (0..4).map(|rank| fs::read_to_string(bench.path(&format!("port-{rank}"))).unwrap()).collect();
+    assert!(ports.iter().all(|port| *port == ports[0]), "{ports:?}");
+}
+
+#[tokio::test]
+async fn the_rank_that_failed_is_named_with_its_node() {
+    let bench = gang("[ $RANK = 3 ] && { echo error: no room; exit 1; }; sleep 0.1; exit 75").await;
+    let record = bench.run_gang().await;
+    assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(1)), "{}", record.message);
+    assert_eq!(record.message, "rank 3 on node 1 failed: no room");
+}
+
+#[tokio::test]
+async fn a_rank_that_was_killed_on_another_node_is_a_preemption() {
+    let bench = gang("[ $RANK = 2 ] && kill -KILL $$; sleep 0.1; exit 75").await;
+    let record = bench.run_gang().await;
+    assert_eq!((record.reason, record.signal), (ExitReason::Preempted, Some(9)), "{}", record.message);
+}
+
+#[tokio::test]
+async fn all_ranks_begin_again_when_one_has_no_memory() {
+    let script = r#"[ $RANK = 0 ] && begin
+[ $RANK = 3 ] && [ "$take" -gt 3 ] && exit 71
+sleep 0.1
+[ "$take" -gt 3 ] && exit 75
+exit 0"#;
+    let bench = gang(&format!("{NEEDS_MEMORY}{script}")).await;
+    let record = bench.run_gang().await;
+    assert_eq!(record.reason, ExitReason::Succeeded, "{}", record.message);
+    assert_eq!(
+        (bench.log().await, bench.rank_log(3).await),
+        ("from  with 6\nfrom  with 3\n".into(), "from  with 6\nfrom  with 3\n".into())
+    );
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_bring_the_data_is_the_end_of_all() {
+    let bench = gang("exit 0").await;
+    // Where this node's folder should be.
+    fs::write(bench.path("elsewhere"), "").unwrap();
+    let (first, cache) = (bench.agent_of(0), bench.path("cache"));
+    let other = bench.agent_of(1);
+    let (record, _) = tokio::join!(first.run(&cache, std::future::pending()), other.follow(&cache, std::future::pending()));
+    let record = record.unwrap();
+    assert_eq!(record.reason, ExitReason::Failed);
+    assert!(record.message.starts_with("rank 2 on node 1 failed: ") && record.message.contains("elsewhere"), "{}", record.message);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_wait_for_each_other_for_a_while() {
+    let bench = gang("exit 0").await;
+    // What an earlier life has left is nobody.
+    let presence = serde_json::json!({
+        "schema": "ftctl.presence/1", "attempt": 1, "agent": "a", "beat": 1, "time": "2026-01-01T00:00:00Z", "is_ready": true, "generation": 0,
+    });
+    write_json(&*bench.store, &path::presence(&bench.order.job, 1, 1), &presence, Condition::Always).await.unwrap();
+    let record = bench.agent_of(0).run(&bench.path("cache"), std::future::pending()).await.unwrap();
+    assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 1 of 2 was not ready within 15 minutes"));
+
+    let bench = gang("exit 0").await;
+    let record = bench.agent_of(1).follow(&bench.path("cache"), std::future::pending()).await.unwrap();
+    assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 0 has been silent for 900 s"));
+    assert_eq!(bench.agent().first_look().await.unwrap(), None, "that is for the first node to write");
+}
+
+#[tokio::test]
+async fn a_node_of_an_attempt_that_lost_the_job_stops() {
+    let bench = gang("wait_for_ever").await;
+    let holder = Holder { nonce: "next".to_owned(), ..Holder::this_process(2) };
+    let taken = Lease::acquire(&bench.store, path::attempt_lease(&bench.order.job), holder, LEASE_TTL).await.unwrap();
+    assert!(matches!(taken, Acquired::Held(_)));
+    let record = bench.agent_of(1).follow(&bench.path("cache"), std::future::pending()).await.unwrap();
+    assert_eq!(record.reason, ExitReason::LostLease);
+}
+
+#[tokio::test]
+async fn a_rendezvous_that_is_no_address_calls_nobody() {
+    let bench = gang("echo called; exit 0").await;
+    let forged = serde_json::json!({
+        "schema": "ftctl.rendezvous/1", "attempt": 1, "generation": 1, "address": "evil.example.org", "port": 1, "agents": ["x"],
+    });
+    write_json(&*bench.store, &path::rendezvous(&bench.order.job, 1), &forged, Condition::Always).await.unwrap();
+    let (agent, cache) = (bench.agent_of(1), bench.path("cache"));
+    let ready = async {
+        let path = path::presence(&bench.order.job, 1, 1);
+        until(async || {
+            find_json::<serde_json::Value>(&*bench.store, &path).await.unwrap().is_some_and(|(word, _)| word["is_ready"] == true)
+        })
+        .await;
+        sleep(4 * SHIP_EVERY).await;
+    };
+    tokio::select! {
+        record = agent.follow(&cache, std::future::pending()) => panic!("it waits: {record:?}"),
+        () = ready => {}
+    }
+    assert!(!Folder::new(&bench.path("elsewhere"), 1).log_of(2).exists());
+}
+
+#[test]
+fn a_seat_is_one_of_the_orders() {
+    let mut order: RunOrder = serde_json::from_str(include_str!("../../job/fixtures/order.json")).unwrap();
+    assert_eq!(Seat::find(&order, Some(7), None).unwrap().node(), 0, "the only one");
+    order.nodes = 2;
+    assert_eq!(Seat::find(&order, Some(1), None).unwrap().node(), 1);
+    assert!(Seat::find(&order, Some(2), None).is_err_and(|why| why.contains("2 nodes, which count from 0")));
+    assert!(Seat::find(&order, None, None).is_err_and(|why| why.contains("--node")));
+}

@@ -1,0 +1,53 @@
+//! A job on several nodes: rehearsed on this machine, each node with an agent and a directory of its own.
+
+use rustix::process::Signal;
+
+use crate::sandbox::{Sandbox, kill, signal};
+
+const STEPS: u64 = 400;
+
+const ONE: [&str; 2] = ["train.gradient_accumulation=4", "train.leaves=4"];
+const TWO_BY_TWO: [&str; 2] = ["compute.nodes=2", "compute.processes_per_node=2"];
+
+fn submit(sandbox: &Sandbox, name: &str, sets: &[&str]) -> String {
+    let job = sandbox.job(name, STEPS);
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let arguments: Vec<&str> = ["submit", job.to_str().unwrap()].into_iter().chain(sets).collect();
+    sandbox.ok(&arguments).trim().to_owned()
+}
+
+fn finish(sandbox: &Sandbox, id: &str) -> Vec<(String, Vec<u8>)> {
+    sandbox.ok(&["logs", "-f", id]);
+    assert_eq!(sandbox.json(&["status", id])["state"], "succeeded", "{}", sandbox.ok(&["explain", id]));
+    sandbox.results(id)
+}
+
+fn at_work(sandbox: &Sandbox, id: &str, attempt: u64, beyond: u64) {
+    Sandbox::until("a step of the attempt", || {
+        let status = sandbox.json(&["status", id]);
+        status["attempt"] == attempt && status["step"].as_u64().is_some_and(|step| step > beyond)
+    });
+}
+
+/// The agent of a node is killed, then another is told that its machine goes; the job ends with the bytes of one process.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_job_on_two_nodes_survives_the_death_of_each_and_ends_with_the_bytes_of_one_process() {
+    let sandbox = Sandbox::new();
+    let expected = finish(&sandbox, &submit(&sandbox, "alone", &ONE));
+    let id = submit(&sandbox, "gang", &TWO_BY_TWO);
+    let mut follower = sandbox.spawn(&["logs", "-f", &id]);
+    at_work(&sandbox, &id, 1, 12);
+    assert_eq!((sandbox.processes("ftctl agent").len(), sandbox.processes("ft-trainer train").len()), (2, 4));
+    sandbox.processes("--node 1").into_iter().for_each(kill);
+    at_work(&sandbox, &id, 2, 12);
+    sandbox.processes("--node 1").into_iter().for_each(|pid| signal(pid, Signal::TERM));
+    assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
+    assert!(expected == finish(&sandbox, &id), "other bytes than those of one process");
+    let explained = sandbox.ok(&["explain", &id]);
+    assert_eq!(sandbox.json(&["status", &id])["attempt"], 3, "{explained}");
+    assert!(explained.contains("node 1 was lost"), "{explained}");
+    let each = sandbox.ok(&["logs", &id, "--rank", "all"]);
+    assert!(each.contains("[0] step 12/") && each.contains("[1] error: "), "{each}");
+    assert!(sandbox.processes("").is_empty(), "nothing runs on");
+}
