@@ -25,12 +25,13 @@ impl Memory {
             DeviceChoice::Auto => registry::size(&plan.compute).has_gpu,
         };
         let of = |train: &TrainSettings| {
-            let beside = if on_gpu { TrainingMemory::beside_device(shape, train) } else { 0 };
-            [TrainingMemory::of(shape, train, on_gpu).total() * plan.processes as u64, beside]
+            let each = TrainingMemory::of(shape, train, plan.processes, on_gpu).total();
+            let all = |bytes| bytes * plan.processes as u64;
+            // Each process has a GPU of its own.
+            if on_gpu { [each, all(TrainingMemory::beside_device(shape, train, plan.processes))] } else { [all(each), 0] }
         };
-        let each = TrainSettings { leaves: Some(plan.train.leaves().div_ceil(plan.processes)), ..plan.train.clone() };
-        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..each.clone() };
-        Self { on_gpu, needed: of(&each), least: of(&one) }
+        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
+        Self { on_gpu, needed: of(&plan.train), least: of(&one) }
     }
 
     pub fn text(&self, plan: &Plan) -> String {

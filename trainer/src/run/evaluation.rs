@@ -135,7 +135,7 @@ impl Run {
                 .recorder
                 .restore_best(parameters)
                 .map_err(unreadable)
-                .and_then(|()| self.world.broadcast(&parameters.tensors()));
+                .and_then(|()| self.world.broadcast(parameters.tensors()));
         });
         restored?;
         self.state.last_validation_loss = self.state.guard.best_validation_loss();

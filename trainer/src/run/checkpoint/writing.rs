@@ -12,13 +12,8 @@ impl Checkpoints {
     /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` drops the sender that it gets beside the
     /// directory when it no longer reads anything that the caller may change.
     pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
-        let (copying, copied) = mpsc::channel();
         let checkpoints = self.clone();
-        let thread = thread::spawn(move || {
-            let _span = span_beside("checkpoint");
-            checkpoints.commit(step, |directory| write(directory, copying))
-        });
-        Writing { step, copied, thread: Some(thread) }
+        Writing::begin(step, move |copying| checkpoints.commit(step, |directory| write(directory, copying)))
     }
 }
 
@@ -32,6 +27,16 @@ pub struct Writing {
 }
 
 impl Writing {
+    /// What this process does for a checkpoint, on a thread of its own.
+    pub fn begin(step: u64, write: impl FnOnce(Sender<()>) -> Result<(), Failure> + Send + 'static) -> Self {
+        let (copying, copied) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let _span = span_beside("checkpoint");
+            write(copying)
+        });
+        Self { step, copied, thread: Some(thread) }
+    }
+
     /// Waits until what it saves may change.
     pub fn wait_until_copied(&self) {
         // Nothing is ever sent: the channel ends.
