@@ -1,7 +1,7 @@
 //! Processes that share the steps of a job.
 
 use ft_trainer::settings::{
-    DeviceChoice, TrainSettings,
+    TrainSettings,
     validate::{Rule, rule},
 };
 
@@ -22,14 +22,9 @@ pub(super) fn shared(train: &TrainSettings, processes: usize) -> TrainSettings {
     TrainSettings { gradient_accumulation, leaves, ..train.clone() }
 }
 
-/// The rules for processes that share the steps of `train`.
-pub(super) fn rules(processes: usize, train: &TrainSettings) -> [Rule; 2] {
-    const KEY: &str = "compute.processes_per_node";
+/// The rule for processes that share the steps of `train`.
+pub(super) fn rules(processes: usize, train: &TrainSettings) -> [Rule; 1] {
     let leaves = train.leaves();
     let has_work = format!("{processes} processes cannot share a step of {leaves} leaves (train.leaves); each needs one");
-    let on_gpu = processes > 1 && train.device == DeviceChoice::Cuda;
-    [
-        rule(KEY, (1..=leaves).contains(&processes), has_work),
-        rule(KEY, !on_gpu, "several processes train on a CPU alone so far; set train.device = \"cpu\", or leave this out"),
-    ]
+    [rule("compute.processes_per_node", (1..=leaves).contains(&processes), has_work)]
 }

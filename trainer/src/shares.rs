@@ -106,7 +106,8 @@ mod tests {
             let shares = Shares::new(size, &tensors, optimizer);
             for (index, tensor) in tensors.iter().enumerate() {
                 let parts: Vec<_> = (0..size).map(|rank| shares.part(rank, index)).collect();
-                assert!(parts.iter().cloned().flatten().eq(0..tensor.numbers() as usize), "{}", tensor.name);
+                assert_eq!((parts[0].start, parts[size - 1].end as u64), (0, tensor.numbers()), "{}", tensor.name);
+                assert!(parts.windows(2).all(|parts| parts[0].end == parts[1].start), "{}", tensor.name);
                 assert!(parts.iter().all(|part| part.is_empty() || part.start.is_multiple_of(BLOCK)), "{}", tensor.name);
                 let owners = parts.iter().filter(|part| !part.is_empty()).count();
                 assert!(owners == 1 || optimizer != OptimizerKind::Adafactor, "{}", tensor.name);

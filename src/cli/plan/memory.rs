@@ -39,7 +39,9 @@ impl Memory {
         let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
         let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
         let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
-        format!("about {needed} MiB{of_what}{more}{beside}")
+        let holds_all = plan.train.zero_among(plan.processes) == 2 && !plan.train.sheds_gradients(plan.processes);
+        let whole = if holds_all { ", whole gradients in each process" } else { "" };
+        format!("about {needed} MiB{of_what}{more}{whole}{beside}")
     }
 
     /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with

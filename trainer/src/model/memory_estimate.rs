@@ -95,7 +95,7 @@ impl TrainingMemory {
         } else {
             whole.gradients
         };
-        Self { optimizer, gradients, ..whole }
+        Self { gradients, optimizer, ..whole }
     }
 
     /// [`TrainingMemory::estimate`] for the memory of a GPU. Added up from the tensors that `model/gpt2/mod.rs` and

@@ -71,7 +71,7 @@ impl Optimizer {
     /// Everything remembered, in the order of the names.
     pub fn remembered(&self) -> Vec<Remembered> {
         let mut all: Vec<Remembered> =
-            self.slots.iter().enumerate().flat_map(|(index, slot)| slot.remembered_of(self.parts(index))).collect();
+            self.slots.iter().enumerate().flat_map(|(index, slot)| slot.remembered_of(self.parts(index).as_deref())).collect();
         all.sort_by(|left, right| left.name.cmp(&right.name));
         all
     }
@@ -98,7 +98,7 @@ impl Optimizer {
 }
 
 impl Slot {
-    fn remembered_of(&self, parts: Option<Vec<Range<usize>>>) -> Vec<Remembered> {
+    fn remembered_of(&self, parts: Option<&[Range<usize>]>) -> Vec<Remembered> {
         let mut own = self.rule.state().into_iter().map(|(_, tensor)| tensor.shallow_clone());
         let of = |(what, size): &(&str, Vec<i64>)| {
             let numbers = size.iter().product::<i64>() as usize;
@@ -109,7 +109,7 @@ impl Slot {
                 size: size.clone(),
                 // Of no numbers a rule may remember fewer things.
                 own: own.next().unwrap_or_else(|| Tensor::zeros([0], (Kind::Float, Device::Cpu))),
-                parts: parts.as_ref().map(|parts| parts.iter().map(part).collect()),
+                parts: parts.map(|parts| parts.iter().map(part).collect()),
             }
         };
         self.remembered.iter().map(of).collect()

@@ -85,7 +85,7 @@ impl Run {
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
                 let factor = clip_factor(gradient_norm, self.config.train.clip_norm) / scale;
-                self.let_checkpoint_copy();
+                self.let_checkpoint_copy()?;
                 self.update([rate, factor])?;
                 None
             }

@@ -16,7 +16,7 @@ struct Channels {
 impl World {
     /// The worlds of `size` threads, each to be moved into its own.
     pub fn of_threads(size: usize) -> Vec<Self> {
-        let world = |(rank, (link, aside))| Self { rank, size, beside: size, link: Some(link), aside: Some(aside) };
+        let world = |(rank, (link, aside))| Self { rank, size, beside: size, local: rank, link: Some(link), aside: Some(aside) };
         Channels::of_threads(size).zip(Channels::of_threads(size)).enumerate().map(world).collect()
     }
 }

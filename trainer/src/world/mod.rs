@@ -52,6 +52,8 @@ pub struct World {
     size: usize,
     /// How many of them share this machine.
     beside: usize,
+    /// Its number among those.
+    local: usize,
     /// Where there are others.
     link: Option<Arc<dyn Link>>,
     /// A second way to them, for exchanges beside those of the steps.
@@ -61,7 +63,7 @@ pub struct World {
 impl World {
     /// One process.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, beside: 1, link: None, aside: None }
+        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: None }
     }
 
     pub fn rank(&self) -> usize {
@@ -82,6 +84,11 @@ impl World {
     #[must_use]
     pub fn aside(&self) -> Self {
         Self { link: self.aside.clone(), ..self.clone() }
+    }
+
+    /// The number among those.
+    pub fn local(&self) -> usize {
+        self.local
     }
 
     /// Whether this one writes what the run leaves.

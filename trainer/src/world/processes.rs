@@ -61,13 +61,13 @@ impl World {
     }
 
     fn meet(place: Place) -> Result<Self, Failure> {
-        let (rank, size, beside) = (place.rank, place.size, place.beside);
+        let (rank, size, beside, local) = (place.rank, place.size, place.beside, place.local);
         let (processes, gloos) = Processes::meet(place)?;
         let processes = Arc::new(processes);
         processes.watch()?;
         let [link, aside] =
             gloos.map(|gloo| -> Option<Arc<dyn Link>> { Some(Arc::new(Line { processes: Arc::clone(&processes), gloo })) });
-        Ok(Self { rank, size, beside, link, aside })
+        Ok(Self { rank, size, beside, local, link, aside })
     }
 }
 

@@ -79,7 +79,9 @@ impl World {
         let to_each: Vec<usize> = buckets.iter().map(|bucket| sums.len() * bucket.len()).collect();
         let mut sent = Vec::with_capacity(to_each.iter().sum());
         for bucket in buckets {
-            sums.iter().for_each(|sum| bucket.append_to(&mut sent, sum));
+            for sum in sums {
+                bucket.append_to(&mut sent, sum);
+            }
         }
         let nodes: Vec<Vec<Range<usize>>> = (0..self.size).map(|rank| tree::nodes(self.share_of(rank, leaves))).collect();
         let from_each: Vec<usize> = nodes.iter().map(|nodes| nodes.len() * own).collect();
@@ -95,7 +97,9 @@ impl World {
     pub(super) fn give(&self, own: &[f32], buckets: &[Bucket], to: &Shards) -> Result<(), Failure> {
         let numbers = self.gather(own, |rank| buckets[rank].len())?;
         let mut numbers = numbers.as_slice();
-        buckets.iter().for_each(|bucket| bucket.fill(to, &mut numbers));
+        for bucket in buckets {
+            bucket.fill(to, &mut numbers);
+        }
         Ok(())
     }
 }

@@ -29,6 +29,9 @@ pub const SHARED: [&str; 10] = [
 ];
 pub const FOUR: &str = "train.leaves=4";
 
+/// Values of a run; numbers of processes that share it, and the stage of ZeRO among them.
+pub type Way<'a> = (&'a [&'a [&'a str]], &'a [(usize, u8)]);
+
 /// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
 /// Only the first knows `output`.
 fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
@@ -102,8 +105,7 @@ fn any_number_of_processes_trains_to_the_bytes_of_one() {
     // Tensors of several blocks, parts of which each has.
     let large = ["model.width=256", "model.layers=1"];
     let one_each = ["train.leaves=4", "train.gradient_accumulation=4"];
-    // Each with numbers of processes, and ZeRO's stage among them.
-    let ways: [(&[&[&str]], &[(usize, u8)]); 11] = [
+    let ways: [Way<'_>; 11] = [
         (&[&[FOUR]], &[(2, 0), (3, 0), (4, 0), (4, 1), (3, 2)]),
         (&[&[FOUR, "train.engine=own"]], &[(3, 0), (2, 1)]),
         (&[&[FOUR, "train.precision=bf16", "train.dropout=0.1"]], &[(4, 1)]),

@@ -46,7 +46,7 @@ impl Run {
             };
             run.state.log_bytes = files.journal.steps_bytes();
             let contents = run.contents(files);
-            let writing = files.checkpoints.begin(step, move |directory, copying| contents.write(directory, copying));
+            let writing = files.checkpoints.begin(step, move |directory, copying| contents.write(directory, &copying));
             run.recorder.writing = Some(writing);
         });
         Ok(())
@@ -65,10 +65,12 @@ impl Run {
     }
 
     /// Lets the checkpoint that is being written copy what an update or better weights change.
-    pub(crate) fn let_checkpoint_copy(&mut self) {
-        if self.recorder.writing.is_some() {
-            self.waiting(|run| run.recorder.writing.as_ref().map(Writing::wait_until_copied));
+    pub(crate) fn let_checkpoint_copy(&mut self) -> Result<(), Failure> {
+        if self.recorder.writing.is_none() || self.waiting(|run| run.recorder.writing.as_mut().is_some_and(Writing::is_copied)) {
+            return Ok(());
         }
+        // It has failed. The others wait for this process to take what they have, and would do so for ever.
+        self.finish_checkpoint()
     }
 
     /// Counts what `work` takes as time that training waits for checkpoints, and shows it in the trace.
@@ -90,7 +92,9 @@ impl Run {
         Writing::begin(step, move |copying| {
             let sent =
                 remembered.iter().filter(|tensor| tensor.is_elsewhere()).try_for_each(|tensor| tensor.bring(&world, |_| Ok(())));
-            drop(copying);
+            if sent.is_ok() {
+                let _ = copying.send(());
+            }
             sent
         })
     }
@@ -124,9 +128,9 @@ struct Contents {
 }
 
 impl Contents {
-    /// A Hugging Face directory, and the state to resume from. `copying` is dropped when neither tensors nor the best weights are
+    /// A Hugging Face directory, and the state to resume from. `copying` is told when neither tensors nor the best weights are
     /// read any more.
-    fn write(self, directory: &Path, copying: Sender<()>) -> Result<(), Failure> {
+    fn write(self, directory: &Path, copying: &Sender<()>) -> Result<(), Failure> {
         if let Some(best) = &self.best {
             best.keep(directory)?;
         }
@@ -138,7 +142,7 @@ impl Contents {
             optimizer.join().unwrap_or_else(|panic| resume_unwind(panic))
         })
         .map_err(unwritten)?;
-        drop(copying);
+        let _ = copying.send(());
         for file in &self.tokenizer {
             copy(file, directory, u64::MAX)?;
         }

@@ -40,8 +40,8 @@ impl Run {
     /// Resumes the run in `config.output`, or starts one there.
     pub fn open(config: &TrainConfig, world: World) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
-        let chosen = device::prepare(&config.train)?;
-        check_device(chosen.device, &world)?;
+        let chosen = device::prepare(&config.train, world.local())?;
+        check_devices(chosen.device, &world)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = world.leads().then(|| lock(&config.output)).transpose()?;
         if config.train.profile && world.leads() {
@@ -103,12 +103,13 @@ fn check_same(config: &TrainConfig, dataset: &Dataset, world: &World) -> Result<
     other.map_or(Ok(()), |rank| Err(message(rank)))
 }
 
-/// Refuses several processes that would share one GPU.
-fn check_device(device: Device, world: &World) -> Result<(), Failure> {
-    if device == Device::Cpu || world.size() == 1 {
-        return Ok(());
-    }
-    Err(Failure::input("several processes train on CPUs alone so far; set train.device = \"cpu\", or start one process"))
+/// Refuses that some compute on GPUs and the others wait for those that do not.
+fn check_devices(device: Device, world: &World) -> Result<(), Failure> {
+    let are_gpus = world.gather(&[u8::from(device.is_cuda())], |_| 1)?;
+    let without = are_gpus.iter().position(|is_gpu| *is_gpu == 0).filter(|_| are_gpus.contains(&1));
+    let advice = "start as many processes as there are GPUs, or set train.device = \"cpu\"";
+    let message = |rank| Failure::input(format!("rank {rank} finds no GPU of its own, and others have one; {advice}"));
+    without.map_or(Ok(()), |rank| Err(message(rank)))
 }
 
 /// Refuses leaves that a step cannot have, and more processes than have something to do.
