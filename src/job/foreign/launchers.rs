@@ -146,6 +146,11 @@ impl Processes {
         Ok(())
     }
 
+    /// The file that names the machines says nothing more.
+    fn are_known(&self) -> bool {
+        self.together == Some(1) || (self.nodes.is_some() && self.per_node.or(self.together).is_some())
+    }
+
     /// All machines have as many processes, which is what a job can be told.
     fn settle(&mut self) -> Result<(), String> {
         let named = u32::try_from(self.hosts.len()).ok().filter(|hosts| *hosts > 0);
@@ -190,8 +195,10 @@ const ALL_GPUS: [&str; 3] = ["deepspeed", "fairseq-train", "fairseq-hydra-train"
 /// Reads the file that names the machines, and sets what is known then. `words`: as far as the program's name.
 pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
     if let Some(file) = job.processes.hostfile.take() {
-        let text = read(&file).and_then(|text| job.processes.read(&text));
-        text.unwrap_or_else(|problem| job.problems.push(format!("--hostfile: {problem}")));
+        match read(&file).and_then(|text| job.processes.read(&text)) {
+            Err(problem) if !job.processes.are_known() => job.problems.push(format!("--hostfile: {problem}")),
+            _ => {}
+        }
     }
     let said = job.processes.per_node.is_some() || job.processes.together.is_some() || !job.processes.hosts.is_empty();
     let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));

@@ -172,7 +172,7 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     let far = refused(&format!("{base} --frobnicate --lerning_rate 1"));
     assert!(far.fix.contains("`ftctl schema`") && !format!("{far:?}").contains("adam_beta1"), "no list of all: {far:?}");
     assert_eq!(problems(&format!("{base} --lerning_rate 1")).lines().count(), 2, "its value is no problem of its own");
-    assert!(problems(&LANGUAGE_MODELING.replace("node 1", "node 4")).contains("several devices does not exist here yet"));
+    assert!(problems(&format!("{base} --parallelism_config p.json")).contains("--parallelism_config: a model is on one device here"));
 }
 
 const FAIRSEQ: &str = "fairseq-train --task language_modeling data-bin/openwebtext --batch-size 8 --update-freq 8 --max-update 100000 \
@@ -468,7 +468,7 @@ fn machines_that_a_job_cannot_have_are_refused() {
         ("mpirun -H one:8,two:4", "its machines have different numbers of processes"),
         ("deepspeed --include worker-0@worker-1:0", "its machines have different numbers of processes"),
         ("deepspeed --exclude worker-0:0", "--exclude: name what is used, with --include"),
-        ("deepspeed --hostfile away", "--hostfile: away"),
+        ("deepspeed --hostfile away", "--hostfile: there is no away"),
     ] {
         let found = problems(&format!("{launcher} {SMALL}"));
         assert!(found.contains(problem), "{launcher} gave {found}");
