@@ -11,7 +11,7 @@ use std::{
 };
 
 use ft_trainer::{openmp, settings::TrainConfig};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
 use tokio::{
     process::{Child, Command},
     sync::watch,
@@ -140,7 +140,8 @@ fn command(path: &Path, folder: &Folder, log: &File) -> io::Result<Command> {
 }
 
 fn die_with(agent: Pid) -> io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // An agent that was killed before the line above sends no signal any more. Nor does it hear of an error: the standard library
     // would write its failure to tell one into the trainer's log.
     if getppid() == Some(agent) { Ok(()) } else { Ok(kill_process(getpid(), Signal::KILL)?) }

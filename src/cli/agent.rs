@@ -11,9 +11,6 @@ use std::{
     process::Command,
 };
 
-use clap::Args;
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-
 use super::App;
 use crate::{
     agent,
@@ -25,6 +22,7 @@ use crate::{
         report::Report,
     },
 };
+use clap::Args;
 
 /// An order, and the variables of an agent, have some kilobytes.
 const LARGEST: u64 = 1 << 20;
@@ -148,8 +146,9 @@ impl Agent {
 /// backend `local` both are the user's own, who finds the agent by its environment.
 fn keep_to_itself() {
     if std::env::var_os(MARK).is_none() {
-        // A kernel that does not know this takes nothing else away.
-        let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+        // A kernel that does not know this takes nothing else away; macOS has nothing like it, and no machine of a job runs it.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     }
 }
 

@@ -29,6 +29,8 @@ pub mod error;
 pub mod fake;
 pub mod gce;
 pub mod line;
+// By the handles that Linux gives for processes.
+#[cfg(target_os = "linux")]
 pub mod local;
 pub mod offer;
 pub mod registry;

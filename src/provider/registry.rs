@@ -15,6 +15,8 @@ use ft_trainer::settings::{
 };
 use jiff::Timestamp;
 
+#[cfg(target_os = "linux")]
+use super::local::{self, Local};
 use super::{
     AgentEnvironment, Class, Provider, ProviderError, Result, Size,
     azureml::{self, Azureml},
@@ -22,7 +24,6 @@ use super::{
     docker::{self, Docker},
     fake::Fake,
     gce::{self, Gce},
-    local::{self, Local},
     offer::Offer,
     rights::Rights,
     whose::Party,
@@ -102,7 +103,13 @@ pub struct Connected {
 /// Opens a provider by name. Nothing is created at the provider. Fails as [`Class::Invalid`] for a name that is not in [`names`].
 pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
     match named(name)? {
+        #[cfg(target_os = "linux")]
         Backend::Local => Ok(open_local(environment)),
+        #[cfg(not(target_os = "linux"))]
+        Backend::Local => {
+            let message = "the backend local works on Linux alone";
+            Err(ProviderError::new(Class::Invalid, message).fix("use --backend docker, gce or azureml"))
+        }
         Backend::Docker => Ok(open_docker(environment)),
         Backend::Gce => open_gce(environment),
         Backend::Azureml => open_azureml(environment),
@@ -110,6 +117,7 @@ pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
     }
 }
 
+#[cfg(target_os = "linux")]
 fn open_local(environment: &Environment) -> Connected {
     let variables = agent_environment(environment);
     let Environment { state, executable, store, cache, .. } = environment.clone();

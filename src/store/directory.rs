@@ -492,8 +492,9 @@ fn length(stat: &Stat) -> u64 {
     stat.st_size as u64
 }
 
+#[allow(clippy::unnecessary_cast, reason = "macOS counts nanoseconds with a sign")]
 fn modified(stat: &Stat) -> SystemTime {
-    let (seconds, nanoseconds) = (stat.st_mtime, Duration::from_nanos(stat.st_mtime_nsec));
+    let (seconds, nanoseconds) = (stat.st_mtime, Duration::from_nanos(stat.st_mtime_nsec as u64));
     let since = Duration::from_secs(seconds.unsigned_abs());
     let whole = if seconds < 0 { SystemTime::UNIX_EPOCH.checked_sub(since) } else { SystemTime::UNIX_EPOCH.checked_add(since) };
     whole.and_then(|whole| whole.checked_add(nanoseconds)).unwrap_or(SystemTime::UNIX_EPOCH)

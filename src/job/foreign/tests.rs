@@ -172,7 +172,9 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     let far = refused(&format!("{base} --frobnicate --lerning_rate 1"));
     assert!(far.fix.contains("`ftctl schema`") && !format!("{far:?}").contains("adam_beta1"), "no list of all: {far:?}");
     assert_eq!(problems(&format!("{base} --lerning_rate 1")).lines().count(), 2, "its value is no problem of its own");
-    assert!(problems(&format!("{base} --parallelism_config p.json")).contains("--parallelism_config: a model is on one device here"));
+    assert!(
+        problems(&format!("{base} --parallelism_config p.json")).contains("--parallelism_config: a model is on one device here")
+    );
 }
 
 const FAIRSEQ: &str = "fairseq-train --task language_modeling data-bin/openwebtext --batch-size 8 --update-freq 8 --max-update 100000 \
