@@ -9,6 +9,7 @@ pub mod cli;
 pub mod devcloud;
 pub mod docker;
 pub mod exit;
+pub mod hub;
 pub mod identity;
 pub mod image;
 pub mod job;

@@ -47,6 +47,10 @@ fn asked_for(plan: &Plan) -> String {
     }
     let variables = plan.environment.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>();
     table.pair("variables", if variables.is_empty() { "none".to_owned() } else { variables.join(", ") });
+    let fetched: Vec<String> = plan.of_hub().into_iter().map(|of_hub| of_hub.text).collect();
+    if !fetched.is_empty() {
+        table.pair("of the hub", format!("{}, fetched with your token, and put into the store", fetched.join(", ")));
+    }
     if let Some(address) = plan.tracking.server() {
         table.pair("tracking", address);
     }

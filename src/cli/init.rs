@@ -14,9 +14,11 @@ use crate::{
     exit::{Exit, Failure},
     job::{
         foreign::{self, azureml},
+        hub::HubName,
         spec::JobSpec,
         wording::suggest,
     },
+    lifecycle::hub,
     output::{Cell, Show, Table},
     provider::registry,
 };
@@ -156,10 +158,20 @@ fn translated(
     translate: impl FnOnce(&dyn Fn(&str) -> Result<String, String>) -> Result<foreign::Translated, foreign::Refused>,
 ) -> Result<String, Failure> {
     let refused = |refused: foreign::Refused| Failure::new(Exit::Usage, refused.what).fix(refused.fix);
-    let translated = translate(&|file| bounded(&folder.join(file))).map_err(refused)?;
+    let translated = translate(&|file| text_of(app, folder, file)).map_err(refused)?;
     JobSpec::parse(&translated.text, "the translated job")?;
     translated.notes.iter().for_each(|note| app.output.report().line(&format!("note: {note}")));
     Ok(translated.text)
+}
+
+/// The text of a file in `folder`; of a model of the hub, its configuration.
+fn text_of(app: &App<'_>, folder: &Path, file: &str) -> Result<String, String> {
+    let Some(name) = HubName::of_model(file.strip_suffix("/config.json").unwrap_or(file)) else {
+        return bounded(&folder.join(file));
+    };
+    let name = name?;
+    let config = app.block_on(async { hub::config(&app.hub()?, &name).await });
+    config.map_err(|failure| failure.fix.map_or(failure.message.clone(), |fix| format!("{}; {fix}", failure.message)))
 }
 
 /// The text of a file that somebody else may have named: no pipe, no device, and nothing that fills memory.

@@ -8,11 +8,12 @@ use super::App;
 use crate::{
     exit::{Exit, Failure},
     job::{
+        hub::HubName,
         id::JobId,
         model::JobModel,
         plan::{Plan, PlanError},
     },
-    lifecycle::open,
+    lifecycle::{hub, open},
     store::{
         Store, StoreError,
         checkpoint::{self, CheckpointManifest},
@@ -20,8 +21,13 @@ use crate::{
 };
 
 /// The directory of a model that the trainer is about to read: one of this machine, or a checkpoint of a job (`NAME[@STEP]`, also
-/// with `job:` before it). A missing one is an error before anything is installed for it.
+/// with `job:` before it), or of the hub (`hf:OWNER/NAME`). A missing one is an error before anything is installed for it.
 pub fn directory(app: &App<'_>, text: &str) -> Result<OsString, Failure> {
+    if let Some(name) = HubName::of_model(text) {
+        let name = name.map_err(|why| Failure::new(Exit::Usage, why))?;
+        let report = app.output.report();
+        return Ok(app.block_on(async { hub::model(&app.hub()?, &name, report.as_ref()).await })?.into_os_string());
+    }
     let path = app.working_directory.join(text);
     if path.is_dir() {
         return Ok(path.into_os_string());
@@ -39,8 +45,9 @@ pub fn directory(app: &App<'_>, text: &str) -> Result<OsString, Failure> {
     }
 }
 
-/// Puts the directory in the place of a job that `initial_weights` names.
+/// Puts the directory in the place of a job that `initial_weights` names, and notes which commits names of the hub stand for.
 pub async fn resolve(app: &App<'_>, plan: Plan) -> Result<Plan, Failure> {
+    let plan = hub::pinned(&app.hub()?, plan).await?;
     let Some(named) = plan.initial_weights.as_deref().and_then(JobModel::of_weights) else { return Ok(plan) };
     let directory = fetched(app, &named.map_err(|why| Failure::new(Exit::Usage, why))?).await?;
     let path = directory.into_os_string().into_string().map_err(|path| Failure::from(PlanError::NotUnicode(path.into())))?;

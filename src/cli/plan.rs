@@ -25,7 +25,7 @@ use crate::{
     lifecycle::{
         World,
         doctor::{self, Material},
-        image,
+        hub, image,
         outlook::Outlook,
         upload,
     },
@@ -83,7 +83,9 @@ pub struct Planned {
     /// Whether the backend has room for it, where it was asked.
     room: Vec<Finding>,
     /// The initial weights as they are uploaded.
-    weights: Option<Upload>,
+    weights: Option<Transfer>,
+    /// What is fetched of the hub before.
+    fetched: Option<Transfer>,
     /// The damage that an intruder on the machine could do beyond its job.
     exposure: Option<Finding>,
 }
@@ -91,14 +93,16 @@ pub struct Planned {
 impl Planned {
     /// The view of a job that would run in `world`; its backend was not asked for room. `no_store`: why its store cannot be asked.
     pub async fn of(plan: Plan, world: &World, no_store: Option<String>) -> Self {
-        let Material { looked_at, known } = material(&plan, world, no_store.is_none()).await;
+        let mut looked = hub::look(&world.hub, &plan).await;
+        let Material { mut looked_at, known } = material(&looked.plan, world, no_store.is_none()).await;
+        looked_at.extend(std::mem::take(&mut looked.failures).into_iter().map(|(what, failure)| (what, Err(failure))));
         let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
         let store = world.provider.admit_store(&plan).map_err(Failure::from);
         let exposure = world.store.exposure().filter(|_| store.is_ok());
         for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
             missing.extend(found.err().map(|failure| doctor::refused(what, failure)));
         }
-        for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, found.err()?))) {
+        for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, looked.named(found.err()?)))) {
             match failure.exit {
                 Exit::NotFound => missing.push(doctor::refused(what, failure)),
                 Exit::Network | Exit::Denied => warnings.push(format!("{}; so the {what} was not checked", failure.message)),
@@ -106,12 +110,13 @@ impl Planned {
             }
         }
         let (data, remarks) = known.map(|known| (known.data, known.remarks)).unzip();
-        let outlook = Outlook::of(world, &plan, data).await;
+        let outlook = Outlook::of(world, &looked.plan, data).await;
         warnings.extend(remarks.iter().flat_map(Remarks::sentences));
         warnings.extend(outlook.shape.as_ref().and_then(|shape| Memory::of(&plan, shape).lack(&plan)));
         warnings.extend(too_long(&plan, &outlook));
-        let weights = plan.initial_weights.as_ref().and_then(|directory| Upload::of(Path::new(directory)));
-        Self { outlook, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
+        let weights = looked.plan.initial_weights.as_ref().and_then(|directory| Transfer::of(Path::new(directory)));
+        let fetched = (looked.files > 0).then_some(Transfer { files: looked.files, bytes: looked.bytes });
+        Self { outlook, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
     }
 
     /// Prints it, with its warnings on stderr. Fails as [`Exit::Usage`] for a job that cannot run yet, and as [`Exit::Capacity`]
@@ -210,13 +215,13 @@ fn too_long(plan: &Plan, outlook: &Outlook) -> Option<String> {
     Some(format!("training takes about {time} ({source}), and its machines have {most} by limits.{key}: it would not be done"))
 }
 
-/// Files on their way to the store.
-struct Upload {
+/// Files on their way to the store, or from the hub.
+struct Transfer {
     files: usize,
     bytes: u64,
 }
 
-impl Upload {
+impl Transfer {
     /// The files of a model that are needed; `None` where they cannot be told.
     fn of(directory: &Path) -> Option<Self> {
         let files = upload::needed(directory).ok()?;
@@ -239,8 +244,10 @@ impl Show for Planned {
         if !self.room.is_empty() {
             value["room"] = json!(self.room);
         }
-        if let Some(Upload { files, bytes }) = &self.weights {
-            value["weights_upload"] = json!({ "files": files, "bytes": bytes });
+        for (key, transfer) in [("weights_upload", &self.weights), ("hub_download", &self.fetched)] {
+            if let Some(Transfer { files, bytes }) = transfer {
+                value[key] = json!({ "files": files, "bytes": bytes });
+            }
         }
         if let Some(exposure) = &self.exposure {
             value["exposure"] = json!(exposure);
@@ -262,10 +269,14 @@ impl Show for Planned {
         table.pair("store", &plan.store);
         table.pair("data", data(plan, outlook));
         if let Some(weights) = &plan.initial_weights {
-            let size = self.weights.as_ref().map(|Upload { files, bytes }| {
+            let size = self.weights.as_ref().map(|Transfer { files, bytes }| {
                 format!(" ({} in {} to upload)", format::bytes(*bytes), format::of(*files as u64, "file"))
             });
             table.pair("starts from", format!("{weights}{}", size.unwrap_or_default()));
+        }
+        if let Some(Transfer { files, bytes }) = &self.fetched {
+            let what = format!("{} in {}, when the job begins", format::bytes(*bytes), format::of(*files as u64, "file"));
+            table.pair("to fetch", what);
         }
         if let Some(shape) = &outlook.shape {
             table.pair("model", format!("{} parameters", format::number(shape.parameters())));

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
-    job::spec::JobSpec,
-    lifecycle::upload,
+    job::{hub::is_name, plan::OfHub, spec::JobSpec},
+    lifecycle::{hub, upload},
     output::{Show, Table, format},
     provider::registry,
     settings,
@@ -106,18 +106,25 @@ impl Arguments {
         };
         let cache = app.settings.directories.cache()?;
         if app.dry_run {
+            let mut acts: Vec<String> = OfHub::of_text(&config).iter().map(|of_hub| format!("fetch {}", of_hub.text)).collect();
+            if !acts.is_empty() {
+                acts.push(format!("turn its text into tokens in {}", self.out.display()));
+                return app.output.show(&Intent(acts));
+            }
             let files = upload::inputs(&config, cache)?.files();
             let act = format!("turn the text of {} into tokens in {}", format::of(files.len() as u64, "file"), self.out.display());
             return app.output.show(&Intent(vec![act]));
         }
-        let summary = upload::prepare(&config, cache, &out, app.output.report().as_ref())?;
+        let report = app.output.report();
+        let config = app.block_on(async { hub::text_here(&app.hub()?, &config, report.as_ref()).await })?;
+        let summary = upload::prepare(&config, cache, &out, report.as_ref())?;
         app.output.show(&Prepared { path: self.out, summary })
     }
 
     /// The flags as the [data] table that they stand for.
     fn config(&self, base: &Path) -> Result<DataConfig, Failure> {
-        let below = |paths: &[String]| paths.iter().map(|path| base.join(path).to_string_lossy().into_owned()).collect();
-        let directory = self.tokenizer_from.as_ref().map(|directory| base.join(directory).to_string_lossy().into_owned());
+        let below = |paths: &[String]| paths.iter().map(|path| below(base, path)).collect();
+        let directory = self.tokenizer_from.as_ref().map(|directory| self::below(base, &directory.to_string_lossy()));
         let kind = match self.tokenizer {
             _ if directory.is_some() => TokenizerKind::Files,
             Tokenizer::Gpt2 => TokenizerKind::Gpt2,
@@ -152,9 +159,14 @@ fn of_job(path: &Path) -> Result<DataConfig, Failure> {
     let mut config = spec.data.ok_or_else(nothing)?;
     let base = path.parent().unwrap_or(path);
     for path in config.paths_mut() {
-        *path = base.join(&*path).to_string_lossy().into_owned();
+        *path = below(base, path);
     }
     Ok(config)
+}
+
+/// A path that begins at `base`; a name of the hub stays.
+fn below(base: &Path, path: &str) -> String {
+    if is_name(path) { path.to_owned() } else { base.join(path).to_string_lossy().into_owned() }
 }
 
 struct Prepared {

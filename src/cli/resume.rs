@@ -13,7 +13,7 @@ use crate::{
         record::Record,
         spec::JobSpec,
     },
-    lifecycle::{image, resume},
+    lifecycle::{hub, image, resume},
     provider::registry,
 };
 
@@ -44,7 +44,7 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         self.until.check()?;
         let (_, before) = app.block_on(app.job(&self.job))?;
-        let plan = self.changed(&before)?;
+        let plan = app.block_on(async { hub::pinned(&app.hub()?, self.changed(&before)?).await })?;
         let mut world = app.world_of_record(&plan)?;
         let plan = app.block_on(async {
             let plan = resume::priced(&world, &before, plan).await?;
@@ -85,7 +85,8 @@ impl Arguments {
             max_wait: spec.limits.max_wait.unwrap_or(plan.max_wait),
         };
         let compute = registry::compute(&choices.backend, &spec.compute)?;
-        Ok(Plan::resolve(&spec, compute, choices, Path::new("/"))?)
+        // What it named of the hub is still the same.
+        Ok(Plan { hub: plan.hub.clone(), ..Plan::resolve(&spec, compute, choices, Path::new("/"))? })
     }
 
     fn assignments(&self) -> Vec<String> {

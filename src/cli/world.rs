@@ -5,6 +5,7 @@ use std::{env, path::PathBuf, sync::Arc, time::Duration};
 use super::{App, Place, listeners};
 use crate::{
     exit::{Exit, Failure},
+    hub::Hub,
     job::{clock::Clock, id::JobId, plan::Plan, record::Record, units::Span},
     lifecycle::{World, adoption::Adoption, down, journal, open},
     provider::{
@@ -103,6 +104,11 @@ impl App<'_> {
         Ok((store, id))
     }
 
+    /// The hub that the user's environment names.
+    pub fn hub(&self) -> Result<Hub, Failure> {
+        Ok(Hub::of_environment(self.settings.directories.cache()?))
+    }
+
     fn connect(
         &self,
         backend: &str,
@@ -123,10 +129,10 @@ impl App<'_> {
         };
         let adoption = Adoption::new(&environment.state, self.settings.adopts(environment.store.url()));
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
-        let cache = environment.cache;
+        let (cache, hub) = (environment.cache, self.hub()?);
         let supervisor = Holder::this_process(0);
         let listeners = listeners::of(&self.settings.notify.value)?;
-        Ok(World { store, provider, clock, report: self.output.report(), cache, everybody, supervisor, adoption, listeners })
+        Ok(World { store, provider, clock, report: self.output.report(), cache, hub, everybody, supervisor, adoption, listeners })
     }
 }
 

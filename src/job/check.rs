@@ -6,6 +6,7 @@ use super::{
     docker::{DockerSpec, is_mount, is_user},
     document::{DocumentError, Located},
     environment,
+    hub::{self, HubName},
     id::{MAX_ATTEMPTS, MAX_NAME, valid_name},
     model::JobModel,
     plan::{DataPlan, Plan, RetryPlan},
@@ -43,7 +44,7 @@ fn rules(spec: &JobSpec, of_backends: Rules) -> impl Iterator<Item = Rule> {
         .chain(of_backends(&spec.compute))
         .chain(variables(spec))
         .chain([spec.tracking.rule()]);
-    job(spec).into_iter().chain(places).chain(trainer).chain(retry_and_limits(spec))
+    job(spec).into_iter().chain(of_hub(spec)).chain(places).chain(trainer).chain(retry_and_limits(spec))
 }
 
 /// The job file that a plan is of, with nothing left to a default.
@@ -94,8 +95,22 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
         rule("store", empty(&spec.store), "store is empty; give a URL or a directory, or leave it out"),
         rule("initial_weights", empty(&spec.initial_weights), "initial_weights is empty; give a directory, or leave it out"),
         rule("initial_weights", of_job.is_none(), of_job.unwrap_or_default()),
+        rule("dataset", !spec.dataset.as_deref().is_some_and(hub::is_name), "what the hub has is text: name it in data.train"),
         rule("compute.backend", empty(&spec.compute.backend), "compute.backend is empty; name one, or leave it out"),
     ]
+}
+
+/// Names of the hub are names.
+fn of_hub(spec: &JobSpec) -> Vec<Rule> {
+    let data = spec.data.as_ref();
+    let models = [
+        ("initial_weights", spec.initial_weights.as_ref()),
+        ("data.tokenizer.directory", data.and_then(|data| data.tokenizer.directory.as_ref())),
+    ];
+    let models = models.into_iter().filter_map(|(key, text)| Some((key, HubName::of_model(text?)?.err()?)));
+    let lists = data.into_iter().flat_map(|data| [("data.train", &data.train), ("data.validation", &data.validation)]);
+    let rows = lists.flat_map(|(key, list)| list.iter().filter_map(move |text| Some((key, HubName::of_data(text)?.err()?))));
+    models.chain(rows).map(|(key, why)| rule(key, false, why)).collect()
 }
 
 fn container(docker: &DockerSpec) -> Vec<Rule> {

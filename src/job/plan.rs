@@ -13,6 +13,7 @@ use super::{
     check::{self, Rules},
     compute::{Compute, Kept},
     digest::Digest,
+    hub::{self, HubName, Pins},
     image::ImageSpec,
     model::JobModel,
     processes,
@@ -38,8 +39,12 @@ pub struct Plan {
     /// URL or absolute path.
     pub store: String,
     pub data: DataPlan,
-    /// A local directory; uploaded before the first attempt. Until then it may be the model of another job ([`JobModel`]).
+    /// A local directory, or a name of the hub; uploaded before the first attempt. Until then it may be the model of another job
+    /// ([`JobModel`]).
     pub initial_weights: Option<String>,
+    /// What names of the hub in it stood for when it was made, so that each attempt has the same bytes.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pub hub: Pins,
     pub model: ModelConfig,
     /// Of all processes together.
     pub train: TrainSettings,
@@ -85,6 +90,65 @@ impl From<Money> for Price {
     fn from(per_hour: Money) -> Self {
         Self { per_hour, lasting: None, source: None }
     }
+}
+
+/// What a name of the hub is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Weights,
+    Tokenizer,
+    Text,
+}
+
+/// A name of the hub in a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfHub {
+    pub used: Use,
+    /// As the plan has it.
+    pub text: String,
+    pub name: HubName,
+}
+
+/// A name of the hub, and the paths of what it stands for.
+pub type Place = (OfHub, Vec<String>);
+
+impl OfHub {
+    /// What text and its tokenizer have of the hub, each once. A name that is none is refused by `check`.
+    pub fn of_text(config: &DataConfig) -> Vec<Self> {
+        let rows = config.train.iter().chain(&config.validation);
+        let rows = rows.filter_map(|text| Some(Self { used: Use::Text, text: text.clone(), name: HubName::of_data(text)?.ok()? }));
+        let tokenizer = config.tokenizer.directory.iter().filter_map(|text| Self::model(Use::Tokenizer, text));
+        let mut found: Vec<Self> = Vec::new();
+        for of_hub in tokenizer.chain(rows) {
+            if !found.contains(&of_hub) {
+                found.push(of_hub);
+            }
+        }
+        found
+    }
+
+    fn model(used: Use, text: &str) -> Option<Self> {
+        Some(Self { used, text: text.to_owned(), name: HubName::of_model(text)?.ok()? })
+    }
+
+    /// Puts paths in the place of names.
+    pub fn locate(config: &mut DataConfig, places: &[Place]) {
+        locate_one(Use::Tokenizer, &mut config.tokenizer.directory, places);
+        for list in [&mut config.train, &mut config.validation] {
+            let found = |text: String| paths_of(Use::Text, &text, places).map_or_else(|| vec![text], <[String]>::to_vec);
+            *list = list.drain(..).flat_map(found).collect();
+        }
+    }
+}
+
+fn locate_one(used: Use, text: &mut Option<String>, places: &[Place]) {
+    if let Some([path]) = text.as_deref().and_then(|text| paths_of(used, text, places)) {
+        *text = Some(path.clone());
+    }
+}
+
+fn paths_of<'p>(used: Use, text: &str, places: &'p [Place]) -> Option<&'p [String]> {
+    places.iter().find(|(known, _)| known.used == used && known.text == text).map(|(_, paths)| paths.as_slice())
 }
 
 /// Where the tokens come from.
@@ -170,6 +234,7 @@ impl Plan {
             store: choices.store,
             data: data(spec, base)?,
             initial_weights: spec.initial_weights.as_deref().map(|weights| weights_at(weights, base)).transpose()?,
+            hub: Pins::new(),
             model: spec.model.clone(),
             train: processes::shared(&spec.train, processes),
             processes,
@@ -205,6 +270,32 @@ impl Plan {
 
     pub fn processes_per_node(&self) -> usize {
         self.processes / self.nodes.max(1)
+    }
+
+    /// Everything of the hub that it names, each once.
+    pub fn of_hub(&self) -> Vec<OfHub> {
+        let weights = self.initial_weights.as_ref().and_then(|text| OfHub::model(Use::Weights, text));
+        let text = match &self.data {
+            DataPlan::Text(config) => OfHub::of_text(config),
+            _ => Vec::new(),
+        };
+        weights.into_iter().chain(text).collect()
+    }
+
+    /// The commits of what `later` names of the hub: those of this plan where it names the same.
+    pub fn meant_before(&self, later: &Self) -> Pins {
+        later.hub.iter().map(|(key, commit)| (key.clone(), self.hub.get(key).unwrap_or(commit).clone())).collect()
+    }
+
+    /// This plan with paths in the place of names of the hub.
+    #[must_use]
+    pub fn located(&self, places: &[Place]) -> Self {
+        let mut plan = self.clone();
+        locate_one(Use::Weights, &mut plan.initial_weights, places);
+        if let DataPlan::Text(config) = &mut plan.data {
+            OfHub::locate(config, places);
+        }
+        plan
     }
 
     pub fn backend(&self) -> &str {
@@ -344,6 +435,9 @@ fn weights_at(weights: &str, base: &Path) -> Result<String, PlanError> {
 }
 
 fn absolute(path: &str, base: &Path) -> Result<String, PlanError> {
+    if hub::is_name(path) {
+        return Ok(path.to_owned());
+    }
     let joined = base.join(path);
     // `./data` stays readable in messages as `/home/me/data`.
     let tidy: PathBuf = joined.components().collect();

@@ -39,7 +39,8 @@ pub struct JobSpec {
     /// it, or a directory that `ftctl prepare` wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
-    /// A Hugging Face directory to start from, or `job:NAME[@STEP]`: a checkpoint of another job of this store.
+    /// A Hugging Face directory to start from, `hf:OWNER/NAME[@REVISION]`: a model of the hub, or `job:NAME[@STEP]`: a checkpoint
+    /// of another job of this store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_weights: Option<String>,
     #[serde(default)]

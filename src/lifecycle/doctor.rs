@@ -10,6 +10,7 @@ use crate::{
     exit::Failure,
     job::{
         finding::{Finding, Health},
+        hub::is_name,
         plan::{DataPlan, Plan},
     },
 };
@@ -39,10 +40,17 @@ pub struct Material {
 
 /// Looks at what the job reads on this machine, as far as that takes a moment.
 pub fn material(plan: &Plan, cache: &Path) -> Material {
+    let is_left = |path: &Option<String>| path.as_deref().is_some_and(is_name);
     let weights = upload::check_weights(plan);
     let data = match &plan.data {
-        // Text of a source that is not unpacked yet.
-        DataPlan::Text(config) if config.source.is_some() => upload::check_tokenizer(plan, config).err().map(Err),
+        // Text cannot be held against weights and tokenizers of the hub that are not here yet.
+        DataPlan::Text(config) if is_left(&plan.initial_weights) || is_left(&config.tokenizer.directory) => None,
+        // Text of a source that is not unpacked yet, or of the hub.
+        DataPlan::Text(config)
+            if config.source.is_some() || config.train.iter().chain(&config.validation).any(|text| is_name(text)) =>
+        {
+            upload::check_tokenizer(plan, config).err().map(Err)
+        }
         // What is wrong with the weights is not told again of the data.
         DataPlan::Directory(directory) if weights.is_err() => Some(upload::there(Path::new(directory)).map(|()| None)),
         DataPlan::Text(config) if weights.is_err() => Some(upload::inputs(config, cache).map(|_| None)),
@@ -55,7 +63,7 @@ pub fn material(plan: &Plan, cache: &Path) -> Material {
         Some(Err(failure)) => (Some(Err(failure)), None),
         None => (None, None),
     };
-    let weights = plan.initial_weights.is_some().then_some(weights);
+    let weights = (plan.initial_weights.is_some() && !is_left(&plan.initial_weights)).then_some(weights);
     let looked_at = [("data", data), ("initial weights", weights)];
     Material { looked_at: looked_at.into_iter().filter_map(|(what, found)| Some((what, found?))).collect(), known }
 }

@@ -6,6 +6,7 @@ use ft_trainer::data::{DataError, error::Class as DataClass};
 
 use crate::{
     exit::{Exit, Failure},
+    hub::{self, HubError},
     provider::{self, ProviderError},
     store::StoreError,
 };
@@ -39,6 +40,20 @@ impl From<ProviderError> for Failure {
             provider::Class::Conflict => Exit::Conflict,
             provider::Class::Invalid => Exit::Usage,
             provider::Class::Internal => Exit::Failure,
+        };
+        Failure { exit, message: error.message, fix: error.fix }
+    }
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        let exit = match error.class {
+            hub::Class::Denied => Exit::Denied,
+            hub::Class::NotFound => Exit::NotFound,
+            hub::Class::Network => Exit::Network,
+            hub::Class::Integrity => Exit::Integrity,
+            hub::Class::Invalid => Exit::Usage,
+            hub::Class::Disk => Exit::Failure,
         };
         Failure { exit, message: error.message, fix: error.fix }
     }

@@ -28,6 +28,7 @@ pub mod drill;
 pub mod drive;
 pub mod explain;
 mod failure;
+pub mod hub;
 pub mod logs;
 pub mod notify;
 mod observe;
@@ -52,6 +53,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
     exit::Failure,
+    hub::Hub,
     job::{clock::Clock, report::Report, state::State},
     provider::Provider,
     store::{Store, lease::Holder},
@@ -73,6 +75,8 @@ pub struct World {
     pub report: Arc<dyn Report>,
     /// Safe to delete: libtorch, built trainers, prepared datasets.
     pub cache: PathBuf,
+    /// Where names of weights and text lead.
+    pub hub: Hub,
     /// Machines of others are meant as well.
     pub everybody: bool,
     /// The driver: the same all through one invocation, so that its roll-back need not wait for the lease of the work that it

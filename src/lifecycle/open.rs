@@ -46,9 +46,9 @@ async fn entry(store: &dyn Store, name: &str) -> Result<Option<(NameEntry, ETag)
 /// # Errors
 /// [`Exit::Conflict`] when an unfinished job has the name.
 pub async fn open(world: &World, plan: Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
-    match try_to_open(world, plan.clone(), key, submit).await {
+    match Box::pin(try_to_open(world, plan.clone(), key, submit)).await {
         // Another invocation was faster: its record may be this very job.
-        Err(failure) if failure.exit == Exit::Conflict => try_to_open(world, plan, key, submit).await,
+        Err(failure) if failure.exit == Exit::Conflict => Box::pin(try_to_open(world, plan, key, submit)).await,
         opened => opened,
     }
 }
@@ -134,6 +134,8 @@ pub async fn wait_for_name(world: &World, name: &str, key: Option<&str>) -> Resu
 /// With the plan that the user gave, and no other.
 async fn go_on(world: &World, mut job: Journal, plan: &Plan, key: Option<&str>, submit: bool) -> Result<Journal> {
     let id = &job.record.id;
+    // The names of the hub mean what they meant then.
+    let plan = &Plan { hub: job.record.plan.meant_before(plan), ..plan.clone() };
     if job.record.plan != *plan {
         let differences = difference::sentence(&difference::of_plans(&job.record.plan, plan));
         let message = format!("the job {id} was planned with other settings: {differences}");

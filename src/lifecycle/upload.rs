@@ -14,12 +14,13 @@ use ft_trainer::{
     settings::{DataConfig, DataFormat, TextSource},
 };
 
-use super::{Next, Result, STAGES, World, journal::Journal};
+use super::{Next, Result, STAGES, World, hub, journal::Journal};
 use crate::{
     exit::{Exit, Failure},
     image::sources,
     job::{
         digest::Digest,
+        hub::is_name,
         plan::{DataPlan, Plan},
         report::{Report, Unit},
         state::State,
@@ -37,7 +38,7 @@ pub(super) async fn begin(_: &World, job: &mut Journal) -> Result<Next> {
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     world.report.stage(1, STAGES, "Preparing and uploading the data");
-    let plan = job.record.plan.clone();
+    let plan = hub::here(&world.hub, &job.record.plan, world.report.as_ref()).await?;
     check_weights(&plan)?;
     job.record.dataset = Some(match plan.data.clone() {
         DataPlan::Digest(digest) => check_stored(world, &plan, existing(world, digest).await?).await?.0,
@@ -57,14 +58,18 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     Ok(Next::Now)
 }
 
-/// The path that the upload reads on this machine.
+/// A path that the upload reads on this machine. Whoever adopts a job has what it names of the hub fetched.
 pub(super) fn local_path(plan: &Plan) -> Option<&str> {
     let data = match &plan.data {
         DataPlan::Directory(directory) => Some(directory.as_str()),
-        DataPlan::Text(config) => Some(config.train.first().map_or("the text", String::as_str)),
+        DataPlan::Text(config) if config.source.is_some() => Some("the text"),
+        DataPlan::Text(config) => {
+            let paths = config.train.iter().chain(&config.validation).chain(&config.tokenizer.directory);
+            paths.map(String::as_str).find(|path| !is_name(path))
+        }
         DataPlan::Digest(_) | DataPlan::Named(_) => None,
     };
-    data.or(plan.initial_weights.as_deref())
+    data.or(plan.initial_weights.as_deref().filter(|weights| !is_name(weights)))
 }
 
 pub(super) async fn existing(world: &World, digest: Digest) -> Result<Digest> {
@@ -103,6 +108,9 @@ pub(super) fn asked(plan: &Plan) -> Asked<'_> {
 /// Refuses initial weights that the trainer would refuse.
 pub(super) fn check_weights(plan: &Plan) -> Result<()> {
     if let Some(directory) = &plan.initial_weights {
+        if is_name(directory) {
+            return Ok(());
+        }
         there(Path::new(directory))?;
     }
     Ok(asked(plan).check_weights()?)

@@ -73,6 +73,7 @@ pub fn plan() -> Plan {
         store: "memory".to_owned(),
         data: DataPlan::Digest(Digest::of(b"data")),
         initial_weights: None,
+        hub: BTreeMap::default(),
         model: ModelConfig::default(),
         train: TrainSettings { steps: Some(100), checkpoint_every: 20.into(), ..TrainSettings::default() },
         processes: 1,

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Runs, Said, Sandbox};
+use crate::common::{
+    Runs, Said, Sandbox,
+    hub::{Hub, TOKEN},
+};
 use ftctl::job::{
     docker::DockerPlan,
     gce::GcePlan,
@@ -389,6 +392,40 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
     let adopted = two.run(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]);
     assert_eq!(adopted.code, Some(0), "{}", adopted.stderr);
     assert_eq!(two.read(&id)["outcome"], json!("succeeded"));
+}
+
+/// What a record names of a hub would be fetched with my token, and put where its writer reads it.
+#[test]
+fn a_record_fetches_nothing_of_a_hub() {
+    let (two, hub) = (Two::new(), Hub::start());
+    let commit = hub.commit("datasets/owner/secret", "main", &[("train.jsonl", b"{\"text\": \"Once upon a time.\"}\n".to_vec())]);
+    hub.hide("datasets/owner/secret");
+    let id = two.foreign_job("curious");
+    two.change(&id, |record| {
+        (record["submitted"], record["state"]) = (json!(true), json!("planned"));
+        record["plan"]["data"] = json!({ "text": { "train": ["hf:owner/secret/train"] } });
+        record["plan"]["hub"] = json!({ "datasets/owner/secret@main": commit });
+    });
+    let mine = |arguments: &[&str]| {
+        let mut command = two.command(&two.mine, arguments);
+        command.env("HF_ENDPOINT", hub.address()).env("HF_TOKEN", TOKEN);
+        command
+    };
+    Following::start(&mut mine(&["logs", "-f", &id]), two.mine.path("stderr")).says("no ftctl drives it");
+    let unasked = Sandbox::said(&mut mine(&["logs", "-f", &id, "--adopt"]));
+    assert!(
+        unasked.stderr.contains("hf:owner/secret/train, fetched with your token, and put into the store"),
+        "{}",
+        unasked.stderr
+    );
+    assert_eq!(hub.calls(), []);
+    // Whoever said yes has it fetched.
+    let adopted = Sandbox::said(&mut mine(&["logs", "-f", &id, "--adopt", "-y"]));
+    assert!(hub.calls().iter().any(|call| call.of_store), "{}", adopted.stderr);
+    let moved = json!({ "datasets/owner/secret@main": "../../../etc" });
+    two.change(&id, |record| record["plan"]["hub"] = moved);
+    let damaged = Sandbox::said(&mut mine(&["show", &id]));
+    assert_eq!(damaged.code, Some(9), "{}", damaged.stderr);
 }
 
 #[test]

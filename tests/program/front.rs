@@ -100,7 +100,7 @@ fn a_job_of_azure_ml_becomes_one_of_ftctls() {
     sandbox.write("jobs/a.txt", "words of a text\n".repeat(100));
     sandbox.write(
         "jobs/job.yml",
-        "display_name: corpus\ncommand: python run_clm.py --model_name_or_path gpt2 --train_file ${{inputs.corpus}} --max_steps 10\n\
+        "display_name: corpus\ncommand: python run_clm.py --model_name_or_path ./gpt2 --tokenizer_name gpt2 --train_file ${{inputs.corpus}} --max_steps 10\n\
          inputs: {corpus: {type: uri_file, path: ./a.txt}}\ndistribution: {type: pytorch, process_count_per_instance: 8}\n\
          resources: {instance_type: Standard_ND40rs_v2}\nlimits: {timeout: 7200}\nservices: {lab: {type: jupyter_lab}}\n",
     );

@@ -13,6 +13,7 @@ mod ends;
 mod engines;
 mod entra;
 mod front;
+mod hub;
 mod imports;
 mod logs;
 mod material;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::common::Sandbox;
 
 /// A GPT-2 of zeros with some more rows than it has tokens, and files that no run reads.
-fn write_model(directory: &Path) {
+pub fn write_model(directory: &Path) {
     std::fs::create_dir_all(directory.join(".git")).expect("a directory");
     let shape =
         Shape { layers: 1, heads: 2, width: 8, context: 64, vocabulary: 50_304, layer_norm_epsilon: 1e-5, variant: Variant::Gpt2 };

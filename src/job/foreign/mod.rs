@@ -11,7 +11,6 @@ mod launchers;
 mod transformers;
 mod verbs;
 mod words;
-mod yaml;
 
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
@@ -19,6 +18,7 @@ use ft_trainer::settings::length::Length as Steps;
 use toml::Value;
 
 use super::{
+    hub::{self, HubName, Kind, Repository},
     printable,
     wording::{shell_word, suggest},
 };
@@ -256,6 +256,7 @@ impl Job {
         launchers::settle(self, &words[..=place], read);
         deepspeed::apply(self);
         launchers::settle_shards(self);
+        self.find_models(read);
         self.read_config(read);
         if let Some(finish) = program.finish {
             finish(self);
@@ -288,15 +289,46 @@ impl Job {
         }
     }
 
+    /// A model that is no directory here is one of the hub, as the program takes it.
+    fn find_models(&mut self, read: Read<'_>) {
+        let revision = self.take_word(REVISION).map(|revision| format!("@{revision}")).unwrap_or_default();
+        for (key, flag) in [(WEIGHTS, "--model_name_or_path"), (TOKENIZER, "--tokenizer_name"), (CONFIG, "--config_name")] {
+            let Some(name) = self.values.get(key).and_then(Value::as_str).map(str::to_owned) else { continue };
+            let is_path = name.starts_with(['.', '/', '~']) || hub::is_name(&name);
+            let is_here = || MODEL_FILES.iter().any(|file| read(&format!("{name}/{file}")).is_ok());
+            if is_path || Repository::parse(Kind::Models, &name).is_err() || is_here() {
+                continue;
+            }
+            let on_hub = format!("{}{name}{revision}", hub::PREFIX);
+            match HubName::of_model(&on_hub) {
+                Some(Ok(found)) => {
+                    self.set(key, found.to_string());
+                    let is_published = hub::published(&name).is_some();
+                    if !is_published {
+                        self.note(
+                            flag,
+                            &format!(
+                                "there is no directory {name} here, so it is of the hub; for one that will be here write ./{name}"
+                            ),
+                        );
+                    }
+                }
+                Some(Err(problem)) => self.problems.push(format!("{flag}: {problem}")),
+                None => {}
+            }
+        }
+    }
+
     /// That of the weights may be read later: they need not be here yet.
     fn read_config(&mut self, read: Read<'_>) {
         let model = [CONFIG, WEIGHTS].iter().find_map(|key| self.values.get(*key)?.as_str());
-        match model.map(|model| json(&format!("{model}/config.json"), read)) {
-            Some(Ok(config)) => self.model_config = Some(config),
-            Some(Err(problem)) if self.values.contains_key(CONFIG) => {
-                self.problems.push(format!("--config_name: {problem}; nothing is fetched from a hub"));
-            }
-            _ => {}
+        let is_config = self.values.contains_key(CONFIG);
+        // Nothing is fetched for what may as well be its default.
+        let Some(model) = model.filter(|model| is_config || !hub::is_name(model)) else { return };
+        match json(&format!("{model}/config.json"), read) {
+            Ok(config) => self.model_config = Some(config),
+            Err(problem) if is_config => self.problems.push(format!("--config_name: {problem}")),
+            Err(_) => {}
         }
     }
 
@@ -435,6 +467,11 @@ const ACCUMULATION: &str = "train.gradient_accumulation";
 const WEIGHTS: &str = "initial_weights";
 /// The directory of a `config.json` that is not the weights'; taken out again.
 const CONFIG: &str = "config";
+const TOKENIZER: &str = "data.tokenizer.directory";
+/// That of models of the hub; taken out again.
+const REVISION: &str = "revision";
+/// A directory with one of them is a model's, or a tokenizer's.
+const MODEL_FILES: [&str; 4] = ["config.json", "tokenizer_config.json", "tokenizer.json", "vocab.json"];
 const EVAL_EVERY: &str = "train.eval_every";
 const CHECKPOINT_EVERY: &str = "train.checkpoint_every";
 const LOG_EVERY: &str = "train.log_every";

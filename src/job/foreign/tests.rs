@@ -47,12 +47,12 @@ fn run_language_modeling_becomes_a_job() {
     let expected =
         JobSpec::parse(&format!("name = \"x\"\ndataset = \"d\"\n[model]\npreset = \"gpt2\"\n[train]\n{expected}\n"), "x");
     assert_eq!(job.train, expected.expect("valid").train);
-    assert_eq!(job.initial_weights.as_deref(), Some("gpt2"));
+    assert_eq!(job.initial_weights.as_deref(), Some("hf:openai-community/gpt2"));
     let data = job.data.expect("text");
     assert_eq!((data.train, data.validation), (vec!["wiki.train.raw".to_owned()], vec!["wiki valid.raw".to_owned()]));
     assert_eq!(data.end_of_text, Some(EndOfText::Split), "as its tokenizer does");
     let notes = notes(LANGUAGE_MODELING);
-    for told in ["--ort_trainer: ", "--per_gpu_eval_batch_size: ", "--output_dir: ", "--do_train: ", "--model_name_or_path: "] {
+    for told in ["--ort_trainer: ", "--per_gpu_eval_batch_size: ", "--output_dir: ", "--do_train: "] {
         tells(&notes, told);
     }
 }
@@ -157,7 +157,8 @@ fn what_is_not_to_be_had_is_refused_by_name() {
         ("--load_best_model_at_end --eval_steps 9", "--load_best_model_at_end: it needs evaluations on the way"),
         ("--lerning_rate=1e-5", "did you mean --learning_rate?"),
         ("--gradient-acumulation-steps 2", "did you mean --gradient-accumulation-steps?"),
-        ("--dataset_name wikitext", "--dataset_name: nothing is fetched from a hub"),
+        ("--dataset_name wikitext", "--dataset_name: the program reads it in the place of --train_file; give one of them"),
+        ("--dataset_config_name x", "--dataset_config_name: it is one of a dataset's"),
         ("--output_dir $OUT", "the command has a `$`"),
         ("--output_dir ~/out", "the command has a `~`"),
         ("; rm", "`;` is the shell's"),
@@ -219,6 +220,68 @@ fn fairseq_train_becomes_a_job() {
     assert!(problems(&FAIRSEQ.replace("--arch transformer_lm_gpt", "")).contains("--arch: fairseq needs it"));
     assert!(problems(&format!("{FAIRSEQ} --max-epoch 2")).contains("--max-epoch: a run ends by updates or by epochs here"));
     assert!(problems(&FAIRSEQ.replace("99000", "100000")).contains("--lr-period-updates: a cosine has one period here"));
+}
+
+#[test]
+fn names_of_the_hub_are_those_of_a_job() {
+    let run = |flags: &str| format!("run_clm.py {flags}");
+    let weights = |flags: &str| job(&run(&format!("--train_file a.txt {flags}")));
+    for (flags, named, tokenizer) in [
+        ("--model_name_or_path gpt2-medium", "hf:openai-community/gpt2-medium", None),
+        ("--model_name_or_path owner/mine", "hf:owner/mine", Some("hf:owner/mine")),
+        ("--model_name_or_path owner/mine --model_revision v1", "hf:owner/mine@v1", Some("hf:owner/mine@v1")),
+        ("--model_name_or_path gpt2 --tokenizer_name owner/words", "hf:openai-community/gpt2", Some("hf:owner/words")),
+        ("--model_name_or_path ./owner/mine", "./owner/mine", Some("./owner/mine")),
+        ("--model_name_or_path mine", "mine", Some("mine")),
+    ] {
+        let job = weights(flags);
+        assert_eq!(job.initial_weights.as_deref(), Some(named), "{flags}");
+        assert_eq!(job.data.expect("text").tokenizer.directory.as_deref(), tokenizer, "{flags}");
+    }
+    tells(
+        &notes(&run("--train_file a.txt --model_name_or_path owner/mine")),
+        "--model_name_or_path: there is no directory owner/mine here, so it is of the hub; for one that will be here write ./owner/mine",
+    );
+    let here = |file: &str| if file == "owner/mine/config.json" { Ok("{}".to_owned()) } else { Err(file.to_owned()) };
+    let text = translate(&run("--train_file a.txt --model_name_or_path owner/mine"), &here).expect("a job").text;
+    assert!(text.contains("initial_weights = \"owner/mine\""), "a directory that is here comes first: {text}");
+    let config = |file: &str| match file {
+        "hf:owner/mine/config.json" => {
+            Ok(r#"{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": 9}"#.to_owned())
+        }
+        _ => Err(file.to_owned()),
+    };
+    let text = translate(&run("--train_file a.txt --config_name owner/mine --tokenizer_name gpt2"), &config).expect("a job").text;
+    assert!(text.contains("layers = 2") && text.contains("block_size = 64"), "{text}");
+
+    for (flags, train, validation) in [
+        (
+            "--dataset_name Salesforce/wikitext --dataset_config_name raw",
+            "hf:Salesforce/wikitext/raw/train",
+            Some("hf:Salesforce/wikitext/raw/validation"),
+        ),
+        ("--dataset_name owner/tales", "hf:owner/tales/train", Some("hf:owner/tales/validation")),
+        ("--dataset_name openwebtext", "hf:Skylion007/openwebtext/train", None),
+    ] {
+        let data = job(&run(&format!("--model_name_or_path gpt2 {flags}"))).data.expect("text");
+        assert_eq!(
+            (data.train, data.validation),
+            (vec![train.to_owned()], Vec::from_iter(validation.map(str::to_owned))),
+            "{flags}"
+        );
+    }
+    tells(&notes(&run("--dataset_name owner/tales")), "--dataset_name: `ftctl plan` says whether it has text for validation");
+    assert!(!notes(&run("--dataset_name wikitext --dataset_config_name x")).iter().any(|note| note.starts_with("--dataset_name")));
+    for (flags, problem) in [
+        ("--dataset_name json", "--dataset_name: `json/train` names no text of the hub"),
+        ("--dataset_name ./mine", "--dataset_name: ./mine is a directory; name its files in --train_file"),
+        ("--dataset_name a/../b", "--dataset_name: `"),
+        ("--train_file a.txt --model_name_or_path a/b --model_revision ../x", "--model_name_or_path: `../x` is no revision"),
+        ("--train_file a.txt --config_name a/b", "--config_name: there is no hf:a/b/config.json"),
+    ] {
+        let found = problems(&run(flags));
+        assert!(found.contains(problem), "{flags} gave {found}");
+    }
 }
 
 #[test]
@@ -511,7 +574,7 @@ fn what_trains_nothing_has_its_command_of_ftctl() {
         ),
         (
             "run_generation.py --model_type gpt2 --model_name_or_path gpt2",
-            "ftctl generate 'gpt2' --prompt='TEXT' --seed 42 --temperature 1.0 --tokens 20 --top-k 0 --top-p 0.9",
+            "ftctl generate 'hf:openai-community/gpt2' --prompt='TEXT' --seed 42 --temperature 1.0 --tokens 20 --top-k 0 --top-p 0.9",
             "a job file is for training, and run_generation.py does something else",
         ),
         (

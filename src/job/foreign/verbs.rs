@@ -5,6 +5,7 @@ use super::{
     Meaning::*,
     Program,
     Setting::{Number as N, Whole as I, Word as W},
+    WEIGHTS,
 };
 use crate::job::wording::shell_word;
 
@@ -13,7 +14,7 @@ pub(super) const RUN_GENERATION: Program = Program {
     names: &["run_generation.py"],
     told_by: None,
     defaults: &[&[
-        ("model", W("gpt2")),
+        (WEIGHTS, W("gpt2")),
         (SEQUENCES, I(1)),
         ("--tokens", I(20)),
         ("--temperature", N(1.0)),
@@ -24,7 +25,7 @@ pub(super) const RUN_GENERATION: Program = Program {
     positional: None,
     flags: &[&[
         Flag { names: &["model_type"], meaning: Choice(&[("gpt2", &[])]) },
-        Flag { names: &["model_name_or_path"], meaning: Text("model") },
+        Flag { names: &["model_name_or_path"], meaning: Text(WEIGHTS) },
         Flag { names: &["prompt"], meaning: Text("prompt") },
         Flag { names: &["prefix", "padding_text"], meaning: Text("prefix") },
         Flag { names: &["length"], meaning: Special(length) },
@@ -121,7 +122,7 @@ fn generate(job: &Job) -> String {
     let prompt =
         if job.values.contains_key("prompt") { format!("{}{}", text("prefix"), text("prompt")) } else { "TEXT".to_owned() };
     let prompts = format!(" --prompt={}", shell_word(&prompt)).repeat(job.number(SEQUENCES).unwrap_or(1.0) as usize);
-    format!("ftctl generate {}{prompts}{}", job.word("model"), flags(job))
+    format!("ftctl generate {}{prompts}{}", job.word(WEIGHTS), flags(job))
 }
 
 fn encode(job: &Job) -> String {

@@ -518,7 +518,7 @@ fn default_top_p() -> f64 {
 pub struct DataConfig {
     /// Files, directories or glob patterns of txt, csv, tsv, json, jsonl or parquet files (other extensions are read as
     /// text), packed by gzip or Zstandard or as they are. One text file is one document; one row of the others is one
-    /// document.
+    /// document. In a job file also `hf:OWNER/NAME[/CONFIGURATION]/SPLIT[@REVISION]`: rows of a dataset of the hub.
     #[serde(default)]
     pub train: Vec<String>,
     /// What the files hold. From token files no validation text can be held out, so name `validation` as well.
@@ -623,7 +623,7 @@ pub struct TokenizerConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocabulary: Option<usize>,
     /// Directory with the tokenizer's `tokenizer.json`, or `vocab.json` and `merges.txt`, such as that of the weights to
-    /// start from; only with `kind = "files"`.
+    /// start from; only with `kind = "files"`. In a job file also `hf:OWNER/NAME[@REVISION]`: that of a model of the hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
 }

@@ -7,13 +7,11 @@ use crate::job::{
     azureml::{Cluster, IdentityId},
     compute::Backend,
     environment,
-    foreign::{
-        NAME, NAMED_BY_JOB, OWN_PROCESSES,
-        yaml::{Node, Value},
-    },
+    foreign::{NAME, NAMED_BY_JOB, OWN_PROCESSES},
     id::{MAX_NAME, valid_name},
     units::Span,
     wording::suggest,
+    yaml::{Node, Value},
 };
 
 type Act = fn(&mut Translation, &At<'_>, &Node) -> Result<(), String>;
@@ -91,7 +89,7 @@ fn text(node: &Node) -> Result<&str, String> {
     match &node.value {
         Value::Text(text) => Ok(text),
         Value::Nothing => Err("it has no value".to_owned()),
-        Value::List | Value::Table(_) => Err("a text or a number belongs here".to_owned()),
+        Value::List(_) | Value::Table(_) => Err("a text or a number belongs here".to_owned()),
     }
 }
 

@@ -9,14 +9,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    Job, Program, Read, Refused, Translated, printable, suggest,
+use super::{Job, Program, Read, Refused, Translated, printable, suggest};
+use crate::job::{
+    compute::Backend,
     yaml::{self, Node, Value},
 };
-use crate::job::compute::Backend;
 use keys::{KEYS, Meaning};
 
-pub use super::yaml::MOST;
+pub use crate::job::yaml::MOST;
 
 /// Where a key stands.
 struct At<'a> {

@@ -24,7 +24,6 @@ fn plays(command: &str, expected: Played, read: Read<'_>) {
     }
 }
 
-const HUB: &[&str] = &["--dataset_name: nothing is fetched from a hub", "--dataset_config_name: nothing is fetched from a hub"];
 const MASKED: &[&str] = &["trains a model that fills gaps in a text"];
 const PERMUTED: &[&str] = &["trains a model that predicts tokens in any order"];
 const MIDDLE: &[&str] = &["moves the middle of a text to its end"];
@@ -35,9 +34,9 @@ fn those_of_transformers_language_modelling() {
     let wikitext = "--dataset_name wikitext --dataset_config_name wikitext-2-raw-v1";
     let own = "--train_file path_to_train_file --validation_file path_to_validation_file";
     let rows: [(String, Played); 16] = [
-        (format!("python run_clm.py --model_name_or_path openai-community/gpt2 {wikitext} {tail}"), Err(HUB)),
+        (format!("python run_clm.py --model_name_or_path openai-community/gpt2 {wikitext} {tail}"), Ok(())),
         (format!("python run_clm.py --model_name_or_path openai-community/gpt2 {own} {tail}"), Ok(())),
-        (format!("python run_clm_no_trainer.py {wikitext} --model_name_or_path gpt2 --output_dir /tmp/test-clm"), Err(HUB)),
+        (format!("python run_clm_no_trainer.py {wikitext} --model_name_or_path gpt2 --output_dir /tmp/test-clm"), Ok(())),
         (format!("accelerate launch run_clm_no_trainer.py {own} --model_name_or_path gpt2 --output_dir /tmp/test-clm"), Ok(())),
         (format!("python run_fim.py --model_name_or_path gpt2 {wikitext} --fim_rate 0.5 --fim_spm_rate 0.2 {tail}"), Err(MIDDLE)),
         (format!("python run_fim.py --model_name_or_path gpt2 {own} --fim_rate 0.5 --fim_spm_rate 0.2 {tail}"), Err(MIDDLE)),

@@ -1,14 +1,14 @@
 //! The flags of run_clm.py and its neighbours.
 
 use super::{
-    EVAL_STRATEGY, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, NO_HUB, SAVE_STRATEGY, WARMUP, WITHOUT_WARMUP, block_size, checkpointing,
-    config, eval_steps, logging_steps, max_steps, model, model_type, onnx_runtime, overrides, percentage, resume,
-    scheduler_settings, tokenizer, warmup_ratio,
+    DATASET, DATASET_CONFIG, EVAL_STRATEGY, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, SAVE_STRATEGY, WARMUP, WITHOUT_WARMUP,
+    block_size, checkpointing, config, eval_steps, logging_steps, max_steps, model, model_type, onnx_runtime, overrides,
+    percentage, resume, scheduler_settings, tokenizer, warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
     Meaning::*,
-    NAMED_BY_JOB, ONE_DEVICE, OTHER_OPTIMIZER, OWN_LOADER, OWN_LOG, OWN_PROCESSES, PRECISION,
+    NAMED_BY_JOB, ONE_DEVICE, OTHER_OPTIMIZER, OWN_LOADER, OWN_LOG, OWN_PROCESSES, PRECISION, REVISION,
     Setting::{Number as N, Word as W, Yes},
     TRACKERS, keep,
 };
@@ -20,7 +20,8 @@ const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as trai
 const OWN_ENGINE: &str = "the trainer has its own engine";
 const OWN_METRICS: &str = "an evaluation is the loss and the perplexity of all tokens";
 const NO_UPLOAD: &str = "nothing is sent to a hub";
-const HUB_WAYS: &str = "nothing is fetched from a hub, or sent to one";
+const TOKEN: &str = "the token for the hub is in HF_TOKEN, or where `hf auth login` keeps it";
+const NO_CODE: &str = "nothing of a repository is executed";
 const NO_PADDING: &str = "every block is full, and has one column: the tokens";
 const BY_ITSELF: &str = "a run that is resumed goes on with data, schedule and optimizer as they were";
 const ONE_SEED: &str = "one seed is for weights and order here; give --seed";
@@ -34,7 +35,8 @@ pub(super) const COMMON: &[Flag] = &[
     Flag { names: &["train_file", "train_data_file"], meaning: Path("data.train") },
     Flag { names: &["validation_file", "eval_data_file"], meaning: Path("data.validation") },
     Flag { names: &["validation_split_percentage"], meaning: Special(percentage) },
-    Flag { names: &["dataset_name", "dataset_config_name"], meaning: Refused(NO_HUB) },
+    Flag { names: &["dataset_name"], meaning: Text(DATASET) },
+    Flag { names: &["dataset_config_name"], meaning: Text(DATASET_CONFIG) },
     Flag { names: &["output_dir"], meaning: Nothing(NAMED_BY_JOB) },
     Flag { names: &["overwrite_cache"], meaning: Switch(OWN_STORE) },
     Flag { names: &["per_device_train_batch_size", "per_gpu_train_batch_size"], meaning: Whole(MICRO_BATCH) },
@@ -71,8 +73,9 @@ pub(super) const COMMON: &[Flag] = &[
         meaning: Always("a text file is one document here, with the ends of its lines; take them out of the file"),
     },
     Flag { names: &["push_to_hub"], meaning: NoSwitch(NO_UPLOAD) },
-    Flag { names: &["hub_token", "hub_model_id"], meaning: Nothing(HUB_WAYS) },
-    Flag { names: &["trust_remote_code", "low_cpu_mem_usage"], meaning: Switch(OWN_ENGINE) },
+    Flag { names: &["hub_token", "hub_model_id"], meaning: Nothing(NO_UPLOAD) },
+    Flag { names: &["trust_remote_code"], meaning: Switch(NO_CODE) },
+    Flag { names: &["low_cpu_mem_usage"], meaning: Switch(OWN_ENGINE) },
     Flag { names: &["use_fast_tokenizer"], meaning: Switch(OWN_ENGINE) },
 ];
 
@@ -169,9 +172,11 @@ pub(super) const FLAGS: &[Flag] = &[
         names: &["train_sampling_strategy"],
         meaning: Only(&["random"], "blocks come in a random order here, and all have one length; give random"),
     },
-    Flag { names: &["push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"], meaning: Nothing(HUB_WAYS) },
-    Flag { names: &["hub_strategy", "hub_revision", "model_revision", "token", "use_auth_token"], meaning: Nothing(HUB_WAYS) },
-    Flag { names: &["hub_private_repo", "hub_always_push"], meaning: Switch(HUB_WAYS) },
+    Flag { names: &["push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"], meaning: Nothing(NO_UPLOAD) },
+    Flag { names: &["hub_strategy", "hub_revision"], meaning: Nothing(NO_UPLOAD) },
+    Flag { names: &["model_revision"], meaning: Text(REVISION) },
+    Flag { names: &["token", "use_auth_token"], meaning: Nothing(TOKEN) },
+    Flag { names: &["hub_private_repo", "hub_always_push"], meaning: Switch(NO_UPLOAD) },
     Flag { names: &["project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"], meaning: Nothing(TRACKERS) },
     Flag { names: &["log_level", "log_level_replica", "debug"], meaning: Nothing(OWN_LOG) },
     Flag { names: &["disable_tqdm", "logging_nan_inf_filter"], meaning: Switch(OWN_LOG) },

@@ -14,9 +14,12 @@ use super::{
     Meaning::*,
     Program, STEPS,
     Setting::{self, Number as N, Whole as I, Word as W, Yes},
-    WEIGHTS, as_number,
+    TOKENIZER, WEIGHTS, as_number,
 };
-use crate::job::wording::suggest;
+use crate::job::{
+    hub::{self, HubName},
+    wording::suggest,
+};
 
 pub(super) const RUN_CLM: Program = Program {
     names: &["run_clm.py"],
@@ -92,12 +95,9 @@ const DEFAULTS: &[(&str, Setting)] = &[
 
 const OF_THE_TRAINER: &[(&str, Setting)] = &[(LOG_EVERY, I(500)), (CHECKPOINT_EVERY, I(500))];
 
-const NO_HUB: &str = "nothing is fetched from a hub; name files";
-
 const WARMUP: &str = "train.warmup_steps";
 const LEAST_RATE: &str = "train.min_learning_rate";
 const PRESET: &str = "model.preset";
-const TOKENIZER: &str = "data.tokenizer.directory";
 
 // What stands in a job only until all flags are known: no settings.
 const EVAL_STRATEGY: &str = "eval_strategy";
@@ -116,20 +116,69 @@ const LINEAR_DECAY: &str = "linear_decay";
 
 const SIZES: [&str; 4] = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"];
 
+/// Names of datasets from before their owners were part of them, and whether there is text for validation.
+const OLD_DATASETS: [(&str, &str, bool); 5] = [
+    ("wikitext", "Salesforce/wikitext", true),
+    ("openwebtext", "Skylion007/openwebtext", false),
+    ("bookcorpus", "bookcorpus/bookcorpus", false),
+    ("ptb_text_only", "ptb-text-only/ptb_text_only", true),
+    ("c4", "allenai/c4", true),
+];
+
+// What stands in a job only until all flags are known, too.
+const DATASET: &str = "dataset_name";
+const DATASET_CONFIG: &str = "dataset_config_name";
+
 /// The size that a name on the hub stands for.
 fn published(name: &str) -> Option<&'static str> {
-    let plain = name.strip_prefix("openai-community/").unwrap_or(name);
+    let plain = name.strip_prefix(hub::PREFIX).unwrap_or(name);
+    let plain = plain.strip_prefix("openai-community/").unwrap_or(plain);
     SIZES.into_iter().find(|size| *size == plain)
 }
 
 #[allow(clippy::unnecessary_wraps)] // One of many that may fail.
 fn model(job: &mut Job, name: &str) -> Result<(), String> {
-    if published(name).is_some() {
-        job.note("--model_name_or_path", &format!("{NO_HUB}: put the published weights into the directory {name}"));
-    }
     job.set(WEIGHTS, name);
     Ok(())
 }
+
+/// The splits that the program reads of a dataset of the hub: without one for validation it holds a part of the other out.
+fn dataset(job: &mut Job) {
+    let (name, config) = (job.take_word(DATASET), job.take_word(DATASET_CONFIG));
+    let Some(typed) = name else {
+        if config.is_some() {
+            job.problems.push("--dataset_config_name: it is one of a dataset's; give --dataset_name, too".to_owned());
+        }
+        return;
+    };
+    if job.values.contains_key("data.train") {
+        return job.problems.push("--dataset_name: the program reads it in the place of --train_file; give one of them".to_owned());
+    }
+    let known = OLD_DATASETS.iter().find(|(old, ..)| *old == typed);
+    let (name, validates) = known.map_or((typed.as_str(), true), |(_, name, validates)| (name, *validates));
+    let split = |split: &str| match &config {
+        Some(config) => format!("{}{name}/{config}/{split}", hub::PREFIX),
+        None => format!("{}{name}/{split}", hub::PREFIX),
+    };
+    if typed.starts_with(['.', '/']) {
+        return job
+            .problems
+            .push(format!("--dataset_name: {typed} is a directory; name its files in --train_file and --validation_file"));
+    }
+    if let Some(Err(problem)) = HubName::of_data(&split("train")) {
+        return job.problems.push(format!("--dataset_name: {problem}"));
+    }
+    job.set("data.train", vec![toml::Value::from(split("train"))]);
+    if validates {
+        job.set("data.validation", vec![toml::Value::from(split("validation"))]);
+    }
+    if known.is_none() {
+        job.note("--dataset_name", VALIDATION);
+    }
+}
+
+const VALIDATION: &str = "`ftctl plan` says whether it has text for validation; where it has none, the program holds out a part of the rest: \
+    take out data.validation, and data.validation_fraction holds as much out";
 
 /// The preset of a model that begins with random weights, beside existing weights nothing new; or the directory of a `config.json`.
 #[allow(clippy::unnecessary_wraps)] // One of many that may fail.
@@ -300,6 +349,7 @@ fn finish(job: &mut Job) {
 }
 
 fn settle(job: &mut Job) {
+    dataset(job);
     if job.values.contains_key(STEPS) {
         job.values.remove("train.epochs");
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::{
     exit::Exit,
+    hub::Hub,
     job::{order::RunOrder, record::Record, report::Silent, spec::RetryCause, state::State, units::Span},
     lifecycle::{
         self,
@@ -34,6 +35,7 @@ async fn live(place: &Place, shortage: Duration, change: impl FnOnce(&mut Plan))
         clock: clock.clone(),
         report: Arc::new(Silent),
         cache: place.state.path().join("cache"),
+        hub: Hub::new(&|_| None, None, place.state.path()),
         everybody: false,
         supervisor: Holder::this_process(0),
         adoption: Adoption::new(place.state.path(), true),

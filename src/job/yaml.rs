@@ -1,10 +1,10 @@
-//! YAML from outside: texts and tables with their lines. Nothing in it refers to something else, is obeyed, or goes deep.
+//! YAML from outside: texts, lists and tables with their lines. Nothing in it refers to something else, is obeyed, or goes deep.
 
 use std::collections::BTreeMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, StrInput};
 
-use crate::job::printable;
+use super::printable;
 
 /// Bytes of a file. Those that people write have two thousand.
 pub const MOST: usize = 256 << 10;
@@ -15,28 +15,27 @@ const LONGEST_KEY: usize = 256;
 
 /// A value.
 #[derive(Debug)]
-pub(super) struct Node {
+pub struct Node {
     /// That of its key, where it has one; counts from 1.
     pub line: usize,
     pub value: Value,
 }
 
 #[derive(Debug)]
-pub(super) enum Value {
+pub enum Value {
     /// `null`, `~`, or not a character.
     Nothing,
     /// Numbers and truth values too, as they are written.
     Text(String),
-    /// Of whatever: no job says anything in a list that could be carried over.
-    List,
+    List(Vec<Node>),
     Table(BTreeMap<String, Node>),
 }
 
 /// A line, and what is wrong there.
-pub(super) type Fault = (usize, String);
+pub type Fault = (usize, String);
 
 /// The one document of a text.
-pub(super) fn read(text: &str) -> Result<Node, Fault> {
+pub fn read(text: &str) -> Result<Node, Fault> {
     if text.len() > MOST {
         return Err((1, format!("the file has {} bytes, and {MOST} are the most that are read", text.len())));
     }
@@ -93,10 +92,11 @@ impl<'t> Reader<'t> {
     }
 
     fn list(&mut self, depth: usize) -> Result<Value, Fault> {
+        let mut list = Vec::new();
         loop {
             match self.next()? {
-                (Event::SequenceEnd, _) => return Ok(Value::List),
-                (event, line) => self.node(event, line, depth).map(drop)?,
+                (Event::SequenceEnd, _) => return Ok(Value::List(list)),
+                (event, line) => list.push(self.node(event, line, depth)?),
             }
         }
     }
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(lines, [("a", 2), ("b", 3), ("e", 6), ("f", 9)]);
         assert!(matches!(&found["a"].value, Value::Text(text) if text == "1e-5"));
         assert!(matches!(&found["e"].value, Value::Text(text) if text == "one two"));
-        assert!(matches!(&found["f"].value, Value::List));
+        assert!(matches!(&found["f"].value, Value::List(list) if list.len() == 2));
         let Value::Table(inner) = &found["b"].value else { panic!("a table") };
         assert!(matches!(&inner["c"].value, Value::Text(text) if text == "null"), "in quotes it is a text");
         assert!(matches!((&inner["d"].value, inner["d"].line), (Value::Nothing, 5)));
