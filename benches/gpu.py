@@ -1,11 +1,12 @@
 """What issue 3 asks of a GPU, in one command: parity, training steps beside peers, and the machine's ceilings.
 
-Usage: python benches/gpu.py PATH/TO/ft-trainer [--only ceilings parity offload xl streamed medium small] [--rounds N] [--steps N] [--record]
+Usage: python benches/gpu.py PATH/TO/ft-trainer [--only ceilings parity offload ranks xl streamed medium small] [--rounds N] [--steps N] [--record]
        python benches/gpu.py PATH/TO/ft-trainer --device cpu        (tries the script itself on small shapes; never recorded)
 
   ceilings   8192³ products in bf16, fp16 and fp32, copies on the device and over PCIe from and to pinned memory
   parity     trainer/tests/oracle/grads.py with FT_DEVICE=cuda: logits and gradients against float64 transformers
   offload    losses and weights of runs with the optimizer, and with the model, in main memory against one with both on the device, in fp32 and fp16
+  ranks      a run of two processes on the one GPU, with ZeRO 0 and 2, against one of one process: equal bits
   xl         GPT-2 XL in fp16, a step of 16 sequences of 1,024, optimizer in main memory, under a cap of 16 GB; ours 4 at once, by its estimate
              the most in 6 GB with CUDA's own; peer: DeepSpeed ZeRO-2 offload, 8 at once
   streamed   the same with the blocks' weights in main memory too, two of them on the device at a time; no peer
@@ -23,10 +24,12 @@ and several calls can share the work. Bars are met or MISSED beside each figure;
 
 import argparse
 import datetime
+import hashlib
 import importlib.util
 import json
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -394,6 +397,31 @@ def offload(binary, device):
     return lines
 
 
+def ranks(binary, device):
+    """Whether two processes on one device train to the bits of one."""
+    from train import text_like
+
+    shape = (5, 8, 512, 512, 256, 4) if device == "cuda" else TOY
+    digests = {}
+    for size, zero in ((1, 0), (2, 0), (2, 2)):
+        with tempfile.TemporaryDirectory() as folder:
+            data = dataset(Path(folder), shape, text_like(16 * shape[4] * shape[5] + 1))
+            train = {"precision": "bf16", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3, "leaves": 2, "zero": zero}
+            file, output = configure(folder, data, shape, shape[5] // 2, device, train)
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", 0))
+                port = str(listener.getsockname()[1])
+            meeting = {"WORLD_SIZE": str(size), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            processes = [subprocess.Popen([binary, "train", file], stdout=subprocess.DEVNULL, env=os.environ | meeting | {"RANK": str(rank)}) for rank in range(size)]
+            if codes := [process.returncode for process in processes if process.wait()]:
+                raise RuntimeError(f"ft-trainer train ended with {codes}")
+            [checkpoint] = (output / "checkpoints").glob("step-*")
+            files = [checkpoint / name for name in ("model.safetensors", "optimizer.safetensors", "steps.jsonl")]
+            digests[size, zero] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    differ = [f"{size} processes with ZeRO-{zero}" for (size, zero), found in digests.items() if found != digests[1, 0]]
+    return [f"one and two processes on one {device}, bf16, {OFFLOAD_STEPS} steps: {'equal bits: met' if not differ else f'{differ} differ: MISSED'}"]
+
+
 def ceilings(device):
     """One line for each."""
     import torch
@@ -453,7 +481,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     lists = {"ceilings": lambda: ceilings(arguments.device)}
-    lists |= {name: lambda work=work: work(arguments.binary, arguments.device) for name, work in (("parity", parity), ("offload", offload))}
+    lists |= {name: lambda work=work: work(arguments.binary, arguments.device) for name, work in (("parity", parity), ("offload", offload), ("ranks", ranks))}
     parser.add_argument("--only", nargs="+", choices=[*lists, *TASKS], default=[*lists, *TASKS])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,7 +1,7 @@
 //! Processes that share the steps of a job.
 
 use ft_trainer::settings::{
-    DeviceChoice, TrainSettings,
+    TrainSettings,
     validate::{Rule, rule},
 };
 
@@ -26,17 +26,11 @@ pub(super) fn shared(train: &TrainSettings, processes: usize) -> TrainSettings {
 const MOST_NODES: usize = 256;
 
 /// The rules for processes that share the steps of `train`, on so many nodes.
-pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 3] {
-    const KEY: &str = "compute.processes_per_node";
+pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 2] {
     let are_even = (1..=MOST_NODES).contains(&nodes) && processes.is_multiple_of(nodes);
     let uneven =
         format!("{processes} processes are not on {nodes} nodes: there are 1 to {MOST_NODES} of them, with as many on each");
     let leaves = train.leaves();
     let has_work = format!("{processes} processes cannot share a step of {leaves} leaves (train.leaves); each needs one");
-    let on_gpu = processes > 1 && train.device == DeviceChoice::Cuda;
-    [
-        rule("compute.nodes", are_even, uneven),
-        rule(KEY, (1..=leaves).contains(&processes), has_work),
-        rule(KEY, !on_gpu, "several processes train on a CPU alone so far; set train.device = \"cpu\", or leave this out"),
-    ]
+    [rule("compute.nodes", are_even, uneven), rule("compute.processes_per_node", (1..=leaves).contains(&processes), has_work)]
 }

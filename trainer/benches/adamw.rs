@@ -7,6 +7,7 @@ use std::time::Instant;
 use ft_trainer::model::{Parameters, Shape};
 use ft_trainer::optimizer::Optimizer;
 use ft_trainer::settings::{TrainSettings, Variant};
+use ft_trainer::world::Shards;
 
 fn main() {
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
@@ -24,7 +25,7 @@ fn main() {
     let mut parameters = Parameters::random(&shape, 1);
     let gradients = Parameters::random(&shape, 2);
     let mut optimizer = Optimizer::new(&parameters, &TrainSettings::default());
-    let step = median(steps, || optimizer.step(&mut parameters, &gradients, [1e-4, 1.0], &mut |_, _| ()));
+    let step = median(steps, || optimizer.step(&mut parameters, &Shards::of(&gradients), [1e-4, 1.0], &mut |_, _| ()));
     let elements = shape.parameters() as usize;
     let (from, mut to) = (vec![1.0_f32; elements], vec![0.0_f32; elements]);
     let copy = median(steps, || copy(&from, &mut to, threads));

@@ -31,12 +31,17 @@ pub struct Chosen {
 
 /// The device of `choice`. A GPU that is asked for and cannot be used is bad input.
 pub fn choose(choice: DeviceChoice) -> Result<Chosen, Failure> {
-    let on_gpu = |reason: &str| Chosen { device: Device::Cuda(0), reason: reason.to_owned() };
+    choose_at(choice, 0)
+}
+
+/// [`choose`]; of several GPUs that with this number.
+fn choose_at(choice: DeviceChoice, index: usize) -> Result<Chosen, Failure> {
+    let on_gpu = |reason: &str| Chosen { device: Device::Cuda(index), reason: reason.to_owned() };
     let without = |reason: String| Chosen { device: Device::Cpu, reason };
     match choice {
         DeviceChoice::Cpu => Ok(without("device = \"cpu\"".to_owned())),
-        DeviceChoice::Auto => Ok(gpu().map_or_else(without, |()| on_gpu("device = \"auto\" found it"))),
-        DeviceChoice::Cuda => match gpu() {
+        DeviceChoice::Auto => Ok(gpu(index).map_or_else(without, |()| on_gpu("device = \"auto\" found it"))),
+        DeviceChoice::Cuda => match gpu(index) {
             Ok(()) => Ok(on_gpu("device = \"cuda\"")),
             Err(reason) => Err(Failure::input(format!(
                 "device = \"cuda\" is not available: {reason}; on a machine with an NVIDIA GPU install its driver and build the trainer with \
@@ -48,12 +53,13 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen, Failure> {
 
 /// Whether a run of `choice` computes on a GPU; one that leaves it open, if it began here.
 pub fn is_gpu(choice: DeviceChoice) -> bool {
-    choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu().is_ok()
+    choice == DeviceChoice::Cuda || choice == DeviceChoice::Auto && gpu(0).is_ok()
 }
 
-/// [`choose`] for training: with all that `settings` ask of libtorch, and nothing that it cannot do.
-pub fn prepare(settings: &TrainSettings) -> Result<Chosen, Failure> {
-    let chosen = choose(settings.device)?;
+/// [`choose`] for training, for the process with the number `local` of those on this machine: with all that `settings` ask of
+/// libtorch, and nothing that it cannot do.
+pub fn prepare(settings: &TrainSettings, local: usize) -> Result<Chosen, Failure> {
+    let chosen = choose_at(settings.device, local)?;
     if away(chosen.device, settings) != Offload::None && settings.lora.is_some() {
         let what = "train.offload does not go together with train.lora on a GPU and with libtorch's kernels";
         return Err(Failure::input(format!("{what}; remove one of them")));
@@ -133,9 +139,9 @@ pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     2.0 * (size as f64).powi(3) / (0..more).map(|_| seconds()).fold(first, f64::min)
 }
 
-/// Makes libtorch see the first GPU and compute all digits there until it is told otherwise, or says why it cannot. libtorch asks
+/// Makes libtorch see a GPU, by its number, and compute all digits there until it is told otherwise, or says why it cannot. libtorch asks
 /// once for its CUDA part: this comes before everything else.
-fn gpu() -> Result<(), String> {
+fn gpu(index: usize) -> Result<(), String> {
     load(DRIVER).map_err(|_| format!("this machine has no NVIDIA driver ({DRIVER})"))?;
     load(CUDA_PART)
         .map_err(|error| format!("the libtorch of this program is its CPU build, or parts of CUDA are missing ({error})"))?;
@@ -144,8 +150,12 @@ fn gpu() -> Result<(), String> {
             "libtorch finds no GPU (CUDA_VISIBLE_DEVICES may hide it, or the driver is older than libtorch's CUDA)".to_owned()
         );
     }
+    let there = Cuda::device_count();
+    if index >= there as usize {
+        return Err(format!("each process has a GPU of its own, this one number {index}, and libtorch finds {there}"));
+    }
     let ones = |device| Tensor::f_ones([1], (Kind::Float, device))?.f_add_scalar(1.0)?.f_to_device(Device::Cpu);
-    ones(Device::Cuda(0)).map(drop).map_err(|error| {
+    ones(Device::Cuda(index)).map(drop).map_err(|error| {
         let error = error.to_string();
         format!("libtorch cannot compute on the GPU: {}", error.lines().next().unwrap_or_default())
     })?;

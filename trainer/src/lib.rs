@@ -35,6 +35,7 @@ pub mod random;
 pub mod run;
 pub mod schedule;
 pub mod settings;
+pub mod shares;
 pub mod state;
 #[cfg(feature = "torch")]
 pub mod world;

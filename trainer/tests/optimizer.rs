@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 
 use ft_trainer::model::{Parameters, Shape};
-use ft_trainer::optimizer::{Optimizer, StateError, global_norm};
+use ft_trainer::optimizer::{Optimizer, StateError, norm};
 use ft_trainer::settings::Variant;
 use ft_trainer::settings::{Compat, OptimizerKind, TrainSettings, WeightDecayOn};
-use ft_trainer::world::World;
+use ft_trainer::world::{Shards, World};
 use tch::{Device, Kind, Tensor};
 
 /// Large enough that every thread gets several chunks, and not a multiple of anything.
@@ -28,8 +28,11 @@ fn optimizer(parameters: &Parameters, optimizer: OptimizerKind) -> Optimizer {
 }
 
 fn load(optimizer: &mut Optimizer, saved: &HashMap<String, Tensor>, updates: u64) -> Result<(), StateError> {
-    optimizer.go_on_after(updates);
-    optimizer.load_state(|name| Ok(saved.get(name).map(Tensor::shallow_clone)))
+    optimizer.load_state(&World::alone(), |name| Ok(saved.get(name).map(Tensor::shallow_clone)), updates)
+}
+
+fn state(optimizer: &Optimizer) -> HashMap<String, Tensor> {
+    optimizer.remembered().into_iter().map(|remembered| (remembered.name, remembered.own.copy())).collect()
 }
 
 /// Steps `from..to` on gradients that depend on the step alone.
@@ -37,7 +40,7 @@ fn train(parameters: &mut Parameters, optimizer: &mut Optimizer, steps: std::ops
     let kind = parameters.iter().next().unwrap().tensor.kind();
     for step in steps {
         let gradients = Parameters::random(&shape(), 100 + step).to(Device::Cpu, kind);
-        optimizer.step(parameters, &gradients, [1e-2 / (1.0 + step as f64), 0.7], &mut |_, _| ());
+        optimizer.step(parameters, &Shards::of(&gradients), [1e-2 / (1.0 + step as f64), 0.7], &mut |_, _| ());
     }
 }
 
@@ -71,7 +74,7 @@ fn bits_do_not_depend_on_the_number_of_threads() {
         let mut parameters = Parameters::random(&shape(), 1);
         let mut optimizer = optimizer(&parameters, OptimizerKind::Adamw);
         train(&mut parameters, &mut optimizer, 0..5);
-        let norm = global_norm(&parameters, &World::alone()).unwrap();
+        let norm = norm(&parameters);
         (parameters, norm)
     };
     let (one, three) = (run(1), run(3));
@@ -86,7 +89,7 @@ fn a_restored_state_continues_bit_for_bit() {
         let mut optimizer_1 = optimizer(&undisturbed, kind);
         train(&mut undisturbed, &mut optimizer_1, 0..3);
         let mut resumed = undisturbed.to(Device::Cpu, Kind::Double).to(Device::Cpu, Kind::Float);
-        let saved: HashMap<_, _> = optimizer_1.state().map(|(name, tensor)| (name, tensor.copy())).collect();
+        let saved = state(&optimizer_1);
         let mut optimizer_2 = optimizer(&resumed, kind);
         load(&mut optimizer_2, &saved, optimizer_1.updates()).unwrap();
         train(&mut undisturbed, &mut optimizer_1, 3..6);
@@ -101,7 +104,7 @@ fn a_foreign_state_is_refused_by_name() {
         KINDS.into_iter().zip(["exp_avg.transformer.wte.weight", "exp_avg_sq_row.transformer.wte.weight", "exp_avg."])
     {
         let parameters = Parameters::random(&shape(), 1);
-        let saved: HashMap<_, _> = optimizer(&parameters, kind).state().map(|(name, tensor)| (name, tensor.copy())).collect();
+        let saved = state(&optimizer(&parameters, kind));
         let mut incomplete = saved.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect::<HashMap<_, _>>();
         let lost = saved.keys().max().unwrap();
         incomplete.remove(lost);
@@ -118,7 +121,7 @@ fn decaying(settings: &TrainSettings) -> Vec<String> {
         let _ = parameter.tensor.fill_(1.0);
     }
     let gradients = parameters.zeros_like();
-    Optimizer::new(&parameters, settings).step(&mut parameters, &gradients, [0.5, 1.0], &mut |_, _| ());
+    Optimizer::new(&parameters, settings).step(&mut parameters, &Shards::of(&gradients), [0.5, 1.0], &mut |_, _| ());
     let mean = |tensor: &tch::Tensor| tensor.mean(Kind::Double).double_value(&[]);
     for parameter in &parameters {
         let mean = mean(&parameter.tensor);
@@ -160,5 +163,5 @@ fn global_norm_is_the_norm_of_everything() {
     let squares =
         |entry: &ft_trainer::model::Parameter| entry.tensor.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]);
     let expected = gradients.iter().map(squares).sum::<f64>().sqrt();
-    assert!((global_norm(&gradients, &World::alone()).unwrap() / expected - 1.0).abs() < 1e-12);
+    assert!((norm(&gradients) / expected - 1.0).abs() < 1e-12);
 }

@@ -25,12 +25,13 @@ impl Memory {
             DeviceChoice::Auto => registry::size(&plan.compute).has_gpu,
         };
         let of = |train: &TrainSettings| {
-            let beside = if on_gpu { TrainingMemory::beside_device(shape, train) } else { 0 };
-            [TrainingMemory::of(shape, train, on_gpu).total() * plan.processes_per_node() as u64, beside]
+            let each = TrainingMemory::of(shape, train, plan.processes, on_gpu).total();
+            let all = |bytes| bytes * plan.processes_per_node() as u64;
+            // Each process has a GPU of its own.
+            if on_gpu { [each, all(TrainingMemory::beside_device(shape, train, plan.processes))] } else { [all(each), 0] }
         };
-        let each = TrainSettings { leaves: Some(plan.train.leaves().div_ceil(plan.processes)), ..plan.train.clone() };
-        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..each.clone() };
-        Self { on_gpu, needed: of(&each), least: of(&one) }
+        let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
+        Self { on_gpu, needed: of(&plan.train), least: of(&one) }
     }
 
     pub fn text(&self, plan: &Plan) -> String {
@@ -38,7 +39,9 @@ impl Memory {
         let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
         let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
         let more = if plan.train.micro_batch == MicroBatch::Auto { ", more where there is more" } else { "" };
-        format!("about {needed} MiB{of_what}{more}{beside}")
+        let holds_all = plan.train.zero_among(plan.processes) == 2 && !plan.train.sheds_gradients(plan.processes);
+        let whole = if holds_all { ", whole gradients in each process" } else { "" };
+        format!("about {needed} MiB{of_what}{more}{whole}{beside}")
     }
 
     /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with

@@ -343,8 +343,8 @@ fn inspect(arguments: &InspectArguments) -> Result<(), Failure> {
     shape.agrees_with(&ModelConfig::default(), shape.vocabulary, block_size).map_err(Failure::input)?;
     let (parameters, flops) = (shape.parameters(), shape.flops_per_token(block_size, settings.lora.as_deref()));
     let on_gpu = device::is_gpu(settings.device);
-    let parts = TrainingMemory::of(&shape, &settings, on_gpu).parts();
-    let beside = if on_gpu { TrainingMemory::beside_device(&shape, &settings) } else { 0 };
+    let parts = TrainingMemory::of(&shape, &settings, 1, on_gpu).parts();
+    let beside = if on_gpu { TrainingMemory::beside_device(&shape, &settings, 1) } else { 0 };
     if arguments.json {
         let memory: serde_json::Map<String, serde_json::Value> =
             parts.map(|(name, bytes)| (name.to_owned(), bytes.into())).into_iter().collect();

@@ -11,11 +11,11 @@ use crate::error::Failure;
 use crate::model::weights::parameters::ModelError;
 use crate::model::weights::tensor_file::{self, FileError};
 use crate::model::{Adapters, Batch, Gpt2, Parameters, Setup};
-use crate::optimizer::{Optimizer, clip_factor, global_norm};
+use crate::optimizer::{Optimizer, clip_factor, norm};
 use crate::schedule::learning_rate;
 use crate::settings::lora::Lora;
 use crate::settings::{Engine, LossScaling, Precision, TrainSettings};
-use crate::world::World;
+use crate::world::Shards;
 
 /// Why the batch cannot be computed.
 #[derive(Debug, Error)]
@@ -82,10 +82,10 @@ pub fn updates(model: &Path, gradients: &Path, settings: &TrainSettings, out: &P
     let files: Vec<PathBuf> = files.collect();
     for path in &files {
         read_gradient(path, &mut gradient)?;
-        let norm = global_norm(&gradient, &World::alone())?;
+        let norm = norm(&gradient);
         if norm.is_finite() {
             let rate = learning_rate(settings, optimizer.updates(), files.len() as u64);
-            optimizer.step(&mut weights, &gradient, [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());
+            optimizer.step(&mut weights, &Shards::of(&gradient), [rate, clip_factor(norm, settings.clip_norm)], &mut |_, _| ());
         }
     }
     Ok(weights.write_safetensors(out)?)

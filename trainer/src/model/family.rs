@@ -1,5 +1,7 @@
 //! The models that a run can train, and what it asks of each. A family owns what its batches are made of.
 
+use std::ops::Range;
+
 use tch::{Device, Tensor};
 
 use super::gpt2::Gpt2;
@@ -46,10 +48,11 @@ impl Model {
         model.zero_gradients();
     }
 
-    /// Adds the gradient of `scale` times the batch's summed loss to the gradients; returns that loss.
-    pub fn accumulate(&mut self, batch: &Batch, scale: f64) -> Loss {
+    /// Adds the gradient of `scale` times the batch's summed loss to the gradients; returns that loss. Where gradients
+    /// are shed, `done` is told of each block's before the next are written over them.
+    pub fn accumulate(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
         let Self::Gpt2(model) = self;
-        model.accumulate(batch, scale)
+        model.accumulate_and(batch, scale, done)
     }
 
     /// The batch's loss, without gradients.
@@ -97,11 +100,11 @@ impl Model {
         model.adapters()
     }
 
-    /// Bytes that training takes at its peak, estimated: of the device's memory, and of main memory besides.
-    pub fn memory(&self, settings: &TrainSettings) -> [u64; 2] {
+    /// Bytes that training takes at its peak in each of so many processes, estimated: of the device's memory, and of main memory besides.
+    pub fn memory(&self, settings: &TrainSettings, processes: usize) -> [u64; 2] {
         let Self::Gpt2(model) = self;
-        let on_device = TrainingMemory::of(model.shape(), settings, model.device().is_cuda()).total();
-        [on_device, TrainingMemory::beside_device(model.shape(), settings)]
+        let on_device = TrainingMemory::of(model.shape(), settings, processes, model.device().is_cuda()).total();
+        [on_device, TrainingMemory::beside_device(model.shape(), settings, processes)]
     }
 
     /// Numbers in all of its weights.

@@ -5,6 +5,7 @@ use super::role::TensorSpec;
 use super::shape::Shape;
 use crate::settings::lora::LinearMap;
 use crate::settings::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
+use crate::shares::Shares;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
@@ -78,9 +79,23 @@ impl TrainingMemory {
         self.weights + self.gradients + self.optimizer + self.activations + self.working + self.program
     }
 
-    /// The estimate for the memory that decides how many sequences go through the model at once: the GPU's, or main memory.
-    pub fn of(shape: &Shape, settings: &TrainSettings, is_gpu: bool) -> Self {
-        if is_gpu { Self::on_device(shape, settings) } else { Self::estimate(shape, settings) }
+    /// The estimate for the memory that decides how many sequences go through the model at once, the GPU's or main memory: that of
+    /// the one of so many processes which has most.
+    pub fn of(shape: &Shape, settings: &TrainSettings, processes: usize, is_gpu: bool) -> Self {
+        let carried = TrainSettings { leaves: Some(settings.leaves().div_ceil(processes)), ..settings.clone() };
+        let whole = if is_gpu { Self::on_device(shape, &carried) } else { Self::estimate(shape, &carried) };
+        if settings.zero_among(processes) == 0 {
+            return whole;
+        }
+        let shared = Trained::new(shape, settings);
+        let optimizer = whole.optimizer.min(shared.remembered_of_share(settings.optimizer, processes));
+        let gradients = if settings.sheds_gradients(processes) {
+            F32 * (shared.numbers() - in_blocks(shape) + in_blocks(shape) / shape.layers as u64)
+                + shared.most(settings.optimizer, processes, |_, part| F32 * part)
+        } else {
+            whole.gradients
+        };
+        Self { gradients, optimizer, ..whole }
     }
 
     /// [`TrainingMemory::estimate`] for the memory of a GPU. Added up from the tensors that `model/gpt2/mod.rs` and
@@ -107,11 +122,17 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that tensors take while a GPU computes: masters, weights that are streamed, gradients and moments, and
+    /// Bytes of main memory that tensors of one of so many processes take while a GPU computes: masters, weights that are streamed, gradients and moments, and
     /// inputs of blocks, where they are not on it. The rest of each tensor's last page, and one block's products on their way, come
     /// on top.
-    pub fn beside_device(shape: &Shape, settings: &TrainSettings) -> u64 {
-        let remembered = || Trained::new(shape, settings).remembered(settings.optimizer);
+    pub fn beside_device(shape: &Shape, settings: &TrainSettings, processes: usize) -> u64 {
+        let remembered = || {
+            let trained = Trained::new(shape, settings);
+            if settings.zero_among(processes) == 0 {
+                return trained.remembered(settings.optimizer);
+            }
+            trained.remembered_of_share(settings.optimizer, processes)
+        };
         let model = if settings.offload == Offload::None {
             0
         } else {
@@ -265,12 +286,29 @@ impl Trained {
 
     /// Bytes that the optimizer remembers.
     fn remembered(&self, kind: OptimizerKind) -> u64 {
-        let of = |tensor: &TensorSpec| match kind {
-            OptimizerKind::Muon if tensor.role.is_matrix() => tensor.numbers(),
-            OptimizerKind::Muon | OptimizerKind::Adamw => 2 * tensor.numbers(),
-            OptimizerKind::Adafactor => tensor.dimensions.iter().sum::<usize>() as u64,
-        };
-        F32 * self.tensors.iter().map(of).sum::<u64>()
+        self.tensors.iter().map(|tensor| remembered(kind, tensor, tensor.numbers())).sum()
+    }
+
+    /// The same of one of so many processes, the one which has most.
+    fn remembered_of_share(&self, kind: OptimizerKind, processes: usize) -> u64 {
+        self.most(kind, processes, |tensor, part| remembered(kind, tensor, part))
+    }
+
+    /// The most that one of so many processes has of what `of` says of its parts.
+    fn most(&self, kind: OptimizerKind, processes: usize, of: impl Fn(&TensorSpec, u64) -> u64) -> u64 {
+        let shares = Shares::new(processes, &self.tensors, kind);
+        let of = |rank| shares.parts(rank).zip(&self.tensors).map(|(part, tensor)| of(tensor, part.len() as u64)).sum();
+        (0..processes).map(of).max().unwrap_or(0)
+    }
+}
+
+/// Bytes that the optimizer remembers of a part of a tensor, which is all or nothing where it looks at whole ones.
+fn remembered(kind: OptimizerKind, tensor: &TensorSpec, part: u64) -> u64 {
+    F32 * match kind {
+        _ if part == 0 => 0,
+        OptimizerKind::Muon if tensor.role.is_matrix() => part,
+        OptimizerKind::Muon | OptimizerKind::Adamw => 2 * part,
+        OptimizerKind::Adafactor => tensor.dimensions.iter().sum::<usize>() as u64,
     }
 }
 
@@ -304,6 +342,22 @@ mod tests {
         let of = |leaves| with(|settings| (settings.gradient_accumulation, settings.leaves) = (24, Some(leaves))).gradients;
         let waiting = [1, 2, 3, 4, 6, 8].map(|leaves| of(leaves) / (4 * small().parameters()) - 1);
         assert_eq!(waiting, [0, 1, 1, 2, 2, 3]);
+    }
+
+    /// Of eight processes with one micro-batch each.
+    #[test]
+    fn each_of_several_has_a_share() {
+        let of = |zero| {
+            let (leaves, micro_batch) = (Some(8), MicroBatch::Sequences(1));
+            let settings = TrainSettings { zero, leaves, micro_batch, gradient_accumulation: 8, ..TrainSettings::default() };
+            TrainingMemory::of(&small(), &settings, 8, false)
+        };
+        let (whole, share) = (4 * small().parameters(), 4 * small().parameters() / 8);
+        let near = |bytes: u64, expected: u64| assert!(bytes.abs_diff(expected) < expected / 20, "{bytes}, not {expected}");
+        assert_eq!((of(0).optimizer, of(0).gradients, of(1).gradients), (2 * whole, whole, whole));
+        near(of(1).optimizer, 2 * share);
+        near(of(2).gradients, share + 4 * (51_281 * 768 + 12 * 768 * 768 + 15 * 768));
+        assert_eq!(of(2).optimizer, of(1).optimizer);
     }
 
     #[test]
@@ -347,16 +401,16 @@ mod tests {
         let device = TrainingMemory::on_device(&shape, &settings);
         assert_eq!(device.weights, 2 * shape.parameters());
         assert!((4_900_000_000..5_600_000_000).contains(&device.total()), "{device:?}");
-        assert_eq!(TrainingMemory::beside_device(&shape, &settings), 16 * shape.parameters());
+        assert_eq!(TrainingMemory::beside_device(&shape, &settings, 1), 16 * shape.parameters());
         let away = TrainSettings { recompute: Recompute::Host, ..settings.clone() };
         let inputs = 48 * 4 * 1024 * 1600 * 4;
-        assert_eq!(TrainingMemory::beside_device(&shape, &away), 16 * shape.parameters() + inputs);
+        assert_eq!(TrainingMemory::beside_device(&shape, &away, 1), 16 * shape.parameters() + inputs);
         assert_eq!(TrainingMemory::on_device(&shape, &away).activations, 0);
         let streamed = TrainSettings { offload: Offload::Model, ..away };
         let (device, in_blocks) = (TrainingMemory::on_device(&shape, &streamed), 48 * (12 * 1600 * 1600 + 13 * 1600));
         assert_eq!(device.weights, 2 * (shape.parameters() - in_blocks + in_blocks / 24));
         assert!(device.total() < 2_000_000_000, "{device:?}");
-        assert_eq!(TrainingMemory::beside_device(&shape, &streamed), 16 * shape.parameters() + 2 * in_blocks + inputs);
+        assert_eq!(TrainingMemory::beside_device(&shape, &streamed, 1), 16 * shape.parameters() + 2 * in_blocks + inputs);
         let whole = TrainingMemory::on_device(&shape, &TrainSettings { offload: Offload::None, ..settings });
         assert_eq!(whole.weights + whole.gradients + whole.optimizer, 18 * shape.parameters());
     }

@@ -67,11 +67,4 @@ impl Rule for Adafactor {
             Self::Vector { squares } => vec![("exp_avg_sq", squares)],
         }
     }
-
-    fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
-        match self {
-            Self::Matrix { rows, columns } => vec![("exp_avg_sq_row", rows), ("exp_avg_sq_col", columns)],
-            Self::Vector { squares } => vec![("exp_avg_sq", squares)],
-        }
-    }
 }

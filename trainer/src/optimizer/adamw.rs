@@ -18,7 +18,7 @@ use crate::cpu::slices::{floats, floats_mut, is_plain};
 use crate::cpu::vectorise::vectorised;
 
 /// Elements one thread updates at a time: four arrays of them stay in a core's own cache.
-pub(super) const CHUNK: usize = 1 << 14;
+const CHUNK: usize = 1 << 14;
 
 /// Elements of each array that are asked for before they are read: processors do so themselves, but no further than the next 4 KiB.
 const AHEAD: usize = 256;
@@ -65,10 +65,6 @@ impl Rule for AdamW {
 
     fn state(&self) -> Vec<(&'static str, &Tensor)> {
         vec![("exp_avg", &self.first), ("exp_avg_sq", &self.second)]
-    }
-
-    fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
-        vec![("exp_avg", &mut self.first), ("exp_avg_sq", &mut self.second)]
     }
 }
 

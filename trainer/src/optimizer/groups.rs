@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use tch::Tensor;
+
 use super::adafactor::Adafactor;
 use super::adamw::{AdamW, Epsilon};
 use super::muon::Muon;
@@ -47,9 +49,14 @@ impl Optimizer {
     }
 }
 
-pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings, place: &Place) -> Result<Box<dyn Rule>, Failure> {
-    let tensor = &parameter.tensor;
-    let zeros = || place.zeros_like(tensor);
+/// The rule of `tensor`, a part of the parameter.
+pub(super) fn rule(
+    parameter: &Parameter,
+    tensor: &Tensor,
+    settings: &TrainSettings,
+    place: &Place,
+) -> Result<Box<dyn Rule>, Failure> {
+    let zeros = || if tensor.numel() == 0 { Ok(tensor.zeros_like()) } else { place.zeros_like(tensor) };
     Ok(match settings.optimizer {
         OptimizerKind::Adafactor => Box::new(Adafactor::new(tensor)),
         OptimizerKind::Muon if parameter.role.is_matrix() => Box::new(Muon::new(settings.momentum, zeros()?)),
@@ -58,6 +65,17 @@ pub(super) fn rule(parameter: &Parameter, settings: &TrainSettings, place: &Plac
             Box::new(AdamW::new(settings.betas, (settings.epsilon, epsilon), [zeros()?, zeros()?]))
         }
     })
+}
+
+/// What is remembered of a whole parameter by its [`rule`]: its names and dimensions.
+pub(super) fn remembered(parameter: &Parameter, settings: &TrainSettings) -> Vec<(&'static str, Vec<i64>)> {
+    let size = parameter.tensor.size();
+    match (settings.optimizer, &size[..]) {
+        (OptimizerKind::Adafactor, &[rows, columns]) => vec![("exp_avg_sq_row", vec![rows]), ("exp_avg_sq_col", vec![columns])],
+        (OptimizerKind::Adafactor, _) => vec![("exp_avg_sq", size)],
+        (OptimizerKind::Muon, _) if parameter.role.is_matrix() => vec![("momentum", size)],
+        _ => vec![("exp_avg", size.clone()), ("exp_avg_sq", size)],
+    }
 }
 
 pub(super) fn weight_decay(parameter: &Parameter, settings: &TrainSettings) -> f64 {

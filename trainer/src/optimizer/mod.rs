@@ -4,6 +4,7 @@
 //! groups.rs      which rule and which weight decay each parameter gets, and how that is told
 //! adamw.rs, adafactor.rs, muon.rs      one rule each
 //! norm.rs        the global norm of the gradients, and clipping by it
+//! remembered.rs  the state, between processes and files
 //! ```
 
 mod adafactor;
@@ -11,14 +12,17 @@ mod adamw;
 mod groups;
 mod muon;
 mod norm;
+mod remembered;
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use tch::Tensor;
 use thiserror::Error;
 
 pub use groups::Group;
-pub use norm::{clip_factor, global_norm};
+pub use norm::{clip_factor, global_norm, norm};
+pub use remembered::Remembered;
 
 use crate::error::Failure;
 use crate::model::Parameters;
@@ -26,6 +30,8 @@ use crate::model::weights::parameters::Parameter;
 use crate::model::weights::tensor_file::FileError;
 use crate::offload::{Place, release};
 use crate::settings::TrainSettings;
+use crate::shares::Shares;
+use crate::world::{Shards, view};
 
 /// A saved optimizer state that does not belong to the model.
 #[derive(Debug, Error)]
@@ -36,6 +42,8 @@ pub enum StateError {
     Dimensions { name: String, expected: Vec<i64>, found: Vec<i64> },
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(transparent)]
+    Told(#[from] Failure),
 }
 
 /// The numbers of one update, the same for every parameter.
@@ -60,9 +68,6 @@ pub(crate) trait Rule: Debug {
 
     /// Its state, by name.
     fn state(&self) -> Vec<(&'static str, &Tensor)>;
-
-    /// [`Rule::state`], to be overwritten with the state of a checkpoint.
-    fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)>;
 }
 
 /// One parameter's part of the optimizer.
@@ -71,34 +76,50 @@ struct Slot {
     parameter: String,
     /// Numbers in the parameter.
     elements: u64,
+    /// Those that this process updates.
+    part: Range<usize>,
     rule: Box<dyn Rule>,
     weight_decay: f64,
+    /// Names and dimensions of what is remembered of all of them.
+    remembered: Vec<(&'static str, Vec<i64>)>,
 }
 
-/// The optimizer of a whole model.
+/// The optimizer of a whole model, or of a process's share of it.
 #[derive(Debug)]
 pub struct Optimizer {
     updates: u64,
     slots: Vec<Slot>,
+    /// Where each process has its share.
+    shares: Option<Shares>,
 }
 
 impl Optimizer {
     /// An optimizer by `train.optimizer` and the settings beside it, with an empty state.
     pub fn new(parameters: &Parameters, settings: &TrainSettings) -> Self {
-        Self::new_in(&Place::Memory, parameters, settings).expect("main memory needs no file")
+        Self::new_in(&Place::Memory, parameters, settings, None).expect("main memory needs no file")
     }
 
-    /// [`Optimizer::new`] with state as large as the model in `place`.
-    pub fn new_in(place: &Place, parameters: &Parameters, settings: &TrainSettings) -> Result<Self, Failure> {
-        let slot = |parameter: &Parameter| {
+    /// [`Optimizer::new`] with its state in `place`; that of one process alone, where `shares` say who it is and what it has.
+    pub fn new_in(
+        place: &Place,
+        parameters: &Parameters,
+        settings: &TrainSettings,
+        shares: Option<(usize, Shares)>,
+    ) -> Result<Self, Failure> {
+        let slot = |(index, parameter): (usize, &Parameter)| {
+            let all = 0..parameter.tensor.numel();
+            let part = shares.as_ref().map_or(all, |(rank, shares)| shares.part(*rank, index));
             Ok(Slot {
                 parameter: parameter.name.clone(),
                 elements: parameter.tensor.numel() as u64,
-                rule: groups::rule(parameter, settings, place)?,
+                rule: groups::rule(parameter, &view(&parameter.tensor, &part), settings, place)?,
                 weight_decay: groups::weight_decay(parameter, settings),
+                remembered: groups::remembered(parameter, settings),
+                part,
             })
         };
-        Ok(Self { updates: 0, slots: parameters.iter().map(slot).collect::<Result<_, Failure>>()? })
+        let slots = parameters.iter().enumerate().map(slot).collect::<Result<_, Failure>>()?;
+        Ok(Self { updates: 0, slots, shares: shares.map(|(_, shares)| shares) })
     }
 
     /// Updates made so far. Skipped steps make none.
@@ -111,47 +132,21 @@ impl Optimizer {
     pub fn step(
         &mut self,
         parameters: &mut Parameters,
-        gradients: &Parameters,
+        gradients: &Shards,
         [learning_rate, gradient_scale]: [f64; 2],
         changed: &mut dyn FnMut(usize, &Tensor),
     ) {
         self.updates += 1;
-        for (index, ((slot, parameter), gradient)) in self.slots.iter_mut().zip(parameters).zip(gradients).enumerate() {
+        for (index, (slot, parameter)) in self.slots.iter_mut().zip(parameters).enumerate() {
             let update = Update { number: self.updates, learning_rate, gradient_scale, weight_decay: slot.weight_decay };
-            slot.rule.update(&mut parameter.tensor, &gradient.tensor, &update);
-            let remembered = slot.rule.state().into_iter().map(|(_, tensor)| tensor);
-            release(remembered.chain([&gradient.tensor]));
+            if !slot.part.is_empty() {
+                let gradient = gradients.part(index, &slot.part);
+                slot.rule.update(&mut view(&parameter.tensor, &slot.part), &gradient, &update);
+                release(slot.rule.state().into_iter().map(|(_, tensor)| tensor));
+                gradients.release(index);
+            }
             changed(index, &parameter.tensor);
             release([&parameter.tensor]);
         }
-    }
-
-    /// Everything remembered, each tensor as `<what>.<parameter>`: `exp_avg.transformer.wte.weight`.
-    pub fn state(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        self.slots
-            .iter()
-            .flat_map(|slot| slot.rule.state().into_iter().map(|(what, tensor)| (format!("{what}.{}", slot.parameter), tensor)))
-    }
-
-    /// Goes on after so many updates; what is remembered of them comes by [`Optimizer::load_state`].
-    pub fn go_on_after(&mut self, updates: u64) {
-        self.updates = updates;
-    }
-
-    /// Takes over what [`Optimizer::state`] gave, one tensor at a time by its name.
-    pub fn load_state(&mut self, mut saved: impl FnMut(&str) -> Result<Option<Tensor>, FileError>) -> Result<(), StateError> {
-        for slot in &mut self.slots {
-            for (what, tensor) in slot.rule.state_mut() {
-                let name = format!("{what}.{}", slot.parameter);
-                let Some(saved) = saved(&name)? else { return Err(StateError::Missing(name)) };
-                let expected = tensor.size();
-                if saved.size() != expected {
-                    return Err(StateError::Dimensions { name, expected, found: saved.size() });
-                }
-                tensor.copy_(&saved);
-                release([&*tensor]);
-            }
-        }
-        Ok(())
     }
 }

@@ -49,10 +49,6 @@ impl Rule for Muon {
     fn state(&self) -> Vec<(&'static str, &Tensor)> {
         vec![("momentum", &self.buffer)]
     }
-
-    fn state_mut(&mut self) -> Vec<(&'static str, &mut Tensor)> {
-        vec![("momentum", &mut self.buffer)]
-    }
 }
 
 /// A matrix `[m, n]` with all its singular values moved near 1, in numbers that bf16 has: Newton and Schulz's iteration on the

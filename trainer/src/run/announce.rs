@@ -37,7 +37,19 @@ impl Run {
         match (self.config.train.leaves(), self.world.size()) {
             (1, _) => String::new(),
             (leaves, 1) => format!(", in {leaves} leaves"),
-            (leaves, size) => format!(", in {leaves} leaves on {size} processes"),
+            (leaves, size) => format!(", in {leaves} leaves on {size} processes{}", self.sharing()),
+        }
+    }
+
+    /// What each process has a share of.
+    fn sharing(&self) -> &'static str {
+        match self.config.train.zero {
+            0 => "",
+            1 => "; each has a share of the optimizer's state",
+            _ if self.shard.is_some() => "; each has a share of the optimizer's state and of the gradients",
+            _ => {
+                "; each has a share of the optimizer's state, and whole gradients of its several micro-batches, adapters or offloaded model"
+            }
         }
     }
 
@@ -74,7 +86,7 @@ impl Run {
     }
 
     fn memory(&self) -> String {
-        let [on_device, beside] = self.model.memory(&self.world.carried(&self.config.train));
+        let [on_device, beside] = self.model.memory(&self.config.train, self.world.size());
         let [on_device, beside] = [on_device + self.world.buffers(), beside].map(|bytes| grouped(bytes >> 20));
         if self.model.device().is_cuda() {
             return format!("memory: about {on_device} MiB of the GPU at the peak, and {beside} MiB of main memory besides");

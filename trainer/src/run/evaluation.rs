@@ -112,7 +112,7 @@ impl Run {
         self.state.first_validation_loss.get_or_insert(loss);
         self.state.last_validation_loss = Some(loss);
         if self.state.guard.note_evaluation(loss) && self.config.train.keeps_best() {
-            self.let_checkpoint_copy();
+            self.let_checkpoint_copy()?;
             self.recorder.keep_best(self.model.trained())?;
             self.state.best_step = Some(step);
         }
@@ -127,7 +127,7 @@ impl Run {
             self.recorder.say(&format!("stopped early: the validation loss has not improved for {evaluations} evaluations"));
         }
         let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
-        self.let_checkpoint_copy();
+        self.let_checkpoint_copy()?;
         let mut restored = Ok(());
         self.model.replace(|parameters| {
             let unreadable = |error| Failure::other(format!("cannot end with the weights of step {best}, the best: {error}"));
@@ -135,7 +135,7 @@ impl Run {
                 .recorder
                 .restore_best(parameters)
                 .map_err(unreadable)
-                .and_then(|()| self.world.broadcast(&parameters.tensors()));
+                .and_then(|()| self.world.broadcast(parameters.tensors()));
         });
         restored?;
         self.state.last_validation_loss = self.state.guard.best_validation_loss();

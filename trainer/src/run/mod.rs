@@ -22,8 +22,9 @@ use crate::model::weights::parameters::ModelError;
 use crate::model::weights::tensor_file::FileError;
 use crate::optimizer::Optimizer;
 use crate::settings::TrainConfig;
+use crate::shares::Shares;
 use crate::state::State;
-use crate::world::World;
+use crate::world::{Shards, World};
 use recorder::Recorder;
 
 /// A run under way.
@@ -35,6 +36,10 @@ pub struct Run {
     pub(crate) sampler: Sampler,
     pub(crate) model: Model,
     pub(crate) optimizer: Optimizer,
+    /// What of the gradients each process adds up, and of the optimizer has where that is shared.
+    pub(crate) shares: Shares,
+    /// This process's share of the gradients, where it has no more of them than that and one block's.
+    pub(crate) shard: Option<Shards>,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,
     /// The leader's, held until the process ends, however it ends.
@@ -45,6 +50,7 @@ pub struct Run {
 pub(crate) fn unwritten(error: ModelError) -> Failure {
     match error {
         ModelError::File(FileError::Write { path, source: SafeTensorError::IoError(error) }) => Failure::io("write", &path, &error),
+        ModelError::Place(failure) => failure,
         error => Failure::other(error),
     }
 }

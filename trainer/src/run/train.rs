@@ -20,7 +20,7 @@ use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
-use crate::world::{Gradients, World};
+use crate::world::{Gradients, Shards, World};
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,16 +79,14 @@ impl Run {
         let scale = self.state.loss_scale.as_ref().map_or(1.0, |scaling| scaling.scale);
         let loss = self.accumulate(scale)?.mean();
         let updating = span("optimizer");
-        let gradient_norm = global_norm(self.model.gradients(), &self.world)? / scale;
+        let gradients = || Shards::of(self.model.gradients());
+        let gradient_norm = global_norm(self.shard.as_ref().unwrap_or(&gradients()), &self.shares, &self.world)? / scale;
         let rate = learning_rate(&self.config.train, self.state.updates(), self.state.steps);
         let skipped = match self.judge(loss, gradient_norm) {
             Verdict::Update => {
                 let factor = clip_factor(gradient_norm, self.config.train.clip_norm) / scale;
-                self.let_checkpoint_copy();
-                let optimizer = &mut self.optimizer;
-                self.model.update(|parameters, gradients, changed| {
-                    optimizer.step(parameters, gradients, [rate, factor], changed);
-                });
+                self.let_checkpoint_copy()?;
+                self.update([rate, factor])?;
                 None
             }
             Verdict::Skip(reason) => Some(reason),
@@ -113,6 +111,14 @@ impl Run {
         let weigh = |part| self.model.weight(stream, self.blocks(part), settings.block_size);
         let weight: f64 = (0..settings.gradient_accumulation).map(weigh).sum();
         let (leaves, each) = (settings.leaves(), settings.gradient_accumulation / settings.leaves());
+        let losses = if self.shard.is_some() { self.shed(scale / weight) } else { self.add_leaves(scale / weight) }?;
+        let losses = self.world.gather_losses(&losses, |rank| each * self.world.share_of(rank, leaves).len())?;
+        Ok(losses.into_iter().sum())
+    }
+
+    /// Adds up whole gradients of this process's leaves, then those of all: all of them, or its share alone.
+    fn add_leaves(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
+        let (leaves, each) = (self.config.train.leaves(), self.config.train.gradient_accumulation / self.config.train.leaves());
         let (own, mut before, mut losses) = (self.world.share(leaves), Gradients::default(), Vec::new());
         for leaf in own.clone() {
             if leaf > own.start {
@@ -121,12 +127,42 @@ impl Run {
             self.model.zero_gradients();
             for part in leaf * each..(leaf + 1) * each {
                 let batch = self.micro_batch(part)?;
-                losses.push(self.model.accumulate(&batch, scale / weight));
+                losses.push(self.model.accumulate(&batch, scale, &mut |_, _| ()));
             }
         }
-        self.world.reduce(leaves, before, self.model.gradients_mut())?;
-        let losses = self.world.gather_losses(&losses, |rank| each * self.world.share_of(rank, leaves).len())?;
-        Ok(losses.into_iter().sum())
+        let all = self.config.train.zero_among(self.world.size()) == 0;
+        self.world.reduce(&self.shares, leaves, before, self.model.gradients_mut(), all)?;
+        Ok(losses)
+    }
+
+    /// Adds up the gradients of each of the model's blocks with those of all as soon as they are there, and keeps a share.
+    fn shed(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
+        let batch = self.micro_batch(self.world.rank())?;
+        let Self { world, shares, shard: Some(shard), model, config, .. } = self else { return Ok(Vec::new()) };
+        let mut reduced = Ok(());
+        model.zero_gradients();
+        let loss = model.accumulate(&batch, scale, &mut |gradients, tensors| {
+            if reduced.is_ok() {
+                reduced = world.reduce_to(shard, shares, tensors, config.train.leaves(), &[Shards::of(gradients)], false);
+            }
+        });
+        reduced.map(|()| vec![loss])
+    }
+
+    /// Updates what is this process's to update, and has the rest from the others.
+    fn update(&mut self, numbers: [f64; 2]) -> Result<(), Failure> {
+        let Self { world, shares, shard, model, optimizer, config, .. } = self;
+        let (zero, mut given) = (config.train.zero_among(world.size()), Ok(()));
+        model.update(|parameters, gradients, changed| {
+            let whole = Shards::of(gradients);
+            if zero == 0 {
+                return optimizer.step(parameters, &whole, numbers, changed);
+            }
+            optimizer.step(parameters, shard.as_ref().unwrap_or(&whole), numbers, &mut |_, _| ());
+            given = world.give_shares(shares, &Shards::of(parameters));
+            parameters.iter().enumerate().for_each(|(index, entry)| changed(index, &entry.tensor));
+        });
+        given
     }
 
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.

@@ -155,6 +155,7 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_most("train.gradient_accumulation", Some(train.gradient_accumulation), MOST),
         at_least("train.leaves", train.leaves, 1),
         leaves(train),
+        rule("train.zero", train.zero <= 2, "zero is 0, 1 or 2; ZeRO's stage 3 is not there"),
         rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
         rule(
             "train.early_stopping_patience",
@@ -308,6 +309,7 @@ mod tests {
         let parted = message(|train| (train.gradient_accumulation, train.leaves) = (6, Some(4)));
         assert_eq!(parted, "train.leaves: 4 leaves do not divide train.gradient_accumulation = 6");
         assert!(message(|train| train.leaves = Some(0)).starts_with("train.leaves: "));
+        assert!(message(|train| train.zero = 3).starts_with("train.zero: zero is 0, 1 or 2"));
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
         let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6.into()));

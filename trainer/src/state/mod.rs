@@ -85,7 +85,7 @@ pub struct Identity {
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
 /// (`threads` and `leaves` decide, and are compared on their own. Device and engine decide the last bits, and a run may change
 /// them: it says which it has.)
-const FREE: [&str; 11] = [
+const FREE: [&str; 12] = [
     "checkpoint_every",
     "deterministic",
     "device",
@@ -97,6 +97,7 @@ const FREE: [&str; 11] = [
     "profile",
     "recompute",
     "threads",
+    "zero",
 ];
 
 /// What runs had before they could have more.

@@ -16,17 +16,21 @@ struct Channels {
 impl World {
     /// The worlds of `size` threads, each to be moved into its own.
     pub fn of_threads(size: usize) -> Vec<Self> {
+        let world = |(rank, (link, aside))| Self { rank, size, beside: size, local: rank, link: Some(link), aside: Some(aside) };
+        Channels::of_threads(size).zip(Channels::of_threads(size)).enumerate().map(world).collect()
+    }
+}
+
+impl Channels {
+    fn of_threads(size: usize) -> impl Iterator<Item = Arc<dyn Link>> {
         let (mut to, mut from): (Vec<Vec<_>>, Vec<Vec<_>>) = (0..size).map(|_| (Vec::new(), Vec::new())).unzip();
         for (sender, receiver) in (0..size).flat_map(|sender| (0..size).map(move |receiver| (sender, receiver))) {
             let (way_in, way_out) = mpsc::channel();
             to[sender].push(way_in);
             from[receiver].push(way_out);
         }
-        let world = |(rank, (to, from))| {
-            let link: Arc<dyn Link> = Arc::new(Channels { to, from: Mutex::new(from) });
-            Self { rank, size, beside: size, link: Some(link) }
-        };
-        to.into_iter().zip(from).enumerate().map(world).collect()
+        let link = |(to, from)| -> Arc<dyn Link> { Arc::new(Self { to, from: Mutex::new(from) }) };
+        to.into_iter().zip(from).map(link)
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) struct Place {
     pub size: usize,
     /// Processes on this machine.
     pub beside: usize,
+    /// This one's number among them.
+    pub local: usize,
     /// The machine's number, where there are several.
     pub node: Option<usize>,
     pub host: String,
@@ -34,13 +36,14 @@ impl Place {
             return Err(Failure::input(format!("RANK = {rank} is not one of WORLD_SIZE = {size} processes, which count from 0")));
         }
         let beside: usize = variables.number("LOCAL_WORLD_SIZE")?.unwrap_or(size).clamp(1, size);
+        let local = variables.number("LOCAL_RANK")?.unwrap_or(rank % beside);
         let node = if beside < size { variables.number("GROUP_RANK")? } else { None };
         let host = needed(size, "MASTER_ADDR", variables.text("MASTER_ADDR"))?;
         let port = needed(size, "MASTER_PORT", variables.number("MASTER_PORT")?)?;
         // Then torchrun itself has a store there.
         let serves = rank == 0 && variables.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True");
         let prefix = format!("ft-trainer/{}", variables.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());
-        Ok(Some(Self { rank, size, beside, node, host, port, serves, prefix }))
+        Ok(Some(Self { rank, size, beside, local, node, host, port, serves, prefix }))
     }
 }
 
@@ -91,6 +94,8 @@ mod tests {
 
     #[test]
     fn torchrun_has_a_store_of_its_own_and_counts_starts() {
+        let local = |more: &[(&str, &str)]| read(&[&LOOP[..], more].concat()).unwrap().unwrap().local;
+        assert_eq!([local(&[]), local(&[("LOCAL_RANK", "1")])], [0, 1]);
         let more = [("LOCAL_WORLD_SIZE", "1"), ("GROUP_RANK", "3"), ("TORCHELASTIC_USE_AGENT_STORE", "True")];
         let place = read(&[&LOOP[..], &more, &[("TORCHELASTIC_RESTART_COUNT", "2")]].concat()).unwrap().unwrap();
         assert_eq!((place.beside, place.node, place.serves, place.prefix.as_str()), (1, Some(3), false, "ft-trainer/2"));

@@ -9,6 +9,8 @@ mod channels;
 mod environment;
 mod processes;
 mod reduction;
+mod shards;
+mod sharing;
 mod tree;
 
 use std::fmt::Debug;
@@ -21,8 +23,9 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Failure;
 use crate::model::Loss;
-use crate::settings::TrainSettings;
 pub use reduction::Gradients;
+pub(crate) use shards::BUCKET;
+pub use shards::{Shards, view};
 
 /// The way to the other processes. One kind of exchange is enough for all that they tell each other.
 trait Link: Debug + Send + Sync {
@@ -49,14 +52,18 @@ pub struct World {
     size: usize,
     /// How many of them share this machine.
     beside: usize,
+    /// Its number among those.
+    local: usize,
     /// Where there are others.
     link: Option<Arc<dyn Link>>,
+    /// A second way to them, for exchanges beside those of the steps.
+    aside: Option<Arc<dyn Link>>,
 }
 
 impl World {
     /// One process.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, beside: 1, link: None }
+        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: None }
     }
 
     pub fn rank(&self) -> usize {
@@ -73,6 +80,17 @@ impl World {
         self.beside
     }
 
+    /// The same processes, for exchanges of another thread: those of each world have an order of their own.
+    #[must_use]
+    pub fn aside(&self) -> Self {
+        Self { link: self.aside.clone(), ..self.clone() }
+    }
+
+    /// The number among those.
+    pub fn local(&self) -> usize {
+        self.local
+    }
+
     /// Whether this one writes what the run leaves.
     pub fn leads(&self) -> bool {
         self.rank == 0
@@ -86,11 +104,6 @@ impl World {
     /// The part of another.
     pub fn share_of(&self, rank: usize, count: usize) -> Range<usize> {
         count * rank / self.size..count * (rank + 1) / self.size
-    }
-
-    /// `settings` with the leaves of which a process here carries at most as many: for what its memory holds.
-    pub fn carried(&self, settings: &TrainSettings) -> TrainSettings {
-        TrainSettings { leaves: Some(settings.leaves().div_ceil(self.size)), ..settings.clone() }
     }
 
     /// Bytes of main memory that exchanges take.

@@ -34,10 +34,16 @@ const END: &str = "end";
 struct Processes {
     place: Place,
     store: Store,
-    gloo: Gloo,
     /// It no longer cares for the others: it is through, or has failed.
     is_apart: AtomicBool,
     beats: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// One way to the others.
+#[derive(Debug)]
+struct Line {
+    processes: Arc<Processes>,
+    gloo: Gloo,
 }
 
 /// What one learns from the store each second.
@@ -55,15 +61,18 @@ impl World {
     }
 
     fn meet(place: Place) -> Result<Self, Failure> {
-        let (rank, size, beside) = (place.rank, place.size, place.beside);
-        let processes = Arc::new(Processes::meet(place)?);
+        let (rank, size, beside, local) = (place.rank, place.size, place.beside, place.local);
+        let (processes, gloos) = Processes::meet(place)?;
+        let processes = Arc::new(processes);
         processes.watch()?;
-        Ok(Self { rank, size, beside, link: Some(processes) })
+        let [link, aside] =
+            gloos.map(|gloo| -> Option<Arc<dyn Link>> { Some(Arc::new(Line { processes: Arc::clone(&processes), gloo })) });
+        Ok(Self { rank, size, beside, local, link, aside })
     }
 }
 
 impl Processes {
-    fn meet(place: Place) -> Result<Self, Failure> {
+    fn meet(place: Place) -> Result<(Self, [Gloo; 2]), Failure> {
         let Place { rank, size, host, port, .. } = &place;
         let cannot_listen =
             |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
@@ -71,7 +80,7 @@ impl Processes {
         if !place.serves {
             await_host(host, *port).map_err(|error| place.unmet(&error.to_string()))?;
         }
-        let store = open(&place, listener)?;
+        let store = open(&place, listener, "")?;
         let address = own_address(host, *port)?;
         let twice = || Failure::input(format!("two processes have RANK = {rank}, or another run meets at {host}:{port}"));
         if store.add(&format!("rank/{rank}"), 1).map_err(|error| place.unmet(&error))? > 1 {
@@ -83,15 +92,18 @@ impl Processes {
             store.get(&format!("address/{rank}")).map_err(absent)
         };
         check_addresses(&(0..*size).map(their).collect::<Result<Vec<_>, _>>()?)?;
-        let gloo = Gloo::open(&store, &address.to_string(), (*rank, *size), [PATIENCE, FOR_EVER]);
-        let gloo =
-            gloo.map_err(|error| Failure::other(format!("cannot connect with the other processes: {}", first_line(&error))))?;
-        Ok(Self { place, store, gloo, is_apart: AtomicBool::new(false), beats: Mutex::new(None) })
+        let unconnected =
+            |error: String| Failure::other(format!("cannot connect with the other processes: {}", first_line(&error)));
+        let connect =
+            |store: &Store| Gloo::open(store, &address.to_string(), (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
+        let gloos = [connect(&store)?, connect(&open(&place, None, "/aside")?)?];
+        let processes = Self { place, store, is_apart: AtomicBool::new(false), beats: Mutex::new(None) };
+        Ok((processes, gloos))
     }
 
     /// Gives signs of life, and ends the process when another has ended or is silent.
     fn watch(self: &Arc<Self>) -> Result<(), Failure> {
-        let (beats, (tell, told)) = (open(&self.place, None)?, mpsc::channel());
+        let (beats, (tell, told)) = (open(&self.place, None, "")?, mpsc::channel());
         let processes = Arc::clone(self);
         let beating = thread::spawn(move || {
             while !processes.is_apart.load(Ordering::SeqCst) {
@@ -181,12 +193,25 @@ impl Processes {
     }
 }
 
-impl Link for Processes {
+impl Link for Line {
     fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure> {
-        let gone = |error: String| Failure::Lost(format!("{} has lost another process: {}", self.place.name(), first_line(&error)));
+        let gone = |error: String| {
+            Failure::Lost(format!("{} has lost another process: {}", self.processes.place.name(), first_line(&error)))
+        };
         self.gloo.exchange(sent, to_each, arrived, from_each).map_err(gone)
     }
 
+    fn failed(&self, failure: Failure) -> Failure {
+        self.processes.failed(failure)
+    }
+
+    fn through(&self) {
+        self.processes.is_apart.store(true, Ordering::SeqCst);
+        self.processes.part();
+    }
+}
+
+impl Processes {
     fn failed(&self, failure: Failure) -> Failure {
         if self.is_apart.swap(true, Ordering::SeqCst) {
             // The process ends for another reason.
@@ -201,11 +226,6 @@ impl Link for Processes {
         };
         self.let_others_hear();
         failure
-    }
-
-    fn through(&self) {
-        self.is_apart.store(true, Ordering::SeqCst);
-        self.part();
     }
 }
 
@@ -222,8 +242,10 @@ impl Place {
     }
 }
 
-fn open(place: &Place, listener: Option<TcpListener>) -> Result<Store, Failure> {
-    Store::open((&place.host, place.port), listener, &place.prefix, PATIENCE).map_err(|error| place.unmet(&error))
+/// `name`: of the keys that its own are apart from.
+fn open(place: &Place, listener: Option<TcpListener>, name: &str) -> Result<Store, Failure> {
+    let prefix = format!("{}{name}", place.prefix);
+    Store::open((&place.host, place.port), listener, &prefix, PATIENCE).map_err(|error| place.unmet(&error))
 }
 
 /// Waits until somebody listens there. (The store's own attempts would last longer than they may.)

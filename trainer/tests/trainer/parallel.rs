@@ -29,6 +29,9 @@ pub const SHARED: [&str; 10] = [
 ];
 pub const FOUR: &str = "train.leaves=4";
 
+/// Values of a run; numbers of processes that share it, and the stage of ZeRO among them.
+pub type Way<'a> = (&'a [&'a [&'a str]], &'a [(usize, u8)]);
+
 /// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
 /// Only the first knows `output`.
 fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
@@ -99,22 +102,29 @@ pub fn assert_same(expected: &Path, found: &Path) {
 #[test]
 fn any_number_of_processes_trains_to_the_bytes_of_one() {
     let fixture = Fixture::new();
-    let ways: [&[&str]; 8] = [
-        &[],
-        &["train.engine=own"],
-        &["train.precision=bf16", "train.dropout=0.1"],
-        &["train.precision=fp16", "train.loss_scaling.growth_interval=1"],
-        &["train.document_mask=true", "train.attention_dropout=0.1"],
-        &["train.lora.rank=2", "train.lora.dropout=0.1"],
-        &["train.optimizer=muon"],
-        &["train.optimizer=adafactor"],
+    // Tensors of several blocks, parts of which each has.
+    let large = ["model.width=256", "model.layers=1"];
+    let one_each = ["train.leaves=4", "train.gradient_accumulation=4"];
+    let ways: [Way<'_>; 11] = [
+        (&[&[FOUR]], &[(2, 0), (3, 0), (4, 0), (4, 1), (3, 2)]),
+        (&[&[FOUR, "train.engine=own"]], &[(3, 0), (2, 1)]),
+        (&[&[FOUR, "train.precision=bf16", "train.dropout=0.1"]], &[(4, 1)]),
+        (&[&[FOUR, "train.precision=fp16", "train.loss_scaling.growth_interval=1"]], &[(2, 2)]),
+        (&[&[FOUR, "train.document_mask=true", "train.attention_dropout=0.1"]], &[(3, 1)]),
+        (&[&[FOUR, "train.lora.rank=2", "train.lora.dropout=0.1"]], &[(4, 0), (2, 2)]),
+        (&[&[FOUR, "train.optimizer=muon"]], &[(2, 0), (3, 1)]),
+        (&[&[FOUR, "train.optimizer=adafactor"]], &[(3, 0), (4, 2)]),
+        (&[&large, &one_each], &[(4, 0), (4, 1), (4, 2), (2, 2)]),
+        (&[&large, &one_each, &["train.precision=bf16", "train.optimizer=muon", "train.recompute=full"]], &[(4, 2)]),
+        (&[&["train.leaves=8", "train.precision=bf16", "train.dropout=0.1"]], &[(8, 0), (8, 1), (8, 2)]),
     ];
-    for (number, way) in ways.iter().enumerate() {
-        let values = [&[FOUR], *way].concat();
+    for (number, (way, processes)) in ways.into_iter().enumerate() {
+        let values = way.concat();
         let expected = trained(&fixture, &format!("{number}-alone"), 1, &values);
-        let sizes: &[usize] = if number == 0 { &[2, 3, 4] } else { &[2 + number % 3] };
-        for size in sizes {
-            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, &values));
+        for (size, zero) in processes {
+            let zero = format!("train.zero={zero}");
+            let found = trained(&fixture, &format!("{number}-{size}-{zero}"), *size, &[&values[..], &[&zero]].concat());
+            assert_same(&expected, &found);
         }
     }
     let one_sum = trained(&fixture, "one-sum", 1, &["train.leaves=1"]);
@@ -132,12 +142,12 @@ fn a_step_has_a_leaf_for_each_process_that_begins() {
 fn a_run_goes_on_with_other_numbers_of_processes() {
     let fixture = Fixture::new();
     let expected = trained(&fixture, "undisturbed", 1, &[FOUR]);
-    for size in [4, 2] {
-        for outcome in run(&fixture, "resumed", size, &[FOUR], true) {
+    for (size, zero) in [(4, "train.zero=2"), (2, "train.zero=0")] {
+        for outcome in run(&fixture, "resumed", size, &[FOUR, zero], true) {
             assert!(matches!(outcome.unwrap(), Outcome::Stopped { step: 1.. }), "{size} processes");
         }
     }
-    assert_same(&expected, &trained(&fixture, "resumed", 3, &[]));
+    assert_same(&expected, &trained(&fixture, "resumed", 3, &["train.zero=1"]));
 }
 
 /// The first evaluation is the best: all go back to the weights that the leader has kept.

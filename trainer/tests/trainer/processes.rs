@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ft_trainer::random::uniform;
 
 use crate::fixture::{Fixture, stderr};
-use crate::parallel::{FOUR, SHARED, assert_same, elsewhere, is_empty};
+use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, is_empty};
 
 /// In which all have ended after one has, on a machine that has other work, too.
 const SOME_TIME: Duration = Duration::from_secs(30);
@@ -63,12 +63,14 @@ fn codes(processes: &mut [Child], time: Duration) -> Vec<Option<i32>> {
 #[test]
 fn any_number_trains_to_the_bytes_of_one() {
     let fixture = Fixture::new();
-    let ways: [(&[&str], &[usize]); 2] =
-        [(&[FOUR], &[2, 3, 4]), (&[FOUR, "train.precision=bf16", "train.dropout=0.1", "train.document_mask=true"], &[3])];
-    for (number, (values, sizes)) in ways.into_iter().enumerate() {
-        let expected = trained(&fixture, &format!("{number}-alone"), 1, values);
-        for size in sizes {
-            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, values));
+    let one_each = [FOUR, "train.gradient_accumulation=4", "train.precision=bf16", "train.dropout=0.1", "train.document_mask=true"];
+    let ways: [Way<'_>; 2] = [(&[&[FOUR]], &[(2, 0), (3, 1)]), (&[&one_each], &[(4, 2), (3, 0)])];
+    for (number, (values, processes)) in ways.into_iter().enumerate() {
+        let values = values.concat();
+        let expected = trained(&fixture, &format!("{number}-alone"), 1, &values);
+        for (size, zero) in processes {
+            let zero = format!("train.zero={zero}");
+            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, &[&values[..], &[&zero]].concat()));
         }
     }
 }
@@ -78,13 +80,13 @@ fn any_number_trains_to_the_bytes_of_one() {
 fn they_share_nothing_but_the_network() {
     let fixture = Fixture::new();
     let first = trained(&fixture, "first", 1, &[FOUR, "train.steps=2"]).join("checkpoints/step-0000000002");
-    let longer = [["train.schedule=constant", "train.steps=2"], ["train.schedule=constant", "train.steps=4"]];
+    let longer = [["train.zero=1", "train.steps=2"], ["train.zero=2", "train.steps=4"]];
     let own = |rank: usize| match rank {
         0 => vec![format!("initial_weights={}", first.display())],
         _ => vec![format!("output={}", fixture.path(&elsewhere(rank)).display())],
     };
     for (values, [one, several]) in longer.iter().zip([[1, 3], [1, 2]]) {
-        let values = [&[FOUR, "train.seed=7"], &values[..]].concat();
+        let values = [&[FOUR, "train.seed=7", "train.schedule=constant"], &values[..]].concat();
         let expected = trained_with(&fixture, "alone", one, &values, own);
         assert_same(&expected, &trained_with(&fixture, "apart", several, &values, own));
         assert!((1..several).all(|rank| is_empty(&fixture.path(&elsewhere(rank)))), "the leader alone writes");
@@ -97,9 +99,9 @@ fn the_others_end_after_a_kill_and_any_number_goes_on() {
     let fixture = Fixture::new();
     let expected = trained(&fixture, "undisturbed", 2, &LONG);
     let lines = || fs::metadata(fixture.path("killed").join("progress.jsonl")).map_or(0, |file| file.len());
-    for (kill, size) in [4, 2, 3].into_iter().enumerate() {
+    for (kill, (size, zero)) in [(4, "train.zero=2"), (2, "train.zero=1"), (3, "train.zero=0")].into_iter().enumerate() {
         let before = lines();
-        let mut processes = start(&fixture, "killed", size, &LONG, |_| Vec::new());
+        let mut processes = start(&fixture, "killed", size, &[&LONG[..], &[zero]].concat(), |_| Vec::new());
         while lines() == before {
             sleep(Duration::from_millis(1));
         }

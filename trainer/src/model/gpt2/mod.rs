@@ -11,6 +11,7 @@ mod sinusoids;
 mod weight_stream;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
@@ -66,6 +67,8 @@ pub struct Gpt2 {
     landings: Vec<Tensor>,
     /// Those that are on their way, each with the gradient that it will be added to.
     landing: RefCell<Vec<(Tensor, Tensor)>>,
+    /// See [`Setup::sheds_gradients`].
+    sheds_gradients: bool,
     /// Nothing has been added to the gradients yet, whatever is in the memory of matrices, or where they are away, of all.
     fresh: bool,
     /// The dtype of the products.
@@ -169,10 +172,15 @@ impl Gpt2 {
     /// When the sequences exceed the context, the batch has more rows than [`Setup::rows`], a token is outside the vocabulary, or
     /// libtorch is out of memory.
     pub fn accumulate(&mut self, batch: &Batch, scale: f64) -> Loss {
+        self.accumulate_and(batch, scale, &mut |_, _| ())
+    }
+
+    /// [`Gpt2::accumulate`]. Where gradients are shed, `done` is told of each block's before the next are written over them.
+    pub fn accumulate_and(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
         }
-        let sum = self.run(|| self.forward_backward(batch, scale));
+        let sum = self.run(|| self.forward_backward(batch, scale, &mut |tensors| self.shed(tensors, done)));
         self.await_home();
         self.fresh = false;
         Loss { sum, weight: batch.weight() }
@@ -228,7 +236,15 @@ impl Gpt2 {
         })
     }
 
-    fn forward_backward(&self, batch: &Batch, scale: f64) -> f64 {
+    /// Lets go of the gradients of neighbouring tensors, and makes those that are added to zero for the next.
+    fn shed(&self, tensors: Range<usize>, done: &mut dyn FnMut(&Parameters, Range<usize>)) {
+        if self.sheds_gradients {
+            done(self.gradients(), tensors.clone());
+            self.gradients().zero_those_added_to(tensors);
+        }
+    }
+
+    fn forward_backward(&self, batch: &Batch, scale: f64, done: &mut dyn FnMut(Range<usize>)) -> f64 {
         let Batch { inputs, targets, first_sequence, .. } = batch;
         let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: *first_sequence, layer: 0 });
         let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
@@ -270,6 +286,7 @@ impl Gpt2 {
         let mut dnorm = home.map(&|gradient| self.borrowed(gradient));
         norm::backward(&x, &final_norm, &statistics, &dhidden, &mut dx, &mut dnorm);
         self.give_back(dnorm.tensors(), home.tensors());
+        done(self.parameters.final_norm_tensors());
         drop((x, hidden, dhidden));
         dx = moved_down(&dx);
         let write = if self.landings.is_empty() { write } else { Write::Over };
@@ -281,6 +298,7 @@ impl Gpt2 {
             self.give_back(gradients.tensors(), home.tensors());
             weights.release();
             home.release();
+            done(self.parameters.block_tensors(layer));
         }
         if let Some(dembedding) = dembedding {
             if let Some(masks) = masks {
@@ -288,6 +306,7 @@ impl Gpt2 {
             }
             self.embed_backward(&inputs, documents.as_ref(), &dx, dembedding);
         }
+        done(self.parameters.embedding_tensors());
         loss
     }
 

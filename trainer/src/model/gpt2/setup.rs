@@ -36,6 +36,8 @@ pub struct Setup<'a> {
     pub away: Offload,
     /// Where gradients lie and, unless they are on the device alone, rounded weights.
     pub place: Place,
+    /// All blocks have their gradients in one place, each after the one before has been let go of: of one batch in a step.
+    pub sheds_gradients: bool,
     /// How much less of the forward pass is kept for the backward pass.
     pub recompute: Recompute,
     /// Rows (tokens) of a batch at most, where its tensors leave the device.
@@ -54,6 +56,7 @@ impl Default for Setup<'_> {
             begins_document: None,
             away: Offload::None,
             place: Place::Memory,
+            sheds_gradients: false,
             recompute: Recompute::None,
             rows: 0,
             place_of_activations: Place::Memory,
@@ -92,7 +95,10 @@ impl Gpt2 {
         }
         model.stream = (away == Offload::Model).then(|| WeightStream::new(&model.working, shape.layers, device));
         model.fused = Fused::of(device, model.kind, shape.head_width())?;
-        model.gradients = Some(model.trained().zeros_in(place)?);
+        model.sheds_gradients = setup.sheds_gradients;
+        let gradients =
+            if setup.sheds_gradients { model.parameters.zeros_of_a_block() } else { model.trained().zeros_in(place)? };
+        model.gradients = Some(gradients);
         if model.is_apart() && precision != Precision::Fp32 {
             model.landings = model.landings_in(place)?;
         }
@@ -121,6 +127,7 @@ impl Gpt2 {
             stream: None,
             landings: Vec::new(),
             landing: RefCell::default(),
+            sheds_gradients: false,
             fresh: false,
             kind,
         }

@@ -1,5 +1,6 @@
 //! The weights of a GPT-2, as named tensors in one fixed order; gradients and optimizer moments have the same form.
 
+use std::ops::Range;
 use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
@@ -189,6 +190,17 @@ impl Parameters {
         self.try_map(|entry| place.zeros_like(&entry.tensor))
     }
 
+    /// [`Parameters::zeros_like`], where the tensors of all blocks are those of the first.
+    pub(crate) fn zeros_of_a_block(&self) -> Self {
+        let (first, mut zeros) = (self.block_tensors(0), Vec::<Parameter>::new());
+        for (index, entry) in self.entries.iter().enumerate() {
+            let earlier = index.checked_sub(BLOCK_TENSORS).filter(|_| entry.role.is_in_block() && !first.contains(&index));
+            let tensor = earlier.map_or_else(|| entry.tensor.zeros_like(), |earlier| zeros[earlier].tensor.shallow_clone());
+            zeros.push(Parameter { name: entry.name.clone(), role: entry.role, tensor });
+        }
+        Self { entries: zeros }
+    }
+
     /// The same values on `device` in `kind`; a tensor that is both already is shared, not copied.
     #[must_use]
     pub fn to(&self, device: Device, kind: Kind) -> Self {
@@ -249,9 +261,14 @@ impl Parameters {
     /// Sets to zero what the gradients of a step are added to: not the matrices of products, which the first product of a step
     /// replaces.
     pub(crate) fn zero_what_is_added_to(&mut self) {
+        self.zero_those_added_to(0..self.entries.len());
+    }
+
+    /// [`Parameters::zero_what_is_added_to`] for some of them.
+    pub(crate) fn zero_those_added_to(&self, tensors: Range<usize>) {
         let is_replaced = |entry: &Parameter| entry.role == Role::TokenEmbedding || entry.role.is_matrix();
-        for entry in self.entries.iter_mut().filter(|entry| !is_replaced(entry)) {
-            let _ = entry.tensor.zero_();
+        for entry in self.entries[tensors].iter().filter(|entry| !is_replaced(entry)) {
+            let _ = entry.tensor.shallow_clone().zero_();
             release([&entry.tensor]);
         }
     }
@@ -300,6 +317,15 @@ impl Parameters {
         self.entries[index].tensor.shallow_clone()
     }
 
+    /// Their names, roles and dimensions.
+    pub fn specs(&self) -> Vec<TensorSpec> {
+        let dimensions = |entry: &Parameter| entry.tensor.size().into_iter().map(|size| size as usize).collect();
+        self.entries
+            .iter()
+            .map(|entry| TensorSpec { name: entry.name.clone(), role: entry.role, dimensions: dimensions(entry) })
+            .collect()
+    }
+
     /// All of them, sharing memory with these.
     pub(crate) fn tensors(&self) -> Vec<Tensor> {
         self.entries.iter().map(|entry| entry.tensor.shallow_clone()).collect()
@@ -316,11 +342,24 @@ impl Parameters {
     }
 
     pub(crate) fn final_norm(&self) -> Affine {
-        self.affine(self.entries.len() - FINAL_NORM)
+        self.affine(self.final_norm_tensors().start)
+    }
+
+    pub(crate) fn embedding_tensors(&self) -> Range<usize> {
+        0..self.embeddings()
+    }
+
+    pub(crate) fn block_tensors(&self, layer: usize) -> Range<usize> {
+        let first = self.embeddings() + layer * BLOCK_TENSORS;
+        first..first + BLOCK_TENSORS
+    }
+
+    pub(crate) fn final_norm_tensors(&self) -> Range<usize> {
+        self.entries.len() - FINAL_NORM..self.entries.len()
     }
 
     pub(crate) fn block(&self, layer: usize) -> BlockTensors {
-        let first = self.embeddings() + layer * BLOCK_TENSORS;
+        let first = self.block_tensors(layer).start;
         BlockTensors {
             ln_1: self.affine(first),
             c_attn: self.affine(first + 2),

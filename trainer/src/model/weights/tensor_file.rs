@@ -28,22 +28,39 @@ pub fn write_changed<'a>(
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     change: impl Fn(&str, &Tensor) -> Tensor,
 ) -> Result<(), FileError> {
-    let mut stored: Vec<_> = tensors.into_iter().map(|(name, tensor)| (name, dtype(tensor), tensor)).collect();
-    stored.sort_by(|(left_name, left, _), (right_name, right, _)| right.cmp(left).then_with(|| left_name.cmp(right_name)));
-    write_sorted(path, &stored, change).map_err(|source| FileError::Write { path: path.to_owned(), source })
+    let stored = tensors.into_iter().map(|(name, tensor)| (name, tensor.kind(), tensor.size(), tensor));
+    write_pieces(path, stored.collect(), |name, tensor, write| {
+        write(&change(name, tensor))?;
+        release([*tensor]);
+        Ok(())
+    })
 }
 
-fn write_sorted(
+/// [`write`] of tensors of whose numbers `pieces` has some at a time, in their order.
+pub fn write_pieces<T, E: From<FileError>>(
     path: &Path,
-    tensors: &[(String, Dtype, &Tensor)],
-    change: impl Fn(&str, &Tensor) -> Tensor,
-) -> Result<(), SafeTensorError> {
+    mut tensors: Vec<(String, Kind, Vec<i64>, T)>,
+    mut pieces: impl FnMut(&str, &T, &mut dyn FnMut(&Tensor) -> Result<(), FileError>) -> Result<(), E>,
+) -> Result<(), E> {
+    let failed = |source| FileError::Write { path: path.to_owned(), source };
+    tensors.sort_by(|left, right| dtype(right.1).cmp(&dtype(left.1)).then_with(|| left.0.cmp(&right.0)));
+    let mut file = begin(path, &tensors).map_err(failed)?;
+    for (name, stored, _, tensor) in &tensors {
+        let write =
+            &mut |piece: &Tensor| write_tensor(&mut file, piece, kind(dtype(*stored))).map_err(|error| failed(error.into()));
+        pieces(name, tensor, write)?;
+    }
+    Ok(file.finish().map_err(|error| failed(error.into()))?)
+}
+
+/// The file with all but the numbers.
+fn begin<T>(path: &Path, tensors: &[(String, Kind, Vec<i64>, T)]) -> Result<NewFile, SafeTensorError> {
     let mut end = 0;
-    let info = |(name, dtype, tensor): &(String, Dtype, &Tensor)| {
-        let first = end;
-        end += tensor.numel() * dtype.bitsize() / 8;
-        let shape = tensor.size().into_iter().map(|size| size as usize).collect();
-        (name.clone(), TensorInfo { dtype: *dtype, shape, data_offsets: (first, end) })
+    let info = |(name, kind, size, _): &(String, Kind, Vec<i64>, T)| {
+        let (first, dtype) = (end, dtype(*kind));
+        end += size.iter().product::<i64>() as usize * dtype.bitsize() / 8;
+        let shape = size.iter().map(|size| *size as usize).collect();
+        (name.clone(), TensorInfo { dtype, shape, data_offsets: (first, end) })
     };
     let infos = tensors.iter().map(info).collect();
     let metadata = Metadata::new(Some(HashMap::from([("format".to_owned(), "pt".to_owned())])), infos)?;
@@ -52,11 +69,7 @@ fn write_sorted(
     let mut file = NewFile::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    for (name, dtype, tensor) in tensors {
-        write_tensor(&mut file, &change(name, tensor), kind(*dtype))?;
-        release([*tensor]);
-    }
-    Ok(file.finish()?)
+    Ok(file)
 }
 
 fn write_tensor(file: &mut NewFile, tensor: &Tensor, kind: Kind) -> std::io::Result<()> {
@@ -68,8 +81,8 @@ fn write_tensor(file: &mut NewFile, tensor: &Tensor, kind: Kind) -> std::io::Res
 }
 
 /// The type of a tensor in a file; half precision is stored as `f32`.
-fn dtype(tensor: &Tensor) -> Dtype {
-    match tensor.kind() {
+fn dtype(kind: Kind) -> Dtype {
+    match kind {
         Kind::Double => Dtype::F64,
         Kind::Int64 => Dtype::I64,
         _ => Dtype::F32,

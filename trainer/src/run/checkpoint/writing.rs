@@ -9,16 +9,11 @@ use crate::error::Failure;
 use crate::journal::trace::span_beside;
 
 impl Checkpoints {
-    /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` drops the sender that it gets beside the
-    /// directory when it no longer reads anything that the caller may change.
+    /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` sends a word by the sender that it gets beside
+    /// the directory when it no longer reads anything that the caller may change.
     pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
-        let (copying, copied) = mpsc::channel();
         let checkpoints = self.clone();
-        let thread = thread::spawn(move || {
-            let _span = span_beside("checkpoint");
-            checkpoints.commit(step, |directory| write(directory, copying))
-        });
-        Writing { step, copied, thread: Some(thread) }
+        Writing::begin(step, move |copying| checkpoints.commit(step, |directory| write(directory, copying)))
     }
 }
 
@@ -27,15 +22,26 @@ impl Checkpoints {
 pub struct Writing {
     pub step: u64,
     copied: Receiver<()>,
+    is_copied: bool,
     /// Taken when it is waited for.
     thread: Option<JoinHandle<Result<(), Failure>>>,
 }
 
 impl Writing {
-    /// Waits until what it saves may change.
-    pub fn wait_until_copied(&self) {
-        // Nothing is ever sent: the channel ends.
-        let _ = self.copied.recv();
+    /// What this process does for a checkpoint, on a thread of its own.
+    pub fn begin(step: u64, write: impl FnOnce(Sender<()>) -> Result<(), Failure> + Send + 'static) -> Self {
+        let (copying, copied) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let _span = span_beside("checkpoint");
+            write(copying)
+        });
+        Self { step, copied, is_copied: false, thread: Some(thread) }
+    }
+
+    /// Waits until what it saves may change, and says whether it does: it never may where the thread has failed.
+    pub fn is_copied(&mut self) -> bool {
+        self.is_copied = self.is_copied || self.copied.recv().is_ok();
+        self.is_copied
     }
 
     pub fn is_finished(&self) -> bool {
@@ -69,19 +75,19 @@ mod tests {
         let output = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints::open(output.path()).unwrap();
         let (go_on, blocked) = mpsc::channel::<()>();
-        let writing = checkpoints.begin(1, move |directory, copying| {
+        let mut writing = checkpoints.begin(1, move |directory, copying| {
             fs::write(directory.join("model.safetensors"), "weights").unwrap();
-            drop(copying);
+            copying.send(()).unwrap();
             let _ = blocked.recv();
             Ok(())
         });
-        writing.wait_until_copied();
+        assert!(writing.is_copied() && writing.is_copied());
         assert!(!writing.is_finished() && checkpoints.steps().unwrap().is_empty());
         drop(go_on);
         writing.finish().unwrap();
         assert_eq!(checkpoints.steps().unwrap(), [1]);
-        let failing = checkpoints.begin(2, |_, _| Err(Failure::other("disk full")));
-        failing.wait_until_copied();
+        let mut failing = checkpoints.begin(2, |_, _| Err(Failure::other("disk full")));
+        assert!(!failing.is_copied());
         assert_eq!(failing.finish().unwrap_err().to_string(), "disk full");
         drop(checkpoints.begin(3, |_, _| panic!("a defect")));
         assert_eq!(fs::read_dir(output.path().join("checkpoints")).unwrap().count(), 2, "one checkpoint, one unfinished");

@@ -21,8 +21,9 @@ use crate::model::{Shape, TrainingMemory};
 use crate::preflight::{self, Asked, check_dataset, check_validation};
 use crate::settings::micro_batch::{self, available_memory};
 use crate::settings::{TrainConfig, TrainSettings, validate};
+use crate::shares::Shares;
 use crate::state::{Identity, State};
-use crate::world::World;
+use crate::world::{Shards, World};
 
 /// What a run goes on from. The leader alone reads it, and tells the others: they share nothing but the network.
 struct Origin<'a> {
@@ -39,8 +40,8 @@ impl Run {
     /// Resumes the run in `config.output`, or starts one there.
     pub fn open(config: &TrainConfig, world: World) -> Result<Self, Failure> {
         validate::all_hold(validate::config(config)).map_err(Failure::input)?;
-        let chosen = device::prepare(&config.train)?;
-        check_device(chosen.device, &world)?;
+        let chosen = device::prepare(&config.train, world.local())?;
+        check_devices(chosen.device, &world)?;
         fs::create_dir_all(&config.output).map_err(|error| Failure::io("create", &config.output, &error))?;
         let lock = world.leads().then(|| lock(&config.output)).transpose()?;
         if config.train.profile && world.leads() {
@@ -53,7 +54,7 @@ impl Run {
         let newest = |checkpoints: &Checkpoints| checkpoints.newest(|warning| eprintln!("warning: {warning}"));
         let checkpoint = checkpoints.as_ref().map_or(Ok(None), newest)?;
         let checkpoint = checkpoint.as_deref();
-        let look = || {
+        let find = || {
             if checkpoint.is_none() {
                 check_beginning(config, &dataset)?;
             }
@@ -61,7 +62,7 @@ impl Run {
             let state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
             Ok((shape, state, checkpoint.is_some(), config.initial_weights.is_some()))
         };
-        let (shape, mut state, resumes, has_weights): (Shape, State, _, _) = world.told(look)?;
+        let (shape, mut state, resumes, has_weights): (Shape, State, _, _) = world.told(find)?;
         let origin = Origin { world: &world, resumes, checkpoint, has_weights };
         let mut config = config.clone();
         (config.train, _) = preflight::in_steps(&config.train, sampler.blocks())?;
@@ -74,14 +75,16 @@ impl Run {
         state.micro_batch = Some(config.train.micro_batch.sequences());
         tch::set_num_threads(state.threads as i32);
         let model = model::open(&config, shape, &dataset, chosen.device, &origin)?;
-        let optimizer = optimizer::open(&model, &config, &origin, state.updates())?;
+        let shares = Shares::new(world.size(), &model.trained().specs(), config.train.optimizer);
+        let optimizer = optimizer::open(&model, &config, &shares, &origin, state.updates())?;
+        let shard = config.train.sheds_gradients(world.size()).then(|| Shards::zeros(model.trained(), &shares, world.rank()));
         let flops_per_token = shape.flops_per_token(config.train.block_size, config.train.lora.as_deref());
         let files = checkpoints.map(|checkpoints| Files::open(&config, checkpoints, checkpoint)).transpose()?;
         let (device, kind, engine) = (chosen.device, config.train.precision.kind(), config.train.engine);
         let peak = if world.leads() { device::measured_rate(device, kind, engine) } else { 0.0 };
         let pace = Pace::new(flops_per_token, peak * world.size() as f64, state.seconds);
         let recorder = Recorder::new(files, resumes.then_some(state.step), pace);
-        let mut run = Self { world, config, dataset, sampler, model, optimizer, state, recorder, _lock: lock };
+        let mut run = Self { world, config, dataset, sampler, model, optimizer, shares, shard, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
         Ok(run)
     }
@@ -91,7 +94,8 @@ impl Run {
 fn check_same(config: &TrainConfig, dataset: &Dataset, world: &World) -> Result<(), Failure> {
     let model = serde_json::to_value(&config.model).map_err(Failure::other)?;
     let identity = Identity::new(dataset.digest().to_owned(), None, model, &config.train)?;
-    let text = serde_json::to_vec(&identity).map_err(Failure::other)?;
+    // How the work is shared decides no number, and all must share it alike.
+    let text = serde_json::to_vec(&(identity, config.train.zero)).map_err(Failure::other)?;
     let digests = world.gather(&[<[u8; 32]>::from(Sha256::digest(text))], |_| 1)?;
     let other = digests.iter().position(|digest| *digest != digests[0]);
     let message =
@@ -99,12 +103,13 @@ fn check_same(config: &TrainConfig, dataset: &Dataset, world: &World) -> Result<
     other.map_or(Ok(()), |rank| Err(message(rank)))
 }
 
-/// Refuses several processes that would share one GPU.
-fn check_device(device: Device, world: &World) -> Result<(), Failure> {
-    if device == Device::Cpu || world.size() == 1 {
-        return Ok(());
-    }
-    Err(Failure::input("several processes train on CPUs alone so far; set train.device = \"cpu\", or start one process"))
+/// Refuses that some compute on GPUs and the others wait for those that do not.
+fn check_devices(device: Device, world: &World) -> Result<(), Failure> {
+    let are_gpus = world.gather(&[u8::from(device.is_cuda())], |_| 1)?;
+    let without = are_gpus.iter().position(|is_gpu| *is_gpu == 0).filter(|_| are_gpus.contains(&1));
+    let advice = "start as many processes as there are GPUs, or set train.device = \"cpu\"";
+    let message = |rank| Failure::input(format!("rank {rank} finds no GPU of its own, and others have one; {advice}"));
+    without.map_or(Ok(()), |rank| Err(message(rank)))
 }
 
 /// Refuses leaves that a step cannot have, and more processes than have something to do.
@@ -128,10 +133,10 @@ fn check_beginning(config: &TrainConfig, dataset: &Dataset) -> Result<(), Failur
 
 /// Whether there is memory for a run, on the device and beside it: for all processes of this machine.
 fn has_room(shape: &Shape, settings: &TrainSettings, device: Device, world: &World) -> bool {
-    let needed = TrainingMemory::of(shape, &world.carried(settings), device.is_cuda()).total() + world.buffers();
+    let needed = TrainingMemory::of(shape, settings, world.size(), device.is_cuda()).total() + world.buffers();
     let main_memory = |needed| micro_batch::fits(needed * world.beside() as u64, available_memory());
     match device::free_memory(device) {
-        Some(free) => micro_batch::fits(needed, free) && main_memory(TrainingMemory::beside_device(shape, settings)),
+        Some(free) => micro_batch::fits(needed, free) && main_memory(TrainingMemory::beside_device(shape, settings, world.size())),
         None => main_memory(needed),
     }
 }

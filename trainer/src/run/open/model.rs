@@ -41,6 +41,7 @@ pub(super) fn open(
         away,
         place,
         recompute: settings.recompute,
+        sheds_gradients: settings.sheds_gradients(origin.world.size()),
         rows: settings.micro_batch.sequences() * settings.block_size,
         place_of_activations: Place::of_activations(device, &config.output),
     };
@@ -59,7 +60,7 @@ fn weights(place: &Place, config: &TrainConfig, shape: &Shape, origin: &Origin<'
         (None, Some(directory)) => loaded(place, directory, Failure::input)?,
         (None, None) => unreachable!("the leader has read them"),
     };
-    origin.world.broadcast(&weights.tensors())?;
+    origin.world.broadcast(weights.tensors())?;
     Ok(weights)
 }
 
@@ -73,7 +74,7 @@ fn adapters(lora: &Lora, shape: &Shape, seed: u64, origin: &Origin<'_>) -> Resul
     }
     let load = |checkpoint| Adapters::load(lora, shape, checkpoint).map_err(damaged);
     let adapters = origin.checkpoint.map_or_else(|| Ok(Adapters::zeros(lora, shape)), load)?;
-    origin.world.broadcast(&adapters.parameters().tensors())?;
+    origin.world.broadcast(adapters.parameters().tensors())?;
     Ok(adapters)
 }
 

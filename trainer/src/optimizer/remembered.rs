@@ -1,0 +1,123 @@
+//! What an optimizer remembers, by name: unsharded in a file, whoever has which part of it.
+
+use std::ops::Range;
+
+use tch::{Device, Kind, Tensor};
+
+use super::{Optimizer, Slot, StateError};
+use crate::error::Failure;
+use crate::model::weights::tensor_file::FileError;
+use crate::offload::release;
+use crate::world::{BUCKET, World};
+
+/// A tensor that is remembered.
+#[derive(Debug)]
+pub struct Remembered {
+    /// `<what>.<parameter>`: `exp_avg.transformer.wte.weight`.
+    pub name: String,
+    /// All of its dimensions.
+    pub size: Vec<i64>,
+    /// This process's part of it, which shares memory with the optimizer's.
+    pub own: Tensor,
+    /// What each process has of it. None: each has all.
+    parts: Option<Vec<Range<usize>>>,
+}
+
+impl Remembered {
+    fn numbers(&self) -> usize {
+        self.size.iter().product::<i64>() as usize
+    }
+
+    /// Its numbers in buckets.
+    fn buckets(&self) -> impl Iterator<Item = Range<usize>> {
+        let numbers = self.numbers();
+        (0..numbers).step_by(BUCKET).map(move |first| first..numbers.min(first + BUCKET))
+    }
+
+    /// The part of a process, where not all have all.
+    fn part(&self, rank: usize) -> Range<usize> {
+        self.parts.as_ref().map_or(0..self.numbers(), |parts| parts[rank].clone())
+    }
+
+    /// Whether other processes than the leader have something of it alone.
+    pub fn is_elsewhere(&self) -> bool {
+        self.part(0).len() < self.numbers()
+    }
+
+    /// Brings all of it to the leader, who takes it bucket by bucket. Called by all, where it is elsewhere.
+    pub fn bring<E: From<Failure>>(&self, world: &World, mut take: impl FnMut(&Tensor) -> Result<(), E>) -> Result<(), E> {
+        for bucket in self.buckets() {
+            let numbers = world.bring(&self.own, |rank| self.part(rank), &bucket)?;
+            if world.leads() {
+                take(&Tensor::from_slice(&numbers))?;
+            }
+        }
+        release([&self.own]);
+        Ok(())
+    }
+
+    /// Takes over this process's part of what the leader has.
+    fn take(&self, world: &World, whole: Option<&Tensor>) -> Result<(), Failure> {
+        match whole {
+            Some(whole) if world.size() == 1 => self.own.shallow_clone().copy_(whole),
+            _ => self.buckets().try_for_each(|bucket| world.hand_out(whole, &self.own, |rank| self.part(rank), &bucket))?,
+        }
+        release([&self.own]);
+        Ok(())
+    }
+}
+
+impl Optimizer {
+    /// Everything remembered, in the order of the names.
+    pub fn remembered(&self) -> Vec<Remembered> {
+        let mut all: Vec<Remembered> =
+            self.slots.iter().enumerate().flat_map(|(index, slot)| slot.remembered_of(self.parts(index).as_deref())).collect();
+        all.sort_by(|left, right| left.name.cmp(&right.name));
+        all
+    }
+
+    /// What each process has of a parameter, where they have shares.
+    fn parts(&self, index: usize) -> Option<Vec<Range<usize>>> {
+        self.shares.as_ref().map(|shares| (0..shares.size()).map(|rank| shares.part(rank, index)).collect())
+    }
+
+    /// Takes over what was remembered after so many updates, one tensor at a time by its name. The leader alone is asked for it.
+    pub fn load_state(
+        &mut self,
+        world: &World,
+        mut saved: impl FnMut(&str) -> Result<Option<Tensor>, FileError>,
+        updates: u64,
+    ) -> Result<(), StateError> {
+        for remembered in self.remembered() {
+            let whole = if world.leads() { Some(whole(&remembered, saved(&remembered.name)?)?) } else { None };
+            remembered.take(world, whole.as_ref())?;
+        }
+        self.updates = updates;
+        Ok(())
+    }
+}
+
+impl Slot {
+    fn remembered_of(&self, parts: Option<&[Range<usize>]>) -> Vec<Remembered> {
+        let mut own = self.rule.state().into_iter().map(|(_, tensor)| tensor.shallow_clone());
+        let of = |(what, size): &(&str, Vec<i64>)| {
+            let numbers = size.iter().product::<i64>() as usize;
+            // Rows and columns are fewer numbers than their matrix, and where all of that is.
+            let part = |part: &Range<usize>| if part.len() as u64 == self.elements { 0..numbers } else { part.clone() };
+            Remembered {
+                name: format!("{what}.{}", self.parameter),
+                size: size.clone(),
+                // Of no numbers a rule may remember fewer things.
+                own: own.next().unwrap_or_else(|| Tensor::zeros([0], (Kind::Float, Device::Cpu))),
+                parts: parts.map(|parts| parts.iter().map(part).collect()),
+            }
+        };
+        self.remembered.iter().map(of).collect()
+    }
+}
+
+fn whole(remembered: &Remembered, saved: Option<Tensor>) -> Result<Tensor, StateError> {
+    let (name, expected) = (remembered.name.clone(), remembered.size.clone());
+    let Some(saved) = saved else { return Err(StateError::Missing(name)) };
+    if saved.size() == expected { Ok(saved) } else { Err(StateError::Dimensions { name, expected, found: saved.size() }) }
+}

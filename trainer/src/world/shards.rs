@@ -1,0 +1,128 @@
+//! Numbers of a run's tensors as a process has them, and as they are exchanged.
+
+use std::ops::Range;
+
+use tch::{Device, Tensor};
+
+use crate::cpu::slices::{floats, floats_mut};
+use crate::model::Parameters;
+use crate::offload::release;
+use crate::shares::Shares;
+
+/// Numbers that are exchanged at once. More take more memory, fewer take more of the time that an exchange needs to begin.
+pub(crate) const BUCKET: usize = 1 << 20;
+
+/// Some numbers of each tensor: all, or this process's part.
+#[derive(Debug)]
+pub struct Shards {
+    tensors: Vec<Tensor>,
+    /// The first that is there, of each.
+    starts: Vec<usize>,
+}
+
+impl Shards {
+    /// All of them, sharing memory with `tensors`.
+    pub fn whole(tensors: impl IntoIterator<Item = Tensor>) -> Self {
+        let tensors: Vec<Tensor> = tensors.into_iter().collect();
+        Self { starts: vec![0; tensors.len()], tensors }
+    }
+
+    /// [`Shards::whole`] of these.
+    pub fn of(parameters: &Parameters) -> Self {
+        Self::whole(parameters.tensors())
+    }
+
+    /// Zeros for the part of one process.
+    pub fn zeros(parameters: &Parameters, shares: &Shares, rank: usize) -> Self {
+        let parts: Vec<_> = shares.parts(rank).collect();
+        let zeros = |(entry, part): (Tensor, &Range<usize>)| {
+            // Views of nothing take no memory; whole tensors keep their dimensions.
+            if part.len() == entry.numel() { entry.zeros_like() } else { view(&entry, &(0..part.len())).zeros_like() }
+        };
+        let tensors = parameters.tensors().into_iter().zip(&parts).map(zeros).collect();
+        Self { tensors, starts: parts.into_iter().map(|part| part.start).collect() }
+    }
+
+    /// Some of a tensor's numbers, which must be there; all of them with their dimensions.
+    pub fn part(&self, tensor: usize, part: &Range<usize>) -> Tensor {
+        let start = self.starts[tensor];
+        view(&self.tensors[tensor], &(part.start - start..part.end - start))
+    }
+
+    /// See [`release`].
+    pub fn release(&self, tensor: usize) {
+        release([&self.tensors[tensor]]);
+    }
+}
+
+/// Neighbouring numbers of a tensor, which shares them; all of them are the tensor itself.
+pub fn view(tensor: &Tensor, part: &Range<usize>) -> Tensor {
+    if part.len() == tensor.numel() {
+        return tensor.shallow_clone();
+    }
+    tensor.view([-1_i64]).narrow(0, part.start as i64, part.len() as i64)
+}
+
+/// Numbers of neighbouring tensors: each tensor's number, and which of its own.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Bucket(Vec<(usize, Range<usize>)>);
+
+impl Bucket {
+    pub fn len(&self) -> usize {
+        self.0.iter().map(|(_, part)| part.len()).sum()
+    }
+
+    /// From wherever the tensors are.
+    pub fn append_to(&self, numbers: &mut Vec<f32>, shards: &Shards) {
+        for (index, part) in &self.0 {
+            numbers.extend_from_slice(floats(&shards.part(*index, part).to_device(Device::Cpu)));
+            shards.release(*index);
+        }
+    }
+
+    pub fn numbers(&self, shards: &Shards) -> Vec<f32> {
+        let mut numbers = Vec::with_capacity(self.len());
+        self.append_to(&mut numbers, shards);
+        numbers
+    }
+
+    /// Takes as many from the front of `numbers` for `shards`.
+    pub fn fill(&self, shards: &Shards, numbers: &mut &[f32]) {
+        for (index, part) in &self.0 {
+            let (numbers, mut place) = (numbers.split_off(..part.len()).unwrap_or_default(), shards.part(*index, part));
+            if place.device() == Device::Cpu {
+                floats_mut(&mut place).copy_from_slice(numbers);
+            } else {
+                place.copy_(&Tensor::from_slice(numbers).view_as(&place));
+            }
+            shards.release(*index);
+        }
+    }
+}
+
+/// Parts of tensors in buckets of `room` numbers.
+pub(super) fn buckets(parts: impl Iterator<Item = (usize, Range<usize>)>, room: usize) -> Vec<Bucket> {
+    let (mut buckets, mut left) = (Vec::<Bucket>::new(), 0);
+    for (index, part) in parts {
+        let mut start = part.start;
+        while start < part.end {
+            if left == 0 {
+                buckets.push(Bucket::default());
+                left = room;
+            }
+            let end = part.end.min(start + left);
+            buckets.last_mut().expect("the one with room").0.push((index, start..end));
+            (left, start) = (left - (end - start), end);
+        }
+    }
+    buckets
+}
+
+/// The buckets of all processes of some tensors, as many numbers at once: of each process one, where it has more.
+pub(super) fn rounds(shares: &Shares, tensors: &Range<usize>) -> impl Iterator<Item = Vec<Bucket>> {
+    let room = (BUCKET / shares.size()).max(1);
+    let of = |rank: usize| buckets(tensors.clone().map(|tensor| (tensor, shares.part(rank, tensor))), room);
+    let of_ranks: Vec<Vec<Bucket>> = (0..shares.size()).map(of).collect();
+    let most = of_ranks.iter().map(Vec::len).max().unwrap_or(0);
+    (0..most).map(move |round| of_ranks.iter().map(|buckets| buckets.get(round).cloned().unwrap_or_default()).collect())
+}

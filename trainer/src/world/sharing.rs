@@ -1,0 +1,85 @@
+//! Numbers that one process has and others need.
+
+use std::ops::Range;
+
+use tch::{Device, Tensor};
+
+use super::World;
+use super::shards::{BUCKET, Shards, buckets, rounds, view};
+use crate::cpu::slices::floats;
+use crate::error::Failure;
+use crate::journal::trace::span;
+use crate::shares::Shares;
+
+impl World {
+    /// Gives all the share of each.
+    pub fn give_shares(&self, shares: &Shares, tensors: &Shards) -> Result<(), Failure> {
+        let _span = span("weights");
+        rounds(shares, &shares.tensors()).try_for_each(|buckets| self.give(&buckets[self.rank].numbers(tensors), &buckets, tensors))
+    }
+
+    /// Turns everyone's tensors into the leader's.
+    pub fn broadcast(&self, tensors: Vec<Tensor>) -> Result<(), Failure> {
+        if self.size == 1 {
+            return Ok(());
+        }
+        let parts: Vec<_> = tensors.iter().map(|tensor| 0..tensor.numel()).enumerate().collect();
+        let tensors = Shards::whole(tensors);
+        for bucket in buckets(parts.into_iter(), BUCKET) {
+            let own = if self.leads() { bucket.numbers(&tensors) } else { Vec::new() };
+            let numbers = self.gather(&own, |rank| if rank == 0 { bucket.len() } else { 0 })?;
+            bucket.fill(&tensors, &mut numbers.as_slice());
+        }
+        Ok(())
+    }
+
+    /// Tells the leader `count` neighbouring numbers of a tensor that lies at several processes: `part` is what each has of it, and
+    /// `own` this one's. The others have nothing of it then.
+    pub fn bring(&self, own: &Tensor, part: impl Fn(usize) -> Range<usize>, numbers: &Range<usize>) -> Result<Vec<f32>, Failure> {
+        let of = |rank: usize| overlap(&part(rank), numbers);
+        let sent = plain(own, &part(self.rank), &of(self.rank));
+        let mut to_each = vec![0; self.size];
+        to_each[0] = sent.len();
+        let from_each: Vec<usize> = (0..self.size).map(|rank| if self.leads() { of(rank).len() } else { 0 }).collect();
+        self.exchange(&sent, &to_each, &from_each)
+    }
+
+    /// The reverse: gives each process what it has of the leader's `whole` tensor.
+    pub fn hand_out(
+        &self,
+        whole: Option<&Tensor>,
+        own: &Tensor,
+        part: impl Fn(usize) -> Range<usize>,
+        numbers: &Range<usize>,
+    ) -> Result<(), Failure> {
+        let of = |rank: usize| overlap(&part(rank), numbers);
+        let parts: Vec<Vec<f32>> = whole.map_or_else(
+            || vec![Vec::new(); self.size],
+            |whole| (0..self.size).map(|rank| plain(whole, &(0..whole.numel()), &of(rank))).collect(),
+        );
+        let to_each: Vec<usize> = parts.iter().map(Vec::len).collect();
+        let mut from_each = vec![0; self.size];
+        from_each[0] = of(self.rank).len();
+        let arrived = self.exchange(&parts.concat(), &to_each, &from_each)?;
+        let (place, start) = (of(self.rank), part(self.rank).start);
+        if !place.is_empty() {
+            let mut place = view(own, &(place.start - start..place.end - start));
+            place.copy_(&Tensor::from_slice(&arrived).view_as(&place));
+        }
+        Ok(())
+    }
+}
+
+/// Some numbers of a tensor that begins with the first of `there`.
+fn plain(tensor: &Tensor, there: &Range<usize>, numbers: &Range<usize>) -> Vec<f32> {
+    if numbers.is_empty() {
+        return Vec::new();
+    }
+    let part = view(tensor, &(numbers.start - there.start..numbers.end - there.start));
+    floats(&part.to_device(Device::Cpu)).to_vec()
+}
+
+fn overlap(left: &Range<usize>, right: &Range<usize>) -> Range<usize> {
+    let start = left.start.max(right.start);
+    start..left.end.min(right.end).max(start)
+}
