@@ -212,11 +212,11 @@ impl Agent<'_> {
         }
         let (word, over) = (watch::Sender::new(Word::default()), watch::Sender::new(false));
         let guards = async { tokio::join!(self.be_present(&word), self.deadline(), self.preemption(notice), self.heed()) };
-        let work = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(over.subscribe())) };
+        let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(over.subscribe())) };
         let record = tokio::select! {
             record = self.outcome() => record,
             (never, ..) = guards => match never {},
-            (never, ()) = work => match never {},
+            (never, ()) = serving => match never {},
         };
         let last = async {
             for mut file in GrowingFile::of(self.order, self.seat.node, &self.folder) {

@@ -386,7 +386,7 @@ mod tests {
         let file = two.job_file();
         assert_eq!((file.compute.nodes, file.compute.processes_per_node, file.train.gradient_accumulation), (Some(2), Some(3), 4));
         for (nodes, processes) in [(0, 6), (4, 6), (7, 6)] {
-            let wrong = Plan { nodes, processes, ..two.clone() };
+            let wrong = Plan { processes, nodes, ..two.clone() };
             assert!(wrong.check(|_| Vec::new()).is_err_and(|broken| broken.key == "compute.nodes"), "{nodes} {processes}");
         }
         let alone = resolve("name = \"a\"\ndataset = \"d\"");
