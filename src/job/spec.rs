@@ -131,8 +131,8 @@ pub struct ComputeSpec {
     /// The machine on Azure ML.
     #[serde(skip_serializing_if = "is_default")]
     pub azureml: AzuremlSpec,
-    /// Machines of an attempt, each with `processes_per_node` processes; for the backends `local`, which rehearses them as processes
-    /// of this machine, and `azureml`. Absent: one.
+    /// Machines of an attempt, each with `processes_per_node` processes; for the backends `local`, which rehearses them as
+    /// processes of this machine, and `azureml`. Absent: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
     /// Processes of a machine that train together, on its CPU or on a GPU for each: each does in a step what

@@ -135,8 +135,8 @@ impl Local {
         Ok(command)
     }
 
-    /// Starts an agent detached. The standard input of the first node's is the lock: empty to read, and held for as long as the agent
-    /// lives.
+    /// Starts an agent detached. The standard input of the first node's is the lock: empty to read, and held for as long as the
+    /// agent lives.
     fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         command.stdin(input).env(process::MARK, machine.mark()?);
