@@ -406,7 +406,7 @@ def ranks(binary, device):
     for size, zero in ((1, 0), (2, 0), (2, 2)):
         with tempfile.TemporaryDirectory() as folder:
             data = dataset(Path(folder), shape, text_like(16 * shape[4] * shape[5] + 1))
-            train = {"precision": "bf16", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3, "leaves": 2, "zero": zero}
+            train = {"precision": "bf16", "deterministic": True, "steps": OFFLOAD_STEPS, "learning_rate": 1e-3, "leaves": 2, "zero": zero, "threads": 1}
             file, output = configure(folder, data, shape, shape[5] // 2, device, train)
             with socket.socket() as listener:
                 listener.bind(("127.0.0.1", 0))

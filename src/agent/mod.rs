@@ -83,9 +83,9 @@ const FIRST_CONTACT: Duration = Duration::from_secs(5 * 60);
 const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs one attempt to its end and returns its exit record, which is then in the store. `work` is the job's directory on this
-/// machine (attempts have their folders in it), `cache` is ftctl's, `seat` says which of the attempt's machines this is. SIGTERM is a preemption notice that ends the attempt; one that
-/// may be withdrawn only saves ([`notice`]). Fails when the attempt is already running elsewhere, and when its own disk or the
-/// store's answers make no sense.
+/// machine (attempts have their folders in it), `cache` is ftctl's, `seat` says which of the attempt's machines this is. SIGTERM is
+/// a preemption notice that ends the attempt; one that may be withdrawn only saves ([`notice`]). Fails when the attempt is already
+/// running elsewhere, and when its own disk or the store's answers make no sense.
 pub async fn run(order: &RunOrder, seat: Seat, work: &Path, cache: &Path, report: &dyn Report) -> Result<ExitRecord> {
     let mut terminations = signal(SignalKind::terminate()).map_err(|source| StoreError::Io {
         action: "wait for signals of",
@@ -262,8 +262,8 @@ impl<'a> Agent<'a> {
         Ok(found.map(|(heartbeat, _)| heartbeat))
     }
 
-    /// Everything before the training: earlier attempts' bytes out, data in, and what the first rank goes on from, where this machine
-    /// has that and so the lease. Returns the inputs and the step of the checkpoint.
+    /// Everything before the training: earlier attempts' bytes out, data in, and what the first rank goes on from, where this
+    /// machine has that and so the lease. Returns the inputs and the step of the checkpoint.
     async fn prepare(&self, mut lease: Option<&mut Lease>, cache: &Path) -> Result<(Inputs, u64), End> {
         let failed = |error: StoreError| match error {
             StoreError::Conflict { .. } => lost_lease(),

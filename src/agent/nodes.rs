@@ -1,5 +1,6 @@
-//! An attempt on several nodes, with an agent on each. The agent of node 0 holds the attempt's lease, says where the ranks meet when
-//! all nodes are ready, and listens whether they live. The others start their ranks, say how those ended, and end with the attempt.
+//! An attempt on several nodes, with an agent on each. The agent of node 0 holds the attempt's lease, says where the ranks meet
+//! when all nodes are ready, and listens whether they live. The others start their ranks, say how those ended, and end with the
+//! attempt.
 //!
 //! All of it goes through the store, and whoever may write there may have written it: addresses are addresses, and a word counts
 //! only while it changes. Agents know each other by names that no earlier life of a node has.
@@ -212,11 +213,11 @@ impl Agent<'_> {
         }
         let (word, over) = (watch::Sender::new(Word::default()), watch::Sender::new(false));
         let guards = async { tokio::join!(self.be_present(&word), self.deadline(), self.preemption(notice), self.heed()) };
-        let work = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(over.subscribe())) };
+        let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(over.subscribe())) };
         let record = tokio::select! {
             record = self.outcome() => record,
             (never, ..) = guards => match never {},
-            (never, ()) = work => match never {},
+            (never, ()) = serving => match never {},
         };
         let last = async {
             for mut file in GrowingFile::of(self.order, self.seat.node, &self.folder) {

@@ -592,7 +592,7 @@ impl From<PlanError> for Failure {
             PlanError::OverBudget { .. } => Exit::Refused,
             PlanError::NotUnicode(_)
             | PlanError::NoData
-            | PlanError::OnGpus { .. }
+            | PlanError::TooFewGpus { .. }
             | PlanError::OneMachine { .. }
             | PlanError::NoTime => Exit::Usage,
         };

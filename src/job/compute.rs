@@ -101,13 +101,17 @@ impl Compute {
         matches!(self, Self::Local | Self::Azureml(_))
     }
 
-    /// Whether its machine is known to have GPUs.
-    pub fn has_gpus(&self) -> bool {
+    /// How many GPUs its machine has, where that is known.
+    pub fn gpus(&self) -> Option<u32> {
         match self {
-            Self::Docker(docker) => docker.gpus != Gpus::None,
-            Self::Gce(gce) => gce.accelerators > 0,
-            Self::Azureml(azureml) => azureml.accelerators > 0,
-            Self::Local | Self::Fake | Self::Unknown(_) => false,
+            Self::Docker(docker) => match docker.gpus {
+                Gpus::None => Some(0),
+                Gpus::Count(count) => Some(count),
+                Gpus::All => None,
+            },
+            Self::Gce(gce) => Some(gce.accelerators),
+            Self::Azureml(azureml) => Some(azureml.accelerators),
+            Self::Local | Self::Fake | Self::Unknown(_) => None,
         }
     }
 

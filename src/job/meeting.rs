@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    fn rendezvous(change: Value) -> Result<Rendezvous, String> {
+    fn rendezvous(change: &Value) -> Result<Rendezvous, String> {
         let mut value = json!({
             "schema": RENDEZVOUS_SCHEMA, "attempt": 2, "generation": 1, "address": "10.0.0.4", "port": 4000, "agents": ["b", "c"],
         });
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_rendezvous_is_for_the_agents_that_it_names() {
-        let one = rendezvous(json!({})).unwrap();
+        let one = rendezvous(&json!({})).unwrap();
         assert!(one.invites(2, 0, 1, "b") && one.invites(2, 0, 2, "c"));
         for (attempt, generation, node, name) in
             [(1, 0, 1, "b"), (3, 0, 1, "b"), (2, 1, 1, "b"), (2, 0, 2, "b"), (2, 0, 0, "b"), (2, 0, 3, "")]
@@ -129,7 +129,7 @@ mod tests {
             json!({ "attempt": 10_001 }),
             json!({ "generation": -1 }),
         ] {
-            assert!(rendezvous(change.clone()).is_err(), "{change}");
+            assert!(rendezvous(&change).is_err(), "{change}");
         }
     }
 

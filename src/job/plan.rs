@@ -192,9 +192,9 @@ pub enum PlanError {
     #[error("the job has neither `data` nor `dataset`")]
     NoData,
     #[error(
-        "compute.processes_per_node = {processes}: several processes train on a CPU alone so far, and the machine has GPUs; set train.device = \"cpu\", or leave it out"
+        "compute.processes_per_node = {processes}, and the machine has {gpus} GPUs, of which each process needs one; take fewer, or set train.device = \"cpu\""
     )]
-    OnGpus { processes: usize },
+    TooFewGpus { processes: usize, gpus: u32 },
     #[error(
         "compute.nodes = {nodes}: {backend} makes one machine for an attempt, and the backends local and azureml several; leave it out there, or set compute.processes_per_node"
     )]
@@ -218,12 +218,14 @@ impl Plan {
             return Err(PlanError::NoTime);
         }
         let nodes = spec.compute.nodes.unwrap_or(1);
-        let processes = spec.compute.processes_per_node.unwrap_or(1).saturating_mul(nodes);
+        let on_node = spec.compute.processes_per_node.unwrap_or(1);
+        let processes = on_node.saturating_mul(nodes);
         if nodes > 1 && !compute.takes_nodes() {
             return Err(PlanError::OneMachine { nodes, backend: compute.backend().to_owned() });
         }
-        if processes > 1 && spec.train.device == DeviceChoice::Auto && compute.has_gpus() {
-            return Err(PlanError::OnGpus { processes });
+        let gpus = compute.gpus().filter(|gpus| (1..on_node).contains(&(*gpus as usize)));
+        if let Some(gpus) = gpus.filter(|_| spec.train.device != DeviceChoice::Cpu) {
+            return Err(PlanError::TooFewGpus { processes: on_node, gpus });
         }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
@@ -478,11 +480,38 @@ mod tests {
         let file = two.job_file();
         assert_eq!((file.compute.nodes, file.compute.processes_per_node, file.train.gradient_accumulation), (Some(2), Some(3), 4));
         for (nodes, processes) in [(0, 6), (4, 6), (7, 6)] {
-            let wrong = Plan { nodes, processes, ..two.clone() };
+            let wrong = Plan { processes, nodes, ..two.clone() };
             assert!(wrong.check(|_| Vec::new()).is_err_and(|broken| broken.key == "compute.nodes"), "{nodes} {processes}");
         }
         let alone = resolve("name = \"a\"\ndataset = \"d\"");
         assert_eq!((alone.processes, alone.train.leaves), (1, None));
+    }
+
+    #[test]
+    fn a_process_needs_a_gpu_of_its_own_where_there_are_some_and_nodes_a_backend_that_has_them() {
+        let choices = |backend: &str| Choices {
+            backend: backend.into(),
+            image: ImageSpec::default(),
+            store: "/store".into(),
+            ttl: Span(Duration::from_secs(7_200)),
+            max_cost: None,
+            max_wait: DEFAULT_MAX_WAIT,
+        };
+        let resolve = |compute: &Compute, text: &str| {
+            let spec = JobSpec::parse(&format!("name = \"a\"\ndataset = \"d\"\n{text}"), "job.toml").expect("valid");
+            Plan::resolve(&spec, compute.clone(), choices(compute.backend()), Path::new("/")).map(|plan| plan.processes)
+        };
+        let gce = Compute::Gce(Box::new(GcePlan { accelerators: 4, ..GcePlan::default() }));
+        let four = "[compute]\nprocesses_per_node = 4\n";
+        assert_eq!(resolve(&gce, four), Ok(4));
+        let five = four.replace('4', "5");
+        assert_eq!(resolve(&gce, &five), Err(PlanError::TooFewGpus { processes: 5, gpus: 4 }));
+        assert_eq!(resolve(&gce, &format!("{five}[train]\ndevice = \"cpu\"")), Ok(5));
+        assert_eq!(resolve(&Compute::Local, &five), Ok(5), "nobody knows");
+        let nodes = "[compute]\nnodes = 2\nprocesses_per_node = 3";
+        assert_eq!(resolve(&Compute::Azureml(Box::default()), &nodes.replace('3', "1")), Ok(2));
+        assert_eq!(resolve(&Compute::Local, nodes), Ok(6));
+        assert_eq!(resolve(&gce, nodes), Err(PlanError::OneMachine { nodes: 2, backend: gce.backend().to_owned() }));
     }
 
     #[test]

@@ -132,12 +132,13 @@ pub struct ComputeSpec {
     /// The machine on Azure ML.
     #[serde(skip_serializing_if = "is_default")]
     pub azureml: AzuremlSpec,
-    /// Machines of an attempt, each with `processes_per_node` processes; for the backends `local`, which rehearses them as processes
-    /// of this machine, and `azureml`. Absent: one.
+    /// Machines of an attempt, each with `processes_per_node` processes; for the backends `local`, which rehearses them as
+    /// processes of this machine, and `azureml`. Absent: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
-    /// Processes of a machine that train together on its CPU: each does in a step what `train.gradient_accumulation` says. Any
-    /// number of them gives the same bits for the same `train.leaves` and the same step; absent: one.
+    /// Processes of a machine that train together, on its CPU or on a GPU for each: each does in a step what
+    /// `train.gradient_accumulation` says. Any number of them gives the same bits for the same `train.leaves` and the same step.
+    /// Absent: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes_per_node: Option<usize>,
     /// More environment variables for the trainer, as `{ NAME = "value" }`. They are stored with the job, so put no secrets here.

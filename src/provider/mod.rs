@@ -246,8 +246,8 @@ pub trait Provider: Account {
         Ok(None)
     }
 
-    /// What the process of this rank, or each process of the attempt, wrote since by the backend's own account, of every machine that
-    /// had it, in their order; a megabyte of each at most. Nothing where nothing is there yet, or nobody keeps it.
+    /// What the process of this rank, or each process of the attempt, wrote since by the backend's own account, of every machine
+    /// that had it, in their order; a megabyte of each at most. Nothing where nothing is there yet, or nobody keeps it.
     async fn output(&self, _attempt: &AttemptId, _rank: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
         Ok(Vec::new())
     }

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::sandbox::{Sandbox, kill, signal};
 
-const STEPS: u64 = 400;
+const STEPS: u64 = 150;
 
 const ONE: [&str; 2] = ["train.gradient_accumulation=4", "train.leaves=4"];
 const TWO_BY_TWO: [&str; 2] = ["compute.nodes=2", "compute.processes_per_node=2"];

@@ -139,8 +139,8 @@ pub fn measured_rate(device: Device, kind: Kind, engine: Engine) -> f64 {
     2.0 * (size as f64).powi(3) / (0..more).map(|_| seconds()).fold(first, f64::min)
 }
 
-/// Makes libtorch see a GPU, by its number, and compute all digits there until it is told otherwise, or says why it cannot. libtorch asks
-/// once for its CUDA part: this comes before everything else.
+/// Makes libtorch see a GPU, by its number, and compute all digits there until it is told otherwise, or says why it cannot.
+/// libtorch asks once for its CUDA part: this comes before everything else.
 fn gpu(index: usize) -> Result<(), String> {
     load(DRIVER).map_err(|_| format!("this machine has no NVIDIA driver ({DRIVER})"))?;
     load(CUDA_PART)

@@ -21,8 +21,10 @@ impl Bench {
     async fn run_gang(&self) -> ExitRecord {
         let (agents, cache) = ([0, 1].map(|node| self.agent_of(node)), self.path("cache"));
         let [first, other] = &agents;
-        let (record, followed) =
-            tokio::join!(first.run(&cache, std::future::pending()), other.follow(&cache, std::future::pending()));
+        let (record, followed) = tokio::join!(
+            Box::pin(first.run(&cache, std::future::pending())),
+            Box::pin(other.follow(&cache, std::future::pending()))
+        );
         let record = record.unwrap();
         assert_eq!(followed.unwrap(), record, "all nodes end as the first says");
         record
@@ -87,7 +89,8 @@ async fn a_node_that_cannot_bring_the_data_is_the_end_of_all() {
     fs::write(bench.path("elsewhere"), "").unwrap();
     let (first, cache) = (bench.agent_of(0), bench.path("cache"));
     let other = bench.agent_of(1);
-    let (record, _) = tokio::join!(first.run(&cache, std::future::pending()), other.follow(&cache, std::future::pending()));
+    let (record, _) =
+        tokio::join!(Box::pin(first.run(&cache, std::future::pending())), Box::pin(other.follow(&cache, std::future::pending())));
     let record = record.unwrap();
     assert_eq!(record.reason, ExitReason::Failed);
     assert!(record.message.starts_with("rank 2 on node 1 failed: ") && record.message.contains("elsewhere"), "{}", record.message);

@@ -26,10 +26,9 @@ impl Memory {
         };
         let of = |train: &TrainSettings| {
             let each = TrainingMemory::of(shape, train, plan.processes, on_gpu).total();
-            let of_node = |bytes| bytes * plan.processes_per_node() as u64;
+            let all = |bytes| bytes * plan.processes_per_node() as u64;
             // Each process has a GPU of its own.
-            let beside = || of_node(TrainingMemory::beside_device(shape, train, plan.processes));
-            if on_gpu { [each, beside()] } else { [of_node(each), 0] }
+            if on_gpu { [each, all(TrainingMemory::beside_device(shape, train, plan.processes))] } else { [all(each), 0] }
         };
         let one = TrainSettings { micro_batch: MicroBatch::Sequences(1), ..plan.train.clone() };
         Self { on_gpu, needed: of(&plan.train), least: of(&one) }

@@ -122,19 +122,21 @@ impl Local {
     }
 
     /// `ftctl agent` for a node of this machine's order, with nothing inherited but the environment that the settings give.
-    async fn agent(&self, machine: &Machine, node: usize) -> Result<Command> {
+    async fn agent(&self, machine: &Machine, node: Option<usize>) -> Result<Command> {
         let mut command = Command::new(&self.settings.executable);
         command.arg("agent").arg("--order").arg(machine.order());
-        command.arg("--work").arg(self.work_of(&machine.attempt.job, node));
-        command.arg("--node").arg(node.to_string()).args(["--address", LOOPBACK]);
+        command.arg("--work").arg(self.work_of(&machine.attempt.job, node.unwrap_or(0)));
+        if let Some(node) = node {
+            command.arg("--node").arg(node.to_string()).args(["--address", LOOPBACK]);
+        }
         command.current_dir(machine.directory()).env_clear().envs((self.settings.variables)(machine.attempt.job.clone()).await?);
         // Its words go to a log, whatever form the user likes on the screen.
         command.env("FTCTL_OUTPUT", "table");
         Ok(command)
     }
 
-    /// Starts an agent detached. The standard input of the first node's is the lock: empty to read, and held for as long as the agent
-    /// lives.
+    /// Starts an agent detached. The standard input of the first node's is the lock: empty to read, and held for as long as the
+    /// agent lives.
     fn spawn(&self, machine: &Machine, mut command: Command, input: Stdio) -> io::Result<()> {
         fs::create_dir_all(self.work(&machine.attempt.job))?;
         command.stdin(input).env(process::MARK, machine.mark()?);
@@ -152,7 +154,7 @@ impl Local {
         if !self.work(&machine.attempt.job).exists() {
             return Ok(());
         }
-        let mut command = self.agent(machine, 0).await.map_err(|error| self.undrained(machine, &error.message))?;
+        let mut command = self.agent(machine, None).await.map_err(|error| self.undrained(machine, &error.message))?;
         command.arg("--drain").stdin(Stdio::null()).kill_on_drop(true);
         match tokio::time::timeout(DRAIN_LIMIT, command.output()).await {
             Ok(Ok(output)) if output.status.success() => Ok(()),
@@ -221,7 +223,7 @@ impl Provider for Local {
         let failed = |error: &io::Error| failed("start the agent in", machine.directory(), error);
         let mut agents = Vec::new();
         for node in (0..order.nodes).rev() {
-            agents.push((node, self.agent(&machine, node).await?));
+            agents.push((node, self.agent(&machine, (order.nodes > 1).then_some(node)).await?));
         }
         let Some(lock) = machine.claim().map_err(|error| failed(&error))? else { return Ok(()) };
         machine.write_order(order).map_err(|error| failed(&error))?;

@@ -100,7 +100,8 @@ impl Model {
         model.adapters()
     }
 
-    /// Bytes that training takes at its peak in each of so many processes, estimated: of the device's memory, and of main memory besides.
+    /// Bytes that training takes at its peak in each of so many processes, estimated: of the device's memory, and of main memory
+    /// besides.
     pub fn memory(&self, settings: &TrainSettings, processes: usize) -> [u64; 2] {
         let Self::Gpt2(model) = self;
         let on_device = TrainingMemory::of(model.shape(), settings, processes, model.device().is_cuda()).total();

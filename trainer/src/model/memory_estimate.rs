@@ -122,9 +122,9 @@ impl TrainingMemory {
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
-    /// Bytes of main memory that tensors of one of so many processes take while a GPU computes: masters, weights that are streamed, gradients and moments, and
-    /// inputs of blocks, where they are not on it. The rest of each tensor's last page, and one block's products on their way, come
-    /// on top.
+    /// Bytes of main memory that tensors of one of so many processes take while a GPU computes: masters, weights that are streamed,
+    /// gradients and moments, and inputs of blocks, where they are not on it. The rest of each tensor's last page, and one block's
+    /// products on their way, come on top.
     pub fn beside_device(shape: &Shape, settings: &TrainSettings, processes: usize) -> u64 {
         let remembered = || {
             let trained = Trained::new(shape, settings);

@@ -78,22 +78,22 @@ impl Processes {
             |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
         let listener = place.serves.then(|| TcpListener::bind((host.as_str(), *port))).transpose().map_err(cannot_listen)?;
         if !place.serves {
-            await_host(host, *port).map_err(|error| place.unmet(&error.to_string()))?;
+            await_host(host, *port).map_err(|error| Failure::other(place.unmet(&error.to_string())))?;
         }
         let store = open(&place, listener, "")?;
         let address = own_address(host, *port)?;
         let twice = || Failure::input(format!("two processes have RANK = {rank}, or another run meets at {host}:{port}"));
-        if store.add(&format!("rank/{rank}"), 1).map_err(|error| place.unmet(&error))? > 1 {
+        if store.add(&format!("rank/{rank}"), 1).map_err(|error| Failure::Lost(place.unmet(&error)))? > 1 {
             return Err(twice());
         }
-        store.claim(&format!("address/{rank}"), &address.to_string()).map_err(|error| place.unmet(&error))?;
+        store.claim(&format!("address/{rank}"), &address.to_string()).map_err(|error| Failure::Lost(place.unmet(&error)))?;
         let their = |rank| {
-            let absent = |_| Failure::other(format!("rank {rank} has not come to {host}:{port} within a minute"));
+            // It may have been killed on its way, as one may whose connection breaks: the run goes on another time.
+            let absent = |_| Failure::Lost(format!("rank {rank} has not come to {host}:{port} within a minute"));
             store.get(&format!("address/{rank}")).map_err(absent)
         };
         check_addresses(&(0..*size).map(their).collect::<Result<Vec<_>, _>>()?)?;
-        let unconnected =
-            |error: String| Failure::other(format!("cannot connect with the other processes: {}", first_line(&error)));
+        let unconnected = |error: String| Failure::Lost(format!("cannot connect with the other processes: {}", first_line(&error)));
         let connect =
             |store: &Store| Gloo::open(store, &address.to_string(), (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
         let gloos = [connect(&store)?, connect(&open(&place, None, "/aside")?)?];
@@ -235,17 +235,17 @@ impl Place {
         format!("rank {}{node}", self.rank)
     }
 
-    fn unmet(&self, error: &str) -> Failure {
+    fn unmet(&self, error: &str) -> String {
         let Self { host, port, .. } = self;
         let advice = "start all processes within a minute, and set MASTER_ADDR to an address that all reach";
-        Failure::other(format!("cannot meet the other processes at {host}:{port}: {}; {advice}", first_line(error)))
+        format!("cannot meet the other processes at {host}:{port}: {}; {advice}", first_line(error))
     }
 }
 
 /// `name`: of the keys that its own are apart from.
 fn open(place: &Place, listener: Option<TcpListener>, name: &str) -> Result<Store, Failure> {
     let prefix = format!("{}{name}", place.prefix);
-    Store::open((&place.host, place.port), listener, &prefix, PATIENCE).map_err(|error| place.unmet(&error))
+    Store::open((&place.host, place.port), listener, &prefix, PATIENCE).map_err(|error| Failure::Lost(place.unmet(&error)))
 }
 
 /// Waits until somebody listens there. (The store's own attempts would last longer than they may.)

@@ -9,8 +9,8 @@ use crate::error::Failure;
 use crate::journal::trace::span_beside;
 
 impl Checkpoints {
-    /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` sends a word by the sender that it gets beside
-    /// the directory when it no longer reads anything that the caller may change.
+    /// [`Checkpoints::commit`] on a thread of its own, while the caller goes on. `write` sends a word by the sender that it gets
+    /// beside the directory when it no longer reads anything that the caller may change.
     pub fn begin(&self, step: u64, write: impl FnOnce(&Path, Sender<()>) -> Result<(), Failure> + Send + 'static) -> Writing {
         let checkpoints = self.clone();
         Writing::begin(step, move |copying| checkpoints.commit(step, |directory| write(directory, copying)))
