@@ -69,7 +69,7 @@ def ours(binary, data, size, threads, sequences, steps, **train):
         events = json.loads((output / "trace.json").read_text())
         peak = json.loads((output / "summary.json").read_text())["peak_memory_bytes"] / 2**20
     rates = [line["tokens_per_second"] for line in lines if line["event"] == "step"][WARM_UP:]
-    spans = [event["dur"] / 1e6 for event in events.get("traceEvents", events) if event.get("name") == "reduction"]
+    spans = [event["dur"] / 1e6 for event in events if event.get("name") == "reduction"]
     estimate = float(re.search(r"memory: about ([\d,]+) MiB", said[0])[1].replace(",", ""))
     return statistics.median(sequences * block / rate for rate in rates), min(spans, default=0.0), peak, estimate
 
