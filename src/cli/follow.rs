@@ -152,7 +152,8 @@ fn reached(status: &JobStatus) -> Option<Footer> {
             .and_then(|eta| Some(format!("{} left", format::duration(Duration::try_from_secs_f64(eta.round()).ok()?)))),
         Some(status.cost).filter(|cost| *cost > Money::ZERO).map(|cost| cost.to_string()),
     ];
-    Some(Footer { step, steps, note: parts.into_iter().flatten().map(|part| format!("  {part}")).collect() })
+    let note = parts.into_iter().flatten().fold(String::new(), |note, part| note + "  " + &part);
+    Some(Footer { step, steps, note })
 }
 
 /// Returns after the timeout; without one, never.

@@ -52,6 +52,7 @@ pub type AgentEnvironment =
 
 /// A provider's abilities and needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "facts that have nothing to do with each other")]
 pub struct Capabilities {
     /// Its machines cost money.
     pub bills: bool,

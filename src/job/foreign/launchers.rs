@@ -7,7 +7,7 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
     Flag { names: &["num_gpus", "nproc_per_node", "npernode", "N"], meaning: Special(|job, value| job.processes.per_node(value)) },
     Flag { names: &["num_processes", "n", "np", "c"], meaning: Special(|job, value| job.processes.together(value)) },
     Flag { names: &["num_nodes", "nnodes", "num_machines"], meaning: Special(|job, value| job.processes.nodes(value)) },
-    Flag { names: &["hostfile", "machinefile"], meaning: Special(|job, file| job.processes.named_in(file)) },
+    Flag { names: &["hostfile", "machinefile"], meaning: Special(hosts) },
     Flag { names: &["host", "H"], meaning: Special(|job, hosts| job.processes.on_hosts(hosts)) },
     Flag {
         names: &["autotuning"],
@@ -118,11 +118,6 @@ impl Processes {
         Ok(())
     }
 
-    fn named_in(&mut self, file: &str) -> Result<(), String> {
-        self.hostfile = Some(file.to_owned());
-        Ok(())
-    }
-
     /// `first:8,second:8`, as MPI takes it.
     fn on_hosts(&mut self, hosts: &str) -> Result<(), String> {
         let slots = |host: &str| host.split_once(':').map(|(_, slots)| count(slots)).transpose();
@@ -182,6 +177,12 @@ impl Processes {
     pub fn all(&self) -> u32 {
         self.nodes.unwrap_or(1).saturating_mul(self.per_node.unwrap_or(1))
     }
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "it stands in the table of flags")]
+fn hosts(job: &mut Job, file: &str) -> Result<(), String> {
+    job.processes.hostfile = Some(file.to_owned());
+    Ok(())
 }
 
 fn count(value: &str) -> Result<u32, String> {
