@@ -7,12 +7,12 @@ use crate::sandbox::{Sandbox, kill};
 
 const STEPS: u64 = 60;
 
-fn kills() -> u64 {
+pub fn kills() -> u64 {
     env::var("FT_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(3)
 }
 
 /// Instants spread over the life of the job, different for each victim, the same in every run of the tests.
-fn instant(round: u64, salt: u64) -> Duration {
+pub fn instant(round: u64, salt: u64) -> Duration {
     let mut x = (round + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ salt.wrapping_mul(0xD1B5_4A32_D192_ED03);
     x ^= x >> 31;
     x = x.wrapping_mul(0xBF58_476D_1CE4_E5B9);

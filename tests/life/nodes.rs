@@ -1,16 +1,23 @@
 //! A job on several nodes: rehearsed on this machine, each node with an agent and a directory of its own.
 
+use std::thread;
+
 use rustix::process::Signal;
 
-use crate::sandbox::{Sandbox, kill, signal};
+use crate::{
+    kills::{instant, kills},
+    sandbox::{Sandbox, kill, signal},
+};
 
 const STEPS: u64 = 150;
+/// Enough for some deaths.
+const MANY_STEPS: u64 = 600;
 
 const ONE: [&str; 2] = ["train.gradient_accumulation=4", "train.leaves=4"];
 const TWO_BY_TWO: [&str; 2] = ["compute.nodes=2", "compute.processes_per_node=2"];
 
-fn submit(sandbox: &Sandbox, name: &str, sets: &[&str]) -> String {
-    let job = sandbox.job(name, STEPS);
+fn submit(sandbox: &Sandbox, name: &str, steps: u64, sets: &[&str]) -> String {
+    let job = sandbox.job(name, steps);
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let arguments: Vec<&str> = ["submit", job.to_str().unwrap()].into_iter().chain(sets).collect();
     sandbox.ok(&arguments).trim().to_owned()
@@ -25,7 +32,7 @@ fn finish(sandbox: &Sandbox, id: &str) -> Vec<(String, Vec<u8>)> {
 fn at_work(sandbox: &Sandbox, id: &str, attempt: u64, beyond: u64) {
     Sandbox::until("a step of the attempt", || {
         let status = sandbox.json(&["status", id]);
-        status["attempt"] == attempt && status["step"].as_u64().is_some_and(|step| step > beyond)
+        status["attempt"].as_u64() >= Some(attempt) && status["step"].as_u64().is_some_and(|step| step > beyond)
     });
 }
 
@@ -34,8 +41,8 @@ fn at_work(sandbox: &Sandbox, id: &str, attempt: u64, beyond: u64) {
 #[ignore = "needs the trainer: tests/run builds it"]
 fn a_job_on_two_nodes_survives_the_death_of_each_and_ends_with_the_bytes_of_one_process() {
     let sandbox = Sandbox::new();
-    let expected = finish(&sandbox, &submit(&sandbox, "alone", &ONE));
-    let id = submit(&sandbox, "gang", &TWO_BY_TWO);
+    let expected = finish(&sandbox, &submit(&sandbox, "alone", STEPS, &ONE));
+    let id = submit(&sandbox, "gang", STEPS, &TWO_BY_TWO);
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1, 12);
     assert_eq!((sandbox.processes("ftctl agent").len(), sandbox.processes("ft-trainer train").len()), (2, 4));
@@ -50,4 +57,25 @@ fn a_job_on_two_nodes_survives_the_death_of_each_and_ends_with_the_bytes_of_one_
     let each = sandbox.ok(&["logs", &id, "--rank", "all"]);
     assert!(each.contains("[0] step 12/") && each.contains("[1] error: "), "{each}");
     assert!(sandbox.processes("").is_empty(), "nothing runs on");
+}
+
+/// A rank or an agent is killed at random instants, as often as `FT_KILLS` says; then one process goes on alone.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn random_deaths_and_another_number_of_processes_change_no_byte() {
+    let sandbox = Sandbox::new();
+    let expected = finish(&sandbox, &submit(&sandbox, "alone", MANY_STEPS, &ONE));
+    let id = submit(&sandbox, "gang", MANY_STEPS, &TWO_BY_TWO);
+    let mut follower = sandbox.spawn(&["logs", "-f", &id]);
+    for round in 0..kills() {
+        thread::sleep(instant(round, 4));
+        let all = [sandbox.processes("ftctl agent"), sandbox.processes("ft-trainer train")].concat();
+        all.get(instant(round, 5).as_millis() as usize % all.len().max(1)).copied().into_iter().for_each(kill);
+    }
+    at_work(&sandbox, &id, 2, 12);
+    sandbox.ok(&["cancel", &id]);
+    assert_eq!(follower.wait().unwrap().code(), Some(21), "{}", sandbox.ok(&["explain", &id]));
+    let alone = ["compute.nodes=1", "compute.processes_per_node=1", ONE[0]].into_iter().flat_map(|set| ["--set", set]);
+    sandbox.ok(&["resume", &id].into_iter().chain(alone).collect::<Vec<_>>());
+    assert!(expected == finish(&sandbox, &id), "other bytes than those of one process");
 }
