@@ -105,7 +105,7 @@ impl Planned {
         for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, looked.named(found.err()?)))) {
             match failure.exit {
                 Exit::NotFound => missing.push(doctor::refused(what, failure)),
-                Exit::Network | Exit::Denied => warnings.push(format!("{}; so the {what} was not checked", failure.message)),
+                Exit::Network | Exit::Denied => warnings.push(format!("{}; so nothing was checked of the {what}", failure.message)),
                 _ => refused.push(format!("{what}: {}", failure.message)),
             }
         }

@@ -314,7 +314,7 @@ fn what_a_hub_refuses_is_told_with_what_to_do() {
             &|hub| hub.gate(MODEL),
             &[],
             0,
-            "owner/tiny of HOST is for those who agreed to its owner's terms; so the initial weights was not checked",
+            "owner/tiny of HOST is for those who agreed to its owner's terms; so nothing was checked of the initial weights",
         ),
         ("hf:gpt3", LONG, &|_| (), &[], 2, "`gpt3` is no name of the hub: it is written OWNER/NAME, as on its page"),
     ];

@@ -1,5 +1,6 @@
 //! The gradients of a step, from those of its leaves.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::World;
@@ -73,34 +74,53 @@ impl World {
         Ok(())
     }
 
-    /// The sum of this process's bucket, in the order of the tree, from what all send.
+    /// The sum of this process's bucket, in the order of the tree, from its own and what the others send.
     fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards]) -> Result<Vec<f32>, Failure> {
         let own = buckets[self.rank].len();
-        let to_each: Vec<usize> = buckets.iter().map(|bucket| sums.len() * bucket.len()).collect();
+        let to_each = self.of_others(|rank| sums.len() * buckets[rank].len());
         let mut sent = Vec::with_capacity(to_each.iter().sum());
-        for bucket in buckets {
+        for (_, bucket) in buckets.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {
             for sum in sums {
                 bucket.append_to(&mut sent, sum);
             }
         }
         let nodes: Vec<Vec<Range<usize>>> = (0..self.size).map(|rank| tree::nodes(self.share_of(rank, leaves))).collect();
-        let from_each: Vec<usize> = nodes.iter().map(|nodes| nodes.len() * own).collect();
-        let arrived = self.exchange(&sent, &to_each, &from_each)?;
-        let mut tree = Tree::default();
-        for (node, sum) in nodes.into_iter().flatten().zip(arrived.chunks_exact(own.max(1))) {
-            tree.push(node, sum, <[f32]>::to_vec, |sum, other| add_numbers(sum, other));
+        let arrived = self.exchange(&sent, &to_each, &self.of_others(|rank| nodes[rank].len() * own))?;
+        if own == 0 {
+            return Ok(Vec::new());
+        }
+        let of_own: Vec<Vec<f32>> = sums.iter().map(|sum| buckets[self.rank].numbers(sum)).collect();
+        let (mut of_own, mut of_others) = (of_own.iter().map(Vec::as_slice), arrived.chunks_exact(own));
+        let mut tree = Tree::<Vec<f32>>::default();
+        for (rank, nodes) in nodes.into_iter().enumerate() {
+            let count = nodes.len();
+            let sums = if rank == self.rank {
+                of_own.by_ref().take(count).collect()
+            } else {
+                of_others.by_ref().take(count).collect::<Vec<_>>()
+            };
+            for (node, sum) in nodes.into_iter().zip(sums) {
+                tree.push(node, sum, <[f32]>::to_vec, |sum, other| add_numbers(sum, other));
+            }
         }
         Ok(tree.sum(|sum, other| add_numbers(sum, other)).unwrap_or_default())
     }
 
     /// Gives all what this process has of each round's buckets.
     pub(super) fn give(&self, own: &[f32], buckets: &[Bucket], to: &Shards) -> Result<(), Failure> {
-        let numbers = self.gather(own, |rank| buckets[rank].len())?;
-        let mut numbers = numbers.as_slice();
-        for bucket in buckets {
-            bucket.fill(to, &mut numbers);
+        let (one, counts) = (own.len(), self.of_others(|rank| buckets[rank].len()));
+        let sent = if self.size == 2 { Cow::from(own) } else { Cow::from(own.repeat(self.size - 1)) };
+        let numbers = self.exchange(&sent, &self.of_others(|_| one), &counts)?;
+        let (mut numbers, mut own) = (numbers.as_slice(), own);
+        for (rank, bucket) in buckets.iter().enumerate() {
+            bucket.fill(to, if rank == self.rank { &mut own } else { &mut numbers });
         }
         Ok(())
+    }
+
+    /// How much each of the others has or gets; a process sends itself nothing.
+    fn of_others(&self, count: impl Fn(usize) -> usize) -> Vec<usize> {
+        (0..self.size).map(|rank| if rank == self.rank { 0 } else { count(rank) }).collect()
     }
 }
 
