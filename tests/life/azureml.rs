@@ -14,6 +14,7 @@ use crate::{
 
 /// Steps enough that a node can be taken away in the middle, twice.
 const STEPS: u64 = 2_000;
+const GANG_STEPS: u64 = 600;
 
 fn finish(sandbox: &Sandbox, id: &str) -> Vec<(String, Vec<u8>)> {
     sandbox.ok(&["logs", "-f", id]);
@@ -85,6 +86,37 @@ fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() 
     known_to_the_workspace(&sandbox, &devcloud, &id, 3);
     sandbox.ok(&["down", "--all", "-y"]);
     assert_eq!(sandbox.json(&["bill"])["resources"].as_array().map(Vec::len), Some(0));
+    assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
+}
+
+/// Two nodes with two processes each, of which the second is taken away.
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn a_job_on_two_nodes_ends_with_the_bytes_of_one_process() {
+    assert!(env::var_os("FT_AZURITE").is_some(), "FT_AZURITE names the emulator: tests/run installs it");
+    let azurite = azurite::start();
+    let mut sandbox = Sandbox::new();
+    let devcloud = Devcloud::azureml(&mut sandbox, "10");
+    sandbox.variables.extend(container(&azurite));
+    let submit = |name: &str, sets: &[&str]| {
+        let job = on_azureml(&sandbox, name, GANG_STEPS);
+        let sets = sets.iter().flat_map(|set| ["--set", set]);
+        sandbox.ok(&["submit", job.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>()).trim().to_owned()
+    };
+    let expected = finish(&sandbox, &submit("alone", &["train.gradient_accumulation=4", "train.leaves=4"]));
+
+    devcloud.goes_wrong(r#"{ "notice": "3s" }"#);
+    let id = submit("gang", &["compute.nodes=2", "compute.processes_per_node=2"]);
+    let mut follower = sandbox.spawn(&["logs", "-f", &id]);
+    at_work(&sandbox, &id, 1);
+    devcloud.ask("POST", &format!("preempt?job={id}-a1&node=1"), "");
+    at_work(&sandbox, &id, 2);
+    let each = sandbox.ok(&["logs", &id, "--rank", "3", "--attempt", "1"]);
+    assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
+    assert!(expected == finish(&sandbox, &id), "other bytes than those of one process");
+    assert_eq!(sandbox.json(&["status", &id])["attempt"], 2, "{}", sandbox.ok(&["explain", &id]));
+    assert!(!each.is_empty(), "the last rank has a log of its own");
+    sandbox.ok(&["down", "--all", "-y"]);
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
 
