@@ -430,7 +430,8 @@ fn what_jobs_cost_lately() {
     let id = sandbox.run(&["submit", "job.toml", "--wait"]).stdout.trim().to_owned();
     let receipt: Value = serde_json::from_str(&sandbox.run(&["bill", &id, "-o", "json"]).stdout).expect("JSON");
     let spent: Value = serde_json::from_str(&sandbox.run(&["bill", "--since", "1d", "-o", "json"]).stdout).expect("JSON");
-    assert_eq!((&spent["receipts"][0]["id"], &spent["cost"]), (&json!(id), &receipt["cost"]));
+    assert_eq!((&spent["receipts"][0]["id"], &spent["simulated_cost"]), (&json!(id), &receipt["cost"]));
+    assert_eq!((&spent["cost"], receipt["simulated"].as_bool()), (&json!("0USD"), Some(true)), "its cloud is not real");
     assert!(sandbox.run(&["bill", "--since", "1d"]).stdout.contains(&id));
 }
 

@@ -50,6 +50,7 @@ impl Run {
         let dataset = Dataset::open(&config.data)?;
         check_same(config, &dataset, &world)?;
         let sampler = preflight::sampler(dataset.split(Split::Train).len(), &config.train)?;
+        let shape: Shape = world.told(|| Asked::from(config).shape(dataset.vocabulary()))?;
         let checkpoints = world.leads().then(|| Checkpoints::open(&config.output)).transpose()?;
         let newest = |checkpoints: &Checkpoints| checkpoints.newest(|warning| eprintln!("warning: {warning}"));
         let checkpoint = checkpoints.as_ref().map_or(Ok(None), newest)?;
@@ -58,11 +59,10 @@ impl Run {
             if checkpoint.is_none() {
                 check_beginning(config, &dataset)?;
             }
-            let shape = Asked::from(config).shape(dataset.vocabulary())?;
             let state = state::open(config, &dataset, &sampler, &shape, &world, checkpoint)?;
-            Ok((shape, state, checkpoint.is_some(), config.initial_weights.is_some()))
+            Ok((state, checkpoint.is_some(), config.initial_weights.is_some()))
         };
-        let (shape, mut state, resumes, has_weights): (Shape, State, _, _) = world.told(find)?;
+        let (mut state, resumes, has_weights): (State, _, _) = world.told(find)?;
         let origin = Origin { world: &world, resumes, checkpoint, has_weights };
         let mut config = config.clone();
         (config.train, _) = preflight::in_steps(&config.train, sampler.blocks())?;
