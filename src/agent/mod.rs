@@ -42,7 +42,7 @@ use self::{
     folder::{Folder, Identity},
     nodes::Roll,
     notice::Source,
-    ship::{CheckpointShipper, GrowingFile, Over, local_failure, ship_artifacts},
+    ship::{CheckpointShipper, GrowingFile, Lines, Over, local_failure, ship_artifacts, ship_lines},
     stop::StopRequest,
     tracking::Tracker,
     trainer::{End, Inputs, meaning, supervise, why},
@@ -320,11 +320,12 @@ impl<'a> Agent<'a> {
             over.send_replace(true);
             end
         };
+        let lines = self.lines();
         let shipping = async {
             tokio::join!(
                 training,
-                self.keep_shipping_lines(over.subscribe()),
-                self.keep_shipping_checkpoints(lease, staged, over.subscribe())
+                self.keep_shipping_lines(&lines, over.subscribe()),
+                self.keep_shipping_checkpoints(lease, staged, &lines, over.subscribe())
             )
         };
         let tracking = async {
@@ -367,16 +368,17 @@ impl<'a> Agent<'a> {
         }
     }
 
+    fn lines(&self) -> Lines {
+        Lines::new(GrowingFile::of(self.order, self.seat.node(), &self.folder))
+    }
+
     /// Ends with the last byte.
-    async fn keep_shipping_lines(&self, mut over: Over) {
-        let mut files = GrowingFile::of(self.order, self.seat.node(), &self.folder);
+    async fn keep_shipping_lines(&self, lines: &Lines, mut over: Over) {
         loop {
             let last_round = *over.borrow_and_update();
-            for file in &mut files {
-                let shipped = self.persist("send the log", is_io, async || file.ship(&*self.store).await);
-                if let Err(error) = shipped.await {
-                    return self.report.warn(&format!("{error}; the rest of it stays on this machine"));
-                }
+            let shipped = self.persist("send the log", is_io, async || ship_lines(lines, &*self.store).await);
+            if let Err(error) = shipped.await {
+                return self.report.warn(&format!("{error}; the rest of it stays on this machine"));
             }
             if last_round {
                 return;
@@ -386,11 +388,11 @@ impl<'a> Agent<'a> {
     }
 
     /// Ends with the last checkpoint, or with the lease.
-    async fn keep_shipping_checkpoints(&self, lease: &mut Lease, staged: u64, mut over: Over) {
+    async fn keep_shipping_checkpoints(&self, lease: &mut Lease, staged: u64, lines: &Lines, mut over: Over) {
         let mut shipper = self.checkpoints_of(&self.folder, staged);
         loop {
             let last_round = *over.borrow_and_update();
-            let committed = self.persist("send a checkpoint", is_io, async || shipper.ship(lease).await).await;
+            let committed = self.persist("send a checkpoint", is_io, async || shipper.ship(lease, lines).await).await;
             if !self.unless_lost(committed) || last_round {
                 return;
             }
@@ -423,7 +425,8 @@ impl<'a> Agent<'a> {
         let newest =
             self.persist("look at the store", is_io, async || checkpoint::latest(&*self.store, &self.order.job).await).await?;
         let mut shipper = self.checkpoints_of(folder, newest.map_or(0, |newest| newest.step));
-        self.persist("send a checkpoint", is_io, async || shipper.ship(lease).await).await
+        let lines = Lines::default();
+        self.persist("send a checkpoint", is_io, async || shipper.ship(lease, &lines).await).await
     }
 
     async fn drain(&self) -> Result<()> {

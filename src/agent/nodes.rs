@@ -27,8 +27,9 @@ use tokio::{
 
 pub(super) use self::roll::Roll;
 use super::{
-    Agent, End, GrowingFile, Inputs, LOOK_EVERY, SHIP_EVERY, is_io, lost_lease,
+    Agent, End, Inputs, LOOK_EVERY, SHIP_EVERY, is_io, lost_lease,
     memory::Before,
+    ship::ship_lines,
     trainer::{self, Meeting, SOON, first_cause, is_stopped, meaning, supervise},
     variable, why,
 };
@@ -213,17 +214,16 @@ impl Agent<'_> {
         }
         let (word, over) = (watch::Sender::new(Word::default()), watch::Sender::new(false));
         let guards = async { tokio::join!(self.be_present(&word), self.deadline(), self.preemption(notice), self.heed()) };
-        let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(over.subscribe())) };
+        let lines = self.lines();
+        let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(&lines, over.subscribe())) };
         let record = tokio::select! {
             record = self.outcome() => record,
             (never, ..) = guards => match never {},
             (never, ()) = serving => match never {},
         };
         let last = async {
-            for mut file in GrowingFile::of(self.order, self.seat.node, &self.folder) {
-                // The rest stays on this machine.
-                let _ = file.ship(&*self.store).await;
-            }
+            // The rest stays on this machine.
+            let _ = ship_lines(&lines, &*self.store).await;
         };
         let _ = timeout(HEARD, last).await;
         Ok(record)

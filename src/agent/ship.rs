@@ -2,7 +2,7 @@
 
 use std::{io, ops::Range, path::PathBuf, sync::Arc};
 
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 
 use super::folder::Folder;
 use crate::{
@@ -24,6 +24,17 @@ pub(super) struct GrowingFile {
     offset: u64,
     /// Most bytes of it in the store, if there is a limit.
     most: Option<u64>,
+}
+
+/// The growing files of an attempt, for the tasks that send them.
+pub(super) type Lines = Mutex<Vec<GrowingFile>>;
+
+/// Sends what was written to all of them since.
+pub(super) async fn ship_lines(lines: &Lines, store: &dyn Store) -> Result<()> {
+    for file in lines.lock().await.iter_mut() {
+        file.ship(store).await?;
+    }
+    Ok(())
 }
 
 /// What other ranks than the first say is for the case that something goes wrong.
@@ -74,11 +85,14 @@ impl<'a> CheckpointShipper<'a> {
         Self { store, job, folder, keep, after, secured: after, sent: Vec::new() }
     }
 
-    /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job.
-    pub async fn ship(&mut self, lease: &mut Lease) -> Result<()> {
+    /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job. The `lines` go first: a machine may vanish
+    /// at any instant, and the next attempt does not repeat the steps before a checkpoint.
+    pub async fn ship(&mut self, lease: &mut Lease, lines: &Lines) -> Result<()> {
         let failed = |source: io::Error| local_failure(self.folder, source);
         while let Some(step) = self.next().map_err(failed)? {
             let local = self.folder.shipping(step);
+            // Whoever else sends them says why that fails.
+            let _ = ship_lines(lines, self.store.as_ref()).await;
             checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local).await?;
             checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;
             self.folder.forget_shipped(step).map_err(failed)?;
