@@ -105,7 +105,7 @@ def ftctl(scratch, address, cache, name, offline=False):
     environment = {"HOME": str(home), "PATH": os.environ["PATH"], "HF_ENDPOINT": address, "HF_HOME": str(cache)}
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
-    subprocess.run([program(), "run", str(job), "--backend", "fake"], check=True, cwd=scratch, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([str(Path(program()).resolve()), "run", str(job), "--backend", "fake"], check=True, cwd=scratch, env=environment, stdout=subprocess.DEVNULL)
 
 
 def read_with_their_clients(cache, directory, files):
