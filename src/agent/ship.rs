@@ -85,8 +85,8 @@ impl<'a> CheckpointShipper<'a> {
         Self { store, job, folder, keep, after, secured: after, sent: Vec::new() }
     }
 
-    /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job. The `lines` go first: a machine may vanish
-    /// at any instant, and the next attempt does not repeat the steps before a checkpoint.
+    /// Commits what is complete; [`StoreError::Conflict`]: another attempt holds the job. The `lines` go first: a machine may
+    /// vanish at any instant, and the next attempt does not repeat the steps before a checkpoint.
     pub async fn ship(&mut self, lease: &mut Lease, lines: &Lines) -> Result<()> {
         let failed = |source: io::Error| local_failure(self.folder, source);
         while let Some(step) = self.next().map_err(failed)? {
