@@ -217,7 +217,7 @@ impl Agent<'_> {
         let lines = self.lines();
         let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(&lines, over.subscribe())) };
         let record = tokio::select! {
-            record = self.outcome() => record,
+            record = self.outcome_and_ends(&word) => record,
             (never, ..) = guards => match never {},
             (never, ()) = serving => match never {},
         };
@@ -227,6 +227,17 @@ impl Agent<'_> {
         };
         let _ = timeout(HEARD, last).await;
         Ok(record)
+    }
+
+    /// How the attempt ended, after this node's ranks have had time to end by themselves: what they say last is kept, too. Those of
+    /// an attempt that lost the job have none.
+    async fn outcome_and_ends(&self, word: &watch::Sender<Word>) -> ExitRecord {
+        let record = self.outcome().await;
+        if record.reason != ExitReason::LostLease {
+            let are_over = |word: &Word| word.generation == 0 || word.end.is_some();
+            let _ = timeout(SOON, word.subscribe().wait_for(are_over)).await;
+        }
+        record
     }
 
     /// Brings what the ranks need, and starts them as often as they are called.

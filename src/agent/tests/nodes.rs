@@ -2,9 +2,17 @@
 
 use super::{super::nodes::Seat, *};
 
+/// A function of the stand-in: `meet` waits for all four ranks, as those of a real trainer do before the first step.
+const MEET: &str = r#"meet() {
+    met="$(dirname "$PWD")/../met-$TORCHELASTIC_RESTART_COUNT"
+    mkdir -p "$met"; touch "$met/$RANK"
+    until [ "$(ls "$met" | wc -l)" = 4 ]; do sleep 0.02; done
+}
+"#;
+
 /// Each rank runs `script`.
 async fn gang(script: &str) -> Bench {
-    let mut bench = bench(script).await;
+    let mut bench = bench(&format!("{MEET}{script}")).await;
     (bench.order.nodes, bench.order.processes) = (2, 4);
     (bench.order.train.gradient_accumulation, bench.order.train.leaves) = (4, Some(4));
     bench
@@ -38,9 +46,10 @@ impl Bench {
 #[tokio::test]
 async fn each_rank_knows_its_place_and_what_it_says_reaches_the_store() {
     let says = "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on node $GROUP_RANK, with ${MASTER_ADDR}";
-    let bench =
-        gang(&format!("echo {says}; echo $MASTER_PORT > \"$(dirname $PWD)/../port-$RANK\"; checkpoint $((5 + RANK)); exit 0"))
-            .await;
+    let bench = gang(&format!(
+        "echo {says}; echo $MASTER_PORT > \"$(dirname $PWD)/../port-$RANK\"; checkpoint $((5 + RANK)); meet; exit 0"
+    ))
+    .await;
     let record = bench.run_gang().await;
     assert_eq!((record.reason, record.message.as_str()), (ExitReason::Succeeded, "trained to the end"));
     assert_eq!(bench.log().await, "0 of 4, 0 of 2 on node 0, with 127.0.0.1\n");
@@ -69,8 +78,8 @@ async fn a_rank_that_was_killed_on_another_node_is_a_preemption() {
 #[tokio::test]
 async fn all_ranks_begin_again_when_one_has_no_memory() {
     let script = r#"[ $RANK = 0 ] && begin
+meet
 [ $RANK = 3 ] && [ "$take" -gt 3 ] && exit 71
-sleep 0.1
 [ "$take" -gt 3 ] && exit 75
 exit 0"#;
     let bench = gang(&format!("{NEEDS_MEMORY}{script}")).await;
