@@ -1,7 +1,6 @@
 //! Waiting for a job with a person at the keyboard: Ctrl-C never loses the job, and never leaves half of one behind.
 
 use std::{
-    convert::Infallible,
     future::{Future, pending},
     io,
     sync::Arc,
@@ -15,22 +14,21 @@ use tokio::{
     sync::Mutex,
 };
 
+use super::footer;
 use crate::{
     exit::{Exit, Failure},
     job::{
         id::JobId,
         record::Record,
-        report::{Footer, Report},
+        report::Report,
         state::{Outcome, State},
-        units::{Money, Span},
+        units::Span,
     },
     lifecycle::{
         World, cancel,
         drive::{Until, drive},
         journal, logs,
-        status::{self, JobStatus},
     },
-    output::format,
 };
 
 /// Runs `work`, which brings a job up that is submitted here. The first Ctrl-C, or SIGTERM, undoes what there is of the job; a
@@ -101,9 +99,8 @@ pub async fn to_the_end(
     timeout: Option<Span>,
     log: impl Future<Output = Result<(), Failure>>,
 ) -> Result<Record, Failure> {
-    let _footer = Footed(world.report.clone());
     tokio::select! {
-        never = footer(world, id) => match never {},
+        never = footer::keep(world, id) => match never {},
         both = async { tokio::try_join!(Box::pin(drive(world, id, Until::Finished)), log) } => {
             both.map(|(record, ())| record).map_err(|failure| goes_on(id, failure))
         }
@@ -113,47 +110,6 @@ pub async fn to_the_end(
             Err(Failure { message, ..detached(id, Exit::Deadline) })
         }
     }
-}
-
-/// How often a footer is renewed.
-const LOOK: Duration = Duration::from_secs(2);
-
-/// Takes the footer away when nobody renews it any more.
-struct Footed(Arc<dyn Report>);
-
-impl Drop for Footed {
-    fn drop(&mut self) {
-        self.0.footer(None);
-    }
-}
-
-/// Says again and again where a job stands, where a terminal shows that.
-async fn footer(world: &World, id: &JobId) -> Infallible {
-    if !world.report.has_footer() {
-        return pending().await;
-    }
-    loop {
-        // What cannot be read now is read later; whoever drives the job says what is wrong.
-        if let Ok(status) = status::one(world.store.as_ref(), id, &mut |_| world.clock.now()).await {
-            world.report.footer(reached(&status));
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// `None` while nothing is trained.
-fn reached(status: &JobStatus) -> Option<Footer> {
-    let (step, steps) = status.step.zip(status.steps).filter(|_| status.state == State::Running.label(None))?;
-    let parts = [
-        status.loss.map(|loss| format!("loss {loss:.3}")),
-        status.tokens_per_second.map(|rate| format!("{} tokens/s", format::number(rate.round() as u64))),
-        status
-            .eta_seconds
-            .and_then(|eta| Some(format!("{} left", format::duration(Duration::try_from_secs_f64(eta.round()).ok()?)))),
-        Some(status.cost).filter(|cost| *cost > Money::ZERO).map(|cost| cost.to_string()),
-    ];
-    let note = parts.into_iter().flatten().fold(String::new(), |note, part| note + "  " + &part);
-    Some(Footer { step, steps, note })
 }
 
 /// Returns after the timeout; without one, never.
@@ -273,8 +229,6 @@ async fn come(kind: SignalKind, signals: &Signals) {
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
-
     use super::*;
 
     #[tokio::test]
@@ -295,35 +249,5 @@ mod tests {
         assert_eq!((lost.exit, lost.message), (Exit::Network, format!("away; the job {id} is still running")));
         assert!(lost.fix.is_some_and(|fix| fix.contains(&format!("ftctl logs -f {id}"))));
         assert_eq!(told(Exit::MayBill).message, "away");
-    }
-
-    #[test]
-    fn a_footer_says_what_is_known_of_a_job_that_trains() {
-        let status = |state: State| JobStatus {
-            schema: status::STATUS_SCHEMA,
-            id: JobId::derive("tiny", "1"),
-            backend: String::new(),
-            simulated: false,
-            state: state.label(None).to_owned(),
-            attempt: 1,
-            step: Some(120),
-            steps: Some(1_000),
-            loss: Some(3.2144),
-            validation_loss: None,
-            perplexity: None,
-            tokens_per_second: Some(1_234.4),
-            eta_seconds: Some(719.7),
-            cost: Money { micros: 20_000 },
-            created: Timestamp::UNIX_EPOCH,
-            waiting: None,
-            next_try: None,
-            reason: None,
-        };
-        let note = "  loss 3.214  1,234 tokens/s  12m 0s left  0.02USD".to_owned();
-        assert_eq!(reached(&status(State::Running)), Some(Footer { step: 120, steps: 1_000, note }));
-        assert_eq!(reached(&status(State::Provisioning)), None);
-        let begun =
-            JobStatus { loss: None, tokens_per_second: None, eta_seconds: None, cost: Money::ZERO, ..status(State::Running) };
-        assert_eq!(reached(&begun).map(|footer| footer.note), Some(String::new()));
     }
 }

@@ -50,6 +50,7 @@ mod exec;
 mod explain;
 mod failure;
 mod follow;
+mod footer;
 mod generate;
 mod init;
 mod intent;

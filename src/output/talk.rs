@@ -71,6 +71,8 @@ impl Talk {
 
 impl Report for Talk {
     fn stage(&self, number: usize, of: usize, title: &str) {
+        // What it says is of the stage before.
+        self.footer(None);
         if self.verbosity > Verbosity::Quiet {
             self.say(&self.paint(&format!("[{number}/{of}]"), "1;36"), title);
         }
