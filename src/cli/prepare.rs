@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use super::{App, intent::Intent};
 use crate::{
     exit::{Exit, Failure},
-    job::{hub::is_name, plan::OfHub, spec::JobSpec},
+    job::{
+        hub::{OfHub, is_name},
+        spec::JobSpec,
+    },
     lifecycle::{hub, upload},
     output::{Show, Table, format},
     provider::registry,

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
+use ft_trainer::settings::DataConfig;
 use serde::{Deserialize, Serialize};
 
 /// What stands before such a name where a path may stand too.
@@ -217,6 +218,65 @@ pub fn is_name(text: &str) -> bool {
 
 /// The commits that names of the hub stand for, by [`HubName::key`].
 pub type Pins = BTreeMap<String, Commit>;
+
+/// What a name of the hub is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Weights,
+    Tokenizer,
+    Text,
+}
+
+/// A name of the hub in a plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfHub {
+    pub used: Use,
+    /// As the plan has it.
+    pub text: String,
+    pub name: HubName,
+}
+
+/// A name of the hub, and the paths of what it stands for.
+pub type Located = (OfHub, Vec<String>);
+
+impl OfHub {
+    /// What text and its tokenizer have of the hub, each once. A name that is none is refused by `check`.
+    pub fn of_text(config: &DataConfig) -> Vec<Self> {
+        let rows = config.train.iter().chain(&config.validation);
+        let rows = rows.filter_map(|text| Some(Self { used: Use::Text, text: text.clone(), name: HubName::of_data(text)?.ok()? }));
+        let tokenizer = config.tokenizer.directory.iter().filter_map(|text| Self::model(Use::Tokenizer, text));
+        let mut found: Vec<Self> = Vec::new();
+        for of_hub in tokenizer.chain(rows) {
+            if !found.contains(&of_hub) {
+                found.push(of_hub);
+            }
+        }
+        found
+    }
+
+    pub(super) fn model(used: Use, text: &str) -> Option<Self> {
+        Some(Self { used, text: text.to_owned(), name: HubName::of_model(text)?.ok()? })
+    }
+
+    /// Puts paths in the place of names.
+    pub fn locate(config: &mut DataConfig, places: &[Located]) {
+        locate_one(Use::Tokenizer, &mut config.tokenizer.directory, places);
+        for list in [&mut config.train, &mut config.validation] {
+            let found = |text: String| paths_of(Use::Text, &text, places).map_or_else(|| vec![text], <[String]>::to_vec);
+            *list = list.drain(..).flat_map(found).collect();
+        }
+    }
+}
+
+pub(super) fn locate_one(used: Use, text: &mut Option<String>, places: &[Located]) {
+    if let Some([path]) = text.as_deref().and_then(|text| paths_of(used, text, places)) {
+        *text = Some(path.clone());
+    }
+}
+
+fn paths_of<'p>(used: Use, text: &str, places: &'p [Located]) -> Option<&'p [String]> {
+    places.iter().find(|(known, _)| known.used == used && known.text == text).map(|(_, paths)| paths.as_slice())
+}
 
 #[cfg(test)]
 mod tests {

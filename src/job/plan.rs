@@ -13,7 +13,7 @@ use super::{
     check::{self, Rules},
     compute::{Compute, Kept},
     digest::Digest,
-    hub::{self, HubName, Pins},
+    hub::{self, Located, OfHub, Pins, Use},
     image::ImageSpec,
     model::JobModel,
     processes,
@@ -90,65 +90,6 @@ impl From<Money> for Price {
     fn from(per_hour: Money) -> Self {
         Self { per_hour, lasting: None, source: None }
     }
-}
-
-/// What a name of the hub is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    Weights,
-    Tokenizer,
-    Text,
-}
-
-/// A name of the hub in a plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OfHub {
-    pub used: Use,
-    /// As the plan has it.
-    pub text: String,
-    pub name: HubName,
-}
-
-/// A name of the hub, and the paths of what it stands for.
-pub type Place = (OfHub, Vec<String>);
-
-impl OfHub {
-    /// What text and its tokenizer have of the hub, each once. A name that is none is refused by `check`.
-    pub fn of_text(config: &DataConfig) -> Vec<Self> {
-        let rows = config.train.iter().chain(&config.validation);
-        let rows = rows.filter_map(|text| Some(Self { used: Use::Text, text: text.clone(), name: HubName::of_data(text)?.ok()? }));
-        let tokenizer = config.tokenizer.directory.iter().filter_map(|text| Self::model(Use::Tokenizer, text));
-        let mut found: Vec<Self> = Vec::new();
-        for of_hub in tokenizer.chain(rows) {
-            if !found.contains(&of_hub) {
-                found.push(of_hub);
-            }
-        }
-        found
-    }
-
-    fn model(used: Use, text: &str) -> Option<Self> {
-        Some(Self { used, text: text.to_owned(), name: HubName::of_model(text)?.ok()? })
-    }
-
-    /// Puts paths in the place of names.
-    pub fn locate(config: &mut DataConfig, places: &[Place]) {
-        locate_one(Use::Tokenizer, &mut config.tokenizer.directory, places);
-        for list in [&mut config.train, &mut config.validation] {
-            let found = |text: String| paths_of(Use::Text, &text, places).map_or_else(|| vec![text], <[String]>::to_vec);
-            *list = list.drain(..).flat_map(found).collect();
-        }
-    }
-}
-
-fn locate_one(used: Use, text: &mut Option<String>, places: &[Place]) {
-    if let Some([path]) = text.as_deref().and_then(|text| paths_of(used, text, places)) {
-        *text = Some(path.clone());
-    }
-}
-
-fn paths_of<'p>(used: Use, text: &str, places: &'p [Place]) -> Option<&'p [String]> {
-    places.iter().find(|(known, _)| known.used == used && known.text == text).map(|(_, paths)| paths.as_slice())
 }
 
 /// Where the tokens come from.
@@ -291,9 +232,9 @@ impl Plan {
 
     /// This plan with paths in the place of names of the hub.
     #[must_use]
-    pub fn located(&self, places: &[Place]) -> Self {
+    pub fn located(&self, places: &[Located]) -> Self {
         let mut plan = self.clone();
-        locate_one(Use::Weights, &mut plan.initial_weights, places);
+        hub::locate_one(Use::Weights, &mut plan.initial_weights, places);
         if let DataPlan::Text(config) = &mut plan.data {
             OfHub::locate(config, places);
         }

@@ -20,8 +20,8 @@ use crate::{
     exit::{Exit, Failure},
     hub::{Hub, Listed, Listing},
     job::{
-        hub::{Commit, HubName, Pins},
-        plan::{OfHub, Plan, Use},
+        hub::{Commit, HubName, OfHub, Pins, Use},
+        plan::Plan,
         report::{Report, Silent},
     },
 };

@@ -128,8 +128,8 @@ impl Processes {
     /// `first@second:0,2`, as DeepSpeed takes it.
     fn including(&mut self, devices: &str) -> Result<(), String> {
         let slots =
-            |host: &str| Ok(host.split_once(':').map(|(_, devices)| u32::try_from(devices.split(',').count()).unwrap_or(MOST)));
-        self.hosts = devices.split('@').map(slots).collect::<Result<_, String>>()?;
+            |host: &str| host.split_once(':').map(|(_, devices)| count(&devices.split(',').count().to_string())).transpose();
+        self.hosts = devices.split('@').map(slots).collect::<Result<_, _>>()?;
         Ok(())
     }
 
@@ -155,19 +155,14 @@ impl Processes {
         if self.per_node.is_none() && used.iter().any(|other| *other != slots) {
             return Err("its machines have different numbers of processes, and a job has one number for all".to_owned());
         }
-        let per_node = match (self.together, self.per_node.or(slots)) {
+        let slots = self.per_node.or(slots);
+        let (nodes, per_node) = match (self.together, slots.filter(|_| self.nodes.is_none())) {
+            (None, _) => (nodes, slots.unwrap_or(1)),
             // MPI fills one machine after the other.
-            (Some(together), Some(slots)) if self.nodes.is_none() && together <= slots => {
-                (self.nodes, self.per_node) = (Some(1), Some(together));
-                return Ok(());
-            }
-            (Some(together), Some(slots)) if self.nodes.is_none() && together.is_multiple_of(slots) => {
-                (self.nodes, self.per_node) = (Some(together / slots), Some(slots));
-                return Ok(());
-            }
-            (Some(together), _) if together.is_multiple_of(nodes) => together / nodes,
+            (Some(together), Some(slots)) if together <= slots => (1, together),
+            (Some(together), Some(slots)) if together.is_multiple_of(slots) => (together / slots, slots),
+            (Some(together), _) if together.is_multiple_of(nodes) => (nodes, together / nodes),
             (Some(together), _) => return Err(format!("{together} processes cannot be shared evenly among {nodes} nodes")),
-            (None, per_node) => per_node.unwrap_or(1),
         };
         (self.nodes, self.per_node) = (Some(nodes), Some(per_node));
         Ok(())
