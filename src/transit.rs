@@ -3,9 +3,14 @@
 use std::{
     net::IpAddr,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
-use reqwest::{ClientBuilder, Response, Url, redirect::Policy};
+use reqwest::{
+    ClientBuilder, Response, Url,
+    header::{HeaderMap, RETRY_AFTER},
+    redirect::Policy,
+};
 
 use crate::job::report::Report;
 
@@ -45,6 +50,11 @@ pub async fn body(mut answer: Response, most: usize) -> Result<Vec<u8>, String> 
         bytes.extend_from_slice(&piece);
     }
     Ok(bytes)
+}
+
+/// The pause that an answer asks for.
+pub fn pause(headers: &HeaderMap) -> Option<Duration> {
+    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
 }
 
 /// Why no answer came, for a person: the innermost reason, without the address, which may hold a secret.

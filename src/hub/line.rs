@@ -4,7 +4,7 @@ use std::{sync::OnceLock, time::Duration};
 
 use reqwest::{
     Client, Response, StatusCode, Url,
-    header::{AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE, RETRY_AFTER},
+    header::{AUTHORIZATION, HeaderValue, LOCATION, RANGE},
 };
 
 use super::{
@@ -126,7 +126,7 @@ impl Line {
         loop {
             let (failed, asked_for) = match self.ask(about, url, span).await {
                 Ok(answer) if answer.status().is_success() => return Ok(answer),
-                Ok(answer) if is_passing(answer.status()) => (about.refused(&answer), patience(answer.headers())),
+                Ok(answer) if is_passing(answer.status()) => (about.refused(&answer), transit::pause(answer.headers())),
                 Ok(answer) => return Err(about.refused(&answer)),
                 Err(failed) if failed.class == Class::Network => (failed, None),
                 Err(failed) => return Err(failed),
@@ -182,10 +182,6 @@ fn is_passing(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 429 | 500..=599)
 }
 
-fn patience(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
-}
-
 /// What a request is about, for messages.
 struct About<'l> {
     line: &'l Line,
@@ -238,7 +234,8 @@ impl About<'_> {
     }
 
     fn unreachable(&self, url: &Url, why: &str) -> HubError {
-        HubError::new(Class::Network, format!("{} of {}: {}: {why}", self.of, self.repository, url.host_str().unwrap_or_default()))
+        let host = url.host_str().unwrap_or_default();
+        HubError::new(Class::Network, format!("cannot ask {host} for {} of {}: {why}", self.of, self.repository))
             .fix("HF_HUB_OFFLINE=1 takes what the cache has; HF_ENDPOINT names another hub")
     }
 

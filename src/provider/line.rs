@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::{Timestamp, fmt::rfc2822};
 use reqwest::{
     Response, Url,
-    header::{DATE, HeaderMap, RETRY_AFTER},
+    header::{DATE, HeaderMap},
 };
 use tokio::time::{Instant, sleep};
 
@@ -89,11 +89,6 @@ impl Tries {
 /// The service's time in an answer.
 pub fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(DATE)?.to_str().ok()?)
-}
-
-/// The pause that an answer asks for.
-pub fn pause(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }
 
 /// Reads the time in the format of servers: `Sun, 06 Nov 1994 08:49:37 GMT`.

@@ -296,7 +296,7 @@ impl Client {
         let body = serde_json::from_slice(&bytes);
         match body {
             _ if !status.is_success() => {
-                Err(Refusal::answered(&what, status.as_u16(), &body.unwrap_or_default(), line::pause(&headers)))
+                Err(Refusal::answered(&what, status.as_u16(), &body.unwrap_or_default(), transit::pause(&headers)))
             }
             // A cancelled job and a deleted cluster are answered with nothing.
             Err(_) if bytes.is_empty() => Ok(Answer { headers, body: Value::Null }),
@@ -319,7 +319,7 @@ impl Client {
                 let why = format!("its operation is not done after {} s", self.pace.operation.as_secs());
                 return Err(Refusal::lost(&what, &why));
             }
-            sleep(line::pause(&answer.headers).unwrap_or(self.pace.look).min(LONGEST_PAUSE)).await;
+            sleep(transit::pause(&answer.headers).unwrap_or(self.pace.look).min(LONGEST_PAUSE)).await;
             answer = self.answer(&Call::get(operation.clone())).await?;
             match answer.body["status"].as_str() {
                 Some("Succeeded") => return Ok(()),

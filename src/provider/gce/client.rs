@@ -20,6 +20,8 @@ use super::{
     credentials::Credentials,
     refusal::{Refusal, operation_error},
 };
+use crate::transit;
+
 /// Google answers a `wait` after two minutes at the latest.
 const ANSWER: Duration = Duration::from_secs(150);
 /// An operation that takes longer is stuck.
@@ -148,7 +150,7 @@ impl Client {
         }
         let status = answer.status();
         crate::transit::request(|| format!("{what}: {}", status.as_u16()));
-        let pause = line::pause(answer.headers());
+        let pause = transit::pause(answer.headers());
         let bytes = answer.bytes().await.map_err(lost)?;
         if status.is_success() {
             return serde_json::from_slice(&bytes).map_err(|error| Refusal::lost(&what, &error));
