@@ -167,7 +167,7 @@ impl<'a> Agent<'a> {
             store,
             order,
             seat: Seat::default(),
-            name: nodes::name(),
+            name: Holder::this_process(order.attempt).nonce,
             work,
             folder,
             report,

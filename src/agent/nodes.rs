@@ -2,14 +2,13 @@
 //! when all nodes are ready, and listens whether they live. The others start their ranks, say how those ended, and end with the
 //! attempt.
 //!
-//! All of it goes through the store, and whoever may write there may have written it: addresses are addresses, and a word counts
+//! All of it goes through the store, where others may write, too: an address must be an address, and a word counts
 //! only while it changes. Agents know each other by names that no earlier life of a node has.
 
 mod roll;
 
 use std::{
     convert::Infallible,
-    fs,
     future::{Future, pending},
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
@@ -330,7 +329,7 @@ impl Agent<'_> {
                     return self.record(End::new(ExitReason::Preempted, message));
                 }
                 Ok(Verdict::Beats(_)) => {}
-                // Whoever cannot read hears nobody.
+                // An agent that cannot read the store takes no silence for a death.
                 Err(_) => heard = Instant::now(),
             }
             sleep(LOOK_EVERY).await;
@@ -358,9 +357,4 @@ enum Verdict {
 fn free(address: IpAddr) -> io::Result<SocketAddr> {
     let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
     bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}")))
-}
-
-/// A name that no other process has.
-pub(super) fn name() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default().trim().to_owned()
 }

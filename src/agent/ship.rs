@@ -91,7 +91,7 @@ impl<'a> CheckpointShipper<'a> {
         let failed = |source: io::Error| local_failure(self.folder, source);
         while let Some(step) = self.next().map_err(failed)? {
             let local = self.folder.shipping(step);
-            // Whoever else sends them says why that fails.
+            // The task that sends them all the time says why that fails.
             let _ = ship_lines(lines, self.store.as_ref()).await;
             checkpoint::commit(self.store, self.job, lease, self.folder.attempt, step, &local).await?;
             checkpoint::retain(self.store.as_ref(), self.job, lease, self.keep).await?;

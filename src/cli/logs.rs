@@ -149,12 +149,17 @@ impl<'o> Lines<'o> {
         self.kept.push(value);
     }
 
-    /// What was not shown yet, with a line that has no end.
-    fn finish(mut self) -> Vec<Value> {
+    /// Keeps a line that has no end.
+    fn end_line(&mut self) {
         let rest = take(&mut self.pending);
         if !rest.is_empty() {
             self.keep(&rest);
         }
+    }
+
+    /// What was not shown yet.
+    fn finish(mut self) -> Vec<Value> {
+        self.end_line();
         self.kept
     }
 }
@@ -173,10 +178,7 @@ impl Sink for Lines<'_> {
     }
 
     fn begin(&mut self, attempt: u32) {
-        let rest = take(&mut self.pending);
-        if !rest.is_empty() {
-            self.keep(&rest);
-        }
+        self.end_line();
         self.attempt = attempt;
     }
 

@@ -50,5 +50,5 @@ impl Manual {
 }
 
 fn failed(what: &str, error: &std::io::Error) -> Failure {
-    Failure::new(Exit::Failure, format!("cannot {what}: {error}"))
+    Failure::new(Exit::Failure, format!("cannot {what}: {error}")).fix("check free space and permission")
 }

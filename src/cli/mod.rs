@@ -98,9 +98,9 @@ struct Cli {
 
 const HELP: &str = "Start with `ftctl init`, then `ftctl run job.toml`. `ftctl VERB --help` shows examples.
 
-Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, 5 no capacity, 6 preempted, 7 network,
-8 may still be billing, 9 damaged bytes, 10 deadline, 11 refused by the budget, 12 conflict, 20 job failed,
-21 job cancelled, 130 interrupted, 143 ended by SIGTERM";
+Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, 5 no capacity, 6 preempted,
+7 network, 8 may still be billing, 9 damaged bytes, 10 deadline, 11 refused by the budget,
+12 conflict, 20 job failed, 21 job cancelled, 130 interrupted, 143 ended by SIGTERM";
 
 /// What every verb understands.
 #[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.

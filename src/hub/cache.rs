@@ -163,7 +163,7 @@ pub(super) fn make_folder_of(path: &Path) -> io::Result<()> {
 /// Writes a small file, whole or not at all.
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let written = make_folder_of(path).and_then(|()| {
-        // Whoever shares the folder may read what is in it.
+        // Users who share the folder may read what is in it.
         let of_all = fs::Permissions::from_mode(0o666);
         let mut file = tempfile::Builder::new().permissions(of_all).tempfile_in(path.parent().unwrap_or(path))?;
         io::Write::write_all(&mut file, bytes)?;

@@ -58,7 +58,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     Ok(Next::Now)
 }
 
-/// A path that the upload reads on this machine. Whoever adopts a job has what it names of the hub fetched.
+/// A path that the upload reads on this machine. What a job names of the hub is fetched for a user who adopts it.
 pub(super) fn local_path(plan: &Plan) -> Option<&str> {
     let data = match &plan.data {
         DataPlan::Directory(directory) => Some(directory.as_str()),

@@ -78,7 +78,7 @@ impl Hub {
             thread::spawn(move || {
                 for stream in listener.incoming().flatten() {
                     let state = state.clone();
-                    // Whoever hangs up is served.
+                    // A client that hangs up has had its answer.
                     thread::spawn(move || serve(&state, stream, of_store, store).is_ok());
                 }
             });

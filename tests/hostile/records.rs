@@ -419,7 +419,7 @@ fn a_record_fetches_nothing_of_a_hub() {
         unasked.stderr
     );
     assert_eq!(hub.calls(), []);
-    // Whoever said yes has it fetched.
+    // After a yes it is fetched.
     let adopted = Sandbox::said(&mut mine(&["logs", "-f", &id, "--adopt", "-y"]));
     assert!(hub.calls().iter().any(|call| call.of_store), "{}", adopted.stderr);
     let moved = json!({ "datasets/owner/secret@main": "../../../etc" });

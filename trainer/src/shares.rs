@@ -1,7 +1,7 @@
 //! Which process of a run has which numbers of its tensors: of each block of the model an equal part, in whole blocks of numbers.
 //!
-//! Norms are summed block by block, and a rule of the optimizer looks at numbers one by one or at whole matrices. So whoever has
-//! which, the bits are the same.
+//! Norms are summed block by block, and a rule of the optimizer looks at numbers one by one or at whole matrices. So the bits do
+//! not depend on which process has which part.
 
 use std::ops::Range;
 

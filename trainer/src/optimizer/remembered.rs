@@ -1,4 +1,4 @@
-//! What an optimizer remembers, by name: unsharded in a file, whoever has which part of it.
+//! The state of an optimizer, tensor by tensor: whole in a file, and in memory shared out among processes.
 
 use std::ops::Range;
 

@@ -90,14 +90,14 @@ impl World {
             return Ok(Vec::new());
         }
         let of_own: Vec<Vec<f32>> = sums.iter().map(|sum| buckets[self.rank].numbers(sum)).collect();
-        let (mut of_own, mut of_others) = (of_own.iter().map(Vec::as_slice), arrived.chunks_exact(own));
+        let (mut of_own, mut arrived) = (of_own.iter().map(Vec::as_slice), arrived.chunks_exact(own));
         let mut tree = Tree::<Vec<f32>>::default();
         for (rank, nodes) in nodes.into_iter().enumerate() {
             let count = nodes.len();
             let sums = if rank == self.rank {
                 of_own.by_ref().take(count).collect()
             } else {
-                of_others.by_ref().take(count).collect::<Vec<_>>()
+                arrived.by_ref().take(count).collect::<Vec<_>>()
             };
             for (node, sum) in nodes.into_iter().zip(sums) {
                 tree.push(node, sum, <[f32]>::to_vec, |sum, other| add_numbers(sum, other));

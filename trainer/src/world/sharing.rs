@@ -33,8 +33,8 @@ impl World {
         Ok(())
     }
 
-    /// Tells the leader `count` neighbouring numbers of a tensor that lies at several processes: `part` is what each has of it, and
-    /// `own` this one's. The others have nothing of it then.
+    /// Brings the leader some neighbouring numbers of a tensor that lies at several processes: `part` is what each has of it, and
+    /// `own` this one's. The others are answered with nothing.
     pub fn bring(&self, own: &Tensor, part: impl Fn(usize) -> Range<usize>, numbers: &Range<usize>) -> Result<Vec<f32>, Failure> {
         let of = |rank: usize| overlap(&part(rank), numbers);
         let sent = plain(own, &part(self.rank), &of(self.rank));
