@@ -42,7 +42,7 @@ impl Backend {
         match self {
             Self::Local | Self::Fake => &[],
             Self::Docker => &["image", "mounts", "user", "network"],
-            Self::Gce => &["image", "image_family", "image_project", "service_account"],
+            Self::Gce => &["image", "image_family", "image_project", "boot_image", "service_account"],
             Self::Azureml => &["image", "subscription", "resource_group", "workspace", "cluster", "identity"],
         }
     }

@@ -48,7 +48,10 @@ pub struct GceSpec {
     /// Image family of the boot image, which must have a GPU driver and Docker; absent: `pytorch-latest-gpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_family: Option<String>,
-    /// Project of that family; absent: `deeplearning-platform-release`.
+    /// One boot image by its name, the same for each attempt, instead of the newest of `image_family`; Google deletes old ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot_image: Option<String>,
+    /// Project of the family or the boot image; absent: `deeplearning-platform-release`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image_project: Option<String>,
     /// Network of the project; absent: `default`.
@@ -107,6 +110,8 @@ pub struct GcePlan {
     pub preemption_notice: Option<Span>,
     pub image_family: String,
     pub image_project: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_image: Option<String>,
     pub network: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subnetwork: Option<String>,
@@ -144,8 +149,9 @@ impl From<GcePlan> for GceSpec {
             spot: Some(plan.spot),
             legacy_preemptible: Some(plan.legacy_preemptible),
             preemption_notice: plan.preemption_notice,
-            image_family: Some(plan.image_family),
+            image_family: plan.boot_image.is_none().then_some(plan.image_family),
             image_project: Some(plan.image_project),
+            boot_image: plan.boot_image,
             network: Some(plan.network),
             subnetwork: plan.subnetwork,
             host_project: plan.host_project,

@@ -123,6 +123,7 @@ fn whose_code_a_job_runs_is_asked_about() {
         ("gce", "image", "\"any.host/image@sha256:00\""),
         ("gce", "image_family", "\"theirs\""),
         ("gce", "image_project", "\"theirs\""),
+        ("gce", "boot_image", "\"theirs\""),
         ("gce", "service_account", "\"default\""),
         ("environment", "CUDA_INJECTION64_PATH", "\"data/theirs.so\""),
     ] {

@@ -68,7 +68,8 @@ pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<(&'static str, Handle
         ("POST", ["regions", region, "advice", "capacity"]) => ("compute.advice.capacity", advice::capacity, ["", region]),
         ("GET", ["zones", zone, "machineTypes", name]) => ("compute.machineTypes.get", machine_type, [zone, name]),
         ("GET", ["aggregated", "acceleratorTypes"]) => ("compute.acceleratorTypes.aggregatedList", accelerator_types, ["", ""]),
-        ("GET", ["global", "images", "family", name]) => ("compute.images.getFromFamily", image, ["", name]),
+        ("GET", ["global", "images", "family", name]) => ("compute.images.getFromFamily", newest_image, ["", name]),
+        ("GET", ["global", "images", name]) => ("compute.images.get", image, ["", name]),
         ("GET", ["aggregated", "instances"]) => ("compute.instances.aggregatedList", instances_everywhere, ["", ""]),
         ("GET", ["aggregated", "operations"]) => ("compute.globalOperations.aggregatedList", operations_everywhere, ["", ""]),
         ("GET", ["zones", zone, "instances"]) => ("compute.instances.list", instances, [zone, ""]),
@@ -230,12 +231,24 @@ fn accelerator_types(cloud: &mut Cloud, request: &Request, _: &Place) -> Answer 
     Ok(aggregated(cloud, "acceleratorType", "acceleratorTypes", items))
 }
 
-fn image(cloud: &mut Cloud, _: &Request, (_, family): &Place) -> Answer {
-    let name = format!("{family}-v20250601");
-    Ok(json!({
+/// The day of the only image of each family.
+const DAY: &str = "-v20250601";
+
+fn newest_image(cloud: &mut Cloud, _: &Request, (_, family): &Place) -> Answer {
+    Ok(show_image(cloud, family))
+}
+
+fn image(cloud: &mut Cloud, _: &Request, (_, name): &Place) -> Answer {
+    let family = name.strip_suffix(DAY).ok_or_else(|| not_found(cloud, &format!("global/images/{name}")))?;
+    Ok(show_image(cloud, family))
+}
+
+fn show_image(cloud: &Cloud, family: &str) -> Value {
+    let name = format!("{family}{DAY}");
+    json!({
         "kind": "compute#image", "id": "4000000000000007919", "name": name, "family": family, "status": "READY", "diskSizeGb": "50",
         "selfLink": format!("{}/global/images/{name}", cloud.base()), "architecture": "X86_64",
-    }))
+    })
 }
 
 /// The list by zones that `aggregated` calls answer with.

@@ -56,8 +56,7 @@ pub fn instance(
 ) -> Value {
     let image = if let TrainerImage::Image { reference } = image { reference } else { "" };
     let expires = now.checked_add(life).unwrap_or(Timestamp::MAX).as_second();
-    let family =
-        format!("{}/compute/v1/projects/{}/global/images/family/{}", client.endpoint, plan.image_project, plan.image_family);
+    let source = format!("{}/compute/v1/projects/{}", client.endpoint, plan.boot_source());
     let mut body = json!({
         "name": attempt.machine_name(),
         "canIpForward": false,
@@ -68,7 +67,7 @@ pub fn instance(
             "boot": true,
             "mode": "READ_WRITE",
             "type": "PERSISTENT",
-            "initializeParams": { "diskSizeGb": plan.disk_gb.to_string(), "sourceImage": family },
+            "initializeParams": { "diskSizeGb": plan.disk_gb.to_string(), "sourceImage": source },
         }],
         "networkInterfaces": [interface(client, plan, zone)],
         "scheduling": scheduling(plan, life),

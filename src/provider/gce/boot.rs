@@ -1,4 +1,4 @@
-//! The boot image that a family means today.
+//! The boot image of a plan: one by its name, or what a family means today.
 
 use super::{
     super::ProviderError,
@@ -11,21 +11,21 @@ const WHAT: &str = "boot image";
 
 /// Whether a machine of this plan can begin with it. Changes nothing.
 pub async fn check(client: &Client, plan: &GcePlan) -> Finding {
-    let family = format!("{} of {}", plan.image_family, plan.image_project);
+    let wanted = plan.boot_image.as_ref().unwrap_or(&plan.image_family);
+    let of_project = format!("{wanted} of {}", plan.image_project);
     // Below another project than one's own.
-    let path = format!("../{}/global/images/family/{}", plan.image_project, plan.image_family);
-    let image = match client.call(Call::get(path)).await {
+    let image = match client.call(Call::get(format!("../{}", plan.boot_source()))).await {
         Ok(image) => image,
         Err(refusal) if refusal.is_absent() => {
             return Finding::bad(
                 WHAT,
-                format!("there is no {family}"),
-                "name another in compute.gce.image_family and image_project",
+                format!("there is no {of_project}"),
+                "name another in compute.gce.image_family or boot_image, and its image_project",
             );
         }
         Err(refusal) => {
             let error = ProviderError::from(refusal);
-            return Finding::notice(WHAT, format!("{family}: not known: {}", error.message), error.fix.unwrap_or_default());
+            return Finding::notice(WHAT, format!("{of_project}: not known: {}", error.message), error.fix.unwrap_or_default());
         }
     };
     let name = image["name"].as_str().unwrap_or_default();
@@ -35,7 +35,8 @@ pub async fn check(client: &Client, plan: &GcePlan) -> Finding {
         return Finding::bad(WHAT, message, "give compute.gce.disk_gb more");
     }
     if let Some(why) = possible::unknown_to_driver(plan, name) {
-        return Finding::bad(WHAT, why, "name an older family in compute.gce.image_family");
+        return Finding::bad(WHAT, why, "name an older one in compute.gce.image_family or boot_image");
     }
-    Finding::good(WHAT, format!("{name}, the newest {family}"))
+    let which = if plan.boot_image.is_some() { of_project } else { format!("{name}, the newest {of_project}") };
+    Finding::good(WHAT, which)
 }

@@ -49,6 +49,7 @@ impl From<GceSpec> for GcePlan {
             preemption_notice: spec.preemption_notice,
             image_family: or(spec.image_family, "pytorch-latest-gpu"),
             image_project: or(spec.image_project, "deeplearning-platform-release"),
+            boot_image: spec.boot_image,
             network: or(spec.network, "default"),
             subnetwork: spec.subnetwork,
             host_project: spec.host_project,
@@ -62,6 +63,12 @@ impl From<GceSpec> for GcePlan {
 }
 
 impl GcePlan {
+    /// Where the boot image lies: from `projects/` on.
+    pub fn boot_source(&self) -> String {
+        let image = self.boot_image.clone().unwrap_or_else(|| format!("family/{}", self.image_family));
+        format!("{}/global/images/{image}", self.image_project)
+    }
+
     /// Whether the machine type is one that comes with the accelerator, where one does.
     pub fn has_its_machine(&self) -> bool {
         self.card().is_some_and(|card| match &self.machine_type {
@@ -200,6 +207,16 @@ pub fn rules(spec: &GceSpec) -> Vec<Rule> {
             "compute.gce.subnetwork",
             [&plan.subnetwork, &plan.host_project].into_iter().flatten().all(|name| is_name(name)),
             "the name of a subnetwork or a project has letters, digits, hyphens, dots and colons alone",
+        ),
+        rule(
+            "compute.gce.boot_image",
+            [Some(&plan.image_family), Some(&plan.image_project), plan.boot_image.as_ref()].into_iter().flatten().all(|name| is_name(name)),
+            "the name of an image, of its family and of its project has letters, digits, hyphens, dots and colons alone",
+        ),
+        rule(
+            "compute.gce.boot_image",
+            spec.image_family.is_none() || spec.boot_image.is_none(),
+            "a boot image is one image: name it or a family",
         ),
         rule(
             "compute.gce.subnetwork",

@@ -26,8 +26,8 @@ pub fn check(plan: &Plan, wanted: &GcePlan) -> Result<()> {
         let builds = catalogue::gce().libtorch.keys().map(String::as_str).filter(|build| has_kernels(build, card));
         return refuse(message, format!("of its builds these have: {}", builds.collect::<Vec<_>>().join(", ")));
     }
-    if let Some(why) = unknown_to_driver(wanted, &wanted.image_family) {
-        return refuse(why, "name an older family in compute.gce.image_family".to_owned());
+    if let Some(why) = unknown_to_driver(wanted, wanted.boot_image.as_ref().unwrap_or(&wanted.image_family)) {
+        return refuse(why, "name an older one in compute.gce.image_family or boot_image".to_owned());
     }
     Ok(())
 }

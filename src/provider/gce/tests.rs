@@ -786,6 +786,10 @@ async fn a_plan_is_told_what_its_family_means_today() {
     assert_eq!(told(&|_| {}).await.0, Health::Good);
     let small = told(&|plan| plan.disk_gb = 49).await;
     assert_eq!(small, (Health::Bad, "pytorch-latest-gpu-v20250601 needs a disk of 50 GB, and the machine has 49".to_owned()));
+    let one = async |name: &str| told(&|plan| plan.boot_image = Some(name.to_owned())).await;
+    let exact = "x-nvidia-570-v20250601 of deeplearning-platform-release";
+    assert_eq!(one("x-nvidia-570-v20250601").await, (Health::Good, exact.to_owned()));
+    assert_eq!(one("x-nvidia-570").await.1, "there is no x-nvidia-570 of deeplearning-platform-release");
     let new = told(&|plan| plan.image_family = "x-nvidia-590".to_owned()).await;
     assert!(new.0 == Health::Bad && new.1.contains("x-nvidia-590-v20250601 has a driver of branch 590"), "{}", new.1);
 }
