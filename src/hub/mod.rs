@@ -30,6 +30,13 @@ pub use listing::{Listed, Listing};
 
 pub type Result<T> = std::result::Result<T, HubError>;
 
+/// The files of a split that an answer of the hub and a README tell of: for tests that make both up.
+#[doc(hidden)]
+pub fn read_answer(name: &HubName, answer: &[u8], readme: &str) -> std::result::Result<Vec<Listed>, String> {
+    let (_, listing) = Listing::of_answer(answer)?;
+    dataset::split(name, &listing, readme).map_err(|error| error.message)
+}
+
 const USUAL_ENDPOINT: &str = "https://huggingface.co";
 /// Bytes of a token; today's have 37.
 const LONGEST_TOKEN: u64 = 4 << 10;

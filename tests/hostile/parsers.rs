@@ -2,7 +2,13 @@
 //! those that were worth keeping. Whatever comes, they answer: there is no panic, no hang, and no memory beyond what the bytes are
 //! worth.
 
-use std::{fs, future::Future, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    future::Future,
+    path::{Component, Path},
+    sync::Arc,
+    time::Duration,
+};
 
 use ft_trainer::{
     data::{
@@ -16,11 +22,13 @@ use ft_trainer::{
 };
 use ftctl::{
     docker::credentials,
+    hub,
     job::{
         clock::Clock as _,
         digest::Digest,
         document::Document,
         foreign,
+        hub::HubName,
         id::{JobId, path},
         image::ImageSpec,
         order::{CancelRequest, ExitRecord, Heartbeat, RunOrder},
@@ -73,6 +81,7 @@ pub const PARSERS: &[Parser] = &[
     ("torch", torch),
     ("safetensors", torch),
     ("token_file", token_file),
+    ("hub", hub_answer),
     ("listing", listing),
     ("compute_engine", compute_engine),
     ("docker", docker),
@@ -301,6 +310,16 @@ fn rows(name: &str, bytes: &[u8]) {
 
 fn listing(bytes: &[u8]) {
     let _ = azure::read_answer(bytes);
+}
+
+/// A list of files and the README of a dataset, with a zero byte between them.
+fn hub_answer(bytes: &[u8]) {
+    let (answer, readme) = bytes.split_at(bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len()));
+    let name = HubName::of_data("hf:owner/texts/train").expect("a name of the hub").expect("a name");
+    let readme = String::from_utf8_lossy(readme.get(1..).unwrap_or_default());
+    for file in hub::read_answer(&name, answer, &readme).unwrap_or_default() {
+        assert!(Path::new(&file.path).components().all(|part| matches!(part, Component::Normal(_))), "{}", file.path);
+    }
 }
 
 fn compute_engine(bytes: &[u8]) {

@@ -257,6 +257,9 @@ impl Provider for Fake {
 
 struct VirtualClock(Arc<Fake>);
 
+/// The pause between two tries of a store that is away.
+const STORE_AWAY: Duration = Duration::from_millis(100);
+
 #[async_trait]
 impl Clock for VirtualClock {
     fn now(&self) -> Timestamp {
@@ -265,7 +268,9 @@ impl Clock for VirtualClock {
 
     async fn sleep(&self, duration: Duration) {
         if self.0.sleep(duration).await.is_err() {
-            // The next call to the cloud meets the same error and reports it; until then time must not stand still.
+            // The next call to the cloud meets the same error and reports it; until then time must not stand still. The store is a
+            // real one: it comes back in real time, and asking it all the while would take a whole processor.
+            tokio::time::sleep(duration.min(STORE_AWAY)).await;
             let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
             *seen = after(*seen, duration);
         }
