@@ -523,12 +523,12 @@ impl WithEngine {
         let devcloud =
             Running::start_cloud(cloud, variables, script, |command| command.arg("--engine").env("DOCKER_HOST", &engine));
         let mut world = Self { devcloud, store: azurite.container(), reference: String::new() };
-        world.push(registry);
+        world.reference = world.push(registry);
         world
     }
 
-    /// Lets the engine build the image, and sends it to the registry, from where alone machines have it.
-    fn push(&mut self, registry: &Registry) {
+    /// Lets the engine build the image, and sends it to the registry, from where alone machines have it. Its name there.
+    fn push(&self, registry: &Registry) -> String {
         let programs = self.devcloud.sandbox.path("programs");
         std::fs::create_dir(&programs).expect("a directory");
         std::fs::copy(env!("CARGO_BIN_EXE_ftctl"), programs.join("ftctl")).expect("copied");
@@ -537,11 +537,12 @@ impl WithEngine {
         let settings = format!("[image]\nbase = {base:?}\nprebuilt = {:?}\n", programs.display().to_string());
         self.devcloud.sandbox.write("ftctl.toml", settings);
         let (repository, before) = (registry.repository("team/ftctl"), images());
-        self.reference = self.ok(&["push", &repository]).trim().to_owned();
-        assert!(self.reference.starts_with(&format!("{repository}@sha256:")), "{}", self.reference);
+        let reference = self.ok(&["push", &repository]).trim().to_owned();
+        assert!(reference.starts_with(&format!("{repository}@sha256:")), "{reference}");
         for name in images().iter().filter(|name| !before.contains(name)) {
             docker(&["image", "rm", "--force", name]);
         }
+        reference
     }
 
     /// Removes what machines pulled, which must be there.
