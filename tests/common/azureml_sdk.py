@@ -14,7 +14,7 @@ from azure.ai.ml.entities import AmlCompute, Data, Environment
 from azure.ai.ml.operations import _job_ops_helper
 from azure.identity import ManagedIdentityCredential
 
-# An account of storage has a name of its own, which the simulation has not; its logs are followed at the addresses in the run history.
+# An account of storage has a name of its own, which the simulation has not. Logs are followed at the addresses in the run history.
 _common.STORAGE_ACCOUNT_URLS["AzureBlob"] = here + "/_storage/{}"
 _job_ops_helper.get_datastore_info = lambda *_: None
 _job_ops_helper._wait_before_polling = lambda _: 0.5

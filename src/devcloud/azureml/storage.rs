@@ -1,5 +1,5 @@
-//! The workspace's own storage, as far as jobs need it: containers at signed addresses to which clients upload code, and the container
-//! with the logs of all jobs, for who has a token.
+//! The workspace's own storage, as far as jobs need it: containers at signed addresses to which clients upload code, and the
+//! container with the logs of all jobs, for who has a token.
 
 use std::path::{Component, Path, PathBuf};
 
