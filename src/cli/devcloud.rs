@@ -49,9 +49,6 @@ struct Gce {
     /// Name of the project
     #[arg(long, default_value = "devcloud")]
     project: String,
-    /// Machines start real containers, from images that they pull, on this computer's Docker Engine
-    #[arg(long)]
-    engine: bool,
 }
 
 // What all clouds have. A doc comment here would take the place of theirs.
@@ -69,6 +66,9 @@ struct Common {
     /// Where machines have their disks [default: a temporary directory]
     #[arg(long, value_name = "DIR")]
     disks: Option<PathBuf>,
+    /// Machines start real containers, from images that they pull, on this computer's Docker Engine
+    #[arg(long)]
+    engine: bool,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -78,8 +78,8 @@ fn speed(text: &str) -> Result<f64, String> {
 
 /// Simulate an Azure Machine Learning workspace until interrupted; each node of a job is a process that runs its command
 ///
-/// Clients sign in by the managed identity that it prints; each start has another one. No image is fetched: ftctl is this one, and
-/// the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
+/// Clients sign in by the managed identity that it prints; each start has another one. Without --engine no image is fetched: ftctl
+/// is this one, and the trainer is looked for in `DEVCLOUD_IMAGE_PATH` and `PATH`.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  export DEVCLOUD_IMAGE_PATH=$(dirname $(ftctl build --print path))\n  ftctl devcloud azureml >devcloud.env &   # later: set -a; . ./devcloud.env\n  ftctl devcloud azureml --speed 60 --script faults.json"
@@ -99,6 +99,9 @@ struct Azureml {
     /// Region of the workspace
     #[arg(long, default_value = "eastus")]
     location: String,
+    /// It is asked by https, with a certificate for this run that clients must trust
+    #[arg(long)]
+    tls: bool,
 }
 
 impl Arguments {
@@ -171,7 +174,7 @@ impl Gce {
             script: self.common.script(gce::SCRIPT_SCHEMA, |script: &gce::Script| &script.schema)?,
             executable: executable()?,
             variables: variables(),
-            engine: self.engine,
+            engine: self.common.engine,
         };
         let ready = |cloud: &Arc<gce::Devcloud>| Ready {
             service: "FTCTL_ENDPOINT_GCE",
@@ -197,6 +200,8 @@ impl Azureml {
             },
             executable: executable()?,
             variables: variables(),
+            engine: self.common.engine,
+            tls: self.tls,
         };
         let ready =
             |cloud: &Arc<azureml::Devcloud>| Ready { service: "FTCTL_ENDPOINT_AZUREML", environment: cloud.client_environment() };

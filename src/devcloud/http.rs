@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, future::Future, io, sync::Arc};
 
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{TcpListener, TcpStream},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
+    net::TcpListener,
 };
+use tokio_rustls::TlsAcceptor;
 
 /// A startup script travels in a request; nothing that is sent here is larger.
 const LARGEST_BODY: usize = 16 << 20;
@@ -71,13 +72,28 @@ where
     H: Fn(Request) -> F + Send + Sync + 'static,
     F: Future<Output = Option<Reply>> + Send,
 {
+    serve_over(None, listener, handle).await;
+}
+
+/// [`serve`], over TLS where that is given.
+pub async fn serve_over<H, F>(tls: Option<TlsAcceptor>, listener: TcpListener, handle: H)
+where
+    H: Fn(Request) -> F + Send + Sync + 'static,
+    F: Future<Output = Option<Reply>> + Send,
+{
     let handle = Arc::new(handle);
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };
-        let handle = handle.clone();
+        let (tls, handle) = (tls.clone(), handle.clone());
         tokio::spawn(async move {
             // A client that goes away is its own affair.
-            let _ = converse(stream, &*handle).await;
+            let _ = match tls {
+                None => converse(stream, &*handle).await,
+                Some(tls) => match tls.accept(stream).await {
+                    Ok(stream) => converse(stream, &*handle).await,
+                    Err(error) => Err(error),
+                },
+            };
         });
     }
 }
@@ -89,7 +105,10 @@ fn is_here(request: &Request) -> bool {
     ["127.0.0.1", "localhost", "[::1]"].contains(&port.map_or(host, |(name, _)| name))
 }
 
-async fn converse<F: Future<Output = Option<Reply>>>(stream: TcpStream, handle: &impl Fn(Request) -> F) -> io::Result<()> {
+async fn converse<F: Future<Output = Option<Reply>>>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    handle: &impl Fn(Request) -> F,
+) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     while let Some(request) = read(&mut stream).await? {
         let elsewhere = || Reply::new(403, "text/plain", "This service is for programs of this computer: ask 127.0.0.1.");
@@ -108,7 +127,7 @@ async fn converse<F: Future<Output = Option<Reply>>>(stream: TcpStream, handle: 
 }
 
 /// `None` at the end of the connection.
-async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
+async fn read(stream: &mut BufReader<impl AsyncRead + Unpin>) -> io::Result<Option<Request>> {
     let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     let mut head = String::new();
     loop {

@@ -8,6 +8,7 @@ pub mod gce;
 pub(crate) mod http;
 mod key;
 mod session;
+mod tls;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -34,6 +35,9 @@ struct Call {
     body: Value,
     /// 0 when there was no answer.
     status: u16,
+    /// The rule of the service's own description that it breaks, where that is known here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wrong: Option<String>,
 }
 
 /// The answer, as far as it reaches the client.

@@ -1,6 +1,6 @@
 //! A job on the simulated Azure ML with its store in blobs: nodes that are processes, the real agent, the real trainer.
 
-use std::{env, fs};
+use std::{env, fs, path::PathBuf};
 
 use crate::{
     azurite,
@@ -120,6 +120,33 @@ fn a_job_on_two_nodes_ends_with_the_bytes_of_one_process() {
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
 
+/// A place whose store takes tokens alone, and a job that signs in there with its cluster's identity.
+fn with_identity(entra: &Entra, azurite: &azurite::Azurite, steps: u64) -> (Sandbox, Devcloud, PathBuf) {
+    let mut sandbox = Sandbox::new();
+    let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();
+    sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), (trusted.0.into(), trusted.1.into())];
+    let devcloud = Devcloud::azureml(&mut sandbox, "10");
+    let job = on_azureml(&sandbox, "signed", steps);
+    fs::write(&job, fs::read_to_string(&job).unwrap().replace("identity = \"none\"", "identity = \"managed\"")).unwrap();
+    (sandbox, devcloud, job)
+}
+
+#[test]
+#[ignore = "needs the trainer and Azurite: tests/run installs them"]
+fn a_job_whose_cluster_lacks_its_identity_is_told_so_within_a_minute() {
+    let entra = Entra::start(HOUR);
+    let azurite = entra.azurite();
+    let (sandbox, devcloud, job) = with_identity(&entra, &azurite, 300);
+    devcloud.goes_wrong(
+        r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "preparation": "1s", "troubles": [{ "job": "-a1", "kind": "no_identity" }] }"#,
+    );
+    let output = sandbox.run(&["run", job.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(20), "{said}");
+    assert!(said.contains("look whether the job's cluster, or its user, has this identity"), "{said}");
+    assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
+}
+
 /// The agent signs in as the job's identity, to the store and to the studio. Of all that the node has to do so, nothing is anywhere
 /// else.
 #[test]
@@ -127,12 +154,7 @@ fn a_job_on_two_nodes_ends_with_the_bytes_of_one_process() {
 fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
     let entra = Entra::start(HOUR);
     let azurite = entra.azurite();
-    let mut sandbox = Sandbox::new();
-    let trusted = entra.kinds().swap_remove(0).variables.into_iter().find(|(name, _)| *name == "SSL_CERT_FILE").unwrap();
-    sandbox.variables = vec![("FTCTL_STORE".into(), azurite.container().into()), (trusted.0.into(), trusted.1.into())];
-    let devcloud = Devcloud::azureml(&mut sandbox, "10");
-    let job = on_azureml(&sandbox, "signed", 300);
-    fs::write(&job, fs::read_to_string(&job).unwrap().replace("identity = \"none\"", "identity = \"managed\"")).unwrap();
+    let (sandbox, devcloud, job) = with_identity(&entra, &azurite, 300);
     let id = sandbox.submit(&job);
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     let mut environment = String::new();

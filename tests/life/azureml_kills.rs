@@ -13,6 +13,10 @@ const EVENTFUL: &str = r#"{ "operation": "1s", "allocation": "1s", "boot": "1s",
 const CALM: &str =
     r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "preparation": "1s", "leaving": "1s", "notice": "0s" }"#;
 
+/// The job waits for a node that nobody has.
+const FULL: &str =
+    r#"{ "operation": "1s", "allocation": "1s", "retry": "5s", "leaving": "1s", "stock_outs": ["Standard_ND40rs_v2"] }"#;
+
 const RUN: &[&str] = &["run", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "4USD"];
 const SUBMIT: &[&str] = &["submit", "job.toml", "--idempotency-key", "one", "--ttl", "1h", "--max-cost", "4USD"];
 
@@ -34,10 +38,11 @@ fn works_on(job: &Path) {
     fs::write(job, text.replace(&format!("steps = {STEPS}\n"), "steps = 200000\n")).unwrap();
 }
 
-/// The first uploads, makes a cluster and jobs, supervises, recovers, collects and takes down.
-const STAGES: [Stage; 2] = [
+/// The first uploads, makes a cluster and jobs, supervises, recovers, collects and takes down; the last ends a job in the queue.
+const STAGES: [Stage; 3] = [
     Stage { script: EVENTFUL, change: |_| {}, before: &[], command: RUN, succeeds: true, machines: 2 },
     Stage { script: CALM, change: works_on, before: &[SUBMIT], command: &["down", "job", "-y"], succeeds: false, machines: 1 },
+    Stage { script: FULL, change: |_| {}, before: &[SUBMIT], command: &["cancel", "job", "--now"], succeeds: false, machines: 1 },
 ];
 
 #[test]

@@ -187,6 +187,12 @@ impl Devcloud {
 
 impl Drop for Devcloud {
     fn drop(&mut self) {
+        // Nobody may have asked what the service's own description does not have.
+        if !std::thread::panicking() {
+            let calls = self.ask("GET", "calls", "");
+            let wrong = calls.as_array().unwrap().iter().find(|call| call["wrong"].is_string());
+            assert_eq!(wrong, None);
+        }
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }

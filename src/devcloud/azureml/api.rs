@@ -8,7 +8,7 @@ use jiff::{SpanRelativeTo, Timestamp, tz::TimeZone};
 use serde_json::{Map, Value, json};
 
 use super::{
-    super::http::Reply,
+    super::http::{self, Reply},
     assets,
     cluster::{Cluster, LOW_PRIORITY, Limits, Provisioning},
     history,
@@ -17,7 +17,7 @@ use super::{
     script::QuotaRefusal,
     service::{Kept, Service, error},
     sizes::{SIZES, Size},
-    tracking,
+    storage, tracking,
 };
 
 /// Entries of a list that come at once.
@@ -27,11 +27,39 @@ const PROVIDER: &str = "Microsoft.MachineLearningServices";
 /// A request, taken apart.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
+    pub method: String,
     pub path: String,
     pub query: BTreeMap<String, String>,
     /// The header of this name.
     pub range: Option<String>,
     pub body: Value,
+    /// The body as it came, where it is a file.
+    pub raw: Vec<u8>,
+    /// Who asks, where that matters to the answer.
+    pub token: String,
+}
+
+impl Request {
+    pub fn new(heard: &http::Request) -> Self {
+        let is_file = heard.path().starts_with(storage::ROOT);
+        Self {
+            method: heard.method.clone(),
+            path: heard.path().to_owned(),
+            query: heard.queries(),
+            range: heard.header("x-ms-range").or(heard.header("range")).map(str::to_owned),
+            body: if is_file { Value::Null } else { serde_json::from_slice(&heard.body).unwrap_or_default() },
+            token: heard.header("authorization").and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default().to_owned(),
+            raw: if is_file { heard.body.clone() } else { Vec::new() },
+        }
+    }
+
+    /// The rule that it breaks. Only Resource Manager has a description.
+    pub fn described(&self) -> Result<(), String> {
+        if !self.path.starts_with("/subscriptions/") {
+            return Ok(());
+        }
+        rules::described(&self.method, &self.path, &self.query, &self.body)
+    }
 }
 
 /// An answer that is an error.
@@ -69,61 +97,67 @@ pub type Answer = Result<Reply, Refusal>;
 /// Answers for the names in the path.
 pub type Handler = fn(&mut Service, &Request, [&str; 2]) -> Answer;
 
-/// Which call a path means, who answers it, the names in it, and the schema of what is sent.
+/// Which call a path means, who answers it, and the names in it.
 pub struct Route<'p> {
     pub call: &'static str,
     pub handler: Handler,
     pub names: [&'p str; 2],
-    pub schema: Option<&'static str>,
 }
 
 /// A resource's path below its workspace, or another one in whole.
 pub fn route<'p>(method: &str, path: &[&'p str]) -> Option<Route<'p>> {
-    let (call, handler, names, schema): (_, Handler, _, _) = match (method, path) {
-        ("GET", ["discovery"]) => ("Discovery_Get", history::discovery, ["", ""], None),
-        ("GET", ["api", "retail", "prices"]) => ("Prices_List", prices::list, ["", ""], None),
-        ("GET", ["_blob", name, ..]) => ("Logs_Get", history::log, [*name, ""], None),
-        ("GET", ["history", "runs", name, "details"]) => ("RunHistory_GetDetails", history::details, [*name, ""], None),
-        ("GET", ["locations", place, "computeOperationsStatus", id]) => ("Operations_Get", operation, [*place, *id], None),
-        ("GET", ["locations", place, "usages"]) => ("Usages_List", usages, [*place, ""], None),
-        ("GET", ["locations", place, "vmSizes"]) => ("VirtualMachineSizes_List", sizes, [*place, ""], None),
-        ("GET", ["locations", place, "quotas"]) => ("Quotas_List", quotas, [*place, ""], None),
-        ("GET", []) => ("Workspaces_Get", workspace, ["", ""], None),
-        ("GET", ["computes"]) => ("Compute_List", clusters, ["", ""], None),
-        ("GET", ["computes", name]) => ("Compute_Get", cluster, [*name, ""], None),
-        ("PUT", ["computes", name]) => ("Compute_CreateOrUpdate", put_cluster, [*name, ""], Some("ComputeResource")),
-        ("PATCH", ["computes", name]) => ("Compute_Update", scale, [*name, ""], Some("ClusterUpdateParameters")),
-        ("DELETE", ["computes", name]) => ("Compute_Delete", delete_cluster, [*name, ""], None),
-        ("POST", ["computes", name, "listNodes"]) => ("Compute_ListNodes", nodes, [*name, ""], None),
-        ("GET", ["jobs"]) => ("Jobs_List", jobs, ["", ""], None),
-        ("GET", ["jobs", name]) => ("Jobs_Get", get_job, [*name, ""], None),
-        ("PUT", ["jobs", name]) => ("Jobs_CreateOrUpdate", put_job, [*name, ""], Some("JobBase")),
-        ("DELETE", ["jobs", name]) => ("Jobs_Delete", delete_job, [*name, ""], None),
-        ("POST", ["jobs", name, "cancel"]) => ("Jobs_Cancel", cancel, [*name, ""], None),
-        ("GET", ["data", name, "versions", version]) => ("DataVersions_Get", assets::get_data, [*name, *version], None),
-        ("PUT", ["data", name, "versions", version]) => {
-            ("DataVersions_CreateOrUpdate", assets::put_data, [*name, *version], Some("DataVersionBase"))
+    let (call, handler, names): (_, Handler, _) = match (method, path) {
+        ("GET", ["discovery"]) => ("Discovery_Get", history::discovery, ["", ""]),
+        ("GET", ["api", "retail", "prices"]) => ("Prices_List", prices::list, ["", ""]),
+        ("PUT", ["_storage", container, ..]) => ("Storage_Put", storage::put, [*container, ""]),
+        ("GET", ["_storage", storage::ACCOUNT, storage::ARTIFACTS]) => ("Storage_List", storage::list_logs, ["", ""]),
+        ("GET", ["_storage", storage::ACCOUNT, storage::ARTIFACTS, "ExperimentRun", run, ..]) => {
+            ("Storage_Get", storage::get_log, [*run, ""])
         }
-        ("GET", ["models", name, "versions", version]) => ("ModelVersions_Get", assets::get_model, [*name, *version], None),
-        ("PUT", ["models", name, "versions", version]) => {
-            ("ModelVersions_CreateOrUpdate", assets::put_model, [*name, *version], None)
+        ("HEAD", ["_storage", container, ..]) => ("Storage_Head", storage::head, [*container, ""]),
+        ("GET", ["codes", name, "versions"]) => ("CodeVersions_List", storage::list_code, [*name, ""]),
+        ("GET", ["codes", name, "versions", version]) => ("CodeVersions_Get", storage::get_code, [*name, *version]),
+        ("PUT", ["codes", name, "versions", version]) => ("CodeVersions_CreateOrUpdate", storage::put_code, [*name, *version]),
+        ("POST", ["codes", name, "versions", version, "startPendingUpload"]) => {
+            ("CodeVersions_CreateOrGetStartPendingUpload", storage::begin, [*name, *version])
         }
+        ("GET", ["_blob", name, ..]) => ("Logs_Get", history::log, [*name, ""]),
+        ("POST", ["history", "rundata"]) => ("RunHistory_GetRunData", history::run_data, ["", ""]),
+        ("GET", ["history", "runs", name, "details"]) => ("RunHistory_GetDetails", history::details, [*name, ""]),
+        ("GET", ["locations", place, "computeOperationsStatus", id]) => ("Operations_Get", operation, [*place, *id]),
+        ("GET", ["locations", place, "usages"]) => ("Usages_List", usages, [*place, ""]),
+        ("GET", ["locations", place, "vmSizes"]) => ("VirtualMachineSizes_List", sizes, [*place, ""]),
+        ("GET", ["locations", place, "quotas"]) => ("Quotas_List", quotas, [*place, ""]),
+        ("GET", []) => ("Workspaces_Get", workspace, ["", ""]),
+        ("GET", ["computes"]) => ("Compute_List", clusters, ["", ""]),
+        ("GET", ["computes", name]) => ("Compute_Get", cluster, [*name, ""]),
+        ("PUT", ["computes", name]) => ("Compute_CreateOrUpdate", put_cluster, [*name, ""]),
+        ("PATCH", ["computes", name]) => ("Compute_Update", scale, [*name, ""]),
+        ("DELETE", ["computes", name]) => ("Compute_Delete", delete_cluster, [*name, ""]),
+        ("POST", ["computes", name, "listNodes"]) => ("Compute_ListNodes", nodes, [*name, ""]),
+        ("GET", ["jobs"]) => ("Jobs_List", jobs, ["", ""]),
+        ("GET", ["jobs", name]) => ("Jobs_Get", get_job, [*name, ""]),
+        ("PUT", ["jobs", name]) => ("Jobs_CreateOrUpdate", put_job, [*name, ""]),
+        ("DELETE", ["jobs", name]) => ("Jobs_Delete", delete_job, [*name, ""]),
+        ("POST", ["jobs", name, "cancel"]) => ("Jobs_Cancel", cancel, [*name, ""]),
+        ("GET", ["data", name, "versions", version]) => ("DataVersions_Get", assets::get_data, [*name, *version]),
+        ("PUT", ["data", name, "versions", version]) => ("DataVersions_CreateOrUpdate", assets::put_data, [*name, *version]),
+        ("GET", ["models", name, "versions", version]) => ("ModelVersions_Get", assets::get_model, [*name, *version]),
+        ("PUT", ["models", name, "versions", version]) => ("ModelVersions_CreateOrUpdate", assets::put_model, [*name, *version]),
         (_, path) if path.starts_with(&tracking::ROOT) => {
             let (call, handler) = tracking::route(method, &path[tracking::ROOT.len()..])?;
-            (call, handler, ["", ""], None)
+            (call, handler, ["", ""])
         }
-        ("GET", ["datastores"]) => ("Datastores_List", list_kept, ["datastores", ""], None),
-        ("GET", ["datastores", name]) => ("Datastores_Get", get_kept, ["datastores", *name], None),
-        ("PUT", ["datastores", name]) => ("Datastores_CreateOrUpdate", put_kept, ["datastores", *name], Some("Datastore")),
-        ("GET", ["environments", name, "versions", version]) => {
-            ("EnvironmentVersions_Get", get_environment, [*name, *version], None)
-        }
+        ("GET", ["datastores"]) => ("Datastores_List", list_kept, ["datastores", ""]),
+        ("GET", ["datastores", name]) => ("Datastores_Get", get_kept, ["datastores", *name]),
+        ("PUT", ["datastores", name]) => ("Datastores_CreateOrUpdate", put_kept, ["datastores", *name]),
+        ("GET", ["environments", name, "versions", version]) => ("EnvironmentVersions_Get", get_environment, [*name, *version]),
         ("PUT", ["environments", name, "versions", version]) => {
-            ("EnvironmentVersions_CreateOrUpdate", put_environment, [*name, *version], Some("EnvironmentVersion"))
+            ("EnvironmentVersions_CreateOrUpdate", put_environment, [*name, *version])
         }
         _ => return None,
     };
-    Some(Route { call, handler, names, schema })
+    Some(Route { call, handler, names })
 }
 
 /// The part of a path that [`route`] knows, if it belongs to this workspace.
@@ -153,11 +187,7 @@ pub fn below<'p>(service: &Service, path: &'p str) -> Result<Vec<&'p str>, Refus
 
 /// Answers, after a look at the request as a whole.
 pub fn perform(service: &mut Service, route: &Route<'_>, request: &Request) -> Reply {
-    let open = ["Discovery_Get", "Prices_List", "Logs_Get"].contains(&route.call) || route.call.starts_with("Mlflow_");
-    if !open && !request.query.contains_key("api-version") {
-        return Refusal::new(400, "MissingApiVersionParameter", "The api-version query parameter is required.").reply();
-    }
-    if let Some(Err(why)) = route.schema.map(|schema| rules::check(schema, &request.body)) {
+    if let Err(why) = request.described() {
         return Refusal::invalid(why).reply();
     }
     (route.handler)(service, request, route.names).unwrap_or_else(|refusal| refusal.reply())
@@ -300,7 +330,7 @@ fn clusters(service: &mut Service, request: &Request, _: [&str; 2]) -> Answer {
 }
 
 /// The entries that come at once, and where the others are.
-fn page(service: &Service, request: &Request, all: Vec<Value>) -> Value {
+pub fn page(service: &Service, request: &Request, all: Vec<Value>) -> Value {
     let from: usize = request.query.get("$skip").and_then(|skip| skip.parse().ok()).unwrap_or(0);
     let more = from + PAGE < all.len();
     let value: Vec<Value> = all.into_iter().skip(from).take(PAGE).collect();
@@ -435,7 +465,7 @@ fn jobs(service: &mut Service, request: &Request, _: [&str; 2]) -> Answer {
     done(&page(service, request, shown))
 }
 
-fn show_kept(service: &Service, end: &str, kept: &Kept) -> Value {
+pub fn show_kept(service: &Service, end: &str, kept: &Kept) -> Value {
     let name = end.rsplit('/').next().unwrap_or_default();
     let kind = end.split('/').step_by(2).collect::<Vec<_>>().join("/");
     let mut shown = kept.body.clone();
@@ -476,7 +506,9 @@ fn put_kept(service: &mut Service, request: &Request, [kind, name]: [&str; 2]) -
 
 fn list_kept(service: &mut Service, request: &Request, [kind, _]: [&str; 2]) -> Answer {
     let here = format!("{kind}/");
-    let found = service.kept.iter().filter(|(end, _)| end.starts_with(&here));
+    let only = request.query.get("isDefault").map(|wanted| wanted.eq_ignore_ascii_case("true"));
+    let fits = |kept: &Kept| only.is_none_or(|only| (kept.body["properties"]["isDefault"] == true) == only);
+    let found = service.kept.iter().filter(|(end, kept)| end.starts_with(&here) && fits(kept));
     let shown = found.map(|(end, kept)| show_kept(service, end, kept)).collect();
     done(&page(service, request, shown))
 }

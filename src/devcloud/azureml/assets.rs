@@ -8,10 +8,6 @@ use super::{
     service::Service,
 };
 
-/// What a version of a model may have; the service's description in the recordings ends before models.
-const OF_MODEL: [&str; 10] =
-    ["description", "properties", "tags", "isAnonymous", "isArchived", "flavors", "jobName", "modelType", "modelUri", "stage"];
-
 pub fn get_data(service: &mut Service, _: &Request, [name, version]: [&str; 2]) -> Answer {
     get(service, &end("data", name, version))
 }
@@ -25,13 +21,8 @@ pub fn get_model(service: &mut Service, _: &Request, [name, version]: [&str; 2])
 }
 
 pub fn put_model(service: &mut Service, request: &Request, names: [&str; 2]) -> Answer {
-    let properties = request.body["properties"].as_object().ok_or_else(|| Refusal::invalid("/properties is required"))?;
-    if let Some(other) = properties.keys().find(|name| !OF_MODEL.contains(&name.as_str())) {
-        return Err(Refusal::invalid(format!("/properties/{other} is not known")));
-    }
-    let are_texts = |table: &Value| table.as_object().is_none_or(|table| table.values().all(Value::is_string));
-    if !request.body["properties"]["modelUri"].is_string() || !are_texts(&request.body["properties"]["tags"]) {
-        return Err(Refusal::invalid("A model has a modelUri, and its tags are texts."));
+    if !request.body["properties"]["modelUri"].is_string() {
+        return Err(Refusal::invalid("A model has a modelUri."));
     }
     put(service, request, "models", names, "modelUri")
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{
     super::http::Reply,
-    api::{Answer, Refusal, Request},
+    api::{Answer, Refusal, Request, done},
     service::Service,
 };
 
@@ -38,6 +38,13 @@ pub fn output(service: &Service, job: &str, life: u32, rank: usize) -> PathBuf {
     service.state.join(job).join(format!("{life}.{rank}.log"))
 }
 
+/// What is known of a run beside its details: it has no outputs of its own.
+pub fn run_data(service: &mut Service, request: &Request, _: [&str; 2]) -> Answer {
+    let name = request.body["runId"].as_str().unwrap_or_default();
+    let job = service.jobs.get(name).ok_or_else(|| Refusal::new(404, "UserError", format!("Run {name} not found")))?;
+    done(&json!({ "runMetadata": { "runId": name, "status": job.status(), "outputs": {} } }))
+}
+
 /// The address alone allows reading, like a signed address of a storage account.
 pub fn log(service: &mut Service, request: &Request, [name, _]: [&str; 2]) -> Answer {
     let signed = request.query.get("sig").is_some_and(|sig| *sig == service.key.signature(&request.path));
@@ -48,8 +55,12 @@ pub fn log(service: &mut Service, request: &Request, [name, _]: [&str; 2]) -> An
             "Server failed to authenticate the request: the signature is wrong.",
         ));
     }
+    contents(service, request, name, request.path.strip_prefix(&format!("/_blob/{name}/")).unwrap_or_default())
+}
+
+/// One of a job's logs, or the part of it that is asked for.
+pub fn contents(service: &Service, request: &Request, name: &str, path: &str) -> Answer {
     let absent = || Refusal::new(404, "BlobNotFound", "The specified blob does not exist.");
-    let path = request.path.strip_prefix(&format!("/_blob/{name}/")).ok_or_else(absent)?;
     let job = service.jobs.get(name).ok_or_else(absent)?;
     let (from, length, bytes) = match job.logs().get(path).ok_or_else(absent)? {
         None => part(io::Cursor::new(job.words.as_bytes()), request.range.as_deref()),

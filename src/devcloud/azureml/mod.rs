@@ -26,6 +26,7 @@ mod rules;
 mod script;
 mod service;
 mod sizes;
+mod storage;
 #[cfg(test)]
 mod tests;
 mod tokens;
@@ -56,11 +57,17 @@ use super::{
     faults::{self, FaultKind},
     http::{self, Reply},
     key::Key,
+    tls::Tls,
 };
 use crate::job::units::Money;
 
+#[cfg(test)]
+pub use rules::described;
 pub use script::{SCRIPT_SCHEMA, Script};
 pub use service::Workspace;
+
+/// Where most systems have the certificates that they trust.
+const SYSTEMS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 pub struct Options {
     pub listen: SocketAddr,
@@ -74,6 +81,10 @@ pub struct Options {
     pub executable: PathBuf,
     /// The environment of a job's processes.
     pub variables: Vec<(OsString, OsString)>,
+    /// Whether they are in containers on this computer's engine, of their image, which its command line pulls.
+    pub engine: bool,
+    /// Whether it is asked by https, with a certificate that it makes.
+    pub tls: bool,
 }
 
 pub struct Devcloud {
@@ -81,7 +92,8 @@ pub struct Devcloud {
     clock: Mutex<Clock>,
     calls: Mutex<Vec<Call>>,
     host: Host,
-    address: SocketAddr,
+    /// Scheme and authority.
+    address: String,
     /// A sender that knows it is a client.
     secret: String,
 }
@@ -92,13 +104,16 @@ impl Devcloud {
         let key = Key::new()?;
         let listener = TcpListener::bind(options.listen).await?;
         let (address, secret, clock) = (listener.local_addr()?, key.of_clients(), Clock::new(options.speed));
-        let here = Here { workspace: options.workspace, address: format!("http://{address}"), key, state: options.state };
+        let tls = options.tls.then(Tls::new).transpose()?;
+        let certificate = tls.as_ref().map(|tls| trust(&tls.authority, &options)).transpose()?;
+        let address = format!("{}://{address}", if options.tls { "https" } else { "http" });
+        let here = Here { workspace: options.workspace, address: address.clone(), key, state: options.state, certificate };
         let service = Service::new(here, options.script, clock.now(), options.speed);
-        let host = Host::new(options.executable, options.variables);
+        let host = Host::new(options.executable, options.variables, options.engine);
         let (service, clock) = (Mutex::new(service), Mutex::new(clock));
         let devcloud = Arc::new(Self { service, clock, calls: Mutex::default(), host, address, secret });
         let (server, ticker) = (devcloud.clone(), devcloud.clone());
-        tokio::spawn(http::serve(listener, move |request| {
+        tokio::spawn(http::serve_over(tls.map(|tls| tls.acceptor), listener, move |request| {
             let devcloud = server.clone();
             async move { devcloud.answer(request).await }
         }));
@@ -114,8 +129,9 @@ impl Devcloud {
 
     /// Variables by name, which make a program its client.
     pub fn client_environment(&self) -> BTreeMap<&'static str, String> {
-        let (here, workspace) = (format!("http://{}", self.address), self.at_present().workspace.clone());
-        BTreeMap::from([
+        let (here, service) = (&self.address, self.at_present());
+        let (workspace, certificate) = (service.workspace.clone(), service.trusted());
+        let environment = BTreeMap::from([
             ("FTCTL_ENDPOINT_AZUREML", here.clone()),
             ("FTCTL_ENDPOINT_AZURE_PRICES", here.clone()),
             ("AZUREML_ARM_SUBSCRIPTION", workspace.subscription),
@@ -124,7 +140,8 @@ impl Devcloud {
             ("FTCTL_AZURE_MANAGED_IDENTITY", "system".to_owned()),
             ("IDENTITY_ENDPOINT", format!("{here}/identity")),
             ("IDENTITY_HEADER", self.secret.clone()),
-        ])
+        ]);
+        environment.into_iter().chain(certificate).collect()
     }
 
     /// Simulated time.
@@ -136,6 +153,13 @@ impl Devcloud {
     pub fn skip(&self, by: Duration) {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner).skip(by);
         drop(self.at_present());
+    }
+
+    /// The rule of the service's description that each request breaks which breaks one.
+    #[cfg(test)]
+    pub fn wrong(&self) -> Vec<String> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.iter().filter_map(|call| call.wrong.clone()).collect()
     }
 
     /// Ends every process, for good.
@@ -181,7 +205,7 @@ impl Devcloud {
     /// Whether the sender may ask for this.
     fn admit(&self, heard: &http::Request) -> Result<(), Refusal> {
         // Addresses without a sign-in: some have a secret of their own.
-        let open = ["/identity", "/discovery", "/api/retail/prices", "/_blob/"];
+        let open = ["/identity", "/discovery", "/api/retail/prices", "/_blob/", "/_storage/"];
         if open.iter().any(|path| heard.path().starts_with(path)) {
             return Ok(());
         }
@@ -190,7 +214,7 @@ impl Devcloud {
         if heard.path().starts_with("/devcloud/") && token == self.secret {
             return Ok(());
         }
-        tokens::check(&self.at_present().key, token).map_err(|wrong| match wrong {
+        tokens::check(&self.at_present().key, token, tokens::SERVICES).map_err(|wrong| match wrong {
             tokens::Wrong::Expired => refuse("ExpiredAuthenticationToken", "The access token expiry is in the past."),
             tokens::Wrong::Invalid if token.is_empty() => {
                 refuse("AuthenticationFailed", "Authentication failed. The 'Authorization' header is missing.")
@@ -206,21 +230,15 @@ impl Devcloud {
             Ok(parts) => parts.iter().map(String::as_str).collect::<Vec<_>>(),
             Err(refusal) => return Some(refusal.reply()),
         };
-        let (method, body) = (heard.method.as_str(), serde_json::from_slice(&heard.body).unwrap_or_default());
+        let (method, request) = (heard.method.as_str(), api::Request::new(heard));
         if (method, parts.as_slice()) == ("GET", &["identity"]) {
-            return self.meet("Identity_GetToken", ["", ""], heard, Value::Null, || self.sign_in(heard)).await;
+            return self.meet("Identity_GetToken", ["", ""], &request, || self.sign_in(heard)).await;
         }
         let Some(route) = api::route(method, &parts) else {
-            return Some(Refusal::new(404, "InvalidResourceType", format!("There is no {method} {path} here.")).reply());
+            let absent = || Refusal::new(404, "InvalidResourceType", format!("There is no {method} {path} here.")).reply();
+            return self.meet("Unknown", ["", ""], &request, absent).await;
         };
-        let request = api::Request {
-            path: path.to_owned(),
-            query: heard.queries(),
-            range: heard.header("x-ms-range").or(heard.header("range")).map(str::to_owned),
-            body,
-        };
-        let sent = request.body.clone();
-        self.meet(route.call, route.names, heard, sent, || api::perform(&mut self.at_present(), &route, &request)).await
+        self.meet(route.call, route.names, &request, || api::perform(&mut self.at_present(), &route, &request)).await
     }
 
     /// Answers a call, unless the script has another thing in store for it.
@@ -228,8 +246,7 @@ impl Devcloud {
         &self,
         call: &'static str,
         names: [&str; 2],
-        heard: &http::Request,
-        body: Value,
+        request: &api::Request,
         perform: impl FnOnce() -> Reply,
     ) -> Option<Reply> {
         let fault = {
@@ -251,7 +268,15 @@ impl Devcloud {
         let lost = matches!(kind, Some(FaultKind::LostAnswer | FaultKind::DoneHang));
         let status = reply.as_ref().filter(|_| !lost).map_or(0, |reply| reply.status);
         let name = names.join("/").trim_matches('/').to_owned();
-        let line = Call { method: call, zone: String::new(), name, query: heard.queries(), body, status };
+        let line = Call {
+            method: call,
+            zone: String::new(),
+            name,
+            query: request.query.clone(),
+            body: request.body.clone(),
+            status,
+            wrong: request.described().err(),
+        };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         if let Some((reply, pause)) = reply.as_mut().zip(fault.and_then(|fault| fault.retry_after)) {
             reply.headers.push(("retry-after", pause.0.as_secs().to_string()));
@@ -320,6 +345,16 @@ impl Devcloud {
         let total: Money = receipts.iter().map(|receipt| receipt.cost).sum();
         json!({ "schema": "ftctl.devcloud-bill/1", "machines": receipts, "total": total })
     }
+}
+
+/// The file with the certificates that a client of this service trusts: its own, and those of other services, which a client of one
+/// file would not trust any more.
+fn trust(authority: &str, options: &Options) -> io::Result<PathBuf> {
+    let known = options.variables.iter().find(|(name, _)| name == "SSL_CERT_FILE").map(|(_, path)| PathBuf::from(path));
+    let others = std::fs::read(known.unwrap_or_else(|| SYSTEMS.into())).unwrap_or_default();
+    let path = options.state.join("certificates.pem");
+    std::fs::write(&path, [authority.as_bytes(), &others].concat())?;
+    Ok(path)
 }
 
 /// The answer of a service in trouble.

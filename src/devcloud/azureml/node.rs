@@ -1,4 +1,5 @@
-//! Nodes as processes: each rank of a job is a session that runs the job's command in a directory of its own.
+//! Nodes as processes: each rank of a job is a session that runs the job's command in a directory of its own, or in a container of
+//! the job's image.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, getgid, getuid, kill_process_group};
 use serde_json::Value;
 use tokio::{
     net::TcpListener,
@@ -26,7 +27,7 @@ use super::{
     job::{Job, Phase},
     metadata,
     service::{Act, Service},
-    tokens,
+    storage, tokens,
 };
 
 /// How long a run has its own token.
@@ -35,6 +36,8 @@ const RUN_TOKEN: Duration = Duration::from_secs(86_400);
 pub struct Host {
     executable: PathBuf,
     variables: Vec<(OsString, OsString)>,
+    /// Whether ranks are containers on this computer's engine.
+    engine: bool,
     /// By the job's name; `None` when no more are started.
     running: Mutex<Option<BTreeMap<String, Running>>>,
 }
@@ -44,12 +47,18 @@ pub struct Host {
 struct Running {
     groups: Vec<Pid>,
     metadata: Vec<AbortHandle>,
+    /// Names on this computer's engine, whose containers are no processes of the groups.
+    containers: Vec<String>,
 }
 
 impl Running {
     fn cut(self) {
         self.signal(Signal::KILL);
         self.metadata.iter().for_each(AbortHandle::abort);
+        if !self.containers.is_empty() {
+            // There may be none of that name.
+            let _ = std::process::Command::new("docker").args(["rm", "--force"]).args(&self.containers).output();
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -66,14 +75,18 @@ struct Order {
     nodes: Vec<String>,
     processes: usize,
     command: String,
+    image: String,
     folder: PathBuf,
+    datastores: PathBuf,
+    /// Files that were uploaded with the job, for its working directory.
+    code: Vec<(PathBuf, Vec<u8>)>,
     variables: BTreeMap<String, String>,
     identity: String,
 }
 
 impl Host {
-    pub fn new(executable: PathBuf, variables: Vec<(OsString, OsString)>) -> Self {
-        Self { executable, variables, running: Mutex::new(Some(BTreeMap::new())) }
+    pub fn new(executable: PathBuf, variables: Vec<(OsString, OsString)>, engine: bool) -> Self {
+        Self { executable, variables, engine, running: Mutex::new(Some(BTreeMap::new())) }
     }
 
     pub fn perform(&self, devcloud: &Arc<Devcloud>, act: Act) {
@@ -97,6 +110,10 @@ impl Host {
 
     async fn start(&self, devcloud: &Arc<Devcloud>, name: &str) -> io::Result<()> {
         let Some(order) = order(&devcloud.at_present(), name) else { return Ok(()) };
+        if let Err(why) = self.pull(&order.image).await {
+            devcloud.at_present().fail(name, &why);
+            return Ok(());
+        }
         let mut running = Running::default();
         let port = free_port().await?;
         for node in 0..order.nodes.len() {
@@ -107,8 +124,14 @@ impl Host {
             running.metadata.push(tokio::spawn(metadata::serve(devcloud.clone(), metadata, listener)).abort_handle());
             for local in 0..order.processes {
                 let rank = node * order.processes + local;
-                let mut command = self.command(&devcloud.at_present(), &order, node, rank)?;
-                command.envs(variables.clone()).envs(ranks(&order, node, local, port));
+                let mut told = order.variables.clone();
+                let of_node = variables.clone().into_iter().chain(ranks(&order, node, local, port));
+                told.extend(of_node.map(|(name, value)| (name.to_owned(), value)));
+                let mut command = self.command(&order, &order.folder.join(format!("node-{node}")), rank, &told)?;
+                let output = history::output(&devcloud.at_present(), name, order.life, rank);
+                let output = File::options().create(true).append(true).open(output)?;
+                command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+                running.containers.extend(self.engine.then(|| order.container(rank)));
                 let (child, group) = session::start(&mut command)?;
                 running.groups.push(group);
                 tokio::spawn(reap(devcloud.clone(), name.to_owned(), order.life, rank, child));
@@ -130,22 +153,62 @@ impl Host {
         Ok(())
     }
 
-    fn command(&self, service: &Service, order: &Order, node: usize, rank: usize) -> io::Result<Command> {
-        let home = order.folder.join(format!("node-{node}"));
-        let (work, tools) = (home.join("wd"), home.join("bin"));
+    /// Without an engine every image is there. The error is the service's words.
+    async fn pull(&self, image: &str) -> Result<(), String> {
+        if !self.engine {
+            return Ok(());
+        }
+        let mut docker = Command::new("docker");
+        let pulled = docker.args(["pull", "--quiet", image]).env_clear().envs(self.variables.iter().cloned()).output().await;
+        let why = match pulled {
+            Ok(pulled) if pulled.status.success() => return Ok(()),
+            Ok(pulled) => String::from_utf8_lossy(&pulled.stderr).trim().to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(format!("Failed to pull Docker image. Check that the image exists and that the compute may pull it: {why}"))
+    }
+
+    /// What a rank runs in its node's directory.
+    fn command(&self, order: &Order, home: &Path, rank: usize, told: &BTreeMap<String, String>) -> io::Result<Command> {
+        let work = home.join("wd");
         fs::create_dir_all(&work)?;
+        for (path, bytes) in &order.code {
+            let path = work.join(path);
+            fs::create_dir_all(path.parent().unwrap_or(&work))?;
+            fs::write(path, bytes)?;
+        }
+        let mut command = if self.engine { self.contained(order, home, rank, told) } else { self.bare(order, home)? };
+        command.current_dir(&work).envs(told);
+        Ok(command)
+    }
+
+    /// A process of this computer.
+    fn bare(&self, order: &Order, home: &Path) -> io::Result<Command> {
+        let tools = home.join("bin");
         fs::create_dir_all(&tools)?;
         let program = tools.join("ftctl");
         if !program.exists() {
             symlink(&self.executable, program)?;
         }
-        let output = history::output(service, &order.name, order.life, rank);
-        let output = File::options().create(true).append(true).open(output)?;
         let mut command = Command::new("sh");
-        command.arg("-c").arg(&order.command).current_dir(&work).env_clear().envs(self.variables.iter().cloned());
-        command.env("PATH", self.path(&tools)).env("HOME", &home).envs(&order.variables);
-        command.stdin(Stdio::null()).stderr(output.try_clone()?).stdout(output);
+        command.arg("-c").arg(&order.command).env_clear().envs(self.variables.iter().cloned());
+        command.env("PATH", self.path(&tools)).env("HOME", home);
         Ok(command)
+    }
+
+    /// A container of the job's image, with the job's directories and this computer's network. Secrets are in no command line.
+    fn contained(&self, order: &Order, home: &Path, rank: usize, told: &BTreeMap<String, String>) -> Command {
+        let (home, user) = (home.display(), format!("{}:{}", getuid().as_raw(), getgid().as_raw()));
+        let mut command = Command::new("docker");
+        command.env_clear().envs(self.variables.iter().cloned());
+        command.args(["run", "--rm", "--network", "host", "--ipc", "host", "--entrypoint", "sh", "--user", &user]);
+        let certificates = told.get("SSL_CERT_FILE").cloned();
+        let shared = [&order.folder, &order.datastores].map(|folder| folder.display().to_string());
+        command.args(shared.into_iter().chain(certificates).flat_map(|path| ["--volume".to_owned(), format!("{path}:{path}")]));
+        command.args(["--name", &order.container(rank), "--workdir", &format!("{home}/wd")]);
+        command.args(["--env", &format!("HOME={home}")]).args(told.keys().flat_map(|name| ["--env", name]));
+        command.args([&order.image, "-c", &order.command]);
+        command
     }
 
     /// What the image has, before this computer's own.
@@ -168,6 +231,13 @@ impl Host {
     pub fn cut_all(&self) {
         let running = self.running().take();
         running.into_iter().flat_map(BTreeMap::into_values).for_each(Running::cut);
+    }
+}
+
+impl Order {
+    /// The name of a rank's container.
+    fn container(&self, rank: usize) -> String {
+        format!("devcloud-{}-{}-{rank}", self.name, self.life)
     }
 }
 
@@ -206,7 +276,10 @@ fn order(service: &Service, name: &str) -> Option<Order> {
         ("MLFLOW_RUN_ID", name.to_owned()),
         ("MLFLOW_EXPERIMENT_NAME", experiment),
     ];
-    variables.extend(fixed.map(|(name, value)| (name.to_owned(), value)));
+    variables.extend(fixed.into_iter().chain(service.trusted()).map(|(name, value)| (name.to_owned(), value)));
+    let environment = text(job.field("environmentId"));
+    let environment = environment.strip_prefix(&here.id()).unwrap_or_default().trim_start_matches('/');
+    let image = service.kept.get(environment).map(|kept| text(&kept.body["properties"]["image"])).unwrap_or_default();
     let identity = job.field("identity")["identityType"].as_str().unwrap_or_default().to_owned();
     Some(Order {
         name: name.to_owned(),
@@ -214,10 +287,18 @@ fn order(service: &Service, name: &str) -> Option<Order> {
         nodes: job.nodes.clone(),
         processes: job.processes,
         command,
+        image,
         folder,
+        datastores: datastores(service),
+        code: storage::code(service, text(job.field("codeId")).as_str()),
         variables,
         identity,
     })
+}
+
+/// Every datastore is a folder in it.
+fn datastores(service: &Service) -> PathBuf {
+    service.state.join(".datastores")
 }
 
 /// The value of an input or an output: a literal, or a folder, which is that of its datastore.
@@ -226,11 +307,13 @@ fn bound(service: &Service, folder: &Path, name: &str, binding: &Value) -> Strin
         return literal.to_owned();
     }
     let uri = binding["uri"].as_str().unwrap_or_default();
+    let asset = uri.strip_prefix(&service.workspace.id()).and_then(|id| service.kept.get(id.trim_start_matches('/')));
+    let uri = asset.and_then(|asset| asset.body["properties"]["dataUri"].as_str()).unwrap_or(uri);
     let place = uri.split_once("/datastores/").map(|(_, place)| place.replacen("/paths/", "/", 1));
     let path = match place {
         Some(place) => {
             let parts = Path::new(&place).components().filter(|part| matches!(part, Component::Normal(_)));
-            service.state.join(".datastores").join(parts.collect::<PathBuf>())
+            datastores(service).join(parts.collect::<PathBuf>())
         }
         None => folder.join("mounts").join(Path::new(name).file_name().unwrap_or_default()),
     };

@@ -1,17 +1,64 @@
-//! The rules of the service's own description for what clients send: `tests/recordings/azureml/openapi-subset.json`.
+//! The rules of the service's own description for what clients send: `openapi-subset.json` of the recordings, and
+//! `openapi-assets.json`, which has the models, and the reading of data and code, that the former lacks.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde_json::{Map, Value};
 
 static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| {
-    let text = include_str!("../../../tests/recordings/azureml/openapi-subset.json");
-    serde_json::from_str(text).unwrap_or_default()
+    let mut whole = Value::Null;
+    for text in [
+        include_str!("../../../tests/recordings/azureml/openapi-subset.json"),
+        include_str!("../../../tests/recordings/azureml/openapi-assets.json"),
+    ] {
+        merge(&mut whole, serde_json::from_str(text).unwrap_or_default());
+    }
+    whole
 });
 
-/// The rule that `value` breaks, as the service's schema of this name has it.
-pub fn check(schema: &str, value: &Value) -> Result<(), String> {
-    check_at(&DESCRIPTION["components"]["schemas"][schema], value, "")
+fn merge(into: &mut Value, other: Value) {
+    match (into, other) {
+        (Value::Object(into), Value::Object(other)) => {
+            other.into_iter().for_each(|(name, value)| merge(into.entry(name).or_insert(Value::Null), value));
+        }
+        (into, other) => *into = other,
+    }
+}
+
+/// The rule of the description that a request to Resource Manager breaks.
+pub fn described(method: &str, path: &str, query: &BTreeMap<String, String>, body: &Value) -> Result<(), String> {
+    // The address of an operation comes from an answer, and is nowhere described.
+    if method == "GET" && path.contains("/computeOperationsStatus/") {
+        return Ok(());
+    }
+    let operation = operation(method, path).ok_or_else(|| format!("{method} {path} is not described"))?;
+    let known = || operation["parameters"].as_array().into_iter().flatten().filter(|parameter| parameter["in"] == "query");
+    if let Some(other) = query.keys().find(|name| known().all(|parameter| parameter["name"] != **name)) {
+        return Err(format!("{method} {path} has no parameter {other}"));
+    }
+    let is_missing = |parameter: &&Value| {
+        let name = parameter["name"].as_str().unwrap_or_default();
+        parameter["required"] == true && !query.contains_key(name)
+    };
+    if let Some(missing) = known().find(is_missing) {
+        return Err(format!("the parameter {} is required", missing["name"]));
+    }
+    let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+    match (schema.is_null(), body.is_null()) {
+        (true, true) => Ok(()),
+        (true, false) => Err(format!("{method} {path} has no body")),
+        (false, _) => check_at(schema, body, ""),
+    }
+}
+
+fn operation(method: &str, path: &str) -> Option<&'static Value> {
+    let parts: Vec<&str> = path.split('/').collect();
+    let fits = |template: &str| {
+        let is_alike = |(known, part): (&str, &&str)| known.starts_with('{') || known.eq_ignore_ascii_case(part);
+        template.split('/').count() == parts.len() && template.split('/').zip(&parts).all(is_alike)
+    };
+    let methods = DESCRIPTION["paths"].as_object()?.iter().find(|(template, _)| fits(template))?.1;
+    methods.get(method.to_ascii_lowercase())
 }
 
 fn resolved(schema: &Value) -> &Value {

@@ -14,6 +14,7 @@ use super::{
     cluster::{Cluster, LOW_PRIORITY, Node, NodePhase, Notice, Provisioning},
     job::{End, Job, Phase},
     script::{QuotaRefusal, Script, TroubleKind},
+    storage,
     tracking::Tracked,
 };
 use crate::job::units::Money;
@@ -86,6 +87,8 @@ pub struct Here {
     pub address: String,
     pub key: Key,
     pub state: PathBuf,
+    /// The file with what clients must trust, where it is asked by https.
+    pub certificate: Option<PathBuf>,
 }
 
 pub struct Service {
@@ -96,6 +99,7 @@ pub struct Service {
     pub key: Key,
     /// Where jobs have their files.
     pub state: PathBuf,
+    certificate: Option<PathBuf>,
     pub script: Script,
     pub now: Timestamp,
     /// Simulated seconds in one on the wall: processes live on the wall's clock.
@@ -104,6 +108,8 @@ pub struct Service {
     pub jobs: BTreeMap<String, Job>,
     /// By the end of their id: `environments/NAME/versions/VERSION`.
     pub kept: BTreeMap<String, Kept>,
+    /// What was uploaded, by its path.
+    pub blobs: BTreeMap<String, Vec<u8>>,
     /// The runs of MLflow.
     pub tracked: Tracked,
     /// By their ids.
@@ -137,18 +143,20 @@ enum Change {
 
 impl Service {
     pub fn new(here: Here, script: Script, now: Timestamp, speed: f64) -> Self {
-        let Here { workspace, address, key, state } = here;
+        let Here { workspace, address, key, state, certificate } = here;
         Self {
             workspace,
             address,
             key,
             state,
+            certificate,
             script,
             now,
             speed,
             clusters: BTreeMap::new(),
             jobs: BTreeMap::new(),
-            kept: BTreeMap::new(),
+            kept: storage::datastores().map(|(end, body)| (end, Kept { body, created: now })).into(),
+            blobs: BTreeMap::new(),
             tracked: Tracked::default(),
             operations: BTreeMap::new(),
             faults_used: Vec::new(),
@@ -163,6 +171,12 @@ impl Service {
     pub fn next_id(&mut self) -> String {
         self.made += 1;
         format!("00000000-0000-4000-8000-{:012x}", self.made)
+    }
+
+    /// The variables that tell a program whom to trust.
+    pub fn trusted(&self) -> Vec<(&'static str, String)> {
+        let file = self.certificate.iter().map(|path| path.display().to_string());
+        file.flat_map(|path| ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"].map(|name| (name, path.clone()))).collect()
     }
 
     /// Where MLflow's clients find this workspace.

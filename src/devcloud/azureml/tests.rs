@@ -33,7 +33,7 @@ fn workspace() -> Workspace {
 
 fn service(script: Script) -> Service {
     let key = Key::new().expect("a key");
-    let here = Here { workspace: workspace(), address: ADDRESS.to_owned(), key, state: "/nonexistent".into() };
+    let here = Here { workspace: workspace(), address: ADDRESS.to_owned(), key, state: "/nonexistent".into(), certificate: None };
     // Before sizes were retired that the recordings have.
     Service::new(here, script, "2025-09-01T12:00:00Z".parse().expect("a time"), 1.0)
 }
@@ -52,7 +52,7 @@ fn send(service: &mut Service, method: &str, path: &str, query: &Value, body: &V
     let route = route(method, &parts).unwrap_or_else(|| panic!("{method} {path}"));
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     let query = query.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), text(value))).collect();
-    let request = Request { path: path.to_owned(), query, body: body.clone(), range: None };
+    let request = Request { method: method.to_owned(), path: path.to_owned(), query, body: body.clone(), ..Request::default() };
     let reply = perform(service, &route, &request);
     let link = reply.headers.iter().find(|(name, _)| *name == "azure-asyncoperation").map(|(_, link)| link.clone());
     (reply.status, link, serde_json::from_slice(&reply.body).unwrap_or_default())
@@ -635,15 +635,17 @@ fn a_token_is_good_for_its_time_and_its_service() {
     let key = Key::new().expect("a key");
     let issue = |resource: &str, life: u64| tokens::issue(&key, resource, "client", Duration::from_secs(life)).0;
     let good = issue("https://management.azure.com/", 60);
-    assert_eq!((good.split('.').count(), tokens::check(&key, &good)), (3, Ok(())));
-    assert_eq!(tokens::check(&key, &issue("https://management.azure.com/", 0)), Err(tokens::Wrong::Expired));
-    assert_eq!(tokens::check(&key, &issue("https://storage.azure.com/", 60)), Err(tokens::Wrong::Invalid));
+    assert_eq!((good.split('.').count(), tokens::check(&key, &good, tokens::SERVICES)), (3, Ok(())));
+    assert_eq!(tokens::check(&key, &issue("https://management.azure.com/", 0), tokens::SERVICES), Err(tokens::Wrong::Expired));
+    let of_storage = issue("https://storage.azure.com/", 60);
+    assert_eq!(tokens::check(&key, &of_storage, tokens::SERVICES), Err(tokens::Wrong::Invalid));
+    assert_eq!(tokens::check(&key, &of_storage, tokens::STORAGE), Ok(()));
     let other = Key::new().expect("a key");
     for stranger in [
         tokens::issue(&other, "https://management.azure.com/", "client", Duration::from_secs(60)).0,
         String::new(),
         format!("{good}x"),
     ] {
-        assert_eq!(tokens::check(&key, &stranger), Err(tokens::Wrong::Invalid));
+        assert_eq!(tokens::check(&key, &stranger, tokens::SERVICES), Err(tokens::Wrong::Invalid));
     }
 }

@@ -32,8 +32,12 @@ pub enum Wrong {
     Invalid,
 }
 
-/// Whether it was issued here, for the management of resources or for Azure ML.
-pub fn check(key: &Key, token: &str) -> Result<(), Wrong> {
+/// The services that this one takes tokens for: the management of resources and Azure ML, and for files storage.
+pub const SERVICES: &[&str] = &["https://management.", "https://ml.azure."];
+pub const STORAGE: &[&str] = &["https://storage.azure.com"];
+
+/// Whether it was issued here, for one of these services.
+pub fn check(key: &Key, token: &str, services: &[&str]) -> Result<(), Wrong> {
     let (words, signature) = token.rsplit_once('.').ok_or(Wrong::Invalid)?;
     if BASE64_URL_SAFE_NO_PAD.encode(key.signature(words)) != signature {
         return Err(Wrong::Invalid);
@@ -41,7 +45,7 @@ pub fn check(key: &Key, token: &str) -> Result<(), Wrong> {
     let claims = words.split('.').nth(1).and_then(|claims| BASE64_URL_SAFE_NO_PAD.decode(claims).ok()).unwrap_or_default();
     let claims: Value = serde_json::from_slice(&claims).map_err(|_| Wrong::Invalid)?;
     let audience = claims["aud"].as_str().unwrap_or_default();
-    if !["https://management.", "https://ml.azure."].iter().any(|ours| audience.starts_with(ours)) {
+    if !services.iter().any(|ours| audience.starts_with(ours)) {
         return Err(Wrong::Invalid);
     }
     if claims["exp"].as_i64().is_none_or(|ends| ends <= Timestamp::now().as_second()) {

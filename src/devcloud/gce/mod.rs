@@ -221,7 +221,8 @@ impl Devcloud {
             Ok(_) => 200,
             Err(refusal) => refusal.status,
         });
-        let line = Call { method: call, zone: place.0, name: place.1, query: request.query, body: request.body, status };
+        let line =
+            Call { method: call, zone: place.0, name: place.1, query: request.query, body: request.body, status, wrong: None };
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
         let mut reply = answered.map(|answer| reply(&answer));
         let pause = fault.and_then(|fault| fault.retry_after);

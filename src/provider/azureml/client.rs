@@ -22,6 +22,7 @@ use super::{
         Class, ProviderError, Result,
         line::{self, BACKOFF, LONGEST_PAUSE, SHORT_ANSWER, Tries},
     },
+    body,
     refusal::Refusal,
     workspace::{NAMESPACE, Place},
 };
@@ -288,7 +289,10 @@ impl Client {
         }
         let answer = request.send().await.map_err(|error| Refusal::lost(&what, &error.without_url()))?;
         let (status, headers) = (answer.status(), answer.headers().clone());
-        transit::request(|| format!("{what}: {}", status.as_u16()));
+        transit::request(|| {
+            let sent = call.body.as_ref().map(|sent| format!(" {}", body::shown(sent))).unwrap_or_default();
+            format!("{what}: {}{sent}", status.as_u16())
+        });
         if let Some(date) = line::date(&headers).filter(|_| call.url.origin() == self.endpoint.origin()) {
             *self.date.lock().unwrap_or_else(PoisonError::into_inner) = Some(date);
         }

@@ -156,9 +156,15 @@ fn rates(answer: &Value, region: &str, size: &str, now: Timestamp) -> Rates {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
     use serde_json::json;
 
     use super::*;
+    use crate::devcloud::http::{self, Reply};
 
     fn item(sku: &str, price: f64) -> Value {
         json!({
@@ -195,6 +201,28 @@ mod tests {
         }
         assert_eq!(read(&[item("ND40rs v2", -1.0), item("ND40rs v2", 0.0), item("ND40rs v2", 1e9)]), (None, None));
         assert_eq!(read(&[Value::Null]), (None, None));
+    }
+
+    #[tokio::test]
+    async fn a_size_is_asked_about_once_a_day() {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = asked.clone();
+        let serving = tokio::spawn(http::serve(listener, move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async { Some(Reply::json(200, &json!({ "Items": [item("ND40rs v2 Low Priority", 4.0)] }))) }
+        }));
+        let directory = tempfile::tempdir().expect("a directory");
+        let plan = AzuremlPlan { size: "Standard_ND40rs_v2".to_owned(), ..AzuremlPlan::default() };
+        for (hours, times) in [(0, 1), (23, 1), (25, 2), (26, 2)] {
+            // Each program that is started looks at the file.
+            let prices = Prices::new(Some(endpoint.clone()), Some(directory.path().join("prices.json"))).expect("an address");
+            let now = Timestamp::from_second(hours * 3_600).expect("a time");
+            assert_eq!(prices.price(&plan, Some("eastus"), now).await.per_hour.micros, 4_000_000);
+            assert_eq!(asked.load(Ordering::Relaxed), times, "after {hours} h");
+        }
+        serving.abort();
     }
 
     #[tokio::test]

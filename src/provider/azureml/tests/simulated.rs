@@ -31,6 +31,9 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.devcloud.shut_down();
+        if !std::thread::panicking() {
+            assert_eq!(self.devcloud.wrong(), [""; 0]);
+        }
     }
 }
 
@@ -66,6 +69,8 @@ impl Place {
             script: serde_json::from_value(script).expect("a script"),
             executable,
             variables: std::env::vars_os().filter(|(name, _)| name == "PATH").collect(),
+            engine: false,
+            tls: false,
         };
         let devcloud = Devcloud::start(options).await.expect("it listens");
         let environment = devcloud.client_environment();
