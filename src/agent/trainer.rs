@@ -213,8 +213,8 @@ impl Ended {
     }
 }
 
-/// Waits for the trainer; how the process ended that was the reason for all of them, the earliest of those that say as much. When one
-/// fails, `tell` is called. From then on, or since one has stopped, and when `another` comes, which is a failure of another node,
+/// Waits for the trainer; how the process ended that was the reason for all of them: the earliest of those that say as much. When
+/// one fails, `tell` is called. From then on, or since one has stopped, and when `another` comes, which is a failure of another node,
 /// the rest have [`SOON`] to end by themselves.
 pub(super) async fn supervise(
     trainer: Vec<Process>,
