@@ -4,7 +4,6 @@
 use std::{
     fs,
     io::{Read as _, Seek as _, SeekFrom},
-    os::unix::process::ExitStatusExt,
 };
 
 use ft_trainer::{
@@ -36,10 +35,9 @@ impl<'a> Before<'a> {
 
     /// Whether the process of the trainer that has ended like this said that there was no memory, or was killed while the system
     /// killed for memory.
-    pub fn ran_out_of_memory(&self, Ended { rank, status }: &Ended) -> bool {
-        let signal = status.signal();
-        status.code() == Some(i32::from(OUT_OF_MEMORY))
-            || (signal == Some(Signal::ABORT.as_raw()) && tells_of_no_memory(&last_line(&self.folder.log_of(*rank))))
+    pub fn ran_out_of_memory(&self, Ended { rank, code, signal }: Ended) -> bool {
+        code == Some(i32::from(OUT_OF_MEMORY))
+            || (signal == Some(Signal::ABORT.as_raw()) && tells_of_no_memory(&last_line(&self.folder.log_of(rank))))
             || (signal == Some(Signal::KILL.as_raw()) && kills() > self.kills)
     }
 

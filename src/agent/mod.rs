@@ -45,13 +45,14 @@ use self::{
     ship::{CheckpointShipper, GrowingFile, Lines, Over, local_failure, ship_artifacts, ship_lines},
     stop::StopRequest,
     tracking::Tracker,
-    trainer::{End, Inputs, meaning, supervise, why},
+    trainer::{End, Inputs, meaning, why},
 };
 pub use self::{nodes::Seat, order::from_store};
 use crate::{
     job::{
         digest::Digest,
         id::path,
+        meeting::Rendezvous,
         order::{CancelRequest, EXIT_SCHEMA, ExitReason, ExitRecord, HEARTBEAT_SCHEMA, Heartbeat, Phase, RunOrder},
         report::Report,
     },
@@ -139,6 +140,8 @@ struct Agent<'a> {
     seat: Seat,
     /// Among the agents of the attempt's nodes.
     name: String,
+    /// What the first of them says to the others.
+    call: watch::Sender<Option<Rendezvous>>,
     work: PathBuf,
     folder: Folder,
     report: &'a dyn Report,
@@ -168,6 +171,7 @@ impl<'a> Agent<'a> {
             order,
             seat: Seat::default(),
             name: Holder::this_process(order.attempt).nonce,
+            call: watch::Sender::new(None),
             work,
             folder,
             report,
@@ -200,7 +204,9 @@ impl<'a> Agent<'a> {
             Acquired::HeldBy(_) => return Err(StoreError::Conflict { path: path::attempt_lease(&self.order.job) }),
         };
         let witness = lease.witness();
-        let guards = async { tokio::join!(self.pulse(&witness), self.deadline(), self.preemption(notice), self.heed()) };
+        let guards = async {
+            tokio::join!(self.pulse(&witness), self.deadline(), self.preemption(notice), self.heed(), self.keep_calling())
+        };
         tokio::select! {
             record = self.live(lease, cache) => record,
             (never, ..) = guards => match never {},
@@ -342,25 +348,12 @@ impl<'a> Agent<'a> {
 
     /// One trainer, or as long as they run out of memory, one after another with fewer sequences at a time.
     async fn train_with_what_fits(&self, inputs: &Inputs) -> Result<End, End> {
-        let failed = |what, error| End::new(ExitReason::Failed, format!("{what} the trainer: {error}"));
         let (mut roll, mut limit, mut generation) = (Roll::of(self.order.nodes), None, 0);
         loop {
             generation += 1;
             let before = memory::Before::of(&self.folder);
             let meeting = self.convene(&mut roll, generation, limit).await?;
-            let trainer = trainer::start(self.order, self.seat.node(), &self.folder, inputs, &meeting);
-            let trainer = trainer.map_err(|error| failed("cannot start", error))?;
-            let ended = tokio::select! {
-                ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe()) => {
-                    let ended = ended.map_err(|error| failed("lost sight of", error))?;
-                    Ok(ended.told(&self.folder, before.ran_out_of_memory(&ended)))
-                }
-                lost = self.one_is_lost(&mut roll, generation) => Err(lost?),
-            };
-            let ended = match ended {
-                Ok(own) => self.cause(&mut roll, generation, own).await?,
-                Err(end) => end,
-            };
+            let ended = self.lead(&mut roll, inputs, meeting, &before).await?;
             if self.stop.get().is_some() || !ended.out_of_memory {
                 return Ok(meaning(&ended, self.stop.get(), self.order));
             }

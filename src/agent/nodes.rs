@@ -10,7 +10,7 @@ mod roll;
 use std::{
     convert::Infallible,
     future::{Future, pending},
-    io,
+    io, mem,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     num::NonZeroU16,
     path::Path,
@@ -90,13 +90,12 @@ impl Seat {
 impl Agent<'_> {
     /// Where the ranks meet, once all nodes are ready for this generation. Without others they meet on this machine.
     pub(super) async fn convene(&self, roll: &mut Roll, generation: u32, micro_batch_limit: Option<usize>) -> Result<Meeting, End> {
-        let agents = self.gather(roll, generation).await?;
         let failed = |error: io::Error| End::new(ExitReason::Failed, format!("no address for the ranks to meet: {error}"));
-        let address = if agents.is_empty() { Ipv4Addr::LOCALHOST.into() } else { self.address().map_err(failed)? };
-        let at = free(address).map_err(failed)?;
-        let meeting = Meeting { at, generation, micro_batch_limit };
+        let address = if self.order.nodes == 1 { Ipv4Addr::LOCALHOST.into() } else { self.address().map_err(failed)? };
+        let agents = self.gather(roll, generation).await?;
+        let (listener, at) = listen(address).map_err(failed)?;
         if let (false, Some(port)) = (agents.is_empty(), NonZeroU16::new(at.port())) {
-            let rendezvous = Rendezvous {
+            self.call.send_replace(Some(Rendezvous {
                 schema: RENDEZVOUS_SCHEMA.to_owned(),
                 attempt: self.order.attempt,
                 generation,
@@ -104,13 +103,28 @@ impl Agent<'_> {
                 port,
                 micro_batch_limit,
                 agents,
-            };
-            let path = path::rendezvous(&self.order.job, self.order.attempt);
-            let write = async || write_json(&*self.store, &path, &rendezvous, Condition::Always).await;
-            let written = self.persist("call the other nodes", is_io, write).await;
-            written.map_err(|error| End::new(ExitReason::Failed, error.to_string()))?;
+                is_over: false,
+            }));
         }
-        Ok(meeting)
+        Ok(Meeting { at, generation, micro_batch_limit, listener: Some(listener) })
+    }
+
+    /// Says to the others what this agent has to say, as soon as it changes.
+    pub(super) async fn keep_calling(&self) -> Infallible {
+        let path = path::rendezvous(&self.order.job, self.order.attempt);
+        let mut calls = self.call.subscribe();
+        loop {
+            let call = calls.borrow_and_update().clone();
+            if let Some(rendezvous) = call {
+                let write = async || write_json(&*self.store, &path, &rendezvous, Condition::Always).await;
+                if let Err(error) = self.persist("call the other nodes", is_io, write).await {
+                    self.report.warn(&error.to_string());
+                }
+            }
+            if calls.changed().await.is_err() {
+                return pending().await;
+            }
+        }
     }
 
     fn address(&self) -> io::Result<IpAddr> {
@@ -149,32 +163,44 @@ impl Agent<'_> {
         }
     }
 
-    /// Comes when a rank of another node has failed and those of this one have had time to see it, or when a node is lost.
-    pub(super) async fn one_is_lost(&self, roll: &mut Roll, generation: u32) -> Result<RankEnd, End> {
+    /// The ranks of a meeting: how the one ended that was the reason for the end of all.
+    pub(super) async fn lead(
+        &self,
+        roll: &mut Roll,
+        inputs: &Inputs,
+        meeting: Meeting,
+        before: &Before<'_>,
+    ) -> Result<RankEnd, End> {
+        let failed = |what, error| End::new(ExitReason::Failed, format!("{what} the trainer: {error}"));
+        let generation = meeting.generation;
+        let trainer = trainer::start(self.order, self.seat.node, &self.folder, inputs, meeting);
+        let trainer = trainer.map_err(|error| failed("cannot start", error))?;
+        let call_off = || {
+            self.call.send_if_modified(|call| call.as_mut().is_some_and(|call| !mem::replace(&mut call.is_over, true)));
+        };
+        let another = self.another_fails(roll, generation);
+        let ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe(), another, call_off).await;
+        let ended = ended.map_err(|error| failed("lost sight of", error))?;
+        self.cause(roll, generation, ended.told(&self.folder, before.ran_out_of_memory(ended))).await
+    }
+
+    /// Comes when a rank of another node has failed, or when a node is lost.
+    async fn another_fails(&self, roll: &mut Roll, generation: u32) {
         if self.order.nodes == 1 {
             return pending().await;
         }
-        loop {
+        while !roll.fails(generation) && roll.silent().is_none() {
             sleep(LOOK_EVERY).await;
-            if roll.call(self).await.is_err() {
-                continue;
-            }
-            if let Some(node) = roll.silent() {
-                let message = format!("node {node} has been silent for {} s", SILENCE.as_secs());
-                return Err(End::new(ExitReason::Preempted, message));
-            }
-            if let Some(end) = first_cause(roll.ends(generation).into_iter().filter(|end| end.code != Some(0))) {
-                // The first rank may still be writing the checkpoint with which all stop.
-                sleep(if is_stopped(&end) { SILENCE } else { SOON }).await;
-                return Ok(end);
-            }
+            // While the store is away, nobody is lost.
+            let _ = roll.call(self).await;
         }
     }
 
     /// Of the ends of all nodes' ranks the one that was the reason; `own` is that of this node's.
-    pub(super) async fn cause(&self, roll: &mut Roll, generation: u32, own: RankEnd) -> Result<RankEnd, End> {
+    async fn cause(&self, roll: &mut Roll, generation: u32, own: RankEnd) -> Result<RankEnd, End> {
         let begun = Instant::now();
-        while own.code != Some(0) && !roll.have_ended(generation) && begun.elapsed() < HEARD {
+        let is_open = |roll: &Roll| !roll.have_ended(generation) && roll.silent().is_none();
+        while own.code != Some(0) && is_open(roll) && begun.elapsed() < HEARD {
             // A store that is away is asked again.
             let _ = roll.call(self).await;
             sleep(SHIP_EVERY).await;
@@ -182,7 +208,10 @@ impl Agent<'_> {
         let ends = std::iter::once(own.clone()).chain(roll.ends(generation)).collect::<Vec<_>>();
         let cause = first_cause(ends.into_iter()).unwrap_or(own);
         if is_stopped(&cause) && cause.code != Some(0) && !roll.have_ended(generation) && self.stop.get().is_none() {
-            let message = format!("node {} was lost, or its ranks were killed", roll.missing_end(generation));
+            let message = match roll.silent() {
+                Some(node) => format!("node {node} has been silent for {} s", SILENCE.as_secs()),
+                None => format!("node {} was lost, or its ranks were killed", roll.missing_end(generation)),
+            };
             return Err(End::new(ExitReason::Preempted, message));
         }
         Ok(cause)
@@ -258,10 +287,10 @@ impl Agent<'_> {
         word.send_modify(|word| word.is_ready = true);
         loop {
             let generation = word.borrow().generation;
-            let meeting = self.called(generation).await;
-            word.send_replace(Word { is_ready: true, generation: meeting.generation, end: None });
+            let rendezvous = self.called(generation).await;
+            word.send_replace(Word { is_ready: true, generation: rendezvous.generation, ..Word::default() });
             let end = self
-                .take_part(&inputs, &meeting)
+                .take_part(&inputs, &rendezvous, word)
                 .await
                 .unwrap_or_else(|error| failed(format!("cannot start the trainer: {error}")));
             word.send_modify(|word| word.end = Some(end));
@@ -269,24 +298,34 @@ impl Agent<'_> {
     }
 
     /// The next meeting that this agent is called to.
-    async fn called(&self, generation: u32) -> Meeting {
-        let path = path::rendezvous(&self.order.job, self.order.attempt);
+    async fn called(&self, generation: u32) -> Rendezvous {
         loop {
-            // A store that is away is asked again.
-            let found: Option<Rendezvous> = self.small(&path).await.unwrap_or_default();
             let invites = |found: &Rendezvous| found.invites(self.order.attempt, generation, self.seat.node, &self.name);
-            if let Some(Rendezvous { address, port, generation, micro_batch_limit, .. }) = found.filter(invites) {
-                return Meeting { at: SocketAddr::new(address, port.get()), generation, micro_batch_limit };
+            if let Some(found) = self.call_of_first().await.filter(invites) {
+                return found;
             }
             sleep(SHIP_EVERY).await;
         }
     }
 
-    async fn take_part(&self, inputs: &Inputs, meeting: &Meeting) -> io::Result<RankEnd> {
+    /// What the agent of node 0 says last. A store that is away says nothing.
+    async fn call_of_first(&self) -> Option<Rendezvous> {
+        self.small(&path::rendezvous(&self.order.job, self.order.attempt)).await.unwrap_or_default()
+    }
+
+    async fn take_part(&self, inputs: &Inputs, rendezvous: &Rendezvous, word: &watch::Sender<Word>) -> io::Result<RankEnd> {
         let before = Before::of(&self.folder);
+        let Rendezvous { address, port, generation, micro_batch_limit, .. } = *rendezvous;
+        let meeting = Meeting { at: SocketAddr::new(address, port.get()), generation, micro_batch_limit, listener: None };
         let trainer = trainer::start(self.order, self.seat.node, &self.folder, inputs, meeting)?;
-        let ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe()).await?;
-        Ok(ended.told(&self.folder, before.ran_out_of_memory(&ended)))
+        let called_off = async {
+            while self.call_of_first().await.is_none_or(|call| call == *rendezvous) {
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        let tell = || word.send_modify(|word| word.is_over = true);
+        let ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe(), called_off, tell).await?;
+        Ok(ended.told(&self.folder, before.ran_out_of_memory(ended)))
     }
 
     /// Gives signs of life, with each change of `word` and between.
@@ -353,8 +392,8 @@ enum Verdict {
     Beats(Option<Heartbeat>),
 }
 
-/// A port of this address that nobody has.
-fn free(address: IpAddr) -> io::Result<SocketAddr> {
-    let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr());
+/// Listens at a port of this address that nobody has.
+fn listen(address: IpAddr) -> io::Result<(TcpListener, SocketAddr)> {
+    let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr().map(|at| (listener, at)));
     bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}")))
 }

@@ -325,6 +325,26 @@ async fn the_process_that_failed_is_the_reason_for_the_end_of_all() {
     }
 }
 
+/// Those that have to be ended say nothing of why, and all of them have the same time for it.
+#[tokio::test]
+async fn the_process_that_was_killed_is_the_reason_for_the_end_of_those_that_wait() {
+    let mut bench = bench("[ $RANK = 5 ] && kill -KILL $$; wait_for_ever").await;
+    (bench.order.processes, bench.order.train.gradient_accumulation, bench.order.train.leaves) = (12, 12, Some(12));
+    let begun = Instant::now();
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.signal), (ExitReason::Preempted, Some(9)), "{}", record.message);
+    assert!(record.message.starts_with("rank 5: "), "{}", record.message);
+    assert!(begun.elapsed() < 9 * trainer::SOON, "one after another they would take longer: {:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_process_that_has_lost_another_says_which() {
+    let mut bench = bench("[ $RANK = 0 ] && { echo error: rank 1 has been silent for a minute; exit 75; }; wait_for_ever").await;
+    (bench.order.processes, bench.order.train.gradient_accumulation, bench.order.train.leaves) = (2, 2, Some(2));
+    let record = bench.run().await;
+    assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "rank 1 has been silent for a minute"));
+}
+
 #[tokio::test]
 async fn a_killed_process_is_a_preemption() {
     let mut bench = bench("[ $RANK = 1 ] && kill -KILL $$; sleep 0.1; exit 75").await;

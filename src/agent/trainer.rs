@@ -2,20 +2,29 @@
 
 use std::{
     fs::{self, File, OpenOptions},
+    future::{Future, pending},
     io::{self, Read, Seek, SeekFrom},
-    net::SocketAddr,
-    os::unix::process::ExitStatusExt,
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::{AsRawFd as _, BorrowedFd},
+        unix::process::ExitStatusExt,
+    },
     path::{Path, PathBuf},
+    pin::pin,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 
 use ft_trainer::{openmp, settings::TrainConfig};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process};
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    process::{Pid, Signal, getpid, getppid, kill_process},
+};
 use tokio::{
     process::{Child, Command},
     sync::watch,
-    time::{sleep, timeout},
+    time::{Instant, sleep_until},
 };
 
 use super::{folder::Folder, stop::Stop};
@@ -31,10 +40,11 @@ pub(super) const STOPPED: i32 = 75;
 /// Asks the trainer for a checkpoint. One that does not know this signal, or is not ready for it, does not hear it.
 const SAVE: Signal = Signal::URG;
 
-/// In which a process ends by itself after another has failed.
-pub(super) const SOON: Duration = Duration::from_secs(5);
-/// Between two looks at the others.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Where the first rank has a number in this variable, it is of an open socket that listens at the port where the ranks meet.
+const LISTENER: &str = "FTCTL_LISTENER";
+
+/// In which a process ends by itself after another has failed: it hears of that within a second, where all have met.
+pub(super) const SOON: Duration = Duration::from_secs(3);
 
 /// The trainer's name in an image; it is in the image's `PATH`.
 const IN_IMAGE: &str = "ft-trainer";
@@ -81,25 +91,29 @@ fn program(order: &RunOrder, cache: &Path) -> io::Result<PathBuf> {
 }
 
 /// Where the ranks of all nodes meet, and how often they have.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Meeting {
     pub at: SocketAddr,
     pub generation: u32,
     /// Most sequences that a rank takes at once.
     pub micro_batch_limit: Option<usize>,
+    /// What the first rank listens with, on its node: nobody else takes the port meanwhile.
+    pub listener: Option<TcpListener>,
 }
 
-/// The trainer's processes of a node, in the order of their ranks. What the first of the first node says is the job's log.
-pub(super) struct Trainer {
-    first: usize,
-    leader: Child,
-    others: Vec<Child>,
+/// A process of the trainer.
+pub(super) struct Process {
+    rank: usize,
+    child: Child,
+    /// It hears of stops and notices, as the first of its node, and tells all others. What the first of the first node says is the
+    /// job's log.
+    hears: bool,
 }
 
 /// Starts the ranks of a node in `folder`. Their output goes into the log files themselves, not through the agent, so that nothing
 /// is lost with the agent; and they die with the agent, so that nothing writes to a checkpoint beside the next attempt. They have
 /// the variables of the agent's environment that are on a list (`docs/environment.md`), and no secret.
-pub(super) fn start(order: &RunOrder, node: usize, folder: &Folder, inputs: &Inputs, meeting: &Meeting) -> io::Result<Trainer> {
+pub(super) fn start(order: &RunOrder, node: usize, folder: &Folder, inputs: &Inputs, meeting: Meeting) -> io::Result<Vec<Process>> {
     let path = program(order, &inputs.cache)?;
     if let Some(why) = refusal(&order.environment) {
         return Err(io::Error::other(format!("{why}; correct compute.environment, and submit the job again")));
@@ -114,16 +128,19 @@ pub(super) fn start(order: &RunOrder, node: usize, folder: &Folder, inputs: &Inp
         sample: order.sample.clone(),
     };
     fs::write(folder.config(), serde_json::to_vec_pretty(&config)?)?;
+    let ranks = order.ranks(node);
     let start = |rank| {
         let another = || OpenOptions::new().create(true).append(true).open(folder.log_of(rank));
         let log = if rank == 0 { inputs.log.try_clone()? } else { another()? };
         let mut command = command(&path, folder, &log)?;
-        command.envs(&order.environment).envs(variables(order, rank, meeting));
-        command.spawn().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))
+        command.envs(&order.environment).envs(variables(order, rank, &meeting));
+        if let (0, 2.., Some(listener)) = (rank, order.processes, &meeting.listener) {
+            hand_over(&mut command, listener);
+        }
+        let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        Ok(Process { rank, child: command.spawn().map_err(failed)?, hears: rank == ranks.start })
     };
-    let ranks = order.ranks(node);
-    let (first, others) = (ranks.start, ranks.skip(1));
-    Ok(Trainer { first, leader: start(first)?, others: others.map(start).collect::<io::Result<_>>()? })
+    ranks.clone().map(start).collect()
 }
 
 fn command(path: &Path, folder: &Folder, log: &File) -> io::Result<Command> {
@@ -137,6 +154,15 @@ fn command(path: &Path, folder: &Folder, log: &File) -> io::Result<Command> {
     // bound to the thread that forks: the one that runs the agent to its end.
     unsafe { command.pre_exec(move || die_with(agent)) };
     Ok(command)
+}
+
+/// Leaves the process that is started a socket that this one has opened.
+fn hand_over(command: &mut Command, listener: &TcpListener) {
+    let socket = listener.as_raw_fd();
+    command.env(LISTENER, socket.to_string());
+    // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing. The socket is open: the
+    // caller has it until the process is started.
+    unsafe { command.pre_exec(move || Ok(fcntl_setfd(BorrowedFd::borrow_raw(socket), FdFlags::empty())?)) };
 }
 
 fn die_with(agent: Pid) -> io::Result<()> {
@@ -166,43 +192,65 @@ fn variables(order: &RunOrder, rank: usize, meeting: &Meeting) -> Vec<(&'static 
     variables
 }
 
-/// How a process of the trainer on this machine ended.
+/// How a process of the trainer on this machine ended: neither code nor signal where it had to be, because another had.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub rank: usize,
-    pub status: ExitStatus,
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
 }
 
 impl Ended {
+    fn of(rank: usize, status: ExitStatus) -> Self {
+        Self { rank, code: status.code(), signal: status.signal() }
+    }
+
     /// The same for the agents of all nodes.
     pub fn told(self, folder: &Folder, out_of_memory: bool) -> RankEnd {
-        let Self { rank, status } = self;
-        RankEnd { rank, code: status.code(), signal: status.signal(), words: last_words(&folder.log_of(rank)), out_of_memory }
+        let (Self { rank, code, signal }, log) = (self, folder.log_of(self.rank));
+        let words = if code == Some(STOPPED) { last_error(&log).unwrap_or_default() } else { last_words(&log) };
+        RankEnd { rank, code, signal, words, out_of_memory }
     }
 }
 
-/// Waits for the trainer; how the process ended that was the reason for all of them. The node's first rank hears of stops and
-/// notices, and tells all others.
+/// Waits for the trainer; how the process ended that was the reason for all of them: the earliest of those that say as much. When
+/// one fails, `tell` is called. From then on, or since one has stopped, and when `another` comes, which is a failure of another node,
+/// the rest have [`SOON`] to end by themselves.
 pub(super) async fn supervise(
-    trainer: Trainer,
+    trainer: Vec<Process>,
     requests: watch::Receiver<Option<Stop>>,
     notices: watch::Receiver<Option<String>>,
+    another: impl Future<Output = ()>,
+    tell: impl Fn(),
 ) -> io::Result<Ended> {
-    let Trainer { first, mut leader, mut others } = trainer;
-    let status = tokio::select! {
-        status = attend(&mut leader, requests, notices) => status?,
-        () = one_fails(&mut others) => {
-            leader.start_kill()?;
-            leader.wait().await?
+    let (over, first) = (watch::Sender::new(false), trainer.iter().find(|process| process.hears).map(|process| process.rank));
+    let attend = |process| attend(process, requests.clone(), notices.clone(), over.subscribe());
+    let mut running: FuturesUnordered<_> = trainer.into_iter().map(attend).collect();
+    let (mut ends, mut another, mut until) = (Vec::new(), pin!(another), None);
+    loop {
+        let time_is_up = async {
+            match until.filter(|_| !*over.borrow()) {
+                Some(until) => sleep_until(until).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            ended = running.next() => {
+                let Some(ended) = ended.transpose()? else { break };
+                if !matches!(ended.code, Some(0 | STOPPED)) {
+                    tell();
+                }
+                if ended.code != Some(0) || Some(ended.rank) == first {
+                    until.get_or_insert_with(|| Instant::now() + SOON);
+                }
+                ends.push(ended);
+            }
+            () = &mut another, if until.is_none() => until = Some(Instant::now() + SOON),
+            () = time_is_up => { over.send_replace(true); }
         }
-    };
-    let mut ended = vec![Ended { rank: first, status }];
-    for (rank, other) in (first + 1..).zip(&mut others) {
-        ended.push(Ended { rank, status: end(other).await? });
     }
-    let says = |ended: &Ended| weight(ended.rank, ended.status.code(), ended.status.signal());
-    // Of those that say as much, the lowest rank.
-    Ok(ended.into_iter().rev().max_by_key(says).unwrap_or_else(|| unreachable!("the leader has ended")))
+    let says = |ended: &Ended| weight(ended.rank, ended.code, ended.signal);
+    Ok(ends.into_iter().rev().max_by_key(says).unwrap_or_else(|| unreachable!("a node has a rank")))
 }
 
 /// The end of all ranks, by the one that was the reason; none where there are no ends.
@@ -210,79 +258,64 @@ pub(super) fn first_cause(ends: impl DoubleEndedIterator<Item = RankEnd>) -> Opt
     ends.rev().max_by_key(|end| weight(end.rank, end.code, end.signal))
 }
 
-/// Comes when a process has failed, and the others have had time to see it by themselves.
-async fn one_fails(others: &mut [Child]) {
-    let failed = |other: &mut Child| matches!(other.try_wait(), Ok(Some(status)) if !status.success());
-    if others.is_empty() {
-        return std::future::pending().await;
-    }
-    while !others.iter_mut().any(failed) {
-        sleep(LOOK_EVERY).await;
-    }
-    sleep(SOON).await;
-}
-
-/// Waits for the end of a process that has no reason to go on.
-async fn end(child: &mut Child) -> io::Result<ExitStatus> {
-    if let Ok(status) = timeout(SOON, child.wait()).await {
-        return status;
-    }
-    child.start_kill()?;
-    child.wait().await
-}
-
-/// How much the end of a rank says of why all ended: it failed by itself, or else was killed, or else stopped with the others; and
-/// where the first is through, all is done.
+/// How much the end of a rank says of why all ended: it failed by itself, or else was killed, or else stopped with the others, or
+/// else had to be ended; and where the first is through, all is done.
 fn weight(rank: usize, code: Option<i32>, signal: Option<i32>) -> u8 {
     match (rank, code, signal) {
-        (0, Some(0), _) => 4,
+        (0, Some(0), _) => 5,
         (_, Some(0), _) => 0,
-        (_, Some(STOPPED), _) => 1,
-        (_, None, Some(signal)) if signal == Signal::KILL.as_raw() => 2,
-        _ => 3,
+        (_, None, None) => 1,
+        (_, Some(STOPPED), _) => STOPPED_WITH_OTHERS,
+        (_, None, Some(signal)) if signal == Signal::KILL.as_raw() => 3,
+        _ => 4,
     }
 }
+
+const STOPPED_WITH_OTHERS: u8 = 2;
 
 /// Whether a rank ended because another did, or because all were asked to.
 pub(super) fn is_stopped(end: &RankEnd) -> bool {
-    weight(end.rank, end.code, end.signal) <= 1
+    weight(end.rank, end.code, end.signal) <= STOPPED_WITH_OTHERS
 }
 
-/// Waits for the leader. With each of the cloud's `notices` it is asked for a checkpoint, and goes on. When a stop is asked for,
-/// it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up.
+/// Waits for a process. With each of the cloud's `notices` the one that hears is asked for a checkpoint, and goes on. When a stop is
+/// asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up. Each gets
+/// SIGKILL when it is `over` for all.
 async fn attend(
-    child: &mut Child,
+    Process { rank, mut child, hears }: Process,
     mut requests: watch::Receiver<Option<Stop>>,
     mut notices: watch::Receiver<Option<String>>,
-) -> io::Result<ExitStatus> {
-    let mut asked = false;
-    loop {
+    mut over: watch::Receiver<bool>,
+) -> io::Result<Ended> {
+    let mut asked = !hears;
+    let is_over = loop {
         let stop = *requests.borrow_and_update();
         if stop.is_some() && !asked {
             asked = true;
-            send(child, Signal::TERM);
+            send(&child, Signal::TERM);
         }
         let time_is_up = async {
-            match stop {
-                Some(stop) => tokio::time::sleep_until(stop.kill_at).await,
-                None => std::future::pending().await,
+            match stop.filter(|_| hears) {
+                Some(stop) => sleep_until(stop.kill_at).await,
+                None => pending().await,
             }
         };
         tokio::select! {
             biased;
-            status = child.wait() => return status,
-            () = time_is_up => {
-                child.start_kill()?;
-                return child.wait().await;
-            }
+            status = child.wait() => return Ok(Ended::of(rank, status?)),
+            () = time_is_up => break false,
+            _ = over.wait_for(|over| *over) => break true,
             _ = requests.changed() => {}
             Ok(()) = notices.changed() => {
-                if notices.borrow_and_update().is_some() {
-                    send(child, SAVE);
+                if hears && notices.borrow_and_update().is_some() {
+                    send(&child, SAVE);
                 }
             }
         }
-    }
+    };
+    child.start_kill()?;
+    let status = child.wait().await?;
+    Ok(if is_over { Ended { rank, code: None, signal: None } } else { Ended::of(rank, status) })
 }
 
 /// A child that was not waited for keeps its number, so the signal cannot hit anybody else.
@@ -296,6 +329,10 @@ fn send(child: &Child, signal: Signal) {
 pub(super) fn meaning(ended: &RankEnd, stop: Option<Stop>, order: &RunOrder) -> End {
     let end = understand((ended.code, ended.signal), stop, &ended.words);
     match order.nodes {
+        // It says which one it has lost.
+        _ if ended.code == Some(STOPPED) && stop.is_none() && !ended.words.is_empty() => {
+            End { message: ended.words.clone(), ..end }
+        }
         1 if ended.rank == 0 => end,
         1 => End { message: format!("rank {}: {}", ended.rank, end.message), ..end },
         _ if end.reason != ExitReason::Failed => end,
@@ -351,14 +388,18 @@ fn last_words(log: &Path) -> String {
 
 /// The last line of the log that speaks of an error, or the last line at all; without `error: ` in front, which the caller adds.
 pub(super) fn last_line(log: &Path) -> String {
+    last_error(log).or_else(|| last_of(log, |_| true)).unwrap_or_else(|| "the trainer failed and said nothing".to_owned())
+}
+
+fn last_error(log: &Path) -> Option<String> {
+    last_of(log, |line| line.to_lowercase().contains("error") || line.contains("panicked at"))
+}
+
+fn last_of(log: &Path, is_meant: impl Fn(&str) -> bool) -> Option<String> {
     const MOST: usize = 500;
     let text = tail(log).unwrap_or_default();
-    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let complains = |line: &&str| line.to_lowercase().contains("error") || line.contains("panicked at");
-    match lines().rfind(complains).or_else(|| lines().next_back()) {
-        Some(line) => line.trim_start_matches("error: ").chars().take(MOST).collect(),
-        None => "the trainer failed and said nothing".to_owned(),
-    }
+    let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).rfind(|line| is_meant(line))?;
+    Some(line.trim_start_matches("error: ").chars().take(MOST).collect())
 }
 
 fn tail(log: &Path) -> io::Result<String> {
@@ -373,8 +414,6 @@ fn tail(log: &Path) -> io::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
 
     #[tokio::test]

@@ -594,6 +594,7 @@ impl From<PlanError> for Failure {
             PlanError::NotUnicode(_)
             | PlanError::NoData
             | PlanError::TooFewGpus { .. }
+            | PlanError::TooFewLeaves { .. }
             | PlanError::OneMachine { .. }
             | PlanError::NoTime => Exit::Usage,
         };

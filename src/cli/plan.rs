@@ -349,7 +349,9 @@ fn processes(plan: &Plan) -> String {
     let (sequences, leaves) = (plan.train.sequences_per_step(), plan.train.leaves());
     let each = plan.train.gradient_accumulation / plan.processes;
     let each = format!("train.gradient_accumulation = {each} is what one of them does");
-    format!("{nodes}{}: {sequences} sequences a step in {leaves} leaves; {each}", plan.processes_per_node())
+    let on_node = plan.processes_per_node();
+    let of_gpus = if plan.compute.gpus() == u32::try_from(on_node).ok() { ", one for each GPU" } else { "" };
+    format!("{nodes}{on_node}{of_gpus}: {sequences} sequences a step in {leaves} leaves; {each}")
 }
 
 fn passes(epochs: f64) -> String {

@@ -1,6 +1,6 @@
 //! How the agents of an attempt's nodes find each other: through what each leaves in the store.
 
-use std::{net::IpAddr, num::NonZeroU16};
+use std::{net::IpAddr, num::NonZeroU16, ops::Not};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,7 +14,8 @@ const MOST_WORDS: usize = 600;
 
 pub const RENDEZVOUS_SCHEMA: &str = "ftctl.rendezvous/1";
 
-/// `rendezvous.json`: where the ranks of an attempt meet, written by the agent of node 0 when all nodes are ready.
+/// `rendezvous.json`: where the ranks of an attempt meet, written by the agent of node 0 when all nodes are ready, and once more when
+/// a rank has failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rendezvous {
     pub schema: String,
@@ -29,6 +30,9 @@ pub struct Rendezvous {
     pub micro_batch_limit: Option<usize>,
     /// The agents that are meant, from node 1 on: one of an earlier life of its node does not come.
     pub agents: Vec<String>,
+    /// Nobody is to come any more, and ranks that came end: they may still be waiting for the one that failed.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub is_over: bool,
 }
 
 impl Rendezvous {
@@ -37,6 +41,7 @@ impl Rendezvous {
         self.schema == RENDEZVOUS_SCHEMA
             && self.attempt == attempt
             && self.generation > generation
+            && !self.is_over
             && node.checked_sub(1).and_then(|index| self.agents.get(index)).is_some_and(|meant| meant == name)
     }
 }
@@ -65,6 +70,9 @@ pub struct Word {
     pub is_ready: bool,
     /// The generation that its ranks came to last; 0 before the first.
     pub generation: u32,
+    /// One of them has failed there, and the others are about to end.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub is_over: bool,
     /// How that ended there; before the first, why the node cannot come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<RankEnd>,
@@ -115,6 +123,7 @@ mod tests {
         {
             assert!(!one.invites(attempt, generation, node, name), "{attempt} {generation} {node} {name}");
         }
+        assert!(!Rendezvous { is_over: true, ..one.clone() }.invites(2, 0, 1, "b"));
         assert!(!Rendezvous { schema: "ftctl.rendezvous/9".to_owned(), ..one }.invites(2, 0, 1, "b"));
     }
 

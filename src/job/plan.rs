@@ -137,6 +137,10 @@ pub enum PlanError {
     )]
     TooFewGpus { processes: usize, gpus: u32 },
     #[error(
+        "{processes} processes, one for each GPU, cannot share a step of {leaves} leaves (train.leaves); each needs one: give more, or set compute.processes_per_node"
+    )]
+    TooFewLeaves { processes: usize, leaves: usize },
+    #[error(
         "compute.nodes = {nodes}: {backend} makes one machine for an attempt, and the backends local and azureml several; leave it out there, or set compute.processes_per_node"
     )]
     OneMachine { nodes: usize, backend: String },
@@ -159,7 +163,7 @@ impl Plan {
             return Err(PlanError::NoTime);
         }
         let nodes = spec.compute.nodes.unwrap_or(1);
-        let on_node = spec.compute.processes_per_node.unwrap_or(1);
+        let on_node = processes::on_each_node(spec, compute.gpus());
         let processes = on_node.saturating_mul(nodes);
         if nodes > 1 && !compute.takes_nodes() {
             return Err(PlanError::OneMachine { nodes, backend: compute.backend().to_owned() });
@@ -167,6 +171,10 @@ impl Plan {
         let gpus = compute.gpus().filter(|gpus| (1..on_node).contains(&(*gpus as usize)));
         if let Some(gpus) = gpus.filter(|_| spec.train.device != DeviceChoice::Cpu) {
             return Err(PlanError::TooFewGpus { processes: on_node, gpus });
+        }
+        let train = processes::shared(&spec.train, processes);
+        if processes > train.leaves() {
+            return Err(PlanError::TooFewLeaves { processes, leaves: train.leaves() });
         }
         Ok(Self {
             schema: PLAN_SCHEMA.to_owned(),
@@ -179,7 +187,7 @@ impl Plan {
             initial_weights: spec.initial_weights.as_deref().map(|weights| weights_at(weights, base)).transpose()?,
             hub: Pins::new(),
             model: spec.model.clone(),
-            train: processes::shared(&spec.train, processes),
+            train,
             processes,
             nodes,
             sample: spec.sample.clone(),
@@ -203,8 +211,8 @@ impl Plan {
     /// The job file that it is of, with nothing left to a default. What it says of a step is what one process does.
     pub fn job_file(&self) -> JobSpec {
         let mut file = check::typed(self);
+        file.compute.processes_per_node = Some(self.processes_per_node());
         if self.processes > 1 {
-            file.compute.processes_per_node = Some(self.processes_per_node());
             file.compute.nodes = (self.nodes > 1).then_some(self.nodes);
             file.train.gradient_accumulation /= self.processes;
         }
@@ -426,6 +434,7 @@ mod tests {
         }
         let alone = resolve("name = \"a\"\ndataset = \"d\"");
         assert_eq!((alone.processes, alone.train.leaves), (1, None));
+        assert_eq!(alone.job_file().compute.processes_per_node, Some(1), "also where it goes on with more GPUs");
     }
 
     #[test]
@@ -449,6 +458,19 @@ mod tests {
         assert_eq!(resolve(&gce, &five), Err(PlanError::TooFewGpus { processes: 5, gpus: 4 }));
         assert_eq!(resolve(&gce, &format!("{five}[train]\ndevice = \"cpu\"")), Ok(5));
         assert_eq!(resolve(&Compute::Local, &five), Ok(5), "nobody knows");
+        let none = GcePlan { accelerators: 0, ..GcePlan::default() };
+        for (compute, text, processes) in [
+            (&gce, "", 4),
+            (&gce, "[compute]\nprocesses_per_node = 1", 1),
+            (&gce, "[train]\ndevice = \"cpu\"", 1),
+            (&gce, "[train]\nleaves = 8\ngradient_accumulation = 8", 4),
+            (&Compute::Gce(Box::new(none)), "", 1),
+            (&Compute::Local, "", 1),
+        ] {
+            assert_eq!(resolve(compute, text), Ok(processes), "{text}");
+        }
+        let few = "[train]\nleaves = 2\ngradient_accumulation = 2";
+        assert_eq!(resolve(&gce, few), Err(PlanError::TooFewLeaves { processes: 4, leaves: 2 }));
         let nodes = "[compute]\nnodes = 2\nprocesses_per_node = 3";
         assert_eq!(resolve(&Compute::Azureml(Box::default()), &nodes.replace('3', "1")), Ok(2));
         assert_eq!(resolve(&Compute::Local, nodes), Ok(6));

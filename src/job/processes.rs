@@ -1,9 +1,11 @@
 //! Processes that share the steps of a job.
 
 use ft_trainer::settings::{
-    TrainSettings,
+    DeviceChoice, TrainSettings,
     validate::{Rule, rule},
 };
+
+use super::spec::JobSpec;
 
 /// What plans and orders of before have.
 pub(super) fn one() -> usize {
@@ -13,6 +15,12 @@ pub(super) fn one() -> usize {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks like this")]
 pub(super) fn is_one(processes: &usize) -> bool {
     *processes == 1
+}
+
+/// How many each machine has: where nothing else is said one for each of its GPUs, as far as those are known, or one.
+pub(super) fn on_each_node(spec: &JobSpec, gpus: Option<u32>) -> usize {
+    let of_gpus = gpus.filter(|_| spec.train.device != DeviceChoice::Cpu).unwrap_or(1).max(1);
+    spec.compute.processes_per_node.unwrap_or(of_gpus as usize)
 }
 
 /// The settings of a step of which each of so many processes does what `train` says of one.

@@ -138,7 +138,7 @@ pub struct ComputeSpec {
     pub nodes: Option<usize>,
     /// Processes of a machine that train together, on its CPU or on a GPU for each: each does in a step what
     /// `train.gradient_accumulation` says. Any number of them gives the same bits for the same `train.leaves` and the same
-    /// step. Absent: one.
+    /// step. Absent: one for each GPU that the plan names, or one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes_per_node: Option<usize>,
     /// More environment variables for the trainer, as `{ NAME = "value" }`. They are stored with the job, so put no secrets here.

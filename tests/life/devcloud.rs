@@ -211,7 +211,9 @@ pub fn on_azureml(sandbox: &Sandbox, name: &str, steps: u64) -> PathBuf {
     const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
     let file = sandbox.job(name, steps);
     // Microsoft's emulator knows no identities over http: its agents have a signature.
-    let compute = format!("[compute.azureml]\nsize = \"Standard_ND40rs_v2\"\nimage = \"{IMAGE}\"\nidentity = \"none\"\n");
+    let compute = format!(
+        "[compute]\nprocesses_per_node = 1\n[compute.azureml]\nsize = \"Standard_ND40rs_v2\"\nimage = \"{IMAGE}\"\nidentity = \"none\"\n"
+    );
     fs::write(&file, fs::read_to_string(&file).unwrap() + &compute).unwrap();
     file
 }

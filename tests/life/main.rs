@@ -21,6 +21,7 @@ mod gce;
 mod gce_kills;
 mod gce_trace;
 mod gce_trouble;
+mod hosts;
 mod kills;
 mod memory;
 mod mlflow;

@@ -60,6 +60,12 @@ impl Roll {
         self.0.iter().position(|seen| seen.changed.elapsed() > SILENCE).map(|index| 1 + index)
     }
 
+    /// Whether a rank of another node has failed in this generation.
+    pub fn fails(&self, generation: u32) -> bool {
+        let mut words = self.alive().map(|presence| &presence.word).filter(|word| word.generation == generation);
+        words.any(|word| word.is_over || word.end.as_ref().is_some_and(|end| end.code != Some(0)))
+    }
+
     /// How the ranks of nodes ended in this generation, in the order of the nodes.
     pub fn ends(&self, generation: u32) -> Vec<RankEnd> {
         self.0.iter().filter_map(|seen| seen.ended(generation).cloned()).collect()
@@ -141,12 +147,15 @@ mod tests {
         let mut roll = Roll::of(2);
         let mut say = |beat, word: Word| {
             roll.0[0].take(Some(presence(beat, &word)));
-            (roll.ready(2).is_some(), roll.have_ended(1), roll.refusal().is_some())
+            (roll.ready(2).is_some(), [roll.fails(1), roll.have_ended(1)], roll.refusal().is_some())
         };
-        assert_eq!(say(0, Word::default()), (false, false, false));
-        assert_eq!(say(1, Word { end: Some(end.clone()), ..Word::default() }), (false, false, true));
-        assert_eq!(say(2, Word { is_ready: true, generation: 1, end: None }), (false, false, false), "at work");
-        assert_eq!(say(3, Word { is_ready: true, generation: 1, end: Some(end) }), (true, true, false));
+        assert_eq!(say(0, Word::default()), (false, [false; 2], false));
+        assert_eq!(say(1, Word { end: Some(end.clone()), ..Word::default() }), (false, [false; 2], true));
+        let at_work = Word { is_ready: true, generation: 1, is_over: false, end: None };
+        assert_eq!(say(2, at_work.clone()), (false, [false; 2], false));
+        assert_eq!(say(3, Word { is_over: true, ..at_work.clone() }), (false, [true, false], false));
+        assert_eq!(say(4, Word { end: Some(end.clone()), ..at_work.clone() }), (true, [true, true], false));
+        assert_eq!(say(5, Word { end: Some(RankEnd { code: Some(0), ..end }), ..at_work }), (true, [false, true], false));
         assert!(Roll::of(1).ready(1).is_some_and(|agents| agents.is_empty()) && Roll::of(1).silent().is_none());
     }
 }

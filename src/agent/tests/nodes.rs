@@ -1,6 +1,10 @@
 //! An attempt on two nodes of two ranks each.
 
 use super::{super::nodes::Seat, *};
+use crate::job::meeting::Presence;
+
+/// Less than it takes when nodes wait for each other's ranks one after another, and enough for a slow machine.
+const GATHERED: Duration = Duration::from_secs(60);
 
 /// A function of the stand-in: `meet` waits for all four ranks, as those of a real trainer do before the first step.
 const MEET: &str = r#"meet() {
@@ -46,11 +50,23 @@ impl Bench {
 #[tokio::test]
 async fn each_rank_knows_its_place_and_what_it_says_reaches_the_store() {
     let says = "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on node $GROUP_RANK, with ${MASTER_ADDR}";
-    let bench = gang(&format!(
-        "echo {says}; echo $MASTER_PORT > \"$(dirname $PWD)/../port-$RANK\"; checkpoint $((5 + RANK)); meet; exit 0"
-    ))
-    .await;
-    let record = bench.run_gang().await;
+    let leaves = r#"here="$(dirname "$PWD")/.."
+ls -l "/proc/$$/fd/${FTCTL_LISTENER:-none}" > "$here/left-$RANK" 2>&1 || true
+echo "$MASTER_PORT" > "$here/.port-$RANK"
+mv "$here/.port-$RANK" "$here/port-$RANK"
+until [ "$RANK" != 0 ] || [ -e "$here/looked" ]; do sleep 0.02; done"#;
+    let script = format!("echo {says}\n{leaves}\ncheckpoint $((5 + RANK)); meet; exit 0");
+    let bench = gang(&script).await;
+    let look = async {
+        until(async || bench.path("port-0").exists()).await;
+        let port = fs::read_to_string(bench.path("port-0")).unwrap().trim().parse().unwrap();
+        let taken = std::net::TcpListener::bind(("127.0.0.1", port));
+        assert_eq!(taken.unwrap_err().kind(), io::ErrorKind::AddrInUse, "the first rank has it");
+        fs::write(bench.path("looked"), "").unwrap();
+    };
+    let (record, ()) = tokio::join!(bench.run_gang(), look);
+    let left = |rank| fs::read_to_string(bench.path(&format!("left-{rank}"))).unwrap();
+    assert!(left(0).contains("socket:") && (1..4).all(|rank| left(rank).contains("fd/none")), "{}", left(0));
     assert_eq!((record.reason, record.message.as_str()), (ExitReason::Succeeded, "trained to the end"));
     assert_eq!(bench.log().await, "0 of 4, 0 of 2 on node 0, with 127.0.0.1\n");
     assert_eq!(bench.rank_log(1).await, "1 of 4, 1 of 2 on node 0, with 127.0.0.1\n");
@@ -66,6 +82,29 @@ async fn the_rank_that_failed_is_named_with_its_node() {
     let record = bench.run_gang().await;
     assert_eq!((record.reason, record.code), (ExitReason::Failed, Some(1)), "{}", record.message);
     assert_eq!(record.message, "rank 3 on node 1 failed: no room");
+}
+
+/// The trainers cannot tell each other yet: those that wait are ended on all nodes, and do not count as the reason.
+#[tokio::test]
+async fn those_that_wait_for_a_rank_that_failed_before_all_had_met_are_ended() {
+    let arrive = r#"here="$(dirname "$PWD")/.."; touch "$here/started-$RANK"
+all() { [ -e "$here/started-0" ] && [ -e "$here/started-1" ] && [ -e "$here/started-2" ] && [ -e "$here/started-3" ]; }
+until all; do sleep 0.02; done
+"#;
+    for (rank, ends, reason, message) in [
+        (0, "echo error: no library; exit 1", ExitReason::Failed, "rank 0 on node 0 failed: no library"),
+        (3, "echo error: no room; exit 1", ExitReason::Failed, "rank 3 on node 1 failed: no room"),
+        (2, "kill -KILL $$", ExitReason::Preempted, "signal 9"),
+    ] {
+        let bench = gang(&format!("{arrive}[ $RANK = {rank} ] && {{ {ends}; }}; wait_for_ever")).await;
+        let begun = Instant::now();
+        let record = bench.run_gang().await;
+        assert_eq!(record.reason, reason, "{}", record.message);
+        assert!(record.message.contains(message), "{}", record.message);
+        assert!(begun.elapsed() < GATHERED, "{rank}: {:?}", begun.elapsed());
+        let (word, _): (Presence, _) = store::read_json(&*bench.store, &path::presence(&bench.order.job, 1, 1)).await.unwrap();
+        assert!(word.word.is_over && word.word.end.is_some(), "{word:?}");
+    }
 }
 
 #[tokio::test]

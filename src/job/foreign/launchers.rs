@@ -199,13 +199,16 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
     let said = job.processes.per_node.is_some() || job.processes.together.is_some() || !job.processes.hosts.is_empty();
     let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
     if let Some(program) = program.filter(|_| !said) {
-        job.note(program, "it uses every GPU that it finds; here compute.processes_per_node says how many, and is 1");
+        job.note(
+            program,
+            "it uses every GPU that it finds; here as many as the plan names, unless compute.processes_per_node says how many",
+        );
     }
     if let Err(problem) = job.processes.settle() {
         job.problems.push(format!("the command's processes: {problem}"));
     }
-    for (key, number) in [(NODES, job.processes.nodes), (PER_NODE, job.processes.per_node)] {
-        if let Some(number) = number.filter(|number| *number > 1) {
+    for (key, number, is_needed) in [(NODES, job.processes.nodes, false), (PER_NODE, job.processes.per_node, said)] {
+        if let Some(number) = number.filter(|number| *number > 1 || is_needed) {
             job.set(key, i64::from(number));
         }
     }

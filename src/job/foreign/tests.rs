@@ -511,7 +511,7 @@ fn launchers_say_how_many_machines_and_processes_there_are() {
         ("deepspeed --include=worker-0:0,2@worker-1:1,3", Some(2), Some(2)),
         ("torchrun --nproc-per-node=8 --nnodes 2 --node_rank 0 --master_addr worker-0", Some(2), Some(8)),
         ("torchrun --standalone --nproc_per_node 4", None, Some(4)),
-        ("torchrun --nnodes 2:2 --nproc_per_node 1", Some(2), None),
+        ("torchrun --nnodes 2:2 --nproc_per_node 1", Some(2), Some(1)),
         ("python -m torch.distributed.launch --nproc_per_node 4", None, Some(4)),
         ("accelerate launch --multi_gpu --num_processes 16 --num_machines 2 --machine_rank 0", Some(2), Some(8)),
     ] {

@@ -19,6 +19,9 @@ pub(super) struct Place {
     pub port: u16,
     /// Whether the others meet at this process.
     pub serves: bool,
+    /// The number of an open socket that listens there already, left by whatever started the process: nobody else can have taken the
+    /// port meanwhile. Absent: the process listens at the port itself.
+    pub listener: Option<u16>,
     /// What keys in the store begin with: another one each time that the processes are started.
     pub prefix: String,
 }
@@ -42,8 +45,9 @@ impl Place {
         let port = needed(size, "MASTER_PORT", variables.number("MASTER_PORT")?)?;
         // Then torchrun itself has a store there.
         let serves = rank == 0 && variables.text("TORCHELASTIC_USE_AGENT_STORE").as_deref() != Some("True");
+        let listener = variables.number("FTCTL_LISTENER")?.filter(|_| serves);
         let prefix = format!("ft-trainer/{}", variables.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default());
-        Ok(Some(Self { rank, size, beside, local, node, host, port, serves, prefix }))
+        Ok(Some(Self { rank, size, beside, local, node, host, port, serves, listener, prefix }))
     }
 }
 
@@ -90,6 +94,17 @@ mod tests {
         let place = read(&LOOP).unwrap().unwrap();
         assert_eq!((place.rank, place.size, place.beside, place.node, place.serves), (0, 2, 2, None, true));
         assert_eq!((place.host.as_str(), place.port, place.prefix.as_str()), ("127.0.0.1", 29500, "ft-trainer/"));
+    }
+
+    #[test]
+    fn the_first_may_be_left_a_socket() {
+        let listener = |rank| {
+            let own = [LOOP[0], ("RANK", rank), LOOP[2], LOOP[3], ("FTCTL_LISTENER", "7")];
+            read(&own).unwrap().unwrap().listener
+        };
+        assert_eq!([listener("0"), listener("1")], [Some(7), None]);
+        let wrong = read(&[&LOOP[..], &[("FTCTL_LISTENER", "-1")]].concat()).unwrap_err();
+        assert_eq!(wrong, "FTCTL_LISTENER = \"-1\" is not such a number");
     }
 
     #[test]

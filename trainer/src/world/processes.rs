@@ -2,16 +2,20 @@
 //! Gloo for everything else.
 //!
 //! A process that computes comes to no exchange for as long as that takes, so no exchange has an end of its own. Signs of life do:
-//! a thread of each process gives one each second, and all end when one of them has been silent for a minute, or has said why it
-//! fails. They end at once, wherever they are: a run may be killed at any instant.
+//! a thread of each process gives one each second, and all end when one of them has been silent for a minute, or, within a second,
+//! when it has said why it fails. They end at once, wherever they are: a run may be killed at any instant.
 
-use std::io::Error;
+use std::io::{Error, ErrorKind};
+use std::mem::ManuallyDrop;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::fd::{BorrowedFd, FromRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle, park_timeout, sleep};
 use std::time::{Duration, Instant};
+
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 
 use super::environment::Place;
 use super::{Link, World};
@@ -22,6 +26,8 @@ use crate::error::{Failure, STOPPED};
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Between two signs of life.
 const BEAT: Duration = Duration::from_secs(1);
+/// Looks, for each of them, whether another has said why it fails.
+const LOOKS_PER_BEAT: u32 = 4;
 /// Signs of life of this process in which another has given none.
 const SILENCE: u64 = PATIENCE.as_secs() / BEAT.as_secs();
 /// Longer than any step.
@@ -46,7 +52,7 @@ struct Line {
     gloo: Gloo,
 }
 
-/// What one learns from the store each second.
+/// What one learns from the store.
 enum News {
     /// How many signs of life each rank has given.
     Beats(Vec<i64>),
@@ -62,9 +68,11 @@ impl World {
 
     fn meet(place: Place) -> Result<Self, Failure> {
         let (rank, size, beside, local) = (place.rank, place.size, place.beside, place.local);
-        let (processes, gloos) = Processes::meet(place)?;
+        let (processes, own) = Processes::enter(place)?;
         let processes = Arc::new(processes);
+        // From here on each hears of the failure of another, also while it waits for a third.
         processes.watch()?;
+        let gloos = processes.connect(own).map_err(|failure| processes.failed(failure))?;
         let [link, aside] =
             gloos.map(|gloo| -> Option<Arc<dyn Link>> { Some(Arc::new(Line { processes: Arc::clone(&processes), gloo })) });
         Ok(Self { rank, size, beside, local, link, aside })
@@ -72,33 +80,36 @@ impl World {
 }
 
 impl Processes {
-    fn meet(place: Place) -> Result<(Self, [Gloo; 2]), Failure> {
-        let Place { rank, size, host, port, .. } = &place;
-        let cannot_listen =
-            |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
-        let listener = place.serves.then(|| TcpListener::bind((host.as_str(), *port))).transpose().map_err(cannot_listen)?;
+    /// Opens the store, where there is one such rank; the address by which the others reach this process.
+    fn enter(place: Place) -> Result<(Self, IpAddr), Failure> {
+        let Place { rank, host, port, .. } = &place;
+        let listener = place.serves.then(|| place.listen()).transpose()?;
         if !place.serves {
             await_host(host, *port).map_err(|error| Failure::other(place.unmet(&error.to_string())))?;
         }
         let store = open(&place, listener, "")?;
-        let address = own_address(host, *port)?;
+        let own = own_address(host, *port)?;
         let twice = || Failure::input(format!("two processes have RANK = {rank}, or another run meets at {host}:{port}"));
         if store.add(&format!("rank/{rank}"), 1).map_err(|error| Failure::Lost(place.unmet(&error)))? > 1 {
             return Err(twice());
         }
-        store.claim(&format!("address/{rank}"), &address.to_string()).map_err(|error| Failure::Lost(place.unmet(&error)))?;
+        Ok((Self { place, store, is_apart: AtomicBool::new(false), beats: Mutex::new(None) }, own))
+    }
+
+    /// Two ways to the others, when all have come.
+    fn connect(&self, own: IpAddr) -> Result<[Gloo; 2], Failure> {
+        let Place { rank, size, host, port, .. } = &self.place;
+        let own = own.to_string();
+        self.store.claim(&format!("address/{rank}"), &own).map_err(|error| Failure::Lost(self.place.unmet(&error)))?;
         let their = |rank| {
             // It may have been killed on its way, as one may whose connection breaks: the run goes on another time.
-            let absent = |_| Failure::Lost(format!("rank {rank} has not come to {host}:{port} within a minute"));
-            store.get(&format!("address/{rank}")).map_err(absent)
+            let absent = |_| Failure::Lost(format!("{} has not come to {host}:{port} within a minute", self.place.name_of(rank)));
+            self.store.get(&format!("address/{rank}")).map_err(absent)
         };
         check_addresses(&(0..*size).map(their).collect::<Result<Vec<_>, _>>()?)?;
         let unconnected = |error: String| Failure::Lost(format!("cannot connect with the other processes: {}", first_line(&error)));
-        let connect =
-            |store: &Store| Gloo::open(store, &address.to_string(), (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
-        let gloos = [connect(&store)?, connect(&open(&place, None, "/aside")?)?];
-        let processes = Self { place, store, is_apart: AtomicBool::new(false), beats: Mutex::new(None) };
-        Ok((processes, gloos))
+        let connect = |store: &Store| Gloo::open(store, &own, (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
+        Ok([connect(&self.store)?, connect(&open(&self.place, None, "/aside")?)?])
     }
 
     /// Gives signs of life, and ends the process when another has ended or is silent.
@@ -106,13 +117,16 @@ impl Processes {
         let (beats, (tell, told)) = (open(&self.place, None, "")?, mpsc::channel());
         let processes = Arc::clone(self);
         let beating = thread::spawn(move || {
-            while !processes.is_apart.load(Ordering::SeqCst) {
-                let news = processes.beat(&beats);
-                let is_last = news.is_err();
-                if tell.send(news).is_err() || is_last {
+            for look in 0_u32.. {
+                if processes.is_apart.load(Ordering::SeqCst) {
                     return;
                 }
-                park_timeout(BEAT);
+                let news = processes.look(&beats, look.is_multiple_of(LOOKS_PER_BEAT));
+                let is_last = news.is_err();
+                if news.transpose().is_some_and(|news| tell.send(news).is_err()) || is_last {
+                    return;
+                }
+                park_timeout(BEAT / LOOKS_PER_BEAT);
             }
         });
         *self.beats.lock().unwrap_or_else(PoisonError::into_inner) = Some(beating);
@@ -125,12 +139,13 @@ impl Processes {
         Ok(())
     }
 
-    fn beat(&self, store: &Store) -> Result<News, String> {
+    fn look(&self, store: &Store, is_time_to_beat: bool) -> Result<Option<News>, String> {
         if store.has(END)? {
-            return store.get(END).map(News::End);
+            return store.get(END).map(|why| Some(News::End(why)));
         }
         let count = |rank| store.add(&format!("beats/{rank}"), i64::from(rank == self.place.rank));
-        (0..self.place.size).map(count).collect::<Result<_, _>>().map(News::Beats)
+        let beat = || (0..self.place.size).map(count).collect::<Result<_, _>>().map(News::Beats);
+        is_time_to_beat.then(beat).transpose()
     }
 
     /// Why all end; none when this process is through.
@@ -144,7 +159,7 @@ impl Processes {
                     }
                     let silent = heard.iter().position(|(_, silent)| *silent > SILENCE);
                     if let Some(rank) = silent {
-                        return Some(self.first_cause(format!("rank {rank} has been silent for a minute")));
+                        return Some(self.first_cause(format!("{} has been silent for a minute", self.place.name_of(rank))));
                     }
                 }
                 Ok(Ok(News::End(why))) => return Some(why),
@@ -179,7 +194,7 @@ impl Processes {
     /// They hear why all end from the store, which goes with the process that has it.
     fn let_others_hear(&self) {
         if self.place.serves {
-            sleep(3 * BEAT);
+            sleep(BEAT);
         }
     }
 
@@ -231,8 +246,24 @@ impl Processes {
 
 impl Place {
     fn name(&self) -> String {
-        let node = self.node.map_or(String::new(), |node| format!(" on node {node}"));
-        format!("rank {}{node}", self.rank)
+        self.name_of(self.rank)
+    }
+
+    /// Nodes have as many each.
+    fn name_of(&self, rank: usize) -> String {
+        let node = self.node.map_or(String::new(), |_| format!(" on node {}", rank / self.beside));
+        format!("rank {rank}{node}")
+    }
+
+    fn listen(&self) -> Result<TcpListener, Failure> {
+        let Self { host, port, .. } = self;
+        let failed = |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
+        let left = |socket: u16| {
+            inherited(socket.into(), *port).map_err(|error| {
+                Failure::input(format!("FTCTL_LISTENER = {socket} is no socket that listens at port {port}: {error}; unset it"))
+            })
+        };
+        self.listener.map_or_else(|| TcpListener::bind((host.as_str(), *port)).map_err(failed), left)
     }
 
     fn unmet(&self, error: &str) -> String {
@@ -246,6 +277,19 @@ impl Place {
 fn open(place: &Place, listener: Option<TcpListener>, name: &str) -> Result<Store, Failure> {
     let prefix = format!("{}{name}", place.prefix);
     Store::open((&place.host, place.port), listener, &prefix, PATIENCE).map_err(|error| Failure::Lost(place.unmet(&error)))
+}
+
+/// The socket of this number, of which nothing else in this process knows.
+fn inherited(number: RawFd, port: u16) -> Result<TcpListener, Error> {
+    // SAFETY: the number is used before anything else could be opened under it, and only asked about.
+    fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
+    // SAFETY: it is open, and whoever opened it left it to this process.
+    let listener = ManuallyDrop::new(unsafe { TcpListener::from_raw_fd(number) });
+    if listener.local_addr()?.port() != port {
+        return Err(Error::from(ErrorKind::AddrNotAvailable));
+    }
+    fcntl_setfd(&*listener, FdFlags::CLOEXEC)?;
+    Ok(ManuallyDrop::into_inner(listener))
 }
 
 /// Waits until somebody listens there. (The store's own attempts would last longer than they may.)
@@ -289,6 +333,8 @@ fn first_line(error: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+
     use super::*;
 
     #[test]
@@ -298,6 +344,16 @@ mod tests {
         let failure = check(&["127.0.1.1", "10.77.0.2"]).unwrap_err();
         assert!(failure.to_string().starts_with("rank 0 has only the address 127.0.1.1"), "{failure}");
         assert_eq!(failure.code(), 2);
+    }
+
+    #[test]
+    fn only_a_socket_of_that_port_is_taken_over() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (file, number) = (std::fs::File::open("/dev/null").unwrap(), listener.into_raw_fd());
+        assert!(inherited(file.as_raw_fd(), port).is_err() && inherited(1 << 20, port).is_err());
+        assert_eq!(inherited(number, port ^ 1).unwrap_err().kind(), ErrorKind::AddrNotAvailable);
+        assert_eq!(inherited(number, port).unwrap().local_addr().unwrap().port(), port);
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! Processes that share a run over Gloo, started as by a shell loop. They leave the bytes of one process, also after a kill.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ft_trainer::random::uniform;
+use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::fixture::{Fixture, stderr};
 use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, is_empty};
@@ -29,6 +33,29 @@ fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: imp
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     (0..size).map(start).collect()
+}
+
+/// As [`start`]; the first listens with a socket that it is left.
+fn start_at(fixture: &Fixture, output: &str, size: usize, listener: &TcpListener) -> Vec<Child> {
+    let (socket, port) = (listener.as_raw_fd(), listener.local_addr().unwrap().port());
+    let config = fixture.config(output);
+    let start = |rank: usize| {
+        let mut command: Command = fixture.train(&config, &[&SHARED[..], &[FOUR]].concat());
+        command.envs(
+            [("RANK", rank), ("WORLD_SIZE", size), ("MASTER_PORT", port.into())].map(|(name, value)| (name, value.to_string())),
+        );
+        command.env("MASTER_ADDR", "127.0.0.1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        if rank == 0 {
+            command.env("FTCTL_LISTENER", socket.to_string());
+            // SAFETY: one system call, which takes no lock and allocates nothing.
+            unsafe { command.pre_exec(move || Ok(fcntl_setfd(BorrowedFd::borrow_raw(socket), FdFlags::empty())?)) };
+        }
+        command.spawn().unwrap()
+    };
+    // The others are there first, and wait.
+    let mut processes: Vec<Child> = (0..size).rev().map(start).collect();
+    processes.reverse();
+    processes
 }
 
 fn outputs(processes: Vec<Child>) -> Vec<Output> {
@@ -91,6 +118,34 @@ fn they_share_nothing_but_the_network() {
         assert_same(&expected, &trained_with(&fixture, "apart", several, &values, own));
         assert!((1..several).all(|rank| is_empty(&fixture.path(&elsewhere(rank)))), "the leader alone writes");
     }
+}
+
+#[test]
+fn the_first_listens_with_the_socket_that_it_is_left() {
+    let fixture = Fixture::new();
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let processes = start_at(&fixture, "left", 2, &listener);
+    let taken = TcpListener::bind(listener.local_addr().unwrap());
+    assert_eq!(taken.unwrap_err().kind(), ErrorKind::AddrInUse, "nobody comes between");
+    drop(listener);
+    for output in outputs(processes) {
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let mut misled = fixture.train(&fixture.config("misled"), &SHARED);
+    misled.envs([
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1"),
+        ("FTCTL_LISTENER", "999"),
+    ]);
+    let output = misled.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("FTCTL_LISTENER = 999 is no socket that listens at port 1: Bad file descriptor"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
