@@ -9,6 +9,7 @@
 //! ends the attempt, and the job's deadline, some time after which the agent itself ends whatever it is doing.
 
 mod folder;
+mod gpus;
 mod memory;
 mod nodes;
 mod notice;
@@ -31,6 +32,7 @@ use std::{
     time::Duration,
 };
 
+use ft_trainer::settings::DeviceChoice;
 use jiff::Timestamp;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -40,6 +42,7 @@ use tokio::{
 
 use self::{
     folder::{Folder, Identity},
+    gpus::Gpus,
     nodes::Roll,
     notice::Source,
     ship::{CheckpointShipper, GrowingFile, Lines, Over, local_failure, ship_artifacts, ship_lines},
@@ -152,6 +155,7 @@ struct Agent<'a> {
     trouble: watch::Sender<Option<String>>,
     /// The cloud's notice, in words, while it stands.
     notice: watch::Sender<Option<String>>,
+    gpus: Gpus,
     /// Where notices come from, if from anywhere but SIGTERM.
     notices: Option<Source>,
     started: Timestamp,
@@ -180,6 +184,7 @@ impl<'a> Agent<'a> {
             phase,
             trouble: watch::Sender::new(None),
             notice: watch::Sender::new(None),
+            gpus: Gpus::new(),
             notices: None,
             started: Timestamp::now(),
             identity,
@@ -205,7 +210,14 @@ impl<'a> Agent<'a> {
         };
         let witness = lease.witness();
         let guards = async {
-            tokio::join!(self.pulse(&witness), self.deadline(), self.preemption(notice), self.heed(), self.keep_calling())
+            tokio::join!(
+                self.pulse(&witness),
+                self.deadline(),
+                self.preemption(notice),
+                self.heed(),
+                self.keep_calling(),
+                self.watch_gpus()
+            )
         };
         tokio::select! {
             record = self.live(lease, cache) => record,
@@ -489,7 +501,8 @@ impl<'a> Agent<'a> {
             let phase = if self.stop.get().is_some() { Phase::Stopping } else { *self.phase.borrow() };
             let (beat, notice) = (looks / LOOKS_PER_BEAT, self.notice.borrow().clone());
             let trouble = notice.or_else(|| self.trouble.borrow().clone());
-            let beat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: Timestamp::now(), phase, trouble };
+            let gpus = if phase == Phase::Training { self.gpus.newest() } else { Vec::new() };
+            let beat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: Timestamp::now(), phase, trouble, gpus };
             write_json(&*self.store, &path::heartbeat(job, self.order.attempt), &beat, Condition::Always).await?;
         }
         if !lease.still_held().await? {
@@ -508,6 +521,12 @@ impl<'a> Agent<'a> {
             self.stop.ask(ExitReason::Deadline, self.grace());
         }
         std::future::pending().await
+    }
+
+    async fn watch_gpus(&self) {
+        if self.order.train.device != DeviceChoice::Cpu {
+            self.gpus.watch(self.phase.subscribe()).await;
+        }
     }
 
     async fn preemption(&self, notice: impl Future<Output = ()>) -> Infallible {

@@ -226,6 +226,36 @@ async fn what_keeps_the_agent_waiting_is_told_with_its_heartbeat() {
 }
 
 #[tokio::test]
+async fn what_the_gpus_do_is_told_with_the_heartbeat_while_the_trainer_runs() {
+    let bench = bench("until test -e go; do sleep 0.05; done").await;
+    let driver = bench.path("nvidia-smi");
+    // Not executed as it was written: this process may be forking while it has the file open.
+    fs::write(bench.path("driver"), "#!/bin/sh\necho \"$1\" > \"$0.asked\"\necho '97, 12000, 16384'\necho '3, 1, 16384'\n")
+        .unwrap();
+    fs::set_permissions(bench.path("driver"), fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(Command::new("cp").arg(bench.path("driver")).arg(&driver).status().unwrap().success());
+    let mut agent = bench.agent();
+    agent.gpus.program = driver.into();
+    let heartbeat = async || -> Option<Heartbeat> {
+        find_json(&*bench.store, &path::heartbeat(&bench.order.job, 1)).await.unwrap().map(|(beat, _)| beat)
+    };
+    let watched = async {
+        until(async || heartbeat().await.is_some_and(|beat| !beat.gpus.is_empty())).await;
+        let gpus = heartbeat().await.unwrap().gpus;
+        assert_eq!(gpus.iter().map(|gpu| gpu.busy_percent).collect::<Vec<_>>(), [97, 3]);
+        assert_eq!(gpus[0].memory_used_bytes, 12_000 << 20);
+        fs::write(bench.folder().path().join("go"), "").unwrap();
+    };
+    let cache = bench.path("cache");
+    let (record, ()) = tokio::join!(agent.run(&cache, std::future::pending()), watched);
+    assert_eq!(record.unwrap().reason, ExitReason::Succeeded);
+    assert!(fs::read_to_string(bench.path("nvidia-smi.asked")).unwrap().starts_with("--query-gpu=utilization.gpu"));
+    // A heartbeat of before has none.
+    let before = r#"{"schema":"ftctl.heartbeat/1","beat":3,"time":"2026-01-01T00:00:00Z","phase":"training"}"#;
+    assert_eq!(serde_json::from_str::<Heartbeat>(before).unwrap().gpus, []);
+}
+
+#[tokio::test]
 #[ignore = "needs Azurite: tests/run installs it"]
 async fn azurite_receives_everything() {
     let azurite = azurite::start();
@@ -449,7 +479,8 @@ async fn a_vanished_holder_of_the_same_attempt_is_outlasted_and_a_living_one_is_
     let beats = async {
         for beat in 0.. {
             let time = Timestamp::UNIX_EPOCH;
-            let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time, phase: Phase::Training, trouble: None };
+            let (schema, phase) = (HEARTBEAT_SCHEMA.to_owned(), Phase::Training);
+            let heartbeat = Heartbeat { schema, beat, time, phase, trouble: None, gpus: Vec::new() };
             let path = path::heartbeat(&bench.order.job, 1);
             write_json(&*bench.store, &path, &heartbeat, Condition::Always).await.unwrap();
             sleep(LEASE_TTL / 2).await;

@@ -263,7 +263,7 @@ pub fn perplexity(results: &Results) -> Option<String> {
     Some(format!("{first:.1} before, {last:.1} after ({change}), on text held out"))
 }
 
-fn indent(text: &str) -> String {
+pub fn indent(text: &str) -> String {
     text.lines().map(|line| format!("    {line}")).collect::<Vec<_>>().join("\n")
 }
 

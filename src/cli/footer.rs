@@ -5,6 +5,7 @@ use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 use crate::{
     job::{
         id::JobId,
+        order::GpuUse,
         report::{Footer, Report},
         state::State,
         units::Money,
@@ -52,10 +53,18 @@ fn reached(status: &JobStatus) -> Option<Footer> {
         status
             .eta_seconds
             .and_then(|eta| Some(format!("{} left", format::duration(Duration::try_from_secs_f64(eta.round()).ok()?)))),
+        gpu_use(&status.gpus),
         Some(status.cost).filter(|cost| *cost > Money::ZERO).map(|cost| cost.to_string()),
     ];
     let note = parts.into_iter().flatten().fold(String::new(), |note, part| note + "  " + &part);
     Some(Footer { step, steps, note })
+}
+
+/// How busy GPUs are, in the mean.
+pub fn gpu_use(gpus: &[GpuUse]) -> Option<String> {
+    let all: usize = gpus.iter().map(|gpu| usize::from(gpu.busy_percent)).sum();
+    let mean = all.checked_div(gpus.len())?;
+    Some(if gpus.len() == 1 { format!("GPU {mean} %") } else { format!("{} GPUs {mean} %", gpus.len()) })
 }
 
 #[cfg(test)]
@@ -80,17 +89,21 @@ mod tests {
             perplexity: None,
             tokens_per_second: Some(1_234.4),
             eta_seconds: Some(719.7),
+            gpus: vec![GpuUse { busy_percent: 97, memory_used_bytes: 1, memory_bytes: 2 }],
             cost: Money { micros: 20_000 },
             created: Timestamp::UNIX_EPOCH,
             waiting: None,
             next_try: None,
             reason: None,
         };
-        let note = "  loss 3.214  1,234 tokens/s  12m 0s left  0.02USD".to_owned();
+        let note = "  loss 3.214  1,234 tokens/s  12m 0s left  GPU 97 %  0.02USD".to_owned();
         assert_eq!(reached(&status(State::Running)), Some(Footer { step: 120, steps: 1_000, note }));
         assert_eq!(reached(&status(State::Provisioning)), None);
         let begun =
             JobStatus { loss: None, tokens_per_second: None, eta_seconds: None, cost: Money::ZERO, ..status(State::Running) };
+        let begun = JobStatus { gpus: Vec::new(), ..begun };
         assert_eq!(reached(&begun).map(|footer| footer.note), Some(String::new()));
+        let gpu = |busy_percent| GpuUse { busy_percent, memory_used_bytes: 0, memory_bytes: 0 };
+        assert_eq!(gpu_use(&[gpu(90), gpu(255), gpu(0)]).as_deref(), Some("3 GPUs 115 %"), "as they were told");
     }
 }

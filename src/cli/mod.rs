@@ -10,11 +10,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use clap::{
-    Args, FromArgMatches as _, Parser, Subcommand, ValueEnum,
-    builder::FalseyValueParser,
-    error::{ContextKind, ContextValue, ErrorKind},
-};
+use clap::{Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, builder::FalseyValueParser};
 
 use crate::{
     exit::{Exit, Failure},
@@ -24,7 +20,6 @@ use crate::{
         plan::PlanError,
         report::{Format, Verbosity},
         units::{Money, Span},
-        wording::suggest,
     },
     output::Output,
     settings::{Layer, OpenError, Settings, SettingsError, Surroundings},
@@ -76,6 +71,7 @@ mod status;
 mod submit;
 mod trainer;
 mod trust;
+mod unparsed;
 mod up;
 mod upload;
 mod version;
@@ -279,7 +275,7 @@ pub fn run(arguments: &[OsString], output: &mut Output) -> Result<ExitCode, Fail
     }
     let cli = match command().try_get_matches_from(arguments).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(answer) => return not_parsed(&answer, output).map(|()| Exit::Done.into()),
+        Err(answer) => return unparsed::answer(&answer, output).map(|()| Exit::Done.into()),
     };
     let working_directory = env::current_dir().map_err(|error| {
         Failure::new(Exit::Failure, format!("the working directory is gone: {error}")).fix("cd to one that exists")
@@ -492,55 +488,6 @@ impl Verb {
             _ => (None, None),
         }
     }
-}
-
-/// Help and version are data; anything else is a usage error.
-fn not_parsed(answer: &clap::Error, output: &mut Output) -> Result<(), Failure> {
-    let text = answer.render();
-    match answer.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => output.data(text.to_string().as_bytes()),
-        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(Failure::new(Exit::Usage, format!("a verb is missing\n\n{text}")))
-        }
-        ErrorKind::MissingSubcommand => Err(Failure::new(Exit::Usage, "a verb is missing").fix("`ftctl --help` shows them")),
-        ErrorKind::InvalidSubcommand => Err(unknown_verb(answer, &text.to_string())),
-        _ => Err(usage_failure(&text.to_string())),
-    }
-}
-
-/// clap's own measure of nearness misses letters that changed places.
-fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
-    let failure = usage_failure(text);
-    let Some(ContextValue::String(typed)) = answer.get(ContextKind::InvalidSubcommand) else { return failure };
-    if typed == "sweep" {
-        return Failure::new(Exit::Usage, "`ftctl sweep` is called `ftctl prune` now").fix("ftctl prune, with the same flags");
-    }
-    let whole = command();
-    let usage = answer.get(ContextKind::Usage).map(ToString::to_string).unwrap_or_default();
-    // `Usage: ftctl devcloud <CLOUD>`: the words before the first argument are where the unknown one stands.
-    let below = usage.split_whitespace().skip(2).map_while(|word| whole.find_subcommand(word)).last();
-    let known = below.unwrap_or(&whole).get_subcommands().filter(|verb| !verb.is_hide_set());
-    let names: Vec<&str> = known.map(clap::Command::get_name).collect();
-    failure.fix(suggest(typed, &names, if below.is_some() { "it has" } else { "verbs" }))
-}
-
-/// Rust's messages about numbers, and their meaning.
-const OF_NUMBERS: [(&str, &str); 3] = [
-    ("invalid digit found in string", "write a whole number"),
-    ("number too large to fit in target type", "it is too large"),
-    ("invalid float literal", "write a number"),
-];
-
-/// clap's paragraphs: what is wrong, then a tip, then the usage. The tip, or else the usage, is what to do next.
-fn usage_failure(text: &str) -> Failure {
-    let (wrong, rest) = text.split_once("\n\n").unwrap_or((text, ""));
-    let line_after = |prefix: &str| rest.lines().find_map(|line| line.trim().strip_prefix(prefix)).map(str::trim);
-    let usage = || line_after("Usage:").map(|usage| format!("write it like: {usage}"));
-    // No job, file or value of ftctl begins with a dash.
-    let tip = line_after("tip:").filter(|tip| !tip.starts_with("to pass '")).map(str::to_owned);
-    let fix = tip.or_else(usage);
-    let wrong = OF_NUMBERS.iter().fold(wrong.to_owned(), |wrong, (theirs, ours)| wrong.replace(theirs, ours));
-    Failure { fix, ..Failure::new(Exit::Usage, wrong.trim_start_matches("error: ").trim_end()) }
 }
 
 /// `-o json`, `-ojson`, `-o=json`, `--output json`, `--output=json`; before clap has accepted anything.

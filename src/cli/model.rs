@@ -47,7 +47,11 @@ pub fn directory(app: &App<'_>, text: &str) -> Result<OsString, Failure> {
 
 /// Puts the directory in the place of a job that `initial_weights` names, and notes which commits names of the hub stand for.
 pub async fn resolve(app: &App<'_>, plan: Plan) -> Result<Plan, Failure> {
-    let plan = hub::pinned(&app.hub()?, plan).await?;
+    located(app, hub::pinned(&app.hub()?, plan).await?).await
+}
+
+/// [`resolve`] without the hub.
+pub async fn located(app: &App<'_>, plan: Plan) -> Result<Plan, Failure> {
     let Some(named) = plan.initial_weights.as_deref().and_then(JobModel::of_weights) else { return Ok(plan) };
     let directory = fetched(app, &named.map_err(|why| Failure::new(Exit::Usage, why))?).await?;
     let path = directory.into_os_string().into_string().map_err(|path| Failure::from(PlanError::NotUnicode(path.into())))?;

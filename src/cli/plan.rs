@@ -58,7 +58,7 @@ impl Arguments {
 
     /// Prices and limits are known without a sign-in; whether there is room, only with one.
     async fn planned(&self, app: &App<'_>) -> Result<Planned, Failure> {
-        let plan = model::resolve(app, self.file.plan(app)?).await?;
+        let plan = model::located(app, self.file.plan(app)?).await?;
         let (world, no_store) = app.world_to_look(&plan)?;
         let price = world.provider.price(&plan).await?;
         let mut planned = Planned::of(plan.priced(price)?, &world, no_store).await;
@@ -93,6 +93,7 @@ pub struct Planned {
 impl Planned {
     /// The view of a job that would run in `world`; its backend was not asked for room. `no_store`: why its store cannot be asked.
     pub async fn of(plan: Plan, world: &World, no_store: Option<String>) -> Self {
+        let (plan, unpinned) = hub::pinned_so_far(&world.hub, plan).await;
         let mut looked = hub::look(&world.hub, &plan).await;
         let Material { mut looked_at, known } = material(&looked.plan, world, no_store.is_none()).await;
         looked_at.extend(std::mem::take(&mut looked.failures).into_iter().map(|(what, failure)| (what, Err(failure))));
@@ -102,6 +103,7 @@ impl Planned {
         for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
             missing.extend(found.err().map(|failure| doctor::refused(what, failure)));
         }
+        missing.extend(unpinned.into_iter().map(|(what, failure)| doctor::refused(what, failure)));
         for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, looked.named(found.err()?)))) {
             match failure.exit {
                 Exit::NotFound => missing.push(doctor::refused(what, failure)),

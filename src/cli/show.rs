@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     exit::Failure,
-    job::{difference, record::Record, wording},
+    job::{difference, order::GpuUse, record::Record, wording},
+    lifecycle::{results::Sample, status},
     output::{Cell, Show as Shown, Table, format},
 };
 
@@ -52,13 +53,30 @@ impl Compare {
 struct Whole {
     record: Record,
     settled: Settled,
+    /// What its GPUs do now.
+    gpus: Vec<GpuUse>,
 }
 
 impl Whole {
     fn read(app: &App<'_>, job: &str) -> Result<Self, Failure> {
         let (world, record) = app.block_on(app.job(job))?;
         let settled = app.block_on(bill::settled(&world, &record))?;
-        Ok(Self { record, settled })
+        let gpus = app.block_on(async { Ok(status::gpus(world.store.as_ref(), &record, record.attempt).await) })?;
+        Ok(Self { record, settled, gpus })
+    }
+
+    fn gpus(&self) -> String {
+        let one = |GpuUse { busy_percent, memory_used_bytes, memory_bytes }: &GpuUse| {
+            format!("\n  {busy_percent} %, {} of {}", format::bytes(*memory_used_bytes), format::bytes(*memory_bytes))
+        };
+        let lines: String = self.gpus.iter().map(one).collect();
+        if lines.is_empty() { lines } else { format!("\n\nIts GPUs now{lines}") }
+    }
+
+    /// The newest is told with the results.
+    fn earlier_samples(&self) -> String {
+        let earlier = self.settled.results.samples.iter().rev().skip(1);
+        earlier.map(|Sample { step, text }| format!("\n\nAfter step {step} it wrote:\n{}", bill::indent(text))).collect()
     }
 
     /// The results beside those of other jobs.
@@ -87,6 +105,9 @@ impl Shown for Whole {
         value["created"] = json!(self.record.created);
         value["dataset"] = json!(self.record.dataset);
         value["plan"] = json!(self.record.plan);
+        if !self.gpus.is_empty() {
+            value["gpus"] = json!(self.gpus);
+        }
         value
     }
 
@@ -98,7 +119,7 @@ impl Shown for Whole {
         for (key, value) in difference::settings(&self.record.plan) {
             table.pair(&key, wording::value(&value));
         }
-        format!("{}\n\nSettings\n{}", self.settled.text(), table.render())
+        format!("{}{}{}\n\nSettings\n{}", self.settled.text(), self.gpus(), self.earlier_samples(), table.render())
     }
 
     fn names(&self) -> Vec<String> {

@@ -95,9 +95,16 @@ fn job(spec: &JobSpec) -> Vec<Rule> {
         rule("store", empty(&spec.store), "store is empty; give a URL or a directory, or leave it out"),
         rule("initial_weights", empty(&spec.initial_weights), "initial_weights is empty; give a directory, or leave it out"),
         rule("initial_weights", of_job.is_none(), of_job.unwrap_or_default()),
+        is_path("initial_weights", spec.initial_weights.as_deref()),
+        is_path("dataset", spec.dataset.as_deref()),
         rule("dataset", !spec.dataset.as_deref().is_some_and(hub::is_name), "what the hub has is text: name it in data.train"),
         rule("compute.backend", empty(&spec.compute.backend), "compute.backend is empty; name one, or leave it out"),
     ]
+}
+
+fn is_path(key: &'static str, text: Option<&str>) -> Rule {
+    let why = text.and_then(validate::no_path);
+    rule(key, why.is_none(), why.unwrap_or_default())
 }
 
 /// Names of the hub are names.

@@ -258,6 +258,11 @@ impl OfHub {
         Some(Self { used, text: text.to_owned(), name: HubName::of_model(text)?.ok()? })
     }
 
+    /// What a finding calls it.
+    pub fn noun(&self) -> &'static str {
+        if self.used == Use::Weights { "initial weights" } else { "data" }
+    }
+
     /// Puts paths in the place of names.
     pub fn locate(config: &mut DataConfig, places: &[Located]) {
         locate_one(Use::Tokenizer, &mut config.tokenizer.directory, places);

@@ -204,6 +204,18 @@ pub struct Heartbeat {
     /// away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+    /// Those of the machine while the trainer runs, where their driver tells.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuUse>,
+}
+
+/// What a GPU does, as its driver tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuUse {
+    /// Of the last moments, the time in which it computed.
+    pub busy_percent: u8,
+    pub memory_used_bytes: u64,
+    pub memory_bytes: u64,
 }
 
 /// The agent's current activity.

@@ -99,7 +99,62 @@ fn writable(what: &'static str, directory: &Path) -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use ft_trainer::{
+        model::Shape,
+        settings::{ModelConfig, Variant},
+    };
+
     use super::*;
+    use crate::{job::id::JobId, lifecycle::journal};
+
+    #[test]
+    fn weights_of_six_gigabytes_are_checked_by_their_header() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let bytes = write_gpt2_xl(directory.path());
+        assert!(bytes > 6_000_000_000, "{bytes}");
+        let id = JobId::parse("fuzzed-bcdfgh").expect("an id");
+        let record = journal::decode(&id, include_bytes!("../../fuzz/corpus/record/finished")).expect("a record");
+        let weights = directory.path().to_str().map(str::to_owned);
+        let plan = Plan { initial_weights: weights, model: ModelConfig::default(), ..record.plan };
+        // Read and mapped bytes, of all that this process does meanwhile.
+        let before = bytes_seen();
+        upload::check_weights(&plan).expect("they fit");
+        let seen = bytes_seen() - before;
+        assert!(seen < bytes / 3, "{seen} of {bytes} bytes");
+        std::fs::write(directory.path().join("config.json"), shape(1_601).config_json(None).to_string()).expect("written");
+        upload::check_weights(&plan).expect_err("another width");
+    }
+
+    fn shape(width: usize) -> Shape {
+        let (layer_norm_epsilon, variant) = (1e-5, Variant::Gpt2);
+        Shape { layers: 48, heads: 1, width, context: 1_024, vocabulary: 50_257, layer_norm_epsilon, variant }
+    }
+
+    /// The weights are a hole behind their header. Answers their bytes.
+    fn write_gpt2_xl(directory: &Path) -> u64 {
+        let (mut header, mut end) = (serde_json::Map::new(), 0);
+        for spec in shape(1_600).tensors() {
+            let first = end;
+            end += 4 * spec.numbers();
+            header.insert(spec.name, serde_json::json!({ "dtype": "F32", "shape": spec.dimensions, "data_offsets": [first, end] }));
+        }
+        let header = serde_json::Value::from(header).to_string();
+        std::fs::write(directory.join("config.json"), shape(1_600).config_json(None).to_string()).expect("written");
+        let path = directory.join("model.safetensors");
+        std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).expect("written");
+        let file = std::fs::File::options().write(true).open(path).expect("there");
+        file.set_len(8 + header.len() as u64 + end).expect("a hole");
+        end
+    }
+
+    fn bytes_seen() -> u64 {
+        let read = |path, name, unit| {
+            let text: String = std::fs::read_to_string(path).expect("readable");
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+            line.split_whitespace().next().and_then(|number| number.parse::<u64>().ok()).expect("a number") * unit
+        };
+        read("/proc/self/io", "rchar:", 1) + read("/proc/self/status", "VmHWM:", 1 << 10)
+    }
 
     #[test]
     fn a_directory_that_does_not_exist_is_judged_by_the_one_above() {

@@ -2,6 +2,7 @@
 //! with as few bytes as will do, and fetched for in the first stage.
 
 use std::{
+    collections::BTreeSet,
     fs::File,
     io::Write as _,
     os::unix::fs::symlink,
@@ -36,16 +37,34 @@ const LONGEST_HEADER: u64 = 16 << 20;
 
 /// The plan with the commits that its names of the hub stand for; those that it knows stay.
 pub async fn pinned(hub: &Hub, plan: Plan) -> Result<Plan> {
-    let mut pins = Pins::new();
-    for OfHub { name, .. } in plan.of_hub() {
-        let key = name.key();
-        let commit = match pins.get(&key).or_else(|| plan.hub.get(&key)) {
-            Some(commit) => commit.clone(),
-            None => hub.pin(&name).await?,
+    let (plan, unknown) = pinned_so_far(hub, plan).await;
+    unknown.into_iter().next().map_or(Ok(plan), |(_, failure)| Err(failure))
+}
+
+/// [`pinned`] as far as the hub tells; and what keeps it from being complete. A hub that cannot be asked for one is not asked for
+/// the others: each would be waited for.
+pub async fn pinned_so_far(hub: &Hub, plan: Plan) -> (Plan, Vec<(&'static str, Failure)>) {
+    let (mut pins, mut unknown, mut asked) = (Pins::new(), Vec::new(), BTreeSet::new());
+    let mut is_away = false;
+    for of_hub in plan.of_hub() {
+        let key = of_hub.name.key();
+        if !asked.insert(key.clone()) {
+            continue;
+        }
+        let found = match plan.hub.get(&key) {
+            Some(commit) => Ok(commit.clone()),
+            None if is_away => Err(Failure::new(Exit::Network, format!("{} was not asked for after that", of_hub.text))),
+            None => hub.pin(&of_hub.name).await.map_err(Failure::from),
         };
-        pins.insert(key, commit);
+        match found {
+            Ok(commit) => _ = pins.insert(key, commit),
+            Err(failure) => {
+                is_away |= matches!(failure.exit, Exit::Network | Exit::Usage);
+                unknown.push((of_hub.noun(), failure));
+            }
+        }
     }
-    Ok(Plan { hub: pins, ..plan })
+    (Plan { hub: pins, ..plan }, unknown)
 }
 
 /// The plan with what it names of the hub fetched, and its paths in the place of the names.
@@ -119,15 +138,15 @@ impl Looked {
     }
 }
 
-/// Looks at what a plan names of the hub, without fetching what takes long: of weights the headers, of text the sizes.
+/// Looks at what a plan has pinned of the hub, without fetching what takes long: of weights the headers, of text the sizes.
 pub async fn look(hub: &Hub, plan: &Plan) -> Looked {
     let mut looked = Looked { plan: plan.clone(), files: 0, bytes: 0, failures: Vec::new(), outlines: Vec::new() };
     let mut places = Vec::new();
-    for of_hub in plan.of_hub() {
+    for of_hub in plan.of_hub().into_iter().filter(|of_hub| plan.hub.contains_key(&of_hub.name.key())) {
         match look_at(hub, plan, &of_hub, &mut looked).await {
             Ok(Some(paths)) => places.push((of_hub, paths)),
             Ok(None) => {}
-            Err(failure) => looked.failures.push((if of_hub.used == Use::Weights { "initial weights" } else { "data" }, failure)),
+            Err(failure) => looked.failures.push((of_hub.noun(), failure)),
         }
     }
     looked.plan = plan.located(&places);

@@ -29,6 +29,17 @@ pub struct Results {
     pub best: Option<Best>,
     /// Text that the trained model wrote.
     pub sample: Option<String>,
+    /// The newest texts that the model wrote, the oldest of them first.
+    pub samples: Vec<Sample>,
+}
+
+/// Samples that are kept.
+const SAMPLES: usize = 5;
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sample {
+    pub step: u64,
+    pub text: String,
 }
 
 /// An evaluation that no other was better than.
@@ -47,7 +58,7 @@ impl Results {
                 self.best = if is_best { Some(Best { step, perplexity }) } else { self.best };
                 (self.last_perplexity, self.last_validation_loss) = (Some(perplexity), Some(loss));
             }
-            Event::Sample { text, .. } => self.sample = Some(text),
+            Event::Sample { step, text } => self.add_sample(Sample { step, text }),
             Event::Step { step, loss, .. } => (self.step, self.last_loss) = (self.step.max(step), Some(loss)),
             Event::Skipped { step, .. } | Event::Checkpoint { step, .. } => self.step = self.step.max(step),
             Event::Done { step, perplexity, .. } => {
@@ -59,6 +70,16 @@ impl Results {
             }
             Event::Start { .. } | Event::Unknown => {}
         }
+    }
+}
+
+impl Results {
+    /// A run that resumes writes some of them again.
+    fn add_sample(&mut self, sample: Sample) {
+        self.sample = Some(sample.text.clone());
+        self.samples.retain(|before| before.step < sample.step);
+        self.samples.push(sample);
+        self.samples.drain(..self.samples.len().saturating_sub(SAMPLES));
     }
 }
 
@@ -123,6 +144,16 @@ mod tests {
         .await
         .unwrap();
         assert_eq!(steps, [5, 7, 9], "each once, the oldest first");
+    }
+
+    #[test]
+    fn the_newest_samples_are_kept_once() {
+        let mut results = Results::default();
+        for step in [0, 10, 20, 30, 20, 30, 40, 50] {
+            results.add(Event::Sample { step, text: format!("text {step}") });
+        }
+        assert_eq!(results.samples.iter().map(|sample| sample.step).collect::<Vec<_>>(), [10, 20, 30, 40, 50]);
+        assert_eq!(results.sample.as_deref(), Some("text 50"));
     }
 
     #[test]

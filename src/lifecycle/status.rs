@@ -14,13 +14,14 @@ use super::{
 use crate::{
     exit::Exit,
     job::{
-        id::{AttemptId, JobId},
+        id::{AttemptId, JobId, path},
+        order::{GpuUse, Heartbeat},
         record::{Record, Waiting},
         state::State,
         units::Money,
     },
     provider::Sighting,
-    store::Store,
+    store::{Result as StoreResult, Store, find_json},
 };
 
 pub const STATUS_SCHEMA: &str = "ftctl.status/1";
@@ -51,6 +52,9 @@ pub struct JobStatus {
     pub tokens_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<f64>,
+    /// What the GPUs of its first machine do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuUse>,
     /// So far.
     pub cost: Money,
     pub created: Timestamp,
@@ -127,6 +131,7 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         perplexity: measures.perplexity,
         tokens_per_second: None,
         eta_seconds: None,
+        gpus: gpus(store, record, latest).await,
         cost: attempt::cost(record, now),
         waiting: record.waiting.clone(),
         next_try: record.retry_at.filter(|_| record.waiting.is_some()),
@@ -145,6 +150,15 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         }
     }
     Ok(status)
+}
+
+/// What the agent of an attempt that runs says of its GPUs; none where that is not known.
+pub async fn gpus(store: &dyn Store, record: &Record, attempt: u32) -> Vec<GpuUse> {
+    if record.state != State::Running {
+        return Vec::new();
+    }
+    let found: StoreResult<Option<(Heartbeat, _)>> = find_json(store, &path::heartbeat(&record.id, attempt)).await;
+    found.ok().flatten().map_or_else(Vec::new, |(heartbeat, _)| heartbeat.gpus)
 }
 
 fn apply(status: &mut JobStatus, event: &Event) {

@@ -111,7 +111,14 @@ pub(super) fn check_weights(plan: &Plan) -> Result<()> {
         if is_name(directory) {
             return Ok(());
         }
-        there(Path::new(directory))?;
+        let path = Path::new(directory);
+        there(path).map_err(|failure| failure.fix("correct the path; weights of the hub are named hf:OWNER/NAME"))?;
+        if !path.is_dir() {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("{directory} is a file; name the directory with it and its config.json"),
+            ));
+        }
     }
     Ok(asked(plan).check_weights()?)
 }

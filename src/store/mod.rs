@@ -241,6 +241,9 @@ fn directory_of(url: &str) -> Result<PathBuf> {
         }
         return Ok(percent_decode(path).into());
     }
+    if let Some(place) = azure::of_data_lake(url) {
+        return Err(StoreError::Invalid(format!("the store `{url}` is named in Spark's way; write it as {place}")));
+    }
     if url.is_empty() || url.contains("://") {
         return Err(StoreError::Invalid(format!(
             "the store `{url}` is of a kind that this version does not know; give a directory, a file:///path URL, or a blob container as \
@@ -372,6 +375,8 @@ mod tests {
             assert_eq!(open(&url).unwrap().url(), path.display().to_string());
         }
         assert_eq!(open("memory:").unwrap().url(), "memory:");
+        let error = open("abfss://box@acc.dfs.core.windows.net/team/").map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("write it as https://acc.blob.core.windows.net/box/team"), "{error}");
         for url in ["", "s3://bucket", "file://host/path", "file://relative"] {
             let error = open(url).err().unwrap().to_string();
             assert!(error.contains(url) && error.contains("file:///path"), "{error}");

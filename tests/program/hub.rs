@@ -138,7 +138,7 @@ fn a_job_is_planned_by_headers_and_run_with_what_it_needs() {
     assert_eq!(said.code, Some(0), "the only configuration: {}", said.stderr);
     place.write_job("hf:owner/other", "hf:owner/tales/long/train");
     let said = place.said(&["plan", "job.toml"], &offline);
-    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
     assert!(
         said.stderr.contains("hf:owner/other is not in ") && said.stderr.contains("HF_HUB_OFFLINE forbids to ask the hub"),
         "{}",
@@ -201,7 +201,7 @@ fn what_a_hub_refuses_is_told_with_what_to_do() {
             hub.spoil("/api/models", Fault::Answer(json!({ "sha": "0".repeat(40), "siblings": [file] })));
         }
     };
-    let cases: [Case<'_>; 24] = [
+    let cases: [Case<'_>; 23] = [
         (
             "hf:owner/none",
             LONG,
@@ -287,8 +287,8 @@ fn what_a_hub_refuses_is_told_with_what_to_do() {
             9,
             "the hub's list of owner/tiny@main cannot be used: ",
         ),
-        (TINY, "hf:owner/tales/lang/train", &|_| (), &[], 2, "owner/tales has no configuration `lang`"),
-        (TINY, "hf:owner/tales/long/test", &|_| (), &[], 2, "the configuration `long` of owner/tales has no split `test`"),
+        (TINY, "hf:owner/tales/lang/train", &|_| (), &[], 3, "owner/tales has no configuration `lang`"),
+        (TINY, "hf:owner/tales/long/test", &|_| (), &[], 3, "the configuration `long` of owner/tales has no split `test`"),
         ("hf:owner/../x", LONG, &|_| (), &[], 2, "`../x` is no name of the hub"),
         (
             TINY,
@@ -308,30 +308,42 @@ fn what_a_hub_refuses_is_told_with_what_to_do() {
         ),
         (TINY, LONG, &|_| (), &[("HF_ENDPOINT", "https://user:word@hub.example")], 2, "it has a user, a password or a query"),
         (TINY, LONG, &|_| (), &[("HF_TOKEN", "a\u{7f}b")], 4, "the token for the hub has characters that no token has"),
-        (
-            TINY,
-            LONG,
-            &|hub| hub.gate(MODEL),
-            &[],
-            0,
-            "owner/tiny of HOST is for those who agreed to its owner's terms; so nothing was checked of the initial weights",
-        ),
         ("hf:gpt3", LONG, &|_| (), &[], 2, "`gpt3` is no name of the hub: it is written OWNER/NAME, as on its page"),
     ];
     for (weights, text, spoil, variables, code, message) in cases {
-        let place = Place::new();
-        spoil(&place.hub);
-        place.write_job(weights, text);
-        let said = place.said(&["plan", "job.toml"], variables);
-        let message = message.replace("HOST", "127.0.0.1").replace("ADDRESS", &place.hub.address());
-        assert!(
-            said.code == Some(code) && said.stderr.contains(&message),
-            "{message:?} with {code}, not {:?}: {}",
-            said.code,
-            said.stderr
-        );
-        assert!(!said.stderr.contains(TOKEN) && !said.stdout.contains(TOKEN));
+        // `plan` tells what it knows besides, unless the job file itself is wrong.
+        for (verb, code) in [("run", code), ("plan", 2)] {
+            let place = Place::new();
+            spoil(&place.hub);
+            place.write_job(weights, text);
+            let said = place.said(&[verb, "job.toml"], variables);
+            let message = message.replace("HOST", "127.0.0.1").replace("ADDRESS", &place.hub.address());
+            let is_told =
+                said.stderr.contains(&message) || (verb == "plan" && message.lines().all(|line| said.stderr.contains(line)));
+            assert!(said.code == Some(code) && is_told, "{verb}: {message:?} with {code}, not {:?}: {}", said.code, said.stderr);
+            assert!(!said.stderr.contains(TOKEN) && !said.stdout.contains(TOKEN));
+        }
     }
+}
+
+#[test]
+fn a_plan_is_told_while_the_hub_is_away() {
+    let place = Place::new();
+    let away = [("HF_ENDPOINT", "http://127.0.0.1:9")];
+    let said = place.said(&["plan", "job.toml", "-o", "json"], &away);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    let told: Value = serde_json::from_str(&said.stdout).expect("the plan");
+    assert_eq!(told["numbers"]["steps"], json!(10), "{told}");
+    assert_eq!(told["initial_weights"], json!("hf:owner/tiny"));
+    let missing: Vec<_> = told["missing"].as_array().expect("a list").iter().map(|finding| &finding["what"]).collect();
+    assert_eq!(missing, ["initial weights", "data"], "{told}");
+    assert!(told["missing"][0]["message"].as_str().is_some_and(|why| why.contains("cannot ask 127.0.0.1")), "{told}");
+    assert!(told["missing"][0]["fix"].as_str().is_some_and(|fix| fix.contains("HF_HUB_OFFLINE")), "{told}");
+    // The same of a cache that has nothing.
+    let said = place.said(&["plan", "job.toml"], &[("HF_HUB_OFFLINE", "1")]);
+    assert!(said.code == Some(2) && said.stdout.contains("10 steps of") && said.stdout.contains("missing"), "{}", said.stdout);
+    let run = place.said(&["run", "job.toml"], &away);
+    assert!(run.code == Some(7) && run.stdout.is_empty(), "{}", run.stderr);
 }
 
 #[test]
@@ -343,6 +355,10 @@ fn a_gated_model_names_the_page_where_to_agree() {
         let page = format!("agree at {}/owner/{told}", place.hub.address());
         assert!(said.code == Some(4) && said.stderr.contains(&page), "{:?}: {}", said.code, said.stderr);
     }
+    let said = place.said(&["plan", "job.toml"], &[]);
+    let terms =
+        "owner/tiny of 127.0.0.1 is for those who agreed to its owner's terms; so nothing was checked of the initial weights";
+    assert!(said.code == Some(0) && said.stderr.contains(terms), "{:?}: {}", said.code, said.stderr);
 }
 
 #[test]

@@ -59,7 +59,7 @@ type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
 
 #[test]
 fn a_plan_refuses_what_the_trainer_would() {
-    let cases: [Case<'_>; 13] = [
+    let cases: [Case<'_>; 14] = [
         (
             &|sandbox| {
                 sandbox.write("weights/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
@@ -73,6 +73,7 @@ fn a_plan_refuses_what_the_trainer_would() {
             "has none of model.safetensors",
         ),
         (&|sandbox| sandbox.write("weights/model.safetensors", "cut"), &[], "it may be truncated"),
+        (&|_| (), &["initial_weights=\"weights/model.safetensors\""], "is a file; name the directory with it and its config.json"),
         (
             &|sandbox| sandbox.write("weights/config.json", "{\"model_type\": \"llama\"}"),
             &[],
@@ -119,6 +120,8 @@ fn a_plan_refuses_what_the_trainer_would() {
         let said = sandbox.run(&[&["submit", "job.toml"], &sets[..]].concat());
         assert!(said.code == Some(2) && said.stderr.contains(expected), "{expected}: {:?} {}", said.code, said.stderr);
     }
+    let said = place().run(&["plan", "job.toml", "--set", "initial_weights=\"gpt2\""]);
+    assert!(said.code == Some(2) && said.stderr.contains("weights of the hub are named hf:OWNER/NAME"), "{}", said.stderr);
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub enum Event {
     },
     /// A checkpoint is complete under this name in `checkpoints/`.
     Checkpoint { step: u64, name: String },
-    /// Text generated at the end.
+    /// Text generated at an evaluation or at the end.
     Sample { step: u64, text: String },
     /// The run is complete.
     Done {

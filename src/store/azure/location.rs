@@ -49,6 +49,18 @@ impl Location {
             return Err(wrong("it is not https; only an emulator on this machine may be without, at 127.0.0.1 or localhost"));
         }
         let container = parts.next().ok_or_else(|| wrong("the container is missing; write it as azure://ACCOUNT/CONTAINER"))?;
+        if host.contains(".dfs.") {
+            let blobs = host.replacen(".dfs.", ".blob.", 1);
+            return Err(wrong(&format!("it is the account's address for Data Lake; write https://{blobs}/{container}")));
+        }
+        if url.scheme() == "azure" && !account.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
+            return Err(wrong(&format!("no account is called `{account}`: their names have lower-case letters and digits")));
+        }
+        if !container.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'$')) {
+            return Err(wrong(&format!(
+                "no container is called `{container}`: their names have lower-case letters, digits and hyphens"
+            )));
+        }
         let prefix: String = parts.map(|part| part + "/").collect();
         Ok(Self { account, container, endpoint, prefix })
     }
@@ -188,6 +200,10 @@ mod tests {
     fn what_is_no_container_is_refused_and_secrets_are_not_repeated() {
         for (text, why) in [
             ("azure://acc", "container is missing"),
+            ("azure://Acc_1/box", "no account is called `Acc_1`: their names have lower-case letters and digits"),
+            ("azure://acc/Box", "no container is called `Box`: their names have lower-case letters, digits and hyphens"),
+            ("https://acc.blob.core.windows.net/my_box", "no container is called `my_box`"),
+            ("https://acc.dfs.core.windows.net/box", "for Data Lake; write https://acc.blob.core.windows.net/box"),
             ("http://acc.blob.core.windows.net/box", "not https"),
             ("http://127.0.0.1:1", "ACCOUNT/CONTAINER"),
             ("http://203.0.113.9/acc/box", "not https"),

@@ -21,7 +21,7 @@ pub enum DataError {
     Missing { path: PathBuf },
     #[error("cannot read {path}: {source}; give yourself read permission or choose another file")]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("the pattern `{pattern}` matches no file; correct it, or quote it so that the shell does not expand it")]
+    #[error("the pattern `{pattern}` matches no file; correct it")]
     NoMatch { pattern: String },
     #[error("the pattern `{pattern}` is not valid: {reason}")]
     BadPattern { pattern: String, reason: String },

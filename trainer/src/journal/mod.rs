@@ -48,6 +48,8 @@ pub enum Record {
     },
     /// After each evaluation.
     Evaluation { step: u64, validation_loss: f64, validation_perplexity: f64 },
+    /// After an evaluation, where samples are wished there.
+    Sample { step: u64, sample: String },
 }
 
 /// The name of a unit of loss, and how many nats it is.
@@ -187,7 +189,7 @@ fn sentence(event: &Event, (unit, nats): (&str, f64)) -> String {
             format!("validation after step {step}  loss {:.3}{unit}  perplexity {perplexity:.2}", loss / nats)
         }
         Event::Checkpoint { name, .. } => format!("checkpoint {name}"),
-        Event::Sample { text, .. } => format!("sample\n{text}"),
+        Event::Sample { step, text } => format!("sample after step {step}\n{text}"),
         Event::Done { step, seconds, .. } => format!("done: {step} steps in {}", duration(*seconds)),
         Event::Unknown => String::new(),
     }

@@ -25,6 +25,11 @@ const TAGS: [(&str, &str); 5] = [
     ("validation_perplexity", "validation/perplexity"),
 ];
 
+/// The text of the step log, and what it becomes.
+const TEXT: (&str, &str) = ("sample", "sample");
+/// `DT_STRING` of `tensorflow/core/framework/types.proto`.
+const STRING: u64 = 7;
+
 /// An event file that is being written.
 #[derive(Debug)]
 pub struct EventFile {
@@ -43,14 +48,14 @@ impl EventFile {
         // A SessionLog of status START at step 0: the steps that a reader has seen so far belong to the past.
         begin.extend(record(&event(0).bytes(7, &[0x08, 1])));
         let records = steps.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-        begin.extend(records.flat_map(|value| scalars(&value)));
+        begin.extend(records.flat_map(|value| values(&value)));
         events.write(&begin)?;
         Ok(events)
     }
 
-    /// Adds the numbers of one line of the step log.
+    /// Adds the numbers or the text of one line of the step log.
     pub fn add(&mut self, line: &Value) -> Result<(), Failure> {
-        self.write(&scalars(line))
+        self.write(&values(line))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
@@ -66,15 +71,27 @@ fn clear(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// One record with every number that the line has; those that are no numbers cannot be drawn.
-fn scalars(line: &Value) -> Vec<u8> {
-    let number = |(key, tag): &(&str, &'static str)| Some((*tag, line[*key].as_f64()?));
-    let values: Vec<(&str, f64)> = TAGS.iter().filter_map(number).collect();
-    let summary = values.into_iter().fold(Message::default(), |summary, (tag, value)| {
-        let value = Message::default().bytes(1, tag.as_bytes()).fixed32(2, (value as f32).to_bits());
-        summary.bytes(1, &value.0)
-    });
+/// One record with everything that the line has; numbers that are none cannot be drawn.
+fn values(line: &Value) -> Vec<u8> {
+    let number = |(key, tag): &(&str, &str)| Some(named(tag).fixed32(2, (line[*key].as_f64()? as f32).to_bits()));
+    let text = line[TEXT.0].as_str().map(|text| shown(named(TEXT.1), text));
+    let values = TAGS.iter().filter_map(number).chain(text);
+    let summary = values.fold(Message::default(), |summary, value| summary.bytes(1, &value.0));
     record(&event(line["step"].as_u64().unwrap_or(0)).bytes(5, &summary.0))
+}
+
+/// A value of a summary, without its content.
+fn named(tag: &str) -> Message {
+    Message::default().bytes(1, tag.as_bytes())
+}
+
+/// The value with a text, for the plugin that shows texts. It reads Markdown, in which indented lines stay as they are.
+fn shown(value: Message, text: &str) -> Message {
+    let lines: Vec<String> = text.lines().map(|line| format!("    {line}")).collect();
+    let plugin = Message::default().bytes(1, &Message::default().bytes(1, b"text").0);
+    let one = Message::default().bytes(2, &Message::default().varint(1, 1).0);
+    let tensor = Message::default().varint(1, STRING).bytes(2, &one.0).bytes(8, lines.join("\n").as_bytes());
+    value.bytes(8, &tensor.0).bytes(9, &plugin.0)
 }
 
 /// A message in protobuf's encoding.
@@ -184,10 +201,19 @@ mod tests {
 
     #[test]
     fn numbers_become_curves() {
-        let bytes = scalars(&serde_json::json!({"step": 300, "validation_loss": 1.5, "loss": null}));
+        let bytes = values(&serde_json::json!({"step": 300, "validation_loss": 1.5, "loss": null}));
         let tail = [&[0x2a, 24, 0x0a, 22, 0x0a, 15][..], b"validation/loss", &[0x15], &1.5_f32.to_le_bytes()].concat();
         let content = &bytes[12..bytes.len() - 4];
         assert_eq!(&content[9..12], [0x10, 0xac, 2], "step 300");
         assert_eq!(&content[12..], tail);
+    }
+
+    #[test]
+    fn a_sample_becomes_text() {
+        let bytes = values(&serde_json::json!({"step": 3, "sample": "a\nb"}));
+        let tensor = [&[0x42, 21, 0x08, 7, 0x12, 4, 0x12, 2, 0x08, 1, 0x42, 11][..], b"    a\n    b"].concat();
+        let value = [&[0x0a, 6][..], b"sample", &tensor, &[0x4a, 8, 0x0a, 6, 0x0a, 4], b"text"].concat();
+        let summary = [&[0x0a, value.len() as u8][..], &value].concat();
+        assert_eq!(&bytes[12 + 11..bytes.len() - 4], [&[0x2a, summary.len() as u8][..], &summary].concat());
     }
 }

@@ -74,7 +74,7 @@ impl Run {
     }
 
     /// The prompt and the model's continuation of it.
-    fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
+    pub(crate) fn sample(&self, sample: &SampleConfig) -> Result<String, Failure> {
         let tokenizer = self.dataset.tokenizer()?;
         let prompt = generation::encode(&tokenizer, &sample.prompt);
         let request = Request {

@@ -13,6 +13,7 @@ use crate::journal::trace::span;
 use crate::journal::{Record, grouped};
 use crate::model::{Loss, Model, covering};
 use crate::progress::Event;
+use crate::settings::SampleConfig;
 use crate::world::World;
 
 /// A model's loss on a stream. Every token counts the same, however the stream is cut into batches.
@@ -98,7 +99,17 @@ impl Run {
         })?;
         let Some(evaluation) = evaluation else { return Ok(false) };
         self.note(evaluation)?;
+        self.write_sample()?;
         Ok(true)
+    }
+
+    /// The text of an evaluation; that of the last step is written when its weights are on the disk.
+    fn write_sample(&mut self) -> Result<(), Failure> {
+        let is_due = |sample: &&SampleConfig| sample.every_evaluation && !self.is_over() && self.world.leads();
+        let Some(sample) = self.config.sample.as_ref().filter(is_due) else { return Ok(()) };
+        let (step, text) = (self.state.step, self.sample(sample)?);
+        self.recorder.record(&Record::Sample { step, sample: text.clone() })?;
+        self.recorder.tell(Event::Sample { step, text })
     }
 
     fn note(&mut self, Evaluation { loss, perplexity, .. }: Evaluation) -> Result<(), Failure> {

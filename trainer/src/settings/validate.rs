@@ -57,7 +57,10 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
     let is_text = data.format == DataFormat::Text;
     let only_text = |key, given: bool| rule(key, is_text || !given, format!("{} is for text; these files hold tokens", last(key)));
     let nothing = "[data] names no text: add train = [\"FILE\", ...] or source";
-    vec![
+    let lists = [("data.train", &data.train), ("data.validation", &data.validation)];
+    let elsewhere = lists.into_iter().flat_map(|(key, list)| list.iter().filter_map(move |text| Some((key, no_path(text)?))));
+    let tokenizer = data.tokenizer.directory.as_deref().and_then(no_path).map(|why| ("data.tokenizer.directory", why));
+    let mut rules = vec![
         rule("data", !data.train.is_empty() || data.source.is_some(), nothing),
         rule("data.source", data.train.is_empty() || data.source.is_none(), "[data] has either `train` or `source`, not both"),
         rule("data.train", !data.train.iter().any(String::is_empty), "data.train has an empty path"),
@@ -83,7 +86,25 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
             (data.tokenizer.kind == TokenizerKind::Files) == data.tokenizer.directory.is_some(),
             "kind = \"files\" and directory = \"DIR\", where the files are, go together",
         ),
-    ]
+    ];
+    rules.extend(elsewhere.chain(tokenizer).map(|(key, why)| rule(key, false, why)));
+    rules
+}
+
+/// Why a text cannot be the path of anything on this machine; `None` for what may be one. What follows a question mark may be a
+/// signature, and is not repeated.
+pub fn no_path(text: &str) -> Option<String> {
+    if text == "~" || text.starts_with("~/") {
+        return Some(format!("`{text}`: only a shell knows what ~ is; write the whole path"));
+    }
+    let (scheme, rest) = text.split('?').next()?.split_once("://")?;
+    let of_hub = ["huggingface.co/", "hf.co/"].iter().any(|host| rest.starts_with(host));
+    let instead = match scheme {
+        "file" => "write the path alone",
+        _ if of_hub => "write what the hub has as hf:OWNER/NAME, for text with /SPLIT or /CONFIGURATION/SPLIT behind it",
+        _ => "files of this machine are read, and what the hub has as hf:OWNER/NAME; fetch it first",
+    };
+    Some(format!("`{scheme}://{rest}` is an address: {instead}"))
 }
 
 /// The rules of a `[model]` table and of the block that its model reads. With `initial_weights` only the numbers that are written

@@ -1,5 +1,7 @@
 //! Text from a model: the same whatever the batch, and the same with and without the cache.
 
+use std::path::Path;
+
 use ft_trainer::generation::sampling::Sampling;
 use ft_trainer::generation::{Continuation, Finish, Request, generate};
 use ft_trainer::model::{Gpt2, Parameters, Setup, Shape};
@@ -155,6 +157,35 @@ fn a_run_tells_its_whole_story() {
     let expected =
         "start 0, eval 0, step 1, eval 16, step 20, eval 32, step 40, eval 40, checkpoint step-0000000040, sample 40, done 40";
     assert_eq!(told.join(", "), expected);
+}
+
+#[test]
+fn samples_at_evaluations_leave_training_as_it_is() {
+    let fixture = Fixture::new();
+    let dropout = ["train.dropout=0.1", "sample.temperature=1.0"];
+    let [without, with] = [("without", "false"), ("with", "true")].map(|(name, every)| {
+        fixture.trained(name, &[&dropout[..], &[format!("sample.every_evaluation={every}").as_str()]].concat())
+    });
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let [without, with] = [&without, &with].map(|output| std::fs::read(last_checkpoint(output).join(file)).unwrap());
+        assert!(without == with, "{file} differs");
+    }
+    let read = |output: &Path, file: &str| std::fs::read_to_string(output.join(file)).unwrap();
+    assert_eq!(read(&without, "sample.txt"), read(&with, "sample.txt"));
+    let steps = read(&with, "steps.jsonl");
+    let (samples, rest): (Vec<&str>, Vec<&str>) = steps.lines().partition(|line| line.contains("\"sample\""));
+    assert_eq!(rest, read(&without, "steps.jsonl").lines().collect::<Vec<_>>());
+    let progress = read(&with, "progress.jsonl");
+    let told = progress.lines().filter_map(|line| match serde_json::from_str::<Line>(line).unwrap().event {
+        Event::Sample { step, text } => Some((step, text)),
+        _ => None,
+    });
+    let told: Vec<(u64, String)> = told.collect();
+    assert_eq!(told.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 16, 32, 40]);
+    assert!(told.iter().all(|(_, text)| text.starts_with("fn ")) && told[0].1 != told[2].1, "{told:?}");
+    let logged: Vec<Value> = samples.into_iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let expected = told[..3].iter().map(|(step, text)| serde_json::json!({ "step": step, "sample": text }));
+    assert_eq!(logged, expected.collect::<Vec<_>>(), "the end's is beside the log");
 }
 
 fn summarised(event: &Event) -> String {

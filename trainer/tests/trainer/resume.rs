@@ -11,7 +11,7 @@ use ft_trainer::random::uniform;
 use crate::fixture::{Fixture, last_checkpoint, program, stderr, succeed};
 
 /// Wide enough that the optimizer's file has blocks that pass the page cache.
-const WIDE: [&str; 2] = ["train.threads=2", "model.width=144"];
+const WIDE: [&str; 3] = ["train.threads=2", "model.width=144", "sample.every_evaluation=true"];
 const EVERY_MAP: &str = r#"train.lora.target_modules=["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"]"#;
 const LAST_ONLY: [&str; 1] = ["train.checkpoint_every=0"];
 /// Steps that are accumulation from end to end, and tell in the trace how far they are.
