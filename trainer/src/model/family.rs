@@ -48,8 +48,8 @@ impl Model {
         model.zero_gradients();
     }
 
-    /// Adds the gradient of `scale` times the batch's summed loss to the gradients; returns that loss. Where gradients
-    /// are shed, `done` is told of each block's before the next are written over them.
+    /// Adds the gradient of `scale` times the batch's summed loss to the gradients; returns that loss. `done` is told of gradients
+    /// to which nothing more is added: see [`Gpt2::accumulate_and`].
     pub fn accumulate(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
         let Self::Gpt2(model) = self;
         model.accumulate_and(batch, scale, done)

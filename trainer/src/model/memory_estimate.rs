@@ -90,7 +90,7 @@ impl TrainingMemory {
         let shared = Trained::new(shape, settings);
         let optimizer = whole.optimizer.min(shared.remembered_of_share(settings.optimizer, processes));
         let gradients = if settings.sheds_gradients(processes) {
-            F32 * (shared.numbers() - in_blocks(shape) + in_blocks(shape) / shape.layers as u64)
+            F32 * (shared.numbers() - in_blocks(shape) + in_blocks(shape) / shape.layers as u64 * shape.layers.min(2) as u64)
                 + shared.most(settings.optimizer, processes, |_, part| F32 * part)
         } else {
             whole.gradients

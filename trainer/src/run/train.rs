@@ -20,7 +20,7 @@ use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
-use crate::world::{Gradients, Shards, World};
+use crate::world::{Gradients, Reduction, Shards, World};
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,42 +111,33 @@ impl Run {
         let weigh = |part| self.model.weight(stream, self.blocks(part), settings.block_size);
         let weight: f64 = (0..settings.gradient_accumulation).map(weigh).sum();
         let (leaves, each) = (settings.leaves(), settings.gradient_accumulation / settings.leaves());
-        let losses = if self.shard.is_some() { self.shed(scale / weight) } else { self.add_leaves(scale / weight) }?;
+        let losses = self.add_leaves(scale / weight)?;
         let losses = self.world.gather_losses(&losses, |rank| each * self.world.share_of(rank, leaves).len())?;
         Ok(losses.into_iter().sum())
     }
 
-    /// Adds up whole gradients of this process's leaves, then those of all: all of them, or its share alone.
+    /// Adds up the gradients of this process's leaves, then those of all: all of them, or its share alone. Each of the model's blocks
+    /// is on its way as soon as nothing more is added to it.
     fn add_leaves(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
         let (leaves, each) = (self.config.train.leaves(), self.config.train.gradient_accumulation / self.config.train.leaves());
         let (own, mut before, mut losses) = (self.world.share(leaves), Gradients::default(), Vec::new());
+        let last = own.end * each - 1;
         for leaf in own.clone() {
             if leaf > own.start {
                 before.add(leaf - 1, self.model.gradients());
             }
             self.model.zero_gradients();
-            for part in leaf * each..(leaf + 1) * each {
+            for part in (leaf * each..(leaf + 1) * each).filter(|part| *part < last) {
                 let batch = self.micro_batch(part)?;
                 losses.push(self.model.accumulate(&batch, scale, &mut |_, _| ()));
             }
         }
-        let all = self.config.train.zero_among(self.world.size()) == 0;
-        self.world.reduce(&self.shares, leaves, before, self.model.gradients_mut(), all)?;
+        let batch = self.micro_batch(last)?;
+        let Self { world, shares, shard, model, config, .. } = self;
+        let all = config.train.zero_among(world.size()) == 0;
+        let reduction = Reduction { world: world.clone(), shares, leaves, all, to: shard.as_ref().map(Shards::shared) };
+        losses.push(reduction.beside(before, |done| model.accumulate(&batch, scale, done))?);
         Ok(losses)
-    }
-
-    /// Adds up the gradients of each of the model's blocks with those of all as soon as they are there, and keeps a share.
-    fn shed(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
-        let batch = self.micro_batch(self.world.rank())?;
-        let Self { world, shares, shard: Some(shard), model, config, .. } = self else { return Ok(Vec::new()) };
-        let mut reduced = Ok(());
-        model.zero_gradients();
-        let loss = model.accumulate(&batch, scale, &mut |gradients, tensors| {
-            if reduced.is_ok() {
-                reduced = world.reduce_to(shard, shares, tensors, config.train.leaves(), &[Shards::of(gradients)], false);
-            }
-        });
-        reduced.map(|()| vec![loss])
     }
 
     /// Updates what is this process's to update, and has the rest from the others.

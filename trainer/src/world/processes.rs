@@ -65,14 +65,14 @@ impl World {
         let (processes, gloos) = Processes::meet(place)?;
         let processes = Arc::new(processes);
         processes.watch()?;
-        let [link, aside] =
-            gloos.map(|gloo| -> Option<Arc<dyn Link>> { Some(Arc::new(Line { processes: Arc::clone(&processes), gloo })) });
+        let line = |gloo| -> Arc<dyn Link> { Arc::new(Line { processes: Arc::clone(&processes), gloo }) };
+        let [link, aside @ ..] = gloos.map(|gloo| Some(line(gloo)));
         Ok(Self { rank, size, beside, local, link, aside })
     }
 }
 
 impl Processes {
-    fn meet(place: Place) -> Result<(Self, [Gloo; 2]), Failure> {
+    fn meet(place: Place) -> Result<(Self, [Gloo; 3]), Failure> {
         let Place { rank, size, host, port, .. } = &place;
         let cannot_listen =
             |error: Error| Failure::input(format!("cannot listen at {host}:{port}: {error}; choose another MASTER_PORT"));
@@ -96,7 +96,8 @@ impl Processes {
         let unconnected = |error: String| Failure::Lost(format!("cannot connect with the other processes: {}", first_line(&error)));
         let connect =
             |store: &Store| Gloo::open(store, &address.to_string(), (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
-        let gloos = [connect(&store)?, connect(&open(&place, None, "/aside")?)?];
+        let aside = |name| connect(&open(&place, None, name)?);
+        let gloos = [connect(&store)?, aside("/tensors")?, aside("/checkpoints")?];
         let processes = Self { place, store, is_apart: AtomicBool::new(false), beats: Mutex::new(None) };
         Ok((processes, gloos))
     }
@@ -194,11 +195,11 @@ impl Processes {
 }
 
 impl Link for Line {
-    fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure> {
+    fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure> {
         let gone = |error: String| {
             Failure::Lost(format!("{} has lost another process: {}", self.processes.place.name(), first_line(&error)))
         };
-        self.gloo.exchange(sent, to_each, arrived, from_each).map_err(gone)
+        self.gloo.exchange(sent, arrived).map_err(gone)
     }
 
     fn failed(&self, failure: Failure) -> Failure {

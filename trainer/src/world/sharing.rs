@@ -1,12 +1,13 @@
 //! Numbers that one process has and others need.
 
+use std::iter;
 use std::ops::Range;
 
 use tch::{Device, Tensor};
 
 use super::World;
 use super::shards::{BUCKET, Shards, buckets, rounds, view};
-use crate::cpu::slices::floats;
+use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
 use crate::journal::trace::span;
 use crate::shares::Shares;
@@ -15,7 +16,7 @@ impl World {
     /// Gives all the share of each.
     pub fn give_shares(&self, shares: &Shares, tensors: &Shards) -> Result<(), Failure> {
         let _span = span("weights");
-        rounds(shares, &shares.tensors()).try_for_each(|buckets| self.give(&buckets[self.rank].numbers(tensors), &buckets, tensors))
+        rounds(shares, &shares.tensors()).try_for_each(|buckets| self.give(&buckets[self.rank].lent(tensors), &buckets, tensors))
     }
 
     /// Turns everyone's tensors into the leader's.
@@ -26,9 +27,13 @@ impl World {
         let parts: Vec<_> = tensors.iter().map(|tensor| 0..tensor.numel()).enumerate().collect();
         let tensors = Shards::whole(tensors);
         for bucket in buckets(parts.into_iter(), BUCKET) {
-            let own = if self.leads() { bucket.numbers(&tensors) } else { Vec::new() };
-            let numbers = self.gather(&own, |rank| if rank == 0 { bucket.len() } else { 0 })?;
-            bucket.fill(&tensors, &mut numbers.as_slice());
+            let mut numbers = bucket.lent(&tensors);
+            if self.leads() {
+                self.swap(self.to_all(&numbers), iter::empty())?;
+            } else {
+                self.swap(iter::empty(), numbers.iter_mut().map(|tensor| (0, floats_mut(tensor))))?;
+            }
+            bucket.take_back(&tensors, &numbers);
         }
         Ok(())
     }
@@ -38,10 +43,10 @@ impl World {
     pub fn bring(&self, own: &Tensor, part: impl Fn(usize) -> Range<usize>, numbers: &Range<usize>) -> Result<Vec<f32>, Failure> {
         let of = |rank: usize| overlap(&part(rank), numbers);
         let sent = plain(own, &part(self.rank), &of(self.rank));
-        let mut to_each = vec![0; self.size];
-        to_each[0] = sent.len();
+        let mut to_each = vec![&[][..]; self.size];
+        to_each[0] = &sent;
         let from_each: Vec<usize> = (0..self.size).map(|rank| if self.leads() { of(rank).len() } else { 0 }).collect();
-        self.exchange(&sent, &to_each, &from_each)
+        self.exchange(&to_each, &from_each)
     }
 
     /// The reverse: gives each process what it has of the leader's `whole` tensor.
@@ -57,10 +62,10 @@ impl World {
             || vec![Vec::new(); self.size],
             |whole| (0..self.size).map(|rank| plain(whole, &(0..whole.numel()), &of(rank))).collect(),
         );
-        let to_each: Vec<usize> = parts.iter().map(Vec::len).collect();
+        let to_each: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
         let mut from_each = vec![0; self.size];
         from_each[0] = of(self.rank).len();
-        let arrived = self.exchange(&parts.concat(), &to_each, &from_each)?;
+        let arrived = self.exchange(&to_each, &from_each)?;
         let (place, start) = (of(self.rank), part(self.rank).start);
         if !place.is_empty() {
             let mut place = view(own, &(place.start - start..place.end - start));

@@ -175,13 +175,20 @@ impl Gpt2 {
         self.accumulate_and(batch, scale, &mut |_, _| ())
     }
 
-    /// [`Gpt2::accumulate`]. Where gradients are shed, `done` is told of each block's before the next are written over them.
+    /// [`Gpt2::accumulate`]. `done` is told of the gradients of each block as soon as all of the batch is in them, or of all after
+    /// the last where they are adapters or away from the device. Where gradients are shed, those of the block before the one that
+    /// it is told of are written over next.
     pub fn accumulate_and(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
         }
-        let sum = self.run(|| self.forward_backward(batch, scale, &mut |tensors| self.shed(tensors, done)));
+        let by_block = self.adapters.is_none() && !self.is_apart();
+        let mut tell = |tensors| if by_block { done(self.gradients(), tensors) };
+        let sum = self.run(|| self.forward_backward(batch, scale, &mut tell));
         self.await_home();
+        if !by_block {
+            done(self.gradients(), 0..self.gradients().iter().len());
+        }
         self.fresh = false;
         Loss { sum, weight: batch.weight() }
     }
@@ -236,14 +243,6 @@ impl Gpt2 {
         })
     }
 
-    /// Lets go of the gradients of neighbouring tensors, and makes those that are added to zero for the next.
-    fn shed(&self, tensors: Range<usize>, done: &mut dyn FnMut(&Parameters, Range<usize>)) {
-        if self.sheds_gradients {
-            done(self.gradients(), tensors.clone());
-            self.gradients().zero_those_added_to(tensors);
-        }
-    }
-
     fn forward_backward(&self, batch: &Batch, scale: f64, done: &mut dyn FnMut(Range<usize>)) -> f64 {
         let Batch { inputs, targets, first_sequence, .. } = batch;
         let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: *first_sequence, layer: 0 });
@@ -293,6 +292,9 @@ impl Gpt2 {
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
             let layout = layout.of_layer(layer);
+            if self.sheds_gradients {
+                self.gradients().zero_those_added_to(self.parameters.block_tensors(layer));
+            }
             let (home, mut gradients) = self.gradients_of(layer);
             block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients, write);
             self.give_back(gradients.tensors(), home.tensors());
