@@ -26,6 +26,7 @@ use crate::model::Loss;
 pub use reduction::{Gradients, Reduction};
 pub(crate) use shards::BUCKET;
 pub use shards::{Shards, view};
+pub use sharing::Arrival;
 
 /// The way to the other processes. One kind of exchange is enough for all that they tell each other.
 trait Link: Debug + Send + Sync {

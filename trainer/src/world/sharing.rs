@@ -2,21 +2,55 @@
 
 use std::iter;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
 
 use tch::{Device, Tensor};
 
-use super::World;
+use super::{Aside, World};
 use super::shards::{BUCKET, Shards, buckets, rounds, view};
 use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
-use crate::journal::trace::span;
+use crate::journal::trace::span_of_exchange;
 use crate::shares::Shares;
 
+/// Tensors on their way to all, beside the training.
+#[derive(Debug)]
+pub struct Arrival {
+    arrived: Receiver<Range<usize>>,
+    giving: JoinHandle<Result<(), Failure>>,
+}
+
+impl Arrival {
+    /// Waits for the next tensors. None after the last, and after a failure.
+    pub fn next(&self) -> Option<Range<usize>> {
+        self.arrived.recv().ok()
+    }
+
+    /// Fails when another process was gone before all had arrived.
+    pub fn end(self) -> Result<(), Failure> {
+        self.giving.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
 impl World {
-    /// Gives all the share of each.
-    pub fn give_shares(&self, shares: &Shares, tensors: &Shards) -> Result<(), Failure> {
-        let _span = span("weights");
-        rounds(shares, &shares.tensors()).try_for_each(|buckets| self.give(&buckets[self.rank].lent(tensors), &buckets, tensors))
+    /// Begins to give all the share of each, by a thread of its own: some tensors after the others, as `order` says.
+    pub fn give_beside(&self, shares: &Shares, order: Vec<Range<usize>>, weights: Shards) -> Arrival {
+        let (world, shares, (tell, arrived)) = (self.aside(Aside::Tensors), shares.clone(), mpsc::channel());
+        let give = move |some: Range<usize>| {
+            world.give_shares(&shares, &some, &weights)?;
+            // Nobody waits for it where the run has failed meanwhile.
+            let _ = tell.send(some);
+            Ok(())
+        };
+        Arrival { arrived, giving: thread::spawn(move || order.into_iter().try_for_each(give)) }
+    }
+
+    /// Gives all the share of each in some tensors.
+    pub fn give_shares(&self, shares: &Shares, some: &Range<usize>, tensors: &Shards) -> Result<(), Failure> {
+        let _span = span_of_exchange("weights");
+        rounds(shares, some).try_for_each(|buckets| self.give(&buckets[self.rank].lent(tensors), &buckets, tensors))
     }
 
     /// Turns everyone's tensors into the leader's.

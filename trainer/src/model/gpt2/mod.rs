@@ -11,6 +11,7 @@ mod sinusoids;
 mod weight_stream;
 
 use std::cell::RefCell;
+use std::iter;
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
@@ -22,6 +23,7 @@ use super::layers::gelu::Gelu;
 use super::layers::layout::Layout;
 use super::layers::mask::Mask;
 use super::layers::{head, linear, norm};
+use super::family::Beside;
 use super::loss::Loss;
 use super::shape::Shape;
 use super::weights::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
@@ -172,22 +174,38 @@ impl Gpt2 {
     /// When the sequences exceed the context, the batch has more rows than [`Setup::rows`], a token is outside the vocabulary, or
     /// libtorch is out of memory.
     pub fn accumulate(&mut self, batch: &Batch, scale: f64) -> Loss {
-        self.accumulate_and(batch, scale, &mut |_, _| ())
+        self.accumulate_beside(batch, scale, &mut Beside { arrive: &|_| false, done: &mut |_, _| () })
     }
 
-    /// [`Gpt2::accumulate`]. `done` is told of the gradients of each block as soon as all of the batch is in them, or of all after
-    /// the last where they are adapters or away from the device. Where gradients are shed, those of the block before the one that
-    /// it is told of are written over next.
-    pub fn accumulate_and(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
+    /// The embeddings, each block and the final norm, where all of them are trained where they are computed with.
+    pub fn order(&self) -> Option<Vec<Range<usize>>> {
+        let parameters = &self.parameters;
+        let blocks = (0..self.shape.layers).map(|layer| parameters.block_tensors(layer));
+        let order = || iter::once(parameters.embedding_tensors()).chain(blocks).chain([parameters.final_norm_tensors()]).collect();
+        self.is_plain().then(order)
+    }
+
+    /// See [`Gpt2::order`].
+    fn is_plain(&self) -> bool {
+        self.adapters.is_none() && !self.is_apart()
+    }
+
+    /// Takes over weights that have changed since an update that has not told of them.
+    pub fn take_over(&self, weights: Range<usize>) {
+        tch::no_grad(|| self.working.round_where_they_are(weights, &self.parameters));
+    }
+
+    /// [`Gpt2::accumulate`]. Asks for the weights in [`Gpt2::order`], and tells of the gradients of each part of that as soon as all
+    /// of the batch is in them: where there is no such order, of all after the last. Where gradients are shed, those of the block
+    /// before the one that is told of are written over next.
+    pub fn accumulate_beside(&mut self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> Loss {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
         }
-        let by_block = self.adapters.is_none() && !self.is_apart();
-        let mut tell = |tensors| if by_block { done(self.gradients(), tensors) };
-        let sum = self.run(|| self.forward_backward(batch, scale, &mut tell));
+        let sum = self.run(|| self.forward_backward(batch, scale, beside));
         self.await_home();
-        if !by_block {
-            done(self.gradients(), 0..self.gradients().iter().len());
+        if !self.is_plain() {
+            (beside.done)(self.gradients(), 0..self.gradients().iter().len());
         }
         self.fresh = false;
         Loss { sum, weight: batch.weight() }
@@ -243,7 +261,9 @@ impl Gpt2 {
         })
     }
 
-    fn forward_backward(&self, batch: &Batch, scale: f64, done: &mut dyn FnMut(Range<usize>)) -> f64 {
+    fn forward_backward(&self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> f64 {
+        let arrive = |weights: Range<usize>| if (beside.arrive)(weights.clone()) { self.take_over(weights) };
+        let mut done = |tensors| if self.is_plain() { (beside.done)(self.gradients(), tensors) };
         let Batch { inputs, targets, first_sequence, .. } = batch;
         let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: *first_sequence, layer: 0 });
         let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
@@ -251,6 +271,7 @@ impl Gpt2 {
         let documents = self.documents(inputs);
         let layout = Layout { mask: mask(documents.as_ref()), dropout: masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
+        arrive(self.parameters.embedding_tensors());
         let mut x = self.embed(&inputs, documents.as_ref());
         if let Some(masks) = masks {
             x = masks.apply(Site::Embedding, &x, layout.length);
@@ -258,6 +279,7 @@ impl Gpt2 {
         let drawn = all_masks.map(|masks| (masks, layout.length));
         let mut kept = Vec::with_capacity(self.shape.layers);
         for layer in 0..self.shape.layers {
+            arrive(self.parameters.block_tensors(layer));
             let (weights, layout) = (self.block(layer, drawn), layout.of_layer(layer));
             let activations = block::forward(x, &weights, layout);
             x = activations.output(&weights, layout);
@@ -270,6 +292,7 @@ impl Gpt2 {
         if self.recompute == Recompute::Host {
             aten::await_home(self.device);
         }
+        arrive(self.parameters.final_norm_tensors());
         let final_norm = self.working.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
         drop(running);

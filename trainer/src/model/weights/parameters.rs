@@ -232,6 +232,15 @@ impl Parameters {
         }
     }
 
+    /// [`Parameters::round_again`] of some where none is away, as far as they share no memory with these.
+    pub(crate) fn round_where_they_are(&self, some: Range<usize>, originals: &Self) {
+        let pairs = self.entries[some.clone()].iter().zip(&originals.entries[some]);
+        for (entry, original) in pairs.filter(|(entry, original)| entry.tensor.kind() != original.tensor.kind()) {
+            round(&mut entry.tensor.shallow_clone(), &original.tensor);
+            release([&entry.tensor, &original.tensor]);
+        }
+    }
+
     fn try_map(&self, change: impl Fn(&Parameter) -> Result<Tensor, Failure>) -> Result<Self, Failure> {
         let entry = |entry: &Parameter| Ok(Parameter { name: entry.name.clone(), role: entry.role, tensor: change(entry)? });
         Ok(Self { entries: self.entries.iter().map(entry).collect::<Result<_, Failure>>()? })

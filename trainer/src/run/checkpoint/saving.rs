@@ -36,6 +36,7 @@ impl Run {
     /// have the same tensors: the leader writes them.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;
+        self.settle()?;
         self.waiting(|run| {
             let step = run.state.step;
             run.state.seconds = run.recorder.pace.seconds();

@@ -84,7 +84,8 @@ impl Run {
         let peak = if world.leads() { device::measured_rate(device, kind, engine) } else { 0.0 };
         let pace = Pace::new(flops_per_token, peak * world.size() as f64, state.seconds);
         let recorder = Recorder::new(files, resumes.then_some(state.step), pace);
-        let mut run = Self { world, config, dataset, sampler, model, optimizer, shares, shard, state, recorder, _lock: lock };
+        let mut run =
+            Self { world, config, dataset, sampler, model, optimizer, shares, shard, arriving: None, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
         Ok(run)
     }
