@@ -349,7 +349,9 @@ fn processes(plan: &Plan) -> String {
     let (sequences, leaves) = (plan.train.sequences_per_step(), plan.train.leaves());
     let each = plan.train.gradient_accumulation / plan.processes;
     let each = format!("train.gradient_accumulation = {each} is what one of them does");
-    format!("{nodes}{}: {sequences} sequences a step in {leaves} leaves; {each}", plan.processes_per_node())
+    let depends = "; with train.reduction = \"fast\" the last digits of the results depend on the number of processes";
+    let depends = if plan.train.depends_on_processes(plan.processes) { depends } else { "" };
+    format!("{nodes}{}: {sequences} sequences a step in {leaves} leaves; {each}{depends}", plan.processes_per_node())
 }
 
 fn passes(epochs: f64) -> String {

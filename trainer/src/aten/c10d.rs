@@ -51,6 +51,7 @@ unsafe extern "C" {
         arrived: *const RawPart,
         arrived_count: usize,
     ) -> Error;
+    fn ft_gloo_sum(gloo: *const RawGloo, numbers: *mut f32, count: i64) -> Error;
 }
 
 /// A store of small values that several processes have in common, at one of them. It lives until the process ends: libtorch's
@@ -144,6 +145,12 @@ impl Gloo {
         let arrived: Vec<_> = arrived.iter_mut().map(|(rank, bytes)| part(*rank, bytes.as_mut_ptr(), bytes.len())).collect();
         // SAFETY: the group is open; what is sent is only read, and both are borrowed until the call returns, which waits for all.
         failed(unsafe { ft_gloo_exchange(self.0.as_ptr(), sent.as_ptr(), sent.len(), arrived.as_ptr(), arrived.len()) })
+    }
+
+    /// Turns the numbers of each into the sum of those of all, in an order of Gloo's own.
+    pub fn sum(&self, numbers: &mut [f32]) -> Result<(), String> {
+        // SAFETY: the group is open; the numbers are borrowed until the call returns, which waits for the sum.
+        failed(unsafe { ft_gloo_sum(self.0.as_ptr(), numbers.as_mut_ptr(), numbers.len() as i64) })
     }
 }
 

@@ -124,7 +124,10 @@ impl Run {
         let (last, arriving) = (own.end * each - 1, self.arriving.take());
         let arrive = |weights| {
             let arrived = arriving.as_ref().and_then(Arrival::next);
-            assert!(arrived.as_ref().is_none_or(|arrived| *arrived == weights), "weights arrive in the order in which they are needed");
+            assert!(
+                arrived.as_ref().is_none_or(|arrived| *arrived == weights),
+                "weights arrive in the order in which they are needed"
+            );
             arrived.is_some()
         };
         for leaf in own.clone() {
@@ -140,7 +143,14 @@ impl Run {
         let batch = self.micro_batch(last)?;
         let Self { world, shares, shard, model, config, .. } = self;
         let all = config.train.zero_among(world.size()) == 0;
-        let reduction = Reduction { world: world.clone(), shares, leaves, all, to: shard.as_ref().map(Shards::shared) };
+        let reduction = Reduction {
+            world: world.clone(),
+            shares,
+            leaves,
+            all,
+            order: config.train.reduction,
+            to: shard.as_ref().map(Shards::shared),
+        };
         losses.push(reduction.beside(before, |done| model.accumulate(&batch, scale, &mut Beside { arrive: &arrive, done }))?);
         arriving.map_or(Ok(()), Arrival::end).map(|()| losses)
     }

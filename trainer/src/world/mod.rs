@@ -34,6 +34,9 @@ trait Link: Debug + Send + Sync {
     /// from this one, and as long. All call it, in the same order.
     fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure>;
 
+    /// Turns the numbers of each into the sum of those of all, in whatever order. All call it, in the same order as exchanges.
+    fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure>;
+
     /// Tells the others that this one has failed, or has lost one of them: why it ends, which is the first cause of all.
     fn failed(&self, failure: Failure) -> Failure {
         failure

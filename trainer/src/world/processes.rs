@@ -196,10 +196,11 @@ impl Processes {
 
 impl Link for Line {
     fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure> {
-        let gone = |error: String| {
-            Failure::Lost(format!("{} has lost another process: {}", self.processes.place.name(), first_line(&error)))
-        };
-        self.gloo.exchange(sent, arrived).map_err(gone)
+        self.gloo.exchange(sent, arrived).map_err(|error| self.processes.place.lost(&error))
+    }
+
+    fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure> {
+        self.gloo.sum(numbers).map_err(|error| self.processes.place.lost(&error))
     }
 
     fn failed(&self, failure: Failure) -> Failure {
@@ -234,6 +235,10 @@ impl Place {
     fn name(&self) -> String {
         let node = self.node.map_or(String::new(), |node| format!(" on node {node}"));
         format!("rank {}{node}", self.rank)
+    }
+
+    fn lost(&self, error: &str) -> Failure {
+        Failure::Lost(format!("{} has lost another process: {}", self.name(), first_line(error)))
     }
 
     fn unmet(&self, error: &str) -> String {

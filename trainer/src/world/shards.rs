@@ -54,6 +54,18 @@ impl Shards {
         view(&self.tensors[tensor], &(part.start - start..part.end - start))
     }
 
+    /// How many there are of a tensor.
+    pub fn numbers(&self, tensor: usize) -> usize {
+        self.tensors[tensor].numel()
+    }
+
+    /// Takes a process's part of some tensors from whole ones.
+    pub fn take_from(&self, whole: &Self, shares: &Shares, rank: usize, tensors: &Range<usize>) {
+        for (tensor, part) in tensors.clone().map(|tensor| (tensor, shares.part(rank, tensor))) {
+            self.part(tensor, &part).copy_(&whole.part(tensor, &part));
+        }
+    }
+
     /// See [`release`].
     pub fn release(&self, tensor: usize) {
         release([&self.tensors[tensor]]);

@@ -8,8 +8,8 @@ use std::thread::{self, JoinHandle};
 
 use tch::{Device, Tensor};
 
-use super::{Aside, World};
 use super::shards::{BUCKET, Shards, buckets, rounds, view};
+use super::{Aside, World};
 use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
 use crate::journal::trace::span_of_exchange;
