@@ -16,6 +16,7 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
+use super::family::Beside;
 use super::layers::documents::Documents;
 use super::layers::dropout::{Dropout, Masks, Site};
 use super::layers::fused::Fused;
@@ -23,7 +24,6 @@ use super::layers::gelu::Gelu;
 use super::layers::layout::Layout;
 use super::layers::mask::Mask;
 use super::layers::{head, linear, norm};
-use super::family::Beside;
 use super::loss::Loss;
 use super::shape::Shape;
 use super::weights::parameters::{Affine, BlockTensors, Parameter, Parameters, take_in};
@@ -262,8 +262,16 @@ impl Gpt2 {
     }
 
     fn forward_backward(&self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> f64 {
-        let arrive = |weights: Range<usize>| if (beside.arrive)(weights.clone()) { self.take_over(weights) };
-        let mut done = |tensors| if self.is_plain() { (beside.done)(self.gradients(), tensors) };
+        let arrive = |weights: Range<usize>| {
+            if (beside.arrive)(weights.clone()) {
+                self.take_over(weights)
+            }
+        };
+        let mut done = |tensors| {
+            if self.is_plain() {
+                (beside.done)(self.gradients(), tensors)
+            }
+        };
         let Batch { inputs, targets, first_sequence, .. } = batch;
         let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: *first_sequence, layer: 0 });
         let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
