@@ -113,6 +113,7 @@ pub(super) struct Process {
 /// Starts the ranks of a node in `folder`. Their output goes into the log files themselves, not through the agent, so that nothing
 /// is lost with the agent; and they die with the agent, so that nothing writes to a checkpoint beside the next attempt. They have
 /// the variables of the agent's environment that are on a list (`docs/environment.md`), and no secret.
+#[expect(clippy::needless_pass_by_value, reason = "the first rank alone keeps the socket at which the ranks meet")]
 pub(super) fn start(order: &RunOrder, node: usize, folder: &Folder, inputs: &Inputs, meeting: Meeting) -> io::Result<Vec<Process>> {
     let path = program(order, &inputs.cache)?;
     if let Some(why) = refusal(&order.environment) {

@@ -76,7 +76,9 @@ impl Whole {
     /// The newest is told with the results.
     fn earlier_samples(&self) -> String {
         let earlier = self.settled.results.samples.iter().rev().skip(1);
-        earlier.map(|Sample { step, text }| format!("\n\nAfter step {step} it wrote:\n{}", bill::indent(text))).collect()
+        earlier.fold(String::new(), |told, Sample { step, text }| {
+            told + &format!("\n\nAfter step {step} it wrote:\n{}", bill::indent(text))
+        })
     }
 
     /// The results beside those of other jobs.

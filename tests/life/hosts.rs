@@ -319,6 +319,8 @@ fn a_rank_that_dies_before_all_have_met_is_named_and_the_others_end_soon() {
         let (reason, message) = gang.ended(1, AT_ONCE);
         let node = rank / 2;
         assert_eq!((reason, message), ("failed".to_owned(), format!("rank {rank} on node {node} failed: no library")));
-        agents.iter_mut().for_each(|agent| assert!(agent.wait().is_ok()));
+        for agent in &mut agents {
+            assert!(agent.wait().is_ok());
+        }
     }
 }

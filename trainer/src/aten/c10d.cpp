@@ -38,11 +38,14 @@ namespace {
 using Store = c10::intrusive_ptr<c10d::Store>;
 using Gloo = c10::intrusive_ptr<c10d::Backend>;
 
-at::Tensor bytes(const void *memory, const std::vector<int64_t> &parts) {
-    int64_t all = 0;
-    for (auto part : parts) all += part;
-    return at::from_blob(const_cast<void *>(memory), {all}, at::kByte);
-}
+// Memory that a rank is given, or gives.
+struct Part {
+    int64_t rank;
+    void *memory;
+    int64_t bytes;
+};
+
+std::vector<at::Tensor> bytes(const Part &part) { return {at::from_blob(part.memory, {part.bytes}, at::kByte)}; }
 
 } // namespace
 
@@ -89,13 +92,27 @@ char *ft_gloo_open(Gloo **gloo, const Store *store, const char *address, int ran
     });
 }
 
-// to_each, from_each: bytes of the parts, for each rank
-char *ft_gloo_exchange(const Gloo *gloo, const uint8_t *sent, const int64_t *to_each, uint8_t *arrived, const int64_t *from_each) {
+// The n-th part for a rank is the n-th that arrives there from this one. No memory is copied on the way to the sockets.
+char *ft_gloo_exchange(const Gloo *gloo, const Part *sent, size_t sent_count, const Part *arrived, size_t arrived_count) {
     return attempt([&] {
-        const auto size = (*gloo)->getSize();
-        std::vector<int64_t> to(to_each, to_each + size), from(from_each, from_each + size);
-        auto input = bytes(sent, to), output = bytes(arrived, from);
-        (*gloo)->alltoall_base(output, input, from, to)->wait();
+        std::vector<c10::intrusive_ptr<c10d::Work>> works;
+        for (auto part = arrived; part != arrived + arrived_count; ++part) {
+            auto place = bytes(*part);
+            works.push_back((*gloo)->recv(place, part->rank, 0));
+        }
+        for (auto part = sent; part != sent + sent_count; ++part) {
+            auto given = bytes(*part);
+            works.push_back((*gloo)->send(given, part->rank, 0));
+        }
+        for (auto &work : works) work->wait();
+    });
+}
+
+// Each gets the sum of the numbers of all, in the order that Gloo takes.
+char *ft_gloo_sum(const Gloo *gloo, float *numbers, int64_t count) {
+    return attempt([&] {
+        std::vector<at::Tensor> tensors{at::from_blob(numbers, {count}, at::kFloat)};
+        (*gloo)->allreduce(tensors)->wait();
     });
 }
 }

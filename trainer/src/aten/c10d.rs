@@ -14,6 +14,14 @@ struct RawStore([u8; 0]);
 #[repr(C)]
 struct RawGloo([u8; 0]);
 
+/// Memory that a rank is given, or gives.
+#[repr(C)]
+struct RawPart {
+    rank: i64,
+    memory: *mut u8,
+    bytes: i64,
+}
+
 unsafe extern "C" {
     fn ft_store_open(
         store: *mut *mut RawStore,
@@ -38,11 +46,12 @@ unsafe extern "C" {
     ) -> Error;
     fn ft_gloo_exchange(
         gloo: *const RawGloo,
-        sent: *const u8,
-        to_each: *const i64,
-        arrived: *mut u8,
-        from_each: *const i64,
+        sent: *const RawPart,
+        sent_count: usize,
+        arrived: *const RawPart,
+        arrived_count: usize,
     ) -> Error;
+    fn ft_gloo_sum(gloo: *const RawGloo, numbers: *mut f32, count: i64) -> Error;
 }
 
 /// A store of small values that several processes have in common, at one of them. It lives until the process ends: libtorch's
@@ -104,10 +113,7 @@ impl Store {
 
 /// Exchanges between processes by TCP. It lives until the process ends, as [`Store`].
 #[derive(Debug)]
-pub(crate) struct Gloo {
-    raw: NonNull<RawGloo>,
-    size: usize,
-}
+pub(crate) struct Gloo(NonNull<RawGloo>);
 
 // SAFETY: libtorch's process groups may be used by any thread.
 unsafe impl Send for Gloo {}
@@ -128,22 +134,23 @@ impl Gloo {
         let (place, store) = ((rank as c_int, size as c_int), store.0.as_ptr());
         // SAFETY: the store is open, the text lives until the call returns, and the group that it makes is this one's.
         failed(unsafe { ft_gloo_open(&raw mut gloo, store, address.as_ptr(), place.0, place.1, meeting, patience) })?;
-        NonNull::new(gloo).map(|raw| Self { raw, size }).ok_or_else(|| "no process group".to_owned())
+        NonNull::new(gloo).map(Self).ok_or_else(|| "no process group".to_owned())
     }
 
-    /// Gives each rank its part of `sent`, and fills `arrived` with what each gives to this one.
-    ///
-    /// # Panics
-    /// When parts are not as many as ranks, or not what there is of bytes.
-    pub fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), String> {
-        assert!(to_each.len() == self.size && to_each.iter().sum::<usize>() == sent.len(), "parts of what is sent");
-        assert!(from_each.len() == self.size && from_each.iter().sum::<usize>() == arrived.len(), "parts of what arrives");
-        let [to_each, from_each] = [to_each, from_each].map(|parts| parts.iter().map(|part| *part as i64).collect::<Vec<_>>());
-        // SAFETY: the group is open, and what was asserted says how far bytes and numbers are read and written; it waits until
-        // they are.
-        failed(unsafe {
-            ft_gloo_exchange(self.raw.as_ptr(), sent.as_ptr(), to_each.as_ptr(), arrived.as_mut_ptr(), from_each.as_ptr())
-        })
+    /// Gives other ranks parts of memory, and fills parts with what they give: the n-th for a rank is the n-th that arrives there
+    /// from this one, and as long.
+    pub fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), String> {
+        let part = |rank: usize, memory: *mut u8, bytes: usize| RawPart { rank: rank as i64, memory, bytes: bytes as i64 };
+        let sent: Vec<_> = sent.iter().map(|(rank, bytes)| part(*rank, bytes.as_ptr().cast_mut(), bytes.len())).collect();
+        let arrived: Vec<_> = arrived.iter_mut().map(|(rank, bytes)| part(*rank, bytes.as_mut_ptr(), bytes.len())).collect();
+        // SAFETY: the group is open; what is sent is only read, and both are borrowed until the call returns, which waits for all.
+        failed(unsafe { ft_gloo_exchange(self.0.as_ptr(), sent.as_ptr(), sent.len(), arrived.as_ptr(), arrived.len()) })
+    }
+
+    /// Turns the numbers of each into the sum of those of all, in an order of Gloo's own.
+    pub fn sum(&self, numbers: &mut [f32]) -> Result<(), String> {
+        // SAFETY: the group is open; the numbers are borrowed until the call returns, which waits for the sum.
+        failed(unsafe { ft_gloo_sum(self.0.as_ptr(), numbers.as_mut_ptr(), numbers.len() as i64) })
     }
 }
 

@@ -52,6 +52,11 @@ pub fn span_beside(name: &'static str) -> Span {
     span_in(2, name)
 }
 
+/// [`span`] for what processes tell each other beside both.
+pub fn span_of_exchange(name: &'static str) -> Span {
+    span_in(3, name)
+}
+
 fn span_in(thread: u32, name: &'static str) -> Span {
     Span { name, thread, began: TRACE.get().map(|_| Instant::now()) }
 }

@@ -16,6 +16,14 @@ use crate::data::error::DataError;
 use crate::data::shard::TokenStream;
 use crate::settings::TrainSettings;
 
+/// What is done beside the training while a batch passes through the model.
+pub struct Beside<'a> {
+    /// Waits for weights that are computed with next; whether they have changed.
+    pub arrive: &'a dyn Fn(Range<usize>) -> bool,
+    /// Takes gradients to which nothing more is added.
+    pub done: &'a mut dyn FnMut(&Parameters, Range<usize>),
+}
+
 /// A model of one of the families, with its gradients.
 pub enum Model {
     Gpt2(Gpt2),
@@ -48,11 +56,23 @@ impl Model {
         model.zero_gradients();
     }
 
-    /// Adds the gradient of `scale` times the batch's summed loss to the gradients; returns that loss. Where gradients
-    /// are shed, `done` is told of each block's before the next are written over them.
-    pub fn accumulate(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
+    /// Adds the gradient of `scale` times the batch's summed loss to the gradients; returns that loss. `beside` is told what others
+    /// may do meanwhile: see [`Gpt2::accumulate_beside`].
+    pub fn accumulate(&mut self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> Loss {
         let Self::Gpt2(model) = self;
-        model.accumulate_and(batch, scale, done)
+        model.accumulate_beside(batch, scale, beside)
+    }
+
+    /// The order in which a batch passes through the trained tensors, where it is told of them one after the other.
+    pub fn order(&self) -> Option<Vec<Range<usize>>> {
+        let Self::Gpt2(model) = self;
+        model.order()
+    }
+
+    /// Takes over weights that have changed where they are, since an update that has not told of them.
+    pub fn take_over(&self, weights: Range<usize>) {
+        let Self::Gpt2(model) = self;
+        model.take_over(weights);
     }
 
     /// The batch's loss, without gradients.

@@ -19,7 +19,7 @@ mod stored;
 pub mod weights;
 
 #[cfg(feature = "torch")]
-pub use family::Model;
+pub use family::{Beside, Model};
 #[cfg(feature = "torch")]
 pub use gpt2::{
     Gpt2, Setup,

@@ -37,8 +37,16 @@ impl Run {
         match (self.config.train.leaves(), self.world.size()) {
             (1, _) => String::new(),
             (leaves, 1) => format!(", in {leaves} leaves"),
-            (leaves, size) => format!(", in {leaves} leaves on {size} processes{}", self.sharing()),
+            (leaves, size) => format!(", in {leaves} leaves on {size} processes{}{}", self.sharing(), self.dependence()),
         }
+    }
+
+    /// Of the results on the processes.
+    fn dependence(&self) -> &'static str {
+        if !self.config.train.depends_on_processes(self.world.size()) {
+            return "";
+        }
+        "; train.reduction = \"fast\": the last digits of the results depend on the number of processes"
     }
 
     /// What each process has a share of.

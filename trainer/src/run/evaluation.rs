@@ -88,6 +88,7 @@ impl Run {
 
     /// False when `stop` interrupted it: an evaluation has no state, and is made again when the run resumes.
     pub(crate) fn evaluate(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
+        self.settle()?;
         let (mut heard, _span) = (Instant::now(), span("validation"));
         let stream = self.dataset.split(Split::Validation);
         let evaluation = evaluate(&self.model, &self.world, stream, self.validation(), |done, all| {
@@ -138,6 +139,7 @@ impl Run {
             self.recorder.say(&format!("stopped early: the validation loss has not improved for {evaluations} evaluations"));
         }
         let Some(best) = self.state.best_step.filter(|best| *best != self.state.step) else { return Ok(()) };
+        self.settle()?;
         self.let_checkpoint_copy()?;
         let mut restored = Ok(());
         self.model.replace(|parameters| {

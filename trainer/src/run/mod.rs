@@ -24,7 +24,7 @@ use crate::optimizer::Optimizer;
 use crate::settings::TrainConfig;
 use crate::shares::Shares;
 use crate::state::State;
-use crate::world::{Shards, World};
+use crate::world::{Arrival, Shards, World};
 use recorder::Recorder;
 
 /// A run under way.
@@ -40,6 +40,8 @@ pub struct Run {
     pub(crate) shares: Shares,
     /// This process's share of the gradients, where it has no more of them than that and one block's.
     pub(crate) shard: Option<Shards>,
+    /// Weights that the others have updated and are not there yet: nobody reads weights before [`Run::settle`], except a step.
+    arriving: Option<Arrival>,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,
     /// The leader's, held until the process ends, however it ends.

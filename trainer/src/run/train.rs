@@ -14,13 +14,13 @@ use crate::data::sampler::first_sequence;
 use crate::data::shard::Split;
 use crate::error::Failure;
 use crate::journal::trace::{self, span};
-use crate::model::{Batch, Loss};
+use crate::model::{Batch, Beside, Loss};
 use crate::optimizer::{clip_factor, global_norm};
 use crate::schedule::learning_rate;
 use crate::settings::TrainConfig;
 use crate::state::guard::Verdict;
 use crate::state::loss_scale::Overflow;
-use crate::world::{Gradients, Shards, World};
+use crate::world::{Arrival, Gradients, Reduction, Shards, World};
 
 /// How a run ended, when it did not fail.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,58 +111,78 @@ impl Run {
         let weigh = |part| self.model.weight(stream, self.blocks(part), settings.block_size);
         let weight: f64 = (0..settings.gradient_accumulation).map(weigh).sum();
         let (leaves, each) = (settings.leaves(), settings.gradient_accumulation / settings.leaves());
-        let losses = if self.shard.is_some() { self.shed(scale / weight) } else { self.add_leaves(scale / weight) }?;
+        let losses = self.add_leaves(scale / weight)?;
         let losses = self.world.gather_losses(&losses, |rank| each * self.world.share_of(rank, leaves).len())?;
         Ok(losses.into_iter().sum())
     }
 
-    /// Adds up whole gradients of this process's leaves, then those of all: all of them, or its share alone.
+    /// Adds up the gradients of this process's leaves, then those of all: all of them, or its share alone. Each of the model's blocks
+    /// is on its way as soon as nothing more is added to it.
     fn add_leaves(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
         let (leaves, each) = (self.config.train.leaves(), self.config.train.gradient_accumulation / self.config.train.leaves());
         let (own, mut before, mut losses) = (self.world.share(leaves), Gradients::default(), Vec::new());
+        let (last, arriving) = (own.end * each - 1, self.arriving.take());
+        let arrive = |weights| {
+            let arrived = arriving.as_ref().and_then(Arrival::next);
+            assert!(
+                arrived.as_ref().is_none_or(|arrived| *arrived == weights),
+                "weights arrive in the order in which they are needed"
+            );
+            arrived.is_some()
+        };
         for leaf in own.clone() {
             if leaf > own.start {
                 before.add(leaf - 1, self.model.gradients());
             }
             self.model.zero_gradients();
-            for part in leaf * each..(leaf + 1) * each {
+            for part in (leaf * each..(leaf + 1) * each).filter(|part| *part < last) {
                 let batch = self.micro_batch(part)?;
-                losses.push(self.model.accumulate(&batch, scale, &mut |_, _| ()));
+                losses.push(self.model.accumulate(&batch, scale, &mut Beside { arrive: &arrive, done: &mut |_, _| () }));
             }
         }
-        let all = self.config.train.zero_among(self.world.size()) == 0;
-        self.world.reduce(&self.shares, leaves, before, self.model.gradients_mut(), all)?;
-        Ok(losses)
+        let batch = self.micro_batch(last)?;
+        let Self { world, shares, shard, model, config, .. } = self;
+        let all = config.train.zero_among(world.size()) == 0;
+        let reduction = Reduction {
+            world: world.clone(),
+            shares,
+            leaves,
+            all,
+            order: config.train.reduction,
+            to: shard.as_ref().map(Shards::shared),
+        };
+        losses.push(reduction.beside(before, |done| model.accumulate(&batch, scale, &mut Beside { arrive: &arrive, done }))?);
+        arriving.map_or(Ok(()), Arrival::end).map(|()| losses)
     }
 
-    /// Adds up the gradients of each of the model's blocks with those of all as soon as they are there, and keeps a share.
-    fn shed(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
-        let batch = self.micro_batch(self.world.rank())?;
-        let Self { world, shares, shard: Some(shard), model, config, .. } = self else { return Ok(Vec::new()) };
-        let mut reduced = Ok(());
-        model.zero_gradients();
-        let loss = model.accumulate(&batch, scale, &mut |gradients, tensors| {
-            if reduced.is_ok() {
-                reduced = world.reduce_to(shard, shares, tensors, config.train.leaves(), &[Shards::of(gradients)], false);
-            }
-        });
-        reduced.map(|()| vec![loss])
-    }
-
-    /// Updates what is this process's to update, and has the rest from the others.
+    /// Updates what is this process's to update. It has the rest from the others: while the next step begins, where the model takes
+    /// weights as they come.
     fn update(&mut self, numbers: [f64; 2]) -> Result<(), Failure> {
-        let Self { world, shares, shard, model, optimizer, config, .. } = self;
-        let (zero, mut given) = (config.train.zero_among(world.size()), Ok(()));
+        let Self { world, shares, shard, model, optimizer, config, arriving, .. } = self;
+        let (zero, order, mut given) = (config.train.zero_among(world.size()), model.order(), Ok(()));
         model.update(|parameters, gradients, changed| {
             let whole = Shards::of(gradients);
             if zero == 0 {
                 return optimizer.step(parameters, &whole, numbers, changed);
             }
             optimizer.step(parameters, shard.as_ref().unwrap_or(&whole), numbers, &mut |_, _| ());
-            given = world.give_shares(shares, &Shards::of(parameters));
+            if let Some(order) = order {
+                *arriving = Some(world.give_beside(shares, order, Shards::of(parameters)));
+                return;
+            }
+            given = world.give_shares(shares, &shares.tensors(), &Shards::of(parameters));
             parameters.iter().enumerate().for_each(|(index, entry)| changed(index, &entry.tensor));
         });
         given
+    }
+
+    /// Waits for weights that are on their way, for somebody else than the next step.
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
+        let Some(arrival) = self.arriving.take() else { return Ok(()) };
+        while let Some(weights) = arrival.next() {
+            self.model.take_over(weights);
+        }
+        arrival.end()
     }
 
     /// In fp16 an overflow is no reason for suspicion while the loss's scale can fall.

@@ -3,10 +3,13 @@
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytemuck::{cast_slice, cast_slice_mut};
+
 use super::{Link, World};
+use crate::cpu::simd::add_all;
 use crate::error::Failure;
 
-/// One's channels to and from each, itself included. When one ends, however it does, the others are told by their channels.
+/// One's channels to and from each. When one ends, however it does, the others are told by their channels.
 #[derive(Debug)]
 struct Channels {
     to: Vec<Sender<Vec<u8>>>,
@@ -16,8 +19,12 @@ struct Channels {
 impl World {
     /// The worlds of `size` threads, each to be moved into its own.
     pub fn of_threads(size: usize) -> Vec<Self> {
-        let world = |(rank, (link, aside))| Self { rank, size, beside: size, local: rank, link: Some(link), aside: Some(aside) };
-        Channels::of_threads(size).zip(Channels::of_threads(size)).enumerate().map(world).collect()
+        let mut ways = [(); 3].map(|()| Channels::of_threads(size));
+        let world = |rank| {
+            let [link, aside @ ..] = ways.each_mut().map(Iterator::next);
+            Self { rank, size, beside: size, local: rank, link, aside }
+        };
+        (0..size).map(world).collect()
     }
 }
 
@@ -35,15 +42,28 @@ impl Channels {
 }
 
 impl Link for Channels {
-    fn exchange(&self, mut sent: &[u8], to_each: &[usize], mut arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure> {
-        let gone = || Failure::Lost("another process of the run has ended".to_owned());
-        for (to, count) in self.to.iter().zip(to_each) {
-            let part = sent.split_off(..*count).unwrap_or_default().to_vec();
-            to.send(part).map_err(|_| gone())?;
+    /// In the order of the ranks.
+    fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure> {
+        let (size, own) = (self.to.len(), numbers.to_vec());
+        let mut arrived = vec![own.clone(); size];
+        let sent: Vec<(usize, &[u8])> = (0..size).map(|rank| (rank, cast_slice(&own))).collect();
+        let mut places: Vec<(usize, &mut [u8])> = arrived.iter_mut().map(|part| cast_slice_mut(part)).enumerate().collect();
+        self.exchange(&sent, &mut places)?;
+        numbers.fill(0.0);
+        for part in &arrived {
+            add_all(part, numbers);
         }
-        for (from, count) in self.from.lock().unwrap_or_else(PoisonError::into_inner).iter().zip(from_each) {
-            let part = from.recv().map_err(|_| gone())?;
-            arrived.split_off_mut(..*count).unwrap_or_default().copy_from_slice(&part);
+        Ok(())
+    }
+
+    fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure> {
+        let gone = || Failure::Lost("another process of the run has ended".to_owned());
+        for (rank, part) in sent {
+            self.to[*rank].send(part.to_vec()).map_err(|_| gone())?;
+        }
+        let from = self.from.lock().unwrap_or_else(PoisonError::into_inner);
+        for (rank, place) in arrived {
+            place.copy_from_slice(&from[*rank].recv().map_err(|_| gone())?);
         }
         Ok(())
     }

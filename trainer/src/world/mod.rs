@@ -23,15 +23,19 @@ use serde::de::DeserializeOwned;
 
 use crate::error::Failure;
 use crate::model::Loss;
-pub use reduction::Gradients;
+pub use reduction::{Gradients, Reduction};
 pub(crate) use shards::BUCKET;
 pub use shards::{Shards, view};
+pub use sharing::Arrival;
 
 /// The way to the other processes. One kind of exchange is enough for all that they tell each other.
 trait Link: Debug + Send + Sync {
-    /// Gives each rank its part of `sent`, and fills `arrived` with what each gives to this one: both in the order of the ranks,
-    /// in parts of as many bytes as `to_each` and `from_each` say. All call it, in the same order.
-    fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure>;
+    /// Gives other ranks parts of memory, and fills parts with what they give: the n-th for a rank is the n-th that arrives there
+    /// from this one, and as long. All call it, in the same order.
+    fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure>;
+
+    /// Turns the numbers of each into the sum of those of all, in whatever order. All call it, in the same order as exchanges.
+    fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure>;
 
     /// Tells the others that this one has failed, or has lost one of them: why it ends, which is the first cause of all.
     fn failed(&self, failure: Failure) -> Failure {
@@ -56,14 +60,23 @@ pub struct World {
     local: usize,
     /// Where there are others.
     link: Option<Arc<dyn Link>>,
-    /// A second way to them, for exchanges beside those of the steps.
-    aside: Option<Arc<dyn Link>>,
+    /// Other ways to them: see [`Aside`].
+    aside: [Option<Arc<dyn Link>>; 2],
+}
+
+/// What other threads than the training's exchange. Exchanges of each kind have an order of their own.
+#[derive(Debug, Clone, Copy)]
+pub enum Aside {
+    /// Gradients and weights, while others are computed.
+    Tensors,
+    /// The optimizer's state, for files.
+    Checkpoints,
 }
 
 impl World {
     /// One process.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: None }
+        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: [None, None] }
     }
 
     pub fn rank(&self) -> usize {
@@ -80,10 +93,10 @@ impl World {
         self.beside
     }
 
-    /// The same processes, for exchanges of another thread: those of each world have an order of their own.
+    /// The same processes, for exchanges of another thread.
     #[must_use]
-    pub fn aside(&self) -> Self {
-        Self { link: self.aside.clone(), ..self.clone() }
+    pub fn aside(&self, of: Aside) -> Self {
+        Self { link: self.aside[of as usize].clone(), ..self.clone() }
     }
 
     /// The number among those.
@@ -114,7 +127,7 @@ impl World {
     /// The numbers of all, in the order of the ranks; a rank has `count` of them.
     pub fn gather<T: Pod>(&self, own: &[T], count: impl Fn(usize) -> usize) -> Result<Vec<T>, Failure> {
         let from_each: Vec<usize> = (0..self.size).map(count).collect();
-        self.exchange(&own.repeat(self.size), &vec![own.len(); self.size], &from_each)
+        self.exchange(&vec![own; self.size], &from_each)
     }
 
     /// [`World::gather`] of losses.
@@ -151,14 +164,32 @@ impl World {
         outcome.map_err(|failure| link.failed(failure))
     }
 
-    /// [`Link::exchange`] of numbers, in parts of as many numbers.
-    fn exchange<T: Pod>(&self, sent: &[T], to_each: &[usize], from_each: &[usize]) -> Result<Vec<T>, Failure> {
-        let Some(link) = &self.link else { return Ok(sent.to_vec()) };
+    /// Gives each rank a part; the parts that all give to this one, of as many numbers as `from_each` says.
+    fn exchange<T: Pod>(&self, to_each: &[&[T]], from_each: &[usize]) -> Result<Vec<T>, Failure> {
         let mut arrived = vec![T::zeroed(); from_each.iter().sum()];
-        let bytes = |counts: &[usize]| counts.iter().map(|count| count * size_of::<T>()).collect::<Vec<_>>();
-        link.exchange(cast_slice(sent), &bytes(to_each), cast_slice_mut(&mut arrived), &bytes(from_each))?;
+        let mut places = slices(&mut arrived, from_each.iter().copied());
+        places[self.rank].copy_from_slice(to_each[self.rank]);
+        self.swap(to_each.iter().copied().enumerate(), places.into_iter().enumerate())?;
         Ok(arrived)
     }
+
+    /// [`Link::exchange`] of numbers, where they lie. What a process gives itself is left out.
+    fn swap<'a, 'b, T: Pod>(
+        &self,
+        sent: impl Iterator<Item = (usize, &'a [T])>,
+        arrived: impl Iterator<Item = (usize, &'b mut [T])>,
+    ) -> Result<(), Failure> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let counts = |rank: usize, numbers: &[T]| rank != self.rank && !numbers.is_empty();
+        let sent = sent.filter(|(rank, part)| counts(*rank, part)).map(|(rank, part)| (rank, cast_slice(part)));
+        let arrived = arrived.filter(|(rank, part)| counts(*rank, part)).map(|(rank, part)| (rank, cast_slice_mut(part)));
+        link.exchange(&sent.collect::<Vec<_>>(), &mut arrived.collect::<Vec<_>>())
+    }
+}
+
+/// Neighbouring parts of `numbers`, so long.
+fn slices<T>(mut numbers: &mut [T], lengths: impl Iterator<Item = usize>) -> Vec<&mut [T]> {
+    lengths.map(|length| numbers.split_off_mut(..length).unwrap_or_default()).collect()
 }
 
 #[cfg(test)]

@@ -73,8 +73,8 @@ impl World {
         // From here on each hears of the failure of another, also while it waits for a third.
         processes.watch()?;
         let gloos = processes.connect(own).map_err(|failure| processes.failed(failure))?;
-        let [link, aside] =
-            gloos.map(|gloo| -> Option<Arc<dyn Link>> { Some(Arc::new(Line { processes: Arc::clone(&processes), gloo })) });
+        let over = |gloo| -> Arc<dyn Link> { Arc::new(Line { processes: Arc::clone(&processes), gloo }) };
+        let [link, aside @ ..] = gloos.map(|gloo| Some(over(gloo)));
         Ok(Self { rank, size, beside, local, link, aside })
     }
 }
@@ -97,7 +97,7 @@ impl Processes {
     }
 
     /// Two ways to the others, when all have come.
-    fn connect(&self, own: IpAddr) -> Result<[Gloo; 2], Failure> {
+    fn connect(&self, own: IpAddr) -> Result<[Gloo; 3], Failure> {
         let Place { rank, size, host, port, .. } = &self.place;
         let own = own.to_string();
         self.store.claim(&format!("address/{rank}"), &own).map_err(|error| Failure::Lost(self.place.unmet(&error)))?;
@@ -109,7 +109,8 @@ impl Processes {
         check_addresses(&(0..*size).map(their).collect::<Result<Vec<_>, _>>()?)?;
         let unconnected = |error: String| Failure::Lost(format!("cannot connect with the other processes: {}", first_line(&error)));
         let connect = |store: &Store| Gloo::open(store, &own, (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
-        Ok([connect(&self.store)?, connect(&open(&self.place, None, "/aside")?)?])
+        let aside = |name| connect(&open(&self.place, None, name)?);
+        Ok([connect(&self.store)?, aside("/tensors")?, aside("/checkpoints")?])
     }
 
     /// Gives signs of life, and ends the process when another has ended or is silent.
@@ -209,11 +210,12 @@ impl Processes {
 }
 
 impl Link for Line {
-    fn exchange(&self, sent: &[u8], to_each: &[usize], arrived: &mut [u8], from_each: &[usize]) -> Result<(), Failure> {
-        let gone = |error: String| {
-            Failure::Lost(format!("{} has lost another process: {}", self.processes.place.name(), first_line(&error)))
-        };
-        self.gloo.exchange(sent, to_each, arrived, from_each).map_err(gone)
+    fn exchange(&self, sent: &[(usize, &[u8])], arrived: &mut [(usize, &mut [u8])]) -> Result<(), Failure> {
+        self.gloo.exchange(sent, arrived).map_err(|error| self.processes.place.lost(&error))
+    }
+
+    fn sum(&self, numbers: &mut [f32]) -> Result<(), Failure> {
+        self.gloo.sum(numbers).map_err(|error| self.processes.place.lost(&error))
     }
 
     fn failed(&self, failure: Failure) -> Failure {
@@ -264,6 +266,10 @@ impl Place {
             })
         };
         self.listener.map_or_else(|| TcpListener::bind((host.as_str(), *port)).map_err(failed), left)
+    }
+
+    fn lost(&self, error: &str) -> Failure {
+        Failure::Lost(format!("{} has lost another process: {}", self.name(), first_line(error)))
     }
 
     fn unmet(&self, error: &str) -> String {

@@ -1,18 +1,25 @@
 //! The gradients of a step, from those of its leaves.
 
-use std::borrow::Cow;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 
-use super::World;
-use super::shards::{BUCKET, Bucket, Shards, rounds};
+use tch::Tensor;
+
+use super::shards::{BUCKET, Bucket, Shards, buckets, rounds};
 use super::tree::{self, Tree};
+use super::{Aside, World, slices};
+use crate::cpu::simd::add_all;
+use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
-use crate::journal::trace::span;
+use crate::journal::trace::span_of_exchange;
 use crate::model::Parameters;
 use crate::offload::release;
+use crate::settings;
 use crate::shares::Shares;
 
-/// Bytes that an exchange takes at its peak: the numbers of a bucket or two sums, what is sent and what arrives.
+/// Bytes that an exchange takes at its peak: what arrives of a bucket, of as many sums of each process, or copies from a device.
 pub(super) const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * BUCKET as u64;
 
 /// Sums of the gradients of a process's leaves, as far as they join.
@@ -26,155 +33,231 @@ impl Gradients {
             copied.iter_mut().zip(gradients).for_each(|(place, entry)| place.tensor.copy_(&entry.tensor));
             copied
         };
-        self.push(leaf..leaf + 1, gradients, copied, add_parameters);
+        let all = 0..gradients.iter().len();
+        self.push(leaf..leaf + 1, gradients, copied, |sum, other| add_tensors(sum, other, all.clone()));
+    }
+}
+
+/// How gradients of this process's last leaf turn into those of the whole step, while others are still computed.
+#[derive(Debug)]
+pub struct Reduction<'a> {
+    pub world: World,
+    pub shares: &'a Shares,
+    /// Of the step.
+    pub leaves: usize,
+    /// Each process gets all of the sum, or its share alone.
+    pub all: bool,
+    /// By the tree of the leaves, or as the library likes.
+    pub order: settings::Reduction,
+    /// Where this process's share goes, if not to the place of the gradients: these change as soon as two more tellings are done.
+    pub to: Option<Shards>,
+}
+
+impl Reduction<'_> {
+    /// Does `work`, which computes the gradients of the last leaf and tells of those that are there, each once and all in the same
+    /// order everywhere. A thread exchanges them meanwhile, in that order. `before`: the gradients of this process's other leaves.
+    pub fn beside<T>(
+        self,
+        mut before: Gradients,
+        work: impl FnOnce(&mut dyn FnMut(&Parameters, Range<usize>)) -> T,
+    ) -> Result<T, Failure> {
+        let last = self.world.share(self.leaves).end - 1;
+        let mut joining = before.siblings(last..last + 1);
+        if self.world.size == 1 {
+            joining.extend(before.into_sums().rev());
+            return Ok(work(&mut |gradients, tensors| joining.iter().for_each(|sum| add_tensors(gradients, sum, tensors.clone()))));
+        }
+        let others: Vec<Parameters> = before.into_sums().collect();
+        // A telling waits for the one before it to be exchanged where gradients change soon.
+        let (tell, told) = mpsc::sync_channel(if self.to.is_some() { 0 } else { self.shares.tensors().len() });
+        thread::scope(|threads| {
+            let exchanging = threads.spawn(move || self.sum_up_what_is(told));
+            let done = work(&mut |gradients, tensors| {
+                for sum in &joining {
+                    add_tensors(gradients, sum, tensors.clone());
+                }
+                let sums: Vec<Shards> = others.iter().chain([gradients]).map(Shards::of).collect();
+                // Nobody listens after a failure, which is found when the thread has ended.
+                let _ = tell.send((tensors, sums));
+            });
+            drop(tell);
+            exchanging.join().unwrap_or_else(|panic| resume_unwind(panic)).map(|()| done)
+        })
+    }
+
+    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share.
+    fn sum_up_what_is(&self, told: Receiver<(Range<usize>, Vec<Shards>)>) -> Result<(), Failure> {
+        let (world, mut room) = (self.world.aside(Aside::Tensors), Vec::new());
+        for (tensors, sums) in told {
+            let _span = span_of_exchange("reduction");
+            let gradients = sums.last().expect("the sum with the last leaf");
+            if self.order == settings::Reduction::Fast {
+                world.sum_fast(&tensors, &sums)?;
+                self.to.iter().for_each(|to| to.take_from(gradients, self.shares, world.rank, &tensors));
+                continue;
+            }
+            for buckets in rounds(self.shares, &tensors) {
+                let own = world.add_up(self.leaves, &buckets, &sums, &mut room)?;
+                buckets[world.rank].take_back(self.to.as_ref().unwrap_or(gradients), &own);
+                if self.all {
+                    world.give(&own, &buckets, gradients)?;
+                }
+                for (bucket, sum) in buckets.iter().flat_map(|bucket| sums.iter().map(move |sum| (bucket, sum))) {
+                    bucket.release(sum);
+                }
+            }
+        }
+        Ok(())
     }
 }
 
 impl World {
-    /// Turns the gradients of this process's last leaf into those of the whole step: its share of them, or `all` of them. `before`:
-    /// those of its leaves before that.
-    pub fn reduce(
-        &self,
-        shares: &Shares,
-        leaves: usize,
-        mut before: Gradients,
-        gradients: &mut Parameters,
-        all: bool,
-    ) -> Result<(), Failure> {
-        if self.size == 1 {
-            before.finish(gradients, add_parameters);
-            return Ok(());
-        }
-        let last = self.share(leaves).end - 1;
-        before.join(last..last + 1, gradients, add_parameters);
-        let sums: Vec<Shards> = before.sums().chain([&*gradients]).map(Shards::of).collect();
-        self.reduce_to(&Shards::of(gradients), shares, shares.tensors(), leaves, &sums, all)
-    }
-
-    /// Adds up some tensors, of which this process has the `sums` of its nodes, a bucket at a time. Each process adds up its share;
-    /// where `all` is asked for it gives that to all.
-    pub fn reduce_to(
-        &self,
-        to: &Shards,
-        shares: &Shares,
-        tensors: Range<usize>,
-        leaves: usize,
-        sums: &[Shards],
-        all: bool,
-    ) -> Result<(), Failure> {
-        let _span = span("reduction");
-        for buckets in rounds(shares, &tensors) {
-            let own = self.add_up(leaves, &buckets, sums)?;
-            if all {
-                self.give(&own, &buckets, to)?;
-            } else {
-                buckets[self.rank].fill(to, &mut own.as_slice());
+    /// Turns the last of the sums into that of all sums of all processes, in the order that the library takes.
+    fn sum_fast(&self, tensors: &Range<usize>, sums: &[Shards]) -> Result<(), Failure> {
+        let Some((link, (gradients, others))) = self.link.as_ref().zip(sums.split_last()) else { return Ok(()) };
+        for bucket in buckets(tensors.clone().map(|tensor| (tensor, 0..gradients.numbers(tensor))), BUCKET) {
+            let flat = |sum: &Shards| Tensor::cat(&bucket.lent(sum).iter().map(|part| part.view([-1])).collect::<Vec<_>>(), 0);
+            let mut sum = flat(gradients);
+            for other in others {
+                sum += &flat(other);
             }
+            link.sum(floats_mut(&mut sum))?;
+            let lengths: Vec<i64> = bucket.lengths().map(|length| length as i64).collect();
+            bucket.take_back(gradients, &sum.split_with_sizes(lengths, 0));
         }
         Ok(())
     }
 
-    /// The sum of this process's bucket, in the order of the tree, from its own and what the others send.
-    fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards]) -> Result<Vec<f32>, Failure> {
-        let own = buckets[self.rank].len();
-        let to_each = self.of_others(|rank| sums.len() * buckets[rank].len());
-        let mut sent = Vec::with_capacity(to_each.iter().sum());
-        for (_, bucket) in buckets.iter().enumerate().filter(|(rank, _)| *rank != self.rank) {
-            for sum in sums {
-                bucket.append_to(&mut sent, sum);
-            }
-        }
-        let nodes: Vec<Vec<Range<usize>>> = (0..self.size).map(|rank| tree::nodes(self.share_of(rank, leaves))).collect();
-        let arrived = self.exchange(&sent, &to_each, &self.of_others(|rank| nodes[rank].len() * own))?;
-        if own == 0 {
-            return Ok(Vec::new());
-        }
-        let of_own: Vec<Vec<f32>> = sums.iter().map(|sum| buckets[self.rank].numbers(sum)).collect();
-        let (mut of_own, mut arrived) = (of_own.iter().map(Vec::as_slice), arrived.chunks_exact(own));
-        let mut tree = Tree::<Vec<f32>>::default();
-        for (rank, nodes) in nodes.into_iter().enumerate() {
-            let count = nodes.len();
-            let sums = if rank == self.rank {
-                of_own.by_ref().take(count).collect()
+    /// Adds up this process's bucket in the order of the tree, of what the others send and its own sums: in place of the last of
+    /// these, or of its copy.
+    fn add_up(&self, leaves: usize, buckets: &[Bucket], sums: &[Shards], room: &mut Vec<f32>) -> Result<Vec<Tensor>, Failure> {
+        let own = &buckets[self.rank];
+        let of = |rank: usize| tree::nodes(self.share_of(rank, leaves)).into_iter().map(move |node| (rank, node));
+        let nodes: Vec<(usize, Range<usize>)> = (0..self.size).flat_map(of).collect();
+        let senders: Vec<usize> = nodes.iter().map(|(rank, _)| *rank).filter(|rank| *rank != self.rank).collect();
+        room.resize(room.len().max(senders.len() * own.len()), 0.0);
+        let mut arrived = slices(room, senders.iter().flat_map(|_| own.lengths()));
+        let lent = |rank: usize| sums.iter().flat_map(move |sum| buckets[rank].lent(sum)).map(move |tensor| (rank, tensor));
+        let sent: Vec<(usize, Tensor)> = (0..self.size).filter(|rank| *rank != self.rank).flat_map(lent).collect();
+        let from = senders.iter().flat_map(|rank| own.lengths().map(|_| *rank));
+        self.swap(sent.iter().map(|(rank, tensor)| (*rank, floats(tensor))), from.zip(arrived.iter_mut().map(|part| &mut **part)))?;
+        let mut of_own: Vec<Vec<Tensor>> = sums.iter().map(|sum| own.lent(sum)).collect();
+        let (count, mut arrived) = (own.lengths().count(), arrived.into_iter());
+        let mut own_sums = of_own.iter_mut().map(|tensors| tensors.iter_mut().map(floats_mut).collect());
+        let (mut tree, mut waits) = (Tree::default(), sums.len());
+        for (rank, node) in nodes {
+            let sum = if rank == self.rank {
+                waits -= 1;
+                Sum { parts: own_sums.next().unwrap_or_default(), stays: waits == 0 }
             } else {
-                arrived.by_ref().take(count).collect::<Vec<_>>()
+                Sum { parts: arrived.by_ref().take(count).collect(), stays: false }
             };
-            for (node, sum) in nodes.into_iter().zip(sums) {
-                tree.push(node, sum, <[f32]>::to_vec, |sum, other| add_numbers(sum, other));
-            }
+            tree.join(node, sum, Sum::joined);
         }
-        Ok(tree.sum(|sum, other| add_numbers(sum, other)).unwrap_or_default())
+        tree.sum(Sum::joined);
+        Ok(of_own.pop().unwrap_or_default())
     }
 
     /// Gives all what this process has of each round's buckets.
-    pub(super) fn give(&self, own: &[f32], buckets: &[Bucket], to: &Shards) -> Result<(), Failure> {
-        let (one, counts) = (own.len(), self.of_others(|rank| buckets[rank].len()));
-        let sent = if self.size == 2 { Cow::from(own) } else { Cow::from(own.repeat(self.size - 1)) };
-        let numbers = self.exchange(&sent, &self.of_others(|_| one), &counts)?;
-        let (mut numbers, mut own) = (numbers.as_slice(), own);
-        for (rank, bucket) in buckets.iter().enumerate() {
-            bucket.fill(to, if rank == self.rank { &mut own } else { &mut numbers });
-        }
+    pub(super) fn give(&self, own: &[Tensor], buckets: &[Bucket], to: &Shards) -> Result<(), Failure> {
+        let others = || buckets.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        let mut arrived: Vec<Vec<Tensor>> = others().map(|(_, bucket)| bucket.lent(to)).collect();
+        let places =
+            others().zip(&mut arrived).flat_map(|((rank, _), parts)| parts.iter_mut().map(move |part| (rank, floats_mut(part))));
+        self.swap(self.to_all(own), places)?;
+        others().zip(&arrived).for_each(|((_, bucket), arrived)| bucket.take_back(to, arrived));
         Ok(())
     }
 
-    /// How much each of the others has or gets; a process sends itself nothing.
-    fn of_others(&self, count: impl Fn(usize) -> usize) -> Vec<usize> {
-        (0..self.size).map(|rank| if rank == self.rank { 0 } else { count(rank) }).collect()
+    /// To each process.
+    pub(super) fn to_all<'a>(&self, tensors: &'a [Tensor]) -> impl Iterator<Item = (usize, &'a [f32])> {
+        (0..self.size).flat_map(|rank| tensors.iter().map(move |tensor| (rank, floats(tensor))))
     }
 }
 
-fn add_parameters(sum: &mut Parameters, other: &Parameters) {
-    for (sum, other) in sum.iter_mut().zip(other) {
-        sum.tensor += &other.tensor;
-        release([&sum.tensor]);
+/// The sum of some leaves, in parts of tensors.
+struct Sum<'a> {
+    parts: Vec<&'a mut [f32]>,
+    /// The sum of all is wanted in this memory.
+    stays: bool,
+}
+
+impl Sum<'_> {
+    /// (Two numbers have the same sum whichever comes first.)
+    fn joined(left: Self, right: Self) -> Self {
+        let (mut sum, other) = if right.stays { (right, left) } else { (left, right) };
+        sum.parts.iter_mut().zip(&other.parts).for_each(|(sum, other)| add_all(other, sum));
+        sum
     }
 }
 
-fn add_numbers(sum: &mut [f32], other: &[f32]) {
-    sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
+fn add_tensors(sum: &Parameters, other: &Parameters, tensors: Range<usize>) {
+    for index in tensors {
+        let mut sum = sum.tensor(index);
+        sum += &other.tensor(index);
+        release([&sum]);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind, Tensor};
-
     use super::super::tests::together;
     use super::*;
-    use crate::cpu::slices::floats;
     use crate::model::role::{Role, TensorSpec};
+    use crate::model::weights::parameters::Parameter;
     use crate::settings::OptimizerKind;
+    use crate::settings::Reduction::{Exact, Fast};
 
     /// Numbers of many sizes, so that another order of the sum would have other bits.
     fn number(leaf: usize, place: usize) -> f32 {
         (crate::random::uniform(&[leaf as u64, place as u64]) - 0.5) as f32 * 10.0_f32.powi((leaf % 5) as i32)
     }
 
-    fn sums(size: usize, leaves: usize, count: usize) -> Vec<Vec<u32>> {
+    fn sums(size: usize, leaves: usize, count: usize, order: settings::Reduction) -> Vec<Vec<f32>> {
         let spec = TensorSpec { name: "weight".to_owned(), role: Role::TokenEmbedding, dimensions: vec![count] };
         let shares = Shares::new(size, &[spec], OptimizerKind::Adamw);
         together(size, |world| {
-            let mut own = Tree::<Vec<f32>>::default();
-            for leaf in world.share(leaves) {
+            let of = |leaf: usize| {
                 let numbers: Vec<f32> = (0..count).map(|place| number(leaf, place)).collect();
-                own.push(leaf..leaf + 1, numbers.as_slice(), <[f32]>::to_vec, |sum, other| add_numbers(sum, other));
-            }
-            let nodes: Vec<Shards> = own.sums().map(|sum| Shards::whole([Tensor::from_slice(sum)])).collect();
-            let sum = Tensor::zeros([count as i64], (Kind::Float, Device::Cpu));
-            world.reduce_to(&Shards::whole([sum.shallow_clone()]), &shares, 0..1, leaves, &nodes, true).unwrap();
-            floats(&sum).iter().map(|number| number.to_bits()).collect()
+                let entry =
+                    Parameter { name: "weight".to_owned(), role: Role::TokenEmbedding, tensor: Tensor::from_slice(&numbers) };
+                Parameters::from_entries(vec![entry])
+            };
+            let (own, mut before) = (world.share(leaves), Gradients::default());
+            (own.start..own.end - 1).for_each(|leaf| before.add(leaf, &of(leaf)));
+            let (last, reduction) =
+                (of(own.end - 1), Reduction { world: world.clone(), shares: &shares, leaves, all: true, order, to: None });
+            reduction.beside(before, |done| done(&last, 0..1)).unwrap();
+            floats(&last.tensor(0)).to_vec()
         })
+    }
+
+    fn bits(numbers: &[f32]) -> Vec<u32> {
+        numbers.iter().map(|number| number.to_bits()).collect()
     }
 
     #[test]
     fn any_number_of_processes_sums_to_the_same_bits() {
         for (leaves, count) in [(1, 5), (4, 1), (4, 140_000), (6, 33), (7, 70_000)] {
-            let expected = &sums(1, leaves, count)[0];
+            let expected = &sums(1, leaves, count, Exact)[0];
             for size in 2..=leaves {
-                assert!(sums(size, leaves, count).iter().all(|sum| sum == expected), "{size} processes, {leaves} leaves");
+                assert!(
+                    sums(size, leaves, count, Exact).iter().all(|sum| bits(sum) == bits(expected)),
+                    "{size} processes, {leaves} leaves"
+                );
             }
         }
         let in_a_row = (0..7).map(|leaf| number(leaf, 0)).fold(0.0, |sum, number| sum + number);
-        assert_ne!(sums(1, 7, 100)[0][0], in_a_row.to_bits(), "numbers whose order does not matter show nothing");
+        assert_ne!(sums(1, 7, 100, Exact)[0][0].to_bits(), in_a_row.to_bits(), "numbers whose order does not matter show nothing");
+    }
+
+    #[test]
+    fn the_librarys_order_gives_all_the_same_sum_but_for_its_last_digits() {
+        let expected = &sums(1, 7, 70_000, Exact)[0];
+        assert_eq!(bits(&sums(1, 7, 70_000, Fast)[0]), bits(expected), "one process has one order");
+        for found in sums(4, 7, 70_000, Fast) {
+            let largest = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs()).fold(0.0, f32::max);
+            assert!(largest > 0.0 && largest < 0.01, "{largest} of numbers up to 50,000");
+        }
     }
 }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use tch::{Device, Tensor};
 
-use crate::cpu::slices::{floats, floats_mut};
 use crate::model::Parameters;
 use crate::offload::release;
 use crate::shares::Shares;
@@ -25,6 +24,12 @@ impl Shards {
     pub fn whole(tensors: impl IntoIterator<Item = Tensor>) -> Self {
         let tensors: Vec<Tensor> = tensors.into_iter().collect();
         Self { starts: vec![0; tensors.len()], tensors }
+    }
+
+    /// The same numbers, for another thread.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        Self { tensors: self.tensors.iter().map(Tensor::shallow_clone).collect(), starts: self.starts.clone() }
     }
 
     /// [`Shards::whole`] of these.
@@ -49,6 +54,18 @@ impl Shards {
         view(&self.tensors[tensor], &(part.start - start..part.end - start))
     }
 
+    /// How many there are of a tensor.
+    pub fn numbers(&self, tensor: usize) -> usize {
+        self.tensors[tensor].numel()
+    }
+
+    /// Takes a process's part of some tensors from whole ones.
+    pub fn take_from(&self, whole: &Self, shares: &Shares, rank: usize, tensors: &Range<usize>) {
+        for (tensor, part) in tensors.clone().map(|tensor| (tensor, shares.part(rank, tensor))) {
+            self.part(tensor, &part).copy_(&whole.part(tensor, &part));
+        }
+    }
+
     /// See [`release`].
     pub fn release(&self, tensor: usize) {
         release([&self.tensors[tensor]]);
@@ -69,34 +86,33 @@ pub(super) struct Bucket(Vec<(usize, Range<usize>)>);
 
 impl Bucket {
     pub fn len(&self) -> usize {
-        self.0.iter().map(|(_, part)| part.len()).sum()
+        self.lengths().sum()
     }
 
-    /// From wherever the tensors are.
-    pub fn append_to(&self, numbers: &mut Vec<f32>, shards: &Shards) {
-        for (index, part) in &self.0 {
-            numbers.extend_from_slice(floats(&shards.part(*index, part).to_device(Device::Cpu)));
-            shards.release(*index);
-        }
+    /// How many of each tensor.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|(_, part)| part.len())
     }
 
-    pub fn numbers(&self, shards: &Shards) -> Vec<f32> {
-        let mut numbers = Vec::with_capacity(self.len());
-        self.append_to(&mut numbers, shards);
-        numbers
+    /// They themselves where they are in main memory, else copies.
+    pub fn lent(&self, shards: &Shards) -> Vec<Tensor> {
+        self.0.iter().map(|(index, part)| shards.part(*index, part).to_device(Device::Cpu)).collect()
     }
 
-    /// Takes as many from the front of `numbers` for `shards`.
-    pub fn fill(&self, shards: &Shards, numbers: &mut &[f32]) {
-        for (index, part) in &self.0 {
-            let (numbers, mut place) = (numbers.split_off(..part.len()).unwrap_or_default(), shards.part(*index, part));
-            if place.device() == Device::Cpu {
-                floats_mut(&mut place).copy_from_slice(numbers);
-            } else {
-                place.copy_(&Tensor::from_slice(numbers).view_as(&place));
+    /// Takes over what was [`Bucket::lent`] and has changed; of these or other `shards`.
+    pub fn take_back(&self, shards: &Shards, lent: &[Tensor]) {
+        for ((index, part), lent) in self.0.iter().zip(lent) {
+            let mut place = shards.part(*index, part);
+            if place.data_ptr() != lent.data_ptr() {
+                place.copy_(&lent.view_as(&place));
             }
-            shards.release(*index);
         }
+        self.release(shards);
+    }
+
+    /// See [`Shards::release`].
+    pub fn release(&self, shards: &Shards) {
+        self.0.iter().for_each(|(index, _)| shards.release(*index));
     }
 }
 

@@ -1,21 +1,56 @@
 //! Numbers that one process has and others need.
 
+use std::iter;
 use std::ops::Range;
+use std::panic::resume_unwind;
+use std::sync::mpsc::{self, Receiver};
+use std::thread::{self, JoinHandle};
 
 use tch::{Device, Tensor};
 
-use super::World;
 use super::shards::{BUCKET, Shards, buckets, rounds, view};
-use crate::cpu::slices::floats;
+use super::{Aside, World};
+use crate::cpu::slices::{floats, floats_mut};
 use crate::error::Failure;
-use crate::journal::trace::span;
+use crate::journal::trace::span_of_exchange;
 use crate::shares::Shares;
 
+/// Tensors on their way to all, beside the training.
+#[derive(Debug)]
+pub struct Arrival {
+    arrived: Receiver<Range<usize>>,
+    giving: JoinHandle<Result<(), Failure>>,
+}
+
+impl Arrival {
+    /// Waits for the next tensors. None after the last, and after a failure.
+    pub fn next(&self) -> Option<Range<usize>> {
+        self.arrived.recv().ok()
+    }
+
+    /// Fails when another process was gone before all had arrived.
+    pub fn end(self) -> Result<(), Failure> {
+        self.giving.join().unwrap_or_else(|panic| resume_unwind(panic))
+    }
+}
+
 impl World {
-    /// Gives all the share of each.
-    pub fn give_shares(&self, shares: &Shares, tensors: &Shards) -> Result<(), Failure> {
-        let _span = span("weights");
-        rounds(shares, &shares.tensors()).try_for_each(|buckets| self.give(&buckets[self.rank].numbers(tensors), &buckets, tensors))
+    /// Begins to give all the share of each, by a thread of its own: some tensors after the others, as `order` says.
+    pub fn give_beside(&self, shares: &Shares, order: Vec<Range<usize>>, weights: Shards) -> Arrival {
+        let (world, shares, (tell, arrived)) = (self.aside(Aside::Tensors), shares.clone(), mpsc::channel());
+        let give = move |some: Range<usize>| {
+            world.give_shares(&shares, &some, &weights)?;
+            // Nobody waits for it where the run has failed meanwhile.
+            let _ = tell.send(some);
+            Ok(())
+        };
+        Arrival { arrived, giving: thread::spawn(move || order.into_iter().try_for_each(give)) }
+    }
+
+    /// Gives all the share of each in some tensors.
+    pub fn give_shares(&self, shares: &Shares, some: &Range<usize>, tensors: &Shards) -> Result<(), Failure> {
+        let _span = span_of_exchange("weights");
+        rounds(shares, some).try_for_each(|buckets| self.give(&buckets[self.rank].lent(tensors), &buckets, tensors))
     }
 
     /// Turns everyone's tensors into the leader's.
@@ -26,9 +61,13 @@ impl World {
         let parts: Vec<_> = tensors.iter().map(|tensor| 0..tensor.numel()).enumerate().collect();
         let tensors = Shards::whole(tensors);
         for bucket in buckets(parts.into_iter(), BUCKET) {
-            let own = if self.leads() { bucket.numbers(&tensors) } else { Vec::new() };
-            let numbers = self.gather(&own, |rank| if rank == 0 { bucket.len() } else { 0 })?;
-            bucket.fill(&tensors, &mut numbers.as_slice());
+            let mut numbers = bucket.lent(&tensors);
+            if self.leads() {
+                self.swap(self.to_all(&numbers), iter::empty())?;
+            } else {
+                self.swap(iter::empty(), numbers.iter_mut().map(|tensor| (0, floats_mut(tensor))))?;
+            }
+            bucket.take_back(&tensors, &numbers);
         }
         Ok(())
     }
@@ -38,10 +77,10 @@ impl World {
     pub fn bring(&self, own: &Tensor, part: impl Fn(usize) -> Range<usize>, numbers: &Range<usize>) -> Result<Vec<f32>, Failure> {
         let of = |rank: usize| overlap(&part(rank), numbers);
         let sent = plain(own, &part(self.rank), &of(self.rank));
-        let mut to_each = vec![0; self.size];
-        to_each[0] = sent.len();
+        let mut to_each = vec![&[][..]; self.size];
+        to_each[0] = &sent;
         let from_each: Vec<usize> = (0..self.size).map(|rank| if self.leads() { of(rank).len() } else { 0 }).collect();
-        self.exchange(&sent, &to_each, &from_each)
+        self.exchange(&to_each, &from_each)
     }
 
     /// The reverse: gives each process what it has of the leader's `whole` tensor.
@@ -57,10 +96,10 @@ impl World {
             || vec![Vec::new(); self.size],
             |whole| (0..self.size).map(|rank| plain(whole, &(0..whole.numel()), &of(rank))).collect(),
         );
-        let to_each: Vec<usize> = parts.iter().map(Vec::len).collect();
+        let to_each: Vec<&[f32]> = parts.iter().map(Vec::as_slice).collect();
         let mut from_each = vec![0; self.size];
         from_each[0] = of(self.rank).len();
-        let arrived = self.exchange(&parts.concat(), &to_each, &from_each)?;
+        let arrived = self.exchange(&to_each, &from_each)?;
         let (place, start) = (of(self.rank), part(self.rank).start);
         if !place.is_empty() {
             let mut place = view(own, &(place.start - start..place.end - start));

@@ -3,6 +3,7 @@
 //! (Two numbers have the same sum whichever comes first: only who meets whom matters.)
 
 use std::borrow::Borrow;
+use std::iter;
 use std::ops::Range;
 
 /// Sums of neighbouring leaves, each of as many as join to one.
@@ -25,35 +26,40 @@ impl<T> Tree<T> {
     {
         let Some((left, mut joined)) = self.sibling(&leaves) else { return self.nodes.push((leaves, copy(sum))) };
         add(&mut joined, sum);
-        let leaves = self.join(left.start..leaves.end, &mut joined, |joined, sum| add(joined, sum.borrow()));
-        self.nodes.push((leaves, joined));
+        self.join(left.start..leaves.end, joined, |mut left, right| {
+            add(&mut left, right.borrow());
+            left
+        });
     }
 
-    /// Adds to the sum of the next `leaves` what it joins with, as far as the tree has it; says whose sum it is then.
-    pub fn join(&mut self, leaves: Range<usize>, sum: &mut T, add: impl Fn(&mut T, &T)) -> Range<usize> {
+    /// [`Tree::push`] of a sum that is the tree's from now on.
+    pub fn join(&mut self, leaves: Range<usize>, mut sum: T, add: impl Fn(T, T) -> T) {
         let mut joined = leaves;
         while let Some((left, other)) = self.sibling(&joined) {
-            add(sum, &other);
+            sum = add(other, sum);
             joined.start = left.start;
         }
-        joined
+        self.nodes.push((joined, sum));
     }
 
-    /// Adds all that the tree has to the sum of the last leaves.
-    pub fn finish(self, sum: &mut T, add: impl Fn(&mut T, &T)) {
-        self.nodes.iter().rev().for_each(|(_, other)| add(sum, other));
+    /// Takes out what the sum of the next `leaves` joins with, one after the other.
+    pub fn siblings(&mut self, mut leaves: Range<usize>) -> Vec<T> {
+        let next = || {
+            let (left, sum) = self.sibling(&leaves)?;
+            leaves.start = left.start;
+            Some(sum)
+        };
+        iter::from_fn(next).collect()
     }
 
     /// The sum of all, after the last leaf; none of none.
-    pub fn sum(mut self, add: impl Fn(&mut T, &T)) -> Option<T> {
-        let (_, mut sum) = self.nodes.pop()?;
-        self.finish(&mut sum, add);
-        Some(sum)
+    pub fn sum(self, add: impl Fn(T, T) -> T) -> Option<T> {
+        self.into_sums().rev().reduce(|sum, other| add(other, sum))
     }
 
     /// The sums so far, which have no siblings yet.
-    pub fn sums(&self) -> impl Iterator<Item = &T> {
-        self.nodes.iter().map(|(_, sum)| sum)
+    pub fn into_sums(self) -> impl DoubleEndedIterator<Item = T> {
+        self.nodes.into_iter().map(|(_, sum)| sum)
     }
 
     fn sibling(&mut self, leaves: &Range<usize>) -> Option<(Range<usize>, T)> {
@@ -78,6 +84,12 @@ mod tests {
         *sum = if first(sum) < first(other) { format!("({sum}{other})") } else { format!("({other}{sum})") };
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "a tree takes its sums by value")]
+    fn added(mut left: String, right: String) -> String {
+        add(&mut left, &right);
+        left
+    }
+
     /// The sum of all leaves, when `size` carriers join theirs first.
     fn order(leaves: usize, size: usize) -> String {
         let name = |leaf: usize| char::from(b'a' + leaf as u8).to_string();
@@ -87,11 +99,11 @@ mod tests {
             let (mut tree, last) = (Tree::default(), own.end - 1);
             (own.start..last).for_each(|leaf| tree.push(leaf..leaf + 1, name(leaf).as_str(), str::to_owned, add));
             let mut sum = name(last);
-            let joined = tree.join(last..last + 1, &mut sum, |sum, other| add(sum, other));
-            let nodes = tree.nodes.into_iter().chain([(joined, sum)]);
-            nodes.for_each(|(leaves, sum)| whole.push(leaves, sum.as_str(), str::to_owned, add));
+            tree.siblings(last..last + 1).iter().for_each(|other| add(&mut sum, other));
+            let sums = tree.into_sums().chain([sum]);
+            nodes(own).into_iter().zip(sums).for_each(|(leaves, sum)| whole.join(leaves, sum, added));
         }
-        whole.sum(|sum, other| add(sum, other)).unwrap()
+        whole.sum(added).unwrap()
     }
 
     #[test]

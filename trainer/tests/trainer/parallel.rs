@@ -32,6 +32,32 @@ pub const FOUR: &str = "train.leaves=4";
 /// Values of a run; numbers of processes that share it, and the stage of ZeRO among them.
 pub type Way<'a> = (&'a [&'a [&'a str]], &'a [(usize, u8)]);
 
+/// What a step may have beside its products. Loss scaling is of fp16.
+const KINDS: [&[&str]; 6] = [
+    &["train.gradient_accumulation=16"],
+    &["train.dropout=0.1", "train.attention_dropout=0.1"],
+    &["train.document_mask=true"],
+    &["train.lora.rank=2", "train.lora.dropout=0.1"],
+    &["train.recompute=full"],
+    &["train.precision=fp16", "train.loss_scaling.growth_interval=1"],
+];
+
+/// Every combination of kinds, number formats and optimizers, of a run with eight leaves.
+pub fn grid() -> Vec<Vec<&'static str>> {
+    let optimizers = ["train.optimizer=adamw", "train.optimizer=muon", "train.optimizer=adafactor"];
+    let formats = ["train.precision=fp32", "train.precision=bf16"];
+    let is_twice = |kind: &[&str], format: &str| kind[0] == "train.precision=fp16" && format == formats[1];
+    let all = optimizers.iter().flat_map(|optimizer| formats.iter().map(move |format| (*optimizer, *format)));
+    let all = all.flat_map(|(optimizer, format)| KINDS.iter().map(move |kind| (optimizer, format, *kind)));
+    let values = |(optimizer, format, kind): (_, _, &[&'static str])| [&["train.leaves=8", optimizer, format], kind].concat();
+    all.filter(|(_, format, kind)| !is_twice(kind, format)).map(values).collect()
+}
+
+/// Whether all of [`grid`] is asked for, which takes an hour.
+pub fn wants_grid() -> bool {
+    std::env::var_os("FT_GRID").is_some()
+}
+
 /// Trains into `output` with so many, until all are through; where that is `wanted`, until the step that follows an evaluation.
 /// Only the first knows `output`.
 fn run(fixture: &Fixture, output: &str, size: usize, values: &[&str], wanted: bool) -> Vec<Result<Outcome, Failure>> {
@@ -118,17 +144,45 @@ fn any_number_of_processes_trains_to_the_bytes_of_one() {
         (&[&large, &one_each, &["train.precision=bf16", "train.optimizer=muon", "train.recompute=full"]], &[(4, 2)]),
         (&[&["train.leaves=8", "train.precision=bf16", "train.dropout=0.1"]], &[(8, 0), (8, 1), (8, 2)]),
     ];
-    for (number, (way, processes)) in ways.into_iter().enumerate() {
-        let values = way.concat();
+    let mut ways: Vec<_> = ways.map(|(values, processes)| (values.concat(), processes.to_vec())).into();
+    if wants_grid() {
+        let all: Vec<(usize, u8)> = [2, 3, 4, 8].into_iter().flat_map(|size| [0, 1, 2].map(|zero| (size, zero))).collect();
+        ways.extend(grid().into_iter().map(|values| (values, all.clone())));
+    }
+    for (number, (values, processes)) in ways.into_iter().enumerate() {
         let expected = trained(&fixture, &format!("{number}-alone"), 1, &values);
         for (size, zero) in processes {
             let zero = format!("train.zero={zero}");
-            let found = trained(&fixture, &format!("{number}-{size}-{zero}"), *size, &[&values[..], &[&zero]].concat());
+            let found = trained(&fixture, &format!("{number}-{size}-{zero}"), size, &[&values[..], &[&zero]].concat());
+            println!("{size} processes, {zero}: {values:?}");
             assert_same(&expected, &found);
+            fs::remove_dir_all(found).unwrap();
         }
     }
     let one_sum = trained(&fixture, "one-sum", 1, &["train.leaves=1"]);
     assert!(result(&one_sum)[0] != result(&fixture.path("0-alone"))[0], "sums whose order does not matter show nothing");
+}
+
+/// The losses of a run's steps.
+fn losses(output: &Path) -> Vec<f64> {
+    let log = fs::read_to_string(output.join("steps.jsonl")).unwrap();
+    log.lines().filter_map(|line| serde_json::from_str::<Value>(line).unwrap()["loss"].as_f64()).collect()
+}
+
+#[test]
+fn the_librarys_order_of_sums_changes_the_last_digits_alone() {
+    const EIGHT: &str = "train.leaves=8";
+    let fixture = Fixture::new();
+    let fast = [EIGHT, "train.reduction=fast"];
+    let exact = trained(&fixture, "exact", 1, &[EIGHT]);
+    assert_same(&exact, &trained(&fixture, "one", 1, &fast));
+    for zero in ["train.zero=0", "train.zero=1", "train.zero=2"] {
+        let found = losses(&trained(&fixture, zero, 4, &[&fast[..], &[zero]].concat()));
+        let expected = losses(&exact);
+        assert_eq!(found.len(), 4);
+        let error = |(found, expected): (&f64, &f64)| (found - expected).abs() / expected;
+        assert!(found.iter().zip(&expected).map(error).all(|error| error < 1e-5), "{found:?} instead of {expected:?}");
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use ft_trainer::random::uniform;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::fixture::{Fixture, stderr};
-use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, is_empty};
+use crate::parallel::{FOUR, SHARED, Way, assert_same, elsewhere, grid, is_empty, wants_grid};
 
 /// In which all have ended after one has, on a machine that has other work, too.
 const SOME_TIME: Duration = Duration::from_secs(30);
@@ -91,13 +91,23 @@ fn codes(processes: &mut [Child], time: Duration) -> Vec<Option<i32>> {
 fn any_number_trains_to_the_bytes_of_one() {
     let fixture = Fixture::new();
     let one_each = [FOUR, "train.gradient_accumulation=4", "train.precision=bf16", "train.dropout=0.1", "train.document_mask=true"];
-    let ways: [Way<'_>; 2] = [(&[&[FOUR]], &[(2, 0), (3, 1)]), (&[&one_each], &[(4, 2), (3, 0)])];
+    let ways: [Way<'_>; 3] = [
+        (&[&[FOUR]], &[(2, 0), (3, 1)]),
+        (&[&one_each], &[(4, 2), (3, 0)]),
+        // Sums of Gloo's own between two, whose order is one.
+        (&[&["train.leaves=2", "train.reduction=fast"]], &[(2, 0)]),
+    ];
+    let mut ways: Vec<_> = ways.map(|(values, processes)| (values.concat(), processes.to_vec())).into();
+    if wants_grid() {
+        // A sample of it, which has each kind, number format and optimizer.
+        ways.extend(grid().into_iter().step_by(5).map(|values| (values, vec![(2, 1), (3, 0), (8, 2)])));
+    }
     for (number, (values, processes)) in ways.into_iter().enumerate() {
-        let values = values.concat();
         let expected = trained(&fixture, &format!("{number}-alone"), 1, &values);
         for (size, zero) in processes {
             let zero = format!("train.zero={zero}");
-            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), *size, &[&values[..], &[&zero]].concat()));
+            println!("{size} processes, {zero}: {values:?}");
+            assert_same(&expected, &trained(&fixture, &format!("{number}-{size}"), size, &[&values[..], &[&zero]].concat()));
         }
     }
 }

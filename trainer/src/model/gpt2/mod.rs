@@ -11,10 +11,12 @@ mod sinusoids;
 mod weight_stream;
 
 use std::cell::RefCell;
+use std::iter;
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
+use super::family::Beside;
 use super::layers::documents::Documents;
 use super::layers::dropout::{Dropout, Masks, Site};
 use super::layers::fused::Fused;
@@ -172,16 +174,39 @@ impl Gpt2 {
     /// When the sequences exceed the context, the batch has more rows than [`Setup::rows`], a token is outside the vocabulary, or
     /// libtorch is out of memory.
     pub fn accumulate(&mut self, batch: &Batch, scale: f64) -> Loss {
-        self.accumulate_and(batch, scale, &mut |_, _| ())
+        self.accumulate_beside(batch, scale, &mut Beside { arrive: &|_| false, done: &mut |_, _| () })
     }
 
-    /// [`Gpt2::accumulate`]. Where gradients are shed, `done` is told of each block's before the next are written over them.
-    pub fn accumulate_and(&mut self, batch: &Batch, scale: f64, done: &mut dyn FnMut(&Parameters, Range<usize>)) -> Loss {
+    /// The embeddings, each block and the final norm, where all of them are trained where they are computed with.
+    pub fn order(&self) -> Option<Vec<Range<usize>>> {
+        let parameters = &self.parameters;
+        let blocks = (0..self.shape.layers).map(|layer| parameters.block_tensors(layer));
+        let order = || iter::once(parameters.embedding_tensors()).chain(blocks).chain([parameters.final_norm_tensors()]).collect();
+        self.is_plain().then(order)
+    }
+
+    /// See [`Gpt2::order`].
+    fn is_plain(&self) -> bool {
+        self.adapters.is_none() && !self.is_apart()
+    }
+
+    /// Takes over weights that have changed since an update that has not told of them.
+    pub fn take_over(&self, weights: Range<usize>) {
+        tch::no_grad(|| self.working.round_where_they_are(weights, &self.parameters));
+    }
+
+    /// [`Gpt2::accumulate`]. Asks for the weights in [`Gpt2::order`], and tells of the gradients of each part of that as soon as all
+    /// of the batch is in them: where there is no such order, of all after the last. Where gradients are shed, those of the block
+    /// before the one that is told of are written over next.
+    pub fn accumulate_beside(&mut self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> Loss {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
         }
-        let sum = self.run(|| self.forward_backward(batch, scale, &mut |tensors| self.shed(tensors, done)));
+        let sum = self.run(|| self.forward_backward(batch, scale, beside));
         self.await_home();
+        if !self.is_plain() {
+            (beside.done)(self.gradients(), 0..self.gradients().iter().len());
+        }
         self.fresh = false;
         Loss { sum, weight: batch.weight() }
     }
@@ -236,15 +261,17 @@ impl Gpt2 {
         })
     }
 
-    /// Lets go of the gradients of neighbouring tensors, and makes those that are added to zero for the next.
-    fn shed(&self, tensors: Range<usize>, done: &mut dyn FnMut(&Parameters, Range<usize>)) {
-        if self.sheds_gradients {
-            done(self.gradients(), tensors.clone());
-            self.gradients().zero_those_added_to(tensors);
-        }
-    }
-
-    fn forward_backward(&self, batch: &Batch, scale: f64, done: &mut dyn FnMut(Range<usize>)) -> f64 {
+    fn forward_backward(&self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> f64 {
+        let arrive = |weights: Range<usize>| {
+            if (beside.arrive)(weights.clone()) {
+                self.take_over(weights);
+            }
+        };
+        let mut done = |tensors| {
+            if self.is_plain() {
+                (beside.done)(self.gradients(), tensors);
+            }
+        };
         let Batch { inputs, targets, first_sequence, .. } = batch;
         let all_masks = self.dropout.map(|dropout| Masks { dropout, first_sequence: *first_sequence, layer: 0 });
         let masks = all_masks.filter(|masks| masks.dropout.reaches_stream());
@@ -252,6 +279,7 @@ impl Gpt2 {
         let documents = self.documents(inputs);
         let layout = Layout { mask: mask(documents.as_ref()), dropout: masks, ..self.layout(inputs) };
         let inputs = inputs.to_device(self.device);
+        arrive(self.parameters.embedding_tensors());
         let mut x = self.embed(&inputs, documents.as_ref());
         if let Some(masks) = masks {
             x = masks.apply(Site::Embedding, &x, layout.length);
@@ -259,6 +287,7 @@ impl Gpt2 {
         let drawn = all_masks.map(|masks| (masks, layout.length));
         let mut kept = Vec::with_capacity(self.shape.layers);
         for layer in 0..self.shape.layers {
+            arrive(self.parameters.block_tensors(layer));
             let (weights, layout) = (self.block(layer, drawn), layout.of_layer(layer));
             let activations = block::forward(x, &weights, layout);
             x = activations.output(&weights, layout);
@@ -271,6 +300,7 @@ impl Gpt2 {
         if self.recompute == Recompute::Host {
             aten::await_home(self.device);
         }
+        arrive(self.parameters.final_norm_tensors());
         let final_norm = self.working.final_norm();
         let (hidden, statistics) = norm::forward(&x, &final_norm, layout.epsilon, layout.kind);
         drop(running);
@@ -293,6 +323,9 @@ impl Gpt2 {
         for layer in (0..self.shape.layers).rev() {
             let (weights, kept) = (self.block(layer, drawn), kept.pop().expect("every block has kept something"));
             let layout = layout.of_layer(layer);
+            if self.sheds_gradients {
+                self.gradients().zero_those_added_to(self.parameters.block_tensors(layer));
+            }
             let (home, mut gradients) = self.gradients_of(layer);
             block::backward(&mut dx, kept.restore(&weights, layout), &weights, layout, &mut gradients, write);
             self.give_back(gradients.tensors(), home.tensors());

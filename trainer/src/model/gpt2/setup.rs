@@ -36,7 +36,7 @@ pub struct Setup<'a> {
     pub away: Offload,
     /// Where gradients lie and, unless they are on the device alone, rounded weights.
     pub place: Place,
-    /// All blocks have their gradients in one place, each after the one before has been let go of: of one batch in a step.
+    /// Two blocks have their gradients at a time, each in the place of the one two before it: of one batch in a step.
     pub sheds_gradients: bool,
     /// How much less of the forward pass is kept for the backward pass.
     pub recompute: Recompute,
@@ -97,7 +97,7 @@ impl Gpt2 {
         model.fused = Fused::of(device, model.kind, shape.head_width())?;
         model.sheds_gradients = setup.sheds_gradients;
         let gradients =
-            if setup.sheds_gradients { model.parameters.zeros_of_a_block() } else { model.trained().zeros_in(place)? };
+            if setup.sheds_gradients { model.parameters.zeros_of_two_blocks() } else { model.trained().zeros_in(place)? };
         model.gradients = Some(gradients);
         if model.is_apart() && precision != Precision::Fp32 {
             model.landings = model.landings_in(place)?;

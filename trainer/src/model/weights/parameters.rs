@@ -190,11 +190,11 @@ impl Parameters {
         self.try_map(|entry| place.zeros_like(&entry.tensor))
     }
 
-    /// [`Parameters::zeros_like`], where the tensors of all blocks are those of the first.
-    pub(crate) fn zeros_of_a_block(&self) -> Self {
-        let (first, mut zeros) = (self.block_tensors(0), Vec::<Parameter>::new());
+    /// [`Parameters::zeros_like`], where the tensors of a block are those of the one two before it.
+    pub(crate) fn zeros_of_two_blocks(&self) -> Self {
+        let (third, mut zeros) = (self.block_tensors(2).start, Vec::<Parameter>::new());
         for (index, entry) in self.entries.iter().enumerate() {
-            let earlier = index.checked_sub(BLOCK_TENSORS).filter(|_| entry.role.is_in_block() && !first.contains(&index));
+            let earlier = index.checked_sub(2 * BLOCK_TENSORS).filter(|_| entry.role.is_in_block() && index >= third);
             let tensor = earlier.map_or_else(|| entry.tensor.zeros_like(), |earlier| zeros[earlier].tensor.shallow_clone());
             zeros.push(Parameter { name: entry.name.clone(), role: entry.role, tensor });
         }
@@ -229,6 +229,15 @@ impl Parameters {
         } else {
             round(tensor, original);
             release([&*tensor, original]);
+        }
+    }
+
+    /// [`Parameters::round_again`] of some where none is away, as far as they share no memory with these.
+    pub(crate) fn round_where_they_are(&self, some: Range<usize>, originals: &Self) {
+        let pairs = self.entries[some.clone()].iter().zip(&originals.entries[some]);
+        for (entry, original) in pairs.filter(|(entry, original)| entry.tensor.kind() != original.tensor.kind()) {
+            round(&mut entry.tensor.shallow_clone(), &original.tensor);
+            release([&entry.tensor, &original.tensor]);
         }
     }
 

@@ -29,13 +29,14 @@ use crate::run::recorder::Files;
 use crate::run::{Run, unwritten};
 use crate::state::OPTIMIZER_FILE;
 use crate::state::State;
-use crate::world::World;
+use crate::world::{Aside, World};
 
 impl Run {
     /// Begins a checkpoint, after the one before it is on the disk. It is written while the next step computes its gradient. All
     /// have the same tensors: the leader writes them.
     pub(crate) fn checkpoint(&mut self) -> Result<(), Failure> {
         self.finish_checkpoint()?;
+        self.settle()?;
         self.waiting(|run| {
             let step = run.state.step;
             run.state.seconds = run.recorder.pace.seconds();
@@ -88,7 +89,7 @@ impl Run {
 
     /// Sends the leader this process's share of the optimizer's state, while it writes.
     fn sending(&self, step: u64) -> Writing {
-        let (remembered, world) = (self.optimizer.remembered(), self.world.aside());
+        let (remembered, world) = (self.optimizer.remembered(), self.world.aside(Aside::Checkpoints));
         Writing::begin(step, move |copying| {
             let sent =
                 remembered.iter().filter(|tensor| tensor.is_elsewhere()).try_for_each(|tensor| tensor.bring(&world, |_| Ok(())));
@@ -104,7 +105,7 @@ impl Run {
         Contents {
             model: self.model.stored(self.dataset.end_of_text()),
             optimizer: self.optimizer.remembered(),
-            world: self.world.aside(),
+            world: self.world.aside(Aside::Checkpoints),
             tokenizer: tokenizer.collect(),
             steps: (files.journal.steps_path().to_owned(), self.state.log_bytes),
             best: (self.state.best_step.is_some() && !self.is_over()).then(|| files.best.clone()),

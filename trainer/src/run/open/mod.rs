@@ -84,7 +84,8 @@ impl Run {
         let peak = if world.leads() { device::measured_rate(device, kind, engine) } else { 0.0 };
         let pace = Pace::new(flops_per_token, peak * world.size() as f64, state.seconds);
         let recorder = Recorder::new(files, resumes.then_some(state.step), pace);
-        let mut run = Self { world, config, dataset, sampler, model, optimizer, shares, shard, state, recorder, _lock: lock };
+        let mut run =
+            Self { world, config, dataset, sampler, model, optimizer, shares, shard, arriving: None, state, recorder, _lock: lock };
         run.announce(&chosen.reason)?;
         Ok(run)
     }
@@ -95,7 +96,7 @@ fn check_same(config: &TrainConfig, dataset: &Dataset, world: &World) -> Result<
     let model = serde_json::to_value(&config.model).map_err(Failure::other)?;
     let identity = Identity::new(dataset.digest().to_owned(), None, model, &config.train)?;
     // How the work is shared decides no number, and all must share it alike.
-    let text = serde_json::to_vec(&(identity, config.train.zero)).map_err(Failure::other)?;
+    let text = serde_json::to_vec(&(identity, config.train.zero, config.train.reduction)).map_err(Failure::other)?;
     let digests = world.gather(&[<[u8; 32]>::from(Sha256::digest(text))], |_| 1)?;
     let other = digests.iter().position(|digest| *digest != digests[0]);
     let message =
