@@ -161,8 +161,8 @@ fn command(path: &Path, folder: &Folder, log: &File) -> io::Result<Command> {
 fn hand_over(command: &mut Command, listener: &TcpListener) {
     let socket = listener.as_raw_fd();
     command.env(LISTENER, socket.to_string());
-    // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing. The socket is open: the
-    // caller has it until the process is started.
+    // SAFETY: between fork and exec only one system call is made, which takes no lock and allocates nothing. The socket is open:
+    // the caller has it until the process is started.
     unsafe { command.pre_exec(move || Ok(fcntl_setfd(BorrowedFd::borrow_raw(socket), FdFlags::empty())?)) };
 }
 
@@ -215,8 +215,8 @@ impl Ended {
 }
 
 /// Waits for the trainer; how the process ended that was the reason for all of them: the earliest of those that say as much. When
-/// one fails, `tell` is called. From then on, or since one has stopped, and when `another` comes, which is a failure of another node,
-/// the rest have [`SOON`] to end by themselves.
+/// one fails, `tell` is called. From then on, or since one has stopped, and when `another` comes, which is a failure of another
+/// node, the rest have [`SOON`] to end by themselves.
 pub(super) async fn supervise(
     trainer: Vec<Process>,
     requests: watch::Receiver<Option<Stop>>,
@@ -279,8 +279,8 @@ pub(super) fn is_stopped(end: &RankEnd) -> bool {
     weight(end.rank, end.code, end.signal) <= STOPPED_WITH_OTHERS
 }
 
-/// Waits for a process. With each of the cloud's `notices` the one that hears is asked for a checkpoint, and goes on. When a stop is
-/// asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up. Each gets
+/// Waits for a process. With each of the cloud's `notices` the one that hears is asked for a checkpoint, and goes on. When a stop
+/// is asked for, it gets one SIGTERM (its second would end it without a checkpoint), and SIGKILL when its time is up. Each gets
 /// SIGKILL when it is `over` for all.
 async fn attend(
     Process { rank, mut child, hears }: Process,

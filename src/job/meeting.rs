@@ -14,8 +14,8 @@ const MOST_WORDS: usize = 600;
 
 pub const RENDEZVOUS_SCHEMA: &str = "ftctl.rendezvous/1";
 
-/// `rendezvous.json`: where the ranks of an attempt meet, written by the agent of node 0 when all nodes are ready, and once more when
-/// a rank has failed.
+/// `rendezvous.json`: where the ranks of an attempt meet, written by the agent of node 0 when all nodes are ready, and once more
+/// when a rank has failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rendezvous {
     pub schema: String,

@@ -34,7 +34,7 @@ pub enum Wrong {
 
 /// The services that this one takes tokens for: the management of resources and Azure ML, and for files storage.
 pub const SERVICES: &[&str] = &["https://management.", "https://ml.azure."];
-pub const STORAGE: &[&str] = &["https://storage.azure.com"];
+pub const STORAGE: &[&str] = &["https://storage."];
 
 /// Whether it was issued here, for one of these services.
 pub fn check(key: &Key, token: &str, services: &[&str]) -> Result<(), Wrong> {

@@ -195,9 +195,9 @@ impl Gpt2 {
         tch::no_grad(|| self.working.round_where_they_are(weights, &self.parameters));
     }
 
-    /// [`Gpt2::accumulate`]. Asks for the weights in [`Gpt2::order`], and tells of the gradients of each part of that as soon as all
-    /// of the batch is in them: where there is no such order, of all after the last. Where gradients are shed, those of the block
-    /// before the one that is told of are written over next.
+    /// [`Gpt2::accumulate`]. Asks for the weights in [`Gpt2::order`], and tells of the gradients of each part of that as soon as
+    /// all of the batch is in them: where there is no such order, of all after the last. Where gradients are shed, those of the
+    /// block before the one that is told of are written over next.
     pub fn accumulate_beside(&mut self, batch: &Batch, scale: f64, beside: &mut Beside<'_>) -> Loss {
         if self.gradients.is_none() {
             self.gradients = Some(self.trained().zeros_like());
