@@ -164,7 +164,7 @@ fn a_finished_job_shows_what_it_measured_last() {
     assert_eq!(names(&["--sort", "step"]), format!("{bad}{good}"), "it was taken away before its last step");
     assert!(sandbox.ok(&["status", "--state", "running"]).starts_with("no such job is under way"));
     for (arguments, message) in
-        [(&["--state", "succeded"][..], "'succeeded'"), (&["--sort", "age"], "possible values: name, state")]
+        [(&["--state", "succeded"][..], "did you mean `succeeded`?"), (&["--sort", "age"], "possible values: name, state")]
     {
         let said = sandbox.run(&[&["status"], arguments].concat());
         assert!(said.code == Some(2) && said.stderr.contains(message), "{arguments:?}: {}", said.stderr);

@@ -116,8 +116,8 @@ impl Run {
         Ok(losses.into_iter().sum())
     }
 
-    /// Adds up the gradients of this process's leaves, then those of all: all of them, or its share alone. Each of the model's blocks
-    /// is on its way as soon as nothing more is added to it.
+    /// Adds up the gradients of this process's leaves, then those of all: all of them, or its share alone. Each of the model's
+    /// blocks is on its way as soon as nothing more is added to it.
     fn add_leaves(&mut self, scale: f64) -> Result<Vec<Loss>, Failure> {
         let (leaves, each) = (self.config.train.leaves(), self.config.train.gradient_accumulation / self.config.train.leaves());
         let (own, mut before, mut losses) = (self.world.share(leaves), Gradients::default(), Vec::new());

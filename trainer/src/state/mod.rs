@@ -83,8 +83,8 @@ pub struct Identity {
 }
 
 /// Settings that may change between two processes of one run: they decide what is said and stored, not what is computed.
-/// (`threads` and `leaves` decide, and are compared on their own. Device, engine and reduction decide the last bits, and a run may change
-/// them: it says which it has.)
+/// (`threads` and `leaves` decide, and are compared on their own. Device, engine and reduction decide the last bits, and a run may
+/// change them: it says which it has.)
 const FREE: [&str; 13] = [
     "checkpoint_every",
     "deterministic",
