@@ -214,8 +214,9 @@ fn changes_the_cloud(name: &str) -> bool {
 /// A cloud, a container and a home, all new.
 struct Place {
     cloud: &'static Cloud,
-    sandbox: Sandbox,
+    /// It is asked for its calls when it goes, and the sandbox ends all that runs in it.
     devcloud: Devcloud,
+    sandbox: Sandbox,
     line: Line,
     _azurite: Arc<Azurite>,
 }

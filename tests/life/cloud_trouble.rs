@@ -53,8 +53,9 @@ pub struct Row {
 
 /// The scene that a row is played in.
 pub struct Scene {
-    pub sandbox: Sandbox,
+    /// It is asked for its calls when it goes, and the sandbox ends all that runs in it.
     pub devcloud: Devcloud,
+    pub sandbox: Sandbox,
 }
 
 impl Scene {
