@@ -655,7 +655,7 @@ fn docker_on_devcloud_a_job_that_is_preempted_twice_ends_with_the_same_weights()
 /// The same way on Azure ML, where the image's digest is the environment's version: one notice is withdrawn, and one is not.
 #[test]
 #[ignore = "needs a container engine, Azurite and the trainer: tests/run starts and builds them"]
-fn docker_on_azureml_a_job_from_a_registry_that_is_preempted_ends_with_the_same_weights() {
+fn docker_on_azure_a_job_from_a_registry_that_is_preempted_ends_with_the_same_weights() {
     const SETS: &[&str] = &["train.steps=2000", "compute.azureml.identity=none"];
     let begun = Instant::now();
     let (azurite, registry) = (azurite::start(), Registry::start(Auth::Open));

@@ -104,7 +104,9 @@ char *ft_gloo_exchange(const Gloo *gloo, const Part *sent, size_t sent_count, co
             auto given = bytes(*part);
             works.push_back((*gloo)->send(given, part->rank, 0));
         }
-        for (auto &work : works) work->wait();
+        // Left to itself, a single part waits for as long as the connecting may take.
+        const auto patience = (*gloo)->getBackendOptions()->timeout;
+        for (auto &work : works) work->wait(patience);
     });
 }
 
