@@ -6,6 +6,7 @@ use std::{
     io::{BufRead, BufReader, Write as _},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -501,6 +502,8 @@ fn gcloud_and_ftctl_see_and_delete_each_others_machines() {
 
 /// A devcloud whose machines start containers on the tests' engine; commands have their store in a container of Azurite.
 struct WithEngine {
+    /// They share the engine, and look what is left on it.
+    _alone: MutexGuard<'static, ()>,
     devcloud: Running,
     store: String,
     reference: String,
@@ -519,10 +522,12 @@ fn images() -> Vec<String> {
 impl WithEngine {
     /// The emulator of the blob store, a registry with the image in it, and a cloud with this script.
     fn start(cloud: &'static str, variables: usize, azurite: &azurite::Azurite, registry: &Registry, script: &Value) -> Self {
+        static ENGINE: Mutex<()> = Mutex::new(());
+        let alone = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = std::env::var_os("DOCKER_HOST").unwrap_or_default();
         let devcloud =
             Running::start_cloud(cloud, variables, script, |command| command.arg("--engine").env("DOCKER_HOST", &engine));
-        let mut world = Self { devcloud, store: azurite.container(), reference: String::new() };
+        let mut world = Self { _alone: alone, devcloud, store: azurite.container(), reference: String::new() };
         world.reference = world.push(registry);
         world
     }
