@@ -128,7 +128,7 @@ impl Row {
         let running = sandbox.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // Read all the time: a follower without a reader stands still, and supervises nothing.
         let running = thread::spawn(|| running.wait_with_output().unwrap());
-        let scene = Scene { sandbox, devcloud };
+        let scene = Scene { devcloud, sandbox };
         (self.meanwhile)(&scene);
         let output = running.join().unwrap();
         let seen = String::from_utf8_lossy(&output.stderr);
