@@ -1,4 +1,6 @@
 //! `ftctl devcloud` as a whole: the program, its machines as processes, and the clouds' own clients where there are such.
+//!
+//! One file for tests that start the program in the same way.
 
 mod common;
 

@@ -289,7 +289,7 @@ fn open(place: &Place, listener: Option<TcpListener>, name: &str) -> Result<Stor
 fn inherited(number: RawFd, port: u16) -> Result<TcpListener, Error> {
     // SAFETY: the number is used before anything else could be opened under it, and only asked about.
     fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
-    // SAFETY: it is open, and whoever opened it left it to this process.
+    // SAFETY: the call above says that it is open. It belongs to this process alone, which closes it.
     let listener = ManuallyDrop::new(unsafe { TcpListener::from_raw_fd(number) });
     if listener.local_addr()?.port() != port {
         return Err(Error::from(ErrorKind::AddrNotAvailable));
