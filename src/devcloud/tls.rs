@@ -8,7 +8,7 @@ use tokio_rustls::TlsAcceptor;
 
 pub struct Tls {
     pub acceptor: TlsAcceptor,
-    /// The certificate that its clients must trust, as PEM. Nobody has its key any more.
+    /// The certificate that its clients must trust, as PEM. Its key is not kept.
     pub authority: String,
 }
 
