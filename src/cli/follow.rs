@@ -27,7 +27,9 @@ use crate::{
     lifecycle::{
         World, cancel,
         drive::{Until, drive},
-        journal, logs,
+        journal,
+        lines::Lines,
+        logs,
     },
 };
 
@@ -137,37 +139,27 @@ pub fn detached(id: &JobId, exit: Exit) -> Failure {
 /// Follows every attempt's log on stderr, in whole lines, so that it does not tear the bars of other work.
 pub async fn log_to_stderr(world: &World, id: &JobId) -> Result<(), Failure> {
     let options = logs::Options { follow: true, ..logs::Options::default() };
-    let mut lines = Lines { report: world.report.clone(), pending: Vec::new() };
-    logs::show(world, id, &options, &mut lines).await?;
-    lines.flush();
+    let mut shown = Shown { report: world.report.clone(), lines: Lines::default() };
+    logs::show(world, id, &options, &mut shown).await?;
+    let Shown { report, mut lines } = shown;
+    lines.finish(|line, _| report.line(&String::from_utf8_lossy(line)));
     Ok(())
 }
 
-struct Lines {
+struct Shown {
     report: Arc<dyn Report>,
-    pending: Vec<u8>,
+    lines: Lines,
 }
 
 #[async_trait]
-impl logs::Sink for Lines {
+impl logs::Sink for Shown {
     async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()> {
-        self.pending.extend_from_slice(&bytes);
-        if let Some(end) = self.pending.iter().rposition(|byte| *byte == b'\n') {
-            let rest = self.pending.split_off(end + 1);
-            self.pending.truncate(end);
-            self.flush();
-            self.pending = rest;
+        let mut whole = Vec::new();
+        self.lines.take(&bytes, |line, _| whole.push(String::from_utf8_lossy(line).into_owned()));
+        if !whole.is_empty() {
+            self.report.line(&whole.join("\n"));
         }
         Ok(())
-    }
-}
-
-impl Lines {
-    fn flush(&mut self) {
-        if !self.pending.is_empty() {
-            self.report.line(&String::from_utf8_lossy(&self.pending));
-            self.pending.clear();
-        }
     }
 }
 

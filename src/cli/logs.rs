@@ -1,10 +1,6 @@
 //! `ftctl logs`: the output of a job.
 
-use std::{
-    io,
-    mem::{replace, take},
-    str::FromStr,
-};
+use std::{io, mem::take, str::FromStr};
 
 use async_trait::async_trait;
 use clap::Args;
@@ -17,17 +13,19 @@ use crate::{
     job::{id::JobId, report::Format, units::Span},
     lifecycle::{
         World,
+        lines::Lines,
         logs::{self, Options, Sink},
         ranks,
     },
-    output::{Output, Show},
+    output::{List, Output},
 };
 
 /// Show the log of a job: all attempts, oldest first
 ///
 /// The log is the same, byte for byte, after a lost connection, a preemption and the end of the job. With --follow, ftctl also
 /// recovers a preempted job if no other ftctl does: a job that was submitted on this machine, or any job with --adopt. With
-/// `-o jsonl` each line is an object with its time, attempt and text; with `-o json` all of them are one value.
+/// `-o jsonl` each line is an object with its time, attempt and text; with `-o json` all of them are one value. A line
+/// of more than 1 MiB comes in parts; all but its first are "continued".
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl logs quickstart -f\n  ftctl logs quickstart --attempt 2 --tail 50")]
 pub struct Arguments {
@@ -82,16 +80,10 @@ impl Arguments {
         self.adopt.ask(app, &mut world, &record)?;
         match app.output.format() {
             Format::Table | Format::Name => self.read(&world, &record.id, &mut Stdout(app.output)),
-            Format::Jsonl => {
-                let mut sink = Lines::new(Some(app.output));
+            Format::Jsonl | Format::Json => {
+                let mut sink = Values::new(app.output);
                 let read = self.read(&world, &record.id, &mut sink);
-                let last = Batch(sink.finish());
-                read.and(app.output.show(&last))
-            }
-            Format::Json => {
-                let mut sink = Lines::new(None);
-                let read = self.read(&world, &record.id, &mut sink);
-                app.output.conclude(&Batch(sink.finish()), read)
+                sink.conclude(read)
             }
         }
     }
@@ -125,56 +117,58 @@ fn follow_or_show(world: &World, id: &JobId, follow: bool, log: impl Future<Outp
     })
 }
 
-/// Lines as JSON: each as soon as it is whole, or all of them at the end.
-struct Lines<'o> {
-    output: Option<&'o mut Output>,
+const SCHEMA: &str = "ftctl.log/1";
+
+/// Lines as JSON, each as soon as it is whole: an object for each, or one value that has them all, which a program reads when it has
+/// come to its end. No log is too long for either.
+struct Values<'o> {
+    output: &'o mut Output,
     attempt: u32,
-    /// The beginning of a line.
-    pending: Vec<u8>,
-    kept: Vec<Value>,
+    lines: Lines,
+    list: List,
+    /// Not printed yet.
+    text: String,
 }
 
-impl<'o> Lines<'o> {
-    fn new(output: Option<&'o mut Output>) -> Self {
-        Self { output, attempt: 0, pending: Vec::new(), kept: Vec::new() }
+impl<'o> Values<'o> {
+    fn new(output: &'o mut Output) -> Self {
+        let list = List::new(SCHEMA, "lines", output.format());
+        Self { output, attempt: 0, lines: Lines::default(), list, text: String::new() }
     }
 
-    fn keep(&mut self, line: &[u8]) {
-        let time = logs::stamp(line);
-        let text = String::from_utf8_lossy(if time.is_some() { &line[logs::STAMP..] } else { line });
-        let mut value = json!({ "attempt": self.attempt, "text": text });
-        if let Some(time) = time {
-            value["time"] = json!(time);
-        }
-        self.kept.push(value);
-    }
-
-    /// Keeps a line that has no end.
+    /// What has no end of a line.
     fn end_line(&mut self) {
-        let rest = take(&mut self.pending);
-        if !rest.is_empty() {
-            self.keep(&rest);
-        }
+        self.lines.finish(|line, goes_on| self.text += &self.list.item(value(self.attempt, line, goes_on)));
     }
 
-    /// What was not shown yet.
-    fn finish(mut self) -> Vec<Value> {
+    /// Prints the end of the one value, with the verdict if it is a failure.
+    fn conclude(mut self, verdict: Result<(), Failure>) -> Result<(), Failure> {
         self.end_line();
-        self.kept
+        self.text += &self.list.end(&verdict);
+        verdict.and(self.output.raw(self.text.as_bytes()))
     }
+}
+
+/// A line of an attempt. Of a line that is longer than 1 MiB all but the first part are `continued`.
+fn value(attempt: u32, line: &[u8], goes_on: bool) -> Value {
+    let time = if goes_on { None } else { logs::stamp(line) };
+    let text = String::from_utf8_lossy(if time.is_some() { &line[logs::STAMP..] } else { line });
+    let mut value = json!({ "attempt": attempt, "text": text });
+    if let Some(time) = time {
+        value["time"] = json!(time);
+    }
+    if goes_on {
+        value["continued"] = json!(true);
+    }
+    value
 }
 
 #[async_trait]
-impl Sink for Lines<'_> {
+impl Sink for Values<'_> {
     async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()> {
-        self.pending.extend_from_slice(&bytes);
-        let whole = self.pending.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-        let rest = self.pending.split_off(whole);
-        let lines = replace(&mut self.pending, rest);
-        lines.split_inclusive(|byte| *byte == b'\n').for_each(|line| self.keep(line.strip_suffix(b"\n").unwrap_or(line)));
-        let Some(output) = self.output.as_mut().filter(|_| !self.kept.is_empty()) else { return Ok(()) };
-        let text = output.text_of(&Batch(take(&mut self.kept)));
-        output.write_apart(text.into_bytes()).await
+        self.lines.take(&bytes, |line, goes_on| self.text += &self.list.item(value(self.attempt, line, goes_on)));
+        let text = take(&mut self.text);
+        if text.is_empty() { Ok(()) } else { self.output.write_apart(text.into_bytes()).await }
     }
 
     fn begin(&mut self, attempt: u32) {
@@ -184,30 +178,6 @@ impl Sink for Lines<'_> {
 
     fn wants_times(&self) -> bool {
         true
-    }
-}
-
-struct Batch(Vec<Value>);
-
-impl Show for Batch {
-    fn schema(&self) -> &'static str {
-        "ftctl.log/1"
-    }
-
-    fn json(&self) -> Value {
-        json!({ "lines": self.0 })
-    }
-
-    fn lines(&self) -> Vec<Value> {
-        self.0.clone()
-    }
-
-    fn text(&self) -> String {
-        self.0.iter().filter_map(|line| line["text"].as_str()).collect::<Vec<_>>().join("\n")
-    }
-
-    fn names(&self) -> Vec<String> {
-        Vec::new()
     }
 }
 

@@ -29,6 +29,7 @@ pub mod drive;
 pub mod explain;
 mod failure;
 pub mod hub;
+pub mod lines;
 pub mod logs;
 pub mod notify;
 mod observe;

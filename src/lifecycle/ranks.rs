@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Result, World, journal,
+    lines::{LONGEST, Lines},
     logs::{self, Filter, Sink},
     observe,
 };
@@ -31,9 +32,6 @@ pub struct Options {
     pub attempt: Option<u32>,
 }
 
-/// No line is longer: what is, is cut.
-const LONGEST: usize = 1 << 20;
-
 /// Writes the output of each attempt's ranks, oldest attempt first, to `sink`; of all ranks with the rank before each line.
 /// [`Exit::NotFound`] for a rank that the job does not have.
 pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn Sink) -> Result<()> {
@@ -57,7 +55,7 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
 
 /// Writes all that an attempt's ranks wrote, which is known when the attempt is over. Answers the record seen last.
 async fn one_attempt(world: &World, id: &JobId, attempt: u32, options: &Options, sink: &mut dyn Sink) -> Result<Record> {
-    let (of, mut cursor, mut lines) = (AttemptId::new(id, attempt), Cursor::new(), Lines::new(options.rank.is_none()));
+    let (of, mut cursor, mut lines) = (AttemptId::new(id, attempt), Cursor::new(), Apart::new(options.rank.is_none()));
     let mut stored: Option<Stored> = None;
     loop {
         // The record first: what is written between the two looks belongs to a reading that comes after.
@@ -157,59 +155,61 @@ impl Log {
 }
 
 /// Output in whole lines, of each rank apart.
-struct Lines {
+struct Apart {
     names_ranks: bool,
-    /// The beginnings of lines.
-    pending: BTreeMap<Option<u32>, String>,
+    lines: BTreeMap<Option<u32>, Lines>,
 }
 
-impl Lines {
+impl Apart {
     fn new(names_ranks: bool) -> Self {
-        Self { names_ranks, pending: BTreeMap::new() }
+        Self { names_ranks, lines: BTreeMap::new() }
     }
 
     fn take(&mut self, outputs: Vec<Output>) -> Vec<u8> {
-        let mut out = String::new();
+        let mut out = Vec::new();
         for Output { rank, text } in outputs {
-            let mut all = self.pending.remove(&rank).unwrap_or_default() + &text;
-            let rest = all.split_off(all.rfind('\n').map_or(0, |end| end + 1));
-            all.split_inclusive('\n').for_each(|line| self.write(rank, line, &mut out));
-            self.pending.insert(rank, rest);
+            let front = self.front(rank);
+            self.lines.entry(rank).or_default().take(text.as_bytes(), |line, _| write(&front, line, &mut out));
         }
-        out.into_bytes()
+        out
     }
 
     /// What has no end of a line.
     fn finish(&mut self) -> Vec<u8> {
-        let mut out = String::new();
-        for (rank, line) in std::mem::take(&mut self.pending).into_iter().filter(|(_, line)| !line.is_empty()) {
-            self.write(rank, &(line + "\n"), &mut out);
+        let mut out = Vec::new();
+        for (rank, mut lines) in std::mem::take(&mut self.lines) {
+            lines.finish(|line, _| write(&self.front(rank), line, &mut out));
         }
-        out.into_bytes()
+        out
     }
 
-    fn write(&self, rank: Option<u32>, line: &str, out: &mut String) {
+    fn front(&self, rank: Option<u32>) -> String {
         match rank {
-            Some(rank) if self.names_ranks => out.extend(["[", &rank.to_string(), "] "]),
-            Some(_) => {}
-            None => out.push_str("[service] "),
+            Some(rank) if self.names_ranks => format!("[{rank}] "),
+            Some(_) => String::new(),
+            None => "[service] ".to_owned(),
         }
-        out.push_str(line);
     }
+}
+
+fn write(front: &str, line: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(front.as_bytes());
+    out.extend_from_slice(line);
+    out.push(b'\n');
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn taken(lines: &mut Lines, outputs: &[(Option<u32>, &str)]) -> String {
+    fn taken(lines: &mut Apart, outputs: &[(Option<u32>, &str)]) -> String {
         let outputs = outputs.iter().map(|(rank, text)| Output { rank: *rank, text: (*text).to_owned() });
         String::from_utf8(lines.take(outputs.collect())).unwrap()
     }
 
     #[test]
     fn lines_of_many_processes_stay_whole() {
-        let mut lines = Lines::new(true);
+        let mut lines = Apart::new(true);
         assert_eq!(taken(&mut lines, &[(Some(0), "one\ntw"), (Some(1), "eins\n")]), "[0] one\n[1] eins\n");
         assert_eq!(taken(&mut lines, &[(Some(0), "o\n"), (Some(1), "zwei"), (None, "pulled\n")]), "[0] two\n[service] pulled\n");
         assert_eq!(String::from_utf8(lines.finish()).unwrap(), "[1] zwei\n");
@@ -218,6 +218,6 @@ mod tests {
 
     #[test]
     fn lines_of_one_process_are_as_it_wrote_them() {
-        assert_eq!(taken(&mut Lines::new(false), &[(Some(3), "a\nb\n"), (None, "why\n")]), "a\nb\n[service] why\n");
+        assert_eq!(taken(&mut Apart::new(false), &[(Some(3), "a\nb\n"), (None, "why\n")]), "a\nb\n[service] why\n");
     }
 }

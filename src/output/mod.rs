@@ -21,12 +21,16 @@ use crate::{
 mod bars;
 mod clean;
 pub mod format;
+mod list;
 pub mod page;
 mod stderr;
 mod table;
 mod talk;
 
-pub use table::{Cell, Table};
+pub use self::{
+    list::List,
+    table::{Cell, Table},
+};
 
 /// Version of the JSON that describes an error.
 const ERROR_SCHEMA: &str = "ftctl.error/1";
