@@ -23,7 +23,10 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -58,6 +61,8 @@ pub struct Fake {
     calls: Arc<Calls>,
     /// The clock when it was last looked at.
     seen: Mutex<Timestamp>,
+    /// Sleeps since this client's last call.
+    idle: AtomicU32,
 }
 
 impl Fake {
@@ -69,7 +74,8 @@ impl Fake {
         check_schema(&directory.join("script.json"), &script.schema, SCRIPT_SCHEMA)?;
         let log = directory.join("calls.jsonl");
         let calls = Calls::open(&log, script.crash_at).map_err(|error| failed("open", &log, &error))?;
-        let fake = Self { directory: directory.to_owned(), seen: Mutex::new(script.start), script, party, calls: Arc::new(calls) };
+        let (directory, seen) = (directory.to_owned(), Mutex::new(script.start));
+        let fake = Self { directory, script, party, calls: Arc::new(calls), seen, idle: AtomicU32::new(0) };
         fake.load()?;
         Ok(fake)
     }
@@ -161,6 +167,7 @@ impl Fake {
         attempt: Option<&AttemptId>,
         act: impl FnOnce(&mut Cloud) -> Result<T>,
     ) -> Result<T> {
+        self.idle.store(0, Ordering::Relaxed);
         self.calls.make(call.name(), target, self.answer(call, attempt, act)).await
     }
 
@@ -257,8 +264,11 @@ impl Provider for Fake {
 
 struct VirtualClock(Arc<Fake>);
 
-/// The pause between two tries of a store that is away.
-const STORE_AWAY: Duration = Duration::from_millis(100);
+/// Sleeps without a call after which a client waits for somebody else: for another ftctl, or for a person. Both act in real time,
+/// and hours that pass as fast as they can would take a whole processor meanwhile.
+const IDLE: u32 = 200;
+/// The pause between two tries of a store that is away, and between looks at what others do.
+const PAUSE: Duration = Duration::from_millis(100);
 
 #[async_trait]
 impl Clock for VirtualClock {
@@ -267,10 +277,13 @@ impl Clock for VirtualClock {
     }
 
     async fn sleep(&self, duration: Duration) {
+        if self.0.idle.fetch_add(1, Ordering::Relaxed) >= IDLE {
+            tokio::time::sleep(duration.min(PAUSE)).await;
+        }
         if self.0.sleep(duration).await.is_err() {
             // The next call to the cloud meets the same error and reports it; until then time must not stand still. The store is a
             // real one: it comes back in real time, and asking it all the while would take a whole processor.
-            tokio::time::sleep(duration.min(STORE_AWAY)).await;
+            tokio::time::sleep(duration.min(PAUSE)).await;
             let mut seen = self.0.seen.lock().unwrap_or_else(PoisonError::into_inner);
             *seen = after(*seen, duration);
         }

@@ -102,6 +102,25 @@ fn dead(why: &str) -> Sighting {
     Sighting::Dead { why: why.to_owned() }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_that_only_waits_does_not_take_a_whole_processor() {
+    let rehearsal = Rehearsal::of(&json!({}));
+    let (fake, began) = (rehearsal.fake(), tokio::time::Instant::now());
+    let clock = fake.clock();
+    for _ in 0..IDLE {
+        clock.sleep(MINUTE).await;
+    }
+    assert_eq!(began.elapsed(), Duration::ZERO, "hours pass at once");
+    for _ in 0..10 {
+        clock.sleep(MINUTE).await;
+    }
+    assert!(began.elapsed() >= 10 * PAUSE, "somebody else is waited for: {:?}", began.elapsed());
+    fake.list().await.expect("a list");
+    let began = tokio::time::Instant::now();
+    clock.sleep(MINUTE).await;
+    assert_eq!(began.elapsed(), Duration::ZERO, "it does something again");
+}
+
 #[tokio::test]
 async fn passes_the_suite() {
     conformance::machines(&Rehearsal::of(&json!({}))).await;

@@ -18,6 +18,8 @@ use super::verbs::Verb;
 const LONGEST: u64 = 10;
 /// Memory of a whole program in KiB, its code and its mappings included.
 const MOST_MEMORY_KIB: u64 = 300 << 10;
+/// Hundredths of a second of a processor in that time, for a verb that waits.
+const MOST_PROCESSOR: u64 = 300;
 /// Bytes that a reader takes of a stream before it closes it, as `head` does.
 const MOST_READ: u64 = 16 << 20;
 
@@ -36,6 +38,8 @@ impl Harm {
 pub struct Ran {
     end: End,
     peak_kib: u64,
+    /// Hundredths of a second, of a verb that was ended here.
+    processor: u64,
     stdout: String,
     stderr: String,
 }
@@ -62,7 +66,9 @@ pub fn run(mut command: Command) -> Ran {
             None => thread::sleep(Duration::from_millis(2)),
         }
     };
+    let mut processor = 0;
     if !matches!(end, End::Exit(_)) {
+        processor = processor_time_of(child.id());
         child.kill().expect("killed");
         child.wait().expect("a child");
     }
@@ -70,7 +76,7 @@ pub fn run(mut command: Command) -> Ran {
         let bytes = stream.recv_timeout(Duration::from_secs(2)).unwrap_or_default();
         String::from_utf8(bytes).unwrap_or_else(|bytes| String::from_utf8_lossy(bytes.as_bytes()).into_owned())
     };
-    Ran { end, peak_kib, stdout: text(stdout), stderr: text(stderr) }
+    Ran { end, peak_kib, processor, stdout: text(stdout), stderr: text(stderr) }
 }
 
 /// On a thread of its own: a program without a reader stands still.
@@ -96,10 +102,20 @@ fn peak_of(process: u32) -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
+/// What all its threads took: the 14th and 15th field of its status, behind a name that may hold anything.
+fn processor_time_of(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let fields = status.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
 impl Ran {
     /// `None` when it ended in time, with a code of the table, a sentence and no word to the terminal.
     pub fn harm(&self, verb: &Verb) -> Option<Harm> {
-        let End::Exit(status) = &self.end else { return (!self.waits_by_design(verb)).then(|| self.harm_of_resources()) };
+        let End::Exit(status) = &self.end else {
+            let idle = self.waits_by_design(verb) && self.processor <= MOST_PROCESSOR;
+            return (!idle).then(|| self.harm_of_resources(verb));
+        };
         let story = format!("{}{}", end_of(&self.stdout), end_of(&self.stderr));
         if let Some(panic) = self.stderr.lines().find(|line| line.contains(" panicked at ")) {
             return Some(Harm::new(panic, story));
@@ -118,10 +134,13 @@ impl Ran {
         told.map(|(character, line)| Harm::new(format!("prints {}", character.escape_unicode()), format!("{line:?}")))
     }
 
-    fn harm_of_resources(&self) -> Harm {
+    fn harm_of_resources(&self, verb: &Verb) -> Harm {
         let story = format!("{}{}", end_of(&self.stdout), end_of(&self.stderr));
         match self.end {
             End::TooLarge => Harm::new("takes more than 300 MiB", format!("{} MiB; {story}", self.peak_kib >> 10)),
+            _ if self.waits_by_design(verb) => {
+                Harm::new("is busy while it waits", format!("{} hundredths of a second; {story}", self.processor))
+            }
             _ => Harm::new("takes longer than 10 s", story),
         }
     }
