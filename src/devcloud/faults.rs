@@ -1,5 +1,7 @@
 //! Calls that do not go as they should.
 
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::job::units::Span;
@@ -19,6 +21,9 @@ pub struct Fault {
     /// Number of matching calls that pass before.
     #[serde(default)]
     pub skip: u32,
+    /// `times` and `skip` count for each call's name apart, so that `*` means each call so often.
+    #[serde(default)]
+    pub each: bool,
     /// The pause that the service asks for.
     #[serde(default)]
     pub retry_after: Option<Span>,
@@ -44,13 +49,16 @@ pub enum FaultKind {
     DoneHang,
 }
 
-/// The fault that this call meets; `used` counts how often each was met.
-pub fn meet<'f>(faults: &'f [Fault], used: &mut Vec<u32>, call: &str, zone: &str) -> Option<&'f Fault> {
-    used.resize(faults.len().max(used.len()), 0);
+/// How often the calls of a script's faults were made: by the fault's place, and the call's name where it counts each apart.
+pub type Met = HashMap<(usize, String), u32>;
+
+/// The fault that this call meets.
+pub fn meet<'f>(faults: &'f [Fault], met: &mut Met, call: &str, zone: &str) -> Option<&'f Fault> {
     let fits = |fault: &Fault| (fault.call == "*" || fault.call == call) && fault.zone.as_ref().is_none_or(|at| at == zone);
-    for (fault, used) in faults.iter().zip(used).filter(|(fault, _)| fits(fault)) {
-        *used = used.saturating_add(1);
-        if (fault.skip..fault.skip.saturating_add(fault.times)).contains(&(*used - 1)) {
+    for (place, fault) in faults.iter().enumerate().filter(|(_, fault)| fits(fault)) {
+        let made = met.entry((place, if fault.each { call.to_owned() } else { String::new() })).or_default();
+        *made = made.saturating_add(1);
+        if (fault.skip..fault.skip.saturating_add(fault.times)).contains(&(*made - 1)) {
             return Some(fault);
         }
     }

@@ -92,36 +92,17 @@ static ROWS: &[Row] = &[
         ..QUIET
     },
     Row {
+        name: "a datastore cannot be mounted",
+        script: r#"{ "troubles": [{ "job": "-a1", "kind": "no_mount" }] }"#,
+        exit: 20,
+        sees: &["AZFMountError: unable to mount Azure File Info: Could not mount Azure File Share."],
+        ..QUIET
+    },
+    Row {
         name: "429 and 503 to every call, and it passes",
         script: r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "faults": [
-            { "call": "Workspaces_Get", "kind": { "status": 429 }, "retry_after": "1s" },
-            { "call": "Workspaces_Get", "kind": { "status": 503 } },
-            { "call": "Compute_CreateOrUpdate", "kind": { "status": 429 } },
-            { "call": "Compute_CreateOrUpdate", "kind": { "status": 503 } },
-            { "call": "Compute_Get", "kind": { "status": 429 } },
-            { "call": "Compute_Get", "kind": { "status": 503 } },
-            { "call": "Compute_List", "kind": { "status": 429 } },
-            { "call": "Compute_List", "kind": { "status": 503 } },
-            { "call": "Compute_Delete", "kind": { "status": 429 } },
-            { "call": "Compute_Delete", "kind": { "status": 503 } },
-            { "call": "Operations_Get", "kind": { "status": 429 } },
-            { "call": "Operations_Get", "kind": { "status": 503 } },
-            { "call": "EnvironmentVersions_Get", "kind": { "status": 429 } },
-            { "call": "EnvironmentVersions_Get", "kind": { "status": 503 } },
-            { "call": "EnvironmentVersions_CreateOrUpdate", "kind": { "status": 429 } },
-            { "call": "EnvironmentVersions_CreateOrUpdate", "kind": { "status": 503 } },
-            { "call": "Jobs_CreateOrUpdate", "kind": { "status": 429 } },
-            { "call": "Jobs_CreateOrUpdate", "kind": { "status": 503 } },
-            { "call": "Jobs_Get", "kind": { "status": 429 } },
-            { "call": "Jobs_Get", "kind": { "status": 503 } },
-            { "call": "Jobs_List", "kind": { "status": 429 } },
-            { "call": "Jobs_List", "kind": { "status": 503 } },
-            { "call": "Jobs_Cancel", "kind": { "status": 429 } },
-            { "call": "Jobs_Cancel", "kind": { "status": 503 } },
-            { "call": "RunHistory_GetDetails", "kind": { "status": 429 } },
-            { "call": "RunHistory_GetDetails", "kind": { "status": 503 } },
-            { "call": "Discovery_Get", "kind": { "status": 429 } },
-            { "call": "Discovery_Get", "kind": { "status": 503 } }
+            { "call": "*", "each": true, "kind": { "status": 429 }, "retry_after": "1s" },
+            { "call": "*", "each": true, "kind": { "status": 503 } }
         ] }"#,
         set: LONG,
         meanwhile: |scene| {

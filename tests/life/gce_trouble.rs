@@ -61,22 +61,8 @@ static ROWS: &[Row] = &[
         // Each call of the provider alone: src/provider/gce/tests.rs.
         name: "429 and 503 to every call, and it passes",
         script: r#"{ "boot": "1s", "faults": [
-            { "call": "compute.instances.insert", "kind": { "status": 429 }, "retry_after": "1s" },
-            { "call": "compute.instances.insert", "kind": { "status": 503 } },
-            { "call": "compute.zoneOperations.wait", "kind": { "status": 429 } },
-            { "call": "compute.zoneOperations.wait", "kind": { "status": 503 } },
-            { "call": "compute.instances.aggregatedList", "kind": { "status": 429 } },
-            { "call": "compute.instances.aggregatedList", "kind": { "status": 503 } },
-            { "call": "compute.instances.setMetadata", "kind": { "status": 429 } },
-            { "call": "compute.instances.setMetadata", "kind": { "status": 503 } },
-            { "call": "compute.instances.getGuestAttributes", "kind": { "status": 429 } },
-            { "call": "compute.instances.getGuestAttributes", "kind": { "status": 503 } },
-            { "call": "compute.instances.simulateMaintenanceEvent", "kind": { "status": 429 } },
-            { "call": "compute.instances.simulateMaintenanceEvent", "kind": { "status": 503 } },
-            { "call": "compute.globalOperations.aggregatedList", "kind": { "status": 429 } },
-            { "call": "compute.globalOperations.aggregatedList", "kind": { "status": 503 } },
-            { "call": "compute.instances.delete", "kind": { "status": 429 } },
-            { "call": "compute.instances.delete", "kind": { "status": 503 } }
+            { "call": "*", "each": true, "kind": { "status": 429 }, "retry_after": "1s" },
+            { "call": "*", "each": true, "kind": { "status": 503 } }
         ] }"#,
         set: &["train.steps=2000"],
         meanwhile: |scene| {

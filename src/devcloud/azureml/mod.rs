@@ -251,9 +251,9 @@ impl Devcloud {
     ) -> Option<Reply> {
         let fault = {
             let mut service = self.at_present();
-            let mut used = std::mem::take(&mut service.faults_used);
-            let fault = faults::meet(&service.script.faults, &mut used, call, "").cloned();
-            service.faults_used = used;
+            let mut met = std::mem::take(&mut service.faults_met);
+            let fault = faults::meet(&service.script.faults, &mut met, call, "").cloned();
+            service.faults_met = met;
             fault
         };
         let kind = fault.as_ref().map(|fault| fault.kind);
@@ -313,7 +313,7 @@ impl Devcloud {
             ("PUT", "script") => match serde_json::from_slice(&heard.body) {
                 Ok(script) => {
                     let mut service = self.at_present();
-                    (service.script, service.faults_used) = (script, Vec::new());
+                    (service.script, service.faults_met) = (script, faults::Met::new());
                     done(json!({}))
                 }
                 Err(error) => wrong(error.to_string()),

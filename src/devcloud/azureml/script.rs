@@ -122,6 +122,23 @@ pub struct Trouble {
     pub kind: TroubleKind,
 }
 
+impl TroubleKind {
+    /// The words of the log and of the error when a node cannot be prepared for its job.
+    pub fn unprepared(self) -> Option<[&'static str; 2]> {
+        match self {
+            Self::NoImage => Some([
+                "Failed to pull the Docker image: manifest unknown, or access is denied.",
+                "Failed to pull Docker image. Check that the image exists and that the compute may pull it: unauthorized.",
+            ]),
+            Self::NoMount => Some([
+                "Could not mount the datastore.",
+                "AzureMLCompute job failed. AZFMountError: unable to mount Azure File Info: Could not mount Azure File Share.",
+            ]),
+            Self::NoIdentity | Self::MetadataSilent | Self::NoCancel => None,
+        }
+    }
+}
+
 fn at_once() -> Span {
     Span(Duration::ZERO)
 }
@@ -131,6 +148,8 @@ fn at_once() -> Span {
 pub enum TroubleKind {
     /// Its image is not in the registry, or the cluster may not pull it.
     NoImage,
+    /// A datastore that it names cannot be mounted.
+    NoMount,
     /// Its identity is refused.
     NoIdentity,
     /// Nobody answers on its node's metadata address.
@@ -141,6 +160,10 @@ pub enum TroubleKind {
 
 impl Script {
     pub fn has(&self, job: &str, kind: TroubleKind) -> bool {
-        self.troubles.iter().any(|trouble| trouble.kind == kind && job.ends_with(&trouble.job))
+        self.troubles_of(job).any(|trouble| trouble == kind)
+    }
+
+    pub fn troubles_of(&self, job: &str) -> impl Iterator<Item = TroubleKind> {
+        self.troubles.iter().filter(move |trouble| job.ends_with(&trouble.job)).map(|trouble| trouble.kind)
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    super::{clock::after, key::Key},
+    super::{clock::after, faults::Met, key::Key},
     cluster::{Cluster, LOW_PRIORITY, Node, NodePhase, Notice, Provisioning},
     job::{End, Job, Phase},
     script::{QuotaRefusal, Script, TroubleKind},
@@ -114,7 +114,7 @@ pub struct Service {
     pub tracked: Tracked,
     /// By their ids.
     pub operations: BTreeMap<String, Operation>,
-    pub faults_used: Vec<u32>,
+    pub faults_met: Met,
     pub acts: Vec<Act>,
     /// Changes of scheduled events so far.
     pub events: u64,
@@ -159,7 +159,7 @@ impl Service {
             blobs: BTreeMap::new(),
             tracked: Tracked::default(),
             operations: BTreeMap::new(),
-            faults_used: Vec::new(),
+            faults_met: Met::new(),
             acts: Vec::new(),
             events: 0,
             closed: Vec::new(),
@@ -477,16 +477,13 @@ impl Service {
     /// The next thing that a job does by itself.
     fn proceed(&mut self, name: &str) {
         let now = self.now;
-        let refused = self.script.has(name, TroubleKind::NoImage);
+        let unprepared = self.script.troubles_of(name).find_map(TroubleKind::unprepared);
         let Some(job) = self.jobs.get_mut(name) else { return };
         match job.phase {
             Phase::NotStarted => job.phase = Phase::Queued,
-            Phase::Preparing { .. } if refused => {
-                job.say(now, "Failed to pull the Docker image: manifest unknown, or access is denied.");
-                self.fail(
-                    name,
-                    "Failed to pull Docker image. Check that the image exists and that the compute may pull it: unauthorized.",
-                );
+            Phase::Preparing { .. } if let Some([log, error]) = unprepared => {
+                job.say(now, log);
+                self.fail(name, error);
             }
             Phase::Preparing { .. } => {
                 (job.phase, job.started) = (Phase::Running, job.started.or(Some(now)));

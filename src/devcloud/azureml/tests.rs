@@ -527,13 +527,15 @@ fn a_cancelled_job_may_say_farewell_unless_nobody_tells_it() {
 }
 
 #[test]
-fn an_image_that_cannot_be_pulled_fails_the_run_in_words() {
-    let troubles = vec![Trouble { job: "-a1".to_owned(), kind: TroubleKind::NoImage }];
-    let mut service = waiting(Script { troubles, ..Script::default() });
-    pass(&mut service, 60);
-    assert_eq!(status(&service, "job-a1"), "Failed");
-    assert!(error_of(&mut service, "job-a1").contains("Failed to pull Docker image"));
-    assert_eq!(service.jobs["job-a1"].logs().keys().collect::<Vec<_>>(), ["system_logs/lifecycler/lifecycler.log"]);
+fn a_node_that_cannot_be_prepared_fails_the_run_in_words() {
+    for (kind, words) in [(TroubleKind::NoImage, "Failed to pull Docker image"), (TroubleKind::NoMount, "Could not mount")] {
+        let troubles = vec![Trouble { job: "-a1".to_owned(), kind }];
+        let mut service = waiting(Script { troubles, ..Script::default() });
+        pass(&mut service, 60);
+        assert_eq!(status(&service, "job-a1"), "Failed");
+        assert!(error_of(&mut service, "job-a1").contains(words));
+        assert_eq!(service.jobs["job-a1"].logs().keys().collect::<Vec<_>>(), ["system_logs/lifecycler/lifecycler.log"]);
+    }
 }
 
 #[test]

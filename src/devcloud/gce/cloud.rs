@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
+    super::faults::Met,
     clock::after,
     groups::{self, Group, Template},
     instance::{Instance, Phase, time},
@@ -86,7 +87,7 @@ pub struct Cloud {
     pub operations: Vec<Operation>,
     /// Which operation a `requestId` began.
     pub requests: BTreeMap<String, usize>,
-    pub faults_used: Vec<u32>,
+    pub faults_met: Met,
     pub acts: Vec<Act>,
     closed: Vec<Receipt>,
     made: u64,
@@ -105,7 +106,7 @@ impl Cloud {
             groups: BTreeMap::new(),
             operations: Vec::new(),
             requests: BTreeMap::new(),
-            faults_used: Vec::new(),
+            faults_met: Met::new(),
             acts: Vec::new(),
             closed: Vec::new(),
             made: 0,

@@ -202,9 +202,9 @@ impl Devcloud {
         let place = (zone.to_owned(), name.to_owned());
         let fault = {
             let mut cloud = self.at_present();
-            let mut used = std::mem::take(&mut cloud.faults_used);
-            let fault = faults::meet(&cloud.script.faults, &mut used, call, zone).cloned();
-            cloud.faults_used = used;
+            let mut met = std::mem::take(&mut cloud.faults_met);
+            let fault = faults::meet(&cloud.script.faults, &mut met, call, zone).cloned();
+            cloud.faults_met = met;
             fault
         };
         let kind = fault.as_ref().map(|fault| fault.kind);
@@ -255,7 +255,7 @@ impl Devcloud {
             ("PUT", "script") => match serde_json::from_slice(&heard.body) {
                 Ok(script) => {
                     let mut cloud = self.at_present();
-                    (cloud.script, cloud.faults_used) = (script, Vec::new());
+                    (cloud.script, cloud.faults_met) = (script, faults::Met::new());
                     done(json!({}))
                 }
                 Err(error) => wrong(error.to_string()),

@@ -17,7 +17,7 @@ use crate::job::{
 };
 
 /// Parts of the words in which the service says that a machine could not begin with a job, and no other would.
-const UNFIT: [&str; 8] = [
+const UNFIT: [&str; 10] = [
     "pull docker image",
     "pull the docker image",
     "pullingimage",
@@ -25,6 +25,8 @@ const UNFIT: [&str; 8] = [
     "acrrefreshtoken",
     "environment preparation",
     "failed to mount",
+    "unable to mount",
+    "streamaccess.",
     "identity",
 ];
 const PREEMPTED: [&str; 2] = ["preempt", "pre-empt"];
@@ -213,6 +215,8 @@ mod tests {
             "AcrRefreshTokenRetrievalError: Unable to retrieve ACR refresh token",
             "The identity of the cluster has no rights",
             "Failed to mount the datastore",
+            "AzureMLCompute job failed. AZFMountError: unable to mount Azure File Info: Could not mount Azure File Share",
+            "Error Code: ScriptExecution.StreamAccess.Authentication. Native Error: PermissionDenied",
         ] {
             assert_eq!(ended("Failed", why, false), Sighting::Unfit { why: why.to_owned() });
         }
