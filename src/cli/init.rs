@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use ft_trainer::files;
 use serde_json::{Value, json};
 
 use super::{App, intent::Intent, schema};
@@ -180,12 +181,12 @@ fn bounded(path: &Path) -> Result<String, String> {
     if !fs::metadata(path).map_err(cannot)?.is_file() {
         return Err(format!("{} is not a file", path.display()));
     }
-    let mut text = String::new();
-    File::open(path).and_then(|file| file.take(azureml::MOST as u64 + 1).read_to_string(&mut text)).map_err(cannot)?;
-    if text.len() > azureml::MOST {
+    let mut content = Vec::new();
+    File::open(path).and_then(|file| file.take(azureml::MOST as u64 + 1).read_to_end(&mut content)).map_err(cannot)?;
+    if content.len() > azureml::MOST {
         return Err(format!("{} has more than {} bytes", path.display(), azureml::MOST));
     }
-    Ok(text)
+    files::text(content).map_err(|reason| format!("{}: {reason}", path.display()))
 }
 
 fn unknown(name: &str) -> Failure {

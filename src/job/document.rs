@@ -5,6 +5,7 @@
 
 use std::{fmt::Write as _, ops::Range};
 
+use ft_trainer::files;
 use serde::de::DeserializeOwned;
 use toml::{
     Spanned,
@@ -53,14 +54,18 @@ struct Piece {
 
 impl Document {
     /// Takes the bytes of a file as they are; `name` is its name in messages.
-    pub fn new(name: impl Into<String>, bytes: Vec<u8>) -> Result<Self, DocumentError> {
+    pub fn new(name: impl Into<String>, mut bytes: Vec<u8>) -> Result<Self, DocumentError> {
         let name = name.into();
-        let (text, wrong) = match String::from_utf8(bytes) {
-            Ok(text) => {
+        let mark = files::mark(&bytes);
+        bytes.drain(..mark.unwrap_or_default());
+        let (text, wrong) = match (mark, String::from_utf8(bytes)) {
+            // Nothing of it could be shown.
+            (Err(reason), _) => (String::new(), Some((0, reason))),
+            (Ok(_), Ok(text)) => {
                 let nul = text.find('\0');
                 (text, nul.map(|at| (at, "a NUL byte; a TOML file is text")))
             }
-            Err(error) => {
+            (Ok(_), Err(error)) => {
                 let at = error.utf8_error().valid_up_to();
                 (String::from_utf8_lossy(error.as_bytes()).into_owned(), Some((at, "not valid UTF-8 from here on")))
             }

@@ -11,6 +11,7 @@ use std::{
 
 use ft_trainer::{
     data::tokenizer::Tokenizer,
+    files,
     model::{hugging_face::CONFIG_FILE, weights::model_files},
     settings::DataConfig,
 };
@@ -113,7 +114,8 @@ pub async fn config(hub: &Hub, name: &HubName) -> Result<String> {
     let none = || Failure::new(Exit::NotFound, format!("{name} has no {CONFIG_FILE}"));
     let file = listing.find(CONFIG_FILE).filter(|file| file.bytes <= SMALL).ok_or_else(none)?;
     let path = hub.fetch(name, &commit, std::slice::from_ref(file), &Silent).await?.join(CONFIG_FILE);
-    std::fs::read_to_string(&path).map_err(|error| trouble("read", &path, &error))
+    let text = files::read_text(&path, SMALL).map_err(|error| trouble("read", &path, &error))?;
+    files::text(text).map_err(|reason| Failure::new(Exit::Usage, format!("{CONFIG_FILE} of {name}: {reason}")))
 }
 
 /// A plan as far as this machine can see it.

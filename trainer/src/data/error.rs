@@ -19,7 +19,7 @@ pub enum Class {
 pub enum DataError {
     #[error("{path} does not exist; correct the path")]
     Missing { path: PathBuf },
-    #[error("cannot read {path}: {source}; give yourself read permission or choose another file")]
+    #[error("cannot read {path}: {source}{}", advice(.source))]
     Unreadable { path: PathBuf, source: std::io::Error },
     #[error("the pattern `{pattern}` matches no file; correct it")]
     NoMatch { pattern: String },
@@ -123,3 +123,12 @@ impl From<DataError> for Failure {
 fn list(columns: &[String]) -> String {
     columns.iter().map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ")
 }
+/// What is wrong inside a file says itself what to do.
+fn advice(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => "",
+        std::io::ErrorKind::FileTooLarge => "; choose another file",
+        _ => "; give yourself read permission or choose another file",
+    }
+}
+

@@ -44,6 +44,32 @@ pub fn read_at_most(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Err(io::Error::new(ErrorKind::FileTooLarge, format!("it has more than {most} bytes, and no file of its kind is so large")))
 }
 
+/// [`read_at_most`] for a file that people edit, without the byte-order mark that editors on Windows put before it.
+pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut text = read_at_most(path, most)?;
+    let mark = mark(&text).map_err(|reason| io::Error::new(ErrorKind::InvalidData, reason))?;
+    text.drain(..mark);
+    Ok(text)
+}
+
+/// The content of such a file as text.
+pub fn text(mut content: Vec<u8>) -> Result<String, &'static str> {
+    content.drain(..mark(&content)?);
+    String::from_utf8(content).map_err(|_| "it is not UTF-8 text; `iconv -f ENCODING -t UTF-8` converts it")
+}
+
+/// Bytes of the byte-order mark before a text. Text of 16 bits a character is refused: it has a mark of its own, or a zero beside
+/// its first letter.
+pub fn mark(text: &[u8]) -> Result<usize, &'static str> {
+    match text {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, 1..=0xff, ..] | [1..=0xff, 0, ..] => {
+            Err("it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it")
+        }
+        [0xef, 0xbb, 0xbf, ..] => Ok(3),
+        _ => Ok(0),
+    }
+}
+
 /// Whether a file that begins so is what git-lfs puts in the place of a large one.
 pub fn is_lfs_pointer(beginning: &[u8]) -> bool {
     beginning.starts_with(b"version https://git-lfs.github.com/spec/")

@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use super::shape::{Shape, ShapeError};
 use super::xglm;
-use crate::files::{is_lfs_pointer, read_at_most};
+use crate::files::{is_lfs_pointer, read_text};
 use crate::settings::Variant;
 
 /// Name of the file inside a model directory.
@@ -55,7 +55,7 @@ impl Shape {
     /// Reads `config.json` of a Hugging Face directory and refuses a model that is not the GPT-2 computed here.
     pub fn read(directory: &Path) -> Result<Self, ConfigError> {
         let path = directory.join(CONFIG_FILE);
-        let text = read_at_most(&path, LONGEST).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let text = read_text(&path, LONGEST).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
         if is_lfs_pointer(&text) {
             return Err(ConfigError::Pointer(path));
         }
@@ -252,6 +252,15 @@ mod tests {
             assert!(read(&|config| drop(config.insert(key.to_owned(), json!(most)))).is_ok(), "{key}");
             let refused = read(&|config| drop(config.insert(key.to_owned(), json!(most + 1)))).expect_err(key);
             assert!(refused.ends_with(&format!("model.{name} = {} is too large; it is at most {most}", most + 1)), "{refused}");
+        }
+        for (bytes, expected) in [
+            (format!("\u{feff}{PUBLISHED}").into_bytes(), None),
+            (PUBLISHED.encode_utf16().flat_map(u16::to_le_bytes).collect(), Some("it is UTF-16 text; `iconv")),
+        ] {
+            std::fs::write(&path, bytes).expect("written");
+            let refused = Shape::read(directory.path()).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), expected.is_some(), "{refused:?}");
+            assert!(refused.unwrap_or_default().contains(expected.unwrap_or_default()));
         }
         let refused = read(&|config| drop(config.insert("x".to_owned(), "y".repeat(1 << 20).into()))).expect_err("too long");
         assert!(refused.contains("more than 1048576 bytes"), "{refused}");

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::TrainConfig;
 use super::validate;
 use crate::error::Failure;
+use crate::files;
 
 /// Reads `path`, applies every `key.path=value` in order and checks the result.
 pub fn read(path: &Path, overrides: &[String]) -> Result<TrainConfig, Failure> {
@@ -22,10 +23,11 @@ pub fn read(path: &Path, overrides: &[String]) -> Result<TrainConfig, Failure> {
 }
 
 fn parse(path: &Path) -> Result<Value, Failure> {
-    let text = fs::read_to_string(path).map_err(|error| {
+    let content = fs::read(path).map_err(|error| {
         let what = "give the path of a configuration, TOML or JSON; `data`, `output` and the [train] table are in each";
         Failure::input(format!("cannot read {}: {error}; {what}", path.display()))
     })?;
+    let text = files::text(content).map_err(|reason| Failure::input(format!("{}: {reason}", path.display())))?;
     let json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
     let value = if json {
         serde_json::from_str(&text).map_err(|error| error.to_string())

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::files::read_at_most;
+use crate::files::read_text;
 use crate::model::Shape;
 use crate::model::role::{Role, TensorSpec};
 use crate::model::shape::MOST;
@@ -117,7 +117,7 @@ impl Lora {
     pub fn read(directory: &Path) -> Result<Self, String> {
         let path = directory.join(ADAPTER_CONFIG);
         let refuse = |reason: String| format!("{}: {reason}", path.display());
-        let text = read_at_most(&path, LONGEST).map_err(|error| refuse(error.to_string()))?;
+        let text = read_text(&path, LONGEST).map_err(|error| refuse(error.to_string()))?;
         let config: PeftConfig = serde_json::from_slice(&text).map_err(|error| refuse(error.to_string()))?;
         if config.peft_type != "LORA" || config.use_dora || config.use_rslora {
             return Err(refuse("only LoRA as published is computed here, without DoRA and rank-stabilised scales".to_owned()));

@@ -10,7 +10,7 @@ use crate::data::DataError;
 use crate::data::shard::{Dtype, SHARD_TOKENS, Split, SplitDescription, Writer, map};
 use crate::data::text::refuse_other_content;
 use crate::data::tokenizer::Tokenizer;
-use crate::files::read_at_most;
+use crate::files::read_text;
 use crate::model::PUBLISHED_VOCABULARY;
 use crate::settings::{DataFormat, TokenizerKind};
 
@@ -213,7 +213,7 @@ impl TokenFile {
         let index = Self { path: index, start: 0, width: 1, tokens: None, translation: None };
         // 12 bytes a line: for a large text more than belongs into memory.
         let (width, tokens) = fairseq_index(&map(&index.path)?).map_err(|reason| index.malformed("its structure", &reason))?;
-        let text = read_at_most(&dictionary, LONGEST_DICTIONARY).map_err(|error| DataError::reading(&dictionary, error))?;
+        let text = read_text(&dictionary, LONGEST_DICTIONARY).map_err(|error| DataError::reading(&dictionary, error))?;
         let text = String::from_utf8_lossy(&text);
         if let Some(word) = text.lines().filter_map(|line| line.split(' ').next()).find(|word| !is_of_gpt2(word)) {
             let reason = format!(

@@ -87,6 +87,36 @@ fn what_is_not_gpt2s_is_named() {
     assert!(load(directory).unwrap_err().contains("is a pointer of git-lfs"));
 }
 
+/// Editors on Windows put a byte-order mark before a text; some write two bytes for each character.
+#[test]
+fn a_text_with_a_mark_is_the_text() {
+    let (directory, tokenizer) = saved();
+    let directory = directory.path();
+    let rewrite = |name: &str, change: &dyn Fn(String) -> Vec<u8>| {
+        let text = std::fs::read_to_string(directory.join(name)).unwrap();
+        std::fs::write(directory.join(name), change(text)).unwrap();
+    };
+    put(directory, "added_tokens.json", json!({}));
+    put(directory, "special_tokens_map.json", json!({"eos_token": "<|endoftext|>"}));
+    for name in Tokenizer::READ {
+        rewrite(name, &|text| format!("\u{feff}{text}").into_bytes());
+        assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "{name}");
+    }
+    remove(directory, &["vocab.json"]);
+    assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "of the one file");
+    type Write = fn(u16) -> [u8; 2];
+    let ways: [(&str, Write); 2] = [("\u{feff}", u16::to_le_bytes), ("", u16::to_be_bytes)];
+    for (mark, bytes) in ways {
+        rewrite("tokenizer.json", &|text| {
+            format!("{mark}{text}").trim_start_matches("\u{feff}\u{feff}").encode_utf16().flat_map(bytes).collect()
+        });
+        let message = load(directory).unwrap_err();
+        assert!(message.ends_with("tokenizer.json: it is UTF-16 text; `iconv -f UTF-16 -t UTF-8` converts it"), "{message}");
+        tokenizer.save(directory).unwrap();
+        remove(directory, &["vocab.json"]);
+    }
+}
+
 /// Each file that a version of transformers writes them into.
 #[test]
 fn added_tokens_have_their_numbers() {

@@ -12,7 +12,7 @@ use super::files::{CONFIG, MERGES, TOKENIZER, VOCABULARY, characters};
 use super::special::{MOST, Special, Specials};
 use super::{END_OF_TEXT, Tokenizer};
 use crate::data::DataError;
-use crate::files::{is_lfs_pointer, read_at_most};
+use crate::files::{is_lfs_pointer, read_text};
 
 const ADDED: &str = "added_tokens.json";
 const NAMES_OF_SPECIALS: &str = "special_tokens_map.json";
@@ -329,7 +329,7 @@ fn optional<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, DataError> {
 }
 
 fn content(path: &Path) -> std::io::Result<Vec<u8>> {
-    let found = read_at_most(path, LONGEST);
+    let found = read_text(path, LONGEST);
     found.map_err(|error| if error.kind() == ErrorKind::IsADirectory { ErrorKind::NotFound.into() } else { error })
 }
 

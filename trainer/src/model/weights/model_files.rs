@@ -11,7 +11,7 @@ use super::file::{Entry, FileError, TensorFile};
 use super::names::{HEAD, canonical, is_buffer};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
-use crate::files::{is_lfs_pointer, read_at_most};
+use crate::files::{is_lfs_pointer, read_text};
 use crate::model::hugging_face::{CONFIG_FILE, ConfigError};
 use crate::model::role::TensorSpec;
 use crate::model::shape::Shape;
@@ -216,7 +216,7 @@ struct Index {
 }
 
 fn shards(index: &Path) -> Result<Vec<PathBuf>, ModelError> {
-    let text = read_at_most(index, LONGEST_INDEX).map_err(|source| FileError::Open { path: index.to_owned(), source })?;
+    let text = read_text(index, LONGEST_INDEX).map_err(|source| FileError::Open { path: index.to_owned(), source })?;
     if is_lfs_pointer(&text) {
         return Err(FileError::Pointer(index.to_owned()).into());
     }
