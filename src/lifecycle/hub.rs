@@ -212,7 +212,8 @@ impl Found {
 }
 
 fn is_of_tokenizer(file: &Listed) -> bool {
-    Tokenizer::READ.contains(&file.path.as_str()) && file.bytes <= SMALL
+    let mut names = Tokenizer::READ.into_iter().chain(Tokenizer::OTHERS.map(|(name, _)| name));
+    names.any(|name| name == file.path) && file.bytes <= SMALL
 }
 
 fn tokenizer(name: &HubName, listing: &Listing) -> Result<Vec<Listed>> {

@@ -72,6 +72,12 @@ pub enum DataError {
     #[error("{path} is not a usable tokenizer file: {reason}")]
     Tokenizer { path: PathBuf, reason: String },
     #[error(
+        "{path} is {what}, and only byte-level BPE in `tokenizer.json`, or `vocab.json` and `merges.txt`, is read. \
+         Weights that were trained with it cannot be trained further here; for a model from scratch leave data.tokenizer out \
+         (GPT-2's vocabulary is built in), or set data.tokenizer.vocabulary to learn one from the text"
+    )]
+    OtherTokenizer { path: PathBuf, what: &'static str },
+    #[error(
         "GPT-2's vocabulary inside the program has the SHA-256 {found}, not the published {expected}; rebuild from a clean checkout"
     )]
     Vocabulary { found: String, expected: &'static str },
@@ -120,9 +126,6 @@ impl From<DataError> for Failure {
     }
 }
 
-fn list(columns: &[String]) -> String {
-    columns.iter().map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ")
-}
 /// What is wrong inside a file says itself what to do.
 fn advice(error: &std::io::Error) -> &'static str {
     match error.kind() {
@@ -132,3 +135,6 @@ fn advice(error: &std::io::Error) -> &'static str {
     }
 }
 
+fn list(columns: &[String]) -> String {
+    columns.iter().map(|column| format!("`{column}`")).collect::<Vec<_>>().join(", ")
+}

@@ -474,8 +474,9 @@ fn a_token_file_says_what_it_is() {
     for (message, expected) in [
         (refused("nanogpt", &wide(2), &[("meta.pkl", "")]), "meta.pkl, nanoGPT's vocabulary of single characters, lies beside it"),
         (refused("nanogpt", &wide(2), &[("tokenizer.model", "")]), "a vocabulary of SentencePiece"),
-        (refused("llm-c", &wide(2), &[("vocab.txt", "")]), "a vocabulary of words"),
+        (refused("llm-c", &wide(2), &[("vocab.txt", "")]), "a vocabulary of WordPiece"),
         (refused("nanogpt", &wide(2), &[("dict.txt", "5 1")]), "a dictionary of fairseq"),
+        (refused("nanogpt", &wide(2), &[("train.idx", "MMIDIDX")]), "an index lies beside it (.idx), as Megatron-LM and fairseq"),
         (refused("nanogpt", &wide(4), &[]), "its tokens have 32 or 64 bits, and nanoGPT's have 16"),
         (refused("nanogpt", &wide(8), &[]), "its tokens have 32 or 64 bits"),
         (refused("nanogpt", b"Once upon a time there was", &[]), "it is text and not tokens; leave data.format out"),

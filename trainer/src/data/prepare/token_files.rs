@@ -62,13 +62,9 @@ pub fn read_beside(format: DataFormat, path: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// Files beside a token file that have another vocabulary than GPT-2's, and one that cannot be read here.
-const OTHER_VOCABULARIES: [(&str, &str); 6] = [
+/// Further files beside a token file that have another vocabulary than GPT-2's.
+const OTHER_VOCABULARIES: [(&str, &str); 2] = [
     ("meta.pkl", "nanoGPT's vocabulary of single characters"),
-    ("tokenizer.model", "a vocabulary of SentencePiece"),
-    ("spiece.model", "a vocabulary of SentencePiece"),
-    ("sentencepiece.bpe.model", "a vocabulary of SentencePiece"),
-    ("vocab.txt", "a vocabulary of words"),
     ("dict.txt", "a dictionary of fairseq (data.format = \"fairseq\" reads what lies beside one)"),
 ];
 
@@ -81,11 +77,18 @@ pub fn vocabulary(format: DataFormat, inputs: &Inputs) -> Result<(TokenizerKind,
     let files = inputs.files();
     let folders: BTreeSet<&Path> = files.iter().filter_map(|path| path.parent()).collect();
     for folder in folders {
-        if let Some((name, what)) = OTHER_VOCABULARIES.iter().find(|(name, _)| folder.join(name).exists()) {
+        let of_folder = || files.iter().filter(|path| path.parent() == Some(folder));
+        if let Some(path) = of_folder().find(|path| path.with_extension("idx").exists()) {
+            let reason = "an index lies beside it (.idx), as Megatron-LM and fairseq write one: its numbers stand for tokens of a vocabulary that is \
+                          elsewhere; name the text itself, or say data.format = \"fairseq\" where dict.txt lies there, too";
+            return Err(DataError::Malformed { path: path.clone(), place: "its vocabulary".to_owned(), reason: reason.to_owned() });
+        }
+        let mut others = Tokenizer::OTHERS.iter().chain(&OTHER_VOCABULARIES);
+        if let Some((name, what)) = others.find(|(name, _)| folder.join(name).exists()) {
             let reason =
                 format!("{name}, {what}, lies beside it: its numbers are not those of GPT-2's tokens; name the text itself");
-            let of_folder = files.iter().find(|path| path.parent() == Some(folder)).cloned();
-            return Err(DataError::Malformed { path: of_folder.unwrap_or_default(), place: "its vocabulary".to_owned(), reason });
+            let path = of_folder().next().cloned().unwrap_or_default();
+            return Err(DataError::Malformed { path, place: "its vocabulary".to_owned(), reason });
         }
         if !Tokenizer::lies_in(folder) {
             continue;
@@ -209,6 +212,12 @@ impl TokenFile {
 
     /// `train.bin` has `train.idx` and `dict.txt` beside it.
     fn with_fairseq_index(self, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        if self.path.extension().is_none_or(|kind| kind != "bin") {
+            return Err(self.malformed(
+                "its name",
+                "a token file of fairseq is called DIR/train.bin; name the file, and no other of its folder",
+            ));
+        }
         let [index, dictionary] = beside(&self.path);
         let index = Self { path: index, start: 0, width: 1, tokens: None, translation: None };
         // 12 bytes a line: for a large text more than belongs into memory.

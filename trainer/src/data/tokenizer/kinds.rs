@@ -117,6 +117,20 @@ fn a_text_with_a_mark_is_the_text() {
     }
 }
 
+#[test]
+fn a_tokenizer_of_another_kind_is_named() {
+    for (name, what) in Tokenizer::OTHERS {
+        let folder = tempfile::tempdir().unwrap();
+        put(folder.path(), name, "x");
+        assert!(Tokenizer::lies_in(folder.path()) && Tokenizer::files(folder.path()) == [folder.path().join(name)], "{name}");
+        let message = load(folder.path()).unwrap_err();
+        assert!(message.contains(&format!("{name} is {what}, and only byte-level BPE")), "{message}");
+        let (directory, _) = saved();
+        put(directory.path(), name, "x");
+        assert!(load(directory.path()).is_ok(), "{name} beside one that is read");
+    }
+}
+
 /// Each file that a version of transformers writes them into.
 #[test]
 fn added_tokens_have_their_numbers() {

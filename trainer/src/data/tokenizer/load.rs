@@ -20,6 +20,20 @@ const NAMES_OF_SPECIALS: &str = "special_tokens_map.json";
 const MODEL: &str = "config.json";
 /// Everything that is read of a tokenizer. Each may be missing.
 pub const READ: [&str; 6] = [TOKENIZER, VOCABULARY, MERGES, CONFIG, ADDED, NAMES_OF_SPECIALS];
+/// Files of tokenizers of other kinds. What transformers makes a `tokenizer.json` of is of the same kind then, and refused, too.
+pub const OTHERS: [(&str, &str); 9] = [
+    ("tokenizer.model", SENTENCEPIECE),
+    ("spiece.model", SENTENCEPIECE),
+    ("sentencepiece.bpe.model", SENTENCEPIECE),
+    ("source.spm", SENTENCEPIECE),
+    ("vocab.txt", "a vocabulary of WordPiece"),
+    ("tekken.json", "a vocabulary of tekken"),
+    ("tiktoken.model", TIKTOKEN),
+    ("vocab.tiktoken", TIKTOKEN),
+    ("qwen.tiktoken", TIKTOKEN),
+];
+const SENTENCEPIECE: &str = "a vocabulary of SentencePiece";
+const TIKTOKEN: &str = "a vocabulary of tiktoken";
 /// Bytes of the longest file that is read: GPT-2's have one million, those of a million tokens some thirty.
 const LONGEST: u64 = 64 << 20;
 /// The end of text of tokenizers that do not name theirs.
@@ -131,19 +145,24 @@ impl Tokenizer {
     /// The files of the tokenizer in a directory; where there is none, the one that is missed.
     pub fn files(directory: &Path) -> Vec<PathBuf> {
         let mut found: Vec<PathBuf> = READ.iter().map(|name| directory.join(name)).filter(|path| path.exists()).collect();
-        if !Self::lies_in(directory) {
-            found.push(directory.join(VOCABULARY));
+        if !has_own(directory) {
+            found.push(other(directory).map_or_else(|| directory.join(VOCABULARY), |(path, _)| path));
         }
         found
     }
 
     /// Whether a directory has a tokenizer, readable or not.
     pub fn lies_in(directory: &Path) -> bool {
-        [TOKENIZER, VOCABULARY].iter().any(|name| directory.join(name).exists())
+        has_own(directory) || other(directory).is_some()
     }
 
     /// Reads the tokenizer of a directory, ours or one that `transformers` wrote.
     pub fn load(directory: &Path) -> Result<Self, DataError> {
+        if !has_own(directory)
+            && let Some((path, what)) = other(directory)
+        {
+            return Err(DataError::OtherTokenizer { path, what });
+        }
         let has = |name| directory.join(name).exists();
         let library = directory.join(TOKENIZER);
         let base = if has(TOKENIZER) && !(has(VOCABULARY) && has(MERGES)) {
@@ -172,6 +191,16 @@ impl Tokenizer {
         let specials = Specials::new(specials, end).map_err(refuse)?;
         Self::assemble(tokens, pairs, &extras, specials).map_err(|reason| DataError::Tokenizer { path: base.path, reason })
     }
+}
+
+/// Whether a directory has a tokenizer of the kind that is read.
+fn has_own(directory: &Path) -> bool {
+    [TOKENIZER, VOCABULARY].iter().any(|name| directory.join(name).exists())
+}
+
+/// A directory's tokenizer of another kind.
+fn other(directory: &Path) -> Option<(PathBuf, &'static str)> {
+    OTHERS.iter().map(|(name, what)| (directory.join(name), *what)).find(|(path, _)| path.is_file())
 }
 
 /// The bytes of all tokens by number.

@@ -52,6 +52,8 @@ impl Tokenizer {
 
     /// All that [`Tokenizer::load`] reads, as far as they are there.
     pub const READ: [&str; 6] = load::READ;
+    /// Files that have a tokenizer which is not read, and what they are.
+    pub const OTHERS: [(&str, &str); 9] = load::OTHERS;
 
     /// GPT-2's 50,257 tokens. Costs some tens of milliseconds.
     pub fn gpt2() -> Result<Self, DataError> {
