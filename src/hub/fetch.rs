@@ -53,7 +53,7 @@ pub(super) async fn fetch(
     let total = files.iter().map(|file| file.bytes).sum();
     cache.check_room(total)?;
     let fetch = Fetch { line, repository, cache, commit, done: AtomicU64::new(0), total, report };
-    fetch.tell();
+    fetch.tell(0);
     stream::iter(files).map(|file| fetch.one(file)).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
@@ -188,13 +188,12 @@ impl Fetch<'_> {
     }
 
     fn add(&self, bytes: u64) {
-        self.done.fetch_add(bytes, Ordering::Relaxed);
-        self.tell();
+        // No other thread sees this sum, so the end is said once.
+        self.tell(self.done.fetch_add(bytes, Ordering::Relaxed) + bytes);
     }
 
-    fn tell(&self) {
-        let what = format!("Fetching {}", self.repository);
-        self.report.progress(&what, self.done.load(Ordering::Relaxed).min(self.total), Some(self.total), Unit::Bytes);
+    fn tell(&self, done: u64) {
+        self.report.progress(&format!("Fetching {}", self.repository), done.min(self.total), Some(self.total), Unit::Bytes);
     }
 }
 

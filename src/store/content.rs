@@ -477,15 +477,23 @@ where
 /// Runs `work` and reports `counter` while it goes on and when it ends well.
 pub(super) async fn watched<T>(work: impl Future<Output = Result<T>>, counter: &AtomicU64, report: impl Fn(u64)) -> Result<T> {
     tokio::pin!(work);
+    let mut told = None;
+    let mut tell = || {
+        let done = counter.load(Ordering::Relaxed);
+        // The end is said once, though work goes on for a moment after its last byte.
+        if told.replace(done) != Some(done) {
+            report(done);
+        }
+    };
     loop {
         tokio::select! {
             done = &mut work => {
                 if done.is_ok() {
-                    report(counter.load(Ordering::Relaxed));
+                    tell();
                 }
                 return done;
             }
-            () = tokio::time::sleep(Duration::from_millis(100)) => report(counter.load(Ordering::Relaxed)),
+            () = tokio::time::sleep(Duration::from_millis(100)) => tell(),
         }
     }
 }

@@ -123,6 +123,13 @@ pub fn prepare(
     if out.exists() {
         return Err(DataError::OutputExists { path: out.to_owned() });
     }
+    let mut told = None;
+    let progress = &mut |stage, done, total| {
+        // The end of the last file is the end of all.
+        if told.replace((stage, done)) != Some((stage, done)) {
+            progress(stage, done, total);
+        }
+    };
     let inputs = Inputs::find(config, cargo_sources)?;
     let temporary = temporary_beside(out)?;
     let directory = temporary.directory.path();
