@@ -22,7 +22,7 @@ use crate::{
         units::{Money, Span},
     },
     output::Output,
-    settings::{Layer, OpenError, Settings, SettingsError, Surroundings},
+    settings::{self, Layer, OpenError, Settings, SettingsError, Surroundings},
     store::{Limits, Store},
     transit,
 };
@@ -512,7 +512,10 @@ impl From<OpenError> for Failure {
         match error {
             OpenError::Invalid(error) => error.into(),
             OpenError::Missing(ref path) => {
-                let fix = format!("`ftctl init --out {}` writes one to start from", path.display());
+                let fix = match settings::meant(path) {
+                    Some(near) => format!("did you mean {}?", near.display()),
+                    None => format!("`ftctl init --out {}` writes one to start from", path.display()),
+                };
                 Failure::new(Exit::NotFound, error.to_string()).fix(fix)
             }
             _ => Failure::new(Exit::Usage, error.to_string()),

@@ -1,12 +1,15 @@
 //! Job files and settings files, as they lie on the disk.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, Read as _},
     path::{Path, PathBuf},
 };
 
-use crate::job::document::{Document, DocumentError};
+use crate::job::{
+    document::{Document, DocumentError},
+    wording::nearest,
+};
 
 /// Far above any file a person writes; keeps a mistyped path (a data set, a device) from filling the memory.
 const MAX_BYTES: u64 = 1 << 20;
@@ -24,6 +27,19 @@ pub enum OpenError {
     Unreadable { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Invalid(#[from] DocumentError),
+}
+
+/// The file that was probably meant by a path at which nothing is: its first part that is missing has a neighbour of a similar
+/// name.
+pub fn meant(path: &Path) -> Option<PathBuf> {
+    let missing = path.ancestors().take_while(|part| part.file_name().is_some() && !part.exists()).last()?;
+    let folder = missing.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+    let names: Vec<String> = fs::read_dir(folder).ok()?.filter_map(name).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let near = missing.with_file_name(nearest(missing.file_name()?.to_str()?, &names)?);
+    let meant: PathBuf = near.iter().chain(path.strip_prefix(missing).ok()?).collect();
+    meant.is_file().then_some(meant)
 }
 
 /// Reads a file. Pipes are fine (`ftctl plan <(generate-job)`), endless devices are not.

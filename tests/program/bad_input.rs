@@ -101,6 +101,27 @@ fn files_that_cannot_be_read() {
 }
 
 #[test]
+fn a_path_with_a_slip_leads_to_the_file() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("jobs")).expect("a folder");
+    sandbox.write("job.toml", JOB);
+    sandbox.write("jobs/first.toml", JOB);
+    for (typed, meant) in [
+        ("job.tml", "job.toml"),
+        ("./job.toml.", "./job.toml"),
+        ("job.TOML", "job.toml"),
+        ("jobs/frist.toml", "jobs/first.toml"),
+        ("job/first.toml", "jobs/first.toml"),
+    ] {
+        for verb in ["plan", "submit", "run", "up"] {
+            let said = sandbox.run(&[verb, typed]);
+            let expected = format!("error: there is no file {typed}\n  fix: did you mean {meant}?\n");
+            assert_eq!((said.code, said.stderr), (Some(3), expected), "{verb}");
+        }
+    }
+}
+
+#[test]
 fn values_set_on_the_command_line_are_judged_like_the_file() {
     let sandbox = Sandbox::new();
     sandbox.write("job.toml", JOB);
