@@ -74,6 +74,8 @@ impl Arguments {
 pub struct Planned {
     plan: Plan,
     outlook: Outlook,
+    /// Bytes of text whose tokens are not counted yet.
+    text: Option<u64>,
     /// What must be there before the job can run.
     missing: Vec<Finding>,
     /// What the trainer would refuse.
@@ -116,9 +118,13 @@ impl Planned {
         warnings.extend(remarks.iter().flat_map(Remarks::sentences));
         warnings.extend(outlook.shape.as_ref().and_then(|shape| Memory::of(&plan, shape).lack(&plan)));
         warnings.extend(too_long(&plan, &outlook));
+        let text = match &looked.plan.data {
+            DataPlan::Text(config) if outlook.data.is_none() => upload::bytes_of_text(config, &world.cache),
+            _ => None,
+        };
         let weights = looked.plan.initial_weights.as_ref().and_then(|directory| Transfer::of(Path::new(directory)));
         let fetched = (looked.files > 0).then_some(Transfer { files: looked.files, bytes: looked.bytes });
-        Self { outlook, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
+        Self { outlook, text, fetched, missing, refused, warnings, room: Vec::new(), weights, exposure, plan }
     }
 
     /// Prints it, with its warnings on stderr. Fails as [`Exit::Usage`] for a job that cannot run yet, and as [`Exit::Capacity`]
@@ -149,11 +155,12 @@ impl Planned {
 
     /// All that is a number; what is not known is absent.
     fn numbers(&self) -> Map<String, Value> {
-        let Self { plan, outlook, .. } = self;
+        let Self { plan, outlook, text, .. } = self;
         let memory = outlook.shape.as_ref().map(|shape| Memory::of(plan, shape).needed);
         let data = outlook.data.as_ref();
         let numbers = [
             ("tokens", json!(data.map(|data| data.train.tokens))),
+            ("estimated_tokens", json!(text.map(|bytes| bytes / upload::BYTES_A_TOKEN))),
             ("documents", json!(data.map(|data| data.train.documents))),
             ("validation_tokens", json!(data.map(|data| data.validation.tokens))),
             ("parameters", json!(outlook.shape.as_ref().map(Shape::parameters))),
@@ -269,7 +276,7 @@ impl Show for Planned {
             table.pair("image", image);
         }
         table.pair("store", &plan.store);
-        table.pair("data", data(plan, outlook));
+        table.pair("data", data(plan, outlook, self.text));
         if let Some(weights) = &plan.initial_weights {
             let size = self.weights.as_ref().map(|Transfer { files, bytes }| {
                 format!(" ({} in {} to upload)", format::bytes(*bytes), format::of(*files as u64, "file"))
@@ -316,7 +323,7 @@ impl Show for Planned {
     }
 }
 
-fn data(plan: &Plan, outlook: &Outlook) -> String {
+fn data(plan: &Plan, outlook: &Outlook, text: Option<u64>) -> String {
     let from = match &plan.data {
         DataPlan::Digest(digest) => format!("dataset {digest}"),
         DataPlan::Named(name) => format!("dataset {name} of the store"),
@@ -326,7 +333,11 @@ fn data(plan: &Plan, outlook: &Outlook) -> String {
             None => format!("text from {}", config.train.join(", ")),
         },
     };
-    let Some(data) = &outlook.data else { return from };
+    let estimate = |bytes: u64| {
+        let tokens = format::of(bytes / upload::BYTES_A_TOKEN, "token");
+        format!(": about {tokens}, by its {} and {} bytes a token", format::bytes(bytes), upload::BYTES_A_TOKEN)
+    };
+    let Some(data) = &outlook.data else { return from + &text.map(estimate).unwrap_or_default() };
     let (tokens, documents) = (format::of(data.train.tokens, "token"), format::of(data.train.documents, "document"));
     let validation = match data.validation.tokens {
         0 => "none".to_owned(),

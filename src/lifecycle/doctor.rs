@@ -45,12 +45,11 @@ pub fn material(plan: &Plan, cache: &Path) -> Material {
     let data = match &plan.data {
         // Text cannot be held against weights and tokenizers of the hub that are not here yet.
         DataPlan::Text(config) if is_left(&plan.initial_weights) || is_left(&config.tokenizer.directory) => None,
-        // Text of a source that is not unpacked yet, or of the hub.
-        DataPlan::Text(config)
-            if config.source.is_some() || config.train.iter().chain(&config.validation).any(|text| is_name(text)) =>
-        {
+        // Text of the hub that is not here yet.
+        DataPlan::Text(config) if config.train.iter().chain(&config.validation).any(|text| is_name(text)) => {
             upload::check_tokenizer(plan, config).err().map(Err)
         }
+        DataPlan::Text(config) if config.source.is_some() => Some(upload::check_source(plan, config, cache)),
         // What is wrong with the weights is not told again of the data.
         DataPlan::Directory(directory) if weights.is_err() => Some(upload::there(Path::new(directory)).map(|()| None)),
         DataPlan::Text(config) if weights.is_err() => Some(upload::inputs(config, cache).map(|_| None)),
@@ -101,7 +100,7 @@ fn writable(what: &'static str, directory: &Path) -> Finding {
 mod tests {
     use ft_trainer::{
         model::Shape,
-        settings::{ModelConfig, Variant},
+        settings::{DataConfig, ModelConfig, Variant},
     };
 
     use super::*;
@@ -145,6 +144,26 @@ mod tests {
         let file = std::fs::File::options().write(true).open(path).expect("there");
         file.set_len(8 + header.len() as u64 + end).expect("a hole");
         end
+    }
+
+    /// Without reading what was prepared again.
+    #[test]
+    fn text_of_a_source_is_known_where_it_was_prepared() {
+        let cache = tempfile::tempdir().expect("a directory");
+        let id = JobId::parse("fuzzed-bcdfgh").expect("an id");
+        let record = journal::decode(&id, include_bytes!("../../fuzz/corpus/record/finished")).expect("a record");
+        let config = |value: serde_json::Value| serde_json::from_value::<DataConfig>(value).expect("a table");
+        let source = config(serde_json::json!({ "source": "cargo-dependencies" }));
+        let train = serde_json::json!({ "steps": 1, "block_size": 8, "micro_batch": 1 });
+        let train = serde_json::from_value(train).expect("settings");
+        let plan = Plan { data: DataPlan::Text(source.clone()), initial_weights: None, train, ..record.plan };
+        assert!(material(&plan, cache.path()).known.is_none());
+        let place = upload::prepared_at(&source, &upload::inputs(&source, cache.path()).expect("sources"), cache.path());
+        let text = cache.path().join("a.txt");
+        std::fs::write(&text, "to be or not to be ".repeat(20)).expect("written");
+        let other = config(serde_json::json!({ "train": [text] }));
+        let made = ft_trainer::data::prepare::prepare(&other, None, &place.expect("a name"), &mut |_, _, _| ()).expect("prepared");
+        assert_eq!(material(&plan, cache.path()).known.expect("known").data, made.description);
     }
 
     fn bytes_seen() -> u64 {

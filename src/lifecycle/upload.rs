@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 
 use ft_trainer::{
     data::{
+        DataError,
         prepare::{self, Inputs, PreparedSummary, Remarks},
         shard::{DESCRIPTION, Dataset, Description, parse_description},
         text,
         tokenizer::Tokenizer,
     },
     model::weights::model_files,
-    preflight::Asked,
+    preflight::{self, Asked},
     settings::{DataConfig, DataFormat, TextSource},
 };
 
@@ -30,6 +31,8 @@ use crate::{
 
 /// Bytes of text that become tokens in a moment.
 const LITTLE_TEXT: u64 = 4 << 20;
+/// Bytes of a token where nothing was counted: GPT-2's vocabulary has some four of English, others fewer.
+pub const BYTES_A_TOKEN: u64 = 4;
 
 pub(super) async fn begin(_: &World, job: &mut Journal) -> Result<Next> {
     job.enter(State::Uploading).await?;
@@ -126,12 +129,12 @@ pub(super) fn check_weights(plan: &Plan) -> Result<()> {
 /// Refuses a tokenizer whose tokens are not those of the weights, as far as that is known before any text is read.
 pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
     config.tokenizer.files().try_for_each(|file| there(&file))?;
-    let tokenizer = match (&config.tokenizer.directory, config.format, config.tokenizer.vocabulary) {
-        (Some(directory), ..) => Tokenizer::load(Path::new(directory))?,
-        (None, DataFormat::Text, None) if plan.initial_weights.is_some() => Tokenizer::gpt2()?,
-        _ => return Ok(()),
-    };
-    Ok(asked(plan).check_tokenizer(&tokenizer)?)
+    match (&config.tokenizer.directory, config.format, config.tokenizer.vocabulary) {
+        (Some(directory), ..) => asked(plan).check_tokenizer(&Tokenizer::load(Path::new(directory))?)?,
+        (None, DataFormat::Text, None) if plan.initial_weights.is_some() => asked(plan).check_published_tokenizer()?,
+        _ => {}
+    }
+    Ok(())
 }
 
 /// What is known of text before it is sent.
@@ -149,8 +152,8 @@ pub(super) fn check_dataset(plan: &Plan, directory: &Path) -> Result<Option<Know
     }
     let dataset = Dataset::open(directory)?;
     asked(plan).check_data(dataset.description())?;
-    if plan.initial_weights.is_some() {
-        asked(plan).check_tokenizer(&dataset.tokenizer()?)?;
+    if let Some(weights) = &plan.initial_weights {
+        preflight::check_dataset(Path::new(weights), &dataset)?;
     }
     Ok(Some(Known { data: dataset.description().clone(), remarks: Remarks::read(directory) }))
 }
@@ -176,19 +179,44 @@ pub fn needed(directory: &Path) -> Result<Vec<PathBuf>> {
 pub(super) fn check_text(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<Option<Known>> {
     check_tokenizer(plan, config)?;
     let inputs = inputs(config, cache)?;
-    let files = inputs.files();
-    let directory = cache.join("prepared").join(prepare::key(config, &files)?);
+    let directory = prepared_at(config, &inputs, cache)?;
     if directory.is_dir() {
         return check_dataset(plan, &directory);
     }
-    let bytes: u64 = files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
-    if bytes > LITTLE_TEXT {
+    if bytes(&inputs) > LITTLE_TEXT {
         return Ok(None);
     }
     let folder = tempfile::tempdir().map_err(|error| Failure::new(Exit::Failure, format!("cannot make a directory: {error}")))?;
     let out = folder.path().join("prepared");
     prepare::prepare(config, None, &out, &mut |_, _, _| ())?;
     check_dataset(plan, &out)
+}
+
+/// Refuses text of a source of which the trainer would refuse the tokens, where they are in the cache and the source is on this
+/// machine; of another nothing is known.
+pub(super) fn check_source(plan: &Plan, config: &DataConfig, cache: &Path) -> Result<Option<Known>> {
+    check_tokenizer(plan, config)?;
+    if !cache.join("prepared").is_dir() {
+        return Ok(None);
+    }
+    let Ok(sources) = cargo_sources(cache, text::cargo_dependencies_here) else { return Ok(None) };
+    let directory = prepared_at(config, &Inputs::find(config, Some(sources))?, cache)?;
+    if directory.is_dir() { check_dataset(plan, &directory) } else { Ok(None) }
+}
+
+/// How much text there is, as far as that is told without reading it.
+pub fn bytes_of_text(config: &DataConfig, cache: &Path) -> Option<u64> {
+    if config.source.is_some() {
+        return config.limit_bytes;
+    }
+    let inputs = inputs(config, cache).ok()?;
+    let is_packed = |path: &PathBuf| path.extension().is_some_and(|kind| ["gz", "zst", "parquet"].iter().any(|name| kind == *name));
+    let is_told = config.format == DataFormat::Text && !inputs.files().iter().any(is_packed);
+    is_told.then(|| bytes(&inputs).min(config.limit_bytes.unwrap_or(u64::MAX)))
+}
+
+fn bytes(inputs: &Inputs) -> u64 {
+    inputs.files().iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
 async fn send_dataset(world: &World, plan: &Plan, directory: &Path) -> Result<Digest> {
@@ -218,13 +246,13 @@ async fn prepared(world: &World, config: DataConfig) -> Result<PathBuf> {
 
 fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Result<PathBuf> {
     let inputs = inputs(config, cache)?;
-    let home = cache.join("prepared");
-    let directory = home.join(prepare::key(config, &inputs.files())?);
+    let directory = prepared_at(config, &inputs, cache)?;
     if directory.is_dir() {
         report.line("the text was prepared before; taking the tokens from the cache");
         tell(&Remarks::read(&directory), report);
         return Ok(directory);
     }
+    let home = cache.join("prepared");
     std::fs::create_dir_all(&home).map_err(|error| {
         Failure::new(Exit::Failure, format!("cannot make {}: {error}", home.display())).fix("make the cache directory writable")
     })?;
@@ -233,6 +261,11 @@ fn prepare_cached(config: &DataConfig, cache: &Path, report: &dyn Report) -> Res
         Err(_) if directory.is_dir() => Ok(directory),
         prepared => prepared.map(|_| directory),
     }
+}
+
+/// Where the dataset of this text is, if it was prepared before.
+pub(super) fn prepared_at(config: &DataConfig, inputs: &Inputs, cache: &Path) -> Result<PathBuf> {
+    Ok(cache.join("prepared").join(prepare::key(config, &inputs.files())?))
 }
 
 /// The files of text that a configuration names.
@@ -259,16 +292,16 @@ fn tell(remarks: &Remarks, report: &dyn Report) {
 fn sources_of(config: &DataConfig, cache: &Path) -> Result<Option<Vec<PathBuf>>> {
     config.tokenizer.files().try_for_each(|file| there(&file))?;
     match config.source {
-        Some(TextSource::CargoDependencies) => cargo_sources(cache).map(Some),
+        Some(TextSource::CargoDependencies) => cargo_sources(cache, text::cargo_dependencies).map(Some),
         None => Ok(None),
     }
 }
 
 /// The packages are those of the embedded lock file, wherever ftctl was built.
-pub fn cargo_sources(cache: &Path) -> Result<Vec<PathBuf>> {
+fn cargo_sources(cache: &Path, list: fn(&Path) -> std::result::Result<Vec<PathBuf>, DataError>) -> Result<Vec<PathBuf>> {
     let workspace = cache.join("trainer/source");
     std::fs::create_dir_all(&workspace)
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot make {}: {error}", workspace.display())))?;
     sources::unpack(&workspace)?;
-    Ok(text::cargo_dependencies(&workspace.join("Cargo.toml"))?)
+    Ok(list(&workspace.join("Cargo.toml"))?)
 }

@@ -95,6 +95,45 @@ fn a_plan_tells_the_numbers_of_its_job() {
     assert_eq!(told["expected"], json!({ "unknown": why.trim_start_matches("not known: ") }));
 }
 
+/// What takes long to count is estimated by its bytes, and the estimate is no count.
+#[test]
+fn much_text_is_estimated_by_its_bytes() {
+    let sandbox = place();
+    sandbox.write("text.txt", "Once upon a time there was a small town by the sea. ".repeat(100_000));
+    let numbers = sandbox.json(&["plan", "job.toml"])["numbers"].take();
+    // Training and validation have the same file.
+    assert_eq!((&numbers["estimated_tokens"], &numbers["tokens"]), (&json!(2_600_000), &Value::Null));
+    let text = sandbox.ok(&["plan", "job.toml"]);
+    let data = row(&text, "data").expect("a row");
+    assert!(data.ends_with("text.txt: about 2,600,000 tokens, by its 9.9 MiB and 4 bytes a token"), "{text}");
+    let numbers = sandbox.json(&["plan", "job.toml", "--set", "data.limit_bytes=4000"])["numbers"].take();
+    assert_eq!(numbers["estimated_tokens"], 1_000);
+    // A packed file does not tell how much text it has.
+    sandbox.write("text.txt.gz", "x".repeat(8 << 20));
+    let numbers = sandbox.json(&["plan", "job.toml", "--set", "data.train=[\"text.txt.gz\"]"])["numbers"].take();
+    assert_eq!(numbers["estimated_tokens"], Value::Null);
+}
+
+#[test]
+fn text_of_a_source_is_estimated_by_its_limit() {
+    let sandbox = place();
+    let text = "train = [\"text.txt\"]\nvalidation = [\"text.txt\"]";
+    sandbox.write("job.toml", JOB.replace(text, "source = \"cargo-dependencies\"\nlimit_bytes = 200000"));
+    let numbers = sandbox.json(&["plan", "job.toml"])["numbers"].take();
+    assert_eq!((&numbers["estimated_tokens"], &numbers["tokens"]), (&json!(50_000), &Value::Null));
+}
+
+/// Without a terminal each piece of work has one line for its end.
+#[test]
+fn the_end_of_a_piece_of_work_is_said_once() {
+    let sandbox = place();
+    let said = sandbox.run(&["prepare", "text.txt", "--out", "tokens", "--tokenizer", "train", "--vocabulary", "300"]);
+    for work in ["Reading the text", "Counting words", "Tokenizing"] {
+        let ends = said.stderr.lines().filter(|line| line.starts_with(&format!("{work}: "))).count();
+        assert_eq!(ends, 1, "{work}: {}", said.stderr);
+    }
+}
+
 #[test]
 fn a_dataset_of_the_store_is_known_too() {
     let sandbox = place();

@@ -7,9 +7,9 @@ use crate::data::sampler::Sampler;
 use crate::data::shard::{Dataset, Description};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
-use crate::model::Shape;
 use crate::model::shape::OWN_TOKENIZER;
 use crate::model::weights::model_files::ModelFiles;
+use crate::model::{PUBLISHED_VOCABULARY, Shape};
 use crate::settings::{ModelConfig, TrainConfig, TrainSettings, Variant, length, validate};
 
 /// What is asked of a run.
@@ -40,6 +40,15 @@ impl Asked<'_> {
     pub fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), Failure> {
         self.shape(tokenizer.vocabulary())?;
         self.initial_weights.map_or(Ok(()), |weights| check_tokenizer(weights, tokenizer))
+    }
+
+    /// [`Asked::check_tokenizer`] with GPT-2's, which is made only where there is one to hold it against.
+    pub fn check_published_tokenizer(&self) -> Result<(), Failure> {
+        self.shape(PUBLISHED_VOCABULARY)?;
+        match self.initial_weights {
+            Some(weights) if Tokenizer::lies_in(weights) => check_tokenizer(weights, &Tokenizer::gpt2()?),
+            _ => Ok(()),
+        }
     }
 
     /// Checks how much text there is, by the description of the dataset.

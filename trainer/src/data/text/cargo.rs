@@ -34,7 +34,15 @@ struct Package {
 ///
 /// Runs `cargo metadata --locked`, offline if everything is on the machine.
 pub fn cargo_dependencies(manifest: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let mut packages = metadata(manifest)?.packages;
+    sources(metadata(manifest, &["--offline"]).or_else(|_| metadata(manifest, &[]))?.packages)
+}
+
+/// [`cargo_dependencies`] where all of them are on the machine.
+pub fn cargo_dependencies_here(manifest: &Path) -> Result<Vec<PathBuf>, DataError> {
+    sources(metadata(manifest, &["--offline"])?.packages)
+}
+
+fn sources(mut packages: Vec<Package>) -> Result<Vec<PathBuf>, DataError> {
     packages.retain(|package| package.source.is_some() && !is_bindings(&package.name));
     packages.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
     let mut files = Vec::new();
@@ -60,11 +68,10 @@ fn is_program_text(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "rs") && small() && std::fs::read_to_string(path).is_ok_and(readable)
 }
 
-fn metadata(manifest: &Path) -> Result<Metadata, DataError> {
+fn metadata(manifest: &Path, offline: &[&str]) -> Result<Metadata, DataError> {
     let host = host()?;
     let arguments = ["metadata", "--format-version", "1", "--locked", "--filter-platform", &host, "--manifest-path"];
-    let run = |offline: &[&str]| cargo(Command::new(program()).args(arguments).arg(manifest).args(offline));
-    let answer = run(&["--offline"]).or_else(|_| run(&[]))?;
+    let answer = cargo(Command::new(program()).args(arguments).arg(manifest).args(offline))?;
     serde_json::from_slice(&answer).map_err(|error| DataError::Cargo { reason: error.to_string() })
 }
 

@@ -8,7 +8,7 @@ mod pages;
 mod rows;
 mod source;
 
-pub use cargo::cargo_dependencies;
+pub use cargo::{cargo_dependencies, cargo_dependencies_here};
 pub use documents::{LeftOut, Part, Reading, documents};
 pub use files::find;
 pub(crate) use source::refuse_other_content;
