@@ -14,6 +14,10 @@ pub(super) const FLAGS: &[&[Flag]] = &[&[
         meaning: Refused("it would choose other batches; train.micro_batch = \"auto\" takes as many sequences at once as fit"),
     },
     Flag { names: &["include", "i"], meaning: Special(|job, devices| job.processes.including(devices)) },
+    Flag {
+        names: &["num_cores"],
+        meaning: Refused("it is a number of TPUs, and none are rented here; give --num_gpus to `deepspeed`"),
+    },
     Flag { names: &["exclude", "e"], meaning: Refused("name what is used, with --include") },
     Flag { names: &["m", "module", "no_python", "u", "B"], meaning: Switch("the trainer starts itself") },
     Flag { names: &["x"], meaning: Nothing("compute.environment has the variables that a job hands on") },

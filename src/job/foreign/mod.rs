@@ -114,6 +114,8 @@ struct Program {
     /// The act for arguments without dashes, before or after the flags.
     positional: Option<Act>,
     flags: &'static [&'static [Flag]],
+    /// Whether it takes the beginning of a flag for the flag, as Python's argparse does unless told otherwise.
+    abbreviates: bool,
     /// The act for flags that mean something together.
     finish: Option<fn(&mut Job)>,
     /// Its ways that no flag names and that a job does not share: of what, and which.
@@ -249,10 +251,12 @@ impl Job {
             return Err(unknown_program(words));
         };
         program.defaults.iter().copied().flatten().for_each(|(key, setting)| self.set(key, *setting));
-        words::apply(self, &words[..place], launchers::FLAGS, Some(|_, _| Ok(())));
+        words::apply(self, &words[..place], launchers::FLAGS, true, Some(|_, _| Ok(())));
         let given = self.spelt_out(program, &words[place + 1..], read);
         self.read_deepspeed(&given, read);
-        words::apply(self, &given, program.flags, program.positional);
+        // In a file every flag has its whole name.
+        let abbreviates = program.abbreviates && given.as_slice() == &words[place + 1..];
+        words::apply(self, &given, program.flags, abbreviates, program.positional);
         launchers::settle(self, &words[..=place], read);
         deepspeed::apply(self);
         launchers::settle_shards(self);
@@ -419,11 +423,16 @@ pub fn translate(command: &str, read: Read<'_>) -> Result<Translated, Refused> {
 }
 
 /// Programs that are known for what they cannot become, by their names without an extension.
-const OTHERS: [(&[&str], &str, &str); 6] = [
-    (&["run_mlm", "run_mlm_no_trainer"], "trains a model that fills gaps in a text", CAUSAL),
+const OTHERS: [(&[&str], &str, &str); 7] = [
+    (&["run_mlm", "run_mlm_no_trainer", "run_mlm_flax", "run_mlm_wwm"], "trains a model that fills gaps in a text", CAUSAL),
     (&["run_plm"], "trains a model that predicts tokens in any order", CAUSAL),
     (&["run_fim", "run_fim_no_trainer"], "moves the middle of a text to its end for some documents, which no job does", CAUSAL),
     (&["run_bart_dlm", "run_t5_mlm_flax", "run_bart_dlm_flax"], "trains a model that mends a text", CAUSAL),
+    (
+        &["fairseq-hydra-train", "hydra_train"],
+        "takes Hydra's settings (group.key=value and YAML files) in the place of flags",
+        "give the fairseq-train command that does the same",
+    ),
     (&["run_clm_flax"], "has an optimizer and flags of its own", "give the command of run_clm.py that does the same"),
     (
         &["fairseq-eval-lm", "eval_lm"],

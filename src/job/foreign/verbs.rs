@@ -23,6 +23,7 @@ pub(super) const RUN_GENERATION: Program = Program {
         ("--seed", I(42)),
     ]],
     positional: None,
+    abbreviates: true,
     flags: &[&[
         Flag { names: &["model_type"], meaning: Choice(&[("gpt2", &[])]) },
         Flag { names: &["model_name_or_path"], meaning: Text(WEIGHTS) },
@@ -50,6 +51,7 @@ pub(super) const BPE_ENCODER: Program = Program {
     told_by: None,
     defaults: &[&[("text", W("TEXT")), ("--out", W("prepared"))]],
     positional: None,
+    abbreviates: true,
     flags: &[&[
         Flag { names: &["encoder_json", "vocab_bpe"], meaning: Nothing("GPT-2's vocabulary is part of ftctl") },
         Flag { names: &["inputs"], meaning: Text("text") },
@@ -67,6 +69,7 @@ pub(super) const PREPROCESS: Program = Program {
     told_by: None,
     defaults: &[&[("--out", W("data-bin"))]],
     positional: None,
+    abbreviates: false,
     flags: &[&[
         Flag { names: &["only_source"], meaning: Switch("text has no translation beside it here") },
         Flag { names: &["trainpref"], meaning: Text("text") },

@@ -9,6 +9,8 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     // Lines of a file that was written on Windows end with both.
     let command = command.replace("\r\n", "\n");
+    // Manuals put a prompt before it.
+    let command = command.trim_start().strip_prefix("$ ").unwrap_or(&command);
     let mut characters = command.chars();
     while let Some(character) = characters.next() {
         match (character, quote) {
@@ -19,9 +21,18 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
             (_, Some(open)) if character == open => quote = None,
             ('\\', None | Some('"')) => match characters.next() {
                 Some('\n') | None => {}
-                Some(escaped) => word.get_or_insert_default().push(escaped),
+                Some(other) => {
+                    // Between quotes it is itself before an ordinary letter: "C:\texts".
+                    let is_kept = quote.is_some() && !['$', '`', '"', '\\'].contains(&other);
+                    word.get_or_insert_default().extend(is_kept.then_some('\\').into_iter().chain([other]));
+                }
             },
             ('$' | '`', None | Some('"')) => return Err(format!("the command has a `{character}`; write out what it stands for")),
+            ('“' | '”' | '„' | '‘' | '–' | '—', None) if word.is_none() => {
+                return Err(format!(
+                    "the command has a `{character}`, as text processors write it; type \", ' and -- as a shell knows them"
+                ));
+            }
             ('~', None) if word.is_none() => return Err("the command has a `~`; write out what it stands for".to_owned()),
             ('#', None) if word.is_none() => while characters.next().is_some_and(|character| character != '\n') {},
             ('|' | ';' | '&' | '<' | '>', None) => return Err(format!("`{character}` is the shell's; give one command alone")),
@@ -36,8 +47,19 @@ pub(super) fn split(command: &str) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
+/// The flag of this name; where a program `abbreviates`, also the only one that begins so.
+fn find<'f>(tables: &[&'f [Flag]], plain: &str, abbreviates: bool) -> Option<&'f Flag> {
+    let flags = || tables.iter().copied().flatten();
+    let begins = |flag: &&Flag| flag.names.iter().any(|name| name.starts_with(plain));
+    let only = || {
+        let mut near = flags().filter(begins);
+        near.next().filter(|_| near.next().is_none())
+    };
+    flags().find(|flag| flag.names.contains(&plain)).or_else(|| only().filter(|_| abbreviates))
+}
+
 /// Applies each flag to the job; failures join the job's problems.
-pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positional: Option<Act>) {
+pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], abbreviates: bool, positional: Option<Act>) {
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
         let Some(typed) = flag_name(word) else {
@@ -48,7 +70,7 @@ pub(super) fn apply(job: &mut Job, words: &[String], tables: &[&[Flag]], positio
         let (name, attached) = typed.split_once('=').map_or((typed, None), |(name, value)| (name, Some(value)));
         let plain = name.replace('-', "_");
         let next = rest.clone().next().filter(|next| flag_name(next).is_none());
-        let find = |plain: &str| tables.iter().copied().flatten().find(|flag| flag.names.contains(&plain));
+        let find = |plain: &str| find(tables, plain, abbreviates && word.starts_with("--"));
         // transformers has a flag without a value to turn off what is on unless told otherwise.
         let turned = || plain.strip_prefix("no_").and_then(find).filter(|flag| flag.meaning.is_switch());
         if let (None, Some(flag)) = (find(&plain), turned()) {

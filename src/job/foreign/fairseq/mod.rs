@@ -29,6 +29,7 @@ pub(super) const TRAIN: Program = Program {
         ("data.format", W("fairseq")),
     ]],
     positional: Some(data),
+    abbreviates: false,
     flags: &[FLAGS, OF_THE_MODEL, OF_THE_SCHEDULE, OF_ITS_OWN],
     finish: Some(finish),
     ways: &[

@@ -72,13 +72,91 @@ fn those_of_transformers_language_modelling() {
     }
 }
 
+/// Those of its other pages: several GPUs, TPUs, other frameworks, what became of the scripts.
+#[test]
+fn those_of_transformers_other_pages() {
+    let job = "--model_name_or_path gpt2 --train_file a.txt --do_train --output_dir out";
+    let several = "--model_name_or_path gpt2 --dataset_name wikitext --dataset_config_name wikitext-2-raw-v1 --do_train \
+        --output_dir /tmp/test-clm --per_device_train_batch_size 4 --max_steps 200";
+    let rows: [(String, Played); 17] = [
+        (format!("CUDA_VISIBLE_DEVICES=0,1 python examples/pytorch/language-modeling/run_clm.py {several}"), Ok(())),
+        (format!("python -m torch.distributed.launch --nproc_per_node 2 examples/pytorch/language-modeling/run_clm.py {several}"), Ok(())),
+        (format!("NCCL_P2P_DISABLE=1 CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 run_clm.py {several}"), Ok(())),
+        // Its page writes `--nnode`.
+        (
+            format!("torchrun --nproc_per_node=2 --nnode=2 --node_rank=0 --master_addr=hostname1 --master_port=9901 run_clm.py {job}"),
+            Ok(()),
+        ),
+        (format!("accelerate launch --multi_gpu --num_machines 1 --num_processes 8 run_clm.py {job}"), Ok(())),
+        (format!("deepspeed --num_gpus=1 run_clm.py {job} --gradient_accumulation 2"), Ok(())),
+        (format!("python xla_spawn.py --num_cores 8 run_clm.py {job}"), Err(&["--num_cores: it is a number of TPUs"])),
+        ("python run_clm.py --model_name_or_path distilgpt2 --output_dir output --train_file train_file_path".to_owned(), Ok(())),
+        (format!("python run_clm.py {job} --push_to_hub"), Err(&["--push_to_hub: nothing is sent to a hub"])),
+        (format!("python run_clm.py {job} --max_train_samples 50"), Err(&["--max_train_samples: give data.limit_bytes"])),
+        (
+            "python run_clm.py --model_name_or_path gpt2 --validation_file a.txt --do_eval --output_dir out".to_owned(),
+            Err(&["--do_eval: without --do_train nothing is trained; `ftctl eval` evaluates a model"]),
+        ),
+        ("python run_clm_flax.py --output_dir=./norwegian-gpt2 --model_type=gpt2".to_owned(), Err(&["an optimizer and flags of its own"])),
+        ("python run_mlm_flax.py --output_dir=./norwegian-roberta-base --model_type=roberta".to_owned(), Err(MASKED)),
+        ("python run_t5_mlm_flax.py --output_dir=./norwegian-t5-base --model_type=t5".to_owned(), Err(&["mends a text"])),
+        ("python run_bart_dlm_flax.py --output_dir ./norwegian-bart-base".to_owned(), Err(&["mends a text"])),
+        (
+            "python run_language_modeling.py --output_dir=output --model_type=gpt2 --model_name_or_path=gpt2 --do_train \
+             --train_data_file=a.txt --do_eval --eval_data_file=b.txt"
+                .to_owned(),
+            Ok(()),
+        ),
+        (
+            "python run_language_modeling.py --output_dir=output --model_type=roberta --model_name_or_path=roberta-base --do_train \
+             --train_data_file=a.txt --mlm"
+                .to_owned(),
+            Err(&["--model_type: `roberta` does not exist here", "--mlm: it trains a model that fills gaps in a text"]),
+        ),
+    ];
+    for (command, expected) in rows {
+        plays(&command, expected, NOTHING);
+    }
+    let translated = translate("python run_clm.py --model_name_or_path gpt2 --train_file a.txt --output_dir out", NOTHING).unwrap();
+    assert!(translated.notes.iter().any(|note| note.starts_with("--do_train: without it the program trains nothing")));
+}
+
 const OTHER_OPTIMIZER: &str = "belongs to an optimizer that does not exist here";
+const OTHER_SCHEDULE: &str = "belongs to a schedule that does not exist here";
 const UNCORRECTED: &str = "bias_correction: the moments are always corrected";
 const FLOAT32: &str = "weights are trained and kept in float32 here";
 const ONE_DEVICE: &str = "tensor_parallel: a model is on one device here";
 
 /// The configurations of its tutorials, with run_clm.py; what stands for anything (`...`) is left out.
-const TUTORIALS: [(&str, &str, Played); 24] = [
+const TUTORIALS: [(&str, &str, Played); 30] = [
+    (
+        "lrrt",
+        r#"{"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.0001, "lr_range_test_step_size": 200}}}"#,
+        Err(&["scheduler.type: `LRRangeTest` does not exist here", OTHER_SCHEDULE, OTHER_SCHEDULE]),
+    ),
+    (
+        "one-cycle",
+        r#"{"scheduler": {"type": "OneCycle", "params": {"cycle_first_step_size": 1000, "cycle_min_lr": 0.0001}}}"#,
+        Err(&["scheduler.type: `OneCycle` does not exist here", OTHER_SCHEDULE, OTHER_SCHEDULE]),
+    ),
+    (
+        "sparse-attention",
+        r#"{"sparse_attention": {"mode": "fixed", "block": 16, "different_layout_per_head": true, "num_local_blocks": 4}}"#,
+        Err(&["sparse_attention: each token attends to all before it here"]),
+    ),
+    (
+        "training, activation checkpointing",
+        r#"{"activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": true, "contiguous_memory_optimization": true}}"#,
+        Ok(()),
+    ),
+    ("comms-logging", r#"{"comms_logger": {"enabled": true, "verbose": false, "prof_all": true, "debug": false}}"#, Ok(())),
+    (
+        "zero-inference",
+        r#"{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e8, "stage3_param_persistence_threshold": 1e5,
+                "stage3_max_live_parameters": 1e9, "offload_param": {"device": "nvme", "pin_memory": true, "nvme_path": "/local_nvme"}},
+            "aio": {"block_size": 131072, "queue_depth": 16, "single_submit": false, "overlap_events": true, "intra_op_parallelism": 1}}"#,
+        Ok(()),
+    ),
     (
         "getting-started",
         r#"{"train_batch_size": 8, "gradient_accumulation_steps": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.00015}},
@@ -214,10 +292,11 @@ fn those_of_deepspeeds_tutorials() {
     }
 }
 
+const HALF: &str = "--fp16: weights and evaluation stay in float32 here";
+const WIKITEXT: &str = "fairseq-train --task language_modeling data-bin/wikitext-103 --save-dir checkpoints";
+
 #[test]
 fn those_of_fairseqs_language_models() {
-    const HALF: &str = "--fp16: weights and evaluation stay in float32 here";
-    let wikitext = "fairseq-train --task language_modeling data-bin/wikitext-103 --save-dir checkpoints";
     let rows: [(String, Played); 6] = [
         (
             "fairseq-preprocess --only-source --trainpref wikitext-103/wiki.train.tokens --validpref wikitext-103/wiki.valid.tokens \
@@ -233,7 +312,7 @@ fn those_of_fairseqs_language_models() {
         ),
         (
             format!(
-                "{wikitext} --arch transformer_lm --share-decoder-input-output-embed --dropout 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' \
+                "{WIKITEXT} --arch transformer_lm --share-decoder-input-output-embed --dropout 0.1 --optimizer adam --adam-betas '(0.9, 0.98)' \
                  --weight-decay 0.01 --clip-norm 0.0 --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 \
                  --tokens-per-sample 512 --sample-break-mode none --max-tokens 2048 --update-freq 16 --fp16 --max-update 50000"
             ),
@@ -241,7 +320,7 @@ fn those_of_fairseqs_language_models() {
         ),
         (
             format!(
-                "{wikitext} --arch transformer_lm_gpt --share-decoder-input-output-embed --dropout 0.1 --optimizer adam \
+                "{WIKITEXT} --arch transformer_lm_gpt --share-decoder-input-output-embed --dropout 0.1 --optimizer adam \
                  --adam-betas '(0.9, 0.98)' --weight-decay 0.01 --clip-norm 0.0 --lr 0.0005 --lr-scheduler polynomial_decay \
                  --warmup-updates 4000 --tokens-per-sample 512 --sample-break-mode none --max-tokens 2048 --update-freq 16 --amp \
                  --max-update 50000"
@@ -250,7 +329,7 @@ fn those_of_fairseqs_language_models() {
         ),
         (
             format!(
-                "{wikitext} --arch transformer_lm_wiki103 --max-update 286000 --lr 1.0 --t-mult 2 --lr-period-updates 270000 --lr-scheduler cosine \
+                "{WIKITEXT} --arch transformer_lm_wiki103 --max-update 286000 --lr 1.0 --t-mult 2 --lr-period-updates 270000 --lr-scheduler cosine \
                  --lr-shrink 0.75 --warmup-updates 16000 --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --optimizer nag --min-lr 0.0001 \
                  --clip-norm 0.1 --criterion adaptive_loss --max-tokens 3072 --update-freq 3 --tokens-per-sample 3072 --seed 1 \
                  --sample-break-mode none --skip-invalid-size-inputs-valid-test --ddp-backend=legacy_ddp"
@@ -265,7 +344,7 @@ fn those_of_fairseqs_language_models() {
         ),
         (
             format!(
-                "{wikitext} --arch fconv_lm_dauphin_wikitext103 --adaptive-softmax-cutoff 10000,20000,200000 --dropout 0.2 \
+                "{WIKITEXT} --arch fconv_lm_dauphin_wikitext103 --adaptive-softmax-cutoff 10000,20000,200000 --dropout 0.2 \
                  --criterion adaptive_loss --optimizer nag --clip-norm 0.1 --weight-decay 5e-06 --lr 1.0 \
                  --lr-scheduler reduce_lr_on_plateau --lr-shrink 0.5 --max-tokens 1024 --tokens-per-sample 1024 --ddp-backend legacy_ddp \
                  --max-epoch 35"
@@ -283,6 +362,53 @@ fn those_of_fairseqs_language_models() {
              --context-window 400"
                 .to_owned(),
             Err(&["fairseq-eval-lm cannot become a job: it trains nothing"]),
+        ),
+    ];
+    for (command, expected) in rows {
+        plays(&command, expected, NOTHING);
+    }
+}
+
+/// Those of its other examples that train a language model.
+#[test]
+fn those_of_fairseqs_other_pages() {
+    let rows: [(String, Played); 5] = [
+        (
+            "fairseq-hydra-train distributed_training.distributed_world_size=1 task.data=data-bin model=transformer_lm/transformer_lm_gpt"
+                .to_owned(),
+            Err(&["fairseq-hydra-train cannot become a job: it takes Hydra's settings"]),
+        ),
+        (
+            "fairseq-train data-bin/wikitext-103-roberta-bpe-bin --ddp-backend fully_sharded --fp16 --fp16-init-scale 4 --cpu-offload \
+             --checkpoint-activations --task language_modeling --tokens-per-sample 2048 --batch-size 8 --arch transformer_lm_gpt3_13 \
+             --optimizer cpu_adam --adam-betas \"(0.9,0.98)\" --lr 0.0001 --lr-scheduler polynomial_decay --warmup-updates 5 \
+             --total-num-update 10 --max-update 10 --no-save --log-format json --log-interval 1"
+                .to_owned(),
+            Err(&[HALF, "--arch: `transformer_lm_gpt3_13` does not exist here", "--optimizer: `cpu_adam` does not exist here"]),
+        ),
+        (
+            "fairseq-train data-bin/ --task=language_modeling --arch=transformer_lm_big --share-decoder-input-output-embed --dropout=0.1 \
+             --attention-dropout=0.1 --optimizer=adam --adam-betas='(0.9, 0.98)' --clip-norm=1.0 --lr=0.0005 --lr-scheduler=inverse_sqrt \
+             --warmup-updates=4000 --warmup-init-lr=1e-07 --tokens-per-sample=3072 --update-freq=16 --max-tokens=4096 --num-workers=4 \
+             --skip-invalid-size-inputs-valid-test --max-update=500000 --log-interval=10 --seed=100501 --fp16 --sample-break-mode=eos"
+                .to_owned(),
+            Err(&[
+                "--arch: `transformer_lm_big` does not exist here",
+                "--lr-scheduler: `inverse_sqrt` does not exist here",
+                HALF,
+                "--sample-break-mode: text is one stream here",
+            ]),
+        ),
+        (
+            "fairseq-train /path/to/data --task masked_lm --criterion masked_lm --arch roberta_base --tokens-per-sample 512 \
+             --optimizer adam --lr 0.0005"
+                .to_owned(),
+            Err(&["--task: `masked_lm` does not exist here", "--criterion: `masked_lm` does not exist here", "--arch: `roberta_base`"]),
+        ),
+        // Its parser takes no beginning of a flag for the flag.
+        (
+            format!("{WIKITEXT} --arch transformer_lm_gpt --optimizer adam --lr 0.0005 --tokens-per 512 --max-tokens 2048 --max-update 9"),
+            Err(&["--tokens-per: not known here; did you mean --tokens-per-sample?"]),
         ),
     ];
     for (command, expected) in rows {

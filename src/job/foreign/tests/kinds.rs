@@ -22,6 +22,29 @@ fn refused_config(flags: &str, config: &str) -> String {
         .map_or_else(|refused| refused.what, |job| panic!("{config} became\n{}", job.text))
 }
 
+/// As it is copied from a page, a chat or a manual.
+#[test]
+fn a_command_is_read_as_a_shell_reads_it() {
+    let rest = "--model_name_or_path gpt2 --do_train --output_dir out";
+    let of = |command: String| translate(&command, NOTHING).map(|job| job.text).map_err(|refused| refused.what);
+    let windows = of(format!(r#"python run_clm.py {rest} --train_file "C:\texts\a.txt""#)).unwrap();
+    assert!(windows.contains(r"'C:\texts\a.txt'") || windows.contains(r#""C:\\texts\\a.txt""#), "{windows}");
+    let escaped = of(format!(r#"python run_clm.py {rest} --train_file "a \"b\".txt""#)).unwrap();
+    assert!(escaped.contains(r#"'a "b".txt'"#) || escaped.contains(r#""a \"b\".txt""#), "{escaped}");
+    assert!(of(format!("$ python run_clm.py {rest} --train_file a.txt")).is_ok(), "a prompt");
+    for typed in ["“a.txt”", "‘a.txt’", "a.txt –seed 1"] {
+        let refused = of(format!("python run_clm.py {rest} --train_file {typed}")).unwrap_err();
+        assert!(refused.contains("as text processors write it"), "{refused}");
+    }
+    let job = "run_clm.py --model_name_or_path gpt2 --train_file a.txt --do_train --output_dir out";
+    let short = of(format!("torchrun --nnode=2 --nproc_per=4 {job} --gradient_accumulation 3")).unwrap();
+    assert!(
+        short.contains("nodes = 2") && short.contains("processes_per_node = 4") && short.contains("gradient_accumulation = 3"),
+        "{short}"
+    );
+    assert!(of(format!("torchrun --nproc_per_node=4 {job} --per_device 3")).is_err(), "it may stand for several");
+}
+
 #[test]
 fn a_length_may_be_epochs_or_a_share() {
     const EPOCH: Length = Length::Epochs(1.0);

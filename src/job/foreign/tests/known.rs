@@ -167,10 +167,10 @@ fn every_key_of_deepspeed_has_a_place() {
 #[test]
 fn a_flag_that_is_not_known_has_one_or_two_near_it() {
     for (command, flag, hint) in [
-        (SMALL, "--eval_step 9", "--eval_step: not known here; did you mean --eval_steps?"),
+        (SMALL, "--eval_stps 9", "--eval_stps: not known here; did you mean --eval_steps?"),
         (SMALL, "--bf17", "--bf17: not known here; did you mean --bf16?"),
         (SMALL, "--fp16_full_evel", "did you mean --fp16_full_eval?"),
-        (SMALL, "--hub_strateg x", "did you mean --hub_strategy?"),
+        (SMALL, "--hub_stratgy x", "did you mean --hub_strategy?"),
         (
             SMALL,
             "--train_batch_size 4",

@@ -1,9 +1,9 @@
 //! The flags of run_clm.py and its neighbours.
 
 use super::{
-    DATASET, DATASET_CONFIG, EVAL_STRATEGY, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, SAVE_STRATEGY, WARMUP, WITHOUT_WARMUP,
-    block_size, checkpointing, config, eval_steps, logging_steps, max_steps, model, model_type, onnx_runtime, overrides,
-    percentage, resume, scheduler_settings, tokenizer, warmup_ratio,
+    DATASET, DATASET_CONFIG, EVAL_STRATEGY, EVALUATES, LEAST_RATE, LOG_STRATEGY, NEEDS_LEAST, SAVE_STRATEGY, TRAINS, WARMUP,
+    WITHOUT_WARMUP, block_size, checkpointing, config, eval_steps, logging_steps, max_steps, model, model_type, onnx_runtime,
+    overrides, percentage, resume, runs, scheduler_settings, tokenizer, warmup_ratio,
 };
 use crate::job::foreign::{
     ACCUMULATION, ALL_CORES, CHECKPOINT_EVERY, Flag, MICRO_BATCH,
@@ -13,8 +13,6 @@ use crate::job::foreign::{
     TRACKERS, keep,
 };
 
-const GPT2_ONLY: &str = "only GPT-2 can be trained here";
-const RUNS_ALWAYS: &str = "a job always does both";
 const OWN_STORE: &str = "a dataset is prepared again only when its text changes";
 const TOKEN_WEIGHTED: &str = "evaluation reads as many sequences at once as training; the perplexity here does not depend on it";
 const OWN_ENGINE: &str = "the trainer has its own engine";
@@ -81,7 +79,8 @@ pub(super) const COMMON: &[Flag] = &[
 
 /// What `run_clm.py` adds, with `TrainingArguments` of transformers 5.
 pub(super) const FLAGS: &[Flag] = &[
-    Flag { names: &["do_train", "do_eval"], meaning: Switch(RUNS_ALWAYS) },
+    Flag { names: &["do_train"], meaning: SpecialSwitch(|job, _| runs(job, TRAINS)) },
+    Flag { names: &["do_eval"], meaning: SpecialSwitch(|job, _| runs(job, EVALUATES)) },
     Flag { names: &["do_predict"], meaning: Switch("the program does nothing of the kind itself") },
     Flag { names: &["cache_dir", "run_name"], meaning: Nothing(NAMED_BY_JOB) },
     Flag { names: &["adam_beta1"], meaning: Beta(0) },
@@ -247,7 +246,10 @@ pub(super) const OLD_FLAGS: &[Flag] = &[
         meaning: Nothing(OWN_PROCESSES),
     },
     Flag { names: &["line_by_line"], meaning: NoSwitch("lines are not cut to blocks of their own here; text is one stream") },
-    Flag { names: &["mlm"], meaning: NoSwitch(GPT2_ONLY) },
+    Flag {
+        names: &["mlm"],
+        meaning: NoSwitch("it trains a model that fills gaps in a text, and here the next token is predicted"),
+    },
     Flag { names: &["mlm_probability"], meaning: Nothing("only masked models have one") },
 ];
 

@@ -26,6 +26,7 @@ pub(super) const RUN_CLM: Program = Program {
     told_by: None,
     defaults: &[DEFAULTS, OF_THE_TRAINER],
     positional: None,
+    abbreviates: true,
     flags: &[COMMON, FLAGS, OLD_FLAGS],
     finish: Some(finish),
     ways: &[
@@ -100,6 +101,8 @@ const LEAST_RATE: &str = "train.min_learning_rate";
 const PRESET: &str = "model.preset";
 
 // What stands in a job only until all flags are known: no settings.
+const TRAINS: &str = "do_train";
+const EVALUATES: &str = "do_eval";
 const EVAL_STRATEGY: &str = "eval_strategy";
 const SAVE_STRATEGY: &str = "save_strategy";
 const LOG_STRATEGY: &str = "logging_strategy";
@@ -343,7 +346,22 @@ fn overrides(job: &mut Job, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// A part of the work that the program does only when it is told to, and a job always.
+#[allow(clippy::unnecessary_wraps)] // One of many that may fail.
+pub(super) fn runs(job: &mut Job, part: &str) -> Result<(), String> {
+    job.set(part, true);
+    job.note(&format!("--{part}"), "a job always trains, and evaluates where there is text for it");
+    Ok(())
+}
+
 fn finish(job: &mut Job) {
+    match [TRAINS, EVALUATES].map(|part| job.values.remove(part).is_some()) {
+        [true, _] => {}
+        [false, true] => {
+            job.problems.push(format!("--{EVALUATES}: without --{TRAINS} nothing is trained; `ftctl eval` evaluates a model"));
+        }
+        [false, false] => job.note(&format!("--{TRAINS}"), "without it the program trains nothing, and the job trains"),
+    }
     settle(job);
     job.note_checkpoints("--save_total_limit");
 }
