@@ -21,6 +21,15 @@ const ZIP: &[u8] = b"PK\x03\x04";
 /// The pickle of a magic number with which files of torch before 1.6 begin.
 const OLD: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.";
 
+/// Bytes of a text that are shown.
+const SHOWN: usize = 40;
+
+/// Whether a file holds what a server says in the place of one: the length with which a file of tensors begins has bytes of zero.
+fn is_text(content: &[u8]) -> bool {
+    let is_written = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    content.first_chunk::<8>().is_some_and(|first| first.iter().all(is_written))
+}
+
 /// Why a file of tensors cannot be read or written.
 #[derive(Debug, Error)]
 pub enum FileError {
@@ -28,6 +37,8 @@ pub enum FileError {
     Open { path: PathBuf, source: std::io::Error },
     #[error("{} is a pointer of git-lfs, and not the file that it stands for; `git lfs pull` in its repository fetches that", .0.display())]
     Pointer(PathBuf),
+    #[error("{} is text, and no file of weights: it begins with {beginning:?}; fetch it again", path.display())]
+    Text { path: PathBuf, beginning: String },
     #[error("{} is not a complete safetensors file ({source}); it may be truncated, fetch or write it again", path.display())]
     Format { path: PathBuf, source: SafeTensorError },
     #[error("{} is not a complete file of torch.save with nothing but tensors: {reason}", path.display())]
@@ -70,6 +81,10 @@ impl TensorFile {
         let of_torch = |read: Result<_, String>| read.map_err(|reason| FileError::Pickle { path: path.to_owned(), reason });
         let entries = match &map[..] {
             content if is_lfs_pointer(content) => return Err(FileError::Pointer(path.to_owned())),
+            content if is_text(content) => {
+                let beginning = String::from_utf8_lossy(&content[..content.len().min(SHOWN)]).into_owned();
+                return Err(FileError::Text { path: path.to_owned(), beginning });
+            }
             content if content.starts_with(ZIP) => of_torch(zipped(content))?,
             content if content.starts_with(OLD) => of_torch(old(content))?,
             content if content.first() == Some(&0x80) && path.extension().is_some_and(|extension| extension == "bin") => {

@@ -11,7 +11,7 @@ use super::file::{Entry, FileError, TensorFile};
 use super::names::{HEAD, canonical, is_buffer};
 use crate::data::tokenizer::Tokenizer;
 use crate::error::Failure;
-use crate::files::{is_lfs_pointer, read_text};
+use crate::files::{self, is_lfs_pointer, read_text};
 use crate::model::hugging_face::{CONFIG_FILE, ConfigError};
 use crate::model::role::TensorSpec;
 use crate::model::shape::Shape;
@@ -32,6 +32,27 @@ const LONGEST_INDEX: u64 = 16 << 20;
 /// Bytes of head and embedding that are compared where only headers are to be read, at either end.
 const GLANCE: usize = 1 << 16;
 
+/// Parts of the names of what lies in a directory that has no model for this program, and what to do then.
+const INSTEAD: [(&str, &str); 10] = [
+    ("adapter_config.json", "it has adapters of peft, of which `merge_and_unload` and `save_pretrained` make a model"),
+    ("tf_model.h5", "it has weights for TensorFlow, which transformers 4 turns into its own: from_pretrained(…, from_tf=True)"),
+    (".ckpt.index", "it has weights for TensorFlow, which transformers 4 turns into its own: from_pretrained(…, from_tf=True)"),
+    ("flax_model.msgpack", "it has weights for Flax, which transformers 4 turns into its own: from_pretrained(…, from_flax=True)"),
+    (".gguf", "it has weights for llama.cpp; take those that they were made of"),
+    (".onnx", "it has a program of ONNX; take the weights that it was made of"),
+    ("ckpt.pt", "it has a checkpoint of nanoGPT, and not the files that `save_pretrained` of transformers writes"),
+    ("consolidated", "it has weights in their maker's own format; take those that are for transformers"),
+    ("snapshots", "it is a folder of the hub's cache: name the folder in its snapshots/, or write hf:OWNER/NAME"),
+    ("checkpoint-", "it has checkpoints: name the folder of one of them"),
+];
+
+/// What lies in a directory in the place of a model.
+fn instead(directory: &Path) -> String {
+    let names = files::names(directory).unwrap_or_default();
+    let found = INSTEAD.iter().find(|(part, _)| names.iter().any(|name| name.contains(part)));
+    found.map_or_else(String::new, |(_, what)| format!("; {what}"))
+}
+
 /// Why weights cannot be read or written, or do not fit.
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -39,8 +60,10 @@ pub enum ModelError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     File(#[from] FileError),
-    #[error("{} has none of {}", .0.display(), WEIGHTS.map(|(name, _)| name).join(", "))]
+    #[error("{} has none of {}{}", .0.display(), WEIGHTS.map(|(name, _)| name).join(", "), instead(.0))]
     NoWeights(PathBuf),
+    #[error("{} has no {CONFIG_FILE}{}", .0.display(), instead(.0))]
+    NoConfiguration(PathBuf),
     #[error("{}: {reason}", path.display())]
     Index { path: PathBuf, reason: String },
     #[error("{}: tensor {name} is missing, though config.json calls for it; the download may be incomplete", path.display())]
@@ -84,6 +107,9 @@ impl ModelFiles {
     /// prefixes of wrappers or none, as in OpenAI's published files; the embedding may be stored as the output head, or both;
     /// buffers are passed over.
     pub fn open(directory: &Path) -> Result<Self, ModelError> {
+        if !directory.join(CONFIG_FILE).exists() {
+            return Err(ModelError::NoConfiguration(directory.to_owned()));
+        }
         let shape = Shape::read(directory)?;
         let files = weight_files(directory)?.0.iter().map(|path| TensorFile::open(path)).collect::<Result<Vec<_>, _>>()?;
         let mut found = HashMap::new();
@@ -127,8 +153,8 @@ impl ModelFiles {
         }
         let leftover =
             self.found.iter().filter(|(name, _)| !wanted.contains(*name) && !is_buffer(name)).min_by_key(|(name, _)| *name);
-        if let Some((name, stored)) = leftover {
-            return Err(ModelError::Unexpected { path: self.file(stored).path().to_owned(), name: name.clone() });
+        if let Some((_, stored)) = leftover {
+            return Err(ModelError::Unexpected { path: self.file(stored).path().to_owned(), name: stored.name.clone() });
         }
         self.glance_at_head()
     }

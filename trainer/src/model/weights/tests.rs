@@ -147,6 +147,38 @@ fn pointers_of_git_lfs_are_named_in_every_place() {
     }
 }
 
+#[test]
+fn what_lies_there_instead_is_named() {
+    let model = Model::new(&shape(), &tensors(&shape()));
+    model.put("model.safetensors", "<!DOCTYPE html><html><head><title>404</title></head></html>");
+    let message = model.open().unwrap_err();
+    assert!(message.contains("is text, and no file of weights: it begins with \"<!DOCTYPE html><html>"), "{message}");
+    for (name, expected) in [
+        ("adapter_config.json", "adapters of peft"),
+        ("tf_model.h5", "weights for TensorFlow"),
+        ("model.ckpt.index", "weights for TensorFlow"),
+        ("flax_model.msgpack", "weights for Flax"),
+        ("gpt2.Q4_K_M.gguf", "weights for llama.cpp"),
+        ("ckpt.pt", "a checkpoint of nanoGPT"),
+        ("snapshots", "name the folder in its snapshots/"),
+        ("checkpoint-500", "name the folder of one of them"),
+    ] {
+        let model = Model(tempfile::tempdir().unwrap());
+        model.put(name, "");
+        let message = model.open().unwrap_err();
+        assert!(message.contains("has no config.json; it ") && message.contains(expected), "{message}");
+        model.put("config.json", shape().config_json(None).to_string());
+        let message = model.open().unwrap_err();
+        assert!(message.contains("pytorch_model.bin.index.json; it ") && message.contains(expected), "{message}");
+    }
+    let empty = Model(tempfile::tempdir().unwrap()).open().unwrap_err();
+    assert!(empty.ends_with("has no config.json"), "{empty}");
+    let mut classifier = tensors(&shape());
+    classifier.push(("score.weight".to_owned(), "F32", vec![2, 8]));
+    let message = Model::new(&shape(), &classifier).open().unwrap_err();
+    assert!(message.contains("tensor score.weight does not belong"), "by its own name: {message}");
+}
+
 /// 6 GB, of which the header is read.
 #[test]
 fn a_model_of_any_size_is_checked_by_its_header() {
