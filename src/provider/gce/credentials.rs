@@ -23,6 +23,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ft_trainer::files;
 use google_cloud_auth::credentials::service_account::{self, AccessSpecifier};
 use jiff::Timestamp;
 use reqwest::{Method, RequestBuilder, Url};
@@ -174,7 +175,10 @@ impl Credentials {
                 ask(http.get(url).header("Metadata-Flavor", "Google")).await
             }
             Source::File(path) => {
-                let file = serde_json::from_str(&read(path)?).map_err(|error| unusable(path, &error.to_string()))?;
+                let text = read(path)?;
+                let client = "it is an OAuth client, which a program needs to ask a user, and has no sign-in itself";
+                let why = |error: serde_json::Error| if is_client(&text) { client.to_owned() } else { error.to_string() };
+                let file = serde_json::from_str(&text).map_err(|error| unusable(path, &why(error)))?;
                 Place { path, variables: &self.variables }.token(file).await
             }
         }
@@ -291,7 +295,14 @@ fn unreachable(error: reqwest::Error) -> ProviderError {
 }
 
 fn read(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|error| unusable(path, &error.to_string()))
+    let content = fs::read(path).map_err(|error| unusable(path, &error.to_string()))?;
+    files::text(content).map_err(|reason| unusable(path, reason))
+}
+
+/// Whether a file is what Google's console gives for a program, and not for a user or a service.
+fn is_client(text: &str) -> bool {
+    let value: Value = serde_json::from_str(text).unwrap_or_default();
+    ["installed", "web"].iter().any(|kind| value[kind]["client_id"].is_string())
 }
 
 fn unusable(path: &Path, why: &str) -> ProviderError {

@@ -183,6 +183,22 @@ async fn a_login_is_renewed_and_a_refusal_is_told_without_secrets() {
 }
 
 #[tokio::test]
+async fn a_file_that_holds_no_sign_in_is_named() {
+    let wide: Vec<u8> = "{}".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    for (content, expected) in [
+        (&b"{\"installed\": {\"client_id\": \"x\", \"client_secret\": \"y\"}}"[..], "it is an OAuth client"),
+        (b"\xef\xbb\xbf{\"web\": {\"client_id\": \"x\"}}", "it is an OAuth client"),
+        (b"{\"project_id\": \"x\"}", "missing field `type`"),
+        (&wide, "it is UTF-16 text; `iconv"),
+    ] {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(file.path(), content).expect("written");
+        let error = token(&of_file(file.path())).await.expect_err("no sign-in");
+        assert!(error.class == Class::Denied && error.message.contains(expected), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn what_a_file_names_by_plain_http_is_not_asked() {
     let url = "http://203.0.113.9/token";
     let login =
