@@ -117,6 +117,10 @@ async fn of_file(path: &Path, image: &str) -> Result<Credentials, CredentialsErr
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Credentials::Anonymous),
         Err(error) => return Err(wrong(error.to_string())),
     };
+    // docker takes an empty file for one that is not there.
+    if bytes.trim_ascii().is_empty() {
+        return Ok(Credentials::Anonymous);
+    }
     let config: Value = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
     let mut found = Credentials::Anonymous;
     let own = config["credHelpers"].as_object().and_then(|helpers| entry(helpers, image)).and_then(Value::as_str);
@@ -221,6 +225,7 @@ mod tests {
         assert_eq!(found(config, "other.example/image").await.unwrap(), "{}");
         let error = found(config, "broken.example/image").await.unwrap_err();
         assert!(error.contains("broken.example") && error.contains("base64"), "{error}");
+        assert_eq!(found(" \n", "one.example/image").await.unwrap(), "{}", "an empty file");
         let error = found("{", "one.example/image").await.unwrap_err();
         assert!(error.contains("config.json"), "{error}");
     }
