@@ -53,7 +53,8 @@ impl Location {
             let blobs = host.replacen(".dfs.", ".blob.", 1);
             return Err(wrong(&format!("it is the account's address for Data Lake; write https://{blobs}/{container}")));
         }
-        if url.scheme() == "azure" && !account.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
+        let is_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        if url.scheme() == "azure" && (account.is_empty() || !account.bytes().all(is_name)) {
             return Err(wrong(&format!("no account is called `{account}`: their names have lower-case letters and digits")));
         }
         if !container.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'$')) {
@@ -201,6 +202,7 @@ mod tests {
         for (text, why) in [
             ("azure://acc", "container is missing"),
             ("azure://Acc_1/box", "no account is called `Acc_1`: their names have lower-case letters and digits"),
+            ("azure:///box", "no account is called ``"),
             ("azure://acc/Box", "no container is called `Box`: their names have lower-case letters, digits and hyphens"),
             ("https://acc.blob.core.windows.net/my_box", "no container is called `my_box`"),
             ("https://acc.dfs.core.windows.net/box", "for Data Lake; write https://acc.blob.core.windows.net/box"),
