@@ -4,12 +4,14 @@
     cargo build --release && python3 benches/cli.py [--program FILE] [--record]
 
 Takes the median of many runs, each a process of its own with its start-up and end. The jobs of `status` are one rehearsed job, copied a
-thousand times in a throw-away store. --record appends the table to RESULTS.md. Exit code 1: a bar is missed.
+thousand times in a throw-away store; the weights of `plan` are a hole behind their header. --record appends the
+table to RESULTS.md. Exit code 1: a bar is missed.
 """
 
 import argparse
 import datetime
 import json
+import math
 import os
 import pathlib
 import resource
@@ -31,10 +33,12 @@ def main():
     with tempfile.TemporaryDirectory() as home:
         place = Place(program, pathlib.Path(home))
         place.make_jobs()
+        place.make_model()
         rows = [
             ("ftctl --version", milliseconds(place, arguments.runs, "--version"), 10, "ms"),
             ("ftctl --help", milliseconds(place, arguments.runs, "--help"), 10, "ms"),
             (f"ftctl status --all, {JOBS:,} jobs", milliseconds(place, arguments.runs, "status", "--all"), 50, "ms"),
+            ("ftctl plan, the weights of GPT-2 XL (6.2 GB)", milliseconds(place, arguments.runs, "plan", "model.toml"), 100, "ms"),
             ("size of the program", (program.stat().st_size / 1e6, None), 25, "MB"),
         ]
     text = table(rows)
@@ -82,6 +86,31 @@ class Place:
             # A record is that of its path, and its plan that of its name.
             (jobs / job / "record.json").write_text(text.replace(first, job).replace('"name":"first"', f'"name":"{name}"'))
         assert len(json.loads(self.run("status", "--all", "-o", "json"))["jobs"]) == JOBS
+
+    def make_model(self):
+        """Writes the weights of GPT-2 XL, and a job that starts from them."""
+        layers, width, vocabulary, context = 48, 1_600, 50_257, 1_024
+        shapes = {"wte.weight": [vocabulary, width], "wpe.weight": [context, width], "ln_f.weight": [width], "ln_f.bias": [width]}
+        for layer in range(layers):
+            maps = {"attn.c_attn": [width, 3 * width], "attn.c_proj": [width, width], "mlp.c_fc": [width, 4 * width]}
+            others = {"mlp.c_proj": [4 * width, width], "ln_1": [width], "ln_2": [width]}
+            for name, shape in {**maps, **others}.items():
+                shapes[f"h.{layer}.{name}.weight"], shapes[f"h.{layer}.{name}.bias"] = shape, shape[-1:]
+        header, end = {}, 0
+        for name, shape in shapes.items():
+            start, end = end, end + 4 * math.prod(shape)
+            header[f"transformer.{name}"] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+        header = json.dumps(header).encode()
+        (self.home / "xl").mkdir()
+        with open(self.home / "xl/model.safetensors", "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+        config = {"model_type": "gpt2", "n_layer": layers, "n_head": 25, "n_embd": width, "n_positions": context, "vocab_size": vocabulary}
+        (self.home / "xl/config.json").write_text(json.dumps(config))
+        (self.home / "text.txt").write_text("Once upon a time there was a small town by the sea. " * 200)
+        self.run("prepare", "text.txt", "--out", "tokens")
+        train = "[train]\nsteps = 1\nblock_size = 64\nmicro_batch = 1\n"
+        (self.home / "model.toml").write_text(f'name = "xl"\ninitial_weights = "xl"\ndataset = "tokens"\n{train}')
 
 
 def suffix(number):
