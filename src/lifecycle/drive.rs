@@ -62,7 +62,8 @@ const UNRENEWED: Duration = Duration::from_secs(9);
 const MAX_FAILURES: u32 = 8;
 /// Tear-downs in a row that failed at once.
 const MAX_TEAR_DOWNS: u32 = 3;
-/// A tear-down that has failed for so long is not tried again by the same command: its debt is not forgotten.
+/// A tear-down that has failed for so long is not tried again by the same command: its debt is not forgotten. A wait of this length
+/// is explained.
 const LONG: Duration = Duration::from_secs(5);
 
 /// Drives the job, or watches another invocation drive it, until `until` holds. Answers the last record.
@@ -72,6 +73,7 @@ const LONG: Duration = Duration::from_secs(5);
 pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
     let mut contender = Contender::new(world.store.clone(), path::supervisor_lease(id), world.supervisor.clone(), LEASE);
     let mut watch = Watch::default();
+    let mut elsewhere = Elsewhere::default();
     // The first look at the store must succeed.
     let mut failures = MAX_FAILURES;
     loop {
@@ -87,6 +89,9 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
             }
             Ok(Taken::Elsewhere) => {
                 failures = 0;
+                if until == Until::Ended {
+                    elsewhere.tell(world, id);
+                }
                 world.clock.sleep(WATCH.min(contender.lapses_in())).await;
             }
             Ok(Taken::Foreign(record)) => {
@@ -104,6 +109,28 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
             }
             Err(failure) => return Err(failure),
         }
+    }
+}
+
+/// The wait of a command that ends a job for another ftctl, which may have vanished.
+#[derive(Default)]
+struct Elsewhere {
+    since: Option<Instant>,
+    told: bool,
+}
+
+impl Elsewhere {
+    /// Says once what is waited for, when it takes a while.
+    fn tell(&mut self, world: &World, id: &JobId) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.told || since.elapsed() < LONG {
+            return;
+        }
+        self.told = true;
+        let lease = LEASE.as_secs();
+        world
+            .report
+            .line(&format!("another ftctl drives {id}: waiting until it has ended the job, or is silent for {lease} seconds"));
     }
 }
 

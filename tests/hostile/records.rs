@@ -439,6 +439,21 @@ fn a_lease_that_nobody_can_read_is_no_sign_of_life() {
     two.follow(&["logs", "-f", &id]).says("no ftctl drives it");
 }
 
+/// Another ftctl may hold it, on a machine whose processes cannot be looked at from here.
+#[test]
+fn a_lease_of_an_unknown_machine_is_waited_for_and_that_is_said() {
+    let two = Two::new();
+    let id = two.foreign_job("leased");
+    two.change(&id, |record| (record["submitted"], record["state"]) = (json!(true), json!("running")));
+    let holder = json!({ "host": "elsewhere", "realm": "..", "pid": 1, "started": 1, "attempt": 0, "nonce": "n" });
+    let lease = json!({ "schema": "ftctl.lease/1", "holder": holder, "beat": 0 });
+    fs::write(two.store.join(path::supervisor_lease(&JobId::parse(&id).unwrap())), lease.to_string()).unwrap();
+    let said = two.run(&two.mine, &["down", &id, "-y"]);
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    assert!(said.stderr.contains(&format!("another ftctl drives {id}: waiting until it has ended the job")), "{}", said.stderr);
+    assert_eq!(two.read(&id)["state"], json!("finished"));
+}
+
 #[test]
 fn adoption_for_pipelines_is_the_users_own_word() {
     let two = Two::new();

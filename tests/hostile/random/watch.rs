@@ -146,9 +146,10 @@ impl Ran {
     }
 
     /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays. A follower of somebody else's
-    /// job waits for them to go on with it, and is told.
+    /// job waits for them to go on with it, and is told. Who ends a job whose supervisor cannot be looked at waits until its lease
+    /// has lapsed, and is told.
     fn waits_by_design(&self, verb: &Verb) -> bool {
-        let told = ["the fake machine cannot write to its store", "no ftctl drives it"];
+        let told = ["the fake machine cannot write to its store", "no ftctl drives it", "another ftctl drives "];
         matches!(self.end, End::TooLong) && (verb.arguments[0] == "agent" || told.iter().any(|part| self.stderr.contains(part)))
     }
 
