@@ -37,5 +37,6 @@ pub mod schedule;
 pub mod settings;
 pub mod shares;
 pub mod state;
+pub mod tree;
 #[cfg(feature = "torch")]
 pub mod world;

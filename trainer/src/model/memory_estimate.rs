@@ -6,6 +6,7 @@ use super::shape::Shape;
 use crate::settings::lora::LinearMap;
 use crate::settings::{Engine, Offload, OptimizerKind, Precision, Recompute, TrainSettings};
 use crate::shares::Shares;
+use crate::tree;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of one `f32`.
@@ -61,7 +62,7 @@ impl TrainingMemory {
         // Of what lies in files only the largest tensor is in memory, all of it when the embedding is updated.
         let resident = |in_files: bool, bytes: u64, whole: u64| if in_files { bytes * largest(shape) } else { whole };
         let trained = Trained::new(shape, settings);
-        let of_leaves = leaf_sums(settings) * F32 * trained.numbers();
+        let of_leaves = Self::waiting_sums(settings, 1) * F32 * trained.numbers();
         let (in_files, remembered) = (settings.offload != Offload::None && !apart, trained.remembered(settings.optimizer));
         let mut memory = Self {
             weights: resident(model_in_files, F32, F32 * shape.parameters() + copies) + trained.beside_weights(),
@@ -82,12 +83,14 @@ impl TrainingMemory {
     /// The estimate for the memory that decides how many sequences go through the model at once, the GPU's or main memory: that of
     /// the one of so many processes which has most.
     pub fn of(shape: &Shape, settings: &TrainSettings, processes: usize, is_gpu: bool) -> Self {
-        let carried = TrainSettings { leaves: Some(settings.leaves().div_ceil(processes)), ..settings.clone() };
-        let whole = if is_gpu { Self::on_device(shape, &carried) } else { Self::estimate(shape, &carried) };
+        let one_leaf = TrainSettings { leaves: None, ..settings.clone() };
+        let whole = if is_gpu { Self::on_device(shape, &one_leaf) } else { Self::estimate(shape, &one_leaf) };
+        let shared = Trained::new(shape, settings);
+        let of_leaves = Self::waiting_sums(settings, processes) * F32 * shared.numbers();
+        let whole = Self { gradients: whole.gradients + of_leaves, ..whole };
         if settings.zero_among(processes) == 0 {
             return whole;
         }
-        let shared = Trained::new(shape, settings);
         let optimizer = whole.optimizer.min(shared.remembered_of_share(settings.optimizer, processes));
         let gradients = if settings.sheds_gradients(processes) {
             F32 * (shared.numbers() - in_blocks(shape) + in_blocks(shape) / shape.layers as u64 * shape.layers.min(2) as u64)
@@ -96,6 +99,14 @@ impl TrainingMemory {
             whole.gradients
         };
         Self { gradients, optimizer, ..whole }
+    }
+
+    /// Gradients beside those of the leaf that is computed: sums that wait for the next to join, in the one of so many processes
+    /// that has most of them.
+    pub fn waiting_sums(settings: &TrainSettings, processes: usize) -> u64 {
+        let (leaves, processes) = (settings.leaves(), processes.max(1));
+        let of_rank = |rank| tree::waiting(leaves * rank / processes..leaves * (rank + 1) / processes);
+        (0..processes).map(of_rank).max().unwrap_or(0) as u64
     }
 
     /// [`TrainingMemory::estimate`] for the memory of a GPU. Added up from the tensors that `model/gpt2/mod.rs` and
@@ -118,7 +129,7 @@ impl TrainingMemory {
         let logits = (bytes(settings.precision) + F32 + copy) * rows.min(HEAD_CHUNK as u64) * shape.vocabulary as u64;
         let again = block.all() - kept;
         let working = (again + block.backward(settings)).max(block.stream + 2 * block.width + logits);
-        let gradients = gradients + leaf_sums(settings) * F32 * trained.numbers();
+        let gradients = gradients + Self::waiting_sums(settings, 1) * F32 * trained.numbers();
         Self { weights, gradients, optimizer: remembered, activations: shape.layers as u64 * kept, working, program: 0 }
     }
 
@@ -154,12 +165,6 @@ impl TrainingMemory {
             ("total", self.total()),
         ]
     }
-}
-
-/// Gradients beside those of the leaf that is computed, where one process carries all of the step's leaves: sums that wait for the
-/// next to join, as many as the number of earlier leaves has ones among its binary digits.
-fn leaf_sums(settings: &TrainSettings) -> u64 {
-    (0..settings.leaves()).map(|before| u64::from(before.count_ones())).max().unwrap_or(0)
 }
 
 /// Bytes of one block's activations, as `model/gpt2/block.rs` names them.
@@ -342,6 +347,13 @@ mod tests {
         let of = |leaves| with(|settings| (settings.gradient_accumulation, settings.leaves) = (24, Some(leaves))).gradients;
         let waiting = [1, 2, 3, 4, 6, 8].map(|leaves| of(leaves) / (4 * small().parameters()) - 1);
         assert_eq!(waiting, [0, 1, 1, 2, 2, 3]);
+        let shared = |processes| {
+            let settings = TrainSettings { leaves: Some(12), gradient_accumulation: 12, ..TrainSettings::default() };
+            let gradients = |processes| TrainingMemory::of(&small(), &settings, processes, false).gradients;
+            (gradients(processes) - gradients(12)) / (4 * small().parameters())
+        };
+        // A process of four has leaves that join with those of others.
+        assert_eq!([12, 6, 4, 3, 1].map(shared), [0, 1, 2, 2, 3]);
     }
 
     /// Of eight processes with one micro-batch each, which have the gradients of two blocks at a time under ZeRO-2.

@@ -1,9 +1,9 @@
 //! The processes that train one model together, as each of them sees them.
 //!
 //! A step has leaves: runs of neighbouring micro-batches, as many as `train.leaves` says, whatever process carries which. Their
-//! gradients join in one fixed tree (`tree.rs`), so that any number of processes, up to as many as there are leaves, gives the same
-//! bits. Other sums are made of what all have of it, in order. What is decided from numbers is decided from those that all have,
-//! and what comes from outside (a wish, free memory) is known to all before anybody acts on it.
+//! gradients join in one fixed tree (`crate::tree`), so that any number of processes, up to as many as there are leaves, gives the
+//! same bits. Other sums are made of what all have of it, in order. What is decided from numbers is decided from those that all
+//! have, and what comes from outside (a wish, free memory) is known to all before anybody acts on it.
 
 mod channels;
 mod environment;
@@ -11,7 +11,6 @@ mod processes;
 mod reduction;
 mod shards;
 mod sharing;
-mod tree;
 
 use std::fmt::Debug;
 use std::ops::Range;

@@ -8,7 +8,6 @@ use std::thread;
 use tch::Tensor;
 
 use super::shards::{BUCKET, Bucket, Shards, buckets, rounds};
-use super::tree::{self, Tree};
 use super::{Aside, World, slices};
 use crate::cpu::simd::add_all;
 use crate::cpu::slices::{floats, floats_mut};
@@ -18,6 +17,7 @@ use crate::model::Parameters;
 use crate::offload::release;
 use crate::settings;
 use crate::shares::Shares;
+use crate::tree::{self, Tree};
 
 /// Bytes that an exchange takes at its peak: what arrives of a bucket, of as many sums of each process, or copies from a device.
 pub(super) const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * BUCKET as u64;

@@ -74,6 +74,17 @@ pub fn nodes(leaves: Range<usize>) -> Vec<Range<usize>> {
     tree.nodes.into_iter().map(|(leaves, ())| leaves).collect()
 }
 
+/// How many sums wait for a sibling at most, while some neighbouring leaves are computed one after the other.
+pub fn waiting(leaves: Range<usize>) -> usize {
+    let mut tree = Tree::default();
+    let wait_for = |leaf| {
+        let count = tree.nodes.len();
+        tree.push(leaf..leaf + 1, &(), |()| (), |(), ()| ());
+        count
+    };
+    leaves.map(wait_for).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +135,11 @@ mod tests {
         assert_eq!(nodes(1..8), [1..2, 2..4, 4..8]);
         assert_eq!(nodes(0..6), [0..4, 4..6]);
         assert!(nodes(3..3).is_empty());
+    }
+
+    #[test]
+    fn fewer_sums_wait_in_a_whole_subtree_than_in_as_many_other_leaves() {
+        assert_eq!([0..1, 0..2, 0..3, 0..4, 0..8].map(waiting), [0, 1, 1, 2, 3]);
+        assert_eq!([3..6, 1..4, 4..8, 3..3].map(waiting), [2, 2, 2, 0]);
     }
 }
