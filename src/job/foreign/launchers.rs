@@ -96,6 +96,8 @@ pub(super) struct Processes {
     hosts: Vec<Option<u32>>,
     /// The file that names them.
     hostfile: Option<String>,
+    /// The program starts one on each GPU that it finds.
+    are_of_gpus: bool,
 }
 
 impl Processes {
@@ -203,6 +205,7 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
     let said = job.processes.per_node.is_some() || job.processes.together.is_some() || !job.processes.hosts.is_empty();
     let program = words.iter().filter_map(|word| word.rsplit('/').next()).find(|name| ALL_GPUS.contains(name));
     if let Some(program) = program.filter(|_| !said) {
+        job.processes.are_of_gpus = true;
         job.note(
             program,
             "it uses every GPU that it finds; here as many as the plan names, unless compute.processes_per_node says how many",
@@ -218,9 +221,11 @@ pub(super) fn settle(job: &mut Job, words: &[String], read: Read<'_>) {
     }
 }
 
-/// One process has all shards.
+/// One process has all shards. How many there are that have a GPU each, the plan knows.
 pub(super) fn settle_shards(job: &mut Job) {
-    if job.processes.all() == 1 && job.values.remove(ZERO).is_some() {
+    if job.processes.are_of_gpus && job.values.contains_key(ZERO) {
+        job.note(ZERO, "the shards are those of as many processes as the plan's machine has GPUs; of one it has no effect");
+    } else if job.processes.all() == 1 && job.values.remove(ZERO).is_some() {
         job.note(ZERO, "there is one process, which has all shards");
     }
 }

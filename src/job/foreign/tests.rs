@@ -559,6 +559,12 @@ fn shards_are_for_several_processes() {
     assert_eq!(whole.0, 2);
     tells(&whole.1, "zero_optimization.stage: every process has whole weights here");
     tells(&of(1, r#"{"stage": 2}"#).1, "train.zero: there is one process, which has all shards");
+    // It takes all GPUs, and how many there are the plan knows.
+    let on_all_gpus = zero(&format!("deepspeed {SMALL} --deepspeed ds.json"), r#"{"zero_optimization": {"stage": 2}}"#);
+    assert_eq!(on_all_gpus.0, 2);
+    tells(&on_all_gpus.1, "train.zero: the shards are those of as many processes as the plan's machine has GPUs");
+    assert_eq!(job(&format!("deepspeed {SMALL}")).compute.processes_per_node, None);
+    assert_eq!(zero(&format!("{SMALL} --deepspeed ds.json"), r#"{"zero_optimization": {"stage": 2}}"#).0, 0);
     assert_eq!(zero(&format!("{FAIRSEQ} --distributed-world-size 8 --zero-sharding os"), "").0, 1);
     assert_eq!(job(&format!("{FAIRSEQ} --distributed-world-size 8")).compute.processes_per_node, Some(8));
 }
