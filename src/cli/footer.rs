@@ -82,6 +82,8 @@ mod tests {
             simulated: false,
             state: state.label(None).to_owned(),
             attempt: 1,
+            nodes: None,
+            planned_nodes: None,
             step: Some(120),
             steps: Some(1_000),
             loss: Some(3.2144),

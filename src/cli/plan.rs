@@ -116,7 +116,12 @@ impl Planned {
         let (data, remarks) = known.map(|known| (known.data, known.remarks)).unzip();
         let outlook = Outlook::of(world, &looked.plan, data).await;
         warnings.extend(remarks.iter().flat_map(Remarks::sentences));
-        warnings.extend(outlook.shape.as_ref().and_then(|shape| Memory::of(&plan, shape).lack(&plan)));
+        warnings.extend(outlook.shape.as_ref().and_then(|shape| {
+            Memory::of(&plan, shape).lack(&plan).or_else(|| {
+                let lack = Memory::of_fewer(&plan, shape)?.lack(&plan)?;
+                Some(format!("with fewer nodes (retry.shrink) {lack}"))
+            })
+        }));
         warnings.extend(too_long(&plan, &outlook));
         let text = match &looked.plan.data {
             DataPlan::Text(config) if outlook.data.is_none() => upload::bytes_of_text(config, &world.cache),
@@ -157,6 +162,7 @@ impl Planned {
     fn numbers(&self) -> Map<String, Value> {
         let Self { plan, outlook, text, .. } = self;
         let memory = outlook.shape.as_ref().map(|shape| Memory::of(plan, shape).needed);
+        let of_fewer = outlook.shape.as_ref().and_then(|shape| Memory::of_fewer(plan, shape)).map(|memory| memory.needed[0]);
         let data = outlook.data.as_ref();
         let numbers = [
             ("tokens", json!(data.map(|data| data.train.tokens))),
@@ -168,6 +174,7 @@ impl Planned {
             ("tokens_per_step", json!(plan.train.tokens_per_step())),
             ("epochs", json!(outlook.epochs)),
             ("memory_bytes", json!(memory.map(|[computes, _]| computes))),
+            ("memory_bytes_on_fewer_nodes", json!(of_fewer)),
             ("main_memory_bytes_besides", json!(memory.map(|[_, besides]| besides))),
             ("price_per_hour_usd", json!(plan.price_per_hour.dollars())),
             ("worst_case_hours", json!(hours(plan.lifetime()))),
@@ -296,6 +303,9 @@ impl Show for Planned {
         table.pair("training", training(plan, outlook));
         if let Some(shape) = &outlook.shape {
             table.pair("memory", Memory::of(plan, shape).text(plan));
+            if let Some(memory) = Memory::of_fewer(plan, shape) {
+                table.pair("on fewer nodes", memory.text_of_fewer(plan));
+            }
         }
         if let Some(address) = plan.tracking.server() {
             table.pair("tracking", address);

@@ -259,7 +259,7 @@ fn details(Row { status, machine, .. }: &Row) -> String {
     let pairs = [
         ("reason", status.reason.clone()),
         ("waiting", waiting(status)),
-        ("attempt", Some(status.attempt.to_string())),
+        ("attempt", Some(attempt(status))),
         ("step", Some(step(status))),
         ("loss", status.loss.map(|loss| format!("{loss:.4}"))),
         ("validation loss", status.validation_loss.map(|loss| format!("{loss:.4}"))),
@@ -274,6 +274,13 @@ fn details(Row { status, machine, .. }: &Row) -> String {
         table.pair(name, value);
     }
     table.render()
+}
+
+fn attempt(status: &JobStatus) -> String {
+    match (status.nodes, status.planned_nodes) {
+        (Some(nodes), Some(planned)) => format!("{}, on {nodes} of {planned} nodes", status.attempt),
+        _ => status.attempt.to_string(),
+    }
 }
 
 fn waiting(status: &JobStatus) -> Option<String> {

@@ -56,7 +56,7 @@ pub(super) fn typed(plan: &Plan) -> JobSpec {
         DataPlan::Digest(digest) => (None, Some(digest.into())),
         DataPlan::Named(name) => (None, Some(format!("@{name}"))),
     };
-    let RetryPlan { on, attempts, backoff, max_backoff } = plan.retry;
+    let RetryPlan { on, attempts, backoff, max_backoff, shrink } = plan.retry;
     JobSpec {
         name: plan.name,
         compute: ComputeSpec { environment: plan.environment, ..plan.compute.into() },
@@ -68,7 +68,13 @@ pub(super) fn typed(plan: &Plan) -> JobSpec {
         model: plan.model,
         train: plan.train,
         sample: plan.sample,
-        retry: RetrySpec { on: Some(on), attempts: Some(attempts), backoff: Some(backoff), max_backoff: Some(max_backoff) },
+        retry: RetrySpec {
+            on: Some(on),
+            attempts: Some(attempts),
+            backoff: Some(backoff),
+            max_backoff: Some(max_backoff),
+            shrink: shrink.then_some(true),
+        },
         limits: LimitsSpec { ttl: Some(plan.ttl), max_cost: plan.max_cost, max_wait: Some(plan.max_wait) },
         tracking: plan.tracking,
     }

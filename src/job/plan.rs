@@ -113,6 +113,17 @@ pub struct RetryPlan {
     pub attempts: u32,
     pub backoff: Span,
     pub max_backoff: Span,
+    /// An attempt may have fewer machines than the plan.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shrink: bool,
+}
+
+/// The life of an earlier attempt's machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Life {
+    pub time: Duration,
+    /// How many there were.
+    pub nodes: usize,
 }
 
 /// The settings that decide for a job where it runs and what it may cost.
@@ -144,6 +155,10 @@ pub enum PlanError {
         "compute.nodes = {nodes}: {backend} makes one machine for an attempt, and the backends local and azureml several; leave it out there, or set compute.processes_per_node"
     )]
     OneMachine { nodes: usize, backend: String },
+    #[error(
+        "retry.shrink = true: this job has one machine of {backend} for an attempt, which cannot be fewer; set compute.nodes, for the backends local and azureml, or leave it out"
+    )]
+    OneToShrink { backend: String },
     #[error("a time to live of 0s leaves no time to train")]
     NoTime,
     #[error("a ceiling of {max_cost} pays for {lifetime} at {price_per_hour} an hour: less than the {least} a job needs at least")]
@@ -167,6 +182,9 @@ impl Plan {
         let processes = on_node.saturating_mul(nodes);
         if nodes > 1 && !compute.takes_nodes() {
             return Err(PlanError::OneMachine { nodes, backend: compute.backend().to_owned() });
+        }
+        if nodes <= 1 && spec.retry.shrink == Some(true) {
+            return Err(PlanError::OneToShrink { backend: compute.backend().to_owned() });
         }
         let gpus = compute.gpus().filter(|gpus| (1..on_node).contains(&(*gpus as usize)));
         if let Some(gpus) = gpus.filter(|_| spec.train.device != DeviceChoice::Cpu) {
@@ -221,6 +239,25 @@ impl Plan {
 
     pub fn processes_per_node(&self) -> usize {
         self.processes / self.nodes.max(1)
+    }
+
+    /// This plan with so many machines for an attempt, of those that it has. Each has as many processes as before, and they share
+    /// the same step.
+    #[must_use]
+    pub fn on(&self, nodes: usize) -> Self {
+        let all = self.nodes.max(1);
+        let nodes = nodes.clamp(1, all);
+        let part = |price: Money| {
+            let micros = (u128::from(price.micros) * nodes as u128).div_ceil(all as u128);
+            Money { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
+        };
+        Self {
+            nodes,
+            processes: self.processes_per_node() * nodes,
+            price_per_hour: part(self.price_per_hour),
+            lasting_price_per_hour: self.lasting_price_per_hour.map(part),
+            ..self.clone()
+        }
     }
 
     /// Everything of the hub that it names, each once.
@@ -289,18 +326,23 @@ impl Plan {
         FAREWELL + self.compute.notice()
     }
 
-    /// This plan for one more machine: the same, with the time that `earlier` ones, each of which lived so long, have left of it.
-    /// `None` when that is not worth starting one.
-    pub fn left(&self, earlier: &[Duration]) -> Option<Self> {
+    /// This plan for one more attempt, on so many machines: the same, with the time that `earlier` ones have left of it. `None`
+    /// when that is not worth starting one.
+    pub fn left(&self, earlier: &[Life], nodes: usize) -> Option<Self> {
+        let plan = self.on(nodes);
         if earlier.is_empty() {
-            return Some(self.clone());
+            return Some(plan);
         }
         let [_, after] = self.compute.besides();
         // A machine is charged until its power ends, which is after its agent's end, and for a minute at least.
-        let charge = |lived: &Duration| lived.saturating_add(self.farewell().max(after)).max(SHORTEST_LIFE);
-        let charged = earlier.iter().map(charge).fold(Duration::ZERO, Duration::saturating_add);
-        let left = self.lifetime().saturating_sub(charged);
-        (left >= self.least()).then(|| Self { ttl: Span(left), max_cost: None, ..self.clone() })
+        let charge = |life: &Life| life.time.saturating_add(self.farewell().max(after)).max(SHORTEST_LIFE);
+        let sum = |times: &mut dyn Iterator<Item = Duration>| times.fold(Duration::ZERO, Duration::saturating_add);
+        let left = self.ttl.0.saturating_sub(sum(&mut earlier.iter().map(charge)));
+        // The same time costs less on fewer machines: it is paid for as a part of what all of them cost.
+        let spent = sum(&mut earlier.iter().map(|life| part(charge(life), life.nodes.min(self.nodes), self.nodes)));
+        let paid = self.paid().map(|paid| part(paid.saturating_sub(spent), self.nodes, plan.nodes));
+        let left = paid.map_or(left, |paid| paid.min(left));
+        (left >= self.least()).then_some(Self { ttl: Span(left), max_cost: None, ..plan })
     }
 
     /// The cost of one machine whose programs work for so long, with the time that is paid for around them.
@@ -327,12 +369,22 @@ impl Plan {
     /// How long the job's machines may live in all: the time to live, or less when the money ends first. Whole seconds, rounded
     /// down, so that the cloud's own deadline never lets the job cost more than the ceiling.
     pub fn lifetime(&self) -> Duration {
-        let paid = self.max_cost.filter(|_| self.price_per_hour > Money::ZERO).map(|max_cost| {
+        self.paid().map_or(self.ttl.0, |paid| paid.min(self.ttl.0))
+    }
+
+    /// How long the money lasts, where something costs any and it has an end.
+    fn paid(&self) -> Option<Duration> {
+        self.max_cost.filter(|_| self.price_per_hour > Money::ZERO).map(|max_cost| {
             let seconds = u128::from(max_cost.micros) * 3_600 / u128::from(self.price_per_hour.micros);
             Duration::from_secs(u64::try_from(seconds).unwrap_or(u64::MAX))
-        });
-        paid.map_or(self.ttl.0, |paid| paid.min(self.ttl.0))
+        })
     }
+}
+
+/// So many parts of a time that has `of`.
+fn part(time: Duration, parts: usize, of: usize) -> Duration {
+    let count = |parts: usize| u32::try_from(parts.max(1)).unwrap_or(u32::MAX);
+    time.saturating_mul(count(parts)) / count(of)
 }
 
 /// The bound of plans that name none, older ones included.
@@ -360,6 +412,7 @@ fn retry(typed: &RetrySpec) -> RetryPlan {
         attempts: typed.attempts.unwrap_or(20),
         backoff: typed.backoff.unwrap_or(Span(Duration::from_secs(1))),
         max_backoff: typed.max_backoff.unwrap_or(Span(Duration::from_secs(300))),
+        shrink: typed.shrink.unwrap_or(false),
     }
 }
 
@@ -505,17 +558,60 @@ mod tests {
         let plan = resolve("name = \"a\"\ndataset = \"d\"\n[retry]\nattempts = 3\non = []");
         assert_eq!(
             plan.retry,
-            RetryPlan { on: vec![], attempts: 3, backoff: "1s".parse().expect("span"), max_backoff: "5m".parse().expect("span") }
+            RetryPlan {
+                on: vec![],
+                attempts: 3,
+                backoff: "1s".parse().expect("span"),
+                max_backoff: "5m".parse().expect("span"),
+                shrink: false
+            }
         );
+    }
+
+    /// Those of single machines, in seconds.
+    fn lives(seconds: &[u64]) -> Vec<Life> {
+        seconds.iter().map(|seconds| Life { time: Duration::from_secs(*seconds), nodes: 1 }).collect()
+    }
+
+    #[test]
+    fn fewer_machines_share_the_same_step_and_cost_their_part() {
+        let text = "name = \"a\"\ndataset = \"d\"\n[compute]\nnodes = 3\nprocesses_per_node = 2\n[retry]\nshrink = true";
+        let plan = Plan { lasting_price_per_hour: Some(Money { micros: 9_000_000 }), ..resolve(text) };
+        let plan = Plan { price_per_hour: Money { micros: 3_600_001 }, ..plan };
+        assert!(plan.retry.shrink);
+        let shape = |plan: &Plan| (plan.nodes, plan.processes, plan.price_per_hour.micros);
+        assert_eq!([0, 1, 2, 3, 9].map(|nodes| shape(&plan.on(nodes)).0), [1, 1, 2, 3, 3]);
+        assert_eq!((shape(&plan.on(3)), shape(&plan.on(2))), ((3, 6, 3_600_001), (2, 4, 2_400_001)), "rounded up");
+        let one = plan.on(1);
+        assert_eq!((&one.train, one.lasting_price_per_hour.map(|price| price.micros)), (&plan.train, Some(3_000_000)));
+        assert_eq!(one.job_file().train.leaves, Some(6));
+    }
+
+    #[test]
+    fn money_that_fewer_machines_spare_is_time() {
+        let text = "name = \"a\"\ndataset = \"d\"\n[compute]\nnodes = 2";
+        let usd = |text: &str| text.parse::<Money>().expect("money");
+        // An hour of both, in a life of two.
+        let plan = Plan { price_per_hour: usd("2USD"), max_cost: Some(usd("2USD")), ..resolve(text) };
+        let left = |earlier: &[(u64, usize)], nodes| {
+            let life = |&(seconds, nodes)| Life { time: Duration::from_secs(seconds), nodes };
+            let left = plan.left(&earlier.iter().map(life).collect::<Vec<_>>(), nodes)?;
+            Some((left.lifetime().as_secs(), left.price_per_hour.micros))
+        };
+        assert_eq!((left(&[], 2), left(&[], 1)), (Some((3_600, 2_000_000)), Some((7_200, 1_000_000))));
+        // Each is charged its farewell of half a minute.
+        assert_eq!(left(&[(1_770, 2)], 2), Some((1_800, 2_000_000)));
+        assert_eq!(left(&[(1_770, 2)], 1), Some((3_600, 1_000_000)));
+        assert_eq!(left(&[(1_770, 1)], 2), Some((2_700, 2_000_000)));
+        assert_eq!(left(&[(5_370, 1)], 1), Some((1_800, 1_000_000)), "what time allows");
+        assert_eq!(left(&[(1_770, 9)], 2), Some((1_800, 2_000_000)), "of a job that had more before it was resumed");
+        assert_eq!((left(&[(3_570, 2)], 1), left(&[(7_150, 1)], 1)), (None, None));
     }
 
     #[test]
     fn each_machine_is_given_what_earlier_ones_left() {
         let plan = resolve("name = \"a\"\ndataset = \"d\"");
-        let left = |earlier: &[u64]| {
-            let earlier: Vec<_> = earlier.iter().copied().map(Duration::from_secs).collect();
-            plan.left(&earlier).map(|plan| plan.ttl.0.as_secs())
-        };
+        let left = |earlier: &[u64]| plan.left(&lives(earlier), 1).map(|plan| plan.ttl.0.as_secs());
         assert_eq!(left(&[]), Some(7_200));
         assert_eq!(left(&[600]), Some(6_570));
         assert_eq!(left(&[1, 1, 1]), Some(7_020), "a minute is charged for each");
@@ -529,10 +625,7 @@ mod tests {
         let mut plan = resolve("name = \"a\"\ndataset = \"d\"");
         assert_eq!(plan.work(), plan.lifetime());
         *plan.compute = Compute::Azureml(Box::default());
-        let left = |earlier: &[u64]| {
-            let earlier: Vec<_> = earlier.iter().copied().map(Duration::from_secs).collect();
-            plan.left(&earlier).map(|plan| (plan.ttl.0.as_secs(), plan.work().as_secs()))
-        };
+        let left = |earlier: &[u64]| plan.left(&lives(earlier), 1).map(|plan| (plan.ttl.0.as_secs(), plan.work().as_secs()));
         assert_eq!(left(&[]), Some((7_200, 7_200 - 810)));
         assert_eq!(left(&[1_000]), Some((7_200 - 1_210, 7_200 - 1_210 - 810)), "its node was idle, and left");
         assert_eq!(left(&[7_200 - 210 - 870]), Some((870, 60)));

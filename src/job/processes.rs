@@ -31,7 +31,7 @@ pub(super) fn shared(train: &TrainSettings, processes: usize) -> TrainSettings {
 }
 
 /// An agent listens to each of them.
-const MOST_NODES: usize = 256;
+pub(super) const MOST_NODES: usize = 256;
 
 /// The rules for processes that share the steps of `train`, on so many nodes.
 pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 2] {

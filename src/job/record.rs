@@ -12,7 +12,8 @@ use super::{
     event::{Event, EventKind},
     id::{JobId, attempt_number},
     order::TrainerImage,
-    plan::Plan,
+    plan::{Life, Plan},
+    processes,
     spec::RetryCause,
     state::{Outcome, State},
     units::Money,
@@ -115,6 +116,9 @@ pub struct Attempt {
     /// Steps that the next attempt has to do again.
     pub lost_steps: u64,
     pub price_per_hour: Money,
+    /// How many machines it was asked for. Absent: as many as the plan has, which are one, or in records of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<usize>,
 }
 
 /// Events kept in the record; older ones are folded away so that a job which waits for capacity for days stays small.
@@ -134,6 +138,7 @@ impl Attempt {
             last_step: first_step,
             lost_steps: 0,
             price_per_hour,
+            nodes: None,
         }
     }
 
@@ -191,6 +196,9 @@ impl Record {
             if attempt.last_step < attempt.first_step.max(attempt.lost_steps) {
                 return Err(format!("attempt {number} contradicts itself"));
             }
+            if attempt.nodes.is_some_and(|nodes| !(1..=processes::MOST_NODES).contains(&nodes)) {
+                return Err(format!("attempt {number} has no number of machines that a job can have"));
+            }
         }
         let known = self.attempts.len();
         if known != self.attempt as usize {
@@ -208,8 +216,35 @@ impl Record {
 
     /// The plan for the current attempt's machine: what earlier ones have left of it. `None` when that is not worth starting one.
     pub fn left(&self, now: Timestamp) -> Option<Plan> {
-        let earlier = self.attempts.iter().filter(|earlier| earlier.attempt < self.attempt && earlier.started.is_some());
-        self.plan.left(&earlier.map(|earlier| earlier.lived(now)).collect::<Vec<_>>())
+        self.plan.left(&self.lives(now, |earlier| earlier.attempt < self.attempt), self.nodes())
+    }
+
+    /// Those of the machines of the attempts that are meant.
+    pub fn lives(&self, now: Timestamp, is_meant: impl Fn(&Attempt) -> bool) -> Vec<Life> {
+        let meant = self.attempts.iter().filter(|attempt| attempt.started.is_some() && is_meant(attempt));
+        meant.map(|attempt| Life { time: attempt.lived(now), nodes: attempt.nodes.unwrap_or(self.plan.nodes) }).collect()
+    }
+
+    /// How many machines the current attempt has, or asks for.
+    pub fn nodes(&self) -> usize {
+        self.attempts.last().map_or(self.plan.nodes, |attempt| self.plan_of(attempt).nodes)
+    }
+
+    /// The plan with the machines that an attempt has.
+    pub fn plan_of(&self, attempt: &Attempt) -> Plan {
+        self.plan.on(attempt.nodes.unwrap_or(self.plan.nodes))
+    }
+
+    /// How many machines an attempt has of how many, where they are fewer than the plan's.
+    pub fn shrunk(&self, attempt: u32) -> Option<(usize, usize)> {
+        let attempt = self.attempts.iter().find(|one| one.attempt == attempt)?;
+        let (has, all) = (self.plan_of(attempt).nodes, self.plan.nodes);
+        (has < all).then_some((has, all))
+    }
+
+    /// The same in words that follow others; nothing where it has all.
+    pub fn shrunk_to(&self, attempt: u32) -> String {
+        self.shrunk(attempt).map(|(has, all)| format!(" on {has} of {all} nodes")).unwrap_or_default()
     }
 
     /// How long the job has waited for its machines in all.

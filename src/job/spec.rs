@@ -166,6 +166,10 @@ pub struct RetrySpec {
     /// Upper limit of that wait; absent: 5m.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_backoff: Option<Span>,
+    /// Whether a job with several `compute.nodes` goes on with fewer when one is lost, or when not all are available. They share
+    /// the same step, and the bits stay the same. Absent: false, and the job waits for all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shrink: Option<bool>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -338,7 +342,7 @@ mod tests {
         assert_eq!(hint("[train]\nlerning_rate = 1.0"), "did you mean `learning_rate`?");
         assert_eq!(hint("[train]\nlearning-rate = 1.0"), "did you mean `learning_rate`?");
         assert_eq!(hint("[train]\nschedule = \"Cosin\""), "did you mean `cosine`?");
-        assert_eq!(hint("[retry]\nxyz = 1"), "keys here: on, attempts, backoff, max_backoff");
+        assert_eq!(hint("[retry]\nxyz = 1"), "keys here: on, attempts, backoff, max_backoff, shrink");
         assert_eq!(hint("[compute]\nsteps = 1"), "`steps` belongs in [train]");
         assert_eq!(hint("[retry]\nstore = \"x\""), "`store` belongs at the top of the file, before any [table]");
         assert_eq!(hint("[retry]\nkind = \"train\""), "`kind` belongs in [data.tokenizer]");

@@ -22,13 +22,26 @@ use crate::{
 
 /// Writes the intent down before anything is created: the attempt's number names the machine, so that after a crash the same one is
 /// found.
-pub(super) async fn request(world: &World, job: &mut Journal) -> Result<()> {
+pub(super) async fn request(world: &World, job: &mut Journal, nodes: usize) -> Result<()> {
     let first_step = checkpoint::latest(world.store.as_ref(), &job.record.id).await?.map_or(0, |manifest| manifest.step);
     let record = &mut job.record;
     record.attempt += 1;
     let attempt = Attempt::new(record.attempt, first_step, record.plan.price_per_hour);
     record.attempts.push(Attempt { requested: Some(world.clock.now()), ..attempt });
+    ask_for(world, job, nodes);
     job.enter(State::Provisioning).await
+}
+
+/// Has the current attempt, which has no machine yet, asked for with so many.
+pub(super) fn ask_for(world: &World, job: &mut Journal, nodes: usize) {
+    let Record { plan, attempts, attempt: number, .. } = &mut job.record;
+    let (asked, number, has_several) = (plan.on(nodes), *number, plan.nodes > 1);
+    if let Some(attempt) = attempts.last_mut() {
+        (attempt.nodes, attempt.price_per_hour) = (has_several.then_some(asked.nodes), asked.price_per_hour);
+    }
+    if let Some((has, all)) = job.record.shrunk(number) {
+        tell(world, job, &format!("is asked for with {has} of its {all} nodes (retry.shrink)"));
+    }
 }
 
 /// Notes what a look at the current attempt shows: that it waits in a service's queue, or that it has a machine. Answers whether
@@ -175,5 +188,5 @@ pub fn cost(record: &Record, now: Timestamp) -> Money {
 
 /// Cost of the machine of one of its attempts.
 pub(super) fn cost_of(record: &Record, attempt: &Attempt, now: Timestamp) -> Money {
-    attempt.price_per_hour.for_time(attempt.lived(now).min(record.plan.lifetime()))
+    attempt.price_per_hour.for_time(attempt.lived(now).min(record.plan_of(attempt).lifetime()))
 }

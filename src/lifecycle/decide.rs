@@ -1,7 +1,12 @@
 //! The decision about a running attempt: a pure function of its record and of the observation. The table of its rows is in the test
 //! below.
 
-use super::observe::{Observation, Overdue};
+use std::time::Duration;
+
+use super::{
+    observe::{Observation, Overdue},
+    shrink,
+};
 use crate::{
     exit::Exit,
     job::{
@@ -25,6 +30,8 @@ pub(super) enum Decision {
     /// This attempt is over; the job is not.
     TryAgain {
         why: String,
+        /// How many machines the next is asked for.
+        nodes: usize,
     },
     End {
         outcome: Outcome,
@@ -66,9 +73,9 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
         Sighting::Queued { .. } => Decision::WaitInQueue,
         Sighting::Alive { agent: true } => Decision::Wait,
         Sighting::Alive { agent: false } => Decision::Launch,
-        Sighting::Dead { why } => preempted(record, why),
+        Sighting::Dead { why } => preempted(record, why, None),
         Sighting::Unfit { why } => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: why },
-        Sighting::Gone => preempted(record, "the machine is gone".to_owned()),
+        Sighting::Gone => preempted(record, "the machine is gone".to_owned(), None),
     }
 }
 
@@ -88,9 +95,9 @@ fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool) -> Decision {
         ExitReason::Deadline => {
             Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() }
         }
-        ExitReason::Preempted | ExitReason::LostLease => preempted(record, exit.message.clone()),
+        ExitReason::Preempted | ExitReason::LostLease => preempted(record, exit.message.clone(), Some(exit)),
         ExitReason::Failed if may_retry(&record.plan.retry, RetryCause::Failure, record.attempt) => {
-            Decision::TryAgain { why: exit.message.clone() }
+            Decision::TryAgain { why: exit.message.clone(), nodes: shrink::after(record, Some(exit)) }
         }
         ExitReason::Failed => Decision::End { outcome: Outcome::Failed, exit: Exit::JobFailed, reason: exit.message.clone() },
     }
@@ -100,12 +107,21 @@ fn cancelled(reason: &str) -> Decision {
     Decision::End { outcome: Outcome::Cancelled, exit: Exit::JobCancelled, reason: reason.to_owned() }
 }
 
-pub(super) fn preempted(record: &Record, why: String) -> Decision {
+/// `exit` is the agent's record of its end, if it left one.
+pub(super) fn preempted(record: &Record, why: String, exit: Option<&ExitRecord>) -> Decision {
     if may_retry(&record.plan.retry, RetryCause::Preempt, record.attempt) {
-        return Decision::TryAgain { why };
+        return Decision::TryAgain { why, nodes: shrink::after(record, exit) };
     }
     let reason = format!("preempted in attempt {} of {}: {why}", record.attempt, record.plan.retry.attempts);
     Decision::End { outcome: Outcome::Failed, exit: Exit::Preempted, reason }
+}
+
+/// An attempt that has been in a queue for so long leaves it, where one of fewer machines may take its place.
+pub(super) fn with_fewer(record: &Record, queued: Duration) -> Option<Decision> {
+    let may = queued >= shrink::PATIENCE && may_retry(&record.plan.retry, RetryCause::Capacity, record.attempt);
+    let nodes = shrink::of_refused(record).filter(|_| may)?;
+    let (all, minutes) = (record.nodes(), shrink::PATIENCE.as_secs() / 60);
+    Some(Decision::TryAgain { why: format!("not all of its {all} nodes were there within {minutes} minutes"), nodes })
 }
 
 fn may_retry(retry: &RetryPlan, cause: RetryCause, attempt: u32) -> bool {
@@ -127,6 +143,9 @@ mod tests {
             compute::Compute,
             gce::{GcePlan, Recovery},
             order::EXIT_SCHEMA,
+            plan::Plan,
+            record::Attempt,
+            units::Money,
         },
         provider::conformance,
     };
@@ -147,7 +166,7 @@ mod tests {
     }
 
     fn again(why: &str) -> Decision {
-        Decision::TryAgain { why: why.to_owned() }
+        Decision::TryAgain { why: why.to_owned(), nodes: 1 }
     }
 
     const ALIVE: Sighting = Sighting::Alive { agent: true };
@@ -264,6 +283,53 @@ mod tests {
         assert_eq!(decided(1, Sighting::Gone, ExitReason::Preempted), again("said"), "there is no group any more");
         let reason = "preempted in attempt 2 of 2: said";
         assert_eq!(decided(2, ALIVE, ExitReason::Preempted), end(Outcome::Failed, Exit::Preempted, reason), "the last");
+    }
+
+    /// Of four machines, of which the current attempt has so many.
+    fn gang(nodes: usize, shrink: bool) -> Record {
+        let mut record = record(&[RetryCause::Preempt, RetryCause::Capacity, RetryCause::Failure]);
+        (record.plan.nodes, record.plan.processes, record.plan.retry.shrink) = (4, 8, shrink);
+        record.attempts = vec![Attempt { nodes: Some(nodes), ..Attempt::new(1, 0, Money::ZERO) }];
+        record
+    }
+
+    #[test]
+    fn a_job_that_lost_a_machine_goes_on_with_those_that_are_left_and_then_asks_for_all() {
+        use ExitReason::{Failed, LostLease, Preempted};
+        let killed = || ExitRecord { signal: Some(9), ..exit(Preempted) };
+        let table = [
+            // What was seen, and how many the next asks for after one of four, of three, of one.
+            (dead(), None, [3, 4, 4]),
+            (Sighting::Gone, None, [3, 4, 4]),
+            (ALIVE, Some(exit(Preempted)), [3, 4, 4]),
+            // A process was killed, and no machine lost.
+            (ALIVE, Some(killed()), [4, 4, 4]),
+            (ALIVE, Some(exit(LostLease)), [4, 4, 4]),
+            (ALIVE, Some(exit(Failed)), [4, 4, 4]),
+        ];
+        for (sighting, exit, expected) in table {
+            let asked = |record: Record| match decide(&record, seen(sighting.clone(), exit.clone(), None)) {
+                Decision::TryAgain { nodes, .. } => nodes,
+                decided => panic!("{decided:?} of {sighting:?} and {exit:?}"),
+            };
+            assert_eq!([4, 3, 1].map(|nodes| asked(gang(nodes, true))), expected, "{sighting:?} {exit:?}");
+            assert_eq!(asked(gang(4, false)), 4, "not without retry.shrink");
+        }
+        let two = Record { plan: Plan { nodes: 2, processes: 2, ..gang(4, true).plan }, ..gang(4, true) };
+        assert_eq!((shrink::after(&two, None), shrink::after(&gang(4, true), None)), (1, 3));
+    }
+
+    #[test]
+    fn an_attempt_that_waits_for_all_of_its_machines_leaves_the_queue_for_one_of_half() {
+        let (long, short) = (shrink::PATIENCE, shrink::PATIENCE.saturating_sub(Duration::from_secs(1)));
+        let why = |all| format!("not all of its {all} nodes were there within 20 minutes");
+        for (has, half) in [(4, 2), (3, 1), (2, 1)] {
+            assert_eq!(with_fewer(&gang(has, true), long), Some(Decision::TryAgain { why: why(has), nodes: half }));
+            assert_eq!(with_fewer(&gang(has, true), short), None);
+        }
+        assert_eq!(with_fewer(&gang(1, true), long), None, "one is the least");
+        assert_eq!(with_fewer(&gang(4, false), long), None);
+        assert_eq!(with_fewer(&Record { attempt: 2, ..gang(4, true) }, long), None, "the last attempt waits");
     }
 
     #[test]

@@ -81,7 +81,10 @@ fn situation(record: &Record, sight: &Sight) -> String {
         (State::Provisioning, _) => "it asks for a machine".to_owned(),
         (State::Submitting, _) => "its agent is being started".to_owned(),
         (State::Running, _) => match &sight.ended {
-            None => return format!("attempt {} of at most {} is running", record.attempt, record.plan.retry.attempts),
+            None => {
+                let (attempt, most) = (record.attempt, record.plan.retry.attempts);
+                return format!("attempt {attempt} of at most {most} is running{}", record.shrunk_to(attempt));
+            }
             Some(message) => format!("attempt {} has ended: {message}", record.attempt),
         },
         (State::Collecting, _) => "its results are being collected".to_owned(),
@@ -122,6 +125,7 @@ fn told(event: &Event, last_attempt: u32) -> Told {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::{record::Attempt, units::Money};
 
     fn event(attempt: u32, kind: EventKind) -> Event {
         Event { time: Timestamp::UNIX_EPOCH, attempt, kind }
@@ -152,6 +156,10 @@ mod tests {
         assert_eq!(said(State::Running, None, false), "attempt 1 of at most 1 is running");
         let ended = said(State::Running, Some("trained to the end"), false);
         assert!(ended.starts_with("attempt 1 has ended: trained to the end; nothing happens until"), "{ended}");
+        record.plan.nodes = 2;
+        record.attempts = vec![Attempt { nodes: Some(1), ..Attempt::new(1, 0, Money::ZERO) }];
+        let on_one = situation(&record, &Sight::default());
+        assert_eq!(on_one, "attempt 1 of at most 1 is running on 1 of 2 nodes");
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
         world.report.stage(2, STAGES, &format!("Building {}", build.what));
     }
     job.record.trainer = Some(of(world, &job.record).await?);
-    attempt::request(world, job).await?;
+    attempt::request(world, job, job.record.plan.nodes).await?;
     Ok(Next::Now)
 }
 

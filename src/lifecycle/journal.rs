@@ -248,6 +248,13 @@ mod tests {
             });
             assert!(told.contains("attempt 1 contradicts itself"), "{told}");
         }
+        for nodes in [0, 257] {
+            let told = refused(&|record| {
+                both(record);
+                record["attempts"][1]["nodes"] = json!(nodes);
+            });
+            assert!(told.contains("attempt 2 has no number of machines"), "{told}");
+        }
         let told = refused(&|record| {
             both(record);
             record["attempts"][1]["attempt"] = json!(3);

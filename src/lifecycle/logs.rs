@@ -73,7 +73,7 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
             return Ok(());
         }
         attempt += 1;
-        world.report.line(&format!("-- attempt {attempt} of {id} --"));
+        world.report.line(&format!("-- attempt {attempt} of {id}{} --", record.shrunk_to(attempt)));
     }
 }
 

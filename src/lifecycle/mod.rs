@@ -44,6 +44,7 @@ pub mod remove;
 pub mod results;
 pub mod resume;
 pub mod session;
+mod shrink;
 pub mod status;
 mod vigil;
 mod watch;

@@ -91,9 +91,11 @@ async fn earlier(world: &World, plan: &Plan, operations: f64) -> Result<Option<P
 /// Whether an earlier job says how fast this one will be, but for the size of its model. A machine that nobody bills for is this
 /// one, so only what was submitted here counts.
 fn is_alike(world: &World, plan: &Plan, earlier: &Record) -> bool {
+    // The rate is that of its last attempt.
+    let ran = earlier.plan.on(earlier.nodes());
     earlier.attempt > 0
         && registry::are_alike(&plan.compute, &earlier.plan.compute)
-        && (plan.processes, plan.nodes) == (earlier.plan.processes, earlier.plan.nodes)
+        && (plan.processes, plan.nodes) == (ran.processes, ran.nodes)
         && of_speed(&plan.train) == of_speed(&earlier.plan.train)
         && (world.provider.capabilities().bills || world.adoption.is_own(earlier))
 }

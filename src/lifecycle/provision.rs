@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Next, Result, STAGES, World, attempt, decide, image, journal::Journal};
+use super::{Next, Result, STAGES, World, attempt, decide, image, journal::Journal, shrink};
 use crate::{
     exit::{Exit, Failure},
     job::{
@@ -82,6 +82,9 @@ async fn refused(world: &World, job: &mut Journal, error: ProviderError) -> Resu
     let since = job.record.attempts.last().and_then(|attempt| attempt.requested).unwrap_or(now);
     job.record.waiting = Some(Waiting { since, why: error.message });
     job.record.retry_at = Some(retry_at);
+    if let Some(fewer) = shrink::of_refused(&job.record).filter(|_| matches!(error.class, Class::Capacity | Class::Quota)) {
+        attempt::ask_for(world, job, fewer);
+    }
     job.save().await?;
     Ok(Next::Now)
 }

@@ -49,7 +49,7 @@ pub async fn show(world: &World, id: &JobId, options: &Options, sink: &mut dyn S
             return Ok(());
         }
         attempt += 1;
-        world.report.line(&format!("-- attempt {attempt} of {id} --"));
+        world.report.line(&format!("-- attempt {attempt} of {id}{} --", record.shrunk_to(attempt)));
     }
 }
 
@@ -103,7 +103,9 @@ struct Log {
 impl Stored {
     fn of(world: &World, record: &Record, attempt: u32, rank: Option<u32>) -> Self {
         let on_node = record.plan.processes_per_node().max(1);
-        let ranks = rank.map_or(0..record.plan.processes, |rank| rank as usize..rank as usize + 1);
+        let has = record.attempts.iter().find(|one| one.attempt == attempt);
+        let all = has.map_or(record.plan.processes, |has| record.plan_of(has).processes);
+        let ranks = rank.map_or(0..all, |rank| rank as usize..rank as usize + 1);
         let log = |rank| {
             let path = match rank {
                 0 => path::log(&record.id, attempt),

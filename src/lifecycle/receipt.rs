@@ -87,8 +87,11 @@ pub fn receipt(record: &Record, now: Timestamp) -> Receipt {
         waited_seconds: record.waited(now).as_secs(),
         cost: attempt::cost(record, now),
         wasted: wasted(record, now),
-        lasting_cost: registry::lasting_price(&record.plan).map(|price| {
-            let of = |attempt: &Attempt| attempt::cost_of(record, &Attempt { price_per_hour: price, ..attempt.clone() }, now);
+        lasting_cost: registry::lasting_price(&record.plan).and_then(|_| {
+            let of = |attempt: &Attempt| {
+                let price_per_hour = registry::lasting_price(&record.plan_of(attempt))?;
+                Some(attempt::cost_of(record, &Attempt { price_per_hour, ..attempt.clone() }, now))
+            };
             attempts.iter().map(of).sum()
         }),
         may_still_bill: record.plan.price_per_hour > Money::ZERO
@@ -120,9 +123,30 @@ fn wasted(record: &Record, now: Timestamp) -> Money {
 mod tests {
     use super::*;
     use crate::{
-        job::{compute::Compute, gce::GcePlan},
+        job::{compute::Compute, gce::GcePlan, plan::Plan},
         provider::conformance::{attempt, plan},
     };
+
+    #[test]
+    fn an_attempt_costs_what_its_own_nodes_do() {
+        let usd = |dollars: u64| Money { micros: dollars * 1_000_000 };
+        let plan = Plan { nodes: 2, processes: 2, price_per_hour: usd(2), max_cost: Some(usd(4)), ..plan() };
+        let plan = Plan { lasting_price_per_hour: Some(usd(6)), ..plan };
+        let mut record = Record::new(attempt("job").job, plan, Timestamp::UNIX_EPOCH);
+        let hour = |number: i64| Timestamp::from_second(3_600 * number).expect("a time");
+        for (number, nodes, begin, end) in [(1, None, 0, 1), (2, Some(1), 1, 4)] {
+            let price = record.plan.on(nodes.unwrap_or(2)).price_per_hour;
+            let (started, ended) = (Some(hour(begin)), Some(hour(end)));
+            record.attempts.push(Attempt { started, ended, nodes, ..Attempt::new(number, 0, price) });
+        }
+        record.attempt = 2;
+        assert_eq!(record.attempts.iter().map(|one| record.shrunk(one.attempt)).collect::<Vec<_>>(), [None, Some((1, 2))]);
+        let receipt = receipt(&record, hour(9));
+        assert_eq!((receipt.cost, receipt.lasting_cost), (usd(2 + 3), Some(usd(6 + 9))));
+        // Of two hours of both, one is spent; the other is two of one node.
+        record.attempts[1].ended = None;
+        assert_eq!(record.left(hour(1)).map(|left| left.lifetime().as_secs()), Some(2 * 3_600 - 60));
+    }
 
     #[test]
     fn waste_is_what_was_done_again_and_what_came_to_nothing() {

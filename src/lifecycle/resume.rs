@@ -113,11 +113,11 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
 /// Earlier machines count: time and money are the job's.
 fn check_time(world: &World, before: &Record, plan: &Plan) -> Result<()> {
     let now = world.clock.now();
-    let lived: Vec<_> = before.attempts.iter().filter(|one| one.started.is_some()).map(|one| one.lived(now)).collect();
-    if plan.left(&lived).is_some() {
+    let lives = before.lives(now, |_| true);
+    if plan.left(&lives, plan.nodes).is_some() {
         return Ok(());
     }
-    let used = Span(lived.iter().sum());
+    let used = Span(lives.iter().map(|life| life.time).sum());
     let ceiling = plan.max_cost.map(|money| format!(" and a ceiling of {money}")).unwrap_or_default();
     let message = format!(
         "the machines of {} have lived {used}: a time to live of {}{ceiling} leaves nothing to go on with",

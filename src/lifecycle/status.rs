@@ -35,6 +35,11 @@ pub struct JobStatus {
     pub simulated: bool,
     pub state: String,
     pub attempt: u32,
+    /// On how many machines that runs, of how many that the plan has, where it has to do with fewer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_nodes: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,7 +121,7 @@ fn age(then: Timestamp, now: Timestamp) -> Duration {
 
 async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<JobStatus> {
     let latest = latest_attempt(store, record).await?;
-    let measures = record.measures.unwrap_or_default();
+    let (measures, shrunk) = (record.measures.unwrap_or_default(), record.shrunk(latest));
     let mut status = JobStatus {
         schema: STATUS_SCHEMA,
         id: record.id.clone(),
@@ -124,6 +129,8 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
         simulated: record.simulated,
         state: record.label().to_owned(),
         attempt: latest,
+        nodes: shrunk.map(|(has, _)| has),
+        planned_nodes: shrunk.map(|(_, all)| all),
         step: record.attempts.last().map(|attempt| attempt.last_step).filter(|_| record.state.is_finished()),
         steps: None,
         loss: measures.loss,

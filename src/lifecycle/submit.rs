@@ -56,7 +56,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
 fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrder> {
     let missing = |what| Failure::new(Exit::Failure, format!("the record of job {} names no {what}", record.id));
     let now = world.clock.now();
-    let left = record.left(now);
+    let (left, shared) = (record.left(now), record.plan.on(record.nodes()));
     let of_plan = |time: fn(&Plan) -> Duration| left.as_ref().map_or(Duration::ZERO, time);
     let lifetime = of_plan(Plan::lifetime);
     // In a queue it is not known when the machine's time begins: at the latest when the job has waited for as long as it may.
@@ -73,8 +73,8 @@ fn order(world: &World, record: &Record, trainer: TrainerImage) -> Result<RunOrd
         environment: record.plan.environment.clone(),
         model: record.plan.model.clone(),
         train: record.plan.train.clone(),
-        processes: record.plan.processes,
-        nodes: record.plan.nodes,
+        processes: shared.processes,
+        nodes: shared.nodes,
         sample: record.plan.sample.clone(),
         deadline: Some(deadline),
         lifetime_seconds: Some(of_plan(Plan::work).as_secs()),

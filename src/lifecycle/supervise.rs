@@ -28,11 +28,12 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
     }
     let Some(observation) = look(world, job, vigil).await? else { return Ok(Next::After(job.record.plan.retry.pause(1))) };
     let mut decision = decide(&job.record, observation);
-    if decision == Decision::Wait
-        && let Some(given_up) = vigil::keep(world, job, vigil).await?
-    {
-        decision = given_up;
-    }
+    let given_up = match decision {
+        Decision::Wait => vigil::keep(world, job, vigil).await?,
+        Decision::WaitInQueue => vigil::queue(world, &job.record, vigil),
+        _ => None,
+    };
+    decision = given_up.unwrap_or(decision);
     if job.only_ends {
         decision = decision.or_the_end();
     }
@@ -47,7 +48,7 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
             attempt::finish(world, job, "succeeded").await?;
             job.enter(State::Collecting).await?;
         }
-        Decision::TryAgain { why } => next_attempt(world, job, &why).await?,
+        Decision::TryAgain { why, nodes } => next_attempt(world, job, &why, nodes).await?,
         Decision::End { outcome, exit, reason } => {
             attempt::finish(world, job, &reason).await?;
             job.end(outcome, exit, reason).await?;
@@ -85,12 +86,12 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
 
 /// Closes the books of the dead attempt and opens the next. The rest of the old machine is destroyed first (which also sends the
 /// last bytes of its log), so two attempts of a job never live side by side.
-async fn next_attempt(world: &World, job: &mut Journal, why: &str) -> Result<()> {
+async fn next_attempt(world: &World, job: &mut Journal, why: &str, nodes: usize) -> Result<()> {
     world.provider.destroy(&job.record.id).await?;
     attempt::finish(world, job, why).await?;
     attempt::tell_of_the_next(world, &job.record, why);
     job.record.retry_at = Some(world.clock.now() + job.record.plan.retry.pause(fruitless_attempts(&job.record)));
-    attempt::request(world, job).await
+    attempt::request(world, job, nodes).await
 }
 
 /// How many attempts in a row ended without a new checkpoint: the back-off grows with these only, so that a job which is preempted

@@ -4,6 +4,8 @@
 
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
+
 use super::{
     Result, World, console,
     decide::{self, Decision},
@@ -12,9 +14,11 @@ use super::{
 use crate::{
     exit::Exit,
     job::{
+        clock::between,
         event::EventKind,
         id::{AttemptId, path},
         order::Heartbeat,
+        record::Record,
         state::Outcome,
     },
     provider::{Class, Signs},
@@ -42,6 +46,8 @@ pub struct Vigil {
     /// The machine's activity, and since when.
     at: Option<(String, Instant)>,
     warned: bool,
+    /// Which attempt is in a service's queue, and since when.
+    queued: Option<(u32, Timestamp)>,
 }
 
 fn within(time: Option<Instant>, span: Duration) -> bool {
@@ -55,6 +61,7 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         return Ok(None);
     }
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
+    vigil.queued = None;
     if vigil.attempt != attempt.attempt {
         *vigil = Vigil { attempt: attempt.attempt, ..Vigil::default() };
     }
@@ -86,9 +93,18 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         Signs::Absent => Ok(None),
         Signs::Unfit { why } => Ok(Some(failed(why))),
         Signs::Busy { at } => busy(world, job, vigil, &attempt, at).await.map(|()| None),
-        Signs::Hangs { what } => Ok(Some(decide::preempted(&job.record, format!("it hangs: {what}")))),
+        Signs::Hangs { what } => Ok(Some(decide::preempted(&job.record, format!("it hangs: {what}"), None))),
         Signs::Silent { what } => warn(world, job, vigil, &attempt, what).await.map(|()| None),
     }
+}
+
+/// The same while the attempt is in a service's queue. It may come back into it, when the service starts it again, so its time
+/// there is counted from when this invocation saw it.
+pub(super) fn queue(world: &World, record: &Record, vigil: &mut Vigil) -> Option<Decision> {
+    let now = world.clock.now();
+    let (_, since) = vigil.queued.filter(|(attempt, _)| *attempt == record.attempt).unwrap_or((record.attempt, now));
+    vigil.queued = Some((record.attempt, since));
+    decide::with_fewer(record, between(since, now))
 }
 
 /// The provider hears of the agent's first sign of life. A failed call is tried again with the next heartbeat; the job goes on in

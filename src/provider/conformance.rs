@@ -79,7 +79,7 @@ pub fn plan() -> Plan {
         processes: 1,
         nodes: 1,
         sample: None,
-        retry: RetryPlan { on: Vec::new(), attempts: 1, backoff: span(1), max_backoff: span(1) },
+        retry: RetryPlan { on: Vec::new(), attempts: 1, backoff: span(1), max_backoff: span(1), shrink: false },
         ttl: span(24 * 3_600),
         max_cost: None,
         max_wait: DEFAULT_MAX_WAIT,

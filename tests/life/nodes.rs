@@ -3,6 +3,7 @@
 use std::thread;
 
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use crate::{
     kills::{instant, kills},
@@ -56,6 +57,41 @@ fn a_job_on_two_nodes_survives_the_death_of_each_and_ends_with_the_bytes_of_one_
     assert!(explained.contains("node 1 was lost"), "{explained}");
     let each = sandbox.ok(&["logs", &id, "--rank", "all"]);
     assert!(each.contains("[0] step 12/") && each.contains("[1] error: "), "{each}");
+    assert!(sandbox.processes("").is_empty(), "nothing runs on");
+}
+
+/// A node is lost: the other goes on with the leaves of both. When that is lost, too, both are asked for again.
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn a_job_that_may_shrink_goes_on_with_the_node_that_is_left_to_the_same_bytes() {
+    let sandbox = Sandbox::new();
+    let expected = finish(&sandbox, &submit(&sandbox, "alone", MANY_STEPS, &ONE));
+    let id = submit(&sandbox, "gang", MANY_STEPS, &[&TWO_BY_TWO[..], &["retry.shrink=true"]].concat());
+    let mut follower = sandbox.spawn(&["logs", "-f", &id]);
+    at_work(&sandbox, &id, 1, 12);
+    assert_eq!(sandbox.json(&["status", &id])["nodes"], Value::Null, "all are there");
+    sandbox.processes("--node 1").into_iter().for_each(kill);
+    at_work(&sandbox, &id, 2, 12);
+    assert_eq!((sandbox.processes("ftctl agent").len(), sandbox.processes("ft-trainer train").len()), (1, 2));
+    let status = sandbox.json(&["status", &id]);
+    assert_eq!((&status["nodes"], &status["planned_nodes"]), (&json!(1), &json!(2)), "{status}");
+    assert!(sandbox.ok(&["status", &id]).contains("2, on 1 of 2 nodes"));
+    let explained = sandbox.ok(&["explain", &id]);
+    assert!(explained.contains("attempt 2 of at most 200 is running on 1 of 2 nodes"), "{explained}");
+    sandbox.processes("ftctl agent").into_iter().for_each(kill);
+    at_work(&sandbox, &id, 3, 12);
+    assert_eq!((sandbox.processes("ftctl agent").len(), sandbox.processes("ft-trainer train").len()), (2, 4));
+    assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
+    assert!(expected == finish(&sandbox, &id), "other bytes than those of one process");
+    let explained = sandbox.ok(&["explain", &id]);
+    assert!(explained.contains("-a2 is asked for with 1 of its 2 nodes (retry.shrink)"), "{explained}");
+    let told = sandbox.run(&["logs", &id]).stderr;
+    let told = String::from_utf8_lossy(&told);
+    assert!(told.contains(&format!("-- attempt 2 of {id} on 1 of 2 nodes --")), "{told}");
+    assert!(told.contains(&format!("-- attempt 3 of {id} --")), "{told}");
+    let receipt = sandbox.json(&["bill", &id]);
+    let nodes: Vec<&Value> = receipt["attempts"].as_array().unwrap().iter().map(|attempt| &attempt["nodes"]).collect();
+    assert_eq!(nodes, [2, 1, 2]);
     assert!(sandbox.processes("").is_empty(), "nothing runs on");
 }
 

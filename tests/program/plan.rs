@@ -320,3 +320,34 @@ fn prices_need_no_store_and_are_those_of_a_plan() {
         assert!(said.code == Some(2) && said.stderr.contains(message), "{arguments:?}: {}", said.stderr);
     }
 }
+
+/// What a process keeps that carries the leaves of lost nodes is told before one is lost.
+#[test]
+fn a_plan_that_may_shrink_tells_the_memory_of_fewer_nodes() {
+    let sandbox = place();
+    let nodes = ["--set", "compute.nodes=4", "--set", "train.threads=1"];
+    let whole = sandbox.json(&[&["plan", "job.toml"], &nodes[..]].concat());
+    assert_eq!(whole["numbers"]["memory_bytes_on_fewer_nodes"], Value::Null);
+    let shrinks = [&nodes[..], &["--set", "retry.shrink=true"]].concat();
+    let told = sandbox.json(&[&["plan", "job.toml"], &shrinks[..]].concat());
+    let bytes = |key: &str| told["numbers"][key].as_u64().expect("a number");
+    // Two sums wait where one process has all four leaves.
+    assert_eq!(bytes("memory_bytes_on_fewer_nodes") - bytes("memory_bytes"), 2 * 4 * PARAMETERS);
+    assert_eq!(told["retry"]["shrink"], true);
+    let text = sandbox.run(&[&["plan", "job.toml"], &shrinks[..]].concat()).stdout;
+    let row = row(&text, "on fewer nodes").expect("a row");
+    assert!(row.starts_with("down to 1 of 4: at most about "), "{row}");
+    assert!(row.ends_with("; on 1 a process has 4 leaves and keeps 2 more gradients"), "{row}");
+}
+
+#[test]
+fn a_job_of_one_machine_cannot_shrink() {
+    let sandbox = place();
+    let shrinks = ["plan", "job.toml", "--set", "retry.shrink=true"];
+    for backend in ["local", "docker", "gce", "fake"] {
+        let said = sandbox.run(&[&shrinks[..], &["--backend", backend]].concat());
+        assert_eq!(said.code, Some(2), "{}", said.stderr);
+        let why = format!("retry.shrink = true: this job has one machine of {backend} for an attempt, which cannot be fewer");
+        assert!(said.stderr.contains(&why), "{}", said.stderr);
+    }
+}

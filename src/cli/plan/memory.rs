@@ -5,7 +5,7 @@ use ft_trainer::{
     settings::{DeviceChoice, Engine, Offload, Recompute, TrainSettings, micro_batch::MicroBatch},
 };
 
-use crate::{job::plan::Plan, provider::registry};
+use crate::{job::plan::Plan, output::format, provider::registry};
 
 /// The memory that training needs at its peak, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,26 @@ impl Memory {
         let holds_all = plan.train.zero_among(plan.processes) == 2 && !plan.train.sheds_gradients(plan.processes);
         let whole = if holds_all { ", whole gradients in each process" } else { "" };
         format!("about {needed} MiB{of_what}{more}{whole}{beside}")
+    }
+
+    /// The most that a job needs which goes on with fewer nodes, down to one: its processes carry more leaves.
+    pub fn of_fewer(plan: &Plan, shape: &Shape) -> Option<Self> {
+        let fewer = (1..plan.nodes).filter(|_| plan.retry.shrink);
+        fewer.map(|nodes| Self::of(&plan.on(nodes), shape)).max_by_key(|memory| memory.needed)
+    }
+
+    /// The same beside what a process of a single node keeps.
+    pub fn text_of_fewer(&self, plan: &Plan) -> String {
+        let alone = plan.on(1);
+        let of_what = if self.on_gpu { " of the GPU" } else { "" };
+        let leaves = plan.train.leaves().div_ceil(alone.processes);
+        let sums = TrainingMemory::waiting_sums(&alone.train, alone.processes);
+        let [needed, beside] = self.needed.map(|bytes| bytes >> 20);
+        let beside = if beside > 0 { format!(", and {beside} MiB of main memory besides") } else { String::new() };
+        let (all, sums) = (plan.nodes, format::of(sums, "more gradient"));
+        format!(
+            "down to 1 of {all}: at most about {needed} MiB{of_what}{beside}; on 1 a process has {leaves} leaves and keeps {sums}"
+        )
     }
 
     /// The memory that is too small for even one sequence at a time. With more of them, a run that runs out of memory goes on with

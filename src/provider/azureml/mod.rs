@@ -311,7 +311,7 @@ impl Account for Azureml {
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
         match self.wanted(plan) {
-            Ok(wanted) => quota::room(&self.client, wanted, nodes(plan)).await,
+            Ok(wanted) => quota::room(&self.client, wanted, [nodes(plan), if plan.retry.shrink { 1 } else { nodes(plan) }]).await,
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
         }
     }

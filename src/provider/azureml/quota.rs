@@ -57,8 +57,8 @@ async fn ask(client: &Client) -> Result<(String, Vec<Finding>), Refusal> {
     Ok((region, vec![finding]))
 }
 
-/// Whether so many of this machine are within the quotas of the region. Changes nothing.
-pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: u32) -> Vec<Finding> {
+/// Whether so many of this machine are within the quotas of the region, or at least the second number. Changes nothing.
+pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: [u32; 2]) -> Vec<Finding> {
     let Some(machine) = plan.machine() else { return Vec::new() };
     fits(client, plan, machine, nodes).await.unwrap_or_else(|refusal| {
         let error = ProviderError::from(refusal);
@@ -66,7 +66,7 @@ pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: u32) -> Vec<Findin
     })
 }
 
-async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: u32) -> Result<Vec<Finding>, Refusal> {
+async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 2]) -> Result<Vec<Finding>, Refusal> {
     let region = client.region().await?;
     if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
         return Ok(vec![named(client, cluster, plan).await?]);
@@ -77,9 +77,13 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: u32) -
     } else {
         ("vCPUs of its family", dedicated(&usages, machine))
     };
-    let needed = i64::from(machine.cpus) * i64::from(nodes);
+    let [needed, least] = nodes.map(|nodes| i64::from(machine.cpus) * i64::from(nodes));
     Ok(vec![match stand {
         None => Finding::notice(WHAT, format!("{region}: {name} not told, {needed} needed"), MORE),
+        Some((used, limit)) if limit >= 0 && used + needed > limit && used + least <= limit => {
+            let what = format!("{region}: room for fewer nodes: {name}: {used} of {limit} used, {needed} needed for all");
+            Finding::notice(WHAT, what, MORE)
+        }
         Some((used, limit)) if limit >= 0 && used + needed > limit => {
             Finding::bad(WHAT, format!("{region}: no room: {name}: {used} of {limit} used, {needed} needed"), MORE)
         }

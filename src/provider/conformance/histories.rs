@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::job::{
     clock::{Clock, between},
-    plan::Price,
+    plan::{Life, Price},
 };
 
 const USUAL: u64 = 24;
@@ -188,9 +188,9 @@ impl Player<'_> {
 
     /// The job's attempts, until the client is gone.
     async fn carry(&mut self, wanted: &Plan, job: &JobId) {
-        let mut earlier: Vec<Duration> = Vec::new();
+        let mut earlier: Vec<Life> = Vec::new();
         for number in 1..=ATTEMPTS {
-            let Some(left) = wanted.left(&earlier) else { return };
+            let Some(left) = wanted.left(&earlier, wanted.nodes) else { return };
             let attempt = AttemptId::new(job, number);
             let mut books = Books { attempt, earliest: self.clock.now(), started: None, was_queued: false };
             if !self.provision(&mut books, &left).await {
@@ -203,7 +203,8 @@ impl Player<'_> {
             if self.dice.below(12) == 0 || !self.destroy(job).await {
                 return;
             }
-            earlier.extend(books.started.map(|started| between(started, self.clock.now())));
+            let life = |started| Life { time: between(started, self.clock.now()), nodes: wanted.nodes };
+            earlier.extend(books.started.map(life));
         }
     }
 }

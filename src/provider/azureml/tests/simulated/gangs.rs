@@ -60,3 +60,42 @@ async fn a_gang_that_loses_a_node_is_taken_away_as_a_whole_and_comes_back() {
     let machines = bill["machines"].as_array().expect("machines");
     assert!(machines.len() >= 4 && machines.iter().all(|machine| machine["exists"] == false), "{machines:?}");
 }
+
+/// The quota is for two nodes, of which another job has one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gang_that_is_refused_is_there_with_fewer_nodes() {
+    let (place, one) = (Place::new(json!({ "quotas": { "TotalLowPriorityCores": 8 } })).await, attempt("gang"));
+    let other = attempt("other");
+    place.provisioned(&other).await;
+    let (whole, mut plan) = (place.plan_of_two(), place.plan_of_two());
+    plan.retry.shrink = true;
+    let rooms = [place.provider().room(&whole).await, place.provider().room(&plan).await];
+    assert_eq!(rooms.each_ref().map(|found| found[0].health), [Health::Bad, Health::Notice], "{rooms:?}");
+    assert!(rooms[1][0].message.contains("room for fewer nodes: low-priority vCPUs of all sizes: 4 of 8 used, 8 needed for all"));
+    let refused = place.provider().provision(&one, &plan, &image()).await.expect_err("refused");
+    assert_eq!(refused.class, Class::Quota, "{refused}");
+    place.provider().provision(&one, &plan.on(1), &image()).await.expect("provisioned");
+    place.until(&one, |_| place.node(&one, 0).join("starts").exists()).await;
+    assert_eq!(fs::read_to_string(place.node(&one, 0).join("rank")).expect("written"), "0 of 1 on 0\n");
+    let price = place.provider().price(&place.plan()).await.expect("a price").per_hour;
+    let listed = place.provider().list().await.expect("listed");
+    let ours = listed.iter().filter(|found| found.attempt == one).map(|found| found.price_per_hour);
+    assert_eq!(ours.collect::<Vec<_>>(), [price], "of the one");
+    place.provider().destroy(&one.job).await.expect("destroyed");
+    place.provider().destroy(&other.job).await.expect("destroyed");
+}
+
+/// The same, said by the cluster while the attempt is in the queue, which it leaves for the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gang_that_waits_for_all_leaves_the_queue_for_one_of_fewer_nodes() {
+    let script = json!({ "quotas": { "TotalLowPriorityCores": 4 }, "quota_refusal": "allocation" });
+    let (place, one) = (Place::new(script).await, attempt("gang"));
+    place.provider().provision(&one, &place.plan_of_two(), &image()).await.expect("queued");
+    place.until(&one, |seen| matches!(seen, Sighting::Queued { why, .. } if why.contains("0 of 2 nodes"))).await;
+    place.provider().destroy(&one.job).await.expect("destroyed");
+    let two = AttemptId::new(&one.job, 2);
+    place.provider().provision(&two, &place.plan_of_two().on(1), &image()).await.expect("provisioned");
+    place.until(&two, |seen| *seen == Sighting::Alive { agent: true }).await;
+    place.provider().destroy(&one.job).await.expect("destroyed");
+    assert_eq!(place.provider().list().await, Ok(Vec::new()));
+}
