@@ -92,15 +92,15 @@ impl World {
         self.beside
     }
 
+    /// Its number among those on this machine, from 0.
+    pub fn local(&self) -> usize {
+        self.local
+    }
+
     /// The same processes, for exchanges of another thread.
     #[must_use]
     pub fn aside(&self, of: Aside) -> Self {
         Self { link: self.aside[of as usize].clone(), ..self.clone() }
-    }
-
-    /// The number among those.
-    pub fn local(&self) -> usize {
-        self.local
     }
 
     /// Whether this one writes what the run leaves.
