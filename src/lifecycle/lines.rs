@@ -12,7 +12,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Gives each line to `each` as soon as it is whole, without its end; and whether it goes on from the one before, which was cut.
+    /// Gives each line without its end, as soon as it is whole, and whether it goes on from the one before, which was cut.
     pub fn take(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8], bool)) {
         self.pending.extend_from_slice(bytes);
         let pending = std::mem::take(&mut self.pending);

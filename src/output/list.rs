@@ -34,7 +34,7 @@ impl List {
         }
         let mut text = if self.begun { "\n  ]".to_owned() } else { self.head() + "]" };
         if let Err(failure) = verdict {
-            text += &format!(",\n  \"error\": {}", error_json(failure)["error"]);
+            text = text + ",\n  \"error\": " + &error_json(failure)["error"].to_string();
         }
         clean::json(text + "\n}\n")
     }

@@ -104,8 +104,7 @@ fn a_text_with_a_mark_is_the_text() {
     }
     remove(directory, &["vocab.json"]);
     assert_eq!(load(directory).unwrap().difference(&tokenizer), None, "of the one file");
-    type Write = fn(u16) -> [u8; 2];
-    let ways: [(&str, Write); 2] = [("\u{feff}", u16::to_le_bytes), ("", u16::to_be_bytes)];
+    let ways = [("\u{feff}", u16::to_le_bytes as fn(u16) -> [u8; 2]), ("", u16::to_be_bytes)];
     for (mark, bytes) in ways {
         rewrite("tokenizer.json", &|text| {
             format!("{mark}{text}").trim_start_matches("\u{feff}\u{feff}").encode_utf16().flat_map(bytes).collect()

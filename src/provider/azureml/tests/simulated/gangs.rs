@@ -67,6 +67,7 @@ async fn a_gang_that_is_refused_is_there_with_fewer_nodes() {
     let (place, one) = (Place::new(json!({ "quotas": { "TotalLowPriorityCores": 8 } })).await, attempt("gang"));
     let other = attempt("other");
     place.provisioned(&other).await;
+    place.until(&other, |seen| *seen == Sighting::Alive { agent: true }).await;
     let (whole, mut plan) = (place.plan_of_two(), place.plan_of_two());
     plan.retry.shrink = true;
     let rooms = [place.provider().room(&whole).await, place.provider().room(&plan).await];
