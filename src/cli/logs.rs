@@ -119,8 +119,7 @@ fn follow_or_show(world: &World, id: &JobId, follow: bool, log: impl Future<Outp
 
 const SCHEMA: &str = "ftctl.log/1";
 
-/// Lines as JSON, each as soon as it is whole: an object for each, or one value that has them all, which a program reads at its end.
-/// No log is too long for either.
+/// Lines as JSON, each as soon as it is whole: an object for each, or one value that has them all. No log is too long for either.
 struct Values<'o> {
     output: &'o mut Output,
     attempt: u32,
