@@ -110,11 +110,11 @@ fn text_of<'r>(table: &mut Table<'_>, row: &'r [u8], place: &str) -> Result<Cow<
 
 /// A string of JSON without its quotation marks and escapes.
 fn decoded(string: &str) -> serde_json::Result<Cow<'_, str>> {
-    let inner = &string[1..string.len().max(2) - 1];
-    if inner.bytes().all(|byte| byte != b'\\' && byte >= b' ') {
-        return Ok(Cow::Borrowed(inner));
+    let inner = string.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    match inner.filter(|inner| inner.bytes().all(|byte| !matches!(byte, b'\\' | b'"') && byte >= b' ')) {
+        Some(inner) => Ok(Cow::Borrowed(inner)),
+        None => serde_json::from_str::<String>(string).map(Cow::Owned),
     }
-    serde_json::from_str::<String>(string).map(Cow::Owned)
 }
 
 /// In a JSON file each row has its own columns, so an error about them names the line.

@@ -152,12 +152,13 @@ type BadRows<'a> = (&'a str, &'a [u8], u64, &'a str, &'a [&'a str]);
 #[test]
 fn bad_rows_are_left_out_where_that_is_wished() {
     let folder = Folder::new();
-    let cases: [BadRows<'_>; 8] = [
+    let cases: [BadRows<'_>; 9] = [
         ("s.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"b\"}", 1, "malformed in line 2: ", &["a", "b"]),
         ("u.jsonl", b"{\"text\": \"\xff\"}\n{\"text\": \"b\"}", 1, "invalid UTF-8 byte in line 1", &["b"]),
         ("m.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"b\"\n{}\n5\n{\"text\": 5}", 4, "malformed in line 2: ", &["a"]),
         ("z.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\\u0000\"}", 1, "a NUL byte in line 2", &["a"]),
         ("l.json", b"[{\"text\": \"a\"}, 7, {\"text\": \"b\"}]", 1, "malformed in row 2: invalid type: integer", &["a", "b"]),
+        ("w.jsonl", "\"a\"\n\"b\"\u{3e2}\n\"c\"d\n\"e\"".as_bytes(), 2, "malformed in line 2: ", &["a", "e"]),
         ("f.csv", b"id,text\n1,a\n2\n3,b,c\n4,d\n", 2, "malformed in line 3: it has 1 fields, the header has 2", &["a", "d"]),
         ("u.csv", b"text\na\n\xff\nb\n", 1, "invalid UTF-8 byte in line 3", &["a", "b"]),
         ("z.csv.gz", &gzip(b"text\na\n\xff\nb\n"), 1, "invalid UTF-8 byte in line 3", &["a", "b"]),
