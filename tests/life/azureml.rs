@@ -2,6 +2,8 @@
 
 use std::{env, fs, path::PathBuf};
 
+use serde_json::Value;
+
 use crate::{
     azurite,
     blobs::container,
@@ -89,10 +91,10 @@ fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() 
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
 
-/// Two nodes with two processes each, of which the second is taken away.
+/// Two nodes with two processes each, of which the second is taken away, then the one that is left.
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
-fn a_job_on_two_nodes_ends_with_the_bytes_of_one_process() {
+fn a_job_that_may_shrink_goes_on_with_one_node_of_two_and_ends_with_the_bytes_of_one_process() {
     assert!(env::var_os("FT_AZURITE").is_some(), "FT_AZURITE names the emulator: tests/run installs it");
     let azurite = azurite::start();
     let mut sandbox = Sandbox::new();
@@ -106,53 +108,25 @@ fn a_job_on_two_nodes_ends_with_the_bytes_of_one_process() {
     let expected = finish(&sandbox, &submit("alone", &["train.gradient_accumulation=4", "train.leaves=4"]));
 
     devcloud.goes_wrong(r#"{ "notice": "3s" }"#);
-    let id = submit("gang", &["compute.nodes=2", "compute.processes_per_node=2"]);
-    let mut follower = sandbox.spawn(&["logs", "-f", &id]);
-    at_work(&sandbox, &id, 1);
-    devcloud.ask("POST", &format!("preempt?job={id}-a1&node=1"), "");
-    at_work(&sandbox, &id, 2);
-    let each = sandbox.ok(&["logs", &id, "--rank", "3", "--attempt", "1"]);
-    assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
-    assert!(expected == finish(&sandbox, &id), "other bytes than those of one process");
-    assert_eq!(sandbox.json(&["status", &id])["attempt"], 2, "{}", sandbox.ok(&["explain", &id]));
-    assert!(!each.is_empty(), "the last rank has a log of its own");
-    sandbox.ok(&["down", "--all", "-y"]);
-    assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
-}
-
-/// Beside another job the quota is for one of the two nodes that are wanted. Both are asked for again when that one is taken away.
-#[test]
-#[ignore = "needs the trainer and Azurite: tests/run installs them"]
-fn a_job_that_may_shrink_has_the_node_that_there_is_and_ends_with_the_bytes_of_one_process() {
-    assert!(env::var_os("FT_AZURITE").is_some(), "FT_AZURITE names the emulator: tests/run installs it");
-    let azurite = azurite::start();
-    let mut sandbox = Sandbox::new();
-    let devcloud = Devcloud::azureml(&mut sandbox, "10");
-    sandbox.variables.extend(container(&azurite));
-    let submit = |name: &str, sets: &[&str]| {
-        let job = on_azureml(&sandbox, name, GANG_STEPS);
-        let sets = sets.iter().flat_map(|set| ["--set", set]);
-        sandbox.ok(&["submit", job.to_str().unwrap()].into_iter().chain(sets).collect::<Vec<_>>()).trim().to_owned()
-    };
-    devcloud.goes_wrong(r#"{ "operation": "1s", "notice": "3s", "quotas": { "TotalLowPriorityCores": 80 } }"#);
-    let alone = submit("alone", &["train.gradient_accumulation=4", "train.leaves=4"]);
     let id = submit("gang", &["compute.nodes=2", "compute.processes_per_node=2", "retry.shrink=true"]);
     let mut follower = sandbox.spawn(&["logs", "-f", &id]);
     at_work(&sandbox, &id, 1);
-    assert_eq!(sandbox.json(&["status", &id])["nodes"], 1, "{}", sandbox.ok(&["explain", &id]));
-    devcloud.goes_wrong(r#"{ "operation": "1s", "notice": "3s" }"#);
-    devcloud.ask("POST", &format!("preempt?job={id}-a1"), "");
+    assert_eq!(sandbox.json(&["status", &id])["nodes"], Value::Null, "both are there");
+    devcloud.ask("POST", &format!("preempt?job={id}-a1&node=1"), "");
     at_work(&sandbox, &id, 2);
+    assert_eq!(sandbox.json(&["status", &id])["nodes"], 1, "{}", sandbox.ok(&["explain", &id]));
+    devcloud.ask("POST", &format!("preempt?job={id}-a2"), "");
+    at_work(&sandbox, &id, 3);
+    let each = sandbox.ok(&["logs", &id, "--rank", "3", "--attempt", "1"]);
     assert!(follower.wait().unwrap().success(), "{}", sandbox.ok(&["explain", &id]));
-    assert!(finish(&sandbox, &alone) == finish(&sandbox, &id), "other bytes than those of one process");
-    let explained = sandbox.ok(&["explain", &id]);
-    assert!(explained.contains("cannot accomodate for at least 3 requested LowPriority node"), "{explained}");
-    assert!(explained.contains("-a1 is asked for with 1 of its 2 nodes (retry.shrink)"), "{explained}");
+    assert!(expected == finish(&sandbox, &id), "other bytes than those of one process");
+    assert!(!each.is_empty(), "the last rank has a log of its own");
     let receipt = sandbox.json(&["bill", &id]);
-    let of = |attempt: usize| (&receipt["attempts"][attempt]["nodes"], receipt["attempts"][attempt]["price_per_hour"].as_str());
-    assert_eq!([of(0).0, of(1).0], [1, 2], "{receipt}");
-    let price = |attempt| of(attempt).1.and_then(|price| price.strip_suffix("USD")?.parse::<f64>().ok()).expect("a price");
-    assert!((price(1) - 2.0 * price(0)).abs() < 1e-5, "{receipt}");
+    let attempts = receipt["attempts"].as_array().unwrap();
+    assert_eq!(attempts.iter().map(|attempt| attempt["nodes"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 1, 2], "{receipt}");
+    let price =
+        |attempt: &Value| attempt["price_per_hour"].as_str().and_then(|price| price.strip_suffix("USD")?.parse::<f64>().ok());
+    assert!((price(&attempts[0]).unwrap() - 2.0 * price(&attempts[1]).unwrap()).abs() < 1e-5, "{receipt}");
     sandbox.ok(&["down", "--all", "-y"]);
     assert!(devcloud.nothing_bills(), "{:?}", devcloud.machines());
 }
