@@ -1,7 +1,7 @@
 //! The lines of output that comes in pieces.
 
 /// No line is longer: a longer one is cut. What a machine writes must not fill the memory of the one that reads it.
-pub const LONGEST: usize = 1 << 20;
+const LONGEST: usize = 1 << 20;
 
 /// The beginning of a line, between two pieces of output.
 #[derive(Debug, Default)]
@@ -21,7 +21,10 @@ impl Lines {
             let end = rest.iter().take(LONGEST).position(|byte| *byte == b'\n');
             let (length, next) = match end {
                 Some(end) => (end, end + 1),
-                None if rest.len() > LONGEST => (whole_characters(&rest[..LONGEST]), whole_characters(&rest[..LONGEST])),
+                None if rest.len() > LONGEST => {
+                    let part = whole_characters(&rest[..LONGEST]);
+                    (part, part)
+                }
                 None => break,
             };
             each(&rest[..length], self.goes_on);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     Result, World, journal,
-    lines::{LONGEST, Lines},
+    lines::Lines,
     logs::{self, Filter, Sink},
     observe,
 };
@@ -96,8 +96,7 @@ struct Log {
     rank: u32,
     reader: LogReader,
     filter: Filter,
-    /// The beginning of a line.
-    rest: Vec<u8>,
+    lines: Lines,
 }
 
 impl Stored {
@@ -112,7 +111,7 @@ impl Stored {
                 _ => path::rank_log(&record.id, attempt, rank / on_node, rank),
             };
             let (reader, filter) = (LogReader::new(world.store.clone(), path, 0), Filter::new(&logs::Options::default()));
-            Log { rank: u32::try_from(rank).unwrap_or(u32::MAX), reader, filter, rest: Vec::new() }
+            Log { rank: u32::try_from(rank).unwrap_or(u32::MAX), reader, filter, lines: Lines::default() }
         };
         Self { logs: ranks.map(log).collect(), has_begun: false }
     }
@@ -138,21 +137,22 @@ impl Log {
         if bytes.is_empty() {
             return Ok(None);
         }
-        self.rest.extend(self.filter.write(&bytes));
-        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-        let end = if self.rest.len() - end > LONGEST { self.rest.len() } else { end };
-        Ok(Some(self.output(end)))
+        let (mut text, written) = (Vec::new(), self.filter.write(&bytes));
+        self.lines.take(&written, |line, _| write("", line, &mut text));
+        Ok(Some(self.output(&text)))
     }
 
     /// The end of a log that ends in the middle of a line.
     fn finish(&mut self) -> Output {
-        self.rest.extend(self.filter.finish());
-        self.output(self.rest.len())
+        let (mut text, written) = (Vec::new(), self.filter.finish());
+        self.lines.take(&written, |line, _| write("", line, &mut text));
+        self.lines.finish(|line, _| write("", line, &mut text));
+        self.output(&text)
     }
 
-    fn output(&mut self, end: usize) -> Output {
-        let bytes: Vec<u8> = self.rest.drain(..end).collect();
-        Output { rank: Some(self.rank), text: String::from_utf8_lossy(&bytes).into_owned() }
+    /// Of whole lines, so that no character is cut in two.
+    fn output(&self, text: &[u8]) -> Output {
+        Output { rank: Some(self.rank), text: String::from_utf8_lossy(text).into_owned() }
     }
 }
 
