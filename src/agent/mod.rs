@@ -550,7 +550,7 @@ impl<'a> Agent<'a> {
                     let trouble = format!("could not {what}: {error}; trying again");
                     if failing.get_or_insert_with(Instant::now).elapsed() > LASTS {
                         self.trouble.send_replace(Some(trouble));
-                        told.get_or_insert(Told(&self.trouble));
+                        told.get_or_insert_with(|| Told(&self.trouble));
                     } else if pause == BACKOFF[0] {
                         self.report.warn(&trouble);
                     }

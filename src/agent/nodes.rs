@@ -26,7 +26,7 @@ use tokio::{
 
 pub(super) use self::roll::Roll;
 use super::{
-    Agent, End, Inputs, LOOK_EVERY, SHIP_EVERY, is_io, lost_lease,
+    Agent, End, Inputs, LOOK_EVERY, SHIP_EVERY, Told, is_io, lost_lease,
     memory::Before,
     ship::ship_lines,
     trainer::{self, Meeting, SOON, first_cause, is_stopped, meaning, supervise},
@@ -43,6 +43,8 @@ use crate::{
 
 /// How long nodes wait for each other: the image and the data come to each by itself.
 const GATHERING: Duration = Duration::from_secs(15 * 60);
+/// A wait that is shorter needs no word.
+const PROMPT: Duration = Duration::from_secs(30);
 /// A node whose word has not changed for so long is lost.
 const SILENCE: Duration = Duration::from_secs(60);
 /// In which the agents of other nodes say how their ranks ended.
@@ -139,9 +141,10 @@ impl Agent<'_> {
         Ok(socket.local_addr()?.ip())
     }
 
-    /// The names of the other nodes' agents when all are ready, after the generation before.
+    /// The names of the other nodes' agents when all are ready, after the generation before. A long wait is told with the heartbeat.
     async fn gather(&self, roll: &mut Roll, generation: u32) -> Result<Vec<String>, End> {
-        let begun = Instant::now();
+        let (begun, minutes, mut told) = (Instant::now(), GATHERING.as_secs() / 60, None);
+        let ended = |why: String| Err(End::new(ExitReason::Preempted, why));
         loop {
             if roll.call(self).await.is_ok() {
                 if let Some(end) = roll.refusal() {
@@ -150,14 +153,20 @@ impl Agent<'_> {
                 if let Some(agents) = roll.ready(generation) {
                     return Ok(agents);
                 }
+                if let Some(node) = roll.lost() {
+                    return ended(format!("node {node} has been silent for {} s", SILENCE.as_secs()));
+                }
             }
             if let Some(stop) = self.stop.get() {
                 return Err(End::new(stop.reason, format!("{} before the nodes had met", why(stop.reason))));
             }
+            let node = format!("node {} of {}", roll.missing(generation), self.order.nodes);
             if begun.elapsed() > GATHERING {
-                let (node, minutes) = (roll.missing(generation), GATHERING.as_secs() / 60);
-                let message = format!("node {node} of {} was not ready within {minutes} minutes", self.order.nodes);
-                return Err(End::new(ExitReason::Preempted, message));
+                return ended(format!("{node} was not ready within {minutes} minutes"));
+            }
+            if begun.elapsed() > PROMPT {
+                self.trouble.send_replace(Some(format!("waits for {node} to be ready, for {minutes} minutes at most")));
+                told.get_or_insert_with(|| Told(&self.trouble));
             }
             sleep(SHIP_EVERY).await;
         }

@@ -57,7 +57,12 @@ impl Roll {
 
     /// A node without a sign of life.
     pub fn silent(&self) -> Option<usize> {
-        self.0.iter().position(|seen| seen.changed.elapsed() > SILENCE).map(|index| 1 + index)
+        self.0.iter().position(Seen::is_silent).map(|index| 1 + index)
+    }
+
+    /// A node that gave signs of life once, and gives none any more.
+    pub fn lost(&self) -> Option<usize> {
+        self.0.iter().position(|seen| seen.is_alive && seen.is_silent()).map(|index| 1 + index)
     }
 
     /// Whether a rank of another node has failed in this generation.
@@ -92,6 +97,10 @@ impl Seen {
             (self.presence, self.changed) = (presence, Instant::now());
         }
         self.was_looked_for = true;
+    }
+
+    fn is_silent(&self) -> bool {
+        self.changed.elapsed() > SILENCE
     }
 
     fn alive(&self) -> Option<&Presence> {
@@ -134,7 +143,10 @@ mod tests {
         tokio::time::advance(SILENCE).await;
         assert_eq!(roll.silent(), None);
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(roll.silent(), Some(1));
+        assert_eq!([roll.silent(), roll.lost()], [Some(1); 2]);
+        let unheard = Roll::of(2);
+        tokio::time::advance(SILENCE + Duration::from_secs(1)).await;
+        assert_eq!([unheard.silent(), unheard.lost()], [Some(1), None], "its image may still be on its way");
         let mut late = Roll::of(2);
         late.0[0].take(None);
         late.0[0].take(Some(presence(0, &ready)));

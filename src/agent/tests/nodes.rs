@@ -156,6 +156,13 @@ async fn nodes_wait_for_each_other_for_a_while() {
     assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 1 of 2 was not ready within 15 minutes"));
 
     let bench = gang("exit 0").await;
+    let (agent, cache) = (bench.agent_of(0), bench.path("cache"));
+    let run = agent.run(&cache, std::future::pending());
+    assert!(tokio::time::timeout(Duration::from_secs(10 * 60), run).await.is_err());
+    let beat: (Heartbeat, _) = find_json(&*bench.store, &path::heartbeat(&bench.order.job, 1)).await.unwrap().unwrap();
+    assert_eq!(beat.0.trouble.as_deref(), Some("waits for node 1 of 2 to be ready, for 15 minutes at most"));
+
+    let bench = gang("exit 0").await;
     let record = bench.agent_of(1).follow(&bench.path("cache"), std::future::pending()).await.unwrap();
     assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 0 has been silent for 900 s"));
     assert_eq!(bench.agent().first_look().await.unwrap(), None, "that is for the first node to write");
