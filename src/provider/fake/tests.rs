@@ -187,6 +187,30 @@ async fn what_is_told_does_not_depend_on_when_anybody_looks() {
 }
 
 #[tokio::test]
+async fn the_trouble_of_a_job_is_not_that_of_another() {
+    let folder = tempfile::tempdir().expect("directory");
+    let (store, jobs) = (folder.path().join("store"), folder.path().join("store/ftctl/v1/jobs"));
+    fs::create_dir_all(store.join(".ftctl")).expect("directory");
+    fs::write(store.join(".ftctl/id"), "the id of this store").expect("id");
+    let store = Arc::new(DirectoryStore::open(&store).expect("store"));
+    let rehearsal = Rehearsal { store, ..Rehearsal::of(&json!({})) };
+    let [broken, healthy] = [attempt("broken"), attempt("healthy")];
+    for attempt in [&broken, &healthy] {
+        rehearsal.started(attempt).await;
+    }
+    fs::remove_dir_all(jobs.join(broken.job.as_str())).expect("removed");
+    std::os::unix::fs::symlink(folder.path(), jobs.join(broken.job.as_str())).expect("a link");
+    rehearsal.pass(2 * HOUR).await;
+    assert_eq!(rehearsal.reason(&healthy).await, Some(ExitReason::Succeeded));
+    assert!(matches!(rehearsal.fake().observe(&healthy).await, Ok(Sighting::Dead { .. })));
+
+    let away = || StoreError::Unreadable("nothing".to_owned());
+    let mut answers = Answers::default();
+    assert_eq!(answers.take::<()>(Err(away())), None);
+    assert!(answers.some_came().is_err(), "the store is away");
+}
+
+#[tokio::test]
 async fn the_next_attempt_resumes_from_the_last_checkpoint() {
     let rehearsal = Rehearsal::of(&json!({ "preemptions": [{ "attempt": 1, "after": "30m" }] }));
     let first = attempt("resumes");
