@@ -14,6 +14,8 @@ mod merge;
 mod pieces;
 mod special;
 
+use std::sync::OnceLock;
+
 use rayon::prelude::*;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -55,11 +57,17 @@ impl Tokenizer {
     /// Files that have a tokenizer which is not read, and what they are.
     pub const OTHERS: [(&str, &str); 9] = load::OTHERS;
 
-    /// GPT-2's 50,257 tokens. Costs some tens of milliseconds.
+    /// GPT-2's 50,257 tokens. Costs some tens of milliseconds the first time, and those of a copy after that.
     pub fn gpt2() -> Result<Self, DataError> {
+        static PUBLISHED: OnceLock<Tokenizer> = OnceLock::new();
+        if let Some(known) = PUBLISHED.get() {
+            return Ok(known.clone());
+        }
         let tokens = gpt2::tokens()?;
         let pairs = gpt2::merges(&tokens);
-        Ok(Self::with_usual_end(tokens, pairs).unwrap_or_else(|reason| unreachable!("the digest was right, but {reason}")))
+        let made = Self::with_usual_end(tokens, pairs);
+        let made = made.unwrap_or_else(|reason| unreachable!("the digest was right, but {reason}"));
+        Ok(PUBLISHED.get_or_init(|| made).clone())
     }
 
     /// Learns a vocabulary of at most `vocabulary` tokens (fewer when the text has no more repeated pairs): the bytes in
