@@ -189,7 +189,7 @@ fn wrong_usage_and_unknown_things() {
         (&["prepare", "*.txt", "--out", "x"], 3, "the pattern"),
         (&["generate", "none", "--prompt", "x"], 3, "none, and no job `none`\n  fix: name a directory, a job"),
         (&["eval", "none", "--data", "x"], 3, "none, and no job `none`\n  fix: name a directory, a job"),
-        (&["prepare", "job.toml", "--out", "x", "--vocabulary", "300"], 2, "vocabulary goes with kind = \"train\""),
+        (&["prepare", "job.toml", "--out", "x", "--vocabulary", "300"], 2, "vocabulary needs kind = \"train\""),
         (&["init", "quickstrt"], 2, "did you mean `quickstart`?"),
     ];
     for (arguments, code, message) in cases {

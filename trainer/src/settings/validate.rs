@@ -79,7 +79,11 @@ pub fn data(data: &DataConfig) -> Vec<Rule> {
             format!("the vocabulary has at least {SMALLEST} tokens: the 256 bytes and end-of-text"),
         ),
         at_most(key, size, MOST_TOKENS),
-        rule(key, learnt || size.is_none(), "vocabulary goes with kind = \"train\"; GPT-2's own has 50,257 tokens"),
+        rule(
+            key,
+            learnt || size.is_none(),
+            "vocabulary needs kind = \"train\"; set that, or remove vocabulary: GPT-2's own has 50,257 tokens",
+        ),
         rule(key, !learnt || size.is_some(), "kind = \"train\" needs the size of the vocabulary to learn"),
         rule(
             "data.tokenizer.directory",
@@ -176,7 +180,7 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_most("train.gradient_accumulation", Some(train.gradient_accumulation), MOST),
         at_least("train.leaves", train.leaves, 1),
         leaves(train),
-        rule("train.zero", train.zero <= 2, "zero is 0, 1 or 2; ZeRO's stage 3 is not there"),
+        rule("train.zero", train.zero <= 2, "zero is 0, 1 or 2; stage 3 is not supported"),
         rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
         rule(
             "train.early_stopping_patience",
@@ -227,7 +231,11 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
     let schedule = [
         rule("train.epochs", train.steps.is_none() || train.epochs.is_none(), "a run has either `steps` or `epochs`, not both"),
         rule("train.schedule", !wsd || train.decay_steps.is_some(), "the schedule wsd needs train.decay_steps"),
-        rule("train.decay_steps", wsd || train.decay_steps.is_none(), "decay_steps goes with schedule = \"wsd\""),
+        rule(
+            "train.decay_steps",
+            wsd || train.decay_steps.is_none(),
+            "decay_steps needs schedule = \"wsd\"; set that, or remove decay_steps",
+        ),
     ];
     let adapters = train.lora.as_deref().into_iter().flat_map(lora);
     let length = train.steps.into_iter().flat_map(|steps| fits(train, steps));
