@@ -15,6 +15,8 @@ use super::{ImageError, Result, output};
 /// The versions of Python that torch has wheels for. Another one installs those of [`ANY`]: nothing of them is run by Python.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=14;
 const ANY: &str = "3.12";
+/// The versions of glibc, as 2.N, that wheels for [`ANY`] may ask for: those before the one that torch's own asks for, too.
+const GLIBCS: std::ops::RangeInclusive<u32> = 17..=28;
 
 /// pip takes variables before its files; an empty one counts as absent.
 const SETTLED: [(&str, &str); 2] = [("PIP_USER", "0"), ("PIP_REQUIRE_VIRTUALENV", "0")];
@@ -127,7 +129,9 @@ fn of_any() -> Vec<String> {
     let systems = if cfg!(target_os = "macos") {
         vec!["macosx_11_0_arm64".to_owned()]
     } else {
-        ["manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014"].map(|system| format!("{system}_{arch}")).to_vec()
+        // pip takes the names as they are: one of glibc 2.28 does not stand for those of the versions before it.
+        let of_glibc = GLIBCS.rev().map(|minor| format!("manylinux_2_{minor}_{arch}"));
+        of_glibc.chain([format!("manylinux2014_{arch}")]).collect()
     };
     let python = ["--python-version", ANY, "--implementation", "cp"].map(str::to_owned);
     python.into_iter().chain(systems.into_iter().flat_map(|system| ["--platform".to_owned(), system])).collect()
@@ -193,8 +197,8 @@ print(f"toy==1.0 --hash=sha256:{hashlib.sha256(open(name, 'rb').read()).hexdiges
     async fn a_python_without_wheels_of_its_own_takes_those_of_another() {
         let words = ["python3", "-m", "pip"].map(str::to_owned).to_vec();
         let old = Installer::Pip { words, fits: false };
-        let tags =
-            [format!("cp312-cp312-manylinux_2_28_{}", env::consts::ARCH), format!("py3-none-manylinux_2_27_{}", env::consts::ARCH)];
+        let of = |python: &str, glibc| format!("{python}-manylinux_2_{glibc}_{}", env::consts::ARCH);
+        let tags = [of("cp312-cp312", 28), of("py3-none", 27), of("py3-none", 25), of("py3-none", 17)];
         for tag in tags {
             installs(&old, &tag, &[("PIP_USER", "1")]).await.unwrap_or_else(|said| panic!("{tag}: {said}"));
         }
