@@ -66,7 +66,10 @@ def peer(workspace):
         remove_unused_columns=False, disable_tqdm=True,
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel.from_pretrained(workspace / "initial", attn_implementation="eager")
-    trainer = InOrder(model=model, args=settings, train_dataset=[{"input_ids": window, "labels": window} for window in windows])
+    # The first token is predicted by nothing, and yet the Trainer divides by the number of all labels.
+    labels = [torch.cat([torch.tensor([-100]), window[1:]]) for window in windows]
+    sequences = [{"input_ids": window, "labels": label} for window, label in zip(windows, labels, strict=True)]
+    trainer = InOrder(model=model, args=settings, train_dataset=sequences)
     trainer.train()
     assert trainer.args.world_size == PROCESSES
     if trainer.is_world_process_zero():
