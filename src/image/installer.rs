@@ -133,7 +133,7 @@ fn of_any() -> Vec<String> {
         let of_glibc = GLIBCS.rev().map(|minor| format!("manylinux_2_{minor}_{arch}"));
         of_glibc.chain([format!("manylinux2014_{arch}")]).collect()
     };
-    let python = ["--python-version", ANY, "--implementation", "cp"].map(str::to_owned);
+    let python = ["--ignore-requires-python", "--python-version", ANY, "--implementation", "cp"].map(str::to_owned);
     python.into_iter().chain(systems.into_iter().flat_map(|system| ["--platform".to_owned(), system])).collect()
 }
 
@@ -146,9 +146,9 @@ mod tests {
     /// A wheel with one file, and its line for pip; `tag` says for which Python and system it is.
     const TOY: &str = r#"
 import base64, hashlib, sys, zipfile
-folder, tag = sys.argv[1:]
+folder, tag, python = sys.argv[1:]
 name = f"{folder}/toy-1.0-{tag}.whl"
-files = {"toy/lib.so": b"library", "toy-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n",
+files = {"toy/lib.so": b"library", "toy-1.0.dist-info/METADATA": ("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\nRequires-Python: " + python + "\n").encode(),
          "toy-1.0.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()}
 digest = lambda data: "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 record = "".join(f"{path},{digest(data)},{len(data)}\n" for path, data in files.items()) + "toy-1.0.dist-info/RECORD,,\n"
@@ -160,7 +160,9 @@ print(f"toy==1.0 --hash=sha256:{hashlib.sha256(open(name, 'rb').read()).hexdiges
     async fn installs(installer: &Installer, tag: &str, variables: &[(&str, &str)]) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
-        let made = Command::new("python3").args(["-c", TOY]).arg(path).arg(tag).output().await.unwrap();
+        // None has such wheels by itself.
+        let python = if matches!(installer, Installer::Pip { fits: false, .. }) { ">=3.99" } else { ">=3" };
+        let made = Command::new("python3").args(["-c", TOY]).arg(path).args([tag, python]).output().await.unwrap();
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         let wheels = path.join("wheels.txt");
         fs::write(&wheels, made.stdout).unwrap();
