@@ -1,7 +1,7 @@
 //! Carries a job on from its current state. There is no daemon: the holder of the job's supervisor lease drives, everyone else
 //! watches, and the next one takes over when the holder is gone.
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::{future::Future, mem, pin::pin, time::Duration};
 
 use tokio::time::Instant;
 
@@ -89,9 +89,7 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
             }
             Ok(Taken::Elsewhere) => {
                 failures = 0;
-                if until == Until::Ended {
-                    elsewhere.tell(world, id);
-                }
+                elsewhere.tell(world, id, until, &contender);
                 world.clock.sleep(WATCH.min(contender.lapses_in())).await;
             }
             Ok(Taken::Foreign(record)) => {
@@ -112,7 +110,7 @@ pub async fn drive(world: &World, id: &JobId, until: Until) -> Result<Record> {
     }
 }
 
-/// The wait of a command that ends a job for another ftctl, which may have vanished.
+/// The wait for another ftctl, which may have vanished.
 #[derive(Default)]
 struct Elsewhere {
     since: Option<Instant>,
@@ -120,17 +118,24 @@ struct Elsewhere {
 }
 
 impl Elsewhere {
-    /// Says once what is waited for, when it takes a while.
-    fn tell(&mut self, world: &World, id: &JobId) {
-        let since = *self.since.get_or_insert_with(Instant::now);
-        if self.told || since.elapsed() < LONG {
-            return;
+    /// Says once what is waited for: by a command that ends the job when it takes a while, by one that watches when the other is
+    /// silent.
+    fn tell(&mut self, world: &World, id: &JobId, until: Until, contender: &Contender) {
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let (silent, left) = (contender.unchanged(), contender.lapses_in().as_secs() + 1);
+        let said = match until {
+            Until::Ended if waited >= LONG => {
+                format!("waiting until it has ended the job, or is silent for {} seconds", LEASE.as_secs())
+            }
+            Until::Ended => return,
+            _ if silent >= LONG => {
+                format!("it has been silent for {} seconds; without a word of it, this one goes on in {left}", silent.as_secs())
+            }
+            _ => return,
+        };
+        if !mem::replace(&mut self.told, true) {
+            world.report.line(&format!("another ftctl drives {id}: {said}"));
         }
-        self.told = true;
-        let lease = LEASE.as_secs();
-        world
-            .report
-            .line(&format!("another ftctl drives {id}: waiting until it has ended the job, or is silent for {lease} seconds"));
     }
 }
 

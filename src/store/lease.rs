@@ -146,8 +146,12 @@ impl Contender {
 
     /// When the version that was seen last lapses, unless it changes.
     pub fn lapses_in(&self) -> Duration {
-        let unchanged = self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed());
-        (self.ttl * 3 / 4).saturating_sub(unchanged)
+        (self.ttl * 3 / 4).saturating_sub(self.unchanged())
+    }
+
+    /// How long the version that was seen last has been the same.
+    pub fn unchanged(&self) -> Duration {
+        self.seen.as_ref().map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }
 }
 

@@ -89,6 +89,13 @@ impl Two {
         fs::write(self.record(id), record.to_string()).unwrap();
     }
 
+    /// The supervisor's lease is that of an ftctl on another machine, which says nothing more.
+    fn lease_elsewhere(&self, id: &str) {
+        let holder = json!({ "host": "elsewhere", "realm": "..", "pid": 1, "started": 1, "attempt": 0, "nonce": "n" });
+        let lease = json!({ "schema": "ftctl.lease/1", "holder": holder, "beat": 0 });
+        fs::write(self.store.join(path::supervisor_lease(&JobId::parse(id).unwrap())), lease.to_string()).unwrap();
+    }
+
     /// A job that I did not submit: at rehearsal it got as far as its machine.
     fn foreign_job(&self, name: &str) -> String {
         self.theirs.write_rehearsal(name);
@@ -439,15 +446,22 @@ fn a_lease_that_nobody_can_read_is_no_sign_of_life() {
     two.follow(&["logs", "-f", &id]).says("no ftctl drives it");
 }
 
+#[test]
+fn who_follows_a_job_of_a_silent_ftctl_is_told() {
+    let two = Two::new();
+    let id = two.foreign_job("silent");
+    two.lease_elsewhere(&id);
+    let mut following = Following::start(&mut two.command(&two.theirs, &["logs", "-f", &id]), two.theirs.path("stderr"));
+    following.says(&format!("another ftctl drives {id}: it has been silent for 5 seconds"));
+}
+
 /// Another ftctl may hold it, on a machine whose processes cannot be looked at from here.
 #[test]
 fn a_lease_of_an_unknown_machine_is_waited_for_and_that_is_said() {
     let two = Two::new();
     let id = two.foreign_job("leased");
     two.change(&id, |record| (record["submitted"], record["state"]) = (json!(true), json!("running")));
-    let holder = json!({ "host": "elsewhere", "realm": "..", "pid": 1, "started": 1, "attempt": 0, "nonce": "n" });
-    let lease = json!({ "schema": "ftctl.lease/1", "holder": holder, "beat": 0 });
-    fs::write(two.store.join(path::supervisor_lease(&JobId::parse(&id).unwrap())), lease.to_string()).unwrap();
+    two.lease_elsewhere(&id);
     let said = two.run(&two.mine, &["down", &id, "-y"]);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     assert!(said.stderr.contains(&format!("another ftctl drives {id}: waiting until it has ended the job")), "{}", said.stderr);
