@@ -47,6 +47,15 @@ def environment(rank, size, port, threads):
     }  # fmt: skip
 
 
+def covered(spans):
+    """The length of what spans, which begin and last, cover together: several threads exchange at once."""
+    total, end = 0, 0
+    for began, lasted in sorted(spans):
+        total += max(began + lasted - max(began, end), 0)
+        end = max(end, began + lasted)
+    return total
+
+
 def ours(binary, data, size, threads, sequences, steps, **train):
     """Seconds of the median step, of the shortest reduction (all exchanges of a step), and the first process's peak and estimated MiB."""
     layers, heads, width, _, block = SHAPE
@@ -71,7 +80,7 @@ def ours(binary, data, size, threads, sequences, steps, **train):
         peak = json.loads((output / "summary.json").read_text())["peak_memory_bytes"] / 2**20
     rates = [line["tokens_per_second"] for line in lines if line["event"] == "step"][WARM_UP:]
     lasting = lambda name: [(event["ts"], event["dur"]) for event in events if event.get("name") == name]
-    of_step = lambda began, took: sum(dur for ts, dur in lasting("reduction") if began <= ts < began + took) / 1e6
+    of_step = lambda began, took: covered((ts, dur) for ts, dur in lasting("reduction") if began <= ts < began + took) / 1e6
     sums = [of_step(*step) for step in lasting("step")]
     estimate = float(re.search(r"memory: about ([\d,]+) MiB", said[0])[1].replace(",", ""))
     return statistics.median(sequences * block / rate for rate in rates), min(sums, default=0.0), peak, estimate

@@ -52,9 +52,9 @@ pub fn span_beside(name: &'static str) -> Span {
     span_in(2, name)
 }
 
-/// [`span`] for what processes tell each other beside both.
-pub fn span_of_exchange(name: &'static str) -> Span {
-    span_in(3, name)
+/// [`span`] for what processes tell each other beside both, by this one of several threads.
+pub fn span_of_exchange(name: &'static str, lane: usize) -> Span {
+    span_in(3 + lane as u32, name)
 }
 
 fn span_in(thread: u32, name: &'static str) -> Span {

@@ -19,7 +19,7 @@ struct Channels {
 impl World {
     /// The worlds of `size` threads, each to be moved into its own.
     pub fn of_threads(size: usize) -> Vec<Self> {
-        let mut ways = [(); 3].map(|()| Channels::of_threads(size));
+        let mut ways = [(); 4].map(|()| Channels::of_threads(size));
         let world = |rank| {
             let [link, aside @ ..] = ways.each_mut().map(Iterator::next);
             Self { rank, size, beside: size, local: rank, link, aside }

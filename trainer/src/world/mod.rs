@@ -60,7 +60,7 @@ pub struct World {
     /// Where there are others.
     link: Option<Arc<dyn Link>>,
     /// Other ways to them: see [`Aside`].
-    aside: [Option<Arc<dyn Link>>; 2],
+    aside: [Option<Arc<dyn Link>>; 3],
 }
 
 /// What other threads than the training's exchange. Exchanges of each kind have an order of their own.
@@ -68,6 +68,8 @@ pub struct World {
 pub enum Aside {
     /// Gradients and weights, while others are computed.
     Tensors,
+    /// Every other bucket of gradients, beside the one before it.
+    Between,
     /// The optimizer's state, for files.
     Checkpoints,
 }
@@ -75,7 +77,7 @@ pub enum Aside {
 impl World {
     /// One process.
     pub fn alone() -> Self {
-        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: [None, None] }
+        Self { rank: 0, size: 1, beside: 1, local: 0, link: None, aside: [None, None, None] }
     }
 
     pub fn rank(&self) -> usize {

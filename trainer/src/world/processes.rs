@@ -96,8 +96,8 @@ impl Processes {
         Ok((Self { place, store, is_apart: AtomicBool::new(false), beats: Mutex::new(None) }, own))
     }
 
-    /// Two ways to the others, when all have come.
-    fn connect(&self, own: IpAddr) -> Result<[Gloo; 3], Failure> {
+    /// The ways to the others, when all have come.
+    fn connect(&self, own: IpAddr) -> Result<[Gloo; 4], Failure> {
         let Place { rank, size, host, port, .. } = &self.place;
         let own = own.to_string();
         self.store.claim(&format!("address/{rank}"), &own).map_err(|error| Failure::Lost(self.place.unmet(&error)))?;
@@ -110,7 +110,7 @@ impl Processes {
         let unconnected = |error: String| Failure::Lost(format!("cannot connect with the other processes: {}", first_line(&error)));
         let connect = |store: &Store| Gloo::open(store, &own, (*rank, *size), [PATIENCE, FOR_EVER]).map_err(unconnected);
         let aside = |name| connect(&open(&self.place, None, name)?);
-        Ok([connect(&self.store)?, aside("/tensors")?, aside("/checkpoints")?])
+        Ok([connect(&self.store)?, aside("/tensors")?, aside("/between")?, aside("/checkpoints")?])
     }
 
     /// Gives signs of life, and ends the process when another has ended or is silent.

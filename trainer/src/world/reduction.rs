@@ -19,8 +19,10 @@ use crate::settings;
 use crate::shares::Shares;
 use crate::tree::{self, Tree};
 
-/// Bytes that an exchange takes at its peak: what arrives of a bucket, of as many sums of each process, or copies from a device.
-pub(super) const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * BUCKET as u64;
+/// Bytes that exchanges take at their peak: what arrives of two buckets, of as many sums of each process, or copies from a device.
+pub(super) const BUFFERS: u64 = 8 * size_of::<f32>() as u64 * 2 * BUCKET as u64;
+/// Threads that exchange buckets in turns: one adds up while the other waits for what arrives.
+const LANES: [Aside; 2] = [Aside::Tensors, Aside::Between];
 
 /// Sums of the gradients of a process's leaves, as far as they join.
 pub type Gradients = Tree<Parameters>;
@@ -55,7 +57,7 @@ pub struct Reduction<'a> {
 
 impl Reduction<'_> {
     /// Does `work`, which computes the gradients of the last leaf and tells of those that are there, each once and all in the same
-    /// order everywhere. A thread exchanges them meanwhile, in that order. `before`: the gradients of this process's other leaves.
+    /// order everywhere. Threads exchange them meanwhile, in that order. `before`: the gradients of this process's other leaves.
     pub fn beside<T>(
         self,
         mut before: Gradients,
@@ -69,34 +71,50 @@ impl Reduction<'_> {
         }
         let others: Vec<Parameters> = before.into_sums().collect();
         // A telling waits for the one before it to be exchanged where gradients change soon.
-        let (tell, told) = mpsc::sync_channel(if self.to.is_some() { 0 } else { self.shares.tensors().len() });
+        let waiting = if self.to.is_some() { 0 } else { self.shares.tensors().len() };
+        let lanes = if self.order == settings::Reduction::Fast { &LANES[..1] } else { &LANES };
         thread::scope(|threads| {
-            let exchanging = threads.spawn(move || self.sum_up_what_is(told));
+            let (tell, exchanging): (Vec<_>, Vec<_>) = (0..lanes.len())
+                .map(|lane| {
+                    let (tell, told) = mpsc::sync_channel(waiting);
+                    let reduction = self.of_lane(lane);
+                    (tell, threads.spawn(move || reduction.sum_up_what_is(lane, told)))
+                })
+                .unzip();
             let done = work(&mut |gradients, tensors| {
                 for sum in &joining {
                     add_tensors(gradients, sum, tensors.clone());
                 }
-                let sums: Vec<Shards> = others.iter().chain([gradients]).map(Shards::of).collect();
-                // Nobody listens after a failure, which is found when the thread has ended.
-                let _ = tell.send((tensors, sums));
+                for tell in &tell {
+                    let sums: Vec<Shards> = others.iter().chain([gradients]).map(Shards::of).collect();
+                    // Nobody listens after a failure, which is found when the thread has ended.
+                    let _ = tell.send((tensors.clone(), sums));
+                }
             });
             drop(tell);
-            exchanging.join().unwrap_or_else(|panic| resume_unwind(panic)).map(|()| done)
+            let ended = exchanging.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            // All are waited for, whichever fails.
+            ended.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>().map(|()| done)
         })
     }
 
-    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share.
-    fn sum_up_what_is(&self, told: Receiver<(Range<usize>, Vec<Shards>)>) -> Result<(), Failure> {
-        let (world, mut room) = (self.world.aside(Aside::Tensors), Vec::new());
+    fn of_lane(&self, lane: usize) -> Self {
+        Self { world: self.world.aside(LANES[lane]), to: self.to.as_ref().map(Shards::shared), ..*self }
+    }
+
+    /// Adds up tensors, of which this process has the sums of its nodes, a bucket at a time, each process its share. Every lane has
+    /// buckets of its own.
+    fn sum_up_what_is(&self, lane: usize, told: Receiver<(Range<usize>, Vec<Shards>)>) -> Result<(), Failure> {
+        let (world, mut room, mut turns) = (&self.world, Vec::new(), (0..LANES.len()).cycle());
         for (tensors, sums) in told {
-            let _span = span_of_exchange("reduction");
+            let _span = span_of_exchange("reduction", lane);
             let gradients = sums.last().expect("the sum with the last leaf");
             if self.order == settings::Reduction::Fast {
                 world.sum_fast(&tensors, &sums)?;
                 self.to.iter().for_each(|to| to.take_from(gradients, self.shares, world.rank, &tensors));
                 continue;
             }
-            for buckets in rounds(self.shares, &tensors) {
+            for buckets in rounds(self.shares, &tensors).filter(|_| turns.next() == Some(lane)) {
                 let own = world.add_up(self.leaves, &buckets, &sums, &mut room)?;
                 buckets[world.rank].take_back(self.to.as_ref().unwrap_or(gradients), &own);
                 if self.all {

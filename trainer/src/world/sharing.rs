@@ -49,7 +49,7 @@ impl World {
 
     /// Gives all the share of each in some tensors.
     pub fn give_shares(&self, shares: &Shares, some: &Range<usize>, tensors: &Shards) -> Result<(), Failure> {
-        let _span = span_of_exchange("weights");
+        let _span = span_of_exchange("weights", 0);
         rounds(shares, some).try_for_each(|buckets| self.give(&buckets[self.rank].lent(tensors), &buckets, tensors))
     }
 
