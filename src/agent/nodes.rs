@@ -190,7 +190,7 @@ impl Agent<'_> {
         let another = self.another_fails(roll, generation);
         let ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe(), another, call_off).await;
         let ended = ended.map_err(|error| failed("lost sight of", error))?;
-        self.cause(roll, generation, ended.told(&self.folder, before.ran_out_of_memory(ended))).await
+        self.cause(roll, generation, before.told(ended)).await
     }
 
     /// Comes when a rank of another node has failed, or when a node is lost.
@@ -207,12 +207,14 @@ impl Agent<'_> {
 
     /// Of the ends of all nodes' ranks the one that was the reason; `own` is that of this node's.
     async fn cause(&self, roll: &mut Roll, generation: u32, own: RankEnd) -> Result<RankEnd, End> {
-        let begun = Instant::now();
+        // The time that a store takes to answer does not count.
+        let mut waited = Duration::ZERO;
         let is_open = |roll: &Roll| !roll.have_ended(generation) && roll.silent().is_none();
-        while own.code != Some(0) && is_open(roll) && begun.elapsed() < HEARD {
+        while own.code != Some(0) && is_open(roll) && waited < HEARD {
             // A store that is away is asked again.
             let _ = roll.call(self).await;
             sleep(SHIP_EVERY).await;
+            waited += SHIP_EVERY;
         }
         let ends = std::iter::once(own.clone()).chain(roll.ends(generation)).collect::<Vec<_>>();
         let cause = first_cause(ends.into_iter()).unwrap_or(own);
@@ -250,7 +252,8 @@ impl Agent<'_> {
             return Ok(record);
         }
         let (word, over) = (watch::Sender::new(Word::default()), watch::Sender::new(false));
-        let guards = async { tokio::join!(self.be_present(&word), self.deadline(), self.preemption(notice), self.heed()) };
+        // The attempt's time is for node 0 to keep: an agent that began earlier would end it as a preemption.
+        let guards = async { tokio::join!(self.be_present(&word), self.preemption(notice), self.heed()) };
         let lines = self.lines();
         let serving = async { tokio::join!(self.serve(cache, &word), self.keep_shipping_lines(&lines, over.subscribe())) };
         let record = tokio::select! {
@@ -323,7 +326,7 @@ impl Agent<'_> {
     }
 
     async fn take_part(&self, inputs: &Inputs, rendezvous: &Rendezvous, word: &watch::Sender<Word>) -> io::Result<RankEnd> {
-        let before = Before::of(&self.folder);
+        let before = Before::of(&self.folder, self.order.ranks(self.seat.node));
         let Rendezvous { address, port, generation, micro_batch_limit, .. } = *rendezvous;
         let meeting = Meeting { at: SocketAddr::new(address, port.get()), generation, micro_batch_limit, listener: None };
         let trainer = trainer::start(self.order, self.seat.node, &self.folder, inputs, meeting)?;
@@ -334,7 +337,7 @@ impl Agent<'_> {
         };
         let tell = || word.send_modify(|word| word.is_over = true);
         let ended = supervise(trainer, self.stop.subscribe(), self.notice.subscribe(), called_off, tell).await?;
-        Ok(ended.told(&self.folder, before.ran_out_of_memory(ended)))
+        Ok(before.told(ended))
     }
 
     /// Gives signs of life, with each change of `word` and between.
@@ -365,7 +368,11 @@ impl Agent<'_> {
         let (mut heard, mut known) = (Instant::now(), None);
         let mut patience = GATHERING;
         loop {
-            match self.verdict().await {
+            let asked = Instant::now();
+            let verdict = self.verdict().await;
+            // A store that tries again by itself answers late, and what node 0 writes meanwhile may arrive later still.
+            heard += asked.elapsed();
+            match verdict {
                 Ok(Verdict::Over(record)) => return record,
                 Ok(Verdict::Beats(heartbeat)) if known.as_ref() != Some(&heartbeat) => {
                     // The first may be one of an earlier life.

@@ -26,8 +26,10 @@ impl Roll {
         Self((1..nodes).map(|_| seen()).collect())
     }
 
-    /// Looks what the nodes say. While the store does not answer, none is silent.
+    /// Looks what the nodes say. While the store does not answer, none is silent: a store that tries again by itself answers late,
+    /// and what the others write meanwhile may arrive later still.
     pub async fn call(&mut self, agent: &Agent<'_>) -> Result<()> {
+        let asked = Instant::now();
         for (node, seen) in (1..).zip(&mut self.0) {
             match agent.presence(node).await {
                 Ok(presence) => seen.take(presence),
@@ -37,6 +39,8 @@ impl Roll {
                 }
             }
         }
+        let (now, took) = (Instant::now(), asked.elapsed());
+        self.0.iter_mut().for_each(|seen| seen.changed = now.min(seen.changed + took));
         Ok(())
     }
 

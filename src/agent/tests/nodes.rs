@@ -1,6 +1,9 @@
 //! An attempt on two nodes of two ranks each.
 
-use super::{super::nodes::Seat, *};
+use super::{
+    super::nodes::{Roll, Seat},
+    *,
+};
 use crate::job::meeting::Presence;
 
 /// Less than it takes when nodes wait for each other's ranks one after another, and enough for a slow machine.
@@ -166,6 +169,27 @@ async fn nodes_wait_for_each_other_for_a_while() {
     let record = bench.agent_of(1).follow(&bench.path("cache"), std::future::pending()).await.unwrap();
     assert_eq!((record.reason, record.message.as_str()), (ExitReason::Preempted, "node 0 has been silent for 900 s"));
     assert_eq!(bench.agent().first_look().await.unwrap(), None, "that is for the first node to write");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_answers_late_makes_no_node_silent() {
+    let (bench, minutes) = (gang("exit 0").await, Duration::from_secs(2 * 60));
+    let beat = serde_json::json!({ "schema": "ftctl.heartbeat/1", "beat": 1, "time": "2026-01-01T00:00:00Z", "phase": "training" });
+    write_json(&*bench.store, &path::heartbeat(&bench.order.job, 1), &beat, Condition::Always).await.unwrap();
+    *bench.faulty.delay.lock().unwrap() = minutes;
+    let (first, other) = (bench.agent_of(0), bench.agent_of(1));
+    let mut roll = Roll::of(2);
+    roll.call(&first).await.unwrap();
+    assert_eq!(roll.silent(), None, "its word may be on its way");
+    let cache = bench.path("cache");
+    let ended = tokio::time::timeout(Duration::from_secs(3_600), other.follow(&cache, std::future::pending())).await;
+    assert!(ended.is_err(), "node 0 was looked for a few times only: {ended:?}");
+
+    *bench.faulty.delay.lock().unwrap() = Duration::ZERO;
+    roll.call(&first).await.unwrap();
+    tokio::time::advance(minutes).await;
+    roll.call(&first).await.unwrap();
+    assert_eq!(roll.silent(), Some(1));
 }
 
 #[tokio::test]
