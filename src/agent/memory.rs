@@ -2,8 +2,11 @@
 //! make a step, each token with the same weight; a checkpoint remembers the smaller number.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read as _, Seek as _, SeekFrom},
+    ops::Range,
+    path::Path,
 };
 
 use ft_trainer::{
@@ -14,7 +17,7 @@ use rustix::process::Signal;
 
 use super::{
     folder::Folder,
-    trainer::{End, Ended, last_line},
+    trainer::{End, Ended, Log},
 };
 use crate::job::{meeting::RankEnd, order::ExitReason};
 
@@ -25,19 +28,29 @@ pub(super) struct Before<'a> {
     kills: Option<u64>,
     /// Bytes of progress lines.
     progress: u64,
+    /// Bytes of the log of each rank that has one.
+    logs: BTreeMap<usize, u64>,
 }
 
 impl<'a> Before<'a> {
-    pub fn of(folder: &'a Folder) -> Self {
-        let progress = fs::metadata(folder.progress()).map_or(0, |file| file.len());
-        Self { folder, kills: kills(), progress }
+    /// `ranks`: those of this machine.
+    pub fn of(folder: &'a Folder, ranks: Range<usize>) -> Self {
+        let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
+        let logs = ranks.map(|rank| (rank, length(&folder.log_of(rank)))).collect();
+        Self { folder, kills: kills(), progress: length(&folder.progress()), logs }
+    }
+
+    /// How a process of the trainer ended, for the agents of all nodes.
+    pub fn told(&self, ended: Ended) -> RankEnd {
+        let log = Log { path: self.folder.log_of(ended.rank), from: self.logs.get(&ended.rank).copied().unwrap_or(0) };
+        ended.told(&log, self.ran_out_of_memory(ended, &log))
     }
 
     /// Whether the process of the trainer that has ended like this said that there was no memory, or was killed while the system
     /// killed for memory.
-    pub fn ran_out_of_memory(&self, Ended { rank, code, signal }: Ended) -> bool {
+    fn ran_out_of_memory(&self, Ended { code, signal, .. }: Ended, log: &Log) -> bool {
         code == Some(i32::from(OUT_OF_MEMORY))
-            || (signal == Some(Signal::ABORT.as_raw()) && tells_of_no_memory(&last_line(&self.folder.log_of(rank))))
+            || (signal == Some(Signal::ABORT.as_raw()) && tells_of_no_memory(&log.last_line()))
             || (signal == Some(Signal::KILL.as_raw()) && kills() > self.kills)
     }
 

@@ -295,6 +295,7 @@ impl<'a> Agent<'a> {
             folder.remove().map_err(|error| failed(local_failure(&folder, error)))?;
         }
         self.folder.create().map_err(|error| failed(local_failure(&self.folder, error)))?;
+        self.restore_lines().await;
         let log = self
             .persist("begin", is_passing, async || self.folder.open_log().map_err(|error| local_failure(&self.folder, error)))
             .await
@@ -363,7 +364,7 @@ impl<'a> Agent<'a> {
         let (mut roll, mut limit, mut generation) = (Roll::of(self.order.nodes), None, 0);
         loop {
             generation += 1;
-            let before = memory::Before::of(&self.folder);
+            let before = memory::Before::of(&self.folder, self.order.ranks(self.seat.node()));
             let meeting = self.convene(&mut roll, generation, limit).await?;
             let ended = self.lead(&mut roll, inputs, meeting, &before).await?;
             if self.stop.get().is_some() || !ended.out_of_memory {
@@ -375,6 +376,16 @@ impl<'a> Agent<'a> {
 
     fn lines(&self) -> Lines {
         Lines::new(GrowingFile::of(self.order, self.seat.node(), &self.folder))
+    }
+
+    /// Brings those of an earlier life of this attempt, on a machine that is gone.
+    async fn restore_lines(&self) {
+        for file in GrowingFile::of(self.order, self.seat.node(), &self.folder) {
+            let restored = self.persist("fetch the log", is_io, async || file.restore(&self.store).await);
+            if let Err(error) = restored.await {
+                self.report.warn(&error.to_string());
+            }
+        }
     }
 
     /// Ends with the last byte.

@@ -1,7 +1,14 @@
 //! From the attempt's folder to the store: log, progress and checkpoints.
 
-use std::{io, ops::Range, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    io::{self, Write as _},
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
+use tempfile::NamedTempFile;
 use tokio::sync::{Mutex, watch};
 
 use super::folder::Folder;
@@ -13,7 +20,7 @@ use crate::{
     store::{
         Result, Store, StoreError, artifacts, checkpoint,
         lease::Lease,
-        log::{append_all, append_up_to},
+        log::{LogReader, append_all, append_up_to, length},
     },
 };
 
@@ -31,14 +38,18 @@ pub(super) type Lines = Mutex<Vec<GrowingFile>>;
 
 /// Sends what was written to all of them since.
 pub(super) async fn ship_lines(lines: &Lines, store: &dyn Store) -> Result<()> {
+    let mut sent = Ok(());
     for file in lines.lock().await.iter_mut() {
-        file.ship(store).await?;
+        // What is wrong with one is not the others' trouble.
+        sent = sent.and(file.ship(store).await);
     }
-    Ok(())
+    sent
 }
 
 /// What other ranks than the first say is for the case that something goes wrong.
 const MOST_OF_RANK: u64 = 16 << 20;
+/// An earlier machine's part that is longer is not brought here, and so not continued.
+const MOST_BEFORE: u64 = 1 << 30;
 
 impl GrowingFile {
     /// The files of a node in an attempt's folder: the log and the progress lines, which the first node has, and what other ranks
@@ -52,6 +63,27 @@ impl GrowingFile {
         let others = Range { start: ranks.start.max(1), ..ranks };
         let others = others.map(|rank| new(folder.log_of(rank), path::rank_log(job, attempt, node, rank), Some(MOST_OF_RANK)));
         first.into_iter().flatten().chain(others).collect()
+    }
+
+    /// Brings what the attempt sent from a machine that is gone: a service may start it again on another. What is said here follows
+    /// it, on a line of its own.
+    pub async fn restore(&self, store: &Arc<dyn Store>) -> Result<()> {
+        if self.local.exists() || !(1..=MOST_BEFORE).contains(&length(store.as_ref(), &self.path).await?) {
+            return Ok(());
+        }
+        let failed = |source| StoreError::Io { action: "write", path: self.local.display().to_string(), source };
+        let folder = self.local.parent().unwrap_or(Path::new("."));
+        let partial = fs::create_dir_all(folder).and_then(|()| NamedTempFile::new_in(folder));
+        let (mut partial, mut reader) = (partial.map_err(failed)?, LogReader::new(Arc::clone(store), self.path.clone(), 0));
+        let mut last = b'\n';
+        while let bytes = reader.read().await?
+            && let Some(end) = bytes.last()
+        {
+            last = *end;
+            partial.write_all(&bytes).map_err(failed)?;
+        }
+        let ended = if last == b'\n' { Ok(()) } else { partial.write_all(b"\n") };
+        ended.and_then(|()| partial.persist(&self.local).map(drop).map_err(|error| error.error)).map_err(failed)
     }
 
     /// Sends what was written since.

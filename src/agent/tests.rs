@@ -178,6 +178,20 @@ mkdir output/events && echo an event > output/events/1
 touch output/.lock
 printf 'no newline at the end'"#;
 
+/// A service starts the attempt again, on a machine that has nothing of it.
+#[tokio::test]
+async fn an_attempt_that_begins_again_elsewhere_goes_on_with_its_log() {
+    let bench = bench(r#"echo "second life"; mkdir -p output; echo '{"n":2}' >> output/progress.jsonl; exit 0"#).await;
+    let (log, progress) = (path::log(&bench.order.job, 1), path::progress(&bench.order.job, 1));
+    // The first one was cut off in the middle of a line.
+    bench.store.append(&log, 0, "first life\nand its la".into()).await.unwrap();
+    bench.store.append(&progress, 0, "{\"n\":1}\n".into()).await.unwrap();
+    assert_eq!(bench.run().await.reason, ExitReason::Succeeded);
+    let said = bench.log().await;
+    assert!(said.starts_with("first life\nand its la\n") && said.ends_with("second life\n"), "{said:?}");
+    assert_eq!(bench.text(&progress).await, "{\"n\":1}\n{\"n\":2}\n");
+}
+
 #[tokio::test]
 async fn everything_reaches_the_store() {
     reaches_the_store(bench(EVERYTHING).await).await;

@@ -207,9 +207,9 @@ impl Ended {
     }
 
     /// The same for the agents of all nodes.
-    pub fn told(self, folder: &Folder, out_of_memory: bool) -> RankEnd {
-        let (Self { rank, code, signal }, log) = (self, folder.log_of(self.rank));
-        let words = if code == Some(STOPPED) { last_error(&log).unwrap_or_default() } else { last_words(&log) };
+    pub fn told(self, log: &Log, out_of_memory: bool) -> RankEnd {
+        let Self { rank, code, signal } = self;
+        let words = if code == Some(STOPPED) { log.last_error().unwrap_or_default() } else { log.last_words() };
         RankEnd { rank, code, signal, words, out_of_memory }
     }
 }
@@ -379,38 +379,46 @@ pub(super) fn why(reason: ExitReason) -> &'static str {
 /// A disk with less than this left is full: that the trainer could not even say so is the likeliest reason for its silence.
 const FULL: u64 = 1 << 20;
 
-/// The answer of [`last_line`], with a note when there was no room for it.
-fn last_words(log: &Path) -> String {
-    let words = last_line(log);
-    let free =
-        log.parent().and_then(|folder| rustix::fs::statvfs(folder).ok()).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
-    if free < FULL { format!("{words}; the disk of {} is full ({free} bytes are free)", log.display()) } else { words }
+/// What a process of the trainer said, from a byte on: before it are the words of an earlier one.
+pub(super) struct Log {
+    pub path: PathBuf,
+    pub from: u64,
 }
 
-/// The last line of the log that speaks of an error, or the last line at all; without `error: ` in front, which the caller adds.
-pub(super) fn last_line(log: &Path) -> String {
-    last_error(log).or_else(|| last_of(log, |_| true)).unwrap_or_else(|| "the trainer failed and said nothing".to_owned())
-}
+impl Log {
+    /// The answer of [`Log::last_line`], with a note when there was no room for it.
+    fn last_words(&self) -> String {
+        let (words, log) = (self.last_line(), &self.path);
+        let free =
+            log.parent().and_then(|folder| rustix::fs::statvfs(folder).ok()).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
+        if free < FULL { format!("{words}; the disk of {} is full ({free} bytes are free)", log.display()) } else { words }
+    }
 
-fn last_error(log: &Path) -> Option<String> {
-    last_of(log, |line| line.to_lowercase().contains("error") || line.contains("panicked at"))
-}
+    /// The last line that speaks of an error, or the last line at all; without `error: ` in front, which the caller adds.
+    pub fn last_line(&self) -> String {
+        self.last_error().or_else(|| self.last_of(|_| true)).unwrap_or_else(|| "the trainer failed and said nothing".to_owned())
+    }
 
-fn last_of(log: &Path, is_meant: impl Fn(&str) -> bool) -> Option<String> {
-    const MOST: usize = 500;
-    let text = tail(log).unwrap_or_default();
-    let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).rfind(|line| is_meant(line))?;
-    Some(line.trim_start_matches("error: ").chars().take(MOST).collect())
-}
+    fn last_error(&self) -> Option<String> {
+        self.last_of(|line| line.to_lowercase().contains("error") || line.contains("panicked at"))
+    }
 
-fn tail(log: &Path) -> io::Result<String> {
-    const ENOUGH: u64 = 64 << 10;
-    let mut file = File::open(log)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(ENOUGH)))?;
-    let mut bytes = Vec::new();
-    file.take(ENOUGH).read_to_end(&mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    fn last_of(&self, is_meant: impl Fn(&str) -> bool) -> Option<String> {
+        const MOST: usize = 500;
+        let text = self.tail().unwrap_or_default();
+        let line = text.lines().map(str::trim).filter(|line| !line.is_empty()).rfind(|line| is_meant(line))?;
+        Some(line.trim_start_matches("error: ").chars().take(MOST).collect())
+    }
+
+    fn tail(&self) -> io::Result<String> {
+        const ENOUGH: u64 = 64 << 10;
+        let mut file = File::open(&self.path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(ENOUGH).max(self.from)))?;
+        let mut bytes = Vec::new();
+        file.take(ENOUGH).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
 
 #[cfg(test)]
@@ -421,6 +429,7 @@ mod tests {
     async fn every_end_has_a_meaning() {
         let log = tempfile::NamedTempFile::new().unwrap();
         fs::write(log.path(), "step 1\nError: the loss is not a number\n\nbye\n").unwrap();
+        let said = |path: &Path, from| Log { path: path.to_owned(), from };
         let stop = |reason| Some(Stop { reason, kill_at: Instant::now() });
         let (exited, killed) = (|code: i32| ExitStatus::from_raw(code << 8), ExitStatus::from_raw);
         for (status, stop, reason, message) in [
@@ -436,13 +445,17 @@ mod tests {
             (killed(9), stop(ExitReason::Cancelled), ExitReason::Cancelled, "signal 9"),
             (killed(11), None, ExitReason::Failed, "crashed with signal 11"),
         ] {
-            let end = understand((status.code(), status.signal()), stop, &last_words(log.path()));
+            let end = understand((status.code(), status.signal()), stop, &said(log.path(), 0).last_words());
             assert_eq!(end.reason, reason, "{status:?} {stop:?}");
             assert!(end.message.contains(message), "{status:?} {stop:?}: {}", end.message);
             assert_eq!((end.code, end.signal), (status.code(), status.signal()));
         }
         fs::write(log.path(), "one\ntwo\n").unwrap();
-        assert_eq!(last_words(log.path()), "two");
-        assert_eq!(last_words(&log.path().with_extension("none")), "the trainer failed and said nothing");
+        assert_eq!(said(log.path(), 0).last_words(), "two");
+        fs::write(log.path(), "error: of the one before\nterminated\n").unwrap();
+        let [all, later] = [0, 25].map(|from| said(log.path(), from));
+        assert_eq!([all.last_error(), later.last_error()], [Some("of the one before".to_owned()), None]);
+        assert_eq!(later.last_words(), "terminated");
+        assert_eq!(said(&log.path().with_extension("none"), 0).last_words(), "the trainer failed and said nothing");
     }
 }
