@@ -51,8 +51,7 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
     match sighting {
         _ if started => return Ok(false),
         Sighting::Queued { since, why } => {
-            // One that is prepared for it is paid for.
-            if let Some(since) = listed(world, &job.record, |resource| resource.price_per_hour > Money::ZERO).await? {
+            if let Some(since) = paid(world, &job.record).await? {
                 tell(world, job, &format!("has a machine, which is being prepared: {why}"));
                 start(job, since, world.clock.now());
                 return Ok(true);
@@ -120,6 +119,16 @@ async fn listed(world: &World, record: &Record, fits: fn(&Resource) -> bool) -> 
         Some(since) => Ok(Some(here(world, record, since).await)),
         None => Ok(None),
     }
+}
+
+/// The same, of a machine that is paid for, as one is that is prepared.
+async fn paid(world: &World, record: &Record) -> Result<Option<Timestamp>> {
+    listed(world, record, |resource| resource.price_per_hour > Money::ZERO).await
+}
+
+/// Whether the current attempt has a machine that is paid for.
+pub(super) async fn is_paid(world: &World, record: &Record) -> Result<bool> {
+    Ok(paid(world, record).await?.is_some())
 }
 
 /// A time of the provider's clock on this side's: not before the attempt can have had a machine.

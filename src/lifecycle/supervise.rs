@@ -30,7 +30,7 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
     let mut decision = decide(&job.record, observation);
     let given_up = match decision {
         Decision::Wait => vigil::keep(world, job, vigil).await?,
-        Decision::WaitInQueue => vigil::queue(world, &job.record, vigil),
+        Decision::WaitInQueue => vigil::queue(world, &job.record, vigil).await?,
         _ => None,
     };
     decision = given_up.unwrap_or(decision);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::{
-    Result, World, console,
+    Result, World, attempt, console,
     decide::{self, Decision},
     journal::Journal,
 };
@@ -31,6 +31,10 @@ const EVERY: Duration = Duration::from_secs(2);
 const QUIET: Duration = Duration::from_secs(30);
 /// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
 const WORTH_A_WORD: Duration = Duration::from_secs(45);
+
+/// A service that has started an attempt may start it again, on another machine. One that has none for so long lets the attempt wait,
+/// and it is over: the next one's wait has a bound of its own, and costs nothing.
+const AGAIN: Duration = Duration::from_secs(10 * 60);
 
 /// One invocation's knowledge of the running attempt.
 #[derive(Default)]
@@ -100,11 +104,25 @@ pub(super) async fn keep(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
 
 /// The same while the attempt is in a service's queue. It may come back into it, when the service starts it again, so its time
 /// there is counted from when this invocation saw it.
-pub(super) fn queue(world: &World, record: &Record, vigil: &mut Vigil) -> Option<Decision> {
+pub(super) async fn queue(world: &World, record: &Record, vigil: &mut Vigil) -> Result<Option<Decision>> {
     let now = world.clock.now();
     let (_, since) = vigil.queued.filter(|(attempt, _)| *attempt == record.attempt).unwrap_or((record.attempt, now));
     vigil.queued = Some((record.attempt, since));
-    decide::with_fewer(record, between(since, now))
+    // The nodes that came have as long again to be prepared.
+    let started = record.attempts.last().and_then(|attempt| attempt.started);
+    let waited = between(started.map_or(since, |started| since.max(started)), now);
+    if let Some(fewer) = decide::with_fewer(record, waited) {
+        return Ok(Some(fewer));
+    }
+    if started.is_none() || waited < AGAIN || within(vigil.looked, QUIET) {
+        return Ok(None);
+    }
+    vigil.looked = Some(Instant::now());
+    if attempt::is_paid(world, record).await? {
+        return Ok(None);
+    }
+    let why = format!("the service took its machine away, and had no other within {} minutes", AGAIN.as_secs() / 60);
+    Ok(Some(decide::preempted(record, why, None)))
 }
 
 /// The provider hears of the agent's first sign of life. A failed call is tried again with the next heartbeat; the job goes on in
