@@ -245,8 +245,13 @@ impl Plan {
     /// the same step.
     #[must_use]
     pub fn on(&self, nodes: usize) -> Self {
-        let all = self.nodes.max(1);
-        let nodes = nodes.clamp(1, all);
+        self.at_nodes(nodes.min(self.nodes))
+    }
+
+    /// The same for any number, at the price of so many.
+    #[must_use]
+    pub fn at_nodes(&self, nodes: usize) -> Self {
+        let (all, nodes) = (self.nodes.max(1), nodes.max(1));
         let part = |price: Money| {
             let micros = (u128::from(price.micros) * nodes as u128).div_ceil(all as u128);
             Money { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
@@ -339,7 +344,7 @@ impl Plan {
         let sum = |times: &mut dyn Iterator<Item = Duration>| times.fold(Duration::ZERO, Duration::saturating_add);
         let left = self.ttl.0.saturating_sub(sum(&mut earlier.iter().map(charge)));
         // The same time costs less on fewer machines: it is paid for as a part of what all of them cost.
-        let spent = sum(&mut earlier.iter().map(|life| part(charge(life), life.nodes.min(self.nodes), self.nodes)));
+        let spent = sum(&mut earlier.iter().map(|life| part(charge(life), life.nodes, self.nodes)));
         let paid = self.paid().map(|paid| part(paid.saturating_sub(spent), self.nodes, plan.nodes));
         let left = paid.map_or(left, |paid| paid.min(left));
         (left >= self.least()).then_some(Self { ttl: Span(left), max_cost: None, ..plan })

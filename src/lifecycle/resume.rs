@@ -39,6 +39,10 @@ pub async fn resume(world: &World, before: &Record, plan: Plan) -> Result<Record
     let state = if has_material(world, before, &plan).await? { State::Imaging } else { State::Planned };
     let record = &mut job.record;
     (record.outcome, record.reason, record.exit) = (None, None, None);
+    // They had as many machines as the plan had.
+    for attempt in &mut record.attempts {
+        attempt.nodes.get_or_insert(before.plan.nodes);
+    }
     (record.plan, record.submitted) = (plan, true);
     job.note(EventKind::Note { message: "the job goes on".to_owned() });
     job.enter(state).await?;
@@ -129,7 +133,8 @@ fn check_time(world: &World, before: &Record, plan: &Plan) -> Result<()> {
 /// The plan with today's price of its machine. Where a ceiling holds, its time is counted at one price, which must not fall below
 /// what earlier machines cost: the job would cost more than its ceiling.
 pub async fn priced(world: &World, before: &Record, plan: Plan) -> Result<Plan> {
-    let (today, known) = (world.provider.price(&plan).await?, &before.plan);
+    // Of as many machines.
+    let (today, known) = (world.provider.price(&plan).await?, before.plan.at_nodes(plan.nodes));
     if plan.max_cost.is_none() || before.attempts.is_empty() || today.per_hour >= known.price_per_hour {
         return Ok(plan.priced(today)?);
     }

@@ -154,7 +154,8 @@ fn money_that_fewer_machines_spare_is_time() {
     assert_eq!(left(&[(1_770, 2)], 1), Some((3_600, 1_000_000)));
     assert_eq!(left(&[(1_770, 1)], 2), Some((2_700, 2_000_000)));
     assert_eq!(left(&[(5_370, 1)], 1), Some((1_800, 1_000_000)), "what time allows");
-    assert_eq!(left(&[(1_770, 9)], 2), Some((1_800, 2_000_000)), "of a job that had more before it was resumed");
+    assert_eq!(left(&[(870, 4)], 2), Some((1_800, 2_000_000)), "of a job that had more before it was resumed");
+    assert_eq!(left(&[(1_770, 9)], 2), None, "they have cost more than the ceiling");
     assert_eq!((left(&[(3_570, 2)], 1), left(&[(7_150, 1)], 1)), (None, None));
 }
 
