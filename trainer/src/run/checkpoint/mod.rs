@@ -68,7 +68,12 @@ impl Checkpoints {
     pub fn newest(&self, mut warn: impl FnMut(&str)) -> Result<Option<PathBuf>, Failure> {
         let steps = self.steps()?;
         for &step in &steps {
-            let Err(damage) = manifest::verify(&self.path(step)) else { return Ok(Some(self.path(step))) };
+            let Err(damage) = manifest::verify(&self.path(step)) else {
+                // Else they would be counted among those to keep.
+                let newer = steps.iter().filter(|newer| **newer > step);
+                newer.for_each(|damaged| drop(self.set_aside(*damaged)));
+                return Ok(Some(self.path(step)));
+            };
             warn(&format!("checkpoint {} is damaged ({damage}); falling back to the one before it", name(step)));
         }
         if steps.is_empty() {
@@ -103,16 +108,22 @@ impl Checkpoints {
 
     fn publish(&self, unfinished: &Path, step: u64) -> io::Result<()> {
         let path = self.path(step);
-        // Only a damaged checkpoint, which the run fell back from, can be in the way: a run never makes the same one twice.
+        // Only a damaged checkpoint, which the run fell back from and could not set aside, can be in the way: a run never makes the
+        // same one twice.
         if path.exists() {
-            let aside = self.directory.join(format!("{DAMAGED}{}", name(step)));
-            if aside.exists() {
-                fs::remove_dir_all(&aside)?;
-            }
-            fs::rename(&path, &aside)?;
+            self.set_aside(step)?;
         }
         fs::rename(unfinished, &path)?;
         File::open(&self.directory)?.sync_all()
+    }
+
+    /// Gives a damaged checkpoint another name.
+    fn set_aside(&self, step: u64) -> io::Result<()> {
+        let aside = self.directory.join(format!("{DAMAGED}{}", name(step)));
+        if aside.exists() {
+            fs::remove_dir_all(&aside)?;
+        }
+        fs::rename(self.path(step), &aside)
     }
 
     /// Removes all but the `keep` newest checkpoints. Called after a newer one is durable.
@@ -204,6 +215,17 @@ mod tests {
         assert_eq!(warnings, [expected]);
         save(&checkpoints, 2);
         assert_eq!(checkpoints.newest(|warning| panic!("{warning}")).unwrap(), Some(checkpoints.path(2)));
+    }
+
+    #[test]
+    fn a_damaged_checkpoint_is_none_of_those_to_keep() {
+        let (_output, checkpoints) = directory();
+        [5, 10].into_iter().for_each(|step| save(&checkpoints, step));
+        fs::write(checkpoints.path(10).join("model.safetensors"), "weights").unwrap();
+        assert_eq!(checkpoints.newest(|_| ()).unwrap(), Some(checkpoints.path(5)));
+        save(&checkpoints, 7);
+        checkpoints.retain(1).unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [7]);
     }
 
     #[test]
