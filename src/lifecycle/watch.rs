@@ -12,6 +12,8 @@ use crate::{
 
 /// Longer than a supervisor's lease lives, and than an agent is silent.
 const STILL: Duration = Duration::from_secs(30);
+/// Longer than between two signs of life of an agent: enough where no supervisor has a lease.
+const ALONE: Duration = Duration::from_secs(6);
 /// How often its signs of life are looked at.
 const EVERY: Duration = Duration::from_secs(2);
 
@@ -37,7 +39,8 @@ impl Watch {
         let signs = [sign(store, &lease).await, sign(store, &heartbeat).await];
         match &self.signs {
             Some((before, then)) if *before == signs => {
-                if since(*then) >= STILL {
+                let is_driven = matches!(signs[0], Sign::Version(_));
+                if since(*then) >= if is_driven { STILL } else { ALONE } {
                     self.told = true;
                     world.report.warn(&neglected(record));
                 }
