@@ -2,6 +2,7 @@
 
 use std::{env, fs, path::PathBuf};
 
+use ftctl::job::id::JobId;
 use serde_json::Value;
 
 use crate::{
@@ -38,7 +39,7 @@ fn known_to_the_workspace(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, atte
     assert_told(sandbox, id, |key| devcloud.told(&run, key));
     let stores = devcloud.azure("", "datastores?api-version=2025-12-01");
     assert_eq!(stores["value"][0]["properties"]["credentials"], serde_json::json!({ "credentialsType": "None" }), "{stores}");
-    let (name, version) = id.rsplit_once('-').unwrap();
+    let (name, version) = (id.rsplit_once('-').unwrap().0, JobId::parse(id).unwrap().number());
     let model = devcloud.azure("", &format!("models/{name}/versions/{version}?api-version=2025-12-01"));
     let tags = &model["properties"]["tags"];
     assert_eq!(tags["ftctl-job"], id);
