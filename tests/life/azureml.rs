@@ -2,13 +2,13 @@
 
 use std::{env, fs, path::PathBuf};
 
-use ftctl::job::id::JobId;
+use ftctl::job::{digest::Digest, id::JobId};
 use serde_json::Value;
 
 use crate::{
     azurite,
     blobs::container,
-    devcloud::{Devcloud, on_azureml},
+    devcloud::{Devcloud, IMAGE, on_azureml},
     entra::{Entra, HOUR},
     numbers::assert_told,
     sandbox::Sandbox,
@@ -197,12 +197,10 @@ fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
         secrets::assert_none("what ftctl says", &(text(&printed.stdout) + &text(&printed.stderr)), &secrets);
         assert!(printed.status.success(), "{arguments:?}: {}", text(&printed.stderr));
     }
-    for end in [
-        format!("jobs/{id}-a1"),
-        "datastores".to_owned(),
-        "environments/ftctl/versions/00000000000000000000000000000000".to_owned(),
-    ] {
+    let environment = format!("environments/ftctl/versions/{}", &Digest::of(IMAGE.as_bytes()).as_str()[..32]);
+    for end in [format!("jobs/{id}-a1"), "datastores".to_owned(), environment] {
         let shown = devcloud.azure("", &format!("{end}?api-version=2025-12-01"));
+        assert_eq!(shown["error"], Value::Null, "{end}");
         secrets::assert_none("the workspace", &shown.to_string(), &secrets);
     }
     known_to_the_workspace(&sandbox, &devcloud, &id, 1);

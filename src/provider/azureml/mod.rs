@@ -177,11 +177,11 @@ impl Azureml {
     async fn environment(&self, image: &str) -> Result<String, Refusal> {
         let unpinned = || ProviderError::new(Class::Invalid, format!("the image {image} is not given by its digest"));
         let version = body::version(image).ok_or_else(unpinned)?;
-        let segments = ["environments", body::ENVIRONMENT, "versions", version];
+        let segments = ["environments", body::ENVIRONMENT, "versions", &version];
         match self.client.find(&segments).await? {
             None => self.client.change(Call::put(self.client.url(&segments)?, body::environment(image))).await?,
             // Anybody who may write to the workspace can have made it.
-            Some(found) if found["properties"]["image"].as_str().and_then(body::version) != Some(version) => {
+            Some(found) if found["properties"]["image"] != image => {
                 let message =
                     format!("the environment {}:{version} of the workspace is another image than {image}", body::ENVIRONMENT);
                 return Err(ProviderError::new(Class::Conflict, message)

@@ -34,7 +34,16 @@ const SUBSCRIPTION: &str = "00000000-0000-0000-0000-000000000001";
 const DIGEST: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 fn image() -> TrainerImage {
-    TrainerImage::Image { reference: format!("acr1.azurecr.io/ftctl@sha256:{DIGEST}") }
+    TrainerImage::Image { reference: reference() }
+}
+
+/// Where the environment of that image is.
+fn environment() -> String {
+    format!("/environments/ftctl/versions/{}", body::version(&reference()).expect("it has a digest"))
+}
+
+fn reference() -> String {
+    format!("acr1.azurecr.io/ftctl@sha256:{DIGEST}")
 }
 
 fn plan_of(spec: AzuremlSpec) -> Plan {
@@ -310,11 +319,11 @@ async fn a_job_is_asked_for_as_the_sdk_does() {
     let one = attempt("body");
     service.on("GET", "/computes/gpu2", [(200, json!({}))]);
     service.on("PUT", &format!("/jobs/{}", one.machine_name()), [(201, json!({}))]);
-    service.on("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]), [(201, json!({}))]);
+    service.on("PUT", &environment(), [(201, json!({}))]);
     let spec = AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() };
     service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
 
-    let environment = service.only("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]));
+    let environment = service.only("PUT", &environment());
     differs_as_listed(&environment.body, "environment-create-image");
     assert_eq!(environment.query, "api-version=2025-12-01");
 
@@ -353,7 +362,7 @@ async fn a_serverless_job_has_a_size_and_a_tier_instead_of_a_cluster() {
     let (service, one) = (Service::new().await, attempt("serverless"));
     let path = format!("/jobs/{}", one.machine_name());
     service.on("PUT", &path, [(201, json!({}))]);
-    service.on("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]), [(201, json!({}))]);
+    service.on("PUT", &environment(), [(201, json!({}))]);
     let spec = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
     service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
     let properties = service.only("PUT", &path).body["properties"].clone();
@@ -489,15 +498,16 @@ async fn a_job_in_another_store_is_none_of_ours() {
 #[tokio::test]
 async fn an_environment_that_is_another_image_is_refused() {
     let (service, one) = (Service::new().await, attempt("planted"));
-    let other = format!("evil.example/ftctl@sha256:{}", DIGEST.replace('0', "1"));
-    service.on(
-        "GET",
-        &format!("/environments/ftctl/versions/{}", &DIGEST[..32]),
-        [(200, json!({ "properties": { "image": other } }))],
-    );
-    let spec = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
-    let error = service.provider().provision(&one, &plan_of(spec), &image()).await.expect_err("another image");
-    assert!(error.class == Class::Conflict && error.message.contains("is another image"), "{error}");
+    let plan = plan_of(AzuremlSpec { compute: Some(Placement::Serverless), ..big() });
+    for other in [DIGEST.replace('0', "1"), DIGEST.to_owned()].map(|digest| format!("evil.example/ftctl@sha256:{digest}")) {
+        assert_ne!(body::version(&other), body::version(&reference()), "each reference has a version of its own");
+        service.on("GET", &environment(), [(200, json!({ "properties": { "image": other } }))]);
+        let error = service.provider().provision(&one, &plan, &image()).await.expect_err("another image");
+        assert!(error.class == Class::Conflict && error.message.contains("is another image"), "{error}");
+    }
+    for loose in ["acr1.azurecr.io/ftctl:latest", "acr1.azurecr.io/ftctl@sha256:0123"] {
+        assert_eq!(body::version(loose), None, "{loose} is not given by its digest");
+    }
 }
 
 #[tokio::test]
