@@ -15,7 +15,7 @@ use super::{
     Azureml, body,
     client::Call,
     job,
-    refusal::{Refusal, told},
+    refusal::{Refusal, plain, told},
 };
 use crate::job::{
     azureml::{AzuremlPlan, Cluster},
@@ -30,10 +30,11 @@ impl Azureml {
     /// The resource id of the cluster for an attempt, which is there when this returns.
     pub(super) async fn prepared(&self, attempt: &AttemptId, wanted: &AzuremlPlan, nodes: u32, mark: &Mark<'_>) -> Result<String> {
         let Some(cluster) = &wanted.cluster else { return self.made(attempt, wanted, nodes, mark).await };
-        if self.client.find(&["computes", cluster.as_str()]).await?.is_none() {
+        let Some(found) = self.client.find(&["computes", cluster.as_str()]).await? else {
             let message = format!("the workspace has no cluster {cluster}");
             return Err(ProviderError::new(Class::Invalid, message).fix("correct compute.azureml.cluster, or leave it out"));
-        }
+        };
+        fits(&found, cluster, wanted)?;
         self.client.id(&["computes", cluster.as_str()])
     }
 
@@ -182,7 +183,30 @@ fn nodes(cluster: &Value) -> u64 {
 /// The size of its machines, and whether they may be taken away.
 pub fn machine(cluster: &Value) -> (&str, bool) {
     let wanted = &cluster["properties"]["properties"];
-    (wanted["vmSize"].as_str().unwrap_or_default(), wanted["vmPriority"] == "LowPriority")
+    let is_low = wanted["vmPriority"].as_str().is_some_and(|priority| priority.eq_ignore_ascii_case("LowPriority"));
+    (wanted["vmSize"].as_str().unwrap_or_default(), is_low)
+}
+
+/// Refuses a user's cluster whose machines are not the plan's: a job there costs what nobody has agreed to.
+pub fn fits(found: &Value, cluster: &Cluster, plan: &AzuremlPlan) -> Result<()> {
+    let (size, spot) = machine(found);
+    if size.eq_ignore_ascii_case(&plan.size) && spot == plan.spot {
+        return Ok(());
+    }
+    let (size, has) = (plain(size), AzuremlPlan { spot, ..plan.clone() });
+    let message = format!(
+        "the cluster {cluster} has {size} ({}), and the job wants {} ({}), whose price is another",
+        has.priority(),
+        plan.size,
+        plan.priority()
+    );
+    let fix = format!("write size = {size:?} and spot = {spot} into [compute.azureml], or name another cluster");
+    Err(ProviderError::new(Class::Invalid, message).fix(fix))
+}
+
+/// How long a node without a job stays in it, where it says so.
+pub fn idle(cluster: &Value) -> Option<Duration> {
+    body::read_seconds(cluster["properties"]["properties"]["scaleSettings"]["nodeIdleTimeBeforeScaleDown"].as_str()?)
 }
 
 /// The price of so many nodes.

@@ -317,7 +317,7 @@ async fn a_cluster_is_asked_for_as_the_sdk_does() {
 async fn a_job_is_asked_for_as_the_sdk_does() {
     let service = Service::new().await;
     let one = attempt("body");
-    service.on("GET", "/computes/gpu2", [(200, json!({}))]);
+    service.on("GET", "/computes/gpu2", [(200, cluster_of("STANDARD_ND40rs_v2", "lowPriority"))]);
     service.on("PUT", &format!("/jobs/{}", one.machine_name()), [(201, json!({}))]);
     service.on("PUT", &environment(), [(201, json!({}))]);
     let spec = AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() };
@@ -508,6 +508,45 @@ async fn an_environment_that_is_another_image_is_refused() {
     for loose in ["acr1.azurecr.io/ftctl:latest", "acr1.azurecr.io/ftctl@sha256:0123"] {
         assert_eq!(body::version(loose), None, "{loose} is not given by its digest");
     }
+}
+
+/// A cluster of somebody's, of such machines.
+fn cluster_of(size: &str, priority: &str) -> Value {
+    json!({ "properties": { "properties": { "vmSize": size, "vmPriority": priority } } })
+}
+
+#[tokio::test]
+async fn a_named_cluster_of_other_machines_is_refused_before_it_costs() {
+    let (service, one) = (Service::new().await, attempt("dearer"));
+    let plan = plan_of(AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() });
+    for (size, priority, fix) in [
+        ("Standard_ND96amsr_A100_v4", "LowPriority", "size = \"Standard_ND96amsr_A100_v4\" and spot = true"),
+        ("Standard_ND40rs_v2", "Dedicated", "size = \"Standard_ND40rs_v2\" and spot = false"),
+    ] {
+        service.on("GET", "/computes/gpu2", [(200, cluster_of(size, priority))]);
+        let error = service.provider().provision(&one, &plan, &image()).await.expect_err("another price");
+        let told = format!("the cluster gpu2 has {size} ({priority}), and the job wants Standard_ND40rs_v2 (LowPriority)");
+        assert!(error.class == Class::Invalid && error.message.contains(&told), "{error}");
+        assert!(error.fix.as_ref().is_some_and(|said| said.contains(fix)), "{error:?}");
+        let room = service.provider().room(&plan).await;
+        assert!(room[0].health == Health::Bad && room[0].message.contains(&told), "{room:?}");
+    }
+    assert!(service.asked().iter().all(|asked| asked.method == "GET"), "nothing was made");
+}
+
+#[tokio::test]
+async fn a_named_cluster_that_keeps_its_nodes_longer_is_told_of_in_the_plan() {
+    let service = Service::new().await;
+    let plan = plan_of(AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() });
+    let mut cluster = cluster_of("Standard_ND40rs_v2", "LowPriority");
+    for (idle, health, count) in [("PT2M", Health::Good, 1), ("PT30M", Health::Notice, 2)] {
+        cluster["properties"]["properties"]["scaleSettings"] = json!({ "nodeIdleTimeBeforeScaleDown": idle });
+        service.on("GET", "/computes/gpu2", [(200, cluster.clone())]);
+        let room = service.provider().room(&plan).await;
+        assert_eq!((room.len(), room.last().map(|finding| finding.health)), (count, Some(health)), "{room:?}");
+    }
+    let room = service.provider().room(&plan).await;
+    assert!(room[1].message.contains("30m") && room[1].message.contains("2m"), "{room:?}");
 }
 
 #[tokio::test]
