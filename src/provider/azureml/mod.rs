@@ -379,7 +379,10 @@ impl Provider for Azureml {
                 return Err(refusal.into());
             }
         }
-        Ok(Vec::new())
+        match (wanted.compute, &wanted.cluster) {
+            (Placement::Cluster, None) => self.widened(attempt, wanted, nodes(plan), &mark).await,
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// The agent begins by itself, when the service gives it a node.

@@ -550,6 +550,45 @@ async fn a_named_cluster_that_keeps_its_nodes_longer_is_told_of_in_the_plan() {
 }
 
 #[tokio::test]
+async fn a_cluster_is_widened_for_a_job_that_was_submitted_at_the_same_time() {
+    let (service, one, other) = (Service::new().await, attempt("first"), attempt("second"));
+    let name = body::cluster_name(&big().into(), &mark_of(&Party::new("me", service.store.clone())).await);
+    let (path, job_path) = (format!("/computes/{name}"), format!("/jobs/{}", one.machine_name()));
+    let tags = job::tags(&service.job(&one, "Queued").await).clone();
+    let cluster = |state: &str, most: u32| {
+        let inner = json!({ "scaleSettings": { "maxNodeCount": most } });
+        (200, json!({ "tags": tags, "properties": { "provisioningState": state, "properties": inner } }))
+    };
+    let mut jobs = [service.job(&one, "Queued").await, service.job(&other, "Queued").await];
+    for job in &mut jobs {
+        job["properties"]["computeId"] = json!(format!("{}{path}", workspace_id()));
+    }
+    service.on("PUT", &path, [(200, json!({}))]);
+    service.on("PUT", &job_path, [(201, json!({}))]);
+    service.on("PUT", &environment(), [(201, json!({}))]);
+    service.on("GET", &job_path, [(404, json!({})), (200, jobs[0].clone())]);
+    service.on("GET", "/jobs", [(200, json!({ "value": [] })), (200, json!({ "value": jobs }))]);
+    service.on("GET", &path, [cluster("Succeeded", 1), cluster("Succeeded", 1), cluster("Succeeded", 2)]);
+    let provision = async || service.provider().provision(&one, &plan_of(big()), &image()).await;
+    assert_eq!(provision().await, Ok(Vec::new()));
+    let most = |asked: &Asked| asked.body["properties"]["properties"]["scaleSettings"]["maxNodeCount"].clone();
+    assert_eq!(most(&service.only("PUT", &path)), 2, "one node for each");
+
+    // Whatever is needed now, others may have asked for more, and have not submitted their jobs yet.
+    service.on("GET", &path, [cluster("Failed", 7), cluster("Succeeded", 7)]);
+    assert_eq!(provision().await, Ok(Vec::new()));
+    let puts: Vec<Value> = service.asked().iter().filter(|asked| asked.method == "PUT" && asked.path == path).map(most).collect();
+    assert_eq!(puts, [2, 7]);
+
+    // No more room is no reason to give up the job, which takes its turn.
+    service.on("GET", &path, [cluster("Succeeded", 1)]);
+    let quota = recorded("compute-create-quota-400").pop().expect("a call");
+    service.on("PUT", &path, [(400, quota["response"].clone())]);
+    let told = provision().await.expect("the job is there");
+    assert!(told.len() == 1 && told[0].contains("stays as wide as it is"), "{told:?}");
+}
+
+#[tokio::test]
 async fn a_queue_says_what_it_waits_for() {
     let (service, one) = (Service::new().await, attempt("waits"));
     service.shows(&one, "Queued", &json!({})).await;
