@@ -11,6 +11,7 @@ use std::{
 
 use azure_core::{
     credentials::{AccessToken, TokenCredential, TokenRequestOptions},
+    error::ErrorKind,
     time::OffsetDateTime,
 };
 use serde_json::json;
@@ -671,6 +672,28 @@ async fn a_refused_token_is_replaced_once_and_a_busy_service_is_asked_again() {
     assert_eq!(*service.tokens.lock().expect("no panic"), 2);
     service.on("GET", &path, [(401, json!({}))]);
     assert_eq!(service.provider().observe(&one).await.map_err(|error| error.class), Err(Class::Denied));
+}
+
+/// Gives out no token.
+#[derive(Debug)]
+struct Away(ErrorKind);
+
+#[async_trait]
+impl TokenCredential for Away {
+    async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+        Err(azure_core::Error::with_message(self.0.clone(), "no token"))
+    }
+}
+
+#[tokio::test]
+async fn a_sign_in_that_is_away_for_a_moment_is_no_refusal() {
+    let (service, one) = (Service::new().await, attempt("away"));
+    let mut provider = service.provider();
+    for (kind, class) in [(ErrorKind::Connection, Class::Network), (ErrorKind::Credential, Class::Denied)] {
+        provider.client.sign_in = Ok(TokenSource::new(Arc::new(Away(kind)), MANAGEMENT));
+        let seen = provider.observe(&one).await.map_err(|error| (error.class, error.message));
+        assert_eq!(seen, Err((class, "no token".to_owned())));
+    }
 }
 
 #[tokio::test]
