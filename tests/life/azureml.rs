@@ -37,6 +37,8 @@ fn at_work(sandbox: &Sandbox, id: &str, attempt: u64) {
 fn known_to_the_workspace(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, attempts: u32) {
     let run = format!("{id}-a{attempts}");
     assert_told(sandbox, id, |key| devcloud.told(&run, key));
+    let job = devcloud.azure("", &format!("jobs/{run}?api-version=2025-12-01"));
+    assert_eq!(job["properties"]["status"], "Completed", "{job}");
     let stores = devcloud.azure("", "datastores?api-version=2025-12-01");
     assert_eq!(stores["value"][0]["properties"]["credentials"], serde_json::json!({ "credentialsType": "None" }), "{stores}");
     let (name, version) = (id.rsplit_once('-').unwrap().0, JobId::parse(id).unwrap().number());

@@ -453,6 +453,15 @@ impl Provider for Azureml {
         })
     }
 
+    /// A job that is cancelled before it is over is a cancelled one in the studio, and may lack its outputs.
+    async fn settle(&self, attempt: &AttemptId) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < self.client.pace.end && self.find(attempt).await?.as_ref().is_some_and(job::is_live) {
+            sleep(self.client.pace.look).await;
+        }
+        Ok(())
+    }
+
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {
         let absent = || ProviderError::new(Class::Invalid, format!("there is no job {} to preempt", attempt.machine_name()));
         let found = self.find(attempt).await?.filter(job::is_live).ok_or_else(absent)?;
