@@ -311,7 +311,11 @@ impl Account for Azureml {
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
         match self.wanted(plan) {
-            Ok(wanted) => quota::room(&self.client, wanted, [nodes(plan), if plan.retry.shrink { 1 } else { nodes(plan) }]).await,
+            Ok(wanted) => {
+                let least = if plan.retry.shrink { 1 } else { nodes(plan) };
+                let room = quota::room(&self.client, wanted, [nodes(plan), least]).await;
+                room.into_iter().chain(offer::without_roles(wanted)).collect()
+            }
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
         }
     }

@@ -725,6 +725,19 @@ async fn a_workspace_that_is_not_there_is_said() {
         (room[0].health, room[0].message.as_str()),
         (Health::Bad, "eastus: no room: low-priority vCPUs of all sizes: 0 of 39 used, 40 needed")
     );
+    let id =
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg1/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1");
+    for (spec, is_told) in [
+        (big(), true),
+        (AzuremlSpec { identity: id.parse().ok(), ..big() }, false),
+        (AzuremlSpec { compute: Some(Placement::Serverless), ..big() }, false),
+        (AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() }, false),
+    ] {
+        let room = service.provider().room(&plan_of(spec)).await;
+        let told = room.iter().find(|finding| finding.what == "identity");
+        assert_eq!(told.map(|finding| finding.health), is_told.then_some(Health::Notice), "{room:?}");
+        assert!(told.is_none_or(|finding| finding.fix.as_ref().is_some_and(|fix| fix.contains("identity into"))), "{room:?}");
+    }
     service.on("GET", "", [(404, json!({ "error": { "code": "ResourceNotFound", "message": "no such workspace" } }))]);
     assert!(service.provider().check().await[0].message.ends_with("no such workspace"));
 }
