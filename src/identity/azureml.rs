@@ -12,7 +12,7 @@ use azure_core::{
 use reqwest::Url;
 use serde::Deserialize;
 
-use super::Variables;
+use super::{Variables, entra};
 use crate::transit;
 
 /// Those of the cluster's managed identity: an address, and what proves that a process of the job asks.
@@ -95,17 +95,20 @@ impl Identity {
         Ok(Self { origin, address, secret, http })
     }
 
-    async fn ask(&self, scope: &str) -> Result<AccessToken, String> {
+    /// An error says as well whether another try may help.
+    async fn ask(&self, scope: &str) -> Result<AccessToken, (ErrorKind, String)> {
+        let (lost, nonsense) = (|why| (ErrorKind::Io, why), |why| (ErrorKind::Credential, why));
         let mut address = self.address.clone();
         address.query_pairs_mut().append_pair("resource", scope.trim_end_matches("/.default"));
         let request = self.http.get(address);
         let request = self.secret.iter().fold(request, |request, secret| request.header("secret", secret.secret()));
-        let answer = request.send().await.map_err(|error| transit::why(&error))?;
+        let answer = request.send().await.map_err(|error| lost(transit::why(&error)))?;
         if !answer.status().is_success() {
             let status = answer.status().as_u16();
-            return Err(format!("it answered {status}; look whether the job's cluster, or its user, has this identity"));
+            let why = format!("it answered {status}; look whether the job's cluster, or its user, has this identity");
+            return Err((entra::kind_of(status), why));
         }
-        understood(&transit::body(answer, LARGEST).await?)
+        understood(&transit::body(answer, LARGEST).await.map_err(nonsense)?).map_err(nonsense)
     }
 }
 
@@ -124,7 +127,7 @@ impl TokenCredential for Identity {
     async fn get_token(&self, scopes: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
         let asked = self.ask(scopes.first().copied().unwrap_or_default()).await;
         let told = |why| format!("the identity of this Azure ML job ({}): {why}", self.origin);
-        asked.map_err(|why| azure_core::Error::with_message(ErrorKind::Credential, told(why)))
+        asked.map_err(|(kind, why)| azure_core::Error::with_message(kind, told(why)))
     }
 }
 
@@ -136,7 +139,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::identity::entra::{MANAGEMENT, STORAGE, TokenSource, WAYS};
+    use crate::identity::entra::{MANAGEMENT, NoToken, STORAGE, TokenSource, WAYS};
 
     const SECRET: &str = "very-secret";
 
@@ -184,7 +187,7 @@ mod tests {
     async fn managed_answers(status: &str, body: &str) -> Result<String, String> {
         let node = Node::answering(status, body).await;
         let source = opened(BY_CLUSTER, &[("MSI_ENDPOINT", &node.address("/MSI/auth")), ("MSI_SECRET", SECRET)], STORAGE)?;
-        tokio::join!(source.token(), node.serve()).0
+        tokio::join!(source.token(), node.serve()).0.map_err(|none| none.why)
     }
 
     #[tokio::test]
@@ -241,7 +244,8 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let address = format!("http://{closed}/?very-secret");
         let source = opened(BY_CLUSTER, &[("MSI_ENDPOINT", address.as_str()), ("MSI_SECRET", SECRET)], STORAGE).unwrap();
-        let error = source.token().await.unwrap_err();
+        let NoToken { why: error, is_passing } = source.token().await.unwrap_err();
+        assert!(is_passing, "it may come back");
         assert!(error.contains("(MSI_ENDPOINT)") && !error.contains(SECRET), "{error}");
     }
 

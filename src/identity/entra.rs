@@ -1,10 +1,17 @@
 //! Sign-in with Entra ID: the identities that a laptop, a pipeline, a cluster or a machine of the cloud has.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use azure_core::{
-    credentials::{AccessToken, Secret, TokenCredential},
+    credentials::{AccessToken, Secret, TokenCredential, TokenRequestOptions},
     error::ErrorKind,
     http::{ClientMethodOptions, ClientOptions, Transport},
 };
@@ -134,7 +141,7 @@ pub fn token(variables: Variables<'_>, scope: &'static str) -> impl Future<Outpu
     let opened = source(variables, scope);
     async move {
         Some(match opened? {
-            Ok(source) => source.token().await,
+            Ok(source) => source.token().await.map_err(|none| none.why),
             Err(error) => Err(error),
         })
     }
@@ -146,6 +153,37 @@ const ANSWER: Duration = Duration::from_secs(60);
 
 /// A token this close to its end is replaced, seconds: no request outlives it.
 const FRESH: i64 = 300;
+
+/// Why there is no token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoToken {
+    /// For a person, and without anything secret.
+    pub why: String,
+    /// There may be one in a moment: the service that gives them out was not reached, or is busy.
+    pub is_passing: bool,
+}
+
+/// See [`NoToken::is_passing`].
+fn is_passing(error: &azure_core::Error) -> bool {
+    std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<azure_core::Error>())
+        .any(|error| match error.kind() {
+            // A gateway's page in place of the service's words is no JSON.
+            ErrorKind::Connection | ErrorKind::Io | ErrorKind::DataConversion => true,
+            ErrorKind::HttpResponse { status, .. } => is_busy(u16::from(*status)),
+            _ => false,
+        })
+}
+
+/// Whether a service that gives out tokens may answer otherwise in a moment.
+fn is_busy(status: u16) -> bool {
+    matches!(status, 408 | 429 | 500..=599)
+}
+
+/// The kind of an error after this answer.
+pub(super) fn kind_of(status: u16) -> ErrorKind {
+    if is_busy(status) { ErrorKind::Io } else { ErrorKind::Credential }
+}
 
 /// Tokens, each used until shortly before its end. One at a time is asked for, however many requests wait: `az` is a slow program.
 pub struct TokenSource {
@@ -164,8 +202,7 @@ impl TokenSource {
         *self.last.lock().await = None;
     }
 
-    /// The error is for a person and has nothing secret.
-    pub async fn token(&self) -> Result<String, String> {
+    pub async fn token(&self) -> Result<String, NoToken> {
         let mut last = self.last.lock().await;
         let left = |token: &AccessToken| token.expires_on.unix_timestamp() - Timestamp::now().as_second();
         if let Some(token) = last.as_ref().filter(|token| left(token) > FRESH) {
@@ -175,7 +212,7 @@ impl TokenSource {
             (Ok(token), _) => Ok(last.insert(token).token.secret().to_owned()),
             // The old one may do while the token service is away.
             (Err(_), Some(token)) if left(token) > 0 => Ok(token.token.secret().to_owned()),
-            (Err(error), _) => Err(error.to_string()),
+            (Err(error), _) => Err(NoToken { is_passing: is_passing(&error), why: error.to_string() }),
         }
     }
 }
@@ -231,7 +268,33 @@ fn managed_identity(variables: Variables<'_>) -> Result<Arc<dyn TokenCredential>
 }
 
 fn azure_cli(_: Variables<'_>) -> Result<Arc<dyn TokenCredential>, String> {
-    usable("az", AzureCliCredential::new(None))
+    let program = usable("az", AzureCliCredential::new(None))?;
+    Ok(Arc::new(Az { program, has_signed_in: AtomicBool::new(false) }))
+}
+
+/// `az`, which says in words alone why it has no token. Once it had one, nothing but the wish for a login is more than a moment's
+/// trouble.
+#[derive(Debug)]
+struct Az {
+    program: Arc<dyn TokenCredential>,
+    has_signed_in: AtomicBool,
+}
+
+#[async_trait]
+impl TokenCredential for Az {
+    async fn get_token(&self, scopes: &[&str], options: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+        let wants_login = |why: &str| ["az login", "AADSTS"].iter().any(|word| why.contains(word));
+        match self.program.get_token(scopes, options).await {
+            Ok(token) => {
+                self.has_signed_in.store(true, Ordering::Relaxed);
+                Ok(token)
+            }
+            Err(error) if self.has_signed_in.load(Ordering::Relaxed) && !wants_login(&error.to_string()) => {
+                Err(azure_core::Error::with_message(ErrorKind::Io, error.to_string()))
+            }
+            refused => refused,
+        }
+    }
 }
 
 fn has_azure_cli(variables: Variables<'_>) -> bool {
@@ -249,14 +312,15 @@ struct GitHub {
 #[async_trait]
 impl ClientAssertion for GitHub {
     async fn secret(&self, _: Option<ClientMethodOptions<'_>>) -> azure_core::Result<String> {
-        let failed = |why: String| azure_core::Error::with_message(ErrorKind::Credential, format!("GitHub's token service: {why}"));
+        let because = |kind, why: String| azure_core::Error::with_message(kind, format!("GitHub's token service: {why}"));
+        let failed = |why| because(ErrorKind::Credential, why);
         let url = Url::parse(&format!("{}&audience=api://AzureADTokenExchange", self.url));
         let url = url.ok().filter(transit::is_private).ok_or_else(|| failed("it has no address by https".to_owned()))?;
-        let told = |error: reqwest::Error| failed(error.without_url().to_string());
+        let told = |error: reqwest::Error| because(ErrorKind::Io, error.without_url().to_string());
         let http = transit::client(&url).build().map_err(told)?;
         let answer = http.get(url).bearer_auth(self.token.secret()).send().await.map_err(told)?;
         if !answer.status().is_success() {
-            return Err(failed(format!("it answered {}", answer.status())));
+            return Err(because(kind_of(answer.status().as_u16()), format!("it answered {}", answer.status())));
         }
         let bytes = answer.bytes().await.map_err(told)?;
         let parsed: serde_json::Value = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
@@ -266,9 +330,9 @@ impl ClientAssertion for GitHub {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicI64, Ordering};
+    use std::sync::atomic::AtomicI64;
 
-    use azure_core::{credentials::TokenRequestOptions, time::OffsetDateTime};
+    use azure_core::time::OffsetDateTime;
 
     use super::*;
 
@@ -296,7 +360,7 @@ mod tests {
     async fn a_token_is_used_until_shortly_before_its_end() {
         let issuer = Arc::new(Issuer::default());
         let source = TokenSource::new(issuer.clone(), STORAGE);
-        assert!(source.token().await.unwrap_err().contains("away"));
+        assert!(source.token().await.unwrap_err().why.contains("away"));
         issuer.good_for.store(FRESH - 10, Ordering::SeqCst);
         assert_eq!(source.token().await.unwrap(), "token 1");
         // Too close to its end: replaced, unless there is no other.
@@ -306,5 +370,56 @@ mod tests {
         issuer.good_for.store(FRESH + 60, Ordering::SeqCst);
         assert_eq!(source.token().await.unwrap(), "token 3");
         assert_eq!(source.token().await.unwrap(), "token 3");
+    }
+
+    /// Fails in its own way, or gives out a token.
+    #[derive(Debug)]
+    struct Words(std::sync::Mutex<Option<azure_core::Error>>);
+
+    #[async_trait]
+    impl TokenCredential for Words {
+        async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+            let failure = self.0.lock().unwrap().take();
+            failure.map_or_else(|| Ok(AccessToken::new("token".to_owned(), OffsetDateTime::now_utc())), Err)
+        }
+    }
+
+    #[tokio::test]
+    async fn a_token_service_that_is_away_is_told_from_one_that_refuses() {
+        use azure_core::{Error, http::StatusCode};
+        let answered = |status| Error::new(ErrorKind::HttpResponse { status, error_code: None, raw_response: None }, "said");
+        for (error, is_passing) in [
+            (Error::with_message(ErrorKind::Connection, "no route"), true),
+            (Error::with_message(ErrorKind::Io, "timed out"), true),
+            (answered(StatusCode::ServiceUnavailable), true),
+            (answered(StatusCode::TooManyRequests), true),
+            (answered(StatusCode::Unauthorized), false),
+            (answered(StatusCode::BadRequest), false),
+            (Error::with_message(ErrorKind::Credential, "no secret"), false),
+        ] {
+            // As the library wraps what its credentials meet.
+            let wrapped = Error::with_error(ErrorKind::Credential, error, "authentication failed");
+            let told = format!("{wrapped:?}");
+            let source = TokenSource::new(Arc::new(Words(Some(wrapped).into())), STORAGE);
+            assert_eq!(source.token().await.unwrap_err().is_passing, is_passing, "{told}");
+        }
+    }
+
+    #[tokio::test]
+    async fn az_is_away_for_a_moment_only_after_it_had_a_token_and_wants_no_login() {
+        let words = Arc::new(Words(None.into()));
+        let source = TokenSource::new(Arc::new(Az { program: words.clone(), has_signed_in: AtomicBool::new(false) }), STORAGE);
+        let fails = async |why: &'static str| {
+            *words.0.lock().unwrap() = Some(azure_core::Error::with_message(ErrorKind::Credential, why));
+            source.token().await.unwrap_err()
+        };
+        let away = "Max retries exceeded with url";
+        assert_eq!(fails(away).await, NoToken { why: away.to_owned(), is_passing: false }, "nobody ever signed in");
+        source.token().await.unwrap();
+        source.forget().await;
+        assert_eq!(fails(away).await, NoToken { why: away.to_owned(), is_passing: true });
+        for why in ["Please run 'az login' to setup account.", "AADSTS700082: The refresh token has expired"] {
+            assert!(!fails(why).await.is_passing, "{why}");
+        }
     }
 }

@@ -60,10 +60,17 @@ impl JobId {
     pub fn suffix(&self) -> &str {
         self.0.rsplit_once('-').map_or("", |(_, suffix)| suffix)
     }
+
+    /// The suffix as a number from 1 on, below 2^29: another for each. It is for services that number what they keep.
+    pub fn number(&self) -> u32 {
+        let digit = |c: char| ALPHABET.iter().zip(0..).find_map(|(known, digit)| (*known == c).then_some(digit)).unwrap_or(0);
+        self.suffix().chars().fold(0, |number, c| number * LETTERS + digit(c)) + 1
+    }
 }
 
+const LETTERS: u32 = 28;
 /// No vowels, so no words; no characters that look alike.
-const ALPHABET: [char; 28] = [
+const ALPHABET: [char; LETTERS as usize] = [
     'b', 'c', 'd', 'f', 'g', 'h', 'j', 'k', 'm', 'n', 'p', 'q', 'r', 's', 't', 'v', 'w', 'x', 'y', 'z', '2', '3', '4', '5', '6',
     '7', '8', '9',
 ];
@@ -244,5 +251,16 @@ pub mod path {
     /// The object below `contents` that holds the bytes with this digest.
     pub fn content(contents: &str, digest: &Digest) -> String {
         format!("{contents}/{}/{digest}", &digest.as_str()[..2])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_suffix_has_a_number_of_its_own() {
+        let number = |suffix: &str| JobId::parse(&format!("job-{suffix}")).expect("an id").number();
+        assert_eq!(["bbbbbb", "bbbbbc", "bbbbcb", "bb9999", "999999"].map(number), [1, 2, 29, 614_656, 481_890_304]);
     }
 }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     exit::{Exit, Failure},
     job::{
+        id::AttemptId,
         record::Record,
         state::{Outcome, State},
     },
@@ -45,6 +46,7 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         Decision::WaitInQueue => return Ok(Next::After(LOOK)),
         Decision::Launch => job.enter(State::Submitting).await?,
         Decision::Collect => {
+            settle(world, job).await;
             attempt::finish(world, job, "succeeded").await?;
             job.enter(State::Collecting).await?;
         }
@@ -80,6 +82,34 @@ async fn look(world: &World, job: &mut Journal, vigil: &mut Vigil) -> Result<Opt
                 world.report.line(&format!("{id} answers again"));
             }
             Ok(Some(observation))
+        }
+    }
+}
+
+/// Before the machine of a job that has succeeded is taken away, its service may finish; a user who wants an end has it at once.
+/// The work is in the store, so no failure matters. The machine's time is the attempt's, and has the attempt's limits.
+async fn settle(world: &World, job: &Journal) {
+    if job.only_ends {
+        return;
+    }
+    let attempt = AttemptId::new(&job.record.id, job.record.attempt);
+    tokio::select! {
+        biased;
+        settled = world.provider.settle(&attempt) => {
+            if let Err(error) = settled {
+                world.report.warn(&format!("the backend was not waited for: {}", error.message));
+            }
+        }
+        () = wish_to_end(world, &job.record) => {}
+    }
+}
+
+/// Returns when somebody wants the job's end.
+async fn wish_to_end(world: &World, record: &Record) {
+    loop {
+        world.clock.sleep(POLL).await;
+        if read_cancel(world.store.as_ref(), record).await.is_ok_and(|wish| wish.is_some()) {
+            return;
         }
     }
 }

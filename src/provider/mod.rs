@@ -259,6 +259,12 @@ pub trait Provider: Account {
         Err(ProviderError::new(Class::Invalid, "this backend has no catalogue"))
     }
 
+    /// Lets a service finish with an attempt that has done its work: it may still keep its outputs. Returns when it has, and after
+    /// some minutes at the latest.
+    async fn settle(&self, _attempt: &AttemptId) -> Result<()> {
+        Ok(())
+    }
+
     /// Takes the machine away as the cloud would (a drill): no farewell for the agent beyond what a preemption gives.
     async fn preempt(&self, attempt: &AttemptId) -> Result<()>;
 

@@ -2,12 +2,13 @@
 
 use std::{env, fs, path::PathBuf};
 
+use ftctl::job::{digest::Digest, id::JobId};
 use serde_json::Value;
 
 use crate::{
     azurite,
     blobs::container,
-    devcloud::{Devcloud, on_azureml},
+    devcloud::{Devcloud, IMAGE, on_azureml},
     entra::{Entra, HOUR},
     numbers::assert_told,
     sandbox::Sandbox,
@@ -36,9 +37,11 @@ fn at_work(sandbox: &Sandbox, id: &str, attempt: u64) {
 fn known_to_the_workspace(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, attempts: u32) {
     let run = format!("{id}-a{attempts}");
     assert_told(sandbox, id, |key| devcloud.told(&run, key));
+    let job = devcloud.azure("", &format!("jobs/{run}?api-version=2025-12-01"));
+    assert_eq!(job["properties"]["status"], "Completed", "{job}");
     let stores = devcloud.azure("", "datastores?api-version=2025-12-01");
     assert_eq!(stores["value"][0]["properties"]["credentials"], serde_json::json!({ "credentialsType": "None" }), "{stores}");
-    let (name, version) = id.rsplit_once('-').unwrap();
+    let (name, version) = (id.rsplit_once('-').unwrap().0, JobId::parse(id).unwrap().number());
     let model = devcloud.azure("", &format!("models/{name}/versions/{version}?api-version=2025-12-01"));
     let tags = &model["properties"]["tags"];
     assert_eq!(tags["ftctl-job"], id);
@@ -196,12 +199,10 @@ fn nothing_secret_is_left_of_a_job_whose_node_signs_in() {
         secrets::assert_none("what ftctl says", &(text(&printed.stdout) + &text(&printed.stderr)), &secrets);
         assert!(printed.status.success(), "{arguments:?}: {}", text(&printed.stderr));
     }
-    for end in [
-        format!("jobs/{id}-a1"),
-        "datastores".to_owned(),
-        "environments/ftctl/versions/00000000000000000000000000000000".to_owned(),
-    ] {
+    let environment = format!("environments/ftctl/versions/{}", &Digest::of(IMAGE.as_bytes()).as_str()[..32]);
+    for end in [format!("jobs/{id}-a1"), "datastores".to_owned(), environment] {
         let shown = devcloud.azure("", &format!("{end}?api-version=2025-12-01"));
+        assert_eq!(shown["error"], Value::Null, "{end}");
         secrets::assert_none("the workspace", &shown.to_string(), &secrets);
     }
     known_to_the_workspace(&sandbox, &devcloud, &id, 1);

@@ -206,9 +206,11 @@ pub fn on_gce(sandbox: &Sandbox, name: &str, steps: u64, image: &str) -> PathBuf
     file
 }
 
+/// No registry has it: a node of the simulated service is a process.
+pub const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
+
 /// The job of the other tests, on Azure ML.
 pub fn on_azureml(sandbox: &Sandbox, name: &str, steps: u64) -> PathBuf {
-    const IMAGE: &str = "registry.example/ftctl@sha256:0000000000000000000000000000000000000000000000000000000000000000";
     let file = sandbox.job(name, steps);
     // Microsoft's emulator knows no identities over http: its agents have a signature.
     let compute = format!(

@@ -105,7 +105,7 @@ impl Server {
             None => {}
             Some(SignIn::Token(token)) => request = request.bearer_auth(token.secret()),
             Some(SignIn::Own(source)) => {
-                request = request.bearer_auth(source.token().await.map_err(|why| Refusal { status: 401, why })?);
+                request = request.bearer_auth(source.token().await.map_err(|none| Refusal { status: 401, why: none.why })?);
             }
         }
         if let Some(body) = body {

@@ -24,6 +24,9 @@ pub fn put_model(service: &mut Service, request: &Request, names: [&str; 2]) -> 
     if !request.body["properties"]["modelUri"].is_string() {
         return Err(Refusal::invalid("A model has a modelUri."));
     }
+    if !names[1].parse::<i32>().is_ok_and(|version| version > 0) {
+        return Err(Refusal::invalid(format!("The version '{}' of a model is not a positive integer.", names[1])));
+    }
     put(service, request, "models", names, "modelUri")
 }
 

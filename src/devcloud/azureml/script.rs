@@ -22,6 +22,8 @@ pub struct Script {
     pub boot: Span,
     /// From a job's nodes to its command: the image is pulled.
     pub preparation: Span,
+    /// From the end of a job's command to the job's: its outputs are kept.
+    pub finalization: Span,
     /// How long a node is charged for after it was sent away.
     pub leaving: Span,
     /// Until nodes that were not given are asked for again.
@@ -61,6 +63,7 @@ impl Default for Script {
             allocation: seconds(10),
             boot: seconds(20),
             preparation: seconds(5),
+            finalization: seconds(1),
             leaving: seconds(5),
             retry: seconds(60),
             notice: seconds(30),

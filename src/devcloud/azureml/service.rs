@@ -526,7 +526,7 @@ impl Service {
     }
 
     fn finalize(&mut self, name: &str, end: End) {
-        let done = after(self.now, MOMENT);
+        let done = after(self.now, self.script.finalization.0);
         if let Some(job) = self.jobs.get_mut(name) {
             job.phase = Phase::Finalizing { done, end };
         }
@@ -561,8 +561,9 @@ impl Service {
                 job.phase = Phase::Ending { killed: Some(killed) };
                 self.acts.push(Act::Terminate(name.to_owned()));
             }
-            Phase::NotStarted | Phase::Queued | Phase::Preparing { .. } => self.end(name, End::Canceled),
-            Phase::Ending { .. } | Phase::Finalizing { .. } | Phase::Ended(_) => {}
+            // Outputs that it still keeps are not waited for.
+            Phase::NotStarted | Phase::Queued | Phase::Preparing { .. } | Phase::Finalizing { .. } => self.end(name, End::Canceled),
+            Phase::Ending { .. } | Phase::Ended(_) => {}
         }
     }
 

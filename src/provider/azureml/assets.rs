@@ -40,10 +40,10 @@ impl Azureml {
         Ok(format!("datastore {name}"))
     }
 
-    /// A version of the model that has the job's name.
+    /// A version of the model that has the job's name. The service takes nothing but a number.
     pub(super) async fn publish_model(&self, attempt: &AttemptId, tags: &Value) -> Result<String, Refusal> {
-        let (name, version) = (attempt.job.name(), attempt.job.suffix());
-        let segments = ["models", name, "versions", version];
+        let (name, version) = (attempt.job.name(), attempt.job.number().to_string());
+        let segments = ["models", name, "versions", &version];
         let body = model(attempt, tags);
         match self.client.find(&segments).await? {
             Some(known) if known["properties"]["modelUri"] == body["properties"]["modelUri"] => {}

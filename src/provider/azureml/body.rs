@@ -66,13 +66,11 @@ pub fn cluster(plan: &AzuremlPlan, region: &str, most: u32, attempt: &AttemptId,
     })
 }
 
-/// The version of the environment that an image is; `None` for one that is not given by its digest.
-pub fn version(image: &str) -> Option<&str> {
-    image
-        .rsplit_once("@sha256:")
-        .map(|(_, digest)| digest)
-        .filter(|digest| Digest::parse(digest).is_some())
-        .map(|digest| &digest[..32])
+/// The version of the environment that an image is: another for each registry that has it. `None` for one that is not given by its
+/// digest.
+pub fn version(image: &str) -> Option<String> {
+    image.rsplit_once("@sha256:").and_then(|(_, digest)| Digest::parse(digest))?;
+    Some(Digest::of(image.as_bytes()).as_str()[..32].to_owned())
 }
 
 /// A version of an environment.

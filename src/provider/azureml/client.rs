@@ -161,10 +161,14 @@ impl Client {
 
     async fn token(&self) -> Result<String> {
         let source = self.sign_in.as_ref().map_err(Clone::clone)?;
-        source
-            .token()
-            .await
-            .map_err(|why| ProviderError::new(Class::Denied, why).fix("az login, or correct the sign-in's variables"))
+        source.token().await.map_err(|none| {
+            let (class, fix) = if none.is_passing {
+                (Class::Network, "check the network")
+            } else {
+                (Class::Denied, "az login, or correct the sign-in's variables")
+            };
+            ProviderError::new(class, none.why).fix(fix)
+        })
     }
 
     /// The time by the service's own clock when it answered last.

@@ -15,7 +15,7 @@ use super::{
     Azureml, body,
     client::Call,
     job,
-    refusal::{Refusal, told},
+    refusal::{Refusal, plain, told},
 };
 use crate::job::{
     azureml::{AzuremlPlan, Cluster},
@@ -30,14 +30,37 @@ impl Azureml {
     /// The resource id of the cluster for an attempt, which is there when this returns.
     pub(super) async fn prepared(&self, attempt: &AttemptId, wanted: &AzuremlPlan, nodes: u32, mark: &Mark<'_>) -> Result<String> {
         let Some(cluster) = &wanted.cluster else { return self.made(attempt, wanted, nodes, mark).await };
-        if self.client.find(&["computes", cluster.as_str()]).await?.is_none() {
+        let Some(found) = self.client.find(&["computes", cluster.as_str()]).await? else {
             let message = format!("the workspace has no cluster {cluster}");
             return Err(ProviderError::new(Class::Invalid, message).fix("correct compute.azureml.cluster, or leave it out"));
-        }
+        };
+        fits(&found, cluster, wanted)?;
         self.client.id(&["computes", cluster.as_str()])
     }
 
-    /// ftctl's own, with room for one more job. One that somebody else is making or removing is waited for.
+    /// Makes room for a job that is there, once more: of two that are submitted at once, neither sees the other before. Answers
+    /// what was refused, since the job then takes its turn.
+    pub(super) async fn widened(
+        &self,
+        attempt: &AttemptId,
+        wanted: &AzuremlPlan,
+        nodes: u32,
+        mark: &Mark<'_>,
+    ) -> Result<Vec<String>> {
+        let name = body::cluster_name(wanted, mark);
+        let id = self.client.id(&["computes", &name])?;
+        if !self.find(attempt).await?.is_some_and(|own| job::is_live(&own) && is_on(&own, &id)) {
+            return Ok(Vec::new());
+        }
+        match self.made(attempt, wanted, nodes, mark).await {
+            Err(error) if matches!(error.class, Class::Quota | Class::Capacity | Class::Invalid) => {
+                Ok(vec![format!("the cluster {name} stays as wide as it is: {}", error.message)])
+            }
+            made => made.map(|_| Vec::new()),
+        }
+    }
+
+    /// ftctl's own, with room for this job besides all others. One that somebody else is making or removing is waited for.
     async fn made(&self, attempt: &AttemptId, wanted: &AzuremlPlan, nodes: u32, mark: &Mark<'_>) -> Result<String> {
         let name = body::cluster_name(wanted, mark);
         let (begun, id) = (Instant::now(), self.client.id(&["computes", &name])?);
@@ -47,13 +70,18 @@ impl Azureml {
             if let Some(tags) = tags.filter(|tags| tags[body::OURS] != "1" || !mark.reaches(job::said(tags))) {
                 return Err(namesake(&format!("a cluster {name}"), &mark.belongs(job::said(&tags))));
             }
-            let needed = on(&self.jobs().await?, &id).fold(nodes, |all, job| all.saturating_add(job::nodes(job)));
+            let own = attempt.machine_name();
+            let jobs = self.jobs().await?;
+            let others = on(&jobs, &id).filter(|job| job::name(job) != Some(&own));
+            let needed = others.fold(nodes, |all, job| all.saturating_add(job::nodes(job)));
+            let most = there.as_ref().map_or(0, most);
             match there.as_ref().map(|cluster| cluster["properties"]["provisioningState"].as_str().unwrap_or_default()) {
                 Some("Creating" | "Updating" | "Deleting") => sleep(self.client.pace.look).await,
-                Some("Succeeded") if there.as_ref().is_some_and(|cluster| most(cluster) >= u64::from(needed)) => return Ok(id),
+                Some("Succeeded") if most >= needed => return Ok(id),
                 _ => {
                     let region = self.client.region().await?;
-                    let body = body::cluster(wanted, &region, needed, attempt, mark);
+                    // Never narrower than it is: others may have asked for that, and be about to submit.
+                    let body = body::cluster(wanted, &region, needed.max(most), attempt, mark);
                     self.client.change(Call::put(self.client.url(&["computes", &name])?, body)).await?;
                 }
             }
@@ -145,8 +173,9 @@ pub fn name(cluster: &Value) -> Option<Cluster> {
 }
 
 /// How many nodes it may have.
-fn most(cluster: &Value) -> u64 {
-    cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0)
+fn most(cluster: &Value) -> u32 {
+    let most = cluster["properties"]["properties"]["scaleSettings"]["maxNodeCount"].as_u64().unwrap_or(0);
+    u32::try_from(most).unwrap_or(u32::MAX)
 }
 
 pub fn is_ours(cluster: &Value) -> bool {
@@ -182,7 +211,30 @@ fn nodes(cluster: &Value) -> u64 {
 /// The size of its machines, and whether they may be taken away.
 pub fn machine(cluster: &Value) -> (&str, bool) {
     let wanted = &cluster["properties"]["properties"];
-    (wanted["vmSize"].as_str().unwrap_or_default(), wanted["vmPriority"] == "LowPriority")
+    let is_low = wanted["vmPriority"].as_str().is_some_and(|priority| priority.eq_ignore_ascii_case("LowPriority"));
+    (wanted["vmSize"].as_str().unwrap_or_default(), is_low)
+}
+
+/// Refuses a user's cluster whose machines are not the plan's: a job there costs what nobody has agreed to.
+pub fn fits(found: &Value, cluster: &Cluster, plan: &AzuremlPlan) -> Result<()> {
+    let (size, spot) = machine(found);
+    if size.eq_ignore_ascii_case(&plan.size) && spot == plan.spot {
+        return Ok(());
+    }
+    let (size, has) = (plain(size), AzuremlPlan { spot, ..plan.clone() });
+    let message = format!(
+        "the cluster {cluster} has {size} ({}), and the job wants {} ({}), whose price is another",
+        has.priority(),
+        plan.size,
+        plan.priority()
+    );
+    let fix = format!("write size = {size:?} and spot = {spot} into [compute.azureml], or name another cluster");
+    Err(ProviderError::new(Class::Invalid, message).fix(fix))
+}
+
+/// How long a node without a job stays in it, where it says so.
+pub fn idle(cluster: &Value) -> Option<Duration> {
+    body::read_seconds(cluster["properties"]["properties"]["scaleSettings"]["nodeIdleTimeBeforeScaleDown"].as_str()?)
 }
 
 /// The price of so many nodes.

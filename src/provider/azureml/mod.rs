@@ -177,11 +177,11 @@ impl Azureml {
     async fn environment(&self, image: &str) -> Result<String, Refusal> {
         let unpinned = || ProviderError::new(Class::Invalid, format!("the image {image} is not given by its digest"));
         let version = body::version(image).ok_or_else(unpinned)?;
-        let segments = ["environments", body::ENVIRONMENT, "versions", version];
+        let segments = ["environments", body::ENVIRONMENT, "versions", &version];
         match self.client.find(&segments).await? {
             None => self.client.change(Call::put(self.client.url(&segments)?, body::environment(image))).await?,
             // Anybody who may write to the workspace can have made it.
-            Some(found) if found["properties"]["image"].as_str().and_then(body::version) != Some(version) => {
+            Some(found) if found["properties"]["image"] != image => {
                 let message =
                     format!("the environment {}:{version} of the workspace is another image than {image}", body::ENVIRONMENT);
                 return Err(ProviderError::new(Class::Conflict, message)
@@ -311,7 +311,11 @@ impl Account for Azureml {
 
     async fn room(&self, plan: &Plan) -> Vec<Finding> {
         match self.wanted(plan) {
-            Ok(wanted) => quota::room(&self.client, wanted, [nodes(plan), if plan.retry.shrink { 1 } else { nodes(plan) }]).await,
+            Ok(wanted) => {
+                let least = if plan.retry.shrink { 1 } else { nodes(plan) };
+                let room = quota::room(&self.client, wanted, [nodes(plan), least]).await;
+                room.into_iter().chain(offer::without_roles(wanted)).collect()
+            }
             Err(error) => vec![Finding::notice("workspace", error.message, error.fix.unwrap_or_default())],
         }
     }
@@ -379,7 +383,10 @@ impl Provider for Azureml {
                 return Err(refusal.into());
             }
         }
-        Ok(Vec::new())
+        match (wanted.compute, &wanted.cluster) {
+            (Placement::Cluster, None) => self.widened(attempt, wanted, nodes(plan), &mark).await,
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// The agent begins by itself, when the service gives it a node.
@@ -448,6 +455,15 @@ impl Provider for Azureml {
                 self.publish_model(attempt, &tags).await?
             }
         })
+    }
+
+    /// A job that is cancelled before it is over is a cancelled one in the studio, and may lack its outputs.
+    async fn settle(&self, attempt: &AttemptId) -> Result<()> {
+        let begun = Instant::now();
+        while begun.elapsed() < self.client.pace.end && self.find(attempt).await?.as_ref().is_some_and(job::is_live) {
+            sleep(self.client.pace.look).await;
+        }
+        Ok(())
     }
 
     async fn preempt(&self, attempt: &AttemptId) -> Result<()> {

@@ -6,6 +6,7 @@ use crate::{
     catalogue::azureml::{Size as Machine, table},
     job::{
         azureml::{AzuremlPlan, AzuremlSpec, Identity, Placement, Tier},
+        finding::Finding,
         units::Money,
     },
     provider::{
@@ -95,6 +96,17 @@ pub fn size(plan: &AzuremlPlan) -> Size {
         gpu_memory: plan.machine().map(|machine| memory(machine.gpu_memory_gb, &plan.accelerator)),
         memory_key: "compute.azureml.size",
     }
+}
+
+/// For `plan`: ftctl's own cluster without an identity that somebody gave roles to.
+pub fn without_roles(plan: &AzuremlPlan) -> Option<Finding> {
+    let is_own = plan.compute == Placement::Cluster && plan.cluster.is_none();
+    (is_own && plan.identity == Identity::Managed).then(|| {
+        let message = "that of ftctl's own cluster is made with the cluster and has no roles: it reads no private registry and no store";
+        let fix = "make a user-assigned identity with the roles AcrPull and Storage Blob Data Contributor, and write its resource id \
+                   as identity into [compute.azureml]; docs/backends/azureml.md has the commands";
+        Finding::notice("identity", message, fix)
+    })
 }
 
 /// The machine as `ftctl plan` shows it.

@@ -4,13 +4,15 @@ use serde_json::Value;
 
 use super::{
     client::Client,
+    cluster,
     refusal::{MORE, Refusal},
 };
 use crate::{
     catalogue::azureml::Size,
     job::{
-        azureml::{AzuremlPlan, Cluster, Placement},
+        azureml::{AzuremlPlan, Cluster, IDLE, Placement},
         finding::Finding,
+        units::Span,
     },
     provider::ProviderError,
 };
@@ -69,7 +71,7 @@ pub async fn room(client: &Client, plan: &AzuremlPlan, nodes: [u32; 2]) -> Vec<F
 async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 2]) -> Result<Vec<Finding>, Refusal> {
     let region = client.region().await?;
     if let Some(cluster) = plan.cluster.as_ref().filter(|_| plan.compute == Placement::Cluster) {
-        return Ok(vec![named(client, cluster, plan).await?]);
+        return named(client, cluster, plan).await;
     }
     let usages = usages(client).await?;
     let (name, stand) = if plan.spot {
@@ -91,25 +93,22 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 
     }])
 }
 
-/// Whether the cluster that a plan names is there, and has such machines.
-async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan) -> Result<Finding, Refusal> {
+/// Whether the cluster that a plan names is there, and has such machines; and whether it keeps them longer than is reckoned.
+async fn named(client: &Client, cluster: &Cluster, plan: &AzuremlPlan) -> Result<Vec<Finding>, Refusal> {
     let what = "cluster";
     let Some(found) = client.find(&["computes", cluster.as_str()]).await? else {
-        return Ok(Finding::bad(what, format!("there is no cluster {cluster}"), "correct compute.azureml.cluster"));
+        return Ok(vec![Finding::bad(what, format!("there is no cluster {cluster}"), "correct compute.azureml.cluster")]);
     };
-    let has = &found["properties"]["properties"];
-    let (size, priority) = (has["vmSize"].as_str().unwrap_or_default(), has["vmPriority"].as_str().unwrap_or_default());
-    if size.eq_ignore_ascii_case(&plan.size) && priority.eq_ignore_ascii_case(plan.priority()) {
-        return Ok(Finding::good(what, format!("{cluster} of {size}, {priority}")));
+    if let Err(error) = cluster::fits(&found, cluster, plan) {
+        return Ok(vec![Finding::bad(what, error.message, error.fix.unwrap_or_default())]);
     }
-    let message = format!(
-        "{cluster} has {} ({}), and the job wants {} ({})",
-        size.escape_debug(),
-        priority.escape_debug(),
-        plan.size,
-        plan.priority()
-    );
-    Ok(Finding::bad(what, message, "correct compute.azureml.size and spot, so that the price is the right one"))
+    let good = Finding::good(what, format!("{cluster} of {}, {}", plan.size, plan.priority()));
+    let longer = cluster::idle(&found).filter(|idle| *idle > IDLE).map(|idle| {
+        let [idle, reckoned] = [idle, IDLE].map(Span);
+        let what_it_costs = format!("a node of {cluster} stays for {idle} after its job; the ceiling counts {reckoned} of that");
+        Finding::notice(what, what_it_costs, format!("set the cluster's idle time before scale down to {reckoned} in the studio"))
+    });
+    Ok([good].into_iter().chain(longer).collect())
 }
 
 /// The subscription's own, without those of single workspaces and clusters.

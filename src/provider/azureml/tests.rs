@@ -11,6 +11,7 @@ use std::{
 
 use azure_core::{
     credentials::{AccessToken, TokenCredential, TokenRequestOptions},
+    error::ErrorKind,
     time::OffsetDateTime,
 };
 use serde_json::json;
@@ -34,7 +35,16 @@ const SUBSCRIPTION: &str = "00000000-0000-0000-0000-000000000001";
 const DIGEST: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 fn image() -> TrainerImage {
-    TrainerImage::Image { reference: format!("acr1.azurecr.io/ftctl@sha256:{DIGEST}") }
+    TrainerImage::Image { reference: reference() }
+}
+
+/// Where the environment of that image is.
+fn environment() -> String {
+    format!("/environments/ftctl/versions/{}", body::version(&reference()).expect("it has a digest"))
+}
+
+fn reference() -> String {
+    format!("acr1.azurecr.io/ftctl@sha256:{DIGEST}")
 }
 
 fn plan_of(spec: AzuremlSpec) -> Plan {
@@ -308,13 +318,13 @@ async fn a_cluster_is_asked_for_as_the_sdk_does() {
 async fn a_job_is_asked_for_as_the_sdk_does() {
     let service = Service::new().await;
     let one = attempt("body");
-    service.on("GET", "/computes/gpu2", [(200, json!({}))]);
+    service.on("GET", "/computes/gpu2", [(200, cluster_of("STANDARD_ND40rs_v2", "lowPriority"))]);
     service.on("PUT", &format!("/jobs/{}", one.machine_name()), [(201, json!({}))]);
-    service.on("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]), [(201, json!({}))]);
+    service.on("PUT", &environment(), [(201, json!({}))]);
     let spec = AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() };
     service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
 
-    let environment = service.only("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]));
+    let environment = service.only("PUT", &environment());
     differs_as_listed(&environment.body, "environment-create-image");
     assert_eq!(environment.query, "api-version=2025-12-01");
 
@@ -353,7 +363,7 @@ async fn a_serverless_job_has_a_size_and_a_tier_instead_of_a_cluster() {
     let (service, one) = (Service::new().await, attempt("serverless"));
     let path = format!("/jobs/{}", one.machine_name());
     service.on("PUT", &path, [(201, json!({}))]);
-    service.on("PUT", &format!("/environments/ftctl/versions/{}", &DIGEST[..32]), [(201, json!({}))]);
+    service.on("PUT", &environment(), [(201, json!({}))]);
     let spec = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
     service.provider().provision(&one, &plan_of(spec), &image()).await.expect("made");
     let properties = service.only("PUT", &path).body["properties"].clone();
@@ -489,15 +499,94 @@ async fn a_job_in_another_store_is_none_of_ours() {
 #[tokio::test]
 async fn an_environment_that_is_another_image_is_refused() {
     let (service, one) = (Service::new().await, attempt("planted"));
-    let other = format!("evil.example/ftctl@sha256:{}", DIGEST.replace('0', "1"));
-    service.on(
-        "GET",
-        &format!("/environments/ftctl/versions/{}", &DIGEST[..32]),
-        [(200, json!({ "properties": { "image": other } }))],
-    );
-    let spec = AzuremlSpec { compute: Some(Placement::Serverless), ..big() };
-    let error = service.provider().provision(&one, &plan_of(spec), &image()).await.expect_err("another image");
-    assert!(error.class == Class::Conflict && error.message.contains("is another image"), "{error}");
+    let plan = plan_of(AzuremlSpec { compute: Some(Placement::Serverless), ..big() });
+    for other in [DIGEST.replace('0', "1"), DIGEST.to_owned()].map(|digest| format!("evil.example/ftctl@sha256:{digest}")) {
+        assert_ne!(body::version(&other), body::version(&reference()), "each reference has a version of its own");
+        service.on("GET", &environment(), [(200, json!({ "properties": { "image": other } }))]);
+        let error = service.provider().provision(&one, &plan, &image()).await.expect_err("another image");
+        assert!(error.class == Class::Conflict && error.message.contains("is another image"), "{error}");
+    }
+    for loose in ["acr1.azurecr.io/ftctl:latest", "acr1.azurecr.io/ftctl@sha256:0123"] {
+        assert_eq!(body::version(loose), None, "{loose} is not given by its digest");
+    }
+}
+
+/// A cluster of somebody's, of such machines.
+fn cluster_of(size: &str, priority: &str) -> Value {
+    json!({ "properties": { "properties": { "vmSize": size, "vmPriority": priority } } })
+}
+
+#[tokio::test]
+async fn a_named_cluster_of_other_machines_is_refused_before_it_costs() {
+    let (service, one) = (Service::new().await, attempt("dearer"));
+    let plan = plan_of(AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() });
+    for (size, priority, fix) in [
+        ("Standard_ND96amsr_A100_v4", "LowPriority", "size = \"Standard_ND96amsr_A100_v4\" and spot = true"),
+        ("Standard_ND40rs_v2", "Dedicated", "size = \"Standard_ND40rs_v2\" and spot = false"),
+    ] {
+        service.on("GET", "/computes/gpu2", [(200, cluster_of(size, priority))]);
+        let error = service.provider().provision(&one, &plan, &image()).await.expect_err("another price");
+        let told = format!("the cluster gpu2 has {size} ({priority}), and the job wants Standard_ND40rs_v2 (LowPriority)");
+        assert!(error.class == Class::Invalid && error.message.contains(&told), "{error}");
+        assert!(error.fix.as_ref().is_some_and(|said| said.contains(fix)), "{error:?}");
+        let room = service.provider().room(&plan).await;
+        assert!(room[0].health == Health::Bad && room[0].message.contains(&told), "{room:?}");
+    }
+    assert!(service.asked().iter().all(|asked| asked.method == "GET"), "nothing was made");
+}
+
+#[tokio::test]
+async fn a_named_cluster_that_keeps_its_nodes_longer_is_told_of_in_the_plan() {
+    let service = Service::new().await;
+    let plan = plan_of(AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() });
+    let mut cluster = cluster_of("Standard_ND40rs_v2", "LowPriority");
+    for (idle, health, count) in [("PT2M", Health::Good, 1), ("PT30M", Health::Notice, 2)] {
+        cluster["properties"]["properties"]["scaleSettings"] = json!({ "nodeIdleTimeBeforeScaleDown": idle });
+        service.on("GET", "/computes/gpu2", [(200, cluster.clone())]);
+        let room = service.provider().room(&plan).await;
+        assert_eq!((room.len(), room.last().map(|finding| finding.health)), (count, Some(health)), "{room:?}");
+    }
+    let room = service.provider().room(&plan).await;
+    assert!(room[1].message.contains("30m") && room[1].message.contains("2m"), "{room:?}");
+}
+
+#[tokio::test]
+async fn a_cluster_is_widened_for_a_job_that_was_submitted_at_the_same_time() {
+    let (service, one, other) = (Service::new().await, attempt("first"), attempt("second"));
+    let name = body::cluster_name(&big().into(), &mark_of(&Party::new("me", service.store.clone())).await);
+    let (path, job_path) = (format!("/computes/{name}"), format!("/jobs/{}", one.machine_name()));
+    let tags = job::tags(&service.job(&one, "Queued").await).clone();
+    let cluster = |state: &str, most: u32| {
+        let inner = json!({ "scaleSettings": { "maxNodeCount": most } });
+        (200, json!({ "tags": tags, "properties": { "provisioningState": state, "properties": inner } }))
+    };
+    let mut jobs = [service.job(&one, "Queued").await, service.job(&other, "Queued").await];
+    for job in &mut jobs {
+        job["properties"]["computeId"] = json!(format!("{}{path}", workspace_id()));
+    }
+    service.on("PUT", &path, [(200, json!({}))]);
+    service.on("PUT", &job_path, [(201, json!({}))]);
+    service.on("PUT", &environment(), [(201, json!({}))]);
+    service.on("GET", &job_path, [(404, json!({})), (200, jobs[0].clone())]);
+    service.on("GET", "/jobs", [(200, json!({ "value": [] })), (200, json!({ "value": jobs }))]);
+    service.on("GET", &path, [cluster("Succeeded", 1), cluster("Succeeded", 1), cluster("Succeeded", 2)]);
+    let provision = async || service.provider().provision(&one, &plan_of(big()), &image()).await;
+    assert_eq!(provision().await, Ok(Vec::new()));
+    let most = |asked: &Asked| asked.body["properties"]["properties"]["scaleSettings"]["maxNodeCount"].clone();
+    assert_eq!(most(&service.only("PUT", &path)), 2, "one node for each");
+
+    // Whatever is needed now, others may have asked for more, and have not submitted their jobs yet.
+    service.on("GET", &path, [cluster("Failed", 7), cluster("Succeeded", 7)]);
+    assert_eq!(provision().await, Ok(Vec::new()));
+    let puts: Vec<Value> = service.asked().iter().filter(|asked| asked.method == "PUT" && asked.path == path).map(most).collect();
+    assert_eq!(puts, [2, 7]);
+
+    // No more room is no reason to give up the job, which takes its turn.
+    service.on("GET", &path, [cluster("Succeeded", 1)]);
+    let quota = recorded("compute-create-quota-400").pop().expect("a call");
+    service.on("PUT", &path, [(400, quota["response"].clone())]);
+    let told = provision().await.expect("the job is there");
+    assert!(told.len() == 1 && told[0].contains("stays as wide as it is"), "{told:?}");
 }
 
 #[tokio::test]
@@ -585,6 +674,28 @@ async fn a_refused_token_is_replaced_once_and_a_busy_service_is_asked_again() {
     assert_eq!(service.provider().observe(&one).await.map_err(|error| error.class), Err(Class::Denied));
 }
 
+/// Gives out no token.
+#[derive(Debug)]
+struct Away(ErrorKind);
+
+#[async_trait]
+impl TokenCredential for Away {
+    async fn get_token(&self, _: &[&str], _: Option<TokenRequestOptions<'_>>) -> azure_core::Result<AccessToken> {
+        Err(azure_core::Error::with_message(self.0.clone(), "no token"))
+    }
+}
+
+#[tokio::test]
+async fn a_sign_in_that_is_away_for_a_moment_is_no_refusal() {
+    let (service, one) = (Service::new().await, attempt("away"));
+    let mut provider = service.provider();
+    for (kind, class) in [(ErrorKind::Connection, Class::Network), (ErrorKind::Credential, Class::Denied)] {
+        provider.client.sign_in = Ok(TokenSource::new(Arc::new(Away(kind)), MANAGEMENT));
+        let seen = provider.observe(&one).await.map_err(|error| (error.class, error.message));
+        assert_eq!(seen, Err((class, "no token".to_owned())));
+    }
+}
+
 #[tokio::test]
 async fn the_console_is_read_piece_by_piece() {
     let (service, one) = (Service::new().await, attempt("console"));
@@ -614,6 +725,19 @@ async fn a_workspace_that_is_not_there_is_said() {
         (room[0].health, room[0].message.as_str()),
         (Health::Bad, "eastus: no room: low-priority vCPUs of all sizes: 0 of 39 used, 40 needed")
     );
+    let id =
+        format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/rg1/providers/Microsoft.ManagedIdentity/userAssignedIdentities/me-1");
+    for (spec, is_told) in [
+        (big(), true),
+        (AzuremlSpec { identity: id.parse().ok(), ..big() }, false),
+        (AzuremlSpec { compute: Some(Placement::Serverless), ..big() }, false),
+        (AzuremlSpec { cluster: "gpu2".parse().ok(), ..big() }, false),
+    ] {
+        let room = service.provider().room(&plan_of(spec)).await;
+        let told = room.iter().find(|finding| finding.what == "identity");
+        assert_eq!(told.map(|finding| finding.health), is_told.then_some(Health::Notice), "{room:?}");
+        assert!(told.is_none_or(|finding| finding.fix.as_ref().is_some_and(|fix| fix.contains("identity into"))), "{room:?}");
+    }
     service.on("GET", "", [(404, json!({ "error": { "code": "ResourceNotFound", "message": "no such workspace" } }))]);
     assert!(service.provider().check().await[0].message.ends_with("no such workspace"));
 }

@@ -36,7 +36,7 @@ use super::{
     sign_in::Credential,
     sums::md5,
 };
-use crate::transit;
+use crate::{identity::entra::NoToken, transit};
 
 /// Longest wait for a connection.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -205,7 +205,7 @@ impl Transport {
                 request.url_mut().set_query(Some(&format!("{query}{signature}")));
             }
             Credential::Token(source) => {
-                let token = source.token().await.map_err(Trouble::NoSignIn)?;
+                let token = source.token().await.map_err(unsigned)?;
                 request.insert_header(AUTHORIZATION, format!("Bearer {token}"));
             }
         }
@@ -227,6 +227,11 @@ fn told(request: &Request, reply: &Result<Reply, Trouble>, time: Duration) -> St
     };
     let bytes = request.body().len().unwrap_or_default();
     text + &format!(" ({bytes} bytes): {outcome} ({} ms)", time.as_millis())
+}
+
+/// A sign-in that is away for a moment may be back at the next try.
+fn unsigned(none: NoToken) -> Trouble {
+    if none.is_passing { Trouble::Unreachable(format!("no token now: {}", none.why)) } else { Trouble::NoSignIn(none.why) }
 }
 
 /// The text never has the URL, which may carry a signature.

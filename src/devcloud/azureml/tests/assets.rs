@@ -23,6 +23,10 @@ fn a_version_stays_where_it_is_and_other_tags_are_taken() {
         ("/models/m/versions/2", json!({ "properties": { "modelUri": "a", "path": "b" } }), 400),
         ("/models/m/versions/2", json!({}), 400),
         ("/models/m%2F/versions/2", model("a", "b"), 400),
+        ("/models/m/versions/bcdfgh", model("a", "b"), 400),
+        ("/models/m/versions/0", model("a", "b"), 400),
+        ("/models/m/versions/2147483648", model("a", "b"), 400),
+        ("/models/m/versions/2147483647", model("a", "b"), 201),
     ] {
         assert_eq!(ask(&mut service, "PUT", path, &body).0, status, "{path} {body}");
     }

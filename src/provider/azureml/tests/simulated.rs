@@ -203,6 +203,38 @@ async fn two_jobs_share_a_cluster_that_goes_with_the_last() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_done_is_not_cancelled_while_the_service_keeps_its_outputs() {
+    let place = Place::new(json!({ "finalization": "60s" })).await;
+    for (name, waits, status) in [("hasty", false, "Canceled"), ("patient", true, "Completed")] {
+        let (one, provider) = (attempt(name), place.provider());
+        let stands = async || job::status(&provider.find(&one).await.expect("seen").expect("there")).to_owned();
+        place.provisioned(&one).await;
+        place.until(&one, |_| place.starts(&one) == 1).await;
+        fs::write(place.home(&one).join("finish"), "").expect("written");
+        let begun = Instant::now();
+        while stands().await != "Finalizing" {
+            assert!(begun.elapsed() < Duration::from_secs(120), "it does not end");
+            sleep(Duration::from_millis(20)).await;
+        }
+        if waits {
+            provider.settle(&one).await.expect("settled");
+        }
+        provider.destroy(&one.job).await.expect("destroyed");
+        assert_eq!(stands().await, status, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_never_ends_is_not_waited_for_longer_than_its_time() {
+    let (service, one) = (Service::new().await, attempt("stuck"));
+    service.shows(&one, "Finalizing", &json!({})).await;
+    let begun = Instant::now();
+    service.provider().settle(&one).await.expect("given up");
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert_eq!(service.provider().settle(&attempt("none")).await, Ok(()), "there is nothing to wait for");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_preemption_and_an_image_that_cannot_be_pulled_are_told_apart() {
     let trouble = json!([{ "job": "-a2", "kind": "no_image" }]);
     let place = Place::new(json!({ "notice": "1s", "troubles": trouble })).await;
@@ -367,8 +399,9 @@ async fn the_workspace_knows_a_store_and_a_model_once_and_by_no_key() {
     };
     let name = provider.publish(&model(Some("23.100"))).await.expect("registered");
     assert_eq!(provider.publish(&model(None)).await, Ok(name.clone()), "it is there");
-    assert_eq!(name, format!("model {}:{}", one.job.name(), one.job.suffix()));
-    let kept = provider.client.find(&["models", one.job.name(), "versions", one.job.suffix()]).await.expect("seen").expect("there");
+    let version = name.strip_prefix(&format!("model {}:", one.job.name())).expect("its name");
+    assert!(version.parse::<i32>().is_ok_and(|version| version > 0), "{version}");
+    let kept = provider.client.find(&["models", one.job.name(), "versions", version]).await.expect("seen").expect("there");
     let tags = &kept["properties"]["tags"];
     assert_eq!((&tags["ftctl-job"], &tags["ftctl-perplexity"]), (&json!(one.job.as_str()), &json!("23.100")));
     assert_eq!(tags["ftctl-receipt"], "0.42 USD");
