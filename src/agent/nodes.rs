@@ -141,7 +141,7 @@ impl Agent<'_> {
         Ok(socket.local_addr()?.ip())
     }
 
-    /// The names of the other nodes' agents when all are ready, after the generation before. A long wait is told with the heartbeat.
+    /// The names of the other nodes' agents when all are ready, after the generation before. A heartbeat tells of a long wait.
     async fn gather(&self, roll: &mut Roll, generation: u32) -> Result<Vec<String>, End> {
         let (begun, minutes, mut told) = (Instant::now(), GATHERING.as_secs() / 60, None);
         let ended = |why: String| Err(End::new(ExitReason::Preempted, why));
