@@ -32,8 +32,8 @@ const QUIET: Duration = Duration::from_secs(30);
 /// The user hears of an agent that has not come up when its machine has been at the same thing for so long.
 const WORTH_A_WORD: Duration = Duration::from_secs(45);
 
-/// A service that has started an attempt may start it again, on another machine. Where it has none for so long, the attempt is over:
-/// the next one's wait has a bound of its own, and costs nothing.
+/// A service may start an attempt again by itself, on another machine. Where it has none for so long, the attempt is over: the next
+/// one's wait has a bound of its own, and costs nothing.
 const AGAIN: Duration = Duration::from_secs(10 * 60);
 
 /// One invocation's knowledge of the running attempt.
