@@ -573,6 +573,20 @@ fn is_undone_at(signal: rustix::process::Signal, code: i32) {
     assert!(status.code() == Some(code) && last.starts_with("interrupted: nothing of waits-"), "{signal:?}: {status}: {last}");
 }
 
+/// The compilers are looked for before libtorch is fetched.
+#[test]
+fn a_set_up_without_compilers_fetches_nothing() {
+    let set_up = SetUp::new();
+    let build = || Sandbox::said(set_up.build().env("PATH", set_up.sandbox.path("bin")));
+    let said = build();
+    let fix = "\n  fix: install Rust from rustup.rs and a C++ compiler; `ftctl doctor` shows what is missing\n";
+    let lacks = |what: &str| format!("error: {what} is not in PATH; ftctl builds the trainer with it{fix}");
+    assert_eq!((said.code, said.stderr), (Some(1), lacks("C++ compiler")));
+    fs::remove_file(set_up.sandbox.path("bin/cargo")).expect("there");
+    assert_eq!(build().stderr, lacks("cargo"));
+    assert!(!set_up.libtorch().exists());
+}
+
 #[test]
 fn an_interrupted_set_up_of_libtorch_is_begun_anew() {
     let set_up = SetUp::new();
