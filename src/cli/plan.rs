@@ -145,7 +145,7 @@ impl Planned {
         let (missing, fix) = match &self.missing[..] {
             [] => (None, None),
             [one] => (Some(format!("{}: {}", one.what, one.message)), one.fix.clone()),
-            several => (Some(format!("{} things are missing", several.len())), Some("each has its fix in the plan".to_owned())),
+            several => (Some(format!("{} things are missing", several.len())), Some("the plan has the fix of each".to_owned())),
         };
         let in_the_way: Vec<String> = self.refused.iter().cloned().chain(missing).collect();
         if !in_the_way.is_empty() {

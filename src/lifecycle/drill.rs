@@ -34,11 +34,11 @@ const POLL: Duration = Duration::from_millis(200);
 /// Takes the job's machine away, recovers the job, and measures.
 pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     let before = journal::read(world.store.as_ref(), id).await?.0;
-    let target = session::machine(&before)?;
     if !world.adoption.may_drive(&before) {
         let message = format!("somebody else submitted the job {id}, and a drill would have to recover it");
         return Err(Failure::new(Exit::Conflict, message).fix(format!("ftctl drill preempt {id} --adopt")));
     }
+    let target = session::machine(&before)?;
     let start = Instant::now();
     world.provider.preempt(&target).await?;
     // Both at once: the job needs a driver for its recovery, and there may be no other.

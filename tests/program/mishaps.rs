@@ -424,6 +424,18 @@ fn what_is_damaged_in_the_store_is_told_as_such() {
 }
 
 #[test]
+fn a_job_that_is_over_is_neither_watched_nor_drilled() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("over");
+    let id = ok(&sandbox, &["submit", "job.toml", "--wait"]).trim().to_owned();
+    assert!(ok(&sandbox, &["status", "-w"]).contains(&id), "and it ends");
+    let said = sandbox.run(&["drill", "preempt", &id]);
+    let message =
+        format!("error: the job {id} is not running; its state is succeeded\n  fix: `ftctl status` shows which jobs run\n");
+    assert_eq!((said.code, said.stderr), (Some(3), message));
+}
+
+#[test]
 fn what_jobs_cost_lately() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("paid");
