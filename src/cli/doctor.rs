@@ -53,7 +53,7 @@ fn backend(app: &App<'_>, plan: Option<&Plan>) -> Result<Vec<Finding>, Failure> 
         Err(failure) => return Ok(vec![doctor::refused("backend and store", failure)]),
     };
     let mut findings = vec![Finding::good("backend and store", format!("{name}, {}", world.store.url()))];
-    findings.extend(world.store.exposure());
+    findings.extend(doctor::exposure(&world, name));
     findings.extend(app.block_on(async { Ok(world.provider.check().await) })?);
     Ok(findings)
 }
@@ -69,6 +69,7 @@ fn job(app: &App<'_>, file: &JobFile) -> Result<Vec<Finding>, Failure> {
     Ok(match app.block_on(file.priced(app)) {
         Ok((_, plan)) => {
             let mut findings = vec![Finding::good("job file", format!("{} on {}", plan.name, plan.backend()))];
+            findings.extend(doctor::lacks_gpu(&plan));
             findings.extend(doctor::examine_material(&plan, app.settings.directories.cache()?));
             findings
         }

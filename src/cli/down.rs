@@ -26,7 +26,6 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl down quickstart -y\n  ftctl down --all -y")]
 pub struct Arguments {
     /// Id or name of the job
-    #[arg(required_unless_present = "all")]
     job: Option<String>,
     /// End every job of this store, destroy this user's machines of this store on the backend, and remove what image builds left;
     /// without `--backend`, also on every other backend that costs nothing
@@ -46,6 +45,10 @@ impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         if let Some(job) = self.job.as_ref().filter(|_| self.cloud_is_gone) {
             return forget(app, job);
+        }
+        if self.job.is_none() && !self.all {
+            let failure = Failure::new(Exit::Usage, "`ftctl down` does not say which job");
+            return Err(failure.fix("name a job, or add --all for every job of this store"));
         }
         let places = self.places(app)?;
         let (Meant { jobs, machines }, mut rest) =

@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use super::{App, adopt::Adopt, completion, intent::Intent};
 use crate::{
     exit::Failure,
-    lifecycle::drill::{self, DRILL_SCHEMA, Drill},
+    lifecycle::{
+        drill::{self, DRILL_SCHEMA, Drill},
+        session,
+    },
     output::{Show, Table, format},
 };
 
@@ -37,7 +40,7 @@ impl Arguments {
         let Kind::Preempt { job, adopt } = self.drill;
         let (mut world, record) = app.block_on(app.job(&job))?;
         if app.dry_run {
-            let target = drill::target(&record)?;
+            let target = session::machine(&record)?;
             let recover = format!("recover {} in attempt {}", target.job, target.attempt + 1);
             let acts = vec![format!("take {} away", target.machine_name()), recover];
             return app.output.show(&Intent(acts));

@@ -179,6 +179,9 @@ pub fn verdict(record: &Record) -> Result<(), Failure> {
     let had_machine = record.attempts.iter().any(|attempt| attempt.started.is_some());
     let trained = record.attempts.iter().any(|attempt| attempt.last_step > 0);
     let fix = match (had_machine, trained) {
+        (false, _) if record.outcome == Some(Outcome::Failed) => {
+            format!("correct that, then `ftctl resume {id}`; `ftctl explain {id}` shows what was tried")
+        }
         (false, _) => format!("`ftctl explain {id}` shows what was tried"),
         (true, false) => wrote,
         (true, true) => format!("{wrote}; `ftctl resume {id}` goes on from its last checkpoint"),

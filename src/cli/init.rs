@@ -14,6 +14,7 @@ use super::{App, intent::Intent, schema};
 use crate::{
     exit::{Exit, Failure},
     job::{
+        compute::Backend,
         foreign::{self, azureml},
         hub::HubName,
         spec::JobSpec,
@@ -135,7 +136,8 @@ impl Init {
         if with_schema {
             write(&schema_path, &schema::text(), true)?;
         }
-        app.output.report().line(&format!("next: ftctl run {}", self.out.display()));
+        let verb = if runs_as_it_is(&text) { "run" } else { "plan" };
+        app.output.report().line(&format!("next: ftctl {verb} {}", self.out.display()));
         app.output.show(&Written { template: name, path: self.out })
     }
 }
@@ -144,7 +146,8 @@ impl Init {
     /// The job file for a command job of Azure ML. Its paths begin at its own folder, those of a job file at that of the job file.
     fn job_of_azureml(&self, app: &App<'_>, file: &Path) -> Result<String, Failure> {
         let (path, out) = (app.working_directory.join(file), app.working_directory.join(&self.out));
-        let text = bounded(&path).map_err(|problem| Failure::new(Exit::Usage, problem).fix("give the file of a command job"))?;
+        let exit = if path.exists() { Exit::Usage } else { Exit::NotFound };
+        let text = bounded(&path).map_err(|problem| Failure::new(exit, problem).fix("give the file of a command job"))?;
         let folder = path.parent().unwrap_or(&path);
         let way = if out.parent() == Some(folder) { Path::new("") } else { folder };
         translated(app, folder, |read| azureml::translate(&text, &file.display().to_string(), way, read))
@@ -192,6 +195,13 @@ fn bounded(path: &Path) -> Result<String, String> {
 fn unknown(name: &str) -> Failure {
     let known: Vec<&str> = TEMPLATES.iter().map(|template| template.name).collect();
     Failure::new(Exit::Usage, format!("there is no template `{name}`")).fix(suggest(name, &known, "templates"))
+}
+
+/// Whether a job reads no file of the user's, and is for a backend without an account.
+fn runs_as_it_is(text: &str) -> bool {
+    let Ok(spec) = JobSpec::parse(text, "the new job") else { return false };
+    let backend = spec.compute.backend.as_deref().and_then(Backend::named);
+    spec.data.is_some_and(|data| data.source.is_some()) && backend.is_none_or(|backend| !backend.needs_account())
 }
 
 /// Points the schema line at the file beside the new one, and writes what the chosen backend needs in the place of what the

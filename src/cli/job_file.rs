@@ -10,7 +10,7 @@ use crate::{
     job::{plan::Plan, spec::JobSpec},
     lifecycle::{World, image},
     provider::registry,
-    settings,
+    settings::{self, OpenError},
 };
 
 #[derive(Debug, Args)]
@@ -38,7 +38,13 @@ impl JobFile {
 
     /// The checked job.
     pub fn read(&self) -> Result<JobSpec, Failure> {
-        let mut document = settings::open(&self.path)?;
+        let mut document = settings::open(&self.path).map_err(|error| match error {
+            OpenError::Directory(ref path) => {
+                let fix = format!("name a job file, such as {}", path.join("job.toml").display());
+                Failure::from(error).fix(fix)
+            }
+            error => error.into(),
+        })?;
         for assignment in &self.set {
             document.set(assignment)?;
         }

@@ -101,10 +101,11 @@ impl Planned {
         looked_at.extend(std::mem::take(&mut looked.failures).into_iter().map(|(what, failure)| (what, Err(failure))));
         let (mut missing, mut refused, mut warnings) = (Vec::new(), Vec::new(), Vec::from_iter(no_store));
         let store = world.provider.admit_store(&plan).map_err(Failure::from);
-        let exposure = world.store.exposure().filter(|_| store.is_ok());
+        let exposure = doctor::exposure(world, plan.backend()).filter(|_| store.is_ok());
         for (what, found) in [("store", store), ("image", image::check(world, &plan))] {
             missing.extend(found.err().map(|failure| doctor::refused(what, failure)));
         }
+        missing.extend(doctor::lacks_gpu(&plan));
         missing.extend(unpinned.into_iter().map(|(what, failure)| doctor::refused(what, failure)));
         for (what, failure) in looked_at.into_iter().filter_map(|(what, found)| Some((what, looked.named(found.err()?)))) {
             match failure.exit {
@@ -141,11 +142,15 @@ impl Planned {
     }
 
     fn verdict(&self) -> Result<(), Failure> {
-        let missing = self.missing.iter().map(|finding| format!("{}: {}", finding.what, finding.message));
+        let (missing, fix) = match &self.missing[..] {
+            [] => (None, None),
+            [one] => (Some(format!("{}: {}", one.what, one.message)), one.fix.clone()),
+            several => (Some(format!("{} things are missing", several.len())), Some("the plan has the fix of each".to_owned())),
+        };
         let in_the_way: Vec<String> = self.refused.iter().cloned().chain(missing).collect();
         if !in_the_way.is_empty() {
             let failure = Failure::new(Exit::Usage, format!("the job cannot run yet: {}", in_the_way.join("; ")));
-            return Err(Failure { fix: self.missing.iter().find_map(|finding| finding.fix.clone()), ..failure });
+            return Err(Failure { fix, ..failure });
         }
         let bad: Vec<&Finding> = self.room.iter().filter(|finding| finding.health == Health::Bad).collect();
         let Some(first) = bad.first() else { return Ok(()) };
@@ -276,7 +281,7 @@ impl Show for Planned {
         let mut table = Table::default();
         table.pair("job", &plan.name);
         table.pair("backend", plan.backend());
-        for (name, value) in registry::rows(&plan.compute) {
+        for (name, value) in registry::rows(plan) {
             table.pair(name, value);
         }
         if let Some(image) = plan.image() {
@@ -323,7 +328,8 @@ impl Show for Planned {
             table.pair(finding.what, &finding.message);
         }
         for finding in &self.missing {
-            table.pair("missing", format!("{}: {}", finding.what, finding.message));
+            let fix = finding.fix.as_ref().map(|fix| format!("\nfix: {fix}")).unwrap_or_default();
+            table.pair("missing", format!("{}: {}{fix}", finding.what, finding.message));
         }
         table.render()
     }

@@ -56,7 +56,7 @@ pub struct Arguments {
     /// What happens when nothing can be made of a row
     #[arg(long, value_enum, default_value = "fail")]
     on_bad_row: BadRow,
-    /// What is made of `<|endoftext|>` and other special tokens in the text [default: literal, and a warning]
+    /// How special tokens such as `<|endoftext|>` in the text are read [default: literal, and a warning]
     #[arg(long, value_enum)]
     end_of_text: Option<End>,
     /// GPT-2's own vocabulary, or one trained on the text

@@ -99,7 +99,9 @@ impl Prices {
     fn notes(&self) -> String {
         let disk = self.rows.iter().find_map(|row| Some((&row.backend, row.offer.disk_gb?)));
         let disk = disk.map(|(backend, size)| format!("; on {backend} with a disk of {size} GB")).unwrap_or_default();
-        format!("USD an hour by the lists of these dates{disk}. A job trains on one GPU. `ftctl plan` asks for today's price.")
+        format!(
+            "USD an hour by the lists of these dates{disk}. Without compute.processes_per_node a job trains on all GPUs of its machine. `ftctl plan` asks for today's price."
+        )
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
 pub struct Arguments {
     /// Id or name of a job
     job: Option<String>,
-    /// Look again every two seconds, until the job is over
+    /// Look again every two seconds, until all jobs that are shown are over
     #[arg(short, long)]
     watch: bool,
     /// Also jobs that ended long ago
@@ -90,11 +90,11 @@ impl Arguments {
         let mut shown = None;
         loop {
             let found = app.block_on(self.look(app))?;
-            let over = !found.jobs.is_empty() && found.jobs.iter().all(Row::finished);
+            let over = found.jobs.iter().all(Row::finished);
             if shown.as_ref() != Some(&found) {
                 app.output.show_again(&found, self.watch)?;
             }
-            if !self.watch || (self.job.is_some() && over) {
+            if !self.watch || over {
                 return Ok(());
             }
             shown = Some(found);

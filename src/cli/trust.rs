@@ -13,15 +13,17 @@ use crate::{
     exit::{Exit, Failure},
     job::{spec::JobSpec, wording::shell_word},
     output::{Cell, Show, Table},
+    provider::registry,
     settings::{
         self, PROJECT_FILE,
         trust::{Claims, Places, Trusted, directory_of},
     },
+    store,
 };
 
 /// Trust the files of a directory to say where jobs run, which store they use and how images are built
 ///
-/// Some values decide where your sign-in is sent and whose code runs: `backend`, `store` and `[image]` in ./ftctl.toml or a job
+/// Some values decide where your credentials go and whose code runs: `backend`, `store` and `[image]` in ./ftctl.toml or a job
 /// file, and the images, mounts, user, network, service account and environment in a job file's `[compute]`, and its
 /// `tracking.mlflow`. ftctl uses them only after you trust them, with this command or by answering its question on a terminal.
 /// Your trust covers the directory and its present values; ftctl asks again about a changed value. The command line, FTCTL_*
@@ -44,6 +46,10 @@ impl Arguments {
         // One that is gone was a directory.
         let is_directory = path.is_dir() || !path.exists();
         let directory = directory_of(&if is_directory { path.join(PROJECT_FILE) } else { path.clone() });
+        if !self.remove && !path.exists() {
+            let message = format!("there is no file or directory {}", self.path.display());
+            return Err(Failure::new(Exit::NotFound, message).fix("name a directory with job files, or one job file"));
+        }
         let said = if self.remove { Vec::new() } else { said_by(&path)? };
         let mut trusted = Trusted::of(app.settings.directories.state()?, &directory);
         if is_directory || self.remove {
@@ -127,6 +133,7 @@ impl App<'_> {
         if self.trusts(claims) {
             return Ok(());
         }
+        exist(claims)?;
         let directory = claims.directory();
         let question = format!("{}.\nTrust {} with that?", told(claims), directory.display());
         if self.declined.get() || self.output.confirm(&question, false).is_err() {
@@ -159,17 +166,30 @@ impl App<'_> {
     }
 }
 
+/// Refuses a backend or a kind of store that is not known: a word for it would be given in vain.
+fn exist(claims: &Claims) -> Result<(), Failure> {
+    if let Some(backend) = claims.places.get("backend") {
+        registry::known(backend)?;
+    }
+    Ok(claims.places.get("store").map_or(Ok(()), |store| store::known(store))?)
+}
+
 /// Values as a terminal can bear them: they are a stranger's.
 fn told(claims: &Claims) -> String {
     let values: Vec<String> = claims.places.iter().map(|(key, value)| format!("{key} = {value:?}")).collect();
-    format!("{} sets {}; these decide where your sign-in is sent and whose code runs", claims.file.display(), values.join(", "))
+    format!(
+        "{} sets {}. Such values decide where your credentials go and whose code runs",
+        claims.file.display(),
+        values.join(", ")
+    )
 }
 
 fn not_trusted(claims: &Claims, directory: &Path) -> Failure {
     let of_project = claims.file.file_name().is_some_and(|name| name == PROJECT_FILE);
     let what = if of_project { directory } else { &claims.file };
     let word = shell_word(&what.display().to_string());
-    Failure::new(Exit::Usage, format!("{}, and you have not trusted them yet", told(claims))).fix(format!(
-        "check them, then run `ftctl trust {word}`; for this one command add --trust-project; in a pipeline FTCTL_TRUST_PROJECT=1"
+    Failure::new(Exit::Usage, format!("{}. You have not trusted them yet", told(claims))).fix(format!(
+        "check the values, then run `ftctl trust {word}`; or add --trust-project for this one command; in a pipeline set \
+         FTCTL_TRUST_PROJECT=1"
     ))
 }

@@ -49,7 +49,7 @@ impl Arguments {
         }
         let path = app.working_directory.join(&self.path);
         if !path.exists() {
-            return Err(Failure::new(Exit::NotFound, format!("there is no {}", self.path.display())));
+            return Err(Failure::new(Exit::NotFound, format!("there is no file or directory {}", self.path.display())));
         }
         let uploaded = if app.dry_run {
             dataset::plan_upload(&store, &path, report.as_ref()).await?

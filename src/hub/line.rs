@@ -236,7 +236,7 @@ impl About<'_> {
     fn unreachable(&self, url: &Url, why: &str) -> HubError {
         let host = url.host_str().unwrap_or_default();
         HubError::new(Class::Network, format!("cannot ask {host} for {} of {}: {why}", self.of, self.repository))
-            .fix("HF_HUB_OFFLINE=1 takes what the cache has; HF_ENDPOINT names another hub")
+            .fix("check the network; HF_HUB_OFFLINE=1 takes what the cache has; HF_ENDPOINT names another hub")
     }
 
     fn astray(&self) -> HubError {

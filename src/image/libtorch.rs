@@ -185,7 +185,7 @@ async fn run(installer: &Installer, partial: &Path, variant: Variant, report: &d
         let advice = installer::advice(&tail);
         return Err(ImageError::Failed { purpose: "installing libtorch", tail, log: log_path, advice });
     }
-    let bytes = variant.expected_bytes.unwrap_or_else(|| size_of(partial));
+    let bytes = size_of(&partial.join("site"));
     report.progress(&what, bytes, Some(bytes), Unit::Bytes);
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{libtorch, trainer};
-use crate::job::finding::Finding;
+use super::{ImageError, Result, libtorch, trainer};
+use crate::job::finding::{Finding, Health};
 
 /// Free space below which a first run on this machine would not fit: libtorch, the build, a dataset and checkpoints.
 const ROOM: u64 = 6 << 30;
@@ -32,17 +32,26 @@ pub fn examine(cache: &Path) -> Vec<Finding> {
     findings
 }
 
+/// Refuses to begin a build of the trainer that would fail after a long download.
+pub fn compilers() -> Result<()> {
+    let path = env::var_os("PATH");
+    let lacking = TOOLS.iter().filter(|tool| tool.compiles).find(|tool| found(tool, path.as_deref()).health == Health::Bad);
+    lacking.map_or(Ok(()), |tool| Err(ImageError::NoTool { what: tool.what }))
+}
+
 struct Tool {
     what: &'static str,
+    /// Whether it is needed after libtorch has come.
+    compiles: bool,
     /// Any of these programs will do.
     programs: &'static [&'static str],
     fix: &'static str,
 }
 
 const TOOLS: &[Tool] = &[
-    Tool { what: "cargo", programs: &["cargo"], fix: "install Rust with rustup, without root" },
-    Tool { what: "C++ compiler", programs: &["c++", "g++", "clang++"], fix: "install g++ or clang" },
-    Tool { what: "python3", programs: &["python3"], fix: "install Python 3; it fetches libtorch" },
+    Tool { what: "cargo", compiles: true, programs: &["cargo"], fix: "install Rust with rustup, without root" },
+    Tool { what: "C++ compiler", compiles: true, programs: &["c++", "g++", "clang++"], fix: "install g++ or clang" },
+    Tool { what: "python3", compiles: false, programs: &["python3"], fix: "install Python 3; it fetches libtorch" },
 ];
 
 fn found(tool: &Tool, path: Option<&OsStr>) -> Finding {
@@ -73,7 +82,6 @@ fn room(cache: &Path) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::finding::Health;
 
     #[test]
     fn an_empty_machine_lacks_every_tool_and_says_how_to_get_it() {

@@ -14,7 +14,7 @@ use tokio::{
     process::Command,
 };
 
-use super::{ImageError, Result, io_error, libtorch, lock, sources, tail};
+use super::{ImageError, Result, io_error, libtorch, lock, needs, sources, tail};
 use crate::job::{
     digest::Digest,
     order::program,
@@ -35,6 +35,9 @@ fn digest(libtorch: &str) -> Digest {
 
 /// Finds the trainer, or builds it with cargo from the embedded sources. It lies where [`program`] says.
 pub async fn ensure(cache: &Path, report: &dyn Report) -> Result<Digest> {
+    if present(cache).is_none() {
+        needs::compilers()?;
+    }
     let libtorch = libtorch::ensure(cache, report).await?;
     let digest = digest(&libtorch.key);
     let path = program(cache, &digest);
@@ -58,8 +61,8 @@ async fn build(home: &Path, libtorch: &libtorch::Libtorch, program: &Path, repor
     command.arg(source.join("Cargo.toml")).arg("--target-dir").arg(&target);
     command.envs(libtorch.variables.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command.kill_on_drop(true);
-    let purpose = "build the trainer (install Rust and a C++ compiler)";
-    let child = command.spawn().map_err(|source| ImageError::Missing { program: "cargo", purpose, source })?;
+    let missing = |source| ImageError::Missing { program: "cargo", purpose: "build the trainer", source };
+    let child = command.spawn().map_err(missing)?;
     if !follow(child, &log_path, report).await? {
         return Err(ImageError::Failed {
             purpose: "building the trainer with cargo",

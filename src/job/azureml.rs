@@ -36,7 +36,7 @@ pub struct AzuremlSpec {
     /// Whether the machine may be preempted, at a fifth of the price ("low priority"); absent: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<bool>,
-    /// Whom the service gives machines first, where it finds them itself and they are not spot; absent: `standard`.
+    /// Priority of a serverless job that is not spot; absent: `standard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
     /// Container image with ftctl and its trainer, by its digest in a registry that the machine may read.
@@ -63,15 +63,15 @@ pub enum Placement {
     Serverless,
 }
 
-/// Whom the service gives machines first.
+/// Priority of a serverless job that is not spot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// Last.
+    /// Low.
     Basic,
-    /// In turn.
+    /// Normal.
     Standard,
-    /// First.
+    /// High.
     Premium,
 }
 

@@ -37,6 +37,11 @@ impl Backend {
         Self::NAMES[self as usize]
     }
 
+    /// Whether its machines are a cloud's, which knows its users.
+    pub fn needs_account(self) -> bool {
+        matches!(self, Self::Gce | Self::Azureml)
+    }
+
     /// Keys of its table below `[compute]` that decide whose code a machine runs, where, and with which rights.
     pub fn keys_of_trust(self) -> &'static [&'static str] {
         match self {

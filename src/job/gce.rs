@@ -34,7 +34,7 @@ pub struct GceSpec {
     /// Absent: false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank_zones: Option<bool>,
-    /// Use a spot machine, which costs a quarter and may be preempted; absent: true.
+    /// Use a spot machine. It costs less (`ftctl prices` shows both prices), and may be preempted; absent: true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spot: Option<bool>,
     /// Use the older kind of preemptible machine. Google ends it after 24 hours, and it cannot have a time limit

@@ -152,7 +152,7 @@ pub enum PlanError {
     )]
     TooFewLeaves { processes: usize, leaves: usize },
     #[error(
-        "compute.nodes = {nodes}: {backend} makes one machine for an attempt, and the backends local and azureml several; leave it out there, or set compute.processes_per_node"
+        "compute.nodes = {nodes}: {backend} has one machine for each attempt. Remove compute.nodes, use compute.processes_per_node for several GPUs of one machine, or use backend azureml (or local, to rehearse)"
     )]
     OneMachine { nodes: usize, backend: String },
     #[error(

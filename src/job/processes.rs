@@ -34,11 +34,14 @@ pub(super) fn shared(train: &TrainSettings, processes: usize) -> TrainSettings {
 pub(super) const MOST_NODES: usize = 256;
 
 /// The rules for processes that share the steps of `train`, on so many nodes.
-pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 2] {
-    let are_even = (1..=MOST_NODES).contains(&nodes) && processes.is_multiple_of(nodes);
-    let uneven =
-        format!("{processes} processes are not on {nodes} nodes: there are 1 to {MOST_NODES} of them, with as many on each");
+pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 3] {
+    let number = format!("nodes is 1 to {MOST_NODES}, not {nodes}");
+    let uneven = format!("{processes} processes cannot be divided evenly among {nodes} nodes");
     let leaves = train.leaves();
     let has_work = format!("{processes} processes cannot share a step of {leaves} leaves (train.leaves); each needs one");
-    [rule("compute.nodes", are_even, uneven), rule("compute.processes_per_node", (1..=leaves).contains(&processes), has_work)]
+    [
+        rule("compute.nodes", (1..=MOST_NODES).contains(&nodes), number),
+        rule("compute.nodes", processes.is_multiple_of(nodes), uneven),
+        rule("compute.processes_per_node", (1..=leaves).contains(&processes), has_work),
+    ]
 }

@@ -132,8 +132,8 @@ pub struct ComputeSpec {
     /// The machine on Azure ML.
     #[serde(skip_serializing_if = "is_default")]
     pub azureml: AzuremlSpec,
-    /// Machines of an attempt, each with `processes_per_node` processes; for the backends `local`, which rehearses them as
-    /// processes of this machine, and `azureml`. Absent: one.
+    /// Number of machines of an attempt. Each runs `processes_per_node` processes. Only `azureml` has several machines; `local`
+    /// rehearses them as processes of this machine. Absent: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
     /// Processes of a machine that train together, on its CPU or on a GPU for each: each does in a step what
@@ -167,7 +167,7 @@ pub struct RetrySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_backoff: Option<Span>,
     /// Whether a job with several `compute.nodes` goes on with fewer when one is lost, or when not all are available. They share
-    /// the same step, and the bits stay the same. Absent: false, and the job waits for all of them.
+    /// the same step, and the bits stay the same. Absent: false: the job waits for all machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shrink: Option<bool>,
 }
@@ -274,7 +274,14 @@ mod tests {
             ("[retry]\non = [\"preempt\", \"flood\"]", 5, 18, "retry.on: `flood` is not one of its values"),
             ("[limits]\nttl = \"5w\"", 5, 7, "limits.ttl: `5w` is not a duration"),
             ("[limits]\nttl = \"0s\"", 5, 7, "leaves no time"),
-            ("[limits]\nmax_cost = 12", 5, 12, "limits.max_cost: expected a string, found integer `12`"),
+            (
+                "[limits]\nmax_cost = 12",
+                5,
+                12,
+                "limits.max_cost: expected an amount of money, found integer `12`; write it like \"12USD\"",
+            ),
+            ("[limits]\nttl = 2", 5, 7, "limits.ttl: expected a duration, found integer `2`; write it like \"2h\""),
+            ("[compute]\nnodes = 0", 5, 9, "nodes is 1 to 256, not 0"),
             ("[compute]\nbackend = \"\"", 5, 11, "compute.backend is empty"),
             ("[compute]\nenvironment = { NCCL_DEBUG = 1 }", 5, 30, "expected a string"),
             ("[compute]\nenvironment = { LD_PRELOAD = \"x.so\" }", 5, 1, "LD_PRELOAD cannot be set by a job"),
@@ -287,6 +294,24 @@ mod tests {
             let error = refuse(&format!("{JOB}{added}\n"));
             assert_eq!((error.line, error.column), (line, column), "{added:?} gave {error}");
             assert!(error.message.contains(message), "{added:?} gave {:?}, not {message:?}", error.message);
+        }
+    }
+
+    #[test]
+    fn words_of_other_programs_lead_to_the_keys() {
+        let cases = [
+            ("[training]\nsteps = 1", "train"),
+            ("[trian]\nsteps = 1", "train"),
+            ("[train]\nlr = 1", "learning_rate"),
+            ("[train]\nbatch_size = 1", "micro_batch"),
+            ("[train]\nper_device_train_batch_size = 1", "micro_batch"),
+            ("[train]\nmax_steps = 1", "steps"),
+            ("[train]\nnum_train_epochs = 1", "epochs"),
+            ("[train]\ncheckpoint_evry = 1", "checkpoint_every"),
+        ];
+        for (added, meant) in cases {
+            let hint = refuse(&format!("{JOB}{added}\n")).hint;
+            assert_eq!(hint, Some(format!("did you mean `{meant}`?")), "{added}");
         }
     }
 

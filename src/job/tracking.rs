@@ -1,15 +1,15 @@
-//! `[tracking]`: who is told a job's numbers.
+//! `[tracking]`: where a job sends its metrics.
 
 use ft_trainer::settings::validate::{Rule, rule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Whom the job's numbers are told, besides its own log.
+/// Where the job sends its metrics, besides its own log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrackingSpec {
     /// Address of an MLflow server, `https://…`, or of an Azure ML workspace, `azureml://…`, which the job's machine must reach;
-    /// `none`: nobody. Absent: nobody, but on the backend `azureml` the run in the studio that the service has of each attempt.
+    /// `none` sends nothing. Absent: none; on `azureml` the attempt's run in the studio.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<String>,
 }

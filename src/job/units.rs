@@ -1,13 +1,16 @@
 //! Durations (`90s`, `2h`, `1d12h`), money (`12USD`) and sizes (`512MiB`) as a person types them.
 
-use std::{fmt, iter::Sum, str::FromStr, time::Duration};
+use std::{fmt, iter::Sum, marker::PhantomData, str::FromStr, time::Duration};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, Visitor},
+};
 
 /// A length of time, written `90s`, `45m`, `2h`, `1d12h`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Span(pub Duration);
 
@@ -62,8 +65,8 @@ impl fmt::Display for Span {
 
 /// An amount in US dollars, written `12USD` or `0.36USD`.
 // In millionths, so that sums of prices stay exact.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Money {
     pub micros: u64,
@@ -128,8 +131,8 @@ impl fmt::Display for Money {
 }
 
 /// A number of bytes, written `512MiB`, `2GiB`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(into = "String")]
 #[schemars(with = "String")]
 pub struct Bytes(pub u64);
 
@@ -184,6 +187,37 @@ written_as_text!(
     super::azureml::Cluster,
     super::azureml::IdentityId,
     super::azureml::Identity
+);
+
+/// Reads a text as a `Kind`; anything else is told how that is written.
+struct Written<Kind>(&'static str, PhantomData<Kind>);
+
+impl<Kind: TryFrom<String, Error = String>> Visitor<'_> for Written<Kind> {
+    type Value = Kind;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Kind, E> {
+        text.to_owned().try_into().map_err(E::custom)
+    }
+}
+
+macro_rules! read_from_text {
+    ($($kind:ty: $how:literal),+) => {$(
+        impl<'de> Deserialize<'de> for $kind {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(Written($how, PhantomData))
+            }
+        }
+    )+};
+}
+
+read_from_text!(
+    Span: "a duration; write it like \"2h\"",
+    Money: "an amount of money; write it like \"12USD\"",
+    Bytes: "a size; write it like \"512MiB\""
 );
 
 #[cfg(test)]

@@ -31,7 +31,11 @@ pub(super) fn reword(message: &str, place: &Place) -> Wording {
     }
     let mismatch = message.strip_prefix("invalid type: ").or(message.strip_prefix("invalid value: "));
     match mismatch.and_then(|rest| rest.split_once(", expected ")) {
-        Some((found, expected)) => plain(about(&format!("expected {}, found {found}", kind(expected)))),
+        Some((found, expected)) => {
+            // A type that is written as text says how.
+            let (expected, how) = expected.split_at(expected.find("; ").unwrap_or(expected.len()));
+            plain(about(&format!("expected {}, found {found}{how}", kind(expected))))
+        }
         None => plain(about(message)),
     }
 }
@@ -54,18 +58,31 @@ pub fn nearest<'k>(typed: &str, known: &[&'k str]) -> Option<&'k str> {
     near(typed, known).first().copied()
 }
 
-/// The words that were probably meant: at most a third of them is wrong, or what was typed is a part of them. There are two only
-/// where both are as near.
+/// Other programs' words for keys of a job file.
+const SYNONYMS: [(&str, &str); 5] = [
+    ("lr", "learning_rate"),
+    ("batch_size", "micro_batch"),
+    ("per_device_train_batch_size", "micro_batch"),
+    ("max_steps", "steps"),
+    ("num_train_epochs", "epochs"),
+];
+
+/// The words that were probably meant: another program's word for them, at most a third of them is wrong, what was typed is a part
+/// of them, or they are its beginning. There are two only where both are as near.
 pub fn near<'k>(typed: &str, known: &[&'k str]) -> Vec<&'k str> {
     let plain = |word: &str| word.to_ascii_lowercase().replace('-', "_");
-    let distance = |word: &str| match strsim::damerau_levenshtein(&plain(typed), &plain(word)) {
-        far if far > 2 && typed.len() > 5 && plain(word).contains(&plain(typed)) => 2,
-        distance => distance,
+    let typed = plain(typed);
+    // In halves of a letter: a word that begins what was typed comes after one typing error, and before two.
+    let distance = |word: &str| match strsim::damerau_levenshtein(&typed, &plain(word)) {
+        _ if SYNONYMS.contains(&(&typed, word)) => 0,
+        far if far > 1 && word.len() > 3 && typed.starts_with(&plain(word)) => 3,
+        far if far > 2 && typed.len() > 5 && plain(word).contains(&typed) => 4,
+        distance => 2 * distance,
     };
     let mut near: Vec<(usize, &str)> = known.iter().map(|word| (distance(word), *word)).collect();
     near.sort_by_key(|(distance, _)| *distance);
     let least = near.first().map_or(0, |(distance, _)| *distance);
-    near.retain(|(distance, _)| *distance == least && least <= (typed.chars().count() / 3).max(1));
+    near.retain(|(distance, _)| *distance == least && least <= 2 * (typed.chars().count() / 3).max(1));
     near.into_iter().map(|(_, word)| word).take(2).collect()
 }
 

@@ -1,6 +1,8 @@
 //! The obstacles to a job on this machine, each with the command that removes it. Works offline and changes nothing.
 
-use std::path::Path;
+use std::{fs, path::Path};
+
+use ft_trainer::settings::DeviceChoice;
 
 use super::{
     Result, World,
@@ -9,6 +11,7 @@ use super::{
 use crate::{
     exit::Failure,
     job::{
+        compute::{Backend, Compute},
         finding::{Finding, Health},
         hub::is_name,
         plan::{DataPlan, Plan},
@@ -77,6 +80,28 @@ pub async fn stored(world: &World, plan: &Plan) -> Result<Option<Known>> {
     Ok(upload::check_stored(world, plan, digest).await?.1)
 }
 
+/// The damage that an intruder on a machine could do to the store. Jobs of this machine have the rights of its user anyway.
+pub fn exposure(world: &World, backend: &str) -> Option<Finding> {
+    world.store.exposure().filter(|_| Backend::named(backend) != Some(Backend::Local))
+}
+
+/// A job that trains on a GPU of this machine, where there is none.
+pub fn lacks_gpu(plan: &Plan) -> Option<Finding> {
+    let needs = *plan.compute == Compute::Local && plan.train.device == DeviceChoice::Cuda;
+    (needs && !has_gpu(Path::new("/dev"))).then(|| {
+        let message = "train.device = \"cuda\", and this machine has no GPU";
+        Finding::bad("device", message, "set train.device = \"auto\", or name a backend with GPUs")
+    })
+}
+
+/// Whether NVIDIA's driver has made a device for a GPU: on Linux one for each, below Windows one for all.
+fn has_gpu(devices: &Path) -> bool {
+    let is_gpu = |name: &str| {
+        name == "dxg" || name.strip_prefix("nvidia").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    fs::read_dir(devices).is_ok_and(|entries| entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_gpu)))
+}
+
 /// A failure as what it would be for a job.
 pub fn refused(what: &'static str, failure: Failure) -> Finding {
     Finding { health: Health::Bad, what, message: failure.message, fix: failure.fix }
@@ -122,6 +147,15 @@ mod tests {
         assert!(seen < bytes / 3, "{seen} of {bytes} bytes");
         std::fs::write(directory.path().join("config.json"), shape(1_601).config_json(None).to_string()).expect("written");
         upload::check_weights(&plan).expect_err("another width");
+    }
+
+    #[test]
+    fn a_gpu_has_a_device_with_a_number() {
+        let devices = tempfile::tempdir().expect("a directory");
+        for (name, is_gpu) in [("nvidiactl", false), ("nvidia-uvm", false), ("nvidia3", true)] {
+            std::fs::write(devices.path().join(name), "").expect("written");
+            assert_eq!(has_gpu(devices.path()), is_gpu, "{name}");
+        }
     }
 
     fn shape(width: usize) -> Shape {

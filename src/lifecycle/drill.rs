@@ -7,16 +7,11 @@ use serde::Serialize;
 use super::{
     Result, World,
     drive::{Until, drive},
-    journal, observe,
+    journal, observe, session,
 };
 use crate::{
     exit::{Exit, Failure},
-    job::{
-        id::{AttemptId, JobId},
-        record::Record,
-        state::State,
-        units::Money,
-    },
+    job::{id::JobId, record::Record, units::Money},
 };
 
 pub const DRILL_SCHEMA: &str = "ftctl.drill/1";
@@ -39,11 +34,11 @@ const POLL: Duration = Duration::from_millis(200);
 /// Takes the job's machine away, recovers the job, and measures.
 pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     let before = journal::read(world.store.as_ref(), id).await?.0;
-    let target = target(&before)?;
     if !world.adoption.may_drive(&before) {
         let message = format!("somebody else submitted the job {id}, and a drill would have to recover it");
         return Err(Failure::new(Exit::Conflict, message).fix(format!("ftctl drill preempt {id} --adopt")));
     }
+    let target = session::machine(&before)?;
     let start = Instant::now();
     world.provider.preempt(&target).await?;
     // Both at once: the job needs a driver for its recovery, and there may be no other.
@@ -51,15 +46,6 @@ pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
         record = drive(world, id, Until::Finished) => finished(&record?, before.attempt, start),
         after = recovered(world, id, before.attempt) => Ok(measure(&after?, before.attempt, start)),
     }
-}
-
-/// The machine that a drill takes away.
-pub fn target(record: &Record) -> Result<AttemptId> {
-    if record.state == State::Running {
-        return Ok(AttemptId::new(&record.id, record.attempt));
-    }
-    let state = record.state.label(record.outcome);
-    Err(Failure::new(Exit::Conflict, format!("job {} is {state}, and only a running job can be preempted", record.id)))
 }
 
 /// Waits until the next attempt trains.

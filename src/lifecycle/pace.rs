@@ -44,7 +44,7 @@ pub async fn of(world: &World, plan: &Plan, shape: Option<&Shape>) -> Result<Pac
     let operations = shape.flops_per_token(plan.train.block_size, plan.train.lora.as_deref());
     let why = match timeout(PATIENCE, earlier(world, plan, operations)).await {
         Ok(Ok(Some(pace))) => return Ok(pace),
-        Ok(Ok(None)) => "no earlier job is known that trained with such settings on such a machine".to_owned(),
+        Ok(Ok(None)) => "no earlier job with these settings on such a machine".to_owned(),
         Ok(Err(failure)) => format!("the store does not tell of earlier jobs: {}", failure.message),
         Err(_) => format!("the store does not tell of earlier jobs within {} s", PATIENCE.as_secs()),
     };

@@ -64,9 +64,9 @@ pub async fn may_go_on(world: &World, before: &Record, plan: &Plan) -> Result<()
     if before.attempt >= MAX_ATTEMPTS {
         return Err(Failure::new(Exit::Refused, format!("the job {id} has had {MAX_ATTEMPTS} attempts, the most that a job has")));
     }
-    check_length(before, plan)?;
     let step = checkpoint::latest(world.store.as_ref(), id).await?.map_or(0, |checkpoint| checkpoint.step);
     check_settings(before, plan, step)?;
+    check_length(before, plan)?;
     check_time(world, before, plan)
 }
 
@@ -94,7 +94,8 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
         return Ok(());
     }
     if let Some(steps) = plan.train.steps.filter(|steps| *steps < step) {
-        return Err(Failure::new(Exit::Usage, format!("the job {} is at step {step}: it cannot end at step {steps}", before.id)));
+        let message = format!("the job {} is at step {step}: it cannot end at step {steps}", before.id);
+        return Err(Failure::new(Exit::Usage, message).fix(format!("give train.steps above {step}")));
     }
     let material = Plan {
         data: before.plan.data.clone(),
@@ -106,12 +107,17 @@ fn check_settings(before: &Record, plan: &Plan, step: u64) -> Result<()> {
     let identity = |plan: &Plan| Identity::new(String::new(), None, Value::Null, &plan.train);
     let is_longer = changes_length(&before.plan.train, &plan.train);
     wrong.extend(identity(plan)?.differences(&identity(&before.plan)?, is_longer));
+    let wrong: Vec<String> = wrong.iter().map(|line| parenthesized(line)).collect();
     if wrong.is_empty() {
         return Ok(());
     }
-    let message = format!("the checkpoint of step {step} belongs to a run with other settings: {}", wrong.join("; "));
-    Err(Failure::new(Exit::Usage, message)
-        .fix("leave them as they were; a job that goes on may become longer, and get another machine, time or money"))
+    Err(Failure::new(Exit::Usage, format!("{} cannot change in a resumed job", wrong.join(" and ")))
+        .fix(format!("submit a new job with initial_weights = \"job:{}\"", before.id)))
+}
+
+/// A line that begins with a key, with the rest of it in parentheses.
+fn parenthesized(line: &str) -> String {
+    line.split_once(' ').map_or_else(|| line.to_owned(), |(key, rest)| format!("{} ({rest})", key.trim_end_matches(':')))
 }
 
 /// Earlier machines count: time and money are the job's.

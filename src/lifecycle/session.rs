@@ -13,7 +13,7 @@ pub fn machine(record: &Record) -> Result<AttemptId> {
     if record.attempt > 0 && record.state == State::Running {
         return Ok(AttemptId::new(&record.id, record.attempt));
     }
-    let message = format!("the job {} is not running (it is {})", record.id, record.state.label(record.outcome));
+    let message = format!("the job {} is not running; its state is {}", record.id, record.state.label(record.outcome));
     Err(Failure::new(Exit::NotFound, message).fix("`ftctl status` shows which jobs run"))
 }
 

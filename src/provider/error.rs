@@ -80,6 +80,10 @@ impl From<ImageError> for ProviderError {
         let message = error.to_string();
         let (class, fix) = match &error {
             ImageError::Invalid(_) => (Class::Invalid, None),
+            ImageError::NoTool { .. } => {
+                let fix = "install Rust from rustup.rs and a C++ compiler; `ftctl doctor` shows what is missing";
+                (Class::Internal, Some(fix.to_owned()))
+            }
             ImageError::Line { .. } => (Class::Network, None),
             _ if docker::is_full_disk(&message) => (Class::Network, Some(docker::FULL_DISK.to_owned())),
             ImageError::Registry { class, repository, .. } => match class {

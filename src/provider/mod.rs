@@ -287,8 +287,10 @@ pub trait Provider: Account {
 
 /// The container image of a plan whose machines start one. Fails as [`Class::Invalid`] where it names none.
 pub fn named_image(plan: &Plan) -> Result<&str> {
-    plan.image().ok_or_else(|| {
-        ProviderError::new(Class::Invalid, "the job names no container image")
-            .fix("add image = \"...\" to the table of its backend below [compute]")
-    })
+    plan.image().ok_or_else(no_image)
+}
+
+fn no_image() -> ProviderError {
+    ProviderError::new(Class::Invalid, "the job names no container image")
+        .fix("run `ftctl push REGISTRY/ftctl --job FILE`, and put the name that it prints into image")
 }

@@ -291,14 +291,15 @@ pub fn reckoned_rate(compute: &Compute, train: &TrainSettings) -> Option<(f64, S
 }
 
 /// The machine as `ftctl plan` shows it: a name and a value for each line.
-pub fn rows(compute: &Compute) -> Vec<(&'static str, String)> {
-    let (mut rows, accelerators) = match compute {
+pub fn rows(plan: &Plan) -> Vec<(&'static str, String)> {
+    let (mut rows, accelerators) = match &*plan.compute {
         Compute::Gce(gce) => (gce::rows(gce), gce.accelerators),
         Compute::Azureml(azureml) => (azureml::rows(azureml), azureml.accelerators),
         Compute::Local | Compute::Docker(_) | Compute::Fake | Compute::Unknown(_) => (Vec::new(), 0),
     };
-    if accelerators > 1 {
-        rows.push(("idle", format!("{} of {accelerators} GPUs: a job trains on one", accelerators - 1)));
+    let each = plan.processes / plan.nodes.max(1);
+    if let Some(idle) = (accelerators as usize).checked_sub(each).filter(|idle| *idle > 0) {
+        rows.push(("idle", format!("{idle} of {accelerators} GPUs: compute.processes_per_node = {each}")));
     }
     rows
 }

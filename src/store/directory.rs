@@ -96,8 +96,8 @@ impl Store for DirectoryStore {
     }
 
     fn exposure(&self) -> Option<Finding> {
-        let what = "the store is a directory that machines write to, so an attacker on one machine could read, change and delete all of it: \
-                    other jobs, names and datasets, too";
+        let what =
+            "the store is a directory: with control of one job's machine, an attacker could read, change and delete all of it";
         let fix = "name a blob container with --store; with an account's key each job has a container of its own";
         Some(Finding::notice(EXPOSURE, what, fix))
     }

@@ -230,6 +230,11 @@ pub fn open_with(url: &str, limits: Limits, word_of: WordOf) -> Result<Arc<dyn S
     Ok(Arc::new(directory::DirectoryStore::open(&directory_of(url)?)?))
 }
 
+/// Refuses a URL of no kind of store that [`open_with`] opens.
+pub fn known(url: &str) -> Result<()> {
+    if azure::is_container(url) || url == "memory:" { Ok(()) } else { directory_of(url).map(drop) }
+}
+
 /// The directory that the URL of a store names.
 fn directory_of(url: &str) -> Result<PathBuf> {
     if let Some(rest) = url.strip_prefix("file://") {

@@ -313,7 +313,7 @@ fn a_trainer_that_is_not_here_is_built_and_not_looked_for_elsewhere() {
     let said = Sandbox::said(two.command(&two.mine, &["logs", "-f", &id, "--adopt", "-y"]).env("PATH", tools));
     let record = two.read(&id);
     assert_eq!(record["outcome"], json!("failed"), "{}", said.stderr);
-    assert!(record["reason"].as_str().unwrap().contains("python3"), "{record}");
+    assert!(record["reason"].as_str().unwrap().contains("cargo is not in PATH"), "{record}");
     assert!(!theirs.exists());
 }
 

@@ -96,6 +96,17 @@ fn what_holds_anyway_needs_no_word() {
 }
 
 #[test]
+fn no_word_is_asked_for_a_backend_or_a_store_that_cannot_be() {
+    let sandbox = Sandbox::new();
+    for (value, message) in [("backend = \"dokcer\"", "did you mean `docker`?"), ("store = \"ftp://x\"", "is of a kind that")] {
+        sandbox.write("ftctl.toml", value);
+        let said = run(&sandbox, &["status"]);
+        assert!(said.code == Some(2) && said.stderr.contains(message), "{}", said.stderr);
+        assert!(!said.stderr.contains("ftctl trust"), "{}", said.stderr);
+    }
+}
+
+#[test]
 fn how_an_image_is_built_is_asked_about() {
     let sandbox = Sandbox::new();
     for (key, value) in [("pip_index", "https://any.host/simple"), ("base", "any.host/debian"), ("prebuilt", "programs")] {

@@ -85,7 +85,7 @@ fn files_that_cannot_be_read() {
             3,
             "error: there is no file missing.toml\n  fix: `ftctl init --out missing.toml` writes one to start from\n",
         ),
-        ("folder", 2, "error: folder is a directory, not a file\n"),
+        ("folder", 2, "error: folder is a directory, not a file\n  fix: name a job file, such as folder/job.toml\n"),
         ("loop.toml", 2, "error: cannot read loop.toml: Too many levels of symbolic links (os error 40)\n"),
         (
             "folder/../folder/x/y.toml",
@@ -178,9 +178,14 @@ fn wrong_usage_and_unknown_things() {
         (&["cancel", "nobody"], 3, "there is no job"),
         (&["download", "nobody"], 3, "there is no job"),
         (&["download", "nobody", "--checkpoint", "last"], 2, "write a step or `latest`"),
-        (&["upload", "nowhere"], 3, "there is no nowhere"),
+        (&["upload", "nowhere"], 3, "there is no file or directory nowhere"),
+        (
+            &["trust", "nowhere"],
+            3,
+            "there is no file or directory nowhere\n  fix: name a directory with job files, or one job file",
+        ),
         (&["upload", "/dev/null"], 2, "/dev/null is neither a file nor a directory"),
-        (&["down"], 2, "<JOB>"),
+        (&["down"], 2, "fix: name a job, or add --all for every job of this store"),
         (&["logs", "nobody", "--tail", "x"], 2, "invalid value 'x' for '--tail <LINES>': write a whole number"),
         (&["generate", "m", "--prompt", "x", "--top-p", "x"], 2, "invalid value 'x' for '--top-p <TOP_P>': write a number"),
         (&["status", "-w", "-o", "json"], 2, "more than one JSON value"),
@@ -222,7 +227,7 @@ fn a_machine_without_an_image_is_refused_before_data_is_sent() {
     for verb in ["run", "up", "submit"] {
         let arguments = [verb, "job.toml", "--backend", "gce", "--store", "azure://account/container"];
         let said = Sandbox::said(sandbox.command(&arguments).env("AZURE_STORAGE_KEY", "a2V5"));
-        let message = "error: the job names no container image\n  fix: add image = ";
+        let message = "error: the job names no container image\n  fix: run `ftctl push REGISTRY/ftctl --job FILE`";
         assert!(said.code == Some(2) && said.stderr.starts_with(message), "{verb}: {}", said.stderr);
     }
 }

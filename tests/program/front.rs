@@ -56,6 +56,8 @@ fn init_writes_a_valid_job_once() {
         for template in ["quickstart", "quickstart-docker"] {
             let said = sandbox.run(&["init", template, "--backend", backend, "--out", "b.toml", "--force"]);
             assert_eq!(said.code, Some(0), "{}", said.stderr);
+            let verb = if far == store { "plan" } else { "run" };
+            assert!(said.stderr.contains(&format!("next: ftctl {verb} b.toml\n")), "{backend}: {}", said.stderr);
             let text = std::fs::read_to_string(sandbox.path("b.toml")).expect("written");
             let text = text.replace("# image = ", "image = ").replace("sha256:...", &format!("sha256:{digest}"));
             sandbox.write("b.toml", &text);
@@ -70,7 +72,9 @@ fn init_writes_a_valid_job_once() {
     assert!(said.code == Some(2) && said.stderr.ends_with("did you mean `docker`?\n"), "{}", said.stderr);
     for translate in [&[][..], &["--from-command", "run_clm.py --model_name_or_path gpt2 --train_file a.txt --do_train"]] {
         let arguments = ["init", "--backend", "docker", "--out", "c.toml", "--force"];
-        assert_eq!(sandbox.run(&[&arguments, translate].concat()).code, Some(0));
+        let said = sandbox.run(&[&arguments, translate].concat());
+        let verb = if translate.is_empty() { "run" } else { "plan" };
+        assert!(said.code == Some(0) && said.stderr.contains(&format!("next: ftctl {verb} ")), "{}", said.stderr);
         let text = std::fs::read_to_string(sandbox.path("c.toml")).expect("written");
         let spec = ftctl::job::spec::JobSpec::parse(&text, "c.toml").expect("a job");
         assert_eq!(spec.compute.backend.as_deref(), Some("docker"), "{text}");
@@ -138,7 +142,7 @@ fn a_job_of_azure_ml_becomes_one_of_ftctls() {
     let said = init("c.toml");
     assert!(said.code == Some(2) && said.stderr.contains("line 1, type: `sweep` does not exist here"), "{}", said.stderr);
     let said = sandbox.run(&["init", "--from-azureml", "none.yml", "--out", "c.toml"]);
-    assert!(said.code == Some(2) && said.stderr.contains("cannot read") && !sandbox.path("c.toml").exists(), "{}", said.stderr);
+    assert!(said.code == Some(3) && said.stderr.contains("cannot read") && !sandbox.path("c.toml").exists(), "{}", said.stderr);
 }
 
 #[test]

@@ -59,7 +59,7 @@ type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
 
 #[test]
 fn a_plan_refuses_what_the_trainer_would() {
-    let cases: [Case<'_>; 14] = [
+    let cases: [Case<'_>; 15] = [
         (
             &|sandbox| {
                 sandbox.write("weights/model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
@@ -91,7 +91,12 @@ fn a_plan_refuses_what_the_trainer_would() {
         (&|_| (), &["train.block_size=65"], "train.block_size = 65 is longer than the model's context of 64 positions"),
         (&|_| (), &["model.layers=3"], "model.layers = 3, but the initial weights have 1"),
         (&|sandbox| sandbox.write("text.txt", "Once"), &[], "the training split has 2 tokens"),
-        (&|_| (), &["train.gradient_accumulation=100000"], "but one step reads 100000"),
+        (&|_| (), &["train.gradient_accumulation=100000"], "but one step reads 100000 (micro_batch × "),
+        (
+            &|_| (),
+            &["train.gradient_accumulation=50000", "compute.processes_per_node=2"],
+            "but one step reads 100000 (processes × micro_batch × gradient_accumulation); add text, or lower",
+        ),
         (
             &|_| (),
             &["train.warmup_steps=4", "train.steps=", "train.epochs=0.0001"],

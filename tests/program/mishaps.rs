@@ -424,6 +424,18 @@ fn what_is_damaged_in_the_store_is_told_as_such() {
 }
 
 #[test]
+fn a_job_that_is_over_is_neither_watched_nor_drilled() {
+    let sandbox = Sandbox::new();
+    sandbox.write_rehearsal("over");
+    let id = ok(&sandbox, &["submit", "job.toml", "--wait"]).trim().to_owned();
+    assert!(ok(&sandbox, &["status", "-w"]).contains(&id), "and it ends");
+    let said = sandbox.run(&["drill", "preempt", &id]);
+    let message =
+        format!("error: the job {id} is not running; its state is succeeded\n  fix: `ftctl status` shows which jobs run\n");
+    assert_eq!((said.code, said.stderr), (Some(3), message));
+}
+
+#[test]
 fn what_jobs_cost_lately() {
     let sandbox = Sandbox::new();
     sandbox.write_rehearsal("paid");
@@ -571,6 +583,20 @@ fn is_undone_at(signal: rustix::process::Signal, code: i32) {
     };
     let last = said.last().expect("a last word");
     assert!(status.code() == Some(code) && last.starts_with("interrupted: nothing of waits-"), "{signal:?}: {status}: {last}");
+}
+
+/// The compilers are looked for before libtorch is fetched.
+#[test]
+fn a_set_up_without_compilers_fetches_nothing() {
+    let set_up = SetUp::new();
+    let build = || Sandbox::said(set_up.build().env("PATH", set_up.sandbox.path("bin")));
+    let said = build();
+    let fix = "\n  fix: install Rust from rustup.rs and a C++ compiler; `ftctl doctor` shows what is missing\n";
+    let lacks = |what: &str| format!("error: {what} is not in PATH; ftctl builds the trainer with it{fix}");
+    assert_eq!((said.code, said.stderr), (Some(1), lacks("C++ compiler")));
+    fs::remove_file(set_up.sandbox.path("bin/cargo")).expect("there");
+    assert_eq!(build().stderr, lacks("cargo"));
+    assert!(!set_up.libtorch().exists());
 }
 
 #[test]

@@ -90,9 +90,36 @@ fn a_plan_tells_the_numbers_of_its_job() {
         row(&text, "training").is_some_and(|row| row.starts_with("100 steps of 64 tokens: ") && row.ends_with(" epochs")),
         "{text}"
     );
-    let why = "not known: no earlier job is known that trained with such settings on such a machine";
+    let why = "not known: no earlier job with these settings on such a machine";
     assert_eq!(row(&text, "expected").as_deref(), Some(why));
     assert_eq!(told["expected"], json!({ "unknown": why.trim_start_matches("not known: ") }));
+}
+
+#[test]
+fn a_plan_says_which_gpus_have_no_process() {
+    let sandbox = place();
+    let idle = |processes: &[&str]| {
+        let size = "compute.azureml.size=Standard_ND40rs_v2";
+        let arguments = [&["plan", "job.toml", "--backend", "azureml", "--set", size], processes].concat();
+        row(&sandbox.run(&arguments).stdout, "idle")
+    };
+    assert_eq!(idle(&[]), None);
+    let one = idle(&["--set", "compute.processes_per_node=1"]);
+    assert_eq!(one.as_deref(), Some("7 of 8 GPUs: compute.processes_per_node = 1"));
+}
+
+#[test]
+fn a_gpu_that_this_machine_lacks_is_missing() {
+    let sandbox = place();
+    let missing = |device: &str| {
+        let said = sandbox.run(&["plan", "job.toml", "--set", &format!("train.device={device}")]);
+        (said.code, row(&said.stdout, "missing"))
+    };
+    assert_eq!(missing("auto"), (Some(0), None));
+    let message = "device: train.device = \"cuda\", and this machine has no GPU";
+    let lacking = (Some(2), Some(message.to_owned()));
+    let has_gpu = ["/dev/nvidia0", "/dev/dxg"].iter().any(|device| std::path::Path::new(device).exists());
+    assert_eq!(missing("cuda"), if has_gpu { (Some(0), None) } else { lacking });
 }
 
 /// What takes long to count is estimated by its bytes, and the estimate is no count.
@@ -259,12 +286,8 @@ fn a_job_that_cannot_run_yet_is_planned_with_what_is_missing() {
     assert_eq!(said.code, Some(2), "{}", said.stderr);
     assert!(row(&said.stdout, "price").is_some_and(|price| price.starts_with("0.908039USD an hour")), "{}", said.stdout);
     let rows = said.stdout.lines().filter(|line| line.starts_with("missing  ")).count();
-    assert!(
-        rows == 3 && said.stderr.contains("error: the job cannot run yet: store: a machine of Compute Engine"),
-        "{}",
-        said.stderr
-    );
-    assert!(said.stderr.contains("fix: name a blob container: --store azure://ACCOUNT/CONTAINER"), "{}", said.stderr);
+    assert!(rows == 3 && said.stderr.contains("error: the job cannot run yet: 3 things are missing"), "{}", said.stderr);
+    assert!(said.stdout.contains("fix: name a blob container: --store azure://ACCOUNT/CONTAINER"), "{}", said.stdout);
     // What is only planned is refused where it would be done, and a rehearsal of that says the same as the plan.
     let said = sandbox.run(&["run", "job.toml", "--backend", "gce"]);
     assert!(said.code == Some(2) && said.stderr.contains("cannot reach the store"), "{}", said.stderr);

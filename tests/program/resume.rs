@@ -47,6 +47,11 @@ fn a_failed_job_goes_on_from_its_checkpoint_and_then_for_longer() {
     };
     assert_eq!((steps(0), steps(1)), ([0, 5], [5, 10]));
     refused(&resume(&sandbox, &id, &[]), 2, "succeeded: there is nothing left to do");
+    refused(
+        &resume(&sandbox, &id, &["--set", "model.layers=3"]),
+        2,
+        "cannot change in a resumed job\n  fix: submit a new job with ",
+    );
     let said = resume(&sandbox, "goes-on", &["--set", "train.steps=20"]);
     assert_eq!(said.code, Some(0), "{}", said.stderr);
     let longer = record(&sandbox, &id);
@@ -69,12 +74,8 @@ fn settings_that_the_checkpoint_does_not_fit_are_refused_here() {
     let sandbox = sandbox("fits");
     let id = preempted(&sandbox, &[]);
     let set = |assignment: &str| resume(&sandbox, &id, &["--set", assignment]);
-    refused(
-        &set("train.seed=7"),
-        2,
-        "the checkpoint of step 5 belongs to a run with other settings: train.seed: 42 in the checkpoint, 7 now",
-    );
-    refused(&set("model.layers=3"), 2, "model.layers was ");
+    refused(&set("train.seed=7"), 2, "train.seed (42 in the checkpoint, 7 now) cannot change in a resumed job");
+    refused(&set("model.layers=3"), 2, "model.layers (was ");
     refused(&set("train.steps=3"), 2, "is at step 5: it cannot end at step 3");
     refused(&set("train.step=3"), 2, "did you mean `steps`?");
     refused(&set("store=elsewhere"), 2, "keeps its name, its backend and its store");

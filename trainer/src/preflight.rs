@@ -89,9 +89,14 @@ pub fn sampler(tokens: u64, settings: &TrainSettings) -> Result<Sampler, Failure
     };
     let (blocks, needed) = (sampler.blocks(), settings.sequences_per_step());
     if blocks < needed {
+        // The settings have a step of all processes, of which a job file tells that of each.
+        let (processes, number) = match settings.leaves {
+            Some(2..) => ("processes × ", ", or compute.processes_per_node"),
+            _ => ("", ""),
+        };
         return Err(Failure::input(format!(
-            "the training split has {blocks} blocks of {block_size} tokens, but one step reads {needed} (micro_batch × gradient_accumulation); \
-             add text or lower `train.micro_batch`, `train.gradient_accumulation` or `train.block_size`"
+            "the training split has {blocks} blocks of {block_size} tokens, but one step reads {needed} ({processes}micro_batch × \
+             gradient_accumulation); add text, or lower train.micro_batch, train.gradient_accumulation or train.block_size{number}"
         )));
     }
     Ok(sampler)

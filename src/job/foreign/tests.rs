@@ -135,8 +135,8 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     for problem in [
         "--fp16_full_eval: weights and evaluation stay in float32 here",
         "ds_config fp16.enabled: `maybe` does not exist here",
-        "ds_config zero_optimization.zero_hps_partition_size: not known here; did you mean zero_optimization.zero_hpz_partition_size?",
-        "ds_config bufer: not known here",
+        "ds_config zero_optimization.zero_hps_partition_size: ftctl does not know this key; did you mean zero_optimization.zero_hpz_partition_size?",
+        "ds_config bufer: ftctl does not know this key",
     ] {
         assert!(found.contains(problem), "{problem} is not in\n{found}");
     }
@@ -147,8 +147,8 @@ fn what_is_not_to_be_had_is_refused_by_name() {
     assert!(translate(CLM, &|_| Ok(agree.clone())).is_ok());
     let base = "python run_clm.py --train_file a.txt";
     for (added, problem) in [
-        ("--lerning_rate 1", "--lerning_rate: not known here; did you mean --learning_rate?"),
-        ("--frobnicate", "--frobnicate: not known here, and near to nothing that is"),
+        ("--lerning_rate 1", "--lerning_rate: ftctl does not know this flag; did you mean --learning_rate?"),
+        ("--frobnicate", "--frobnicate: ftctl does not know this flag"),
         ("--learning-rate fast", "--learning-rate: `fast` is not a number"),
         ("--optim sgd", "--optim: `sgd` does not exist here; values: "),
         ("--lr_scheduler_type cosin", "did you mean `cosine`?"),
@@ -488,7 +488,10 @@ fn launchers_of_one_process_are_known() {
     ] {
         assert_eq!(job(&format!("{launcher} {SMALL}")).train, plain, "{launcher}");
     }
-    assert!(problems(&format!("mpirun -hostfil hosts {SMALL}")).contains("-hostfil: not known here; did you mean --hostfile?"));
+    assert!(
+        problems(&format!("mpirun -hostfil hosts {SMALL}"))
+            .contains("-hostfil: ftctl does not know this flag; did you mean --hostfile?")
+    );
 }
 
 /// A file that names two machines of eight GPUs.
@@ -610,7 +613,7 @@ fn what_trains_nothing_has_its_command_of_ftctl() {
         ("run_generation.py --stop_token END", "--stop_token: a text ends at <|endoftext|> here"),
         ("run_generation.py --length -1", "--length: give the number of tokens to add"),
         ("run_generation.py --num_return_sequences 0", "--num_return_sequences: give 1 to 100"),
-        ("run_generation.py --promt a", "--promt: not known here; did you mean --prompt?"),
+        ("run_generation.py --promt a", "--promt: ftctl does not know this flag; did you mean --prompt?"),
         ("fairseq-preprocess --trainpref a --dataset-impl raw", "--dataset-impl: `raw` does not exist here"),
         ("fairseq-preprocess --trainpref a --target-lang de", "--target-lang: translation is not known here"),
     ] {

@@ -25,7 +25,7 @@ use crate::{
     },
     identity::entra,
     job::order::TrainerImage,
-    provider::{Class, ProviderError, Result},
+    provider::{Class, ProviderError, Result, no_image},
 };
 
 /// On every image that a build leaves without a name, and on its containers; empty on a finished image. docker/Dockerfile writes
@@ -39,7 +39,7 @@ impl Docker {
     /// The image's id, fetched from its registry when the engine has not got it.
     pub(super) async fn fetched(&self, image: &TrainerImage) -> Result<String> {
         let TrainerImage::Image { reference } = image else {
-            return Err(ProviderError::new(Class::Invalid, "the job names no container image"));
+            return Err(no_image());
         };
         if let Some(id) = self.present(reference).await? {
             return Ok(id);

@@ -86,9 +86,11 @@ pub enum DataError {
     #[error("cannot write {path}: {source}; check free space and permission")]
     Write { path: PathBuf, source: std::io::Error },
     #[error(
-        "`cargo metadata` could not list the dependencies: {reason}; build ftctl with cargo once, or name text files in `train`"
+        "`cargo metadata` could not list the dependencies: {reason}; build ftctl with cargo once, or name text files in data.train"
     )]
     Cargo { reason: String },
+    #[error("cargo is not in PATH; install Rust, or name text files in data.train")]
+    NoCargo,
 }
 
 impl DataError {
@@ -96,7 +98,7 @@ impl DataError {
     pub fn class(&self) -> Class {
         match self {
             Self::Damaged { .. } | Self::Vocabulary { .. } => Class::Integrity,
-            Self::Write { .. } | Self::Cargo { .. } => Class::System,
+            Self::Write { .. } | Self::Cargo { .. } | Self::NoCargo => Class::System,
             _ => Class::Input,
         }
     }

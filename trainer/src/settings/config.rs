@@ -157,7 +157,8 @@ pub enum Compat {
     /// what is called `bias`, so that GPT-2's layer norms decay.
     #[serde(rename = "transformers-2020")]
     Transformers2020,
-    /// fairseq's Adam: epsilon is added before the bias correction. Losses are told in base 2, as there; files have them in nats.
+    /// fairseq's Adam: epsilon is added before the bias correction. The log has losses in base 2, as fairseq's log has; files have
+    /// them in nats.
     Fairseq,
 }
 
@@ -284,8 +285,8 @@ pub enum Reduction {
     Fast,
 }
 
-/// How the run trains. Counts are in optimizer steps unless said otherwise. Warm-up, decay and what comes every so many steps may
-/// also be `"1 epoch"`, `"0.5 epochs"` or `"3%"`, which is of the run's steps.
+/// How the run trains. Counts are in optimizer steps unless said otherwise. Warm-up, decay and the `*_every` keys may also be a
+/// text: `"1 epoch"`, `"0.5 epochs"`, or `"3%"` of the run's steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[expect(clippy::struct_excessive_bools, reason = "switches that are set one by one")]
@@ -308,13 +309,12 @@ pub struct TrainSettings {
     pub micro_batch: MicroBatch,
     /// Micro-batches per optimizer step; with `micro_batch = "auto"`, sequences per optimizer step.
     pub gradient_accumulation: usize,
-    /// Parts of a step, of neighbouring micro-batches, whose gradients are added in one fixed tree: as many processes, or fewer,
-    /// train to the same bits; absent: as many as processes begin the run.
+    /// Number of groups of micro-batches in a step. Their gradients are always added in the same order. Any number of processes up
+    /// to this one gives the same bits; absent: as many as processes begin the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leaves: Option<usize>,
-    /// What each of several processes keeps a share of instead of all, in DeepSpeed's stages of ZeRO: 1, what the optimizer
-    /// remembers; 2, gradients too, where a process has one micro-batch in a step (with more it has whole gradients). The bits are
-    /// those of 0, and so are checkpoints: a run can resume with another.
+    /// ZeRO stage, as in DeepSpeed. 1: each process keeps a share of the optimizer's state. 2: also of the gradients, if a process
+    /// has one micro-batch in a step. Results and checkpoints are the same as with 0, so a run can resume with another stage.
     #[serde(skip_serializing_if = "is_zero")]
     pub zero: u8,
     /// The order in which the gradients of several processes are added; absent: `exact`. A run can resume with another.
@@ -602,7 +602,7 @@ pub enum OnBadRow {
     /// The data is refused.
     #[default]
     Fail,
-    /// The row is left out, and how many were is told. A file with bad rows alone is refused.
+    /// The row is left out, and the number of such rows is reported. A file without a good row is refused.
     Skip,
 }
 

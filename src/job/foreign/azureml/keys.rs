@@ -209,7 +209,10 @@ const MODES: &[&str] = &["ro_mount", "rw_mount", "download", "direct"];
 fn data(translation: &mut Translation, at: &At<'_>, name: &str, keys: &BTreeMap<String, Node>) -> Result<(), String> {
     let about = |key: &str, problem: String| format!("{name}.{key}: {problem}");
     if let Some(unknown) = keys.keys().find(|key| !["type", "path", "mode"].contains(&key.as_str())) {
-        return Err(about(unknown, format!("not known here; {}", suggest(unknown, &["type", "path", "mode"], "keys here"))));
+        return Err(about(
+            unknown,
+            format!("ftctl does not know this key; {}", suggest(unknown, &["type", "path", "mode"], "keys here")),
+        ));
     }
     let kind = keys.get("type").map_or(Ok("uri_folder"), |node| word(node, TYPES)).map_err(|problem| about("type", problem))?;
     if let Some(mode) = keys.get("mode") {
@@ -302,7 +305,7 @@ fn identity(translation: &mut Translation, at: &At<'_>, node: &Node) -> Result<(
     let keys = table(node)?;
     let known = ["type", "client_id", "object_id", "principal_id", "msi_resource_id", "resource_id"];
     if let Some(unknown) = keys.keys().find(|key| !known.contains(&key.as_str())) {
-        return Err(format!("{unknown}: not known here; {}", suggest(unknown, &known, "keys here")));
+        return Err(format!("{unknown}: ftctl does not know this key; {}", suggest(unknown, &known, "keys here")));
     }
     let kind = keys.get("type").ok_or("type: it is missing")?;
     match word(kind, &["managed", "managed_identity", "user", "user_identity", "aml_token"])? {

@@ -99,7 +99,7 @@ impl Translation {
                     Value::Nothing => Ok(()),
                     _ => Err("a table belongs here".to_owned()),
                 },
-                (None, _) => Err(format!("not known here; {}", suggest(name, &below(parent), "keys here"))),
+                (None, _) => Err(format!("ftctl does not know this key; {}", suggest(name, &below(parent), "keys here"))),
             };
             if let Err(problem) = done {
                 self.problems.push(at.tells(&problem));

@@ -183,8 +183,11 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("$schema: https://azuremlschemas.azureedge.net/latest/pipelineJob.schema.json", "line 2, $schema: only a command job"),
         ("type: pipeline", "line 2, type: `pipeline` does not exist here"),
         ("jobs: {a: {}}", "line 2, jobs: only a command job is translated"),
-        ("comput: azureml:gpu", "line 2, comput: not known here; did you mean `compute`?"),
-        ("resources:\n  instance_typ: x", "line 3, resources.instance_typ: not known here; did you mean `instance_type`?"),
+        ("comput: azureml:gpu", "line 2, comput: ftctl does not know this key; did you mean `compute`?"),
+        (
+            "resources:\n  instance_typ: x",
+            "line 3, resources.instance_typ: ftctl does not know this key; did you mean `instance_type`?",
+        ),
         ("resources: 3", "line 2, resources: a table belongs here"),
         ("resources: {instance_count: 0}", "resources.instance_count: `0` is not a number from 1 to 1000"),
         ("resources: {instance_count: 99999999999}", "is not a number from 1 to 1000"),
@@ -194,8 +197,8 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("distribution: {type: tensorflow, worker_count: 2}", "only processes of PyTorch and of MPI"),
         ("queue_settings: {job_tier: cheap}", "queue_settings.job_tier: `cheap` does not exist here"),
         ("identity: {type: managed, msi_resource_id: me}", "identity: `me` is no resource id"),
-        ("identity: {typ: user}", "identity: typ: not known here; did you mean `type`?"),
-        ("inputs: {a: {path: x, typ: uri_file}}", "inputs: a.typ: not known here; did you mean `type`?"),
+        ("identity: {typ: user}", "identity: typ: ftctl does not know this key; did you mean `type`?"),
+        ("inputs: {a: {path: x, typ: uri_file}}", "inputs: a.typ: ftctl does not know this key; did you mean `type`?"),
         ("inputs: {a: {type: mltable, path: x}}", "inputs: a.type: `mltable` does not exist here"),
         ("inputs: {a: {type: uri_file}}", "inputs: a.path: it is missing"),
         ("inputs: {../a: 1}", "is not the name of an input"),
@@ -216,7 +219,10 @@ fn what_cannot_be_translated_is_refused_at_its_line() {
         ("for seed in 1 2; do python run_clm.py --train_file a.txt; done", "`for` is the shell's"),
         ("run_clm.py --train_file a.txt && run_clm.py --train_file b.txt", "it starts 2 programs that are known here"),
         ("torchrun --nnodes 1:2 run_clm.py --train_file a.txt", "--nnodes: a job has as many nodes as it begins with"),
-        ("run_clm.py --lerning_rate 1", "line 2, command: --lerning_rate: not known here; did you mean --learning_rate?"),
+        (
+            "run_clm.py --lerning_rate 1",
+            "line 2, command: --lerning_rate: ftctl does not know this flag; did you mean --learning_rate?",
+        ),
     ] {
         assert!(of(command).contains(problem), "{command} gave {}", of(command));
     }

@@ -182,7 +182,7 @@ fn leaf(job: &mut Job, flags: &Job, path: &str, value: &str) {
         let known: Vec<&str> = KEYS.iter().flat_map(|key| key.names).copied().collect();
         let near = wording::near(path, &known).join(" or ");
         let hint = if near.is_empty() { String::new() } else { format!("; did you mean {near}?") };
-        job.problems.push(format!("{shown}: not known here{hint}"));
+        job.problems.push(format!("{shown}: ftctl does not know this key{hint}"));
         return;
     };
     let before = without_config(flags, &key.meaning);

@@ -408,7 +408,7 @@ fn those_of_fairseqs_other_pages() {
         // Its parser takes no beginning of a flag for the flag.
         (
             format!("{WIKITEXT} --arch transformer_lm_gpt --optimizer adam --lr 0.0005 --tokens-per 512 --max-tokens 2048 --max-update 9"),
-            Err(&["--tokens-per: not known here; did you mean --tokens-per-sample?"]),
+            Err(&["--tokens-per: ftctl does not know this flag; did you mean --tokens-per-sample?"]),
         ),
     ];
     for (command, expected) in rows {

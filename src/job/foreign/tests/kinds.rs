@@ -116,7 +116,7 @@ fn schedules_have_their_settings() {
         ("cosine_with_min_lr", "cosine_with_min_lr needs min_lr or min_lr_rate"),
         ("warmup_stable_decay --lr_scheduler_kwargs '{\"num_decay_steps\": 9}'", "warmup_stable_decay falls along a cosine"),
         ("cosine --lr_scheduler_kwargs '{\"num_cycles\": 2}'", "num_cycles: a cosine falls once here"),
-        ("cosine --lr_scheduler_kwargs '{\"min_lrr\": 2}'", "min_lrr: not known here; did you mean `min_lr`?"),
+        ("cosine --lr_scheduler_kwargs '{\"min_lrr\": 2}'", "min_lrr: ftctl does not know this name; did you mean `min_lr`?"),
         ("cosine --lr_scheduler_kwargs 2", "`2` is not a JSON object"),
         ("inverse_sqrt", "`inverse_sqrt` does not exist here; values: linear"),
     ] {
@@ -324,9 +324,10 @@ fn all_flags_may_stand_in_a_file() {
     assert_eq!((train.precision, train.eval_every), (Precision::Bf16, Length::Epochs(1.0)));
     assert_eq!(train.warmup_steps, Length::Percent(10.0));
     assert!((train.power - 2.0).abs() < 1e-15 && (train.learning_rate - 1e-3).abs() < 1e-15);
-    for (text, problem) in
-        [("{", "all.json: EOF"), (r#"{"eval_step": 9}"#, "--eval_step=9: not known here; did you mean --eval_steps?")]
-    {
+    for (text, problem) in [
+        ("{", "all.json: EOF"),
+        (r#"{"eval_step": 9}"#, "--eval_step=9: ftctl does not know this flag; did you mean --eval_steps?"),
+    ] {
         let found = translated(text).expect_err(text).what;
         assert!(found.contains(problem), "{text} gave {found}");
     }

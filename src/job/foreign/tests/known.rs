@@ -167,19 +167,19 @@ fn every_key_of_deepspeed_has_a_place() {
 #[test]
 fn a_flag_that_is_not_known_has_one_or_two_near_it() {
     for (command, flag, hint) in [
-        (SMALL, "--eval_stps 9", "--eval_stps: not known here; did you mean --eval_steps?"),
-        (SMALL, "--bf17", "--bf17: not known here; did you mean --bf16?"),
+        (SMALL, "--eval_stps 9", "--eval_stps: ftctl does not know this flag; did you mean --eval_steps?"),
+        (SMALL, "--bf17", "--bf17: ftctl does not know this flag; did you mean --bf16?"),
         (SMALL, "--fp16_full_evel", "did you mean --fp16_full_eval?"),
         (SMALL, "--hub_stratgy x", "did you mean --hub_strategy?"),
         (
             SMALL,
             "--train_batch_size 4",
-            "--train_batch_size: not known here; did you mean --per_device_train_batch_size or --per_gpu_train_batch_size?",
+            "--train_batch_size: ftctl does not know this flag; did you mean --per_device_train_batch_size or --per_gpu_train_batch_size?",
         ),
-        (SMALL, "--epochs 4", "--epochs: not known here; did you mean --num_train_epochs?"),
-        (SMALL, "--frobnicate", "--frobnicate: not known here, and near to nothing that is"),
-        (FAIRSEQ, "--decoder-layer 2", "--decoder-layer: not known here; did you mean --decoder-layers?"),
-        (FAIRSEQ, "--f16", "--f16: not known here; did you mean --fp16 or --bf16?"),
+        (SMALL, "--epochs 4", "--epochs: ftctl does not know this flag; did you mean --num_train_epochs?"),
+        (SMALL, "--frobnicate", "--frobnicate: ftctl does not know this flag"),
+        (FAIRSEQ, "--decoder-layer 2", "--decoder-layer: ftctl does not know this flag; did you mean --decoder-layers?"),
+        (FAIRSEQ, "--f16", "--f16: ftctl does not know this flag; did you mean --fp16 or --bf16?"),
     ] {
         let found = problems(&format!("{command} {flag}"));
         assert!(found.contains(hint) && found.lines().count() == 2, "{flag} gave {found}");
@@ -187,6 +187,6 @@ fn a_flag_that_is_not_known_has_one_or_two_near_it() {
     }
     let near = translate(&format!("{SMALL} --deepspeed ds.json"), &|_| Ok(r#"{"gradient_cliping": 1, "bufer": 2}"#.to_owned()));
     let found = near.expect_err("problems").what;
-    assert!(found.contains("gradient_cliping: not known here; did you mean gradient_clipping?"), "{found}");
-    assert!(found.lines().any(|line| line == "ds_config bufer: not known here"), "{found}");
+    assert!(found.contains("gradient_cliping: ftctl does not know this key; did you mean gradient_clipping?"), "{found}");
+    assert!(found.lines().any(|line| line == "ds_config bufer: ftctl does not know this key"), "{found}");
 }

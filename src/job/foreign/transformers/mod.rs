@@ -289,7 +289,7 @@ fn scheduler_settings(job: &mut Job, value: &str) -> Result<(), String> {
     for (name, value) in &settings {
         let known = || SCHEDULER_SETTINGS.iter().flat_map(|flag| flag.names).copied().collect::<Vec<_>>();
         let flag = SCHEDULER_SETTINGS.iter().find(|flag| flag.names.contains(&name.as_str()));
-        let flag = flag.ok_or_else(|| format!("{name}: not known here; {}", suggest(name, &known(), "names")))?;
+        let flag = flag.ok_or_else(|| format!("{name}: ftctl does not know this name; {}", suggest(name, &known(), "names")))?;
         job.apply(&format!("--lr_scheduler_kwargs {name}"), &flag.meaning, &crate::job::wording::value(value))
             .map_err(|problem| format!("{name}: {problem}"))?;
     }

@@ -90,7 +90,10 @@ fn program() -> std::ffi::OsString {
 
 /// Standard output of a cargo command.
 fn cargo(command: &mut Command) -> Result<Vec<u8>, DataError> {
-    let output = command.output().map_err(|error| DataError::Cargo { reason: format!("cargo does not start: {error}") })?;
+    let output = command.output().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => DataError::NoCargo,
+        _ => DataError::Cargo { reason: format!("cargo does not start: {error}") },
+    })?;
     if output.status.success() {
         return Ok(output.stdout);
     }
