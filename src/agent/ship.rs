@@ -76,7 +76,8 @@ impl GrowingFile {
         let partial = fs::create_dir_all(folder).and_then(|()| NamedTempFile::new_in(folder));
         let (mut partial, mut reader) = (partial.map_err(failed)?, LogReader::new(Arc::clone(store), self.path.clone(), 0));
         let mut last = b'\n';
-        while let bytes = reader.read().await?
+        while reader.offset() < MOST_BEFORE
+            && let bytes = reader.read().await?
             && let Some(end) = bytes.last()
         {
             last = *end;

@@ -163,13 +163,14 @@ pub struct NoToken {
     pub is_passing: bool,
 }
 
-/// See [`NoToken::is_passing`].
-fn is_passing(error: &azure_core::Error) -> bool {
+/// See [`NoToken::is_passing`]; `gave_one`: the service has given out a token before.
+fn is_passing(error: &azure_core::Error, gave_one: bool) -> bool {
     std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source())
         .filter_map(|error| error.downcast_ref::<azure_core::Error>())
         .any(|error| match error.kind() {
-            // A gateway's page in place of the service's words is no JSON.
-            ErrorKind::Connection | ErrorKind::Io | ErrorKind::DataConversion => true,
+            ErrorKind::Connection | ErrorKind::Io => true,
+            // No JSON: a gateway's page in place of the service's words, or, where it never spoke, another server.
+            ErrorKind::DataConversion => gave_one,
             ErrorKind::HttpResponse { status, .. } => is_busy(u16::from(*status)),
             _ => false,
         })
@@ -212,7 +213,7 @@ impl TokenSource {
             (Ok(token), _) => Ok(last.insert(token).token.secret().to_owned()),
             // The old one may do while the token service is away.
             (Err(_), Some(token)) if left(token) > 0 => Ok(token.token.secret().to_owned()),
-            (Err(error), _) => Err(NoToken { is_passing: is_passing(&error), why: error.to_string() }),
+            (Err(error), last) => Err(NoToken { is_passing: is_passing(&error, last.is_some()), why: error.to_string() }),
         }
     }
 }
@@ -396,6 +397,7 @@ mod tests {
             (answered(StatusCode::Unauthorized), false),
             (answered(StatusCode::BadRequest), false),
             (Error::with_message(ErrorKind::Credential, "no secret"), false),
+            (Error::with_message(ErrorKind::DataConversion, "a page"), false),
         ] {
             // As the library wraps what its credentials meet.
             let wrapped = Error::with_error(ErrorKind::Credential, error, "authentication failed");
@@ -403,6 +405,7 @@ mod tests {
             let source = TokenSource::new(Arc::new(Words(Some(wrapped).into())), STORAGE);
             assert_eq!(source.token().await.unwrap_err().is_passing, is_passing, "{told}");
         }
+        assert!(super::is_passing(&Error::with_message(ErrorKind::DataConversion, "a page"), true), "it gave out tokens before");
     }
 
     #[tokio::test]

@@ -190,6 +190,8 @@ async fn two_jobs_share_a_cluster_that_goes_with_the_last() {
     }
     let clusters = async || place.provider().clusters().await.expect("listed").len();
     assert_eq!(clusters().await, 1, "with room for both");
+    // A job runs from when its process is started, which has done nothing then.
+    place.until(&one, |_| place.starts(&one) == 1).await;
     let arguments = fs::read_to_string(place.home(&one).join("arguments")).expect("written");
     assert_eq!(arguments.trim(), format!("agent --job {} --attempt 1 --store {}", one.job, place.store.url()));
     let price = place.provider().price(&place.plan()).await.expect("a price");
