@@ -7,12 +7,12 @@ use jiff::Timestamp;
 use super::World;
 use crate::{
     job::{id::path, record::Record},
-    store::{ETag, Store, StoreError},
+    store::{ETag, Store, StoreError, lease},
 };
 
 /// Longer than a supervisor's lease lives, and than an agent is silent.
 const STILL: Duration = Duration::from_secs(30);
-/// Longer than between two signs of life of an agent: enough where no supervisor has a lease.
+/// Longer than between two signs of life of an agent: enough where no supervisor holds the lease.
 const ALONE: Duration = Duration::from_secs(6);
 /// How often its signs of life are looked at.
 const EVERY: Duration = Duration::from_secs(2);
@@ -35,12 +35,13 @@ impl Watch {
         }
         self.looked = Some(now);
         let (store, id) = (world.store.as_ref(), &record.id);
-        let (lease, heartbeat) = (path::supervisor_lease(id), path::heartbeat(id, record.attempt));
-        let signs = [sign(store, &lease).await, sign(store, &heartbeat).await];
+        let (held, heartbeat) = (path::supervisor_lease(id), path::heartbeat(id, record.attempt));
+        let signs = [sign(store, &held).await, sign(store, &heartbeat).await];
         match &self.signs {
             Some((before, then)) if *before == signs => {
-                let is_driven = matches!(signs[0], Sign::Version(_));
-                if since(*then) >= if is_driven { STILL } else { ALONE } {
+                // A lease that was given back has no holder; what cannot be read is no lease.
+                let is_held = matches!(lease::holder(store, &held).await, Ok(Some(_)));
+                if since(*then) >= if is_held { STILL } else { ALONE } {
                     self.told = true;
                     world.report.warn(&neglected(record));
                 }
