@@ -660,7 +660,7 @@ fn docker_on_devcloud_a_job_that_is_preempted_twice_ends_with_the_same_weights()
     println!("in all {:.0} s", begun.elapsed().as_secs_f64());
 }
 
-/// The same way on Azure ML, where the image's name with its digest gives the environment's version: one notice is withdrawn, and one is not.
+/// The same way on Azure ML, where the image gives the environment its version: one notice is withdrawn, and one is not.
 #[test]
 #[ignore = "needs a container engine, Azurite and the trainer: tests/run starts and builds them"]
 fn docker_on_azure_a_job_from_a_registry_that_is_preempted_ends_with_the_same_weights() {
