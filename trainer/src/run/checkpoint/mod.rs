@@ -220,7 +220,9 @@ mod tests {
     #[test]
     fn a_damaged_checkpoint_is_none_of_those_to_keep() {
         let (_output, checkpoints) = directory();
-        [5, 10].into_iter().for_each(|step| save(&checkpoints, step));
+        for step in [5, 10] {
+            save(&checkpoints, step);
+        }
         fs::write(checkpoints.path(10).join("model.safetensors"), "weights").unwrap();
         assert_eq!(checkpoints.newest(|_| ()).unwrap(), Some(checkpoints.path(5)));
         save(&checkpoints, 7);
