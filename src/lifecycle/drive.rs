@@ -123,19 +123,16 @@ impl Elsewhere {
     fn tell(&mut self, world: &World, id: &JobId, until: Until, contender: &Contender) {
         let waited = self.since.get_or_insert_with(Instant::now).elapsed();
         let (silent, left) = (contender.unchanged(), contender.lapses_in().as_secs() + 1);
-        let said = match until {
-            Until::Ended if waited >= LONG => {
-                format!("waiting until it has ended the job, or is silent for {} seconds", LEASE.as_secs())
-            }
-            Until::Ended => return,
-            _ if silent >= LONG => {
-                format!("it has been silent for {} seconds; without a word of it, this one goes on in {left}", silent.as_secs())
-            }
-            _ => return,
-        };
-        if !mem::replace(&mut self.told, true) {
-            world.report.line(&format!("another ftctl drives {id}: {said}"));
+        let long = if until == Until::Ended { waited } else { silent };
+        if long < LONG || mem::replace(&mut self.told, true) {
+            return;
         }
+        let said = if until == Until::Ended {
+            format!("waiting until it has ended the job, or is silent for {} seconds", LEASE.as_secs())
+        } else {
+            format!("it has been silent for {} seconds; without a word of it, this one goes on in {left}", silent.as_secs())
+        };
+        world.report.line(&format!("another ftctl drives {id}: {said}"));
     }
 }
 
