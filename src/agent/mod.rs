@@ -28,7 +28,7 @@ use std::{
     future::Future,
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -53,6 +53,7 @@ use self::{
 pub use self::{nodes::Seat, order::from_store};
 use crate::{
     job::{
+        clock::between,
         digest::Digest,
         id::path,
         meeting::Rendezvous,
@@ -159,6 +160,8 @@ struct Agent<'a> {
     /// Where notices come from, if from anywhere but SIGTERM.
     notices: Option<Source>,
     started: Timestamp,
+    /// When an earlier agent of the attempt began, if there was one.
+    earlier: OnceLock<Timestamp>,
     /// `None` where another agent of the attempt lives on this machine, or where its disk is out of order.
     identity: Option<Identity>,
 }
@@ -187,6 +190,7 @@ impl<'a> Agent<'a> {
             gpus: Gpus::new(),
             notices: None,
             started: Timestamp::now(),
+            earlier: OnceLock::new(),
             identity,
         })
     }
@@ -262,6 +266,9 @@ impl<'a> Agent<'a> {
         let lease = path::attempt_lease(&self.order.job);
         let mut contender = Contender::new(Arc::clone(&self.store), lease, holder, LEASE_TTL);
         let (begun, heartbeat) = (Instant::now(), self.heartbeat().await?);
+        if let Some(earlier) = heartbeat.as_ref().and_then(|heartbeat| heartbeat.started) {
+            self.earlier.get_or_init(|| earlier);
+        }
         loop {
             match self.persist("take the job's lease", is_io, async || contender.acquire().await).await? {
                 Acquired::HeldBy(other)
@@ -513,7 +520,8 @@ impl<'a> Agent<'a> {
             let (beat, notice) = (looks / LOOKS_PER_BEAT, self.notice.borrow().clone());
             let trouble = notice.or_else(|| self.trouble.borrow().clone());
             let gpus = if phase == Phase::Training { self.gpus.newest() } else { Vec::new() };
-            let beat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: Timestamp::now(), phase, trouble, gpus };
+            let (schema, time, started) = (HEARTBEAT_SCHEMA.to_owned(), Timestamp::now(), Some(self.begun()));
+            let beat = Heartbeat { schema, beat, time, started, phase, trouble, gpus };
             write_json(&*self.store, &path::heartbeat(job, self.order.attempt), &beat, Condition::Always).await?;
         }
         if !lease.still_held().await? {
@@ -527,11 +535,17 @@ impl<'a> Agent<'a> {
 
     /// The time that is left is read once: a clock that is moved later moves no deadline.
     async fn deadline(&self) -> Infallible {
-        if let Some(time) = self.order.time_to_work(self.started) {
-            sleep(time).await;
+        let begun = self.begun();
+        if let Some(time) = self.order.time_to_work(begun) {
+            sleep(time.saturating_sub(between(begun, Timestamp::now()))).await;
             self.stop.ask(ExitReason::Deadline, self.grace());
         }
         std::future::pending().await
+    }
+
+    /// When the attempt's time began.
+    fn begun(&self) -> Timestamp {
+        self.earlier.get().map_or(self.started, |earlier| self.started.min(*earlier))
     }
 
     async fn watch_gpus(&self) {

@@ -448,6 +448,19 @@ async fn the_deadline_stops_the_attempt_whatever_it_is_doing() {
 }
 
 #[tokio::test]
+async fn an_agent_that_is_started_again_has_what_is_left_of_the_attempts_time() {
+    let mut bench = bench(STOPS_POLITELY).await;
+    bench.order.lifetime_seconds = Some(60);
+    let (job, started) = (&bench.order.job, Timestamp::now() - jiff::SignedDuration::from_secs(59));
+    let (schema, time, phase) = (HEARTBEAT_SCHEMA.to_owned(), Timestamp::now(), Phase::Training);
+    let heartbeat = Heartbeat { schema, beat: 7, time, started: Some(started), phase, trouble: None, gpus: Vec::new() };
+    write_json(&*bench.store, &path::heartbeat(job, 1), &heartbeat, Condition::Always).await.unwrap();
+    assert_eq!(bench.run().await.reason, ExitReason::Deadline);
+    let (kept, _) = find_json::<Heartbeat>(&*bench.store, &path::heartbeat(job, 1)).await.unwrap().unwrap();
+    assert_eq!(kept.started, Some(started), "for the one after it");
+}
+
+#[tokio::test]
 async fn who_loses_the_lease_stops_and_writes_nothing_more() {
     let bench = bench("echo ready; wait_for_ever").await;
     let record = bench
@@ -494,7 +507,7 @@ async fn a_vanished_holder_of_the_same_attempt_is_outlasted_and_a_living_one_is_
         for beat in 0.. {
             let time = Timestamp::UNIX_EPOCH;
             let (schema, phase) = (HEARTBEAT_SCHEMA.to_owned(), Phase::Training);
-            let heartbeat = Heartbeat { schema, beat, time, phase, trouble: None, gpus: Vec::new() };
+            let heartbeat = Heartbeat { schema, beat, time, started: None, phase, trouble: None, gpus: Vec::new() };
             let path = path::heartbeat(&bench.order.job, 1);
             write_json(&*bench.store, &path, &heartbeat, Condition::Always).await.unwrap();
             sleep(LEASE_TTL / 2).await;

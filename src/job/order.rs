@@ -56,8 +56,8 @@ pub struct RunOrder {
     /// When the trainer is told to stop, whatever it is doing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// Longest that the agent works, in seconds from its start: where a service keeps the order in a queue, the deadline is only
-    /// the latest that can be.
+    /// Longest that the attempt's agent works, in seconds from when it first began: where a service keeps the order in a queue, the
+    /// deadline is only the latest that can be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifetime_seconds: Option<u64>,
     /// Seconds between the polite and the forced stop.
@@ -199,6 +199,9 @@ pub struct Heartbeat {
     pub schema: String,
     pub beat: u64,
     pub time: Timestamp,
+    /// When an agent of the attempt first began. A service may start the attempt again on another machine, and its time goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<Timestamp>,
     pub phase: Phase,
     /// The error that has kept the agent waiting for a while, and is tried again; or that the cloud is going to take its machine
     /// away.

@@ -41,7 +41,8 @@ pub fn perform(machine: &Machine, agent: &Agent, work: &Work, now: Timestamp) ->
     let mut story = Story { agent, work, log: String::new(), progress: String::new(), checkpoints: Vec::new() };
     story.tell(until, exit.as_ref());
     let Told { beat, phase, .. } = agent.progress_at(until, false, work);
-    let heartbeat = Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: until, phase, trouble: None, gpus: Vec::new() };
+    let heartbeat =
+        Heartbeat { schema: HEARTBEAT_SCHEMA.to_owned(), beat, time: until, started: None, phase, trouble: None, gpus: Vec::new() };
     Performance { log: story.log, progress: story.progress, checkpoints: story.checkpoints, heartbeat, exit }
 }
 
