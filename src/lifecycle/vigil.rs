@@ -52,6 +52,8 @@ pub struct Vigil {
     warned: bool,
     /// Which attempt is in a service's queue, and since when.
     queued: Option<(u32, Timestamp)>,
+    /// When the provider was last asked whether an attempt in its queue is paid for.
+    asked: Option<Timestamp>,
 }
 
 fn within(time: Option<Instant>, span: Duration) -> bool {
@@ -114,10 +116,10 @@ pub(super) async fn queue(world: &World, record: &Record, vigil: &mut Vigil) -> 
     if let Some(fewer) = decide::with_fewer(record, waited) {
         return Ok(Some(fewer));
     }
-    if started.is_none() || waited < AGAIN || within(vigil.looked, QUIET) {
+    if started.is_none() || waited < AGAIN || vigil.asked.is_some_and(|asked| between(asked, now) < QUIET) {
         return Ok(None);
     }
-    vigil.looked = Some(Instant::now());
+    vigil.asked = Some(now);
     if attempt::is_paid(world, record).await? {
         return Ok(None);
     }

@@ -182,3 +182,19 @@ fn a_job_in_a_queue_is_shown_there_and_can_be_cancelled() {
     assert_eq!((rehearsal.json(&["status", "waits"])["state"].as_str(), rehearsal.machines()), (Some("cancelled"), 0));
     assert_times(&rehearsal.json(&["bill", "waits"]), 0..=0, 0..=1);
 }
+
+#[test]
+fn an_attempt_whose_machine_the_service_replaces_goes_on_unless_that_takes_ten_minutes() {
+    let attempts = |receipt: &Value| receipt["attempts"].as_array().map(Vec::len);
+    let script = |again: &str| json!({ "preemptions": [{ "attempt": 1, "after": "2m", "again": again }] });
+    let (said, receipt) = Rehearsal::of("9m", &script("8m")).ended(&[], 0);
+    assert_eq!(attempts(&receipt), Some(1), "{said}");
+    assert_times(&receipt, 1_170..=1_190, 0..=0);
+
+    let (said, receipt) = Rehearsal::of("9m", &script("30m")).ended(&[], 0);
+    let why =
+        "attempt 1 ended: the service took its machine away, and had no other within 10 minutes; attempt 2 resumes from step ";
+    assert!(said.contains(why), "{said}");
+    assert_eq!(attempts(&receipt), Some(2), "{said}");
+    assert_times(&receipt, 1_290..=1_340, 0..=2);
+}

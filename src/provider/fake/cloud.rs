@@ -9,7 +9,7 @@ use ft_trainer::settings::{TrainSettings, length};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::script::{Call, Fault, Script, Work};
+use super::script::{Call, Fault, Preemption, Script, Work};
 use crate::{
     job::{
         clock::after,
@@ -52,6 +52,9 @@ pub struct Machine {
     pub price_per_hour: Money,
     pub agent: Option<Agent>,
     pub end: Option<End>,
+    /// The cloud took its machine away and started the attempt again.
+    #[serde(default)]
+    pub restarted: bool,
     /// The label of the store that has its job.
     #[serde(default)]
     pub store: Option<String>,
@@ -180,15 +183,29 @@ impl Machine {
         self.end.as_ref().map_or(now, |end| end.at.min(now))
     }
 
+    fn preemptions<'s>(&'s self, script: &'s Script) -> impl Iterator<Item = &'s Preemption> {
+        script.preemptions.iter().filter(|preemption| preemption.attempt == self.attempt.attempt)
+    }
+
+    /// The cloud gives it another machine in place of the one that it takes away. The work begins again.
+    fn restart(&mut self, script: &Script, now: Timestamp) {
+        let restarts = |taken: &Preemption| Some((after(self.created, taken.after.0), taken.again?.0));
+        let due = self.preemptions(script).filter_map(restarts).find(|(at, _)| !self.restarted && *at <= now);
+        let Some((at, again)) = due else { return };
+        (self.queued, self.created, self.restarted) = (Some(at), after(at, again), true);
+        if let Some(agent) = &mut self.agent {
+            agent.started = self.created;
+        }
+    }
+
     /// The earliest end that the script, the agent and the kill switch hold for it.
     fn fate(&self, script: &Script) -> Option<End> {
-        let taken =
-            script.preemptions.iter().filter(|preemption| preemption.attempt == self.attempt.attempt).map(|preemption| End {
-                at: after(self.created, preemption.after.0),
-                why: "preempted".to_owned(),
-                exit: preemption.notice.then_some(ExitReason::Preempted),
-                gone: preemption.vanishes,
-            });
+        let taken = self.preemptions(script).filter(|preemption| preemption.again.is_none()).map(|preemption| End {
+            at: after(self.created, preemption.after.0),
+            why: "preempted".to_owned(),
+            exit: preemption.notice.then_some(ExitReason::Preempted),
+            gone: preemption.vanishes,
+        });
         let expired = End { at: self.expires, why: "its time to live is over".to_owned(), exit: None, gone: true };
         let own = self.agent.iter().flat_map(|agent| agent.own_ends(&script.job));
         taken.chain([expired]).chain(own).min_by_key(|end| end.at)
@@ -210,6 +227,7 @@ impl Cloud {
     pub fn advance(&mut self, script: &Script, duration: Duration) {
         self.now = after(self.now, duration);
         for machine in self.machines.values_mut().filter(|machine| machine.lives()) {
+            machine.restart(script, self.now);
             machine.end = machine.fate(script).filter(|end| end.at <= self.now);
         }
     }
@@ -240,6 +258,7 @@ impl Cloud {
             price_per_hour: script.price_per_hour,
             agent: None,
             end: None,
+            restarted: false,
             store: Some(mark.store.clone()),
         };
         self.machines.insert(name.clone(), machine);

@@ -167,6 +167,9 @@ pub struct Preemption {
     /// The machine is deleted, not stopped.
     #[serde(default)]
     pub vanishes: bool,
+    /// After so long the cloud starts the attempt again by itself, as a managed service may: on another machine, once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Span>,
 }
 
 /// The cloud takes an attempt into a queue, as a managed service does, and makes its machine later.
