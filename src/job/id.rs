@@ -194,6 +194,10 @@ pub mod path {
     pub fn exit(id: &JobId, attempt: u32) -> String {
         format!("{}/exit.json", self::attempt(id, attempt))
     }
+    /// Written before a drill takes an attempt's machine away. It means that ftctl did so, and not somebody who wants the end.
+    pub fn drill(id: &JobId, attempt: u32) -> String {
+        format!("{}/drill.json", self::attempt(id, attempt))
+    }
     /// Where the ranks of an attempt's nodes meet.
     pub fn rendezvous(id: &JobId, attempt: u32) -> String {
         format!("{}/rendezvous.json", self::attempt(id, attempt))

@@ -63,7 +63,7 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
             tell(world, job, &format!("waits in a queue: {why}"));
             job.record.waiting = waiting;
         }
-        Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone => {
+        Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Cancelled { .. } | Sighting::Gone => {
             let Some(since) = since(world, &job.record).await? else { return Ok(false) };
             start(job, since, world.clock.now());
         }
@@ -76,7 +76,8 @@ pub(super) async fn see(world: &World, job: &mut Journal, sighting: &Sighting) -
 pub(super) async fn see_the_last(world: &World, job: &mut Journal) {
     let attempt = AttemptId::new(&job.record.id, job.record.attempt);
     if job.record.attempts.last().is_some_and(|attempt| attempt.started.is_none())
-        && let Ok(Sighting::Alive { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. }) = world.provider.observe(&attempt).await
+        && let Ok(seen) = world.provider.observe(&attempt).await
+        && !matches!(seen, Sighting::Queued { .. } | Sighting::Gone)
         && let Ok(Some(since)) = last_known(world, &job.record).await
     {
         start(job, since, world.clock.now());
@@ -156,6 +157,15 @@ fn start(job: &mut Journal, since: Timestamp, now: Timestamp) {
     if let Some(attempt) = record.attempts.last_mut() {
         (attempt.started, attempt.deadline) = (Some(since), Some(after(since, lifetime)));
     }
+}
+
+/// Writes down, before its machine is destroyed, why ftctl gives up an attempt that still has one. A service shows it as cancelled
+/// from then on, which is otherwise somebody's wish to end the job.
+pub(super) async fn give_up(job: &mut Journal, why: &str) -> Result<()> {
+    if let Some(attempt) = job.record.attempts.last_mut() {
+        attempt.reason = Some(why.to_owned());
+    }
+    job.save().await
 }
 
 /// Notes that the attempt ended now, how far it came, and what that cost in steps.

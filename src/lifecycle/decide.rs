@@ -54,7 +54,7 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
     if let Some(exit) = &seen.exit
         && !is_replacing(record, exit, &seen.sighting)
     {
-        return decide_exit(record, exit, seen.cancel.is_some());
+        return decide_exit(record, exit, seen.cancel.is_some(), &seen.sighting);
     }
     if seen.cancel == Some(Overdue(true)) {
         return cancelled("cancelled; it did not stop by itself in time");
@@ -64,9 +64,12 @@ pub(super) fn decide(record: &Record, seen: Observation) -> Decision {
     }
     match seen.sighting {
         // No agent is there that could end by itself.
-        Sighting::Queued { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Gone if seen.cancel.is_some() => {
+        Sighting::Queued { .. } | Sighting::Dead { .. } | Sighting::Unfit { .. } | Sighting::Cancelled { .. } | Sighting::Gone
+            if seen.cancel.is_some() =>
+        {
             cancelled("cancelled")
         }
+        Sighting::Cancelled { why } => cancelled(&why),
         Sighting::Queued { why, .. } if seen.out_of_patience => {
             Decision::End { outcome: Outcome::Failed, exit: Exit::Capacity, reason: gave_up(record, &why) }
         }
@@ -87,7 +90,7 @@ fn is_replacing(record: &Record, exit: &ExitRecord, sighting: &Sighting) -> bool
         && matches!(sighting, Sighting::Alive { .. })
 }
 
-fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool) -> Decision {
+fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool, sighting: &Sighting) -> Decision {
     match exit.reason {
         ExitReason::Succeeded => Decision::Collect,
         ExitReason::Cancelled => cancelled("cancelled"),
@@ -95,7 +98,11 @@ fn decide_exit(record: &Record, exit: &ExitRecord, cancel: bool) -> Decision {
         ExitReason::Deadline => {
             Decision::End { outcome: Outcome::Failed, exit: Exit::Deadline, reason: "its time to live is over".to_owned() }
         }
-        ExitReason::Preempted | ExitReason::LostLease => preempted(record, exit.message.clone(), Some(exit)),
+        ExitReason::Preempted | ExitReason::LostLease => match sighting {
+            // The agent cannot tell this from a preemption.
+            Sighting::Cancelled { why } => cancelled(why),
+            _ => preempted(record, exit.message.clone(), Some(exit)),
+        },
         ExitReason::Failed if may_retry(&record.plan.retry, RetryCause::Failure, record.attempt) => {
             Decision::TryAgain { why: exit.message.clone(), nodes: shrink::after(record, Some(exit)) }
         }
@@ -184,6 +191,10 @@ mod tests {
         Sighting::Queued { since: Timestamp::UNIX_EPOCH, why: "full".to_owned() }
     }
 
+    fn cancelled_there() -> Sighting {
+        Sighting::Cancelled { why: "in the studio".to_owned() }
+    }
+
     const FRESH: Option<Overdue> = Some(Overdue(false));
     const LATE: Option<Overdue> = Some(Overdue(true));
 
@@ -211,6 +222,8 @@ mod tests {
             (seen(dead(), None, FRESH), cancelled()),
             (seen(unfit(), None, None), end(Outcome::Failed, Exit::JobFailed, "no driver")),
             (seen(unfit(), None, FRESH), cancelled()),
+            (seen(cancelled_there(), None, None), end(Outcome::Cancelled, Exit::JobCancelled, "in the studio")),
+            (seen(cancelled_there(), None, FRESH), cancelled()),
             (seen(Sighting::Gone, None, None), again("the machine is gone")),
             (seen(Sighting::Gone, None, FRESH), cancelled()),
             // The agent's record holds, whatever its machine is by now.
@@ -222,6 +235,10 @@ mod tests {
             (seen(dead(), Some(exit(Preempted)), None), again("said")),
             (seen(dead(), Some(exit(Preempted)), FRESH), cancelled()),
             (seen(ALIVE, Some(exit(LostLease)), None), again("said")),
+            (seen(cancelled_there(), Some(exit(Succeeded)), None), Decision::Collect),
+            (seen(cancelled_there(), Some(exit(Preempted)), None), end(Outcome::Cancelled, Exit::JobCancelled, "in the studio")),
+            (seen(cancelled_there(), Some(exit(Deadline)), None), over()),
+            (seen(cancelled_there(), Some(exit(Failed)), None), end(Outcome::Failed, Exit::JobFailed, "said")),
             (seen(dead(), Some(exit(Failed)), None), end(Outcome::Failed, Exit::JobFailed, "said")),
             (seen(dead(), Some(exit(Failed)), FRESH), cancelled()),
             // Time is over: of the machine, and of the wait for one.

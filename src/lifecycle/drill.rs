@@ -11,7 +11,12 @@ use super::{
 };
 use crate::{
     exit::{Exit, Failure},
-    job::{id::JobId, record::Record, units::Money},
+    job::{
+        id::{JobId, path},
+        record::Record,
+        units::Money,
+    },
+    store::{Condition, write_json},
 };
 
 pub const DRILL_SCHEMA: &str = "ftctl.drill/1";
@@ -40,6 +45,8 @@ pub async fn preempt(world: &World, id: &JobId) -> Result<Drill> {
     }
     let target = session::machine(&before)?;
     let start = Instant::now();
+    let mark = serde_json::json!({ "schema": DRILL_SCHEMA, "time": world.clock.now() });
+    write_json(world.store.as_ref(), &path::drill(id, target.attempt), &mark, Condition::Always).await?;
     world.provider.preempt(&target).await?;
     // Both at once: the job needs a driver for its recovery, and there may be no other.
     tokio::select! {

@@ -40,17 +40,33 @@ pub(super) struct Overdue(pub bool);
 pub(super) async fn observe(world: &World, record: &Record) -> Result<Observation> {
     let attempt = AttemptId::new(&record.id, record.attempt);
     let now = world.clock.now();
-    // In this order: an agent that ends between the two looks leaves its exit record before it dies, so a death without one is real
-    // only if the record is missing *after* the death was seen.
-    let sighting = world.provider.observe(&attempt).await?;
-    let exit = read_exit(world.store.as_ref(), record).await?;
+    // An agent leaves its exit record before it dies: a death without one is real only if the record is missing *after* the death
+    // was seen. A record is judged with what was seen after it: why a service sent the agent away shows before the agent is gone.
+    let mut exit = read_exit(world.store.as_ref(), record).await?;
+    let mut sighting = world.provider.observe(&attempt).await?;
+    if exit.is_none() && !matches!(sighting, Sighting::Alive { .. }) {
+        exit = read_exit(world.store.as_ref(), record).await?;
+    }
+    let was_cancelled = matches!(sighting, Sighting::Cancelled { .. });
+    if was_cancelled && let Some(why) = ended_by_ftctl(world, record).await? {
+        sighting = Sighting::Dead { why };
+    }
     let cancel = read_cancel(world.store.as_ref(), record)
         .await?
         .map(|request| Overdue(now > after(request.time, Duration::from_secs(request.grace_seconds) + PATIENCE)));
     let deadline = record.attempts.last().and_then(|attempt| attempt.deadline);
-    let past_deadline = deadline.is_some_and(|deadline| now > after(deadline, PATIENCE));
+    // A service may cancel it at the limit of its time, and then no agent is waited for.
+    let patience = if was_cancelled { Duration::ZERO } else { PATIENCE };
+    let past_deadline = deadline.is_some_and(|deadline| now > after(deadline, patience));
     let out_of_patience = record.waited(now) >= record.plan.patience();
     Ok(Observation { exit, sighting, cancel, past_deadline, out_of_patience })
+}
+
+/// Why ftctl itself took the attempt's machine away, if it did: another attempt follows.
+async fn ended_by_ftctl(world: &World, record: &Record) -> Result<Option<String>> {
+    let given_up = record.attempts.last().and_then(|attempt| attempt.reason.clone());
+    let drilled = world.store.head(&path::drill(&record.id, record.attempt)).await?.map(|_| "preempted in a drill".to_owned());
+    Ok(given_up.or(drilled))
 }
 
 pub(super) async fn read_exit(store: &dyn Store, record: &Record) -> Result<Option<ExitRecord>> {

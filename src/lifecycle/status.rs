@@ -195,7 +195,7 @@ pub async fn machine(world: &World, id: &JobId) -> Result<String> {
         Sighting::Queued { why, .. } => format!("queued: {why}"),
         Sighting::Alive { agent: true } => "alive".to_owned(),
         Sighting::Alive { agent: false } => "alive, without an agent".to_owned(),
-        Sighting::Dead { why } | Sighting::Unfit { why } => format!("dead: {why}"),
+        Sighting::Dead { why } | Sighting::Unfit { why } | Sighting::Cancelled { why } => format!("dead: {why}"),
         Sighting::Gone => "gone".to_owned(),
     })
 }

@@ -34,6 +34,9 @@ pub(super) async fn step(world: &World, job: &mut Journal, vigil: &mut Vigil) ->
         Decision::WaitInQueue => vigil::queue(world, &job.record, vigil).await?,
         _ => None,
     };
+    if let Some(Decision::TryAgain { why, .. }) = &given_up {
+        attempt::give_up(job, why).await?;
+    }
     decision = given_up.unwrap_or(decision);
     if job.only_ends {
         decision = decision.or_the_end();

@@ -176,12 +176,17 @@ async fn begins(world: &dyn World, attempt: &AttemptId) {
 async fn destroyed(world: &dyn World, attempt: &AttemptId) {
     world.client().destroy(&attempt.job).await.expect("destroy");
     let after = see(world, attempt).await;
-    assert!(after == Sighting::Gone || (world.remembers() && matches!(after, Sighting::Dead { .. })), "{after:?}");
+    assert!(after == Sighting::Gone || (world.remembers() && is_over(&after)), "{after:?}");
     assert!(!names(world).await.contains(&attempt.machine_name()), "destroyed, so not listed");
 }
 
-fn assert_dead(sighting: &Sighting) {
-    assert!(matches!(sighting, Sighting::Dead { why } if !why.is_empty()), "dead with a reason, not {sighting:?}");
+/// A service remembers an attempt that it was asked to end as a cancelled one.
+fn is_over(sighting: &Sighting) -> bool {
+    matches!(sighting, Sighting::Dead { why } | Sighting::Cancelled { why } if !why.is_empty())
+}
+
+fn assert_over(sighting: &Sighting) {
+    assert!(is_over(sighting), "over, with a reason, not {sighting:?}");
 }
 
 async fn nothing_is_gone(world: &dyn World) {
@@ -224,7 +229,7 @@ async fn launch_starts_one_agent(world: &dyn World) {
     world.finish(&attempt).await;
     world.client().launch(&order(&attempt)).await.expect("after its end");
     assert_eq!(world.starts(&attempt), 1);
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     destroyed(world, &attempt).await;
 }
 
@@ -249,14 +254,14 @@ async fn launch_needs_a_machine(world: &dyn World) {
 async fn an_agent_that_ends_is_dead(world: &dyn World) {
     let attempt = started(world, "finishes").await;
     world.finish(&attempt).await;
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     destroyed(world, &attempt).await;
 }
 
 async fn dead_is_not_gone(world: &dyn World) {
     let attempt = started(world, "listed").await;
     world.finish(&attempt).await;
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     assert_eq!(names(world).await, [attempt.machine_name()], "dead is not gone");
     destroyed(world, &attempt).await;
 }
@@ -264,7 +269,7 @@ async fn dead_is_not_gone(world: &dyn World) {
 async fn preemption_is_death(world: &dyn World) {
     let attempt = started(world, "preempted").await;
     world.client().preempt(&attempt).await.expect("preempt");
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     destroyed(world, &attempt).await;
 }
 
@@ -272,12 +277,12 @@ async fn preemption_comes_before_the_agent(world: &dyn World) {
     let attempt = attempt("early");
     world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("provision");
     world.client().preempt(&attempt).await.expect("preempt");
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     world.client().provision(&attempt, &world.plan(), &world.image()).await.expect("nothing to do");
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     let launched = world.client().launch(&order(&attempt)).await.map_err(|error| error.class);
     assert_eq!(launched, if world.remembers() { Err(Class::Network) } else { Ok(()) }, "left as it is");
-    assert_dead(&see(world, &attempt).await);
+    assert_over(&see(world, &attempt).await);
     assert_eq!(world.starts(&attempt), 0);
     destroyed(world, &attempt).await;
 }
@@ -288,16 +293,13 @@ async fn attempts_stand_side_by_side(world: &dyn World) {
     let second = AttemptId::new(&first.job, 2);
     world.client().provision(&second, &world.plan(), &world.image()).await.expect("provision");
     world.client().launch(&order(&second)).await.expect("launch");
-    assert_dead(&see(world, &first).await);
+    assert_over(&see(world, &first).await);
     begins(world, &second).await;
     let there: Vec<_> = [&first, &second].into_iter().filter(|attempt| !world.remembers() || attempt.attempt == 2).collect();
     assert_eq!(names(world).await, there.iter().map(|attempt| attempt.machine_name()).collect::<Vec<_>>());
     destroyed(world, &first).await;
     let after = see(world, &second).await;
-    assert!(
-        after == Sighting::Gone || (world.is_service() && matches!(after, Sighting::Dead { .. })),
-        "destroy takes every attempt"
-    );
+    assert!(after == Sighting::Gone || (world.is_service() && is_over(&after)), "destroy takes every attempt");
 }
 
 async fn destroy_leaves_other_jobs_alone(world: &dyn World) {

@@ -126,6 +126,8 @@ pub enum Sighting {
     Dead { why: String },
     /// Proof of death, and another machine of the same plan would die the same way: an image that cannot be pulled, no driver.
     Unfit { why: String },
+    /// By a service's word it was cancelled there, or will be: by ftctl, or by somebody who wants the job's end.
+    Cancelled { why: String },
     /// Nothing of that name exists, and the provider can tell.
     Gone,
 }

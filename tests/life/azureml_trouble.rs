@@ -168,6 +168,18 @@ static ROWS: &[Row] = &[
         machines: 1..=2,
         ..QUIET
     },
+    Row {
+        name: "somebody cancels the job in the studio",
+        script: QUICK,
+        set: LONG,
+        meanwhile: |scene| {
+            until_trained(scene);
+            scene.devcloud.cancel_job("-a1");
+        },
+        exit: 21,
+        sees: &["cancelled in Azure ML"],
+        ..QUIET
+    },
     Row { name: "tokens end every five seconds", script: r#"{ "token_life": "5s" }"#, ..QUIET },
     Row {
         name: "a node takes long to prepare, which is paid for",

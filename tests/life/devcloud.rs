@@ -71,17 +71,22 @@ impl Devcloud {
     /// What the workspace of Azure ML answers to a client that has signed in. `service` is the one that is asked: none is Resource
     /// Manager.
     pub fn azure(&self, service: &str, end: &str) -> Value {
-        let workspace = "subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/devcloud/providers/\
-                         Microsoft.MachineLearningServices/workspaces/devcloud";
-        let asked = "identity?api-version=2019-08-01&resource=https%3A%2F%2Fmanagement.azure.com%2F";
-        let get = |header: String, path: String| -> Value {
-            let output = Command::new("curl").args(["-sf", "-H", &header, &format!("{}/{path}", self.endpoint)]).output().unwrap();
-            assert!(output.status.success(), "{path}: {}", output.status);
-            serde_json::from_slice(&output.stdout).unwrap()
+        self.signed_in("GET", service, end)
+    }
+
+    fn signed_in(&self, method: &str, service: &str, end: &str) -> Value {
+        const WORKSPACE: &str = "subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/devcloud/providers\
+            /Microsoft.MachineLearningServices/workspaces/devcloud";
+        let ask = |method: &str, header: &str, path: &str| {
+            let url = format!("{}/{path}", self.endpoint);
+            let output = Command::new("curl").args(["-sf", "-X", method, "-H", header, &url]).output().unwrap();
+            assert!(output.status.success(), "{method} {url}: {}", output.status);
+            serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
         };
-        let token = get(format!("X-IDENTITY-HEADER: {}", self.token), asked.to_owned());
-        let token = token["access_token"].as_str().expect("a token");
-        get(format!("Authorization: Bearer {token}"), format!("{service}{workspace}/{end}"))
+        let identity = "identity?api-version=2019-08-01&resource=https%3A%2F%2Fmanagement.azure.com%2F";
+        let token = ask("GET", &format!("X-IDENTITY-HEADER: {}", self.token), identity);
+        let token = format!("Authorization: Bearer {}", token["access_token"].as_str().expect("a token"));
+        ask(method, &token, &format!("{service}{WORKSPACE}/{end}"))
     }
 
     /// The numbers of this name that the workspace was told of a run.
@@ -132,18 +137,14 @@ impl Devcloud {
 
     /// What Azure ML answers a client that asks for this below its workspace.
     fn in_workspace(&self, method: &str, what: &str) -> Value {
-        const WORKSPACE: &str = "subscriptions/00000000-0000-0000-0000-000000000001/resourceGroups/devcloud/providers\
-            /Microsoft.MachineLearningServices/workspaces/devcloud";
-        let ask = |method: &str, header: &str, path: &str| {
-            let url = format!("{}/{path}", self.endpoint);
-            let output = Command::new("curl").args(["-sf", "-X", method, "-H", header, &url]).output().unwrap();
-            assert!(output.status.success(), "{method} {url}");
-            serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()
-        };
-        let identity = "identity?api-version=2019-08-01&resource=https://management.azure.com/";
-        let token = ask("GET", &format!("X-IDENTITY-HEADER: {}", self.token), identity);
-        let token = format!("Authorization: Bearer {}", token["access_token"].as_str().unwrap());
-        ask(method, &token, &format!("{WORKSPACE}/{what}?api-version=2025-12-01"))
+        self.signed_in(method, "", &format!("{what}?api-version=2025-12-01"))
+    }
+
+    /// Cancels the job of Azure ML whose name ends so, as somebody in the studio does.
+    pub fn cancel_job(&self, end: &str) {
+        let made = self.made_jobs();
+        let name = made.iter().find(|name| name.ends_with(end)).unwrap();
+        self.in_workspace("POST", &format!("jobs/{name}/cancel"));
     }
 
     /// Deletes the job of Azure ML whose name ends so, as somebody in the studio does.

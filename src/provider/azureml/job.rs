@@ -30,6 +30,8 @@ const UNFIT: [&str; 10] = [
     "identity",
 ];
 const PREEMPTED: [&str; 2] = ["preempt", "pre-empt"];
+/// The same of a job that the service ended at the limit of its time.
+const TOO_LATE: [&str; 3] = ["exceed", "timeout", "timed out"];
 
 /// How a job stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub enum Stage {
     /// Whether it ever had one, the run history tells.
     Doubtful,
     Running,
+    /// Somebody cancelled it, and it may still have a machine.
+    Ending,
     Over,
 }
 
@@ -105,7 +109,8 @@ pub fn status(job: &Value) -> &str {
 pub fn stage(job: &Value) -> Result<Stage, Refusal> {
     Ok(match status(job) {
         "NotStarted" | "Starting" | "Provisioning" | "Preparing" | "Queued" | "Paused" => Stage::Waiting,
-        "NotResponding" | "CancelRequested" => Stage::Doubtful,
+        "NotResponding" => Stage::Doubtful,
+        "CancelRequested" => Stage::Ending,
         "Running" | "Finalizing" => Stage::Running,
         "Completed" | "Failed" | "Canceled" => Stage::Over,
         other => {
@@ -138,14 +143,20 @@ pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
         words.iter().any(|word| said.contains(word))
     };
     let why = match status(job) {
+        "Canceled" if !has(&PREEMPTED) && !has(&TOO_LATE) => return cancelled(&message),
         "Failed" if has(&PREEMPTED) || (message.is_empty() && nodes_were_taken) => "preempted".to_owned(),
         "Failed" if has(&UNFIT) => return Sighting::Unfit { why: message },
         "Completed" => "the job is completed".to_owned(),
-        "Canceled" if message.is_empty() => "the job was cancelled".to_owned(),
         _ if message.is_empty() => "the job has failed, and Azure ML does not say why".to_owned(),
         _ => message,
     };
     Sighting::Dead { why }
+}
+
+/// The sighting of a job that somebody cancelled; `message` is the service's, which may be empty.
+pub fn cancelled(message: &str) -> Sighting {
+    let told = if message.is_empty() { String::new() } else { format!(": {message}") };
+    Sighting::Cancelled { why: format!("cancelled in Azure ML{told}") }
 }
 
 /// Whether its agent ended since somebody denied it something: another attempt's would fare no better.
@@ -173,7 +184,7 @@ mod tests {
             ("Queued", Stage::Waiting),
             ("Paused", Stage::Waiting),
             ("NotResponding", Stage::Doubtful),
-            ("CancelRequested", Stage::Doubtful),
+            ("CancelRequested", Stage::Ending),
             ("Running", Stage::Running),
             ("Finalizing", Stage::Running),
             ("Completed", Stage::Over),
@@ -199,10 +210,14 @@ mod tests {
         };
         let dead = |why: &str| Sighting::Dead { why: why.to_owned() };
         let exit = "Execution failed. User process exited with status code 1.";
+        let timeout = "The run was canceled: it exceeded the timeout of its limits.";
         let preempted = "AzureMLCompute job failed. PreemptionError: Nodes of this job got pre-empted.";
         for (sighting, expected) in [
             (ended("Completed", "", false), dead("the job is completed")),
-            (ended("Canceled", "", true), dead("the job was cancelled")),
+            (ended("Canceled", "", true), cancelled("")),
+            (ended("Canceled", "by a user", false), Sighting::Cancelled { why: "cancelled in Azure ML: by a user".to_owned() }),
+            (ended("Canceled", timeout, false), dead(timeout)),
+            (ended("Canceled", preempted, false), dead(preempted)),
             (ended("Failed", exit, true), dead(exit)),
             (ended("Failed", preempted, false), dead("preempted")),
             (ended("Failed", "", true), dead("preempted")),

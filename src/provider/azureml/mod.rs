@@ -402,9 +402,10 @@ impl Provider for Azureml {
         let works = match stage {
             Stage::Running => true,
             Stage::Doubtful => job::started(&self.history(&name).await?).is_some(),
-            Stage::Waiting | Stage::Over => false,
+            Stage::Waiting | Stage::Ending | Stage::Over => false,
         };
         Ok(match stage {
+            Stage::Ending => job::cancelled(""),
             Stage::Over => self.last_words(&found, &self.history(&name).await?).await?,
             _ if works => Sighting::Alive { agent: true },
             _ => Sighting::Queued { since: job::created(&found), why: self.want_of_node(&found).await? },
@@ -425,7 +426,7 @@ impl Provider for Azureml {
         Ok(match job::stage(&found)? {
             Stage::Waiting => Signs::Busy { at: self.want_of_node(&found).await? },
             Stage::Running => Signs::Busy { at: format!("{} by Azure ML's word", status.to_ascii_lowercase()) },
-            Stage::Doubtful => Signs::Silent { what: format!("{name} is {status} by Azure ML's word") },
+            Stage::Doubtful | Stage::Ending => Signs::Silent { what: format!("{name} is {status} by Azure ML's word") },
             Stage::Over => Signs::Absent,
         })
     }

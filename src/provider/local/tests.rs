@@ -325,7 +325,7 @@ async fn a_launcher_killed_at_any_instant_starts_at_most_one_agent() {
             Sighting::Alive { agent: false } => (1, 1),
             Sighting::Alive { agent: true } => (2, 1),
             Sighting::Dead { .. } | Sighting::Unfit { .. } => (3, 0),
-            Sighting::Queued { .. } => panic!("this machine has no queue"),
+            Sighting::Queued { .. } | Sighting::Cancelled { .. } => panic!("this machine is no service"),
         };
         outcomes[outcome] += 1;
         local.provision(&attempt, &plan(), &TrainerImage::None).await.expect("provision");

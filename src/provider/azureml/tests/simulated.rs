@@ -285,7 +285,7 @@ async fn a_job_that_cannot_be_cancelled_goes_with_its_cluster_unless_another_nee
     assert_eq!(place.provider().observe(&two).await, Ok(Sighting::Alive { agent: true }), "the other is left alone");
     place.provider().destroy(&two.job).await.expect("destroyed");
     impatient().destroy(&one.job).await.expect("destroyed");
-    assert!(matches!(place.provider().observe(&one).await, Ok(Sighting::Dead { .. })));
+    assert!(matches!(place.provider().observe(&one).await, Ok(Sighting::Cancelled { .. })));
     assert_eq!(place.provider().list().await, Ok(Vec::new()));
 }
 
