@@ -219,7 +219,7 @@ impl Run {
         Ok(batch.at(self.first_sequence(part)))
     }
 
-    /// What it reads.
+    /// The blocks that it reads.
     fn blocks(&self, part: usize) -> impl Iterator<Item = u64> {
         let first = self.first_sequence(part);
         (first..first + self.config.train.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence))

@@ -52,7 +52,7 @@ struct Line {
     gloo: Gloo,
 }
 
-/// What one learns from the store.
+/// News that a process learns from the store.
 enum News {
     /// How many signs of life each rank has given.
     Beats(Vec<i64>),

@@ -45,7 +45,7 @@ impl Gradients {
 pub struct Reduction<'a> {
     pub world: World,
     pub shares: &'a Shares,
-    /// Of the step.
+    /// Number of the step's leaves.
     pub leaves: usize,
     /// Each process gets all of the sum, or its share alone.
     pub all: bool,

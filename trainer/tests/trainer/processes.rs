@@ -35,7 +35,7 @@ fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: imp
     (0..size).map(start).collect()
 }
 
-/// As [`start`]; the first listens with a socket that it is left.
+/// Like [`start`], but the first listens with a socket that it is left.
 fn start_at(fixture: &Fixture, output: &str, size: usize, listener: &TcpListener) -> Vec<Child> {
     let (socket, port) = (listener.as_raw_fd(), listener.local_addr().unwrap().port());
     let config = fixture.config(output);

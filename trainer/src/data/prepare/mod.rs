@@ -73,7 +73,7 @@ pub struct PreparedSummary {
     /// SHA-256 of `dataset.json`: the dataset's identity.
     pub digest: String,
     pub description: Description,
-    /// What a reader should know of the text.
+    /// Facts that a reader should know of the text.
     pub remarks: Remarks,
 }
 
