@@ -182,7 +182,7 @@ fn is_passing(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 429 | 500..=599)
 }
 
-/// What a request is about, for messages.
+/// The subject of a request, for messages.
 struct About<'l> {
     line: &'l Line,
     repository: &'l Repository,
@@ -190,7 +190,7 @@ struct About<'l> {
 }
 
 impl About<'_> {
-    /// What an answer means that is not the file.
+    /// The error for an answer that is not the file.
     fn refused(&self, answer: &Response) -> HubError {
         let Self { line, repository, of } = self;
         let (host, page) = (line.host(), line.page(repository));

@@ -129,7 +129,7 @@ pub(super) struct Sent {
     pub relied: HashSet<Digest>,
 }
 
-/// What is sent.
+/// The files that are sent.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// A directory with all that is in it, or a single file.
