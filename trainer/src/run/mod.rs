@@ -40,7 +40,7 @@ pub struct Run {
     pub(crate) shares: Shares,
     /// This process's share of the gradients, where it has no more of them than that and one block's.
     pub(crate) shard: Option<Shards>,
-    /// Weights that the others have updated and are not there yet: nobody reads weights before [`Run::settle`], except a step.
+    /// Weights that the others have updated and are not there yet: only a step reads weights before [`Run::settle`].
     arriving: Option<Arrival>,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,

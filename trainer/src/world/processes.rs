@@ -298,7 +298,7 @@ fn inherited(number: RawFd, port: u16) -> Result<TcpListener, Error> {
     Ok(ManuallyDrop::into_inner(listener))
 }
 
-/// Waits until somebody listens there. (The store's own attempts would last longer than they may.)
+/// Waits until a process listens there. (The store's own attempts would last longer than they may.)
 fn await_host(host: &str, port: u16) -> Result<(), Error> {
     let begun = Instant::now();
     loop {

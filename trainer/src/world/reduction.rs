@@ -87,7 +87,7 @@ impl Reduction<'_> {
                 }
                 for tell in &tell {
                     let sums: Vec<Shards> = others.iter().chain([gradients]).map(Shards::of).collect();
-                    // Nobody listens after a failure, which is found when the thread has ended.
+                    // No thread listens after a failure, which is found when the thread has ended.
                     let _ = tell.send((tensors.clone(), sums));
                 }
             });
