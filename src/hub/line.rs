@@ -195,7 +195,7 @@ impl About<'_> {
         let Self { line, repository, of } = self;
         let (host, page) = (line.host(), line.page(repository));
         let code = answer.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
-        let set_token = "set HF_TOKEN to a token of somebody who may read it";
+        let set_token = "set HF_TOKEN to a token that may read it";
         let signed_in = line.token.is_some();
         let new = HubError::new;
         match (answer.status().as_u16(), code) {

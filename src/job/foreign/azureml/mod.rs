@@ -1,5 +1,5 @@
 //! Command jobs of Azure ML, as its CLI reads them (v2, YAML), as job files: every key has a line in a table that says what it
-//! means here, and the job's command goes the way of every command. The file is somebody else's: nothing in it is run or fetched.
+//! means here, and the job's command goes the way of every command. The file is another's: nothing in it is run or fetched.
 
 mod command;
 mod keys;
