@@ -34,7 +34,7 @@ pub enum Credentials {
     },
     /// A refresh token, for which the registry's token service gives others.
     Identity(String),
-    /// Nobody's, because the helper that the configuration names did not answer: enough for a public image. Says why.
+    /// No user's, because the helper that the configuration names did not answer: enough for a public image. Says why.
     Unasked(String),
 }
 
@@ -58,10 +58,10 @@ impl Credentials {
         BASE64_URL_SAFE.encode(value.to_string())
     }
 
-    /// A registry's refusal, with the reason why nobody was signed in.
+    /// A registry's refusal, with the reason why it was asked without a sign-in.
     pub fn explain(&self, refusal: &str) -> String {
         match self {
-            Self::Unasked(why) => format!("{refusal}; nobody was signed in there: {why}"),
+            Self::Unasked(why) => format!("{refusal}; it was asked without a sign-in: {why}"),
             _ => refusal.to_owned(),
         }
     }
@@ -280,7 +280,7 @@ mod tests {
         let with_login = r#"{"credsStore": "desktop-that-was-removed", "auths": {"one.example": {"auth": "bWU6cGE6c3M="}}}"#;
         assert!(found(with_login, "one.example/x").await.unwrap().contains("pa:ss"));
         let why = Credentials::Unasked("docker-credential-x is not there".to_owned()).explain("denied");
-        assert_eq!(why, "denied; nobody was signed in there: docker-credential-x is not there");
+        assert_eq!(why, "denied; it was asked without a sign-in: docker-credential-x is not there");
     }
 
     #[tokio::test]

@@ -47,7 +47,7 @@ struct Line {
     words: Option<ChildStderr>,
 }
 
-/// The streams of a program, which lives as long as somebody has them.
+/// The streams of a program, which lives as long as they do.
 struct Piped {
     output: ChildStdout,
     /// `None` once it is closed: only that tells the other end.

@@ -116,7 +116,7 @@ impl Cache {
     }
 }
 
-/// What ftctl knows of a repository: lists of files, which never change, and what revisions last stood for.
+/// The lists of a repository's files, and the commits that its revisions last stood for. A list never changes.
 pub(super) struct Memory(PathBuf);
 
 impl Memory {

@@ -137,7 +137,7 @@ fn front_matter(readme: &str) -> Option<&str> {
     rest.split_once("\n---").map(|(front, _)| front)
 }
 
-/// Of `data_files`: a pattern or several for the training split, or splits with theirs.
+/// Reads `data_files`: one or more patterns for the training split, or splits with patterns of their own.
 fn splits(files: &Value, folder: &str) -> std::result::Result<Splits, String> {
     let mut found: Splits = Vec::new();
     let items = match files {
@@ -271,7 +271,7 @@ fn data_files(listing: &Listing) -> Vec<&Listed> {
     files
 }
 
-/// What a file is, by the end of its name; `None` for what is not read.
+/// The extension that tells the kind of a file. `None`: the file is not read.
 fn data_extension(path: &str) -> Option<&str> {
     let (rest, last) = path.rsplit_once('.')?;
     let end = if PACKED.contains(&last) { rest.rsplit_once('.')?.1 } else { last };

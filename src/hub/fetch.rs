@@ -35,7 +35,7 @@ struct Fetch<'f> {
     repository: &'f Repository,
     cache: &'f Cache,
     commit: &'f Commit,
-    /// Of all files.
+    /// Bytes of all files that are here.
     done: AtomicU64,
     total: u64,
     report: &'f dyn Report,
@@ -212,7 +212,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// What an earlier fetch left of it.
+    /// Opens the part of the file that an earlier fetch left, or an empty one.
     async fn open(path: &Path, file: &Listed) -> Result<Self> {
         let (path, listed) = (path.to_owned(), file.clone());
         let cannot = |error| HubError::disk("write", &path, &error);

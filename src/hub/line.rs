@@ -182,7 +182,7 @@ fn is_passing(status: StatusCode) -> bool {
     matches!(status.as_u16(), 408 | 429 | 500..=599)
 }
 
-/// What a request is about, for messages.
+/// The subject of a request, for messages.
 struct About<'l> {
     line: &'l Line,
     repository: &'l Repository,
@@ -190,12 +190,12 @@ struct About<'l> {
 }
 
 impl About<'_> {
-    /// What an answer means that is not the file.
+    /// The error for an answer that is not the file.
     fn refused(&self, answer: &Response) -> HubError {
         let Self { line, repository, of } = self;
         let (host, page) = (line.host(), line.page(repository));
         let code = answer.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
-        let set_token = "set HF_TOKEN to a token of somebody who may read it";
+        let set_token = "set HF_TOKEN to a token that may read it";
         let signed_in = line.token.is_some();
         let new = HubError::new;
         match (answer.status().as_u16(), code) {

@@ -13,7 +13,7 @@ const LONGEST: usize = 1_024;
 /// Bytes of a folder's or a file's own name: what file systems take.
 const LONGEST_PART: usize = 255;
 
-/// What the bytes of a file are verified by, which is their name in the cache.
+/// The proof of a file's bytes. Its digest is the file's name in the cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Proof {
@@ -21,7 +21,7 @@ pub enum Proof {
     Sha256(Digest),
     /// git's SHA-1 of a small one.
     Git(Commit),
-    /// Of a file that another program put into the cache.
+    /// There is no digest: another program put the file into the cache.
     Cached,
 }
 

@@ -46,7 +46,7 @@ const LONGEST_TOKEN: u64 = 4 << 10;
 #[error("{message}")]
 pub struct HubError {
     pub class: Class,
-    /// What happened, to what, and why.
+    /// Says what happened, to what, and why.
     pub message: String,
     /// The user's next step.
     pub fix: Option<String>,
@@ -61,7 +61,7 @@ pub enum Class {
     Network,
     /// Bytes or answers are not what they should be.
     Integrity,
-    /// What was asked for can never work.
+    /// The request can never work.
     Invalid,
     /// This machine's own trouble.
     Disk,

@@ -208,7 +208,7 @@ mod tests {
             assert_eq!(token.unwrap(), "mine");
             assert!(head.starts_with(&format!("GET /MSI/auth?api-version=2017-09-01&{asked} HTTP/1.1\r\n")), "{head}");
             assert!(head.contains("\r\nsecret: very-secret\r\n"), "{head}");
-            assert_eq!(source.token().await.unwrap(), "mine", "nobody is asked again");
+            assert_eq!(source.token().await.unwrap(), "mine", "the node is asked once");
         }
     }
 

@@ -87,7 +87,7 @@ pub const WAYS: &[Way] = &[
 /// Not a variable: whether `az` is in the path.
 const AZ: &str = "az";
 
-/// Variables that sign somebody in, or are as good as that.
+/// Variables that sign a user in, or are as good as that.
 pub const SECRETS: [&str; 7] = [
     "AZURE_CLIENT_SECRET",
     "AZURE_FEDERATED_TOKEN_FILE",
@@ -417,7 +417,7 @@ mod tests {
             source.token().await.unwrap_err()
         };
         let away = "Max retries exceeded with url";
-        assert_eq!(fails(away).await, NoToken { why: away.to_owned(), is_passing: false }, "nobody ever signed in");
+        assert_eq!(fails(away).await, NoToken { why: away.to_owned(), is_passing: false }, "no one ever signed in");
         source.token().await.unwrap();
         source.forget().await;
         assert_eq!(fails(away).await, NoToken { why: away.to_owned(), is_passing: true });

@@ -59,7 +59,7 @@ const CAUSES: &[(&str, &str)] = &[
     ("No space left on device", "free some space, then try again"),
 ];
 
-/// What to do about a failed installation with this output.
+/// The user's next step after an installation that failed with this output.
 pub fn advice(output: &str) -> &'static str {
     let known = CAUSES.iter().find(|(sign, _)| output.contains(sign)).map(|(_, advice)| *advice);
     known.unwrap_or("pip finds its index by HTTPS_PROXY and PIP_INDEX_URL; LIBTORCH takes a libtorch that is here already")

@@ -101,7 +101,7 @@ pub struct AzuremlPlan {
 
 /// A node without a job leaves ftctl's own cluster after so long. It is paid for until then.
 pub const IDLE: Duration = Duration::from_secs(120);
-/// What is reckoned for a node's start, which is paid for: it boots, and pulls the image. The service has no limit for it.
+/// The time reckoned for a node's start, which is paid for: it boots, and pulls the image. The service has no limit for it.
 pub const START: Duration = Duration::from_secs(600);
 /// Likewise for the farewell of its programs, and for its leaving.
 const LEAVING: Duration = Duration::from_secs(90);

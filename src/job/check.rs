@@ -23,7 +23,7 @@ pub(super) fn check(spec: &JobSpec, typed: &Located<'_>, of_backends: Rules) -> 
     broken.min_by_key(|error| (error.line, error.column)).map_or(Ok(()), Err)
 }
 
-/// Holds a plan that somebody else wrote down to the rules of a job file.
+/// Holds a plan that another user wrote down to the rules of a job file.
 pub(super) fn plan(plan: &Plan, of_backends: Rules) -> Result<(), Broken> {
     all_hold(rules(&typed(plan), of_backends).chain(processes::rules(plan.processes, plan.nodes, &plan.train)))
 }

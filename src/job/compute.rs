@@ -25,7 +25,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// As `compute.backend` spells them, in the order of [`Backend::ALL`].
+    /// The names as `compute.backend` spells them, in the order of [`Backend::ALL`].
     pub const NAMES: [&str; 5] = ["local", "docker", "gce", "azureml", "fake"];
     pub const ALL: [Self; 5] = [Self::Local, Self::Docker, Self::Gce, Self::Azureml, Self::Fake];
 

@@ -1,4 +1,4 @@
-//! What differs between two settings of jobs, key by key.
+//! The differences between settings of jobs, key by key.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{plan::Plan, wording};
 /// A key with another value. A key that is absent has none.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
-    /// As in a job file: `train.steps`.
+    /// The key as a job file spells it: `train.steps`.
     pub key: String,
     pub before: Option<Value>,
     pub after: Option<Value>,

@@ -6,15 +6,15 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use ft_trainer::settings::DataConfig;
 use serde::{Deserialize, Serialize};
 
-/// What stands before such a name where a path may stand too.
+/// The beginning of such a name where a path may stand too.
 pub const PREFIX: &str = "hf:";
 
-/// What a name without a revision means.
+/// The revision of a name that gives none.
 const USUAL: &str = "main";
 /// Characters of a part.
 const LONGEST: usize = 96;
 
-/// What a repository holds; the hub has a space of names for each.
+/// The content of a repository. The hub has a space of names for each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Models,
@@ -151,7 +151,7 @@ pub struct Part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubName {
     pub repository: Repository,
-    /// Of a dataset.
+    /// Only a dataset has one.
     pub part: Option<Part>,
     pub revision: Revision,
 }
@@ -219,7 +219,7 @@ pub fn is_name(text: &str) -> bool {
 /// The commits that names of the hub stand for, by [`HubName::key`].
 pub type Pins = BTreeMap<String, Commit>;
 
-/// What a name of the hub is for.
+/// The purpose of a name of the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Weights,
@@ -231,7 +231,7 @@ pub enum Use {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OfHub {
     pub used: Use,
-    /// As the plan has it.
+    /// The name as the plan spells it.
     pub text: String,
     pub name: HubName,
 }
@@ -240,7 +240,7 @@ pub struct OfHub {
 pub type Located = (OfHub, Vec<String>);
 
 impl OfHub {
-    /// What text and its tokenizer have of the hub, each once. A name that is none is refused by `check`.
+    /// The names of the hub for text and its tokenizer, each once. `check` refuses a wrong name.
     pub fn of_text(config: &DataConfig) -> Vec<Self> {
         let rows = config.train.iter().chain(&config.validation);
         let rows = rows.filter_map(|text| Some(Self { used: Use::Text, text: text.clone(), name: HubName::of_data(text)?.ok()? }));
@@ -258,7 +258,7 @@ impl OfHub {
         Some(Self { used, text: text.to_owned(), name: HubName::of_model(text)?.ok()? })
     }
 
-    /// What a finding calls it.
+    /// The word for it in a finding.
     pub fn noun(&self) -> &'static str {
         if self.used == Use::Weights { "initial weights" } else { "data" }
     }

@@ -56,7 +56,7 @@ impl JobId {
         self.0.rsplit_once('-').map_or(&self.0, |(name, _)| name)
     }
 
-    /// What tells it from other jobs of the name.
+    /// The part that tells it from other jobs of the same name.
     pub fn suffix(&self) -> &str {
         self.0.rsplit_once('-').map_or("", |(_, suffix)| suffix)
     }
@@ -209,7 +209,7 @@ pub mod path {
     pub fn presence(id: &JobId, attempt: u32, node: usize) -> String {
         format!("{}/heartbeat.json", self::node(id, attempt, node))
     }
-    /// What another rank than the first wrote, on its node.
+    /// The log of another rank than the first, below its node.
     pub fn rank_log(id: &JobId, attempt: u32, node: usize, rank: usize) -> String {
         format!("{}/rank-{rank}.log", self::node(id, attempt, node))
     }

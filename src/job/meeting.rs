@@ -30,7 +30,7 @@ pub struct Rendezvous {
     pub micro_batch_limit: Option<usize>,
     /// The agents that are meant, from node 1 on: one of an earlier life of its node does not come.
     pub agents: Vec<String>,
-    /// Nobody is to come any more, and ranks that came end: they may still be waiting for the one that failed.
+    /// No agent is to come any more, and ranks that came end: they may still be waiting for the one that failed.
     #[serde(default, skip_serializing_if = "Not::not")]
     pub is_over: bool,
 }

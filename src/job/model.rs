@@ -11,7 +11,7 @@ pub struct JobModel {
     pub step: Option<u64>,
 }
 
-/// What stands before it where a path may stand too.
+/// The beginning of such a model's name where a path may stand too.
 pub const PREFIX: &str = "job:";
 
 impl JobModel {

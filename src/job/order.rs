@@ -43,7 +43,7 @@ pub struct RunOrder {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
     pub model: ModelConfig,
-    /// Of all processes together.
+    /// The settings of all processes together.
     pub train: TrainSettings,
     /// How many share the steps.
     #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
@@ -212,10 +212,10 @@ pub struct Heartbeat {
     pub gpus: Vec<GpuUse>,
 }
 
-/// What a GPU does, as its driver tells it.
+/// The load of a GPU, as its driver tells it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuUse {
-    /// Of the last moments, the time in which it computed.
+    /// Share of the last moments in which it computed.
     pub busy_percent: u8,
     pub memory_used_bytes: u64,
     pub memory_bytes: u64,

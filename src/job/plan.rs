@@ -42,11 +42,11 @@ pub struct Plan {
     /// A local directory, or a name of the hub; uploaded before the first attempt. Until then it may be the model of another job
     /// ([`JobModel`]).
     pub initial_weights: Option<String>,
-    /// What names of the hub in it stood for when it was made, so that each attempt has the same bytes.
+    /// The commits that its names of the hub stood for when it was made. They give each attempt the same bytes.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub hub: Pins,
     pub model: ModelConfig,
-    /// Of all processes together.
+    /// The settings of all processes together.
     pub train: TrainSettings,
     /// How many share the steps.
     #[serde(default = "processes::one", skip_serializing_if = "processes::is_one")]
@@ -165,7 +165,7 @@ pub enum PlanError {
     OverBudget { max_cost: Money, price_per_hour: Money, lifetime: Span, least: Span },
 }
 
-/// What a machine has for its programs at least, and is charged for at least.
+/// The least time that a machine has for its programs, and is charged for.
 const SHORTEST_LIFE: Duration = Duration::from_secs(60);
 /// The time that a cloud gives a preempted machine's programs.
 const FAREWELL: Duration = Duration::from_secs(30);

@@ -7,7 +7,7 @@ use ft_trainer::settings::{
 
 use super::spec::JobSpec;
 
-/// What plans and orders of before have.
+/// The number in plans and orders that do not say one, such as earlier ones.
 pub(super) fn one() -> usize {
     1
 }

@@ -37,7 +37,7 @@ pub struct Record {
     /// The exit code that `--wait` gives for this end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<u8>,
-    /// What its training measured last: written when it is over, so that a list of jobs reads nothing else.
+    /// The last measures of its training. They are written when it is over, so that a list of jobs reads nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measures: Option<Measures>,
     /// The current attempt; counts from 1 and only rises. 0: none yet.
@@ -68,7 +68,7 @@ pub struct Record {
     pub events: Vec<Event>,
 }
 
-/// What a training measured last; absent what it did not measure.
+/// The last measures of a training. A measure that it did not take is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measures {
     /// Mean cross-entropy of a step's tokens, in nats.

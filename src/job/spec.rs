@@ -150,7 +150,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// What happens when an attempt ends before its work is done.
+/// Rules for another attempt when one ends before its work is done.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetrySpec {
@@ -183,7 +183,7 @@ pub enum RetryCause {
     Failure,
 }
 
-/// What the job may cost.
+/// Limits of the job's time and cost.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsSpec {

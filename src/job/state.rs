@@ -27,7 +27,7 @@ pub enum Outcome {
     Cancelled,
 }
 
-/// What [`State::label`] answers, and `waiting`.
+/// The words of [`State::label`], and `waiting`.
 pub const LABELS: [&str; 13] = [
     "planned",
     "uploading",

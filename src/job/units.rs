@@ -80,7 +80,7 @@ impl Money {
         Money { micros: (dollars * 1e6).ceil() as u64 }
     }
 
-    /// As a number, for programs that reckon with it.
+    /// The amount in dollars, for programs that reckon with it.
     pub fn dollars(self) -> f64 {
         self.micros as f64 / 1e6
     }

@@ -56,7 +56,7 @@ pub fn read(text: &str) -> Result<Node, Fault> {
     }
 }
 
-/// Asks for one event after another: what nobody asks for is not parsed.
+/// Asks for one event after another: an event that is not asked for is not parsed.
 struct Reader<'t>(Parser<'t, StrInput<'t>>);
 
 impl<'t> Reader<'t> {

@@ -16,7 +16,7 @@ pub(super) struct Reached {
     pub done: u64,
     pub total: Option<u64>,
     pub unit: Unit,
-    /// What is said beside the count.
+    /// A remark beside the count.
     pub note: String,
 }
 

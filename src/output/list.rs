@@ -18,7 +18,7 @@ impl List {
         Self { schema, key, one_value: format == Format::Json, begun: false }
     }
 
-    /// What the next item adds to the output.
+    /// The text that the next item adds to the output.
     pub fn item(&mut self, item: Value) -> String {
         if !self.one_value {
             return clean::json(lines([stamped(self.schema, item)]));
@@ -27,7 +27,7 @@ impl List {
         clean::json(format!("{front}\n    {item}"))
     }
 
-    /// What the end adds: that of the value, and the verdict in it if it is a failure.
+    /// The text that the end adds. It closes the value, and has the verdict if that is a failure.
     pub fn end(&mut self, verdict: &Result<(), Failure>) -> String {
         if !self.one_value {
             return String::new();

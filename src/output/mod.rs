@@ -168,7 +168,7 @@ impl Output {
         io::stdout().is_terminal()
     }
 
-    /// Asks before something is destroyed. `yes` answers for the user; without a terminal somebody must have said it.
+    /// Asks before something is destroyed. `yes` answers for the user, and is needed without a terminal.
     pub fn confirm(&self, question: &str, yes: bool) -> Result<(), Failure> {
         if yes {
             return Ok(());

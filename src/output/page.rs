@@ -308,7 +308,7 @@ mod tests {
         assert!(!page.contains("http:") && !page.contains("https:") && !page.contains("<script"), "{page}");
         assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");
         assert_eq!(page.matches("<svg").count(), 3);
-        assert!(!page.contains("\"#0"), "a colour that is nobody's");
+        assert!(!page.contains("\"#0"), "a colour that no series has");
         assert!(page.len() < 120_000, "2,500 points are thinned: {} bytes", page.len());
     }
 

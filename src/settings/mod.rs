@@ -63,7 +63,7 @@ pub struct Setting<T> {
 pub struct Settings {
     pub profile: Setting<Option<String>>,
     pub backend: Setting<String>,
-    /// The keys of [`ImageSpec`] that somebody gave.
+    /// The keys of [`ImageSpec`] that are set.
     pub image: BTreeMap<String, Setting<Value>>,
     /// URL or absolute path; `None` when not even the embedded store has a place.
     pub store: Setting<Option<String>>,

@@ -143,7 +143,7 @@ fn directories_follow_the_xdg_rules() {
     let (home, elsewhere) = (place.path().join("home"), place.path().join("var/state"));
     let usual = resolve(&[], Some(&home));
     assert_eq!(usual.config(), Some(home.join(".config/ftctl").as_path()));
-    assert!(!home.exists(), "nothing is made that nobody uses");
+    assert!(!home.exists(), "nothing is made before it is used");
     assert_eq!(usual.state().expect("a place"), home.join(".local/state/ftctl"));
     assert_eq!(usual.cache().expect("a place"), home.join(".cache/ftctl"));
     let moved = resolve(&[("XDG_STATE_HOME", &elsewhere), ("XDG_CACHE_HOME", Path::new("relative"))], Some(&home));

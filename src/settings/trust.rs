@@ -1,7 +1,7 @@
 //! Which values of a project's files count: those that the user has trusted for their directory.
 //!
 //! A file that came with a cloned repository may say what a job trains. Where jobs run, which store holds them and how images are
-//! built sends a sign-in somewhere, or runs somebody's code, so it needs the user's consent.
+//! built sends a sign-in somewhere, or runs another's code, so it needs the user's consent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

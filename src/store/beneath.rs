@@ -1,4 +1,4 @@
-//! Folders and files beneath one open directory. The files may be somebody else's work: no symbolic link is followed, neither at
+//! Folders and files beneath one open directory. The files may be another user's work: no symbolic link is followed, neither at
 //! the end of a path nor in its middle, and only plain files are opened, because a pipe would keep its reader waiting.
 
 use std::{
@@ -129,8 +129,8 @@ pub(super) fn sync(folder: &Dir) -> io::Result<()> {
     as_file(folder)?.sync_all()
 }
 
-/// There is no such file. An existing entry that is refused is another error: a folder that somebody replaced by a link must not
-/// look empty.
+/// There is no such file. An existing entry that is refused is another error: a folder that was replaced by a link must not look
+/// empty.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

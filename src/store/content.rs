@@ -129,7 +129,7 @@ pub(super) struct Sent {
     pub relied: HashSet<Digest>,
 }
 
-/// What is sent.
+/// The files that are sent.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// A directory with all that is in it, or a single file.
@@ -311,7 +311,7 @@ impl Pass {
             return Ok(Was::Missing);
         }
         match self.store.put(&name, bytes, Condition::IfAbsent).await {
-            // Or somebody else sent the same bytes meanwhile.
+            // Or another program sent the same bytes meanwhile.
             Ok(_) | Err(StoreError::Conflict { .. }) => Ok(Was::Missing),
             Err(error) => Err(error),
         }

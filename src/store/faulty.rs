@@ -24,7 +24,7 @@ pub struct FaultyStore {
     pub unreachable: Mutex<String>,
     /// Every write is done, and then reported as failed.
     pub loses_answers: AtomicBool,
-    /// Once, after the first write below the former path, somebody else deletes the latter.
+    /// Once, after the first write below the former path, another user deletes the latter.
     pub takes_away: Mutex<Option<(String, String)>>,
     /// Every request for an object takes so long, a write as long again until it is answered.
     pub delay: Mutex<Duration>,

@@ -155,7 +155,7 @@ impl Contender {
     }
 }
 
-/// A lease that was held when last heard of. Every write fails with [`StoreError::Conflict`] once somebody else has taken it.
+/// A lease that was held when last heard of. Every write fails with [`StoreError::Conflict`] once another holder has taken it.
 pub struct Lease {
     store: Arc<dyn Store>,
     path: String,
@@ -188,8 +188,8 @@ impl Lease {
         Witness { store: Arc::clone(&self.store), path: self.path.clone(), holder: self.holder.clone() }
     }
 
-    /// Gives the lease back, to anybody. One that was lost is somebody else's by now, which is no error. An attempt's lease is
-    /// never given back, or else an earlier attempt could take it.
+    /// Gives the lease back, so that any holder may take it. A lease that was lost is another's by now, which is no error. An
+    /// attempt's lease is never given back, or else an earlier attempt could take it.
     pub async fn release(self) -> Result<()> {
         let Some(mut etag) = self.etag else { return Ok(()) };
         let mut beat = self.beat;
@@ -339,7 +339,7 @@ mod tests {
             }
             let written = Instant::now() - request;
             let none = taking.await.unwrap() - written;
-            assert!((TTL * 3 / 4..=TTL).contains(&none), "nobody held it for {none:?}");
+            assert!((TTL * 3 / 4..=TTL).contains(&none), "it was free for {none:?}");
         }
     }
 

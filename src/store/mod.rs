@@ -77,8 +77,8 @@ pub enum Condition {
 pub enum StoreError {
     #[error("{path} is not in the store {store}")]
     NotFound { store: String, path: String },
-    /// Somebody else wrote first.
-    #[error("{path} was changed by somebody else")]
+    /// Another writer was first.
+    #[error("{path} was changed by another program")]
     Conflict { path: String },
     /// An append found another length than expected: the caller's cursor is stale.
     #[error("{path} is {length} bytes long, not {expected}")]
@@ -139,7 +139,7 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// A whole object, unless it is longer than `most` bytes: [`StoreError::Unreadable`], before it is read. Somebody else may have
+    /// A whole object, unless it is longer than `most` bytes: [`StoreError::Unreadable`], before it is read. Another user may have
     /// written it, and its length must not decide how much memory this process takes.
     async fn get_limited(&self, path: &str, most: u64) -> Result<Object>;
 
@@ -213,7 +213,7 @@ pub enum WordOf {
     Another,
 }
 
-/// [`open_with`] on the word of somebody else than the user, with the usual limits.
+/// [`open_with`] on another's word than the user's, with the usual limits.
 pub fn open(url: &str) -> Result<Arc<dyn Store>> {
     open_with(url, Limits::default(), WordOf::Another)
 }

@@ -1,4 +1,4 @@
-//! The permitted names of a tree's files. A manifest may be somebody else's work, and the files land on any system: a name must
+//! The permitted names of a tree's files. A manifest may be another user's work, and the files land on any system: a name must
 //! stay below the folder, must not be an order to the terminal that shows it, and must not be another file's name on a system that
 //! knows no difference. The same holds when a tree is sent, so that whatever is in the store can be fetched.
 

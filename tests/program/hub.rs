@@ -216,7 +216,7 @@ fn what_a_hub_refuses_is_told_with_what_to_do() {
             &|hub| hub.hide(MODEL),
             &[("HF_TOKEN", "")],
             3,
-            "HOST has no model owner/tiny, or shows it to others only\n  fix: correct the name, or set HF_TOKEN to a token of somebody who may read it\n",
+            "HOST has no model owner/tiny, or shows it to others only\n  fix: correct the name, or set HF_TOKEN to a token that may read it\n",
         ),
         (TINY, LONG, &|hub| hub.hide(MODEL), &[("HF_TOKEN", "hf_wrong")], 3, "HOST has no model owner/tiny"),
         (

@@ -1,5 +1,5 @@
-//! What a run refuses of its weights, its tokenizer, its shape and its data before it begins: on the machine that trains, and
-//! before that where a job is planned. Of weights only headers are read.
+//! Checks of a run's weights, tokenizer, shape and data before it begins: on the machine that trains, and before that where a job
+//! is planned. Only the headers of weights are read.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::model::weights::model_files::ModelFiles;
 use crate::model::{PUBLISHED_VOCABULARY, Shape};
 use crate::settings::{ModelConfig, TrainConfig, TrainSettings, Variant, length, validate};
 
-/// What is asked of a run.
+/// The settings of a run that are checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
     pub model: &'a ModelConfig,

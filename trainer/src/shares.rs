@@ -55,12 +55,12 @@ impl Shares {
         0..self.borders.len()
     }
 
-    /// What a process has of a tensor.
+    /// The part of a tensor that a process has.
     pub fn part(&self, rank: usize, tensor: usize) -> Range<usize> {
         self.borders[tensor][rank]..self.borders[tensor][rank + 1]
     }
 
-    /// What it has of each.
+    /// Its part of each tensor.
     pub fn parts(&self, rank: usize) -> impl Iterator<Item = Range<usize>> {
         self.tensors().map(move |tensor| self.part(rank, tensor))
     }

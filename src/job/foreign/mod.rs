@@ -77,7 +77,7 @@ impl Meaning {
         matches!(self, Self::Switch(_) | Self::SwitchTo(_) | Self::NoSwitch(_) | Self::Always(_) | Self::SpecialSwitch(_))
     }
 
-    /// What a switch means that is turned off.
+    /// Takes a switch that is turned off, or refuses it with the reason.
     fn turned_off(&self) -> Result<(), String> {
         if let Self::Always(reason) = self { Err((*reason).to_owned()) } else { Ok(()) }
     }
@@ -487,7 +487,7 @@ const LOG_EVERY: &str = "train.log_every";
 const STEPS: &str = "train.steps";
 const BLOCK_SIZE: &str = "train.block_size";
 const CONTEXT: &str = "model.context";
-/// As many shards as there are processes; taken out again where there is one.
+/// Its shards are as many as there are processes. It is taken out again where there is one process.
 const ZERO: &str = "train.zero";
 const OWN_PROCESSES: &str = "ftctl starts the processes, which find each other by themselves";
 const TRACKERS: &str = "event files for TensorBoard are always written, and [tracking] names an MLflow server";

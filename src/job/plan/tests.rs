@@ -60,7 +60,7 @@ fn a_process_needs_a_gpu_of_its_own_where_there_are_some_and_nodes_a_backend_tha
     let five = four.replace('4', "5");
     assert_eq!(resolve(&gce, &five), Err(PlanError::TooFewGpus { processes: 5, gpus: 4 }));
     assert_eq!(resolve(&gce, &format!("{five}[train]\ndevice = \"cpu\"")), Ok(5));
-    assert_eq!(resolve(&Compute::Local, &five), Ok(5), "nobody knows");
+    assert_eq!(resolve(&Compute::Local, &five), Ok(5), "the number of GPUs is unknown");
     let none = GcePlan { accelerators: 0, ..GcePlan::default() };
     for (compute, text, processes) in [
         (&gce, "", 4),
@@ -191,7 +191,7 @@ fn time_that_a_service_charges_around_a_job_is_kept_back() {
 #[test]
 fn a_machine_with_an_early_notice_has_that_long_to_say_farewell() {
     let mut plan = resolve("name = \"a\"\ndataset = \"d\"\n[compute.gce]\npreemption_notice = \"2m\"");
-    assert_eq!(plan.farewell(), FAREWELL, "elsewhere nobody knows of it");
+    assert_eq!(plan.farewell(), FAREWELL, "other backends have no notice");
     let notice = Some(Span(Duration::from_secs(120)));
     *plan.compute = Compute::Gce(Box::new(GcePlan { preemption_notice: notice, ..GcePlan::default() }));
     assert_eq!(plan.farewell(), Duration::from_secs(150));

@@ -1,4 +1,4 @@
-//! What to do about a request that the service denied: a role, a permission of the signature, or time. The codes are those of
+//! Advice about a request that the service denied: a role, a permission of the signature, or time. The codes are those of
 //! "Authorization and authentication errors" and "Common REST API error codes" in the reference of the storage services.
 
 use jiff::Timestamp;

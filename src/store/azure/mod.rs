@@ -156,8 +156,8 @@ pub fn address(url: &str, variables: Variables<'_>) -> Option<String> {
     Location::parse(url, endpoint(variables).as_deref()).ok().map(|location| location.service().into())
 }
 
-/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On somebody else's word
-/// than the user's it has to be where Azure's containers are, or where `variables` say that they are.
+/// Opens the container that `url` names, with the credential that `variables` hold. Nothing is sent yet. On another's word than the
+/// user's it has to be where Azure's containers are, or where `variables` say that they are.
 pub fn open(url: &str, variables: Variables<'_>, limits: Limits, word_of: WordOf) -> Result<Containers> {
     let endpoint = endpoint(variables);
     let location = Location::parse(url, endpoint.as_deref())?;

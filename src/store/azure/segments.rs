@@ -319,7 +319,7 @@ impl Segments<'_> {
                     self.known.set_tail(path, Some(tail));
                     return Ok(end);
                 }
-                // Somebody else appended, or we did; or the log is gone.
+                // Another program appended, or we did; or the log is gone.
                 Err(refusal) if matches!(refusal.status, 404 | 412) => {
                     self.known.forget(path);
                     refused = true;

@@ -53,7 +53,7 @@ pub(super) const SECRETS: [&str; 2] = [CONNECTION_STRING, KEY];
 /// Variables that [`WAYS`] go by.
 const INVOLVED: [&str; 5] = [CONNECTION_STRING, KEY, SAS, ENDPOINT, "AZURE_STORAGE_ACCOUNT"];
 
-/// Whether a variable of this name has to do with how somebody signs in to a container.
+/// Whether a variable of this name has to do with signing in to a container.
 pub fn is_involved(name: &OsStr) -> bool {
     INVOLVED.iter().chain(&entra::INVOLVED).any(|known| name == *known)
 }
@@ -175,7 +175,7 @@ fn signature_from(text: &str, account: &str) -> std::result::Result<Credential, 
         return Err(format!("it is for the account {other}, the store is in {account}"));
     }
     let query: String = query.replace("&amp;", "&").replace("\\u0026", "&").split(['\r', '\n']).map(str::trim).collect();
-    // A space is a plus sign that somebody has decoded: neither can be in a signature otherwise.
+    // A space is a plus sign that was decoded: neither can be in a signature otherwise.
     let query = query.replace(['+', ' '], "%2B");
     if query.contains("sig=") { Ok(Credential::Sas(query)) } else { Err("it has no `sig=`".to_owned()) }
 }

@@ -295,7 +295,7 @@ async fn azurite_lease_never_has_two_holders_nor_none_for_longer_than_its_time()
                 assert!(other.ended.is_some() || now - other.proof >= lapse, "two hold it");
                 if let (Some(since), Some(own)) = (other.ended, others.ended) {
                     let none = now - since.max(own);
-                    assert!(none <= lapse + 2 * slowest, "nobody held it for {none:?}, asked for every {slowest:?}");
+                    assert!(none <= lapse + 2 * slowest, "it was free for {none:?}, asked for every {slowest:?}");
                     gaps.push((none, slowest));
                 }
                 let round = taken.fetch_add(1, Ordering::SeqCst);

@@ -62,7 +62,7 @@ char *ft_store_open(Store **store, const char *host, uint16_t port, int listener
     });
 }
 
-// value: what the key has now, which is `text` where nobody came first
+// value: what the key has now, which is `text` where no other came first
 char *ft_store_claim(const Store *store, const char *key, const char *text, char **value) {
     return attempt([&] { *value = strdup((*store)->compareSet(std::string(key), std::string(), std::string(text)).c_str()); });
 }

@@ -128,7 +128,7 @@ impl From<DataError> for Failure {
     }
 }
 
-/// What is wrong inside a file says itself what to do.
+/// The user's next step. An error inside a file says its own.
 fn advice(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::InvalidData => "",

@@ -16,7 +16,7 @@ use crate::data::error::DataError;
 use crate::data::shard::TokenStream;
 use crate::settings::TrainSettings;
 
-/// What is done beside the training while a batch passes through the model.
+/// Work beside the training while a batch passes through the model.
 pub struct Beside<'a> {
     /// Waits for weights that are computed with next; whether they have changed.
     pub arrive: &'a dyn Fn(Range<usize>) -> bool,
@@ -30,7 +30,7 @@ pub enum Model {
 }
 
 impl Model {
-    /// What the model reads at once: the given blocks of `stream`, of `block_size` tokens each.
+    /// The batch that the model reads at once: the given blocks of `stream`, of `block_size` tokens each.
     ///
     /// # Errors
     /// Those of [`TokenStream::read`].
@@ -109,7 +109,7 @@ impl Model {
         model.replace(change);
     }
 
-    /// What a checkpoint holds of it, for a text that `end_of_text` ends.
+    /// The parts of it that a checkpoint holds, for a text that `end_of_text` ends.
     pub fn stored(&self, end_of_text: u32) -> Stored {
         let Self::Gpt2(model) = self;
         model.stored(end_of_text)

@@ -40,7 +40,7 @@ const FIXED: [(&str, Value, &str); 6] = [
     ("quantization_config", Value::Null, "weights are read in f16, bf16 or f32"),
 ];
 
-/// What transformers calls the tanh form of GELU, differently computed.
+/// Names of the tanh form of GELU in transformers, which computes it in a different way for each.
 const TANH_GELU: [&str; 5] = ["gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"];
 
 /// Other names that transformers takes for the same numbers.

@@ -356,7 +356,7 @@ mod tests {
         assert_eq!([12, 6, 4, 3, 1].map(shared), [0, 1, 2, 2, 3]);
     }
 
-    /// Of eight processes with one micro-batch each, which have the gradients of two blocks at a time under ZeRO-2.
+    /// Eight processes have one micro-batch each. Under ZeRO-2 they have the gradients of two blocks at a time.
     #[test]
     fn each_of_several_has_a_share() {
         let of = |zero| {

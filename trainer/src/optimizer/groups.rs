@@ -67,7 +67,7 @@ pub(super) fn rule(
     })
 }
 
-/// What is remembered of a whole parameter by its [`rule`]: its names and dimensions.
+/// Names and dimensions of the tensors that the [`rule`] of a whole parameter remembers.
 pub(super) fn remembered(parameter: &Parameter, settings: &TrainSettings) -> Vec<(&'static str, Vec<i64>)> {
     let size = parameter.tensor.size();
     match (settings.optimizer, &size[..]) {

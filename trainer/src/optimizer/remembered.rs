@@ -19,7 +19,7 @@ pub struct Remembered {
     pub size: Vec<i64>,
     /// This process's part of it, which shares memory with the optimizer's.
     pub own: Tensor,
-    /// What each process has of it. None: each has all.
+    /// The part of it that each process has. None: each has all.
     parts: Option<Vec<Range<usize>>>,
 }
 
@@ -76,7 +76,7 @@ impl Optimizer {
         all
     }
 
-    /// What each process has of a parameter, where they have shares.
+    /// The part of a parameter that each process has, where they have shares.
     fn parts(&self, index: usize) -> Option<Vec<Range<usize>>> {
         self.shares.as_ref().map(|shares| (0..shares.size()).map(|rank| shares.part(rank, index)).collect())
     }

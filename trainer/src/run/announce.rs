@@ -32,7 +32,7 @@ impl Run {
         Ok(())
     }
 
-    /// Of the step, where it has several leaves.
+    /// Says how the step is divided, where it has several leaves.
     fn division(&self) -> String {
         match (self.config.train.leaves(), self.world.size()) {
             (1, _) => String::new(),
@@ -41,7 +41,7 @@ impl Run {
         }
     }
 
-    /// Of the results on the processes.
+    /// Says that the results depend on the number of processes, where they do.
     fn dependence(&self) -> &'static str {
         if !self.config.train.depends_on_processes(self.world.size()) {
             return "";
@@ -49,7 +49,7 @@ impl Run {
         "; train.reduction = \"fast\": the last digits of the results depend on the number of processes"
     }
 
-    /// What each process has a share of.
+    /// Says which things each process has a share of.
     fn sharing(&self) -> &'static str {
         match self.config.train.zero {
             0 => "",

@@ -36,11 +36,11 @@ pub struct Run {
     pub(crate) sampler: Sampler,
     pub(crate) model: Model,
     pub(crate) optimizer: Optimizer,
-    /// What of the gradients each process adds up, and of the optimizer has where that is shared.
+    /// Each process's share of the gradients to add up, and of the optimizer's state where that is shared.
     pub(crate) shares: Shares,
     /// This process's share of the gradients, where it has no more of them than that and one block's.
     pub(crate) shard: Option<Shards>,
-    /// Weights that the others have updated and are not there yet: nobody reads weights before [`Run::settle`], except a step.
+    /// Weights that the others have updated and are not there yet: only a step reads weights before [`Run::settle`].
     arriving: Option<Arrival>,
     pub(crate) state: State,
     pub(crate) recorder: Recorder,

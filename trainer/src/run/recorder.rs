@@ -25,7 +25,7 @@ pub(crate) struct Recorder {
     pub pace: Pace,
 }
 
-/// What a run leaves in its output directory while it goes on.
+/// The files that a run keeps in its output directory while it goes on.
 pub(crate) struct Files {
     pub journal: Journal,
     pub checkpoints: Checkpoints,

@@ -31,7 +31,7 @@ pub enum Outcome {
     Stopped { step: u64 },
 }
 
-/// What somebody may ask of a run under way; each becomes true from outside.
+/// Requests to a run under way. Each becomes true from outside.
 #[derive(Debug, Clone, Copy)]
 pub struct Wishes<'a> {
     /// End after a checkpoint.
@@ -41,7 +41,7 @@ pub struct Wishes<'a> {
 }
 
 /// Trains as `config` says, from the newest checkpoint in its output directory or from the beginning, until all steps are done or
-/// somebody wishes it to stop. Called by every process of `world`; a wish that one of them hears is all of theirs.
+/// it is asked to stop. Called by every process of `world`; a wish that one of them hears is all of theirs.
 pub fn train(config: &TrainConfig, world: &World, wishes: Wishes<'_>) -> Result<Outcome, Failure> {
     let outcome = Run::open(config, world.clone()).and_then(|run| go_on(run, wishes));
     trace::finish();
@@ -176,7 +176,7 @@ impl Run {
         given
     }
 
-    /// Waits for weights that are on their way, for somebody else than the next step.
+    /// Waits for weights that are on their way, for other readers than the next step.
     pub(crate) fn settle(&mut self) -> Result<(), Failure> {
         let Some(arrival) = self.arriving.take() else { return Ok(()) };
         while let Some(weights) = arrival.next() {
@@ -219,7 +219,7 @@ impl Run {
         Ok(batch.at(self.first_sequence(part)))
     }
 
-    /// What it reads.
+    /// The blocks that it reads.
     fn blocks(&self, part: usize) -> impl Iterator<Item = u64> {
         let first = self.first_sequence(part);
         (first..first + self.config.train.micro_batch.sequences() as u64).map(|sequence| self.sampler.block(sequence))
@@ -237,8 +237,8 @@ impl Run {
         scheduled && self.recorder.saved != Some(step)
     }
 
-    /// Whether somebody wishes a checkpoint that is none of the schedule's. There is none of the start, and never two of a step:
-    /// such a wish waits for the next step.
+    /// Whether a checkpoint outside the schedule is wished. There is none of the start, and never two of a step: such a wish waits
+    /// for the next step.
     fn hears(&self, save: &AtomicBool) -> Result<bool, Failure> {
         let step = self.state.step;
         Ok(step > 0 && self.recorder.saved != Some(step) && self.world.any(save.swap(false, Ordering::Relaxed))?)

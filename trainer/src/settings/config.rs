@@ -58,7 +58,7 @@ pub enum Preset {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Variant {
-    /// As published: learnt positions, GELU in its tanh form, initial weights N(0, 0.02²).
+    /// The published model: learnt positions, GELU in its tanh form, initial weights N(0, 0.02²).
     #[default]
     Gpt2,
     /// fairseq's `transformer_lm_gpt`: sinusoidal positions, embeddings times √width, GELU by the error function, fairseq's initial
@@ -138,7 +138,7 @@ pub enum WeightDecayOn {
     All,
 }
 
-/// What happens when a loss or a gradient is infinite or not a number.
+/// Response to a loss or a gradient that is infinite or not a number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {
@@ -162,8 +162,7 @@ pub enum Compat {
     Fairseq,
 }
 
-/// What the numbers of the matrix products are stored in. Weights, gradients, the optimizer's memory and checkpoints are `f32`
-/// always.
+/// Number format of the matrix products. Weights, gradients, the optimizer's memory and checkpoints are always `f32`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -215,8 +214,8 @@ impl Precision {
     }
 }
 
-/// What is computed again in the backward pass instead of being kept from the forward pass: less memory for more time, and the
-/// same bits.
+/// Parts of a block that the backward pass computes again instead of keeping them from the forward pass. This takes less memory and
+/// more time, and gives the same bits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
@@ -227,17 +226,17 @@ pub enum Recompute {
     Selective,
     /// All of a block but its input: a sixteenth of the memory for activations, about a quarter more time.
     Full,
-    /// As `full`, and the inputs of the blocks wait for the backward pass outside the device's memory: a GPU's in main memory, the
-    /// CPU's in files beside the checkpoints. Only one block's activations stay in memory.
+    /// Like `full`, and the inputs of the blocks wait for the backward pass outside the device's memory: a GPU's in main memory,
+    /// the CPU's in files beside the checkpoints. Only one block's activations stay in memory.
     Host,
 }
 
-/// What of the things that grow with the model lies in files beside the checkpoints, mapped into memory and let go of after each
-/// use, so that main memory holds only what is being computed with. The same bits; how much slower depends on the disk and on the
-/// memory that is free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and
-/// what the optimizer remembers in main memory, where the weights are updated: the GPU has rounded weights, activations and the
-/// gradients of two blocks. With `model` the rounded weights of the blocks are in main memory too, and the GPU has those of two
-/// blocks at a time.
+/// Data that grows with the model and lies in files beside the checkpoints. The files are mapped into memory and let go of after
+/// each use, so that main memory holds only the data in use. The bits are the same. The loss of speed depends on the disk and on
+/// the memory that is free to cache the files. On a GPU, and with libtorch's kernels, `optimizer` keeps fp32 weights, gradients and
+/// the optimizer's state in main memory, where the weights are updated: the GPU has rounded weights, activations and the gradients
+/// of two blocks. With `model` the rounded weights of the blocks are in main memory too, and the GPU has those of two blocks at a
+/// time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Offload {
@@ -332,7 +331,7 @@ pub struct TrainSettings {
     pub precision: Precision,
     /// How the loss is scaled in fp16.
     pub loss_scaling: LossScaling,
-    /// What the backward pass recomputes to save memory.
+    /// Parts of a block that the backward pass recomputes to save memory.
     pub recompute: Recompute,
     /// Data kept outside the memory of the device that trains: for the CPU in files, for a GPU in main memory.
     pub offload: Offload,
@@ -376,7 +375,7 @@ pub struct TrainSettings {
     pub attention_dropout: f64,
     /// Largest global gradient norm; 0 turns clipping off.
     pub clip_norm: f64,
-    /// What happens when a loss or a gradient is infinite or not a number.
+    /// Response to a loss or a gradient that is infinite or not a number.
     pub non_finite: NonFinite,
     /// A step changes no weight if its loss or gradient norm is more than this many standard deviations above the last 128 steps; 0
     /// turns this off.
@@ -516,7 +515,7 @@ fn is_exact(reduction: &Reduction) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SampleConfig {
-    /// What the model continues.
+    /// The text that the model continues.
     pub prompt: String,
     /// Tokens to generate.
     #[serde(default = "default_sample_tokens")]
@@ -555,7 +554,7 @@ pub struct DataConfig {
     /// document. In a job file also `hf:OWNER/NAME[/CONFIGURATION]/SPLIT[@REVISION]`: rows of a dataset of the hub.
     #[serde(default)]
     pub train: Vec<String>,
-    /// What the files hold. From token files no validation text can be held out, so name `validation` as well.
+    /// Format of the files. No validation text can be held out from token files, so name `validation` as well.
     #[serde(default)]
     pub format: DataFormat,
     /// Held-out text. Absent: `validation_fraction` of the training documents, chosen by the digest of their text.
@@ -573,11 +572,11 @@ pub struct DataConfig {
     /// Column of csv, json, jsonl and parquet files; absent: `text`, else the only column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
-    /// What happens when nothing can be made of a row: it is malformed, or its text is missing, not UTF-8 or too long.
+    /// Treatment of a row that cannot be used: it is malformed, or its text is missing, not UTF-8 or too long.
     #[serde(default, skip_serializing_if = "OnBadRow::is_default")]
     pub on_bad_row: OnBadRow,
-    /// What is made of the text `<|endoftext|>`, or what the tokenizer calls its end of text, and of its other special
-    /// tokens. Absent: as "literal", and a warning says how often they stand in the text.
+    /// Treatment of the tokenizer's special tokens where they stand in the text. The end of text is `<|endoftext|>` unless the
+    /// tokenizer names it otherwise. Absent: as "literal", and a warning says how often they stand in the text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_text: Option<EndOfText>,
     #[serde(default)]
@@ -595,7 +594,7 @@ impl DataConfig {
     }
 }
 
-/// What happens when nothing can be made of a row of text.
+/// Treatment of a row of text that cannot be used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnBadRow {
@@ -613,7 +612,7 @@ impl OnBadRow {
     }
 }
 
-/// What is made of the text of special tokens.
+/// Treatment of special tokens that stand in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndOfText {
@@ -623,7 +622,7 @@ pub enum EndOfText {
     Literal,
 }
 
-/// What the files under `[data]` hold.
+/// Format of the files under `[data]`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataFormat {
@@ -634,7 +633,7 @@ pub enum DataFormat {
     Nanogpt,
     /// llm.c's token files: a header, then GPT-2's tokens as 16-bit numbers.
     LlmC,
-    /// What `fairseq-preprocess --only-source --dataset-impl mmap` makes of GPT-2's tokens: `train.bin`, with `train.idx` and
+    /// Output of `fairseq-preprocess --only-source --dataset-impl mmap` for GPT-2's tokens: `train.bin`, with `train.idx` and
     /// `dict.txt` beside it. The end of a line becomes an end of text.
     Fairseq,
 }

@@ -19,7 +19,7 @@ pub enum Length {
     Steps(u64),
     /// Above 0.
     Epochs(f64),
-    /// Of the run's steps; above 0 and at most 100.
+    /// A percentage of the run's steps, above 0 and at most 100.
     Percent(f64),
 }
 

@@ -29,7 +29,7 @@ const LONGEST: u64 = 1 << 20;
 pub struct Lora {
     /// Rows of A and columns of B: peft's `r`.
     pub rank: usize,
-    /// What the adapters add is multiplied by `alpha / rank`.
+    /// The output of the adapters is multiplied by `alpha / rank`.
     pub alpha: f64,
     /// Dropout rate on an adapter's input.
     pub dropout: f64,

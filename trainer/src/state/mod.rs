@@ -101,7 +101,7 @@ const FREE: [&str; 13] = [
     "zero",
 ];
 
-/// What runs had before they could have more.
+/// The number that runs had before they could have more.
 fn one() -> usize {
     1
 }

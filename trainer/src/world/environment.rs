@@ -19,10 +19,10 @@ pub(super) struct Place {
     pub port: u16,
     /// Whether the others meet at this process.
     pub serves: bool,
-    /// The number of an open socket that listens there already, left by the program that started this one: nobody else can have
-    /// taken the port meanwhile. Absent: the process listens at the port itself.
+    /// The number of an open socket that listens there already, left by the program that started this one: no other can have taken
+    /// the port meanwhile. Absent: the process listens at the port itself.
     pub listener: Option<u16>,
-    /// What keys in the store begin with: another one each time that the processes are started.
+    /// The beginning of keys in the store. It is another one each time that the processes are started.
     pub prefix: String,
 }
 

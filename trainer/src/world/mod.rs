@@ -63,7 +63,7 @@ pub struct World {
     aside: [Option<Arc<dyn Link>>; 3],
 }
 
-/// What other threads than the training's exchange. Exchanges of each kind have an order of their own.
+/// Exchanges of other threads than the training's. Each kind has an order of its own.
 #[derive(Debug, Clone, Copy)]
 pub enum Aside {
     /// Gradients and weights, while others are computed.
@@ -143,7 +143,7 @@ impl World {
         Ok(self.gather(&[u8::from(own)], |_| 1)?.contains(&1))
     }
 
-    /// What the leader finds. The others do not look: they have no part in its files.
+    /// Gives all processes the finding of the leader. The others do not look: they have no part in its files.
     pub fn told<T: Serialize + DeserializeOwned>(&self, find: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let own = if self.leads() { Some(find()?) } else { None };
         if self.size == 1 {
@@ -197,7 +197,7 @@ fn slices<T>(mut numbers: &mut [T], lengths: impl Iterator<Item = usize>) -> Vec
 mod tests {
     use super::*;
 
-    /// What each of several threads finds.
+    /// The findings of several threads, one each.
     pub(super) fn together<T: Send>(size: usize, work: impl Fn(&World) -> T + Sync) -> Vec<T> {
         let work = &work;
         std::thread::scope(|threads| {

@@ -52,7 +52,7 @@ struct Line {
     gloo: Gloo,
 }
 
-/// What one learns from the store.
+/// News that a process learns from the store.
 enum News {
     /// How many signs of life each rank has given.
     Beats(Vec<i64>),
@@ -298,7 +298,7 @@ fn inherited(number: RawFd, port: u16) -> Result<TcpListener, Error> {
     Ok(ManuallyDrop::into_inner(listener))
 }
 
-/// Waits until somebody listens there. (The store's own attempts would last longer than they may.)
+/// Waits until a process listens there. (The store's own attempts would last longer than they may.)
 fn await_host(host: &str, port: u16) -> Result<(), Error> {
     let begun = Instant::now();
     loop {

@@ -45,7 +45,7 @@ impl Gradients {
 pub struct Reduction<'a> {
     pub world: World,
     pub shares: &'a Shares,
-    /// Of the step.
+    /// Number of the step's leaves.
     pub leaves: usize,
     /// Each process gets all of the sum, or its share alone.
     pub all: bool,
@@ -87,7 +87,7 @@ impl Reduction<'_> {
                 }
                 for tell in &tell {
                     let sums: Vec<Shards> = others.iter().chain([gradients]).map(Shards::of).collect();
-                    // Nobody listens after a failure, which is found when the thread has ended.
+                    // No thread listens after a failure, which is found when the thread has ended.
                     let _ = tell.send((tensors.clone(), sums));
                 }
             });

@@ -40,7 +40,7 @@ impl World {
         let (world, shares, (tell, arrived)) = (self.aside(Aside::Tensors), shares.clone(), mpsc::channel());
         let give = move |some: Range<usize>| {
             world.give_shares(&shares, &some, &weights)?;
-            // Nobody waits for it where the run has failed meanwhile.
+            // No thread waits for it where the run has failed meanwhile.
             let _ = tell.send(some);
             Ok(())
         };

@@ -32,7 +32,7 @@ pub const FOUR: &str = "train.leaves=4";
 /// Values of a run; numbers of processes that share it, and the stage of ZeRO among them.
 pub type Way<'a> = (&'a [&'a [&'a str]], &'a [(usize, u8)]);
 
-/// What a step may have beside its products. Loss scaling is of fp16.
+/// Settings that a step may have beside its products. Loss scaling belongs to fp16.
 const KINDS: [&[&str]; 6] = [
     &["train.gradient_accumulation=16"],
     &["train.dropout=0.1", "train.attention_dropout=0.1"],
@@ -108,7 +108,7 @@ fn newest(output: &Path) -> PathBuf {
     output.join("checkpoints").join(summary["checkpoint"].as_str().unwrap())
 }
 
-/// What must not depend on who has computed it.
+/// The files that must be the same, whichever processes computed them.
 fn result(output: &Path) -> Vec<(&str, Vec<u8>)> {
     let checkpoint = newest(output);
     let mut state: Value = serde_json::from_slice(&fs::read(checkpoint.join("trainer_state.json")).unwrap()).unwrap();

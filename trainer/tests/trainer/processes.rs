@@ -35,7 +35,7 @@ fn start(fixture: &Fixture, output: &str, size: usize, values: &[&str], own: imp
     (0..size).map(start).collect()
 }
 
-/// As [`start`]; the first listens with a socket that it is left.
+/// Like [`start`], but the first listens with a socket that it is left.
 fn start_at(fixture: &Fixture, output: &str, size: usize, listener: &TcpListener) -> Vec<Child> {
     let (socket, port) = (listener.as_raw_fd(), listener.local_addr().unwrap().port());
     let config = fixture.config(output);
@@ -136,7 +136,7 @@ fn the_first_listens_with_the_socket_that_it_is_left() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let processes = start_at(&fixture, "left", 2, &listener);
     let taken = TcpListener::bind(listener.local_addr().unwrap());
-    assert_eq!(taken.unwrap_err().kind(), ErrorKind::AddrInUse, "nobody comes between");
+    assert_eq!(taken.unwrap_err().kind(), ErrorKind::AddrInUse, "no other takes it meanwhile");
     drop(listener);
     for output in outputs(processes) {
         assert!(output.status.success(), "{}", stderr(&output));

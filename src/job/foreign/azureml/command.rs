@@ -8,7 +8,7 @@ use crate::job::{
 
 /// Bytes of a command after everything is filled in.
 const LONGEST: usize = 64 << 10;
-/// Around a name whose path takes its place when the words are known, so that the path stays one word. Nobody types them.
+/// Around a name whose path takes its place when the words are known, so that the path stays one word. No keyboard has them.
 const MARKS: [char; 2] = ['\u{e000}', '\u{e001}'];
 /// Words that only a shell obeys.
 const OF_THE_SHELL: [&str; 10] = ["for", "while", "until", "if", "case", "select", "do", "then", "{", "("];

@@ -75,7 +75,7 @@ pub(super) const KEYS: &[(&[&str], Meaning)] = &[
         &["services"],
         Nothing("nothing listens on the machine; `ftctl status -w`, `ftctl logs -f` and the files for TensorBoard show the run"),
     ),
-    (&["notification_setting"], Nothing("ftctl writes to nobody; `ftctl status -w` ends when the job does")),
+    (&["notification_setting"], Nothing("ftctl sends no mail; `ftctl status -w` ends when the job does")),
     (&["component", "jobs", "trial", "search_space"], Refused("only a command job is translated, one at a time")),
     (&["id", "status", "creation_context", "parameters", "log_files", "parent_job_name", "resourceGroup"], Nothing(OF_THE_SERVICE)),
 ];

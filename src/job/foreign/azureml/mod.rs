@@ -1,5 +1,5 @@
 //! Command jobs of Azure ML, as its CLI reads them (v2, YAML), as job files: every key has a line in a table that says what it
-//! means here, and the job's command goes the way of every command. The file is somebody else's: nothing in it is run or fetched.
+//! means here, and the job's command goes the way of every command. The file is another's: nothing in it is run or fetched.
 
 mod command;
 mod keys;
@@ -31,7 +31,7 @@ impl At<'_> {
     }
 }
 
-/// What the command may name in place of a value.
+/// An input, which the command may name in place of a value.
 enum Input {
     /// Put into the command as it is.
     Literal(String),
@@ -183,7 +183,7 @@ fn below(parent: &str) -> Vec<&'static str> {
     names.into_iter().collect()
 }
 
-/// What a message shows of a text that has any length.
+/// The beginning of a text of any length, for a message.
 fn shown(text: &str) -> String {
     text.escape_debug().take(60).collect()
 }

@@ -110,7 +110,7 @@ fn whatever_is_left_out_is_told_with_its_line_and_the_reason() {
     }
 }
 
-/// As `az ml job create` takes it with nothing but what is needed, and with no cluster.
+/// The smallest job that `az ml job create` takes, without a cluster.
 const SMALL: &str = "command: python run_clm.py --train_file a.txt --model_name_or_path gpt2\n";
 
 #[test]

@@ -25,7 +25,7 @@ const POWER: &str = "scale_power";
 const TOTAL: &str = "total_steps";
 const COUPLED: &str = "coupled_decay";
 
-/// As apex scales the loss.
+/// Settings that scale the loss as apex does.
 const APEX: &[(&str, Setting)] = &[
     ("train.precision", W("fp16")),
     ("train.loss_scaling.growth_interval", Setting::Whole(2000)),

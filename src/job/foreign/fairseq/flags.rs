@@ -203,7 +203,7 @@ pub(super) const OF_THE_SCHEDULE: &[Flag] = &[
     Flag { names: &["shrink_min"], meaning: NoSwitch(OTHER_SCHEDULE) },
 ];
 
-/// What fairseq does in its own way, and a job in another.
+/// Flags for things that fairseq does in its own way, and a job in another.
 pub(super) const OF_ITS_OWN: &[Flag] = &[
     Flag { names: &["log_format", "log_file"], meaning: Nothing(OWN_LOG) },
     Flag { names: &["no_progress_bar", "reset_logging", "suppress_crashes", "debug_param_names"], meaning: Switch(OWN_LOG) },

@@ -1,4 +1,4 @@
-//! What people bring along, kind by kind: the value in the job, or the reason.
+//! Commands and configurations that people bring along, kind by kind: the value in the job, or the reason for a refusal.
 
 use ft_trainer::settings::TrainSettings;
 
@@ -22,7 +22,7 @@ fn refused_config(flags: &str, config: &str) -> String {
         .map_or_else(|refused| refused.what, |job| panic!("{config} became\n{}", job.text))
 }
 
-/// As it is copied from a page, a chat or a manual.
+/// The command is copied from a page, a chat or a manual.
 #[test]
 fn a_command_is_read_as_a_shell_reads_it() {
     let rest = "--model_name_or_path gpt2 --do_train --output_dir out";

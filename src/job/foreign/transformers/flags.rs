@@ -77,7 +77,7 @@ pub(super) const COMMON: &[Flag] = &[
     Flag { names: &["use_fast_tokenizer"], meaning: Switch(OWN_ENGINE) },
 ];
 
-/// What `run_clm.py` adds, with `TrainingArguments` of transformers 5.
+/// Flags that `run_clm.py` adds to the common ones, with `TrainingArguments` of transformers 5.
 pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["do_train"], meaning: SpecialSwitch(|job, _| runs(job, TRAINS)) },
     Flag { names: &["do_eval"], meaning: SpecialSwitch(|job, _| runs(job, EVALUATES)) },
@@ -217,7 +217,7 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag { names: &["parallelism_config"], meaning: Refused(ONE_DEVICE) },
 ];
 
-/// What earlier versions of transformers and its neighbours know besides.
+/// More flags, which earlier versions of transformers and its neighbours know.
 pub(super) const OLD_FLAGS: &[Flag] = &[
     Flag { names: &["logging_dir"], meaning: Nothing(NAMED_BY_JOB) },
     Flag { names: &["overwrite_output_dir", "should_continue"], meaning: Switch(NAMED_BY_JOB) },
@@ -253,7 +253,7 @@ pub(super) const OLD_FLAGS: &[Flag] = &[
     Flag { names: &["mlm_probability"], meaning: Nothing("only masked models have one") },
 ];
 
-/// What `run_clm_no_trainer.py` adds.
+/// Flags that `run_clm_no_trainer.py` adds to the common ones.
 pub(super) const NO_TRAINER_FLAGS: &[Flag] = &[
     Flag { names: &["checkpointing_steps"], meaning: Special(checkpointing) },
     Flag { names: &["no_keep_linebreaks"], meaning: NoSwitch("a text file is one document here, with the ends of its lines") },

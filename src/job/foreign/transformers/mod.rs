@@ -438,7 +438,7 @@ fn own_tokenizer(job: &mut Job) {
     }
 }
 
-/// What belongs to the schedule, once it is known.
+/// Sets the warm-up and the lowest rate once the schedule is known, and names the keys that the schedule lacks.
 fn rates(job: &mut Job) {
     let [ratio, part] = [WARMUP_RATIO, LEAST_PART].map(|key| job.values.remove(key).as_ref().and_then(as_number));
     let [constant, needs_least, linear] = [WITHOUT_WARMUP, NEEDS_LEAST, LINEAR_DECAY].map(|key| job.values.remove(key).is_some());

@@ -73,7 +73,7 @@ pub struct PreparedSummary {
     /// SHA-256 of `dataset.json`: the dataset's identity.
     pub digest: String,
     pub description: Description,
-    /// What a reader should know of the text.
+    /// Facts that a reader should know of the text.
     pub remarks: Remarks,
 }
 
@@ -322,7 +322,7 @@ fn temporary_beside(out: &Path) -> Result<Temporary, DataError> {
         let claim = File::open(directory.path());
         // Where there are no locks, files that look abandoned are not removed.
         let _ = claim.as_ref().map(File::lock);
-        // Until it was locked it looked abandoned, and somebody may have removed it.
+        // Until it was locked it looked abandoned, and another process may have removed it.
         if directory.path().exists() {
             return Ok(Temporary { directory, _claim: claim.map_err(DataError::writing(parent))? });
         }
@@ -348,7 +348,7 @@ fn publish(Temporary { directory, _claim }: Temporary, out: &Path) -> Result<(),
     for name in Tokenizer::FILES.iter().chain([&DESCRIPTION, &"."]) {
         sync(&directory.path().join(name)).map_err(DataError::writing(directory.path()))?;
     }
-    // Fails when somebody else has published here meanwhile; the temporary directory is then removed.
+    // Fails when another process has published here meanwhile; the temporary directory is then removed.
     std::fs::rename(directory.path(), out).map_err(|source| match source.kind() {
         std::io::ErrorKind::DirectoryNotEmpty | std::io::ErrorKind::AlreadyExists => {
             DataError::OutputExists { path: out.to_owned() }

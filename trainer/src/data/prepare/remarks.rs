@@ -1,4 +1,4 @@
-//! What a reader should know of a text beside its numbers.
+//! Facts that a reader should know of a text beside its numbers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::files::read_at_most;
 const FILE: &str = "remarks.json";
 const LONGEST: u64 = 1 << 20;
 
-/// What preparing a text found. Empty as a rule.
+/// The findings of preparing a text. As a rule there are none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Remarks {
@@ -38,7 +38,7 @@ impl Remarks {
         std::fs::write(&path, format!("{:#}\n", serde_json::json!(self))).map_err(DataError::writing(&path))
     }
 
-    /// As sentences.
+    /// The remarks as sentences.
     pub fn sentences(&self) -> Vec<String> {
         let rows = (self.rows_left_out > 0).then(|| {
             let first = self.first_row.as_deref().unwrap_or("it cannot be read");

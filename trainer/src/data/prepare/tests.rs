@@ -369,7 +369,7 @@ fn stored(directory: &Path) -> (Vec<i64>, u64) {
     (tokens, dataset.description().train.documents)
 }
 
-/// As transformers' tokenizer has them, and an end where the document does.
+/// The ends are those of transformers' tokenizer, with an end where the document ends.
 #[test]
 fn a_text_has_the_ends_that_are_written_in_it() {
     let folder = folder(&[("a.txt", "Hello<|endoftext|>World"), ("b.txt", "Hello<|endoftext|><|endoftext|>World<|endoftext|>")]);

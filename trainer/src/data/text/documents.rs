@@ -37,7 +37,7 @@ pub struct Reading<'a> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeftOut {
     pub rows: u64,
-    /// What is wrong with the first.
+    /// The error of the first row.
     pub first: Option<String>,
 }
 

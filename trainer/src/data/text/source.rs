@@ -15,7 +15,7 @@ const MANY: u64 = 64 << 20;
 /// Memory of a Zstandard stream as a power of two: what `zstd --long` asks of a reader without more words.
 const WINDOW_LOG: u32 = 27;
 
-/// What rows and documents lie in.
+/// The format that rows and documents lie in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Text,
@@ -63,7 +63,7 @@ const UTF_16: &str = "convert it (iconv -f UTF-16 -t UTF-8)";
 const ARROW: &str = "write it as parquet (datasets: Dataset.to_parquet)";
 
 impl Source {
-    /// What the file is, its content tells, and its name only where that may be any text.
+    /// Opens a file. Its content tells its kind, and its name only where the content may be any text.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         let reading = |error| DataError::reading(path, error);
         let mut file = File::open(path).map_err(reading)?;
@@ -144,7 +144,7 @@ struct Unpacked<R> {
     packer: &'static str,
 }
 
-/// What is wrong with a packed stream.
+/// The error of a packed stream.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}")]
 struct Broken {

@@ -194,7 +194,7 @@ fn a_text_may_end_under_another_name() {
     assert_eq!(load(directory).unwrap().end_of_text(), 262, "the model's configuration has its number");
 }
 
-/// What the `tokenizers` library makes of such texts: `trainer/tests/oracle/special_tokens.py` asks it.
+/// The tokens that the `tokenizers` library makes of such texts: `trainer/tests/oracle/special_tokens.py` asks it.
 #[test]
 fn special_tokens_stand_where_the_library_finds_them() {
     let token = |id, content: &str| Special::plain(id, content);

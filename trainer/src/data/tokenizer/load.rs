@@ -311,7 +311,7 @@ fn library_base(path: &Path) -> Result<Base, DataError> {
     Ok(Base { path: path.to_owned(), ids: model.vocab, pairs: Some(pairs) })
 }
 
-/// What it does to text that GPT-2's does not.
+/// The first thing that it does to text and GPT-2's does not.
 fn other_than_gpt2(normalizer: Option<&Step>, pre_tokenizer: Option<&Step>, model: &Model) -> Option<String> {
     let named = |step: &Step| step.kind.clone().unwrap_or_else(|| "unknown".to_owned());
     if let Some(step) = normalizer.filter(|step| step.kind.as_deref() != Some("Sequence") || !step.normalizers.is_empty()) {

@@ -1,4 +1,4 @@
-//! What a GPT-2 reads at once: blocks of a token stream as tensors.
+//! The batch that a GPT-2 reads at once: blocks of a token stream as tensors.
 
 use tch::{Kind, Tensor};
 

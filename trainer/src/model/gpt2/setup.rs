@@ -20,19 +20,19 @@ use crate::settings::{Engine, Offload, Precision, Recompute};
 pub struct Setup<'a> {
     /// Whose kernels compute on the CPU. A GPU has libtorch's.
     pub engine: Engine,
-    /// Of the products. Weights, gradients, layer norms and the stream from block to block keep their dtype, as under torch's
+    /// The dtype of the products. Weights, gradients, layer norms and the stream from block to block keep theirs, as under torch's
     /// autocast.
     pub precision: Precision,
     /// Trained beside the weights, which then stay as they are.
     pub adapters: Option<&'a Adapters>,
-    /// What [`Gpt2::accumulate`] drops of the activations. Losses, logits and generation know no dropout.
+    /// The dropout of activations in [`Gpt2::accumulate`]. Losses, logits and generation know no dropout.
     pub dropout: Dropout,
     /// Attention sees only the document that a token belongs to, and positions are counted from its beginning: this token begins
     /// one. Generation is not affected: its prompts are one document each.
     pub begins_document: Option<u32>,
-    /// What is not on the device. `Optimizer`: weights and gradients are in main memory. The device has a copy of the weights for
-    /// products, which shares nothing with them, and the gradients of two blocks at a time. `Model`: it has two blocks of that copy
-    /// at a time.
+    /// The data that is not on the device. `Optimizer`: weights and gradients are in main memory. The device has a copy of the
+    /// weights for products, which shares nothing with them, and the gradients of two blocks at a time. `Model`: it has two blocks
+    /// of that copy at a time.
     pub away: Offload,
     /// Where gradients lie and, unless they are on the device alone, rounded weights.
     pub place: Place,

@@ -17,7 +17,7 @@ pub(crate) struct Layout<'a> {
     pub heads: i64,
     pub epsilon: f64,
     pub gelu: Gelu,
-    /// What attention leaves out.
+    /// The tokens that attention leaves out.
     pub mask: Mask<'a>,
     /// In training, when something is dropped.
     pub dropout: Option<Masks>,

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::documents::Documents;
 
-/// What attention leaves out.
+/// The tokens that attention leaves out.
 #[derive(Clone, Copy)]
 pub(crate) enum Mask<'a> {
     /// The tokens after the query's own.

@@ -46,7 +46,7 @@ const INSTEAD: [(&str, &str); 10] = [
     ("checkpoint-", "it has checkpoints: name the folder of one of them"),
 ];
 
-/// What lies in a directory in the place of a model.
+/// A hint at the files that a directory has in the place of a model.
 fn instead(directory: &Path) -> String {
     let names = files::names(directory).unwrap_or_default();
     let found = INSTEAD.iter().find(|(part, _)| names.iter().any(|name| name.contains(part)));

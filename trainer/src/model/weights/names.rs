@@ -7,7 +7,7 @@ pub const HEAD: &str = "lm_head.weight";
 /// Wrappers put their own name before that of what they wrap, anywhere: `torch.compile`, DDP and DataParallel, FSDP,
 /// checkpointing of activations, DeepSpeed.
 const WRAPPERS: [&str; 5] = ["_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"];
-/// What the model itself is called inside another, at the beginning.
+/// Names of the model itself inside another, at the beginning.
 const OWNERS: [&str; 5] = ["model", "transformer", "base_model", "gpt2", "net"];
 /// Layer norms before 2019.
 const OLD_NORMS: [(&str, &str); 2] = [(".gamma", ".weight"), (".beta", ".bias")];

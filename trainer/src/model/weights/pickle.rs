@@ -43,7 +43,7 @@ enum Value<'a> {
     Tensor(View),
 }
 
-/// What a pickle may name.
+/// The globals that a pickle may name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Global {
     Dictionary,

@@ -28,7 +28,7 @@ pub struct Writing {
 }
 
 impl Writing {
-    /// What this process does for a checkpoint, on a thread of its own.
+    /// Begins this process's work for a checkpoint, on a thread of its own.
     pub fn begin(step: u64, write: impl FnOnce(Sender<()>) -> Result<(), Failure> + Send + 'static) -> Self {
         let (copying, copied) = mpsc::channel();
         let thread = thread::spawn(move || {

@@ -25,7 +25,7 @@ use crate::shares::Shares;
 use crate::state::{Identity, State};
 use crate::world::{Shards, World};
 
-/// What a run goes on from. The leader alone reads it, and tells the others: they share nothing but the network.
+/// The point that a run goes on from. The leader alone reads it, and tells the others: they share nothing but the network.
 struct Origin<'a> {
     world: &'a World,
     /// From a checkpoint.

@@ -195,7 +195,7 @@ impl<'a> Scan<'a> {
         Some(())
     }
 
-    /// What `step` goes over.
+    /// The bytes that `step` goes over.
     fn taken(&mut self, step: impl FnOnce(&mut Self) -> Option<()>) -> Option<&'a [u8]> {
         let start = self.rest.trim_ascii_start();
         self.rest = start;

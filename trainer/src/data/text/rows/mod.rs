@@ -29,7 +29,7 @@ struct Table<'a> {
     /// Rows of which something could be made.
     kept: u64,
     left_out: u64,
-    /// What was wrong with the first that was left out.
+    /// The error of the first row that was left out.
     first: Option<DataError>,
 }
 

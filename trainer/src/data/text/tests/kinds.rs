@@ -19,7 +19,7 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
     zstd::stream::encode_all(bytes, 3).unwrap()
 }
 
-/// What is right, file by file.
+/// Sound files, one by one.
 #[test]
 fn files_are_what_their_content_is() {
     let folder = Folder::new();
