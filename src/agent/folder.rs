@@ -41,7 +41,7 @@ impl Folder {
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
-    /// What a rank said.
+    /// The output of one rank.
     pub fn log_of(&self, rank: usize) -> PathBuf {
         if rank == 0 { self.log() } else { self.path.join(format!("rank-{rank}.log")) }
     }

@@ -143,7 +143,7 @@ struct Agent<'a> {
     seat: Seat,
     /// Among the agents of the attempt's nodes.
     name: String,
-    /// What the first of them says to the others.
+    /// The first agent's call to the others.
     call: watch::Sender<Option<Rendezvous>>,
     work: PathBuf,
     folder: Folder,

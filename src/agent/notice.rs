@@ -180,7 +180,7 @@ pub(super) mod tests {
     use super::*;
     use crate::agent::tests::Said;
 
-    /// What a machine's metadata service answers; `None`: nothing, and holds the line.
+    /// The answer of a machine's metadata service. `None`: it says nothing, and holds the line.
     type Answer = Option<(u16, String)>;
 
     /// A metadata service of one machine, called `node_7`.
