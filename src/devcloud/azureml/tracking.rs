@@ -13,7 +13,7 @@ use super::{
     service::Service,
 };
 
-/// As many as MLflow takes in one request.
+/// The most that MLflow takes in one request.
 const MOST_METRICS: usize = 1_000;
 const MOST_OTHERS: usize = 100;
 
