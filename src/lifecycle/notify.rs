@@ -21,7 +21,7 @@ pub trait Listener: Send + Sync {
     async fn hear(&self, message: &Value) -> Result<(), String>;
 }
 
-/// What a step of a job's life was, for somebody who does not watch.
+/// A step of a job's life that a user who does not watch is told of.
 pub(super) enum News {
     Ended,
     /// An attempt ended by a preemption, or by a failure that is retried, and the current one follows.
@@ -30,8 +30,8 @@ pub(super) enum News {
     MayBill(String),
 }
 
-/// What is new in `after`, the record that a step made of one in `state` with so many attempts. The attempt of a job that was
-/// resumed by its user is no news.
+/// The news in `after`, the record that a step made of one in `state` with so many attempts. An attempt of a job that was resumed
+/// by its user is no news.
 pub(super) fn news(state: State, attempt: u32, after: &Record) -> Option<News> {
     match state {
         State::Finished => None,

@@ -17,7 +17,7 @@ use crate::{
 
 /// So long is waited for a store's word on earlier jobs.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// As many of the newest fitting jobs are looked into, at four requests each.
+/// The number of newest fitting jobs that are looked into, at four requests each.
 const JOBS: usize = 8;
 /// No machine of today trains faster, in tokens or operations per second. A store may say anything.
 const FASTEST: f64 = 1e18;

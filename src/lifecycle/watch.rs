@@ -55,7 +55,7 @@ impl Watch {
 enum Sign {
     Absent,
     Version(ETag),
-    /// What lies there can be read by nobody, so nobody writes it either: a pipe in a directory.
+    /// No one can read what lies there, so no one writes it either: a pipe in a directory.
     Unreadable,
 }
 
