@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// What a job has that asks for nothing: the cheapest accelerator.
+/// The accelerator of a job that asks for none: the cheapest.
 const ACCELERATOR: &str = "t4";
 
 impl Default for AzuremlPlan {

@@ -55,7 +55,7 @@ fn big() -> AzuremlSpec {
     AzuremlSpec { size: Some("Standard_ND40rs_v2".to_owned()), ..AzuremlSpec::default() }
 }
 
-/// What a service is asked, without what it may not be told: whether there was a token.
+/// A request that the service has heard.
 #[derive(Debug, Clone)]
 struct Asked {
     method: String,

@@ -70,7 +70,7 @@ pub trait Cloud: Send + Sync {
 
     fn image(&self) -> TrainerImage;
 
-    /// What everything has cost until now, as devcloud tells it.
+    /// The cost of everything until now, as devcloud tells it.
     async fn bill(&self) -> Value;
 
     /// How long a job may be in a queue that is not full.
