@@ -401,7 +401,7 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
     assert_eq!(two.read(&id)["outcome"], json!("succeeded"));
 }
 
-/// What a record names of a hub would be fetched with my token, and put where its writer reads it.
+/// A hub's files that a record names would be fetched with my token, and put where its writer reads them.
 #[test]
 fn a_record_fetches_nothing_of_a_hub() {
     let (two, hub) = (Two::new(), Hub::start());

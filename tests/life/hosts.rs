@@ -165,7 +165,7 @@ impl<'s> Gang<'s> {
         self.processes(&format!("RANK={rank}"))[0]
     }
 
-    /// What the job is judged by: the entries of its last checkpoint and of its step log.
+    /// The results that the job is judged by: the entries of its last checkpoint and of its step log.
     fn results(&self) -> Vec<Value> {
         let last = self.checkpoints().pop().expect("a checkpoint").1;
         let all = [last, json(&self.path("artifacts/manifest.json")).expect("artifacts")];

@@ -70,13 +70,13 @@ fn the_template_of_fairseqs_recipe_runs_at_toy_scale() {
     assert!(rates[..3].is_sorted() && rates[2..].iter().rev().is_sorted(), "up, then down the cosine: {rates:?}");
 }
 
-/// What a plan says that its job still needs.
+/// The names of what a job still needs, by its plan.
 fn missing(plan: &Value) -> Vec<String> {
     let list = plan["missing"].as_array().unwrap();
     list.iter().map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
-/// What `plan a.toml` answers where nobody is signed in to anything: its exit code, and what it writes.
+/// Runs `plan a.toml` where no one is signed in to anything. Answers its exit code, and what it writes.
 fn planned_by_nobody(sandbox: &Sandbox, more: &[&str]) -> (Option<i32>, String, String) {
     let planned = ["plan", "a.toml", "--store", "azure://account/container", "-o", "json"];
     let mut command = sandbox.command(&[&planned[..], more].concat());

@@ -96,7 +96,7 @@ fn a_command_that_trains_nothing_is_answered_with_one_of_ftctls() {
     }
 }
 
-/// What is left out is told, and the rest is a job that can be planned.
+/// The parts that are left out are told, and the rest is a job that can be planned.
 #[test]
 fn a_job_of_azure_ml_becomes_one_of_ftctls() {
     let sandbox = Sandbox::new();

@@ -38,7 +38,7 @@ fn row(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("  ").map(|value| value.trim().to_owned()))
 }
 
-/// What an earlier job with this plan left in the store: it was submitted here, and told these rates.
+/// Puts an earlier job with this plan into the store. It was submitted here, and told these rates.
 fn leave(sandbox: &Sandbox, nonce: &str, plan: &Value, operations: f64, rates: &[f64]) -> JobId {
     let plan: Plan = serde_json::from_value(plan.clone()).expect("a plan");
     let (id, now) = (JobId::derive("a", nonce), Timestamp::now());
@@ -122,7 +122,7 @@ fn a_gpu_that_this_machine_lacks_is_missing() {
     assert_eq!(missing("cuda"), if has_gpu { (Some(0), None) } else { lacking });
 }
 
-/// What takes long to count is estimated by its bytes, and the estimate is no count.
+/// Text that takes long to count is estimated by its bytes, and the estimate is no count.
 #[test]
 fn much_text_is_estimated_by_its_bytes() {
     let sandbox = place();
@@ -344,7 +344,7 @@ fn prices_need_no_store_and_are_those_of_a_plan() {
     }
 }
 
-/// What a process keeps that carries the leaves of lost nodes is told before one is lost.
+/// A process that carries the leaves of lost nodes keeps more. The plan tells how much before a node is lost.
 #[test]
 fn a_plan_that_may_shrink_tells_the_memory_of_fewer_nodes() {
     let sandbox = place();

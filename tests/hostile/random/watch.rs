@@ -102,7 +102,7 @@ fn peak_of(process: u32) -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// What all its threads took: the 14th and 15th field of its status, behind a name that may hold anything.
+/// The time of all its threads: the 14th and 15th field of its status, behind a name that may hold anything.
 fn processor_time_of(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields = status.rsplit(')').next().unwrap_or_default().split_whitespace();
