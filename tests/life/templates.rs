@@ -116,7 +116,7 @@ fn the_machine_of_the_template_for_a_v100_is_the_seeds_and_who_is_not_signed_in_
     let plan = |more: &[&str]| planned_by_nobody(&sandbox, more);
     let (code, told, warned) = plan(&[]);
     assert_eq!(code, Some(2), "{warned}");
-    for part in ["nobody is signed in to Google Cloud", "no way to sign in to the account account"] {
+    for part in ["no one is signed in to Google Cloud", "no way to sign in to the account account"] {
         assert!(warned.contains(part), "{part}: {warned}");
     }
     let told: Value = serde_json::from_str(&told).unwrap();
