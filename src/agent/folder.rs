@@ -94,7 +94,7 @@ impl Folder {
         lock(OpenOptions::new().create(true).append(true).open(self.log())?)
     }
 
-    /// [`io::ErrorKind::WouldBlock`] while somebody may still write to the folder.
+    /// [`io::ErrorKind::WouldBlock`] while a process may still write to the folder.
     pub fn at_rest(&self) -> io::Result<()> {
         match File::open(self.log()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

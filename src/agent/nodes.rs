@@ -200,7 +200,7 @@ impl Agent<'_> {
         }
         while !roll.fails(generation) && roll.silent().is_none() {
             sleep(LOOK_EVERY).await;
-            // While the store is away, nobody is lost.
+            // While the store is away, no node is lost.
             let _ = roll.call(self).await;
         }
     }
@@ -408,7 +408,7 @@ enum Verdict {
     Beats(Option<Heartbeat>),
 }
 
-/// Listens at a port of this address that nobody has.
+/// Listens at a free port of this address.
 fn listen(address: IpAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr().map(|at| (listener, at)));
     bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}")))

@@ -452,7 +452,7 @@ impl Verb {
         !never
     }
 
-    /// Whether the verb is of no use without a store that somebody wrote to.
+    /// Whether the verb is of no use without a store that was written to.
     fn only_reads_jobs(&self) -> bool {
         use Verb::{Cancel, Compare, Download, Drill, Exec, Explain, Logs, Report, Resume, Rm, Show, Ssh, Status, Wait};
         matches!(

@@ -88,8 +88,8 @@ async fn earlier(world: &World, plan: &Plan, operations: f64) -> Result<Option<P
     Ok(of_another)
 }
 
-/// Whether an earlier job says how fast this one will be, but for the size of its model. A machine that nobody bills for is this
-/// one, so only what was submitted here counts.
+/// Whether an earlier job says how fast this one will be, but for the size of its model. A machine without a bill is this one, so
+/// only what was submitted here counts.
 fn is_alike(world: &World, plan: &Plan, earlier: &Record) -> bool {
     // The rate is that of its last attempt.
     let ran = earlier.plan.on(earlier.nodes());

@@ -1,4 +1,4 @@
-//! Somebody else's job, seen by a user who may only watch it.
+//! Another user's job, seen by one who may only watch it.
 
 use std::time::Duration;
 

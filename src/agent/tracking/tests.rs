@@ -277,7 +277,7 @@ async fn the_run_that_a_service_has_of_the_attempt_is_told_and_left_to_the_servi
     });
     let agent = bench.agent_with(&said);
     let strange = |name: &str| (name != "AZUREML_RUN_ID").then(|| address.clone()).or(Some("calm_river_1".to_owned()));
-    assert!(Tracker::of(&agent, &strange).is_none(), "it is somebody else's run");
+    assert!(Tracker::of(&agent, &strange).is_none(), "it is another user's run");
     bench.order.tracking.mlflow = Some("none".to_owned());
     assert!(Tracker::of(&bench.agent_with(&said), &in_job(&bench, 2, &address)).is_none());
 }

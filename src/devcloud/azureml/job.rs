@@ -27,7 +27,7 @@ pub enum Phase {
         done: Timestamp,
     },
     Running,
-    /// Its processes are told to end, and have until then; `None` where nobody told them.
+    /// Its processes are told to end, and have until then; `None` where they were not told.
     Ending {
         killed: Option<Timestamp>,
     },

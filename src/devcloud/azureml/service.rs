@@ -366,7 +366,7 @@ impl Service {
     }
 
     fn remove(&mut self, cluster: &str, node: &str) {
-        // Somebody took it before, and it was paid then.
+        // It was taken before, and paid then.
         let exists = self
             .clusters
             .get(cluster)

@@ -511,7 +511,7 @@ async fn an_environment_that_is_another_image_is_refused() {
     }
 }
 
-/// A cluster of somebody's, of such machines.
+/// A user's cluster of such machines.
 fn cluster_of(size: &str, priority: &str) -> Value {
     json!({ "properties": { "properties": { "vmSize": size, "vmPriority": priority } } })
 }

@@ -1,7 +1,7 @@
 //! Which workspace is meant: the job's own word first, then the habits of Azure's SDK and command line.
 //!
-//! A file in the project's folder is somebody else's word. Whatever one says is held to Azure's rules for names before it goes into
-//! an address, and a token goes to Azure alone, whatever it says.
+//! A file in the project's folder is another person's word. Whatever one says is held to Azure's rules for names before it goes
+//! into an address, and a token goes to Azure alone, whatever it says.
 
 use std::{
     fs::File,
@@ -70,7 +70,7 @@ struct Said {
 }
 
 /// The workspace of a job, or of the environment where there is none. `here` is the working directory. Fails as [`Class::Invalid`]
-/// when nobody names one, or somebody names what can be none.
+/// when none is named, or what is named can be none.
 pub fn find(plan: Option<&AzuremlPlan>, variables: Variables<'_>, here: &Path) -> Result<Place> {
     let mut sources = vec![of_plan(plan), of_variables(variables)];
     if !is_whole(&sources) {

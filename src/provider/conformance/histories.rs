@@ -98,7 +98,7 @@ async fn price(provider: &dyn Provider, plan: &Plan) -> Option<Price> {
             return Some(price);
         }
     }
-    panic!("nobody told today's price");
+    panic!("today's price was not told");
 }
 
 /// One client's knowledge of an attempt, as the life of a job has it.
