@@ -386,7 +386,7 @@ fn azureml_is_asked_by_https_by_those_who_trust_its_certificate() {
     let listed = calls.as_array().expect("calls").iter().any(|call| call["call"] == "Compute_List" && call["status"] == 200);
     assert!(status == 200 && listed, "{calls}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    assert!(runtime.block_on(reqwest::get(format!("{endpoint}/discovery"))).is_err(), "it is nobody that a stranger trusts");
+    assert!(runtime.block_on(reqwest::get(format!("{endpoint}/discovery"))).is_err(), "no stranger trusts it");
 }
 
 /// Google's OS Login, to which everybody is `somebody_example_com`; its address.

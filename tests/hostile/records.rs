@@ -1,4 +1,4 @@
-//! Records, debts, names and orders that somebody else wrote into the store.
+//! Records, debts, names and orders that another user wrote into the store.
 
 use std::{
     fs, io,
@@ -266,7 +266,7 @@ fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
     sandbox.ok(&["down", &bad, "-y"]);
 }
 
-/// A job on this machine in somebody else's store, as they would have it go on here.
+/// A job on this machine in another user's store, as they would have it go on here.
 fn with_their_program(two: &Two, program: &Path) -> String {
     let id = two.foreign_job("train");
     two.change(&id, |record| {
@@ -339,7 +339,7 @@ fn a_record_asks_nothing_of_an_engine() {
     for part in ["docker", "evil/image", "0:0", "/:/host", "host"] {
         assert!(asked.stderr.contains(part), "{part}: {}", asked.stderr);
     }
-    assert_eq!(engine.accept().expect_err("nobody came").kind(), io::ErrorKind::WouldBlock);
+    assert_eq!(engine.accept().expect_err("no one came").kind(), io::ErrorKind::WouldBlock);
 }
 
 #[test]

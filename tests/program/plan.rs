@@ -205,9 +205,9 @@ fn a_plan_expects_what_an_earlier_job_has_shown() {
     assert!((scaled / 1_500.0 / ratio - 1.0).abs() < 1e-9, "{wider}");
     assert_eq!(wider["expected"]["source"], json!(format!("as {id} trained, scaled by the operations for a token")));
     let other = sandbox.json(&["plan", "job.toml", "--set", "train.threads=1"]);
-    assert!(other["expected"]["unknown"].is_string(), "with other settings it is as fast as nobody knows: {other}");
+    assert!(other["expected"]["unknown"].is_string(), "with other settings its speed is not known: {other}");
 
-    // What nobody submitted here ran elsewhere, and a store may say anything.
+    // A job that was not submitted here ran elsewhere, and a store may say anything.
     fs::remove_dir_all(sandbox.state().join("submitted")).expect("removed");
     assert!(sandbox.json(&["plan", "job.toml"])["expected"]["unknown"].is_string());
     for (nonce, operations, rates) in
@@ -231,7 +231,7 @@ fn a_plan_warns_of_machines_that_end_before_their_job() {
     assert_eq!(sandbox.json(&["plan", "job.toml", "--ttl", "2h"])["warnings"], json!([]));
 }
 
-/// With a store of which nobody here may read, and an image.
+/// With an image, and a store that no one here may read.
 fn on_gce<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let base = ["plan", "job.toml", "--backend", "gce", "--store", "azure://account/container"];
     [&base[..], &["--set", "compute.gce.image=registry.example/ftctl@sha256:00"], more].concat()

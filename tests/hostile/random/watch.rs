@@ -145,7 +145,7 @@ impl Ran {
         }
     }
 
-    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays. A follower of somebody else's
+    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays. A follower of another user's
     /// job waits for them to go on with it, and is told. Who ends a job whose supervisor cannot be looked at waits until its lease
     /// has lapsed, and is told.
     fn waits_by_design(&self, verb: &Verb) -> bool {
