@@ -174,7 +174,7 @@ def measure(arguments, folder, trainer, started):
     base["FTCTL_STORE"] = store.format(blob_port)
     submit = [program, "submit", "job.toml", "--ttl", "12h"]
     job = subprocess.run(submit, env=base, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    # Somebody goes on with it; the one that is measured only looks, from another home.
+    # Another ftctl goes on with it; the one that is measured only looks, from another home.
     started.append(subprocess.Popen([program, "logs", "-f", job], env=base, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     devcloud_port = int(base["FTCTL_ENDPOINT_AZUREML"].rsplit(":", 1)[1])
     proxies = [Proxy(blob_port), Proxy(devcloud_port)]

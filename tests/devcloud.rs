@@ -308,8 +308,8 @@ fn a_command_on_a_machine_goes_through_gcloud_with_its_words_and_its_code() {
     assert_eq!(job.exec(stand_in, &["true"]).code, Some(3), "it runs nowhere");
 }
 
-/// What an Azure Machine Learning workspace says to its clients is all that Microsoft's own library needs: the library makes a
-/// cluster, streams a job to its end, and cancels another one.
+/// Microsoft's own library needs no more than the simulated workspace of Azure Machine Learning says: it makes a cluster, streams a
+/// job to its end, and cancels another one.
 #[test]
 #[ignore = "needs azure-ai-ml: tests/run installs it"]
 fn azureml_works_with_microsofts_own_library() {
@@ -386,7 +386,7 @@ fn azureml_is_asked_by_https_by_those_who_trust_its_certificate() {
     let listed = calls.as_array().expect("calls").iter().any(|call| call["call"] == "Compute_List" && call["status"] == 200);
     assert!(status == 200 && listed, "{calls}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    assert!(runtime.block_on(reqwest::get(format!("{endpoint}/discovery"))).is_err(), "it is nobody that a stranger trusts");
+    assert!(runtime.block_on(reqwest::get(format!("{endpoint}/discovery"))).is_err(), "no stranger trusts it");
 }
 
 /// Google's OS Login, to which everybody is `somebody_example_com`; its address.
@@ -705,7 +705,7 @@ fn docker_on_azure_a_job_from_a_registry_that_is_preempted_ends_with_the_same_we
     println!("in all {:.0} s", begun.elapsed().as_secs_f64());
 }
 
-/// What it says, when it has ended well.
+/// Starts a command. The thread answers its words when it has ended well.
 fn in_background(command: &mut Command) -> std::thread::JoinHandle<String> {
     let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("ftctl runs");
     std::thread::spawn(|| {

@@ -115,7 +115,7 @@ install_docker() {
         { no_docker "apt-get cannot install ${packages[*]}"; return 1; }
 }
 
-# The services of the packages are not started where there is nobody who would.
+# The services of the packages are not started where there is no init to do so.
 apt_install() {
     DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1
 }

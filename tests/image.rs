@@ -80,7 +80,7 @@ impl Drop for World {
 
 impl World {
     fn new() -> Self {
-        let mut worlds = WORLDS.lock().expect("nobody has failed here");
+        let mut worlds = WORLDS.lock().expect("no test has failed here");
         if worlds.0 == 0 {
             worlds.1 = images();
         }

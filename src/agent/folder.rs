@@ -41,7 +41,7 @@ impl Folder {
     pub fn log(&self) -> PathBuf {
         self.path.join("log")
     }
-    /// What a rank said.
+    /// The output of one rank.
     pub fn log_of(&self, rank: usize) -> PathBuf {
         if rank == 0 { self.log() } else { self.path.join(format!("rank-{rank}.log")) }
     }
@@ -94,7 +94,7 @@ impl Folder {
         lock(OpenOptions::new().create(true).append(true).open(self.log())?)
     }
 
-    /// [`io::ErrorKind::WouldBlock`] while somebody may still write to the folder.
+    /// [`io::ErrorKind::WouldBlock`] while a process may still write to the folder.
     pub fn at_rest(&self) -> io::Result<()> {
         match File::open(self.log()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

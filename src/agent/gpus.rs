@@ -27,7 +27,7 @@ impl Gpus {
         Self { program: "nvidia-smi".into(), told: watch::Sender::new(Vec::new()) }
     }
 
-    /// As they were when they were asked last; none where that is not known.
+    /// The use of the GPUs by the last answer; empty where it is not known.
     pub fn newest(&self) -> Vec<GpuUse> {
         self.told.borrow().clone()
     }

@@ -75,8 +75,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LASTS: Duration = Duration::from_secs(5);
 /// Looks per heartbeat.
 const LOOKS_PER_BEAT: u64 = 2;
-/// A lease of the *same* attempt is somebody else's at the latest when its holder has not renewed it for this long; other attempts
-/// are fenced by number.
+/// A lease of the *same* attempt can be taken at the latest when its holder has not renewed it for this long; other attempts are
+/// fenced by number.
 const LEASE_TTL: Duration = Duration::from_secs(60);
 /// Wait before something is tried again: doubled from the first to the second.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(10)];
@@ -144,7 +144,7 @@ struct Agent<'a> {
     seat: Seat,
     /// Among the agents of the attempt's nodes.
     name: String,
-    /// What the first of them says to the others.
+    /// The first agent's call to the others.
     call: watch::Sender<Option<Rendezvous>>,
     work: PathBuf,
     folder: Folder,

@@ -65,7 +65,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// As given, or else as the machine's environment says. The error is for a person.
+    /// Takes the arguments, or else the machine's environment. The error is for a person.
     pub fn find(order: &RunOrder, node: Option<usize>, address: Option<IpAddr>) -> Result<Self, String> {
         if order.nodes == 1 {
             return Ok(Self::default());
@@ -200,12 +200,12 @@ impl Agent<'_> {
         }
         while !roll.fails(generation) && roll.silent().is_none() {
             sleep(LOOK_EVERY).await;
-            // While the store is away, nobody is lost.
+            // While the store is away, no node is lost.
             let _ = roll.call(self).await;
         }
     }
 
-    /// Of the ends of all nodes' ranks the one that was the reason; `own` is that of this node's.
+    /// The end that was the reason for the others, among those of all nodes' ranks. `own` is that of this node's.
     async fn cause(&self, roll: &mut Roll, generation: u32, own: RankEnd) -> Result<RankEnd, End> {
         // The time that a store takes to answer does not count.
         let mut waited = Duration::ZERO;
@@ -234,7 +234,7 @@ impl Agent<'_> {
         Ok(found.filter(|presence| presence.schema == PRESENCE_SCHEMA && presence.attempt == self.order.attempt))
     }
 
-    /// What another agent wrote, or somebody else: none where it is not there, or nothing of its kind.
+    /// Reads what another agent has written, or another writer. None where it is absent, or nothing of its kind.
     async fn small<T: DeserializeOwned>(&self, path: &str) -> Result<Option<T>> {
         match self.store.get_limited(path, LARGEST).await {
             Ok(object) => Ok(serde_json::from_slice(&object.bytes).ok()),
@@ -320,7 +320,7 @@ impl Agent<'_> {
         }
     }
 
-    /// What the agent of node 0 says last. A store that is away says nothing.
+    /// The last call of node 0's agent; none while the store is away.
     async fn call_of_first(&self) -> Option<Rendezvous> {
         self.small(&path::rendezvous(&self.order.job, self.order.attempt)).await.unwrap_or_default()
     }
@@ -408,7 +408,7 @@ enum Verdict {
     Beats(Option<Heartbeat>),
 }
 
-/// Listens at a port of this address that nobody has.
+/// Listens at a free port of this address.
 fn listen(address: IpAddr) -> io::Result<(TcpListener, SocketAddr)> {
     let bound = TcpListener::bind((address, 0)).and_then(|listener| listener.local_addr().map(|at| (listener, at)));
     bound.map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}")))

@@ -180,7 +180,7 @@ pub(super) mod tests {
     use super::*;
     use crate::agent::tests::Said;
 
-    /// What a machine's metadata service answers; `None`: nothing, and holds the line.
+    /// The answer of a machine's metadata service. `None`: it says nothing, and holds the line.
     type Answer = Option<(u16, String)>;
 
     /// A metadata service of one machine, called `node_7`.
@@ -312,7 +312,7 @@ pub(super) mod tests {
     async fn a_silent_service_is_told_of_once() {
         let said = Said::default();
         let source = Source { http: transit::direct().timeout(ANSWER).build().unwrap(), address: "http://127.0.0.1:1".to_owned() };
-        let listen = source.listen(&said, |_| panic!("nobody said so"));
+        let listen = source.listen(&said, |_| panic!("no one said so"));
         assert!(tokio::time::timeout(3 * SILENCE, listen).await.is_err());
         assert!(said.lines().len() == 1 && said.lines()[0].contains("gives no notice of a preemption"), "{:?}", said.lines());
     }

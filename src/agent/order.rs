@@ -1,5 +1,5 @@
-//! The order of an attempt, as it lies in the store: for an agent that is the command of somebody else's job service, which hands
-//! nothing over but this command and something to sign in with.
+//! The order of an attempt, as it lies in the store: for an agent that is the command of another job service, which hands nothing
+//! over but this command and something to sign in with.
 
 use std::{cmp::Ordering, time::Duration};
 

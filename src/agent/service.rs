@@ -22,7 +22,7 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 /// Longest time for leaving a model.
 const COPYING: Duration = Duration::from_secs(600);
 
-/// The service's run of this job, if the agent is the command of one. An agent beside others in somebody else's run has none.
+/// The service's run of this job, if the agent is the command of one. An agent beside others in another's run has none.
 pub(super) fn own_run(job: &JobId, variables: Variables<'_>) -> Option<String> {
     variables(IN_JOB).filter(|run| AttemptId::from_machine_name(run).is_some_and(|attempt| attempt.job == *job))
 }

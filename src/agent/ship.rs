@@ -46,7 +46,7 @@ pub(super) async fn ship_lines(lines: &Lines, store: &dyn Store) -> Result<()> {
     sent
 }
 
-/// What other ranks than the first say is for the case that something goes wrong.
+/// Most bytes that are sent of another rank than the first: its log is for the case that something goes wrong.
 const MOST_OF_RANK: u64 = 16 << 20;
 /// An earlier machine's part that is longer is not brought here, and so not continued.
 const MOST_BEFORE: u64 = 1 << 30;

@@ -41,7 +41,7 @@ impl StopRequest {
         self.0.subscribe()
     }
 
-    /// Returns when somebody has asked.
+    /// Returns when a stop has been asked for.
     pub async fn asked(&self) -> Stop {
         let mut requests = self.subscribe();
         loop {

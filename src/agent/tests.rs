@@ -110,8 +110,7 @@ pub(super) async fn bench_with(script: &str, directory: tempfile::TempDir, store
 }
 
 impl Bench {
-    /// Another process writes the file: this one may be forking, and a program that somebody has open for writing cannot be
-    /// started.
+    /// Another process writes the file: this one may be forking, and a program that is open for writing cannot be started.
     fn write_trainer(&self, script: &str) {
         let path = self.trainer();
         fs::create_dir_all(path.parent().unwrap()).unwrap();

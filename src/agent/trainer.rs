@@ -97,7 +97,7 @@ pub(super) struct Meeting {
     pub generation: u32,
     /// Most sequences that a rank takes at once.
     pub micro_batch_limit: Option<usize>,
-    /// What the first rank listens with, on its node: nobody else takes the port meanwhile.
+    /// The socket of the first rank, on its node. It is held so that no other process takes the port.
     pub listener: Option<TcpListener>,
 }
 
@@ -326,7 +326,7 @@ fn send(child: &Child, signal: Signal) {
     let _ = pid.map(|pid| kill_process(pid, signal));
 }
 
-/// What the end of a run's ranks means for the attempt of `order`.
+/// The end of the attempt of `order`, by the end of a run's ranks.
 pub(super) fn meaning(ended: &RankEnd, stop: Option<Stop>, order: &RunOrder) -> End {
     let end = understand((ended.code, ended.signal), stop, &ended.words);
     match order.nodes {
@@ -379,7 +379,7 @@ pub(super) fn why(reason: ExitReason) -> &'static str {
 /// A disk with less than this left is full: that the trainer could not even say so is the likeliest reason for its silence.
 const FULL: u64 = 1 << 20;
 
-/// What a process of the trainer said, from a byte on: before it are the words of an earlier one.
+/// The output of a process of the trainer, from a byte on. Before it are the words of an earlier process.
 pub(super) struct Log {
     pub path: PathBuf,
     pub from: u64,

@@ -30,7 +30,7 @@ use crate::{
 pub struct Arguments {
     /// Id or name of a job: its receipt
     job: Option<String>,
-    /// What the jobs of this store cost in the last 90s, 45m, 2h, 7d
+    /// Costs of this store's jobs in the last 90s, 45m, 2h, 7d
     #[arg(long, value_name = "DURATION", conflicts_with = "job")]
     since: Option<Span>,
     #[command(flatten)]

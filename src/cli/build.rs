@@ -26,7 +26,7 @@ use crate::{
 #[command(after_help = "Examples:\n  ftctl build\n  ftctl build --base registry.example.org/debian:12 --ca-bundle company.pem\n  \
                         ftctl build --prebuilt programs\n  eval \"$(ftctl build --print environment)\"")]
 pub struct Arguments {
-    /// What is printed, and so what is built
+    /// The result to build and to print
     #[arg(long, value_enum, default_value = "image")]
     print: Print,
     #[command(flatten)]

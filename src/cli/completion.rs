@@ -73,8 +73,8 @@ pub fn answer(arguments: &[OsString]) -> Option<Result<Vec<u8>, Failure>> {
     Some(completed.map(|()| answer))
 }
 
-/// Jobs of the user's store, by name and id, where that is a directory: nobody waits for a network to complete a word. A project's
-/// own store is not asked, because nobody trusts it by pressing a key.
+/// Jobs of the user's store, by name and id, where that is a directory: completing a word waits for no network. A project's own
+/// store is not asked, because pressing a key is no word of trust.
 pub fn jobs() -> ArgValueCandidates {
     ArgValueCandidates::new(|| candidates(known_jobs()))
 }

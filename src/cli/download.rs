@@ -100,7 +100,7 @@ impl Arguments {
     }
 }
 
-/// It may be the only copy of somebody's training.
+/// It may be the only copy of a training.
 fn refuse_to_replace(others: &[PathBuf], base: &Path) -> Result<(), Failure> {
     let Some(first) = others.first() else { return Ok(()) };
     let first = first.strip_prefix(base).unwrap_or(first).display();

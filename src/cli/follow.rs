@@ -40,7 +40,7 @@ pub async fn or_roll_back<T>(world: &World, id: &JobId, work: impl Future<Output
         done = work => return done,
         exit = interrupt() => exit,
     };
-    // A job that is somebody else's was not brought up here.
+    // Another user's job was not brought up here.
     if journal::read(world.store.as_ref(), id).await.is_ok_and(|(record, _)| !world.adoption.may_drive(&record)) {
         return Err(detached(id, exit));
     }
@@ -90,7 +90,7 @@ impl Waiting {
     }
 }
 
-/// Time for the checkpoint of a job that is cancelled because nobody waits for it any more.
+/// Time for the checkpoint of a job that is cancelled because no one waits for it any more.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// Waits for the end of a job while `log` is shown, driving the job when no other process does. Ctrl-C, SIGTERM and the end of

@@ -20,7 +20,7 @@ use crate::{
 /// How often a footer is renewed.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Takes the footer away when nobody renews it any more.
+/// Takes the footer away when it is no longer renewed.
 struct Footed(Arc<dyn Report>);
 
 impl Drop for Footed {

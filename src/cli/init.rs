@@ -178,7 +178,7 @@ fn text_of(app: &App<'_>, folder: &Path, file: &str) -> Result<String, String> {
     config.map_err(|failure| failure.fix.map_or(failure.message.clone(), |fix| format!("{}; {fix}", failure.message)))
 }
 
-/// The text of a file that somebody else may have named: no pipe, no device, and nothing that fills memory.
+/// The text of a file that another user may have named: no pipe, no device, and nothing that fills memory.
 fn bounded(path: &Path) -> Result<String, String> {
     let cannot = |error: io::Error| format!("cannot read {}: {error}", path.display());
     if !fs::metadata(path).map_err(cannot)?.is_file() {

@@ -98,7 +98,7 @@ Exit codes: 0 done, 1 failure, 2 wrong usage, 3 not found, 4 denied, 5 no capaci
 7 network, 8 may still be billing, 9 damaged bytes, 10 deadline, 11 refused by the budget,
 12 conflict, 20 job failed, 21 job cancelled, 130 interrupted, 143 ended by SIGTERM";
 
-/// What every verb understands.
+/// The options of every verb.
 #[allow(clippy::struct_excessive_bools)] // Switches of their own, not the states of one thing.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
@@ -207,7 +207,7 @@ pub struct Place {
     pub backend: Option<String>,
 }
 
-/// What a job may cost: stands above the job file.
+/// The limits of a job. They stand above the job file's.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Budget {
     /// Time to live of the job's machines, all attempts together: 90s, 45m, 2h, 1d12h
@@ -452,7 +452,7 @@ impl Verb {
         !never
     }
 
-    /// Whether the verb is of no use without a store that somebody wrote to.
+    /// Whether the verb is of no use without a store that was written to.
     fn only_reads_jobs(&self) -> bool {
         use Verb::{Cancel, Compare, Download, Drill, Exec, Explain, Logs, Report, Resume, Rm, Show, Ssh, Status, Wait};
         matches!(

@@ -95,7 +95,7 @@ struct Prices {
 }
 
 impl Prices {
-    /// What the prices are, and what is in them.
+    /// Says which prices these are, and what they include.
     fn notes(&self) -> String {
         let disk = self.rows.iter().find_map(|row| Some((&row.backend, row.offer.disk_gb?)));
         let disk = disk.map(|(backend, size)| format!("; on {backend} with a disk of {size} GB")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `ftctl rm`: jobs that nobody wants to see any more.
+//! `ftctl rm`: jobs that no one wants to see any more.
 
 use clap::Args;
 use serde_json::{Value, json};

@@ -59,7 +59,7 @@ fn unknown_flag(answer: &clap::Error, text: &str) -> Failure {
     }
 }
 
-/// What sets the key of a job file that was typed as a flag.
+/// The `--set` for a key of a job file that was typed as a flag.
 fn set(typed: &str) -> Option<String> {
     let keys = reference::keys(&JobSpec::schema());
     let names: Vec<&str> = keys.iter().map(|key| name(key)).collect();

@@ -29,7 +29,7 @@ impl Key {
         self.derived("metadata", zone, name)
     }
 
-    /// Proves that words are this cloud's own: nobody else can make the signature of any.
+    /// Proves that words are this cloud's own: no one else can make the signature of any.
     pub fn signature(&self, words: &str) -> String {
         self.derived("signature", words, "")
     }

@@ -93,7 +93,7 @@ impl Adoption {
         self.shown = Some((record.id.clone(), record.plan.digest()));
     }
 
-    /// Refuses a file of somebody else's machine: the file under the same name here is another one. [`Exit::Conflict`], which ends
+    /// Refuses a file of another user's machine: the file under the same name here is another one. [`Exit::Conflict`], which ends
     /// no job.
     pub fn may_read(&self, record: &Record, path: &str) -> Result<()> {
         if self.is_own(record) {
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(adoption.made(&record), Some(image));
         let mounts = vec!["/:/host".to_owned()];
         *record.plan.compute = Compute::Docker(DockerPlan { mounts, ..DockerPlan::default() });
-        assert!(!adoption.may_drive(&record), "with another plan it is somebody else's");
+        assert!(!adoption.may_drive(&record), "with another plan it is another user's");
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let proofs = state.path().join("submitted");
         assert_eq!((mode(&proofs), mode(&proofs.join(record.id.as_str()))), (0o700, 0o600));

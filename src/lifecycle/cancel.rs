@@ -16,8 +16,8 @@ use crate::{
     store::{Condition, write_json},
 };
 
-/// Asks the job to stop within `grace` and waits until nothing of it is left. A finished job stays as it is. Anybody may: of
-/// somebody else's job nothing but the end is carried out.
+/// Asks the job to stop within `grace` and waits until nothing of it is left. A finished job stays as it is. Anyone may: of another
+/// user's job nothing but the end is carried out.
 pub async fn cancel(world: &World, id: &JobId, grace: Duration) -> Result<Record> {
     let record = journal::read(world.store.as_ref(), id).await?.0;
     if record.state.is_finished() {

@@ -33,11 +33,11 @@ pub fn examine_material(plan: &Plan, cache: &Path) -> Vec<Finding> {
     material(plan, cache).looked_at.into_iter().map(finding).collect()
 }
 
-/// What a job reads on this machine.
+/// The data and weights that a job reads on this machine.
 pub struct Material {
     /// Each thing, and what a job would end with because of it.
     pub looked_at: Vec<(&'static str, Result<()>)>,
-    /// What is known of the text.
+    /// The facts about the text, if they are known.
     pub known: Option<Known>,
 }
 
@@ -70,7 +70,7 @@ pub fn material(plan: &Plan, cache: &Path) -> Material {
     Material { looked_at: looked_at.into_iter().filter_map(|(what, found)| Some((what, found?))).collect(), known }
 }
 
-/// What is known of the dataset of the store that a job names; nothing of other data. Fails as the job would.
+/// The facts about the dataset of the store that a job names; none for other data. Fails as the job would.
 pub async fn stored(world: &World, plan: &Plan) -> Result<Option<Known>> {
     let digest = match &plan.data {
         DataPlan::Named(name) => upload::named(world, name).await?,

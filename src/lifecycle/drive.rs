@@ -163,7 +163,7 @@ async fn take(world: &World, id: &JobId, until: Until, contender: &mut Contender
     })
 }
 
-/// `None` when somebody else has, or may have, taken the lease meanwhile.
+/// `None` when another driver has, or may have, taken the lease meanwhile.
 async fn drive_with(world: &World, id: &JobId, until: Until, mut lease: Lease, taken: Instant) -> Result<Option<Record>> {
     let result = held(&mut lease, taken, carry(world, id, until)).await;
     // Best effort: a lease that stays lapses by itself, and at once when this process ends.
@@ -250,7 +250,7 @@ fn local_path<'j>(world: &World, job: &'j Journal) -> Option<&'j str> {
 /// The meaning of a step's error for the job.
 async fn recover(world: &World, job: &mut Journal, failure: Failure, last_try: bool, failures: u32) -> Result<()> {
     match failure.exit {
-        // Somebody else wrote the record (a cancel, a second supervisor): read it and go on from there.
+        // Another process wrote the record (a cancel, a second supervisor): read it and go on from there.
         Exit::Conflict if !last_try => job.reload().await,
         exit if !last_try && may_pass(exit, job) => {
             world.report.warn(&format!("{}; trying again", failure.message));

@@ -1,5 +1,5 @@
-//! What a plan names of the hub, and where that lies on this machine: a plan is pinned to commits before it is submitted, looked at
-//! with as few bytes as will do, and fetched for in the first stage.
+//! The names of the hub in a plan, and where their files lie on this machine. A plan is pinned to commits before it is submitted.
+//! It is looked at with as few bytes as will do, and its files are fetched in the first stage.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ use crate::{
 
 /// Bytes of a configuration, a tokenizer or an index: what a trainer reads of one.
 const SMALL: u64 = 64 << 20;
-/// What `plan` fetches of text to know its tokens.
+/// Most bytes of text that `plan` fetches to know its tokens.
 const LITTLE_TEXT: u64 = 4 << 20;
 /// Bytes of a safetensors file that hold its header; those of GPT-2 have 15 thousand.
 const HEADER: u64 = 256 << 10;
@@ -122,7 +122,7 @@ pub async fn config(hub: &Hub, name: &HubName) -> Result<String> {
 pub struct Looked {
     /// Has paths in the place of the names of what is here, or as good as here.
     pub plan: Plan,
-    /// What is still to be fetched.
+    /// The files that are still to be fetched, and their bytes.
     pub files: usize,
     pub bytes: u64,
     pub failures: Vec<(&'static str, Failure)>,

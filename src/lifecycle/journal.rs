@@ -20,7 +20,7 @@ use crate::{
 
 pub struct Journal {
     pub record: Record,
-    /// Nothing is begun for the job any more: it is somebody else's, and goes straight to its end.
+    /// Nothing is begun for the job any more: it is another user's, and goes straight to its end.
     pub only_ends: bool,
     kept: State,
     etag: ETag,
@@ -172,7 +172,7 @@ mod tests {
         JobId::derive("tiny", "1")
     }
 
-    /// A record that somebody wrote by hand.
+    /// A record that was written by hand.
     fn decoded(change: impl FnOnce(&mut Value)) -> Result<Record> {
         let mut plan = conformance::plan();
         *plan.compute = Compute::Docker(DockerPlan::default());
@@ -208,7 +208,7 @@ mod tests {
     fn the_digest_of_a_plan_lasts() {
         let (id, text) = OF_BEFORE[0];
         let plan = decode(&JobId::parse(id).expect("an id"), text.as_bytes()).expect("a record").plan;
-        // Another one makes every job that runs somebody else's: see `Plan::digest`.
+        // Another one makes every job that runs another user's: see `Plan::digest`.
         assert_eq!(plan.digest().as_str(), "0e0334a40526651044e2e1b6bd8705a6379dbb4e6bfdb890b38583f2a30c0a8d");
     }
 

@@ -49,7 +49,7 @@ pub trait Sink: Send {
     /// pipe) ends the reading.
     async fn take(&mut self, bytes: Vec<u8>) -> io::Result<()>;
 
-    /// What comes next was written by this attempt.
+    /// Begins an attempt: the next bytes are its own.
     fn begin(&mut self, _attempt: u32) {}
 
     /// Whether lines keep their time, whatever the user said.

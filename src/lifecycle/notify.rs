@@ -1,5 +1,5 @@
-//! Somebody is told: one message at a job's end, when another attempt follows one that ended, and when machines may be left. The
-//! invocation that drives the job sends it; none of it is part of the job's success.
+//! The messages to the listeners: one at a job's end, when another attempt follows one that ended, and when machines may be left.
+//! The invocation that drives the job sends it; none of it is part of the job's success.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub trait Listener: Send + Sync {
     async fn hear(&self, message: &Value) -> Result<(), String>;
 }
 
-/// What a step of a job's life was, for somebody who does not watch.
+/// A step of a job's life that a user who does not watch is told of.
 pub(super) enum News {
     Ended,
     /// An attempt ended by a preemption, or by a failure that is retried, and the current one follows.
@@ -30,8 +30,8 @@ pub(super) enum News {
     MayBill(String),
 }
 
-/// What is new in `after`, the record that a step made of one in `state` with so many attempts. The attempt of a job that was
-/// resumed by its user is no news.
+/// The news in `after`, the record that a step made of one in `state` with so many attempts. An attempt of a job that was resumed
+/// by its user is no news.
 pub(super) fn news(state: State, attempt: u32, after: &Record) -> Option<News> {
     match state {
         State::Finished => None,
@@ -45,7 +45,7 @@ pub(super) fn news(state: State, attempt: u32, after: &Record) -> Option<News> {
 pub(super) async fn tell(world: &World, record: &Record, news: &News) {
     for listener in &world.listeners {
         let told = timeout(PATIENCE, listener.hear(&message(world, record, news))).await;
-        if let Err(why) = told.unwrap_or_else(|_| Err("nobody answered in time".to_owned())) {
+        if let Err(why) = told.unwrap_or_else(|_| Err("no answer came in time".to_owned())) {
             world.report.warn(&format!("no message about {} was sent: {why}; that changes nothing for the job", record.id));
         }
     }

@@ -1,4 +1,4 @@
-//! What is known of a job before it runs: how much text, which model, how long, for how much.
+//! The outlook on a job before it runs: how much text, which model, how long, for how much.
 
 use std::{path::Path, time::Duration};
 
@@ -49,7 +49,7 @@ impl Outlook {
         Duration::try_from_secs_f64(tokens / self.pace.as_ref().ok()?.tokens_per_second).ok()
     }
 
-    /// What they cost on one machine.
+    /// The cost of the steps on one machine.
     pub fn cost(&self, plan: &Plan) -> Option<Money> {
         self.time(plan).map(|time| plan.cost_of(time))
     }

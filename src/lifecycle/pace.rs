@@ -17,7 +17,7 @@ use crate::{
 
 /// So long is waited for a store's word on earlier jobs.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// As many of the newest fitting jobs are looked into, at four requests each.
+/// The number of newest fitting jobs that are looked into, at four requests each.
 const JOBS: usize = 8;
 /// No machine of today trains faster, in tokens or operations per second. A store may say anything.
 const FASTEST: f64 = 1e18;
@@ -88,8 +88,8 @@ async fn earlier(world: &World, plan: &Plan, operations: f64) -> Result<Option<P
     Ok(of_another)
 }
 
-/// Whether an earlier job says how fast this one will be, but for the size of its model. A machine that nobody bills for is this
-/// one, so only what was submitted here counts.
+/// Whether an earlier job says how fast this one will be, but for the size of its model. A machine without a bill is this one, so
+/// only what was submitted here counts.
 fn is_alike(world: &World, plan: &Plan, earlier: &Record) -> bool {
     // The rate is that of its last attempt.
     let ran = earlier.plan.on(earlier.nodes());

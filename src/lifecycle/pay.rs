@@ -26,7 +26,7 @@ pub enum Paid {
     },
 }
 
-/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is somebody's
+/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is the store's
 /// word, and the job may be alive.
 pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     let work = async {

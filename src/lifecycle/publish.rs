@@ -1,4 +1,4 @@
-//! What the backend's own catalogue is told of a job, for people who look there. None of it costs a job its success.
+//! A job's entries in the backend's own catalogue, for people who look there. None of them costs a job its success.
 
 use super::{World, receipt, results};
 use crate::{

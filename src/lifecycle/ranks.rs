@@ -1,4 +1,4 @@
-//! What each rank of a job wrote: as its agents sent it to the store, and before they did, what the backend itself keeps.
+//! The output of each rank of a job: as its agents sent it to the store and, before they did, as the backend itself keeps it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,7 +24,7 @@ const EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Of this rank; absent: of all.
+    /// Only this rank; absent: all of them.
     pub rank: Option<u32>,
     /// Go on until the job is over.
     pub follow: bool,
@@ -150,7 +150,7 @@ impl Log {
         self.output(&text)
     }
 
-    /// Of whole lines, so that no character is cut in two.
+    /// Takes whole lines, so that no character is cut in two.
     fn output(&self, text: &[u8]) -> Output {
         Output { rank: Some(self.rank), text: String::from_utf8_lossy(text).into_owned() }
     }
@@ -176,7 +176,7 @@ impl Apart {
         out
     }
 
-    /// What has no end of a line.
+    /// The last lines, which have no end.
     fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         for (rank, mut lines) in std::mem::take(&mut self.lines) {

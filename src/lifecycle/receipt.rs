@@ -162,7 +162,7 @@ mod tests {
         let receipt = receipt(&record, hour(9));
         assert_eq!((receipt.cost.micros, receipt.wasted.micros), (4_000_000, 1_250_000));
         assert_eq!(receipt.lost_steps, 25, "what the last attempt lost was not done again");
-        assert_eq!(receipt.lasting_cost, None, "nobody takes such machines away");
+        assert_eq!(receipt.lasting_cost, None, "no one takes such machines away");
         *record.plan.compute = Compute::Gce(Box::default());
         let lasting = registry::lasting_price(&record.plan).expect("a spot machine");
         // 12 × 0.033174 + 78 × 0.004446 + 2.48 + 200 × 0.04 / 730

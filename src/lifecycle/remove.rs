@@ -1,5 +1,5 @@
 //! The removal of a finished job from the store: its record, logs, checkpoints and results. Its data stays, as other jobs may need
-//! it: `prune --data` finds what nobody does.
+//! it: `prune --data` finds what none of them does.
 
 use super::{Result, World, debt, journal, open};
 use crate::{

@@ -16,7 +16,7 @@ use crate::{
 pub struct Results {
     /// Steps completed.
     pub step: u64,
-    /// Of the last step that was told, in nats.
+    /// The loss of the last step that was told, in nats.
     pub last_loss: Option<f64>,
     /// The logarithm of `last_perplexity`.
     pub last_validation_loss: Option<f64>,

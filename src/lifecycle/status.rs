@@ -57,7 +57,7 @@ pub struct JobStatus {
     pub tokens_per_second: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<f64>,
-    /// What the GPUs of its first machine do.
+    /// The use of its first machine's GPUs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuUse>,
     /// So far.
@@ -159,7 +159,7 @@ async fn describe(store: &dyn Store, record: &Record, now: Timestamp) -> Result<
     Ok(status)
 }
 
-/// What the agent of an attempt that runs says of its GPUs; none where that is not known.
+/// The use of the GPUs, by the agent of an attempt that runs; empty where it is not known.
 pub async fn gpus(store: &dyn Store, record: &Record, attempt: u32) -> Vec<GpuUse> {
     if record.state != State::Running {
         return Vec::new();

@@ -20,11 +20,11 @@ use crate::{
 };
 
 pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
-    // Following what `up` made ready does not start it. Somebody may have submitted it since the record was read: a conflict is
-    // looked at again.
+    // Following what `up` made ready does not start it. It may have been submitted since the record was read: a conflict is looked
+    // at again.
     if !job.record.submitted {
         let id = &job.record.id;
-        return Err(Failure::new(Exit::Conflict, format!("the job {id} is ready, and nobody has submitted it"))
+        return Err(Failure::new(Exit::Conflict, format!("the job {id} is ready, and was not submitted"))
             .fix(format!("`ftctl submit` with its file starts it, `ftctl down {id}` undoes it")));
     }
     if job.record.attempt == 1 {

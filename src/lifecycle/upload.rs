@@ -103,7 +103,7 @@ pub(super) fn there(path: &Path) -> Result<()> {
         .fix("correct the path; in a job file a relative one begins where the file is"))
 }
 
-/// What the plan asks of a trainer.
+/// The plan's demands on a trainer.
 pub(super) fn asked(plan: &Plan) -> Asked<'_> {
     Asked { model: &plan.model, train: &plan.train, initial_weights: plan.initial_weights.as_deref().map(Path::new) }
 }
@@ -137,7 +137,7 @@ pub(super) fn check_tokenizer(plan: &Plan, config: &DataConfig) -> Result<()> {
     Ok(())
 }
 
-/// What is known of text before it is sent.
+/// The facts about text that are known before it is sent.
 #[derive(Debug)]
 pub struct Known {
     pub data: Description,

@@ -1,4 +1,4 @@
-//! Somebody else's job, seen by a user who may only watch it.
+//! Another user's job, seen by one who may only watch it.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ impl Watch {
 enum Sign {
     Absent,
     Version(ETag),
-    /// What lies there can be read by nobody, so nobody writes it either: a pipe in a directory.
+    /// No one can read what lies there, so no one writes it either: a pipe in a directory.
     Unreadable,
 }
 

@@ -23,7 +23,7 @@ pub fn keep_json(path: &Path, value: &impl Serialize) {
     let _ = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| write_json(path, value));
 }
 
-/// What [`keep_json`] kept; `None` where there is nothing, or something else.
+/// The value that [`keep_json`] kept; `None` where there is nothing, or something else.
 pub fn kept_json<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }

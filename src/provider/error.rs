@@ -30,7 +30,7 @@ pub enum Class {
     Denied,
     /// The answer was lost or slow; the call may or may not have happened.
     Network,
-    /// Somebody else's resource has the name.
+    /// A resource that is not ours has the name.
     Conflict,
     /// The request can never work.
     Invalid,
@@ -88,7 +88,7 @@ impl From<ImageError> for ProviderError {
             _ if docker::is_full_disk(&message) => (Class::Network, Some(docker::FULL_DISK.to_owned())),
             ImageError::Registry { class, repository, .. } => match class {
                 Answer::Denied => {
-                    (Class::Denied, Some(format!("docker login {}, as somebody who may push there", registry(repository))))
+                    (Class::Denied, Some(format!("docker login {}, as a user who may push there", registry(repository))))
                 }
                 Answer::NotFound => (Class::Invalid, Some("create the repository, or correct its name".to_owned())),
                 Answer::Network => {
@@ -100,7 +100,7 @@ impl From<ImageError> for ProviderError {
                 Answer::Other => (Class::Internal, None),
             },
             ImageError::Source { class: Answer::Denied, image, .. } => {
-                (Class::Denied, Some(format!("docker login {}, as somebody who may fetch from there", registry(image))))
+                (Class::Denied, Some(format!("docker login {}, as a user who may fetch from there", registry(image))))
             }
             ImageError::Source { class: Answer::Network, .. } => (Class::Network, None),
             ImageError::Source { .. } => (Class::Invalid, Some("correct the name of the image".to_owned())),

@@ -1,4 +1,4 @@
-//! What the backends sell, by the tables of this program.
+//! The offers of the backends, by the tables of this program.
 
 use serde::Serialize;
 

@@ -80,8 +80,8 @@ impl Belongs {
     pub fn apart(&self) -> String {
         match self.whose {
             Whose::Ours => String::new(),
-            Whose::OtherStore => format!("its job is in the store {}", self.store.as_deref().unwrap_or("of somebody else")),
-            Whose::OtherOwner => format!("its owner is {}", self.owner.as_deref().unwrap_or("somebody else")),
+            Whose::OtherStore => format!("its job is in the store {}", self.store.as_deref().unwrap_or("of another user")),
+            Whose::OtherOwner => format!("its owner is {}", self.owner.as_deref().unwrap_or("another user")),
             Whose::Unknown => "it does not say whose it is".to_owned(),
         }
     }
@@ -96,7 +96,7 @@ pub enum Whose {
     /// It belongs to this store and another user.
     OtherOwner,
     OtherStore,
-    /// It does not say: an older ftctl made it, or somebody by hand. It goes with the job that it names.
+    /// It does not say: it was made by an older ftctl, or by hand. It goes with the job that it names.
     Unknown,
 }
 

@@ -1,5 +1,5 @@
-//! The services that sign somebody in, as far as a client sees them: the token endpoint of Entra ID, GitHub's, and that of a
-//! managed identity. Over TLS with certificates of the test's own, made here. Beside it the emulator that looks at the tokens.
+//! The services that sign a user in, as far as a client sees them: the token endpoint of Entra ID, GitHub's, and that of a managed
+//! identity. Over TLS with certificates of the test's own, made here. Beside it the emulator that looks at the tokens.
 
 // Each test program uses its own part of this.
 #![allow(dead_code)]

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub const TOKEN: &str = "hf_very-secret";
 
-/// What is wrong with answers whose path has the text; each counts once.
+/// A fault of answers whose path has the text; each counts once.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// The connection ends after so many bytes.

@@ -40,7 +40,7 @@ pub fn assert_none_below(folder: &Path, secrets: &[&str]) {
         secret => format!("{}\n{}\n", secret.replace('+', "[+]"), encoded(secret)),
     });
     let mut grep = Command::new("grep");
-    // Not among the arguments, which somebody may be looking at for secrets.
+    // Not among the arguments, which may be searched for secrets.
     grep.args(["-rlasE", "-D", "skip", "-f", "-", "--"]).arg(folder).env("LC_ALL", "C");
     let mut grep = grep.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("grep runs");
     grep.stdin.take().expect("piped").write_all(patterns.collect::<String>().as_bytes()).expect("grep reads");

@@ -1,6 +1,6 @@
 """token_server.py PORT DIRECTORY: a token service for docker-registry (distribution's token authentication, RS256).
 
-Makes its key and certificate in DIRECTORY. `me` with the password `right` may pull and push below team/; nobody else may do anything.
+Makes its key and certificate in DIRECTORY. `me` with the password `right` may pull and push below team/; others may do nothing.
 """
 
 import base64

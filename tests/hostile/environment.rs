@@ -63,7 +63,7 @@ impl Machine {
     /// Runs as the user that containers have: root looks into every process.
     fn as_in_a_container(&self, command: &Command) -> Command {
         const USER: u32 = 10_001;
-        // Another process writes it: this one may be forking, and a program that somebody has open for writing cannot be started.
+        // Another process writes it: this one may be forking, and a program that is open for writing cannot be started.
         let program = self.sandbox.path("ftctl");
         assert!(Command::new("cp").arg(command.get_program()).arg(&program).status().unwrap().success());
         let mut other = Command::new(program);

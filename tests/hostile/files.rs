@@ -1,4 +1,4 @@
-//! Somebody who may write to a store, or has put a repository together, wants files outside of it: written, removed, read, or the
+//! A person who may write to a store, or has put a repository together, wants files outside of it: written, removed, read, or the
 //! reader held up.
 
 use std::{
@@ -19,7 +19,7 @@ const JOB: &str = "hostile-bcdfgh";
 
 const CHUNK: usize = 4 << 20;
 
-/// A store in a directory, somebody else's work, and a file of the user's.
+/// A store in a directory, another user's work, and a file of the user's.
 struct Place {
     sandbox: Sandbox,
 }
@@ -120,7 +120,7 @@ fn a_manifest_writes_what_it_says_below_its_folder_or_nothing() {
     assert_eq!(fs::read_to_string(place.sandbox.path("model/a")).unwrap(), "tokens");
 }
 
-/// Links that somebody else left where the files are to go.
+/// Links that another user left where the files are to go.
 #[test]
 fn a_download_goes_through_no_link() {
     let place = Place::new();

@@ -61,7 +61,7 @@ fn rows_without_end_take_no_memory() {
     }
 }
 
-/// A model that somebody offers for fine-tuning.
+/// A model that a stranger offers for fine-tuning.
 #[test]
 fn a_models_numbers_take_no_memory() {
     let config = json!({ "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "vocab_size": 50_257 });
@@ -85,7 +85,7 @@ fn a_models_numbers_take_no_memory() {
     }
 }
 
-/// A job of Azure ML that somebody offers: it wants memory, or files of this machine.
+/// A job of Azure ML that a stranger offers: it wants memory, or files of this machine.
 #[test]
 fn a_job_of_azure_ml_takes_no_memory_and_runs_nothing() {
     let laughs: Vec<String> = (1..60).map(|level| format!("a{level}: &a{level} [*a{0}, *a{0}, *a{0}]\n", level - 1)).collect();

@@ -80,7 +80,7 @@ impl Listener {
 
     pub fn assert_heard_nothing(&self, what: &str) {
         let heard = self.take_heard();
-        assert!(heard.is_empty(), "{what}: somebody connected, and said {heard:?}");
+        assert!(heard.is_empty(), "{what}: a client connected, and said {heard:?}");
     }
 }
 

@@ -19,7 +19,7 @@ impl Project {
     }
 }
 
-/// Somebody with a laptop of their own.
+/// A user with a laptop of their own.
 struct User<'p> {
     project: &'p Project,
     name: &'p str,

@@ -1,5 +1,5 @@
-//! Stores, clouds, projects and machines that mean harm (docs/security.md): each test is somebody who may write to one of them, and
-//! a user who runs an everyday verb.
+//! Stores, clouds, projects and machines that mean harm (docs/security.md): each test is a stranger who may write to one of them,
+//! and a user who runs an everyday verb.
 
 #![allow(clippy::unwrap_used)]
 

@@ -162,7 +162,7 @@ fn lease(bytes: &[u8]) {
     });
 }
 
-/// What an agent or a user writes for the others, and is read whole.
+/// A value that an agent or a user writes for the others. It is read whole.
 fn value<T: serde::de::DeserializeOwned>(bytes: &[u8]) {
     now(async {
         let store = stored("value.json", bytes).await;

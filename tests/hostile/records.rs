@@ -1,4 +1,4 @@
-//! Records, debts, names and orders that somebody else wrote into the store.
+//! Records, debts, names and orders that another user wrote into the store.
 
 use std::{
     fs, io,
@@ -266,7 +266,7 @@ fn a_record_that_no_ftctl_wrote_is_refused_and_hides_no_other() {
     sandbox.ok(&["down", &bad, "-y"]);
 }
 
-/// A job on this machine in somebody else's store, as they would have it go on here.
+/// A job on this machine in another user's store, as they would have it go on here.
 fn with_their_program(two: &Two, program: &Path) -> String {
     let id = two.foreign_job("train");
     two.change(&id, |record| {
@@ -339,7 +339,7 @@ fn a_record_asks_nothing_of_an_engine() {
     for part in ["docker", "evil/image", "0:0", "/:/host", "host"] {
         assert!(asked.stderr.contains(part), "{part}: {}", asked.stderr);
     }
-    assert_eq!(engine.accept().expect_err("nobody came").kind(), io::ErrorKind::WouldBlock);
+    assert_eq!(engine.accept().expect_err("no one came").kind(), io::ErrorKind::WouldBlock);
 }
 
 #[test]
@@ -401,7 +401,7 @@ fn somebody_elses_job_is_driven_by_whoever_adopts_it() {
     assert_eq!(two.read(&id)["outcome"], json!("succeeded"));
 }
 
-/// What a record names of a hub would be fetched with my token, and put where its writer reads it.
+/// A hub's files that a record names would be fetched with my token, and put where its writer reads them.
 #[test]
 fn a_record_fetches_nothing_of_a_hub() {
     let (two, hub) = (Two::new(), Hub::start());

@@ -147,7 +147,7 @@ fn whoever_google_seems_to_point_at_gets_nothing() {
         assert_eq!(said.code, Some(code), "{}", said.stderr);
         assert!(pointing.take_heard().iter().any(|request| request.contains(MARK)), "it was asked: {}", said.stderr);
     }
-    stranger.assert_heard_nothing("somebody that Google seems to point at");
+    stranger.assert_heard_nothing("a host that Google seems to point at");
 }
 
 /// Likewise for the kinds of credentials that become others on the way.
@@ -177,11 +177,11 @@ fn no_identity_for_google_follows_a_redirect() {
         let said = Sandbox::said(command.env("GOOGLE_CLOUD_PROJECT", "victim").env("FTCTL_ENDPOINT_GCE", &honest));
         assert!(said.code == Some(4) && !said.stderr.contains(MARK), "{file}: {:?} {}", said.code, said.stderr);
         assert!(pointing.take_heard().iter().any(|request| request.contains(MARK)), "it was asked: {}", said.stderr);
-        stranger.assert_heard_nothing("somebody that a token service points at");
+        stranger.assert_heard_nothing("a host that a token service points at");
     }
 }
 
-/// A file of credentials may come from somebody else, as a configuration of a company does.
+/// A file of credentials may come from another person, as a configuration of a company does.
 #[test]
 fn a_file_of_credentials_runs_no_program_unless_the_user_allows_it() {
     let sandbox = Sandbox::new();
@@ -228,7 +228,7 @@ fn whoever_entra_seems_to_point_at_gets_nothing() {
         assert!(said.code == Some(4) && !said.stderr.contains(MARK), "{:?} {}", said.code, said.stderr);
         assert!(pointing.take_heard().iter().any(|request| request.contains(MARK)), "it was asked: {}", said.stderr);
     }
-    stranger.assert_heard_nothing("somebody that Entra seems to point at");
+    stranger.assert_heard_nothing("a host that Entra seems to point at");
 }
 
 /// S21: the word of a machine's own host stays there, and so do requests to a service on this machine.

@@ -26,7 +26,7 @@ fn wait<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A job that ended, by the word of somebody who may write to the store.
+/// A job that ended, by the word of a user who may write to the store.
 struct Job {
     sandbox: Sandbox,
     id: JobId,

@@ -58,7 +58,7 @@ fn known_to_the_workspace(sandbox: &Sandbox, devcloud: &Devcloud, id: &str, atte
     assert_eq!(sandbox.ok(&["logs", id, "--rank", "0"]), each.collect::<String>());
 }
 
-/// The first notice is withdrawn, the second carried out; the third node goes because somebody rehearses it.
+/// The first notice is withdrawn, the second carried out; the third node goes because a user rehearses it.
 #[test]
 #[ignore = "needs the trainer and Azurite: tests/run installs them"]
 fn a_job_whose_nodes_are_taken_away_ends_with_the_bytes_of_one_that_kept_them() {

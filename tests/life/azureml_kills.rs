@@ -13,7 +13,7 @@ const EVENTFUL: &str = r#"{ "operation": "1s", "allocation": "1s", "boot": "1s",
 const CALM: &str =
     r#"{ "operation": "1s", "allocation": "1s", "boot": "1s", "preparation": "1s", "leaving": "1s", "notice": "0s" }"#;
 
-/// The job waits for a node that nobody has.
+/// The job waits for a node that is not there.
 const FULL: &str =
     r#"{ "operation": "1s", "allocation": "1s", "retry": "5s", "leaving": "1s", "stock_outs": ["Standard_ND40rs_v2"] }"#;
 

@@ -202,7 +202,7 @@ static ROWS: &[Row] = &[
         ..QUIET
     },
     Row {
-        name: "there is no driver, and nobody installs one",
+        name: "there is no driver, and no one installs one",
         script: r#"{ "boot": "1s", "troubles": [{ "instance": "-a1", "kind": "no_driver" }] }"#,
         exit: 20,
         sees: &["-a1: driver", "the driver of the GPU did not come up within 30 s"],

@@ -1,4 +1,4 @@
-//! A job on two hosts, each a namespace with an address of its own, and a cable between them. Nobody supervises the job: the test
+//! A job on two hosts, each a namespace with an address of its own, and a cable between them. No ftctl supervises the job: the test
 //! writes its orders, and starts an agent on each host, as a job service does. Namespaces are made and removed by the test; where
 //! they may not be made it says so, and shows nothing.
 
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use crate::sandbox::{Sandbox, signal};
 
 const STEPS: u64 = 300;
-/// In which an attempt is over whose end nobody has to wait for, on a slow machine. It is less than a minute, in which it would be
-/// over anyway.
+/// The time in which an attempt is over on a slow machine, if its end waits for nothing. It is less than a minute, in which it
+/// would be over anyway.
 const AT_ONCE: Duration = Duration::from_secs(40);
 /// In which an attempt is over that has to wait for a sign of life.
 const IN_TIME: Duration = Duration::from_secs(120);
@@ -28,7 +28,7 @@ const IN_TIME: Duration = Duration::from_secs(120);
 struct Hosts([String; 2]);
 
 impl Hosts {
-    /// None, and a word on why, where this machine lets nobody make them.
+    /// None, and a word on why, where this machine lets no one make them.
     fn make() -> Option<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::SeqCst);
@@ -54,7 +54,7 @@ impl Hosts {
         &self.0[node]
     }
 
-    /// Nothing arrives any more, and nobody is told.
+    /// Nothing arrives any more, and neither host is told.
     fn cut(&self) {
         ip(&format!("-n {} link set eth0 down", self.0[1])).unwrap();
     }
@@ -165,7 +165,7 @@ impl<'s> Gang<'s> {
         self.processes(&format!("RANK={rank}"))[0]
     }
 
-    /// What the job is judged by: the entries of its last checkpoint and of its step log.
+    /// The results that the job is judged by: the entries of its last checkpoint and of its step log.
     fn results(&self) -> Vec<Value> {
         let last = self.checkpoints().pop().expect("a checkpoint").1;
         let all = [last, json(&self.path("artifacts/manifest.json")).expect("artifacts")];

@@ -106,7 +106,7 @@ fn random_deaths_and_another_number_of_processes_change_no_byte() {
     for round in 0..kills() {
         thread::sleep(instant(round, 4));
         let trainers = sandbox.processes("ft-trainer train");
-        // One that dies on another node before it has said a word is waited for, a quarter of an hour: nobody knows that it was
+        // One that dies on another node before it has said a word is waited for, a quarter of an hour: no one knows that it was
         // there. All have come once there are trainers.
         let agents = sandbox.processes(if trainers.is_empty() { "--node 0" } else { "ftctl agent" });
         let all = [agents, trainers].concat();

@@ -70,13 +70,13 @@ fn the_template_of_fairseqs_recipe_runs_at_toy_scale() {
     assert!(rates[..3].is_sorted() && rates[2..].iter().rev().is_sorted(), "up, then down the cosine: {rates:?}");
 }
 
-/// What a plan says that its job still needs.
+/// The names of what a job still needs, by its plan.
 fn missing(plan: &Value) -> Vec<String> {
     let list = plan["missing"].as_array().unwrap();
     list.iter().map(|finding| finding["what"].as_str().unwrap().to_owned()).collect()
 }
 
-/// What `plan a.toml` answers where nobody is signed in to anything: its exit code, and what it writes.
+/// Runs `plan a.toml` where no one is signed in to anything. Answers its exit code, and what it writes.
 fn planned_by_nobody(sandbox: &Sandbox, more: &[&str]) -> (Option<i32>, String, String) {
     let planned = ["plan", "a.toml", "--store", "azure://account/container", "-o", "json"];
     let mut command = sandbox.command(&[&planned[..], more].concat());
@@ -116,7 +116,7 @@ fn the_machine_of_the_template_for_a_v100_is_the_seeds_and_who_is_not_signed_in_
     let plan = |more: &[&str]| planned_by_nobody(&sandbox, more);
     let (code, told, warned) = plan(&[]);
     assert_eq!(code, Some(2), "{warned}");
-    for part in ["nobody is signed in to Google Cloud", "no way to sign in to the account account"] {
+    for part in ["no one is signed in to Google Cloud", "no way to sign in to the account account"] {
         assert!(warned.contains(part), "{part}: {warned}");
     }
     let told: Value = serde_json::from_str(&told).unwrap();

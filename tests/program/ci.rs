@@ -6,7 +6,7 @@ use saphyr_parser::Parser;
 
 use crate::common::Sandbox;
 
-/// What the services put in the place of their expressions.
+/// The values that the services put in the place of their expressions.
 const EXPRESSIONS: [(&str, &str); 4] = [
     ("${{ vars.FTCTL_REPOSITORY }}", "https://example.org/ftctl"),
     ("$(FTCTL_REPOSITORY)", "https://example.org/ftctl"),

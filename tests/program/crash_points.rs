@@ -53,7 +53,7 @@ impl Stage {
         let start = Sandbox::in_memory();
         take_over(&place, &start);
         let expected = self.undisturbed(&place);
-        assert!(!expected.calls.is_empty(), "{:?} calls nobody", self.command);
+        assert!(!expected.calls.is_empty(), "{:?} makes no calls", self.command);
         let instants = expected.calls.iter().flat_map(|call| [(call, When::Before), (call, When::After)]);
         for (call, when) in instants.skip(worker).step_by(WORKERS) {
             take_over(&start, &place);

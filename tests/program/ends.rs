@@ -120,7 +120,7 @@ fn a_finished_job_can_be_removed_and_no_other() {
     let said = sandbox.run(&["rm", &first, &running, "-y"]);
     assert_eq!(said.code, Some(12), "{}", said.stderr);
     assert!(said.stderr.contains(&format!("ftctl cancel {running}")) && jobs().contains(&first), "all or none: {}", said.stderr);
-    assert_eq!(sandbox.run(&["rm", &first]).code, Some(2), "nobody said yes");
+    assert_eq!(sandbox.run(&["rm", &first]).code, Some(2), "no one said yes");
     assert_eq!(sandbox.run(&["rm", &first, "--dry-run"]).stdout.trim(), format!("would remove the job {first}"));
     let said = sandbox.run(&["rm", &first, &second, "-y"]);
     assert_eq!(said.code, Some(0), "{}", said.stderr);

@@ -96,7 +96,7 @@ fn a_command_that_trains_nothing_is_answered_with_one_of_ftctls() {
     }
 }
 
-/// What is left out is told, and the rest is a job that can be planned.
+/// The parts that are left out are told, and the rest is a job that can be planned.
 #[test]
 fn a_job_of_azure_ml_becomes_one_of_ftctls() {
     let sandbox = Sandbox::new();
@@ -209,7 +209,7 @@ fn help_can_be_asked_for_as_a_verb_and_as_manual_pages() {
     let (whole, submit) = (page("ftctl"), page("ftctl-submit"));
     assert!(whole.contains("ftctl\\-submit(1)") && submit.starts_with(".ie"), "{whole}");
     assert_eq!(sandbox.ok(&["man", "submit"]), submit);
-    assert!(!sandbox.path("pages/ftctl-agent.1").exists(), "nobody calls it");
+    assert!(!sandbox.path("pages/ftctl-agent.1").exists(), "no one calls it");
     let said = sandbox.run(&["man", "submitt"]);
     assert!(said.code == Some(2) && said.stderr.contains("did you mean `submit`?"), "{}", said.stderr);
 }
@@ -272,7 +272,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 fn until_over(sandbox: &Sandbox, job: &str) {
     let began = std::time::Instant::now();
     while !sandbox.run(&["status", job]).stdout.contains("succeeded") {
-        assert!(began.elapsed() < Duration::from_secs(60), "nobody reads, and nothing happens");
+        assert!(began.elapsed() < Duration::from_secs(60), "no one reads, and nothing happens");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -300,7 +300,7 @@ fn a_job_is_supervised_to_its_end_whoever_listens() {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     let status = sandbox.command(&["run", "job.toml"]).stdout(Stdio::null()).stderr(writer).status().expect("ftctl runs");
-    assert_eq!(status.code(), Some(0), "nobody is there at all");
+    assert_eq!(status.code(), Some(0), "no one is there at all");
 }
 
 /// Ends with its test: one that is stopped would wait for ever otherwise, with the output of the tests in its hands.
@@ -366,7 +366,7 @@ fn a_shell_completes_verbs_files_jobs_backends_and_keys() {
     assert_eq!(completed(&sandbox, &["ftctl", "plan", "--backend", "az"]), ["azureml"]);
     let keys = completed(&sandbox, &["ftctl", "run", "job.toml", "--set", "train.st"]);
     assert!(keys.contains(&"train.steps=".to_owned()) && keys.iter().all(|key| key.starts_with("train.st")), "{keys:?}");
-    // Nobody trusts a project by pressing a key: its store is not looked into.
+    // Pressing a key is no trust in a project: its store is not looked into.
     sandbox.write("ftctl.toml", "store = \"mine\"\n");
     assert_eq!(completed(&sandbox, &["ftctl", "logs", "sh"]).len(), 2);
     for shell in ["bash", "zsh", "fish"] {

@@ -121,9 +121,9 @@ fn a_job_is_planned_by_headers_and_run_with_what_it_needs() {
     let tales =
         std::fs::read_dir(place.cache("datasets--owner--tales/snapshots")).expect("there").next().expect("one").expect("an entry");
     assert_eq!(std::fs::read_link(tales.path().join("long/train-0.jsonl")).expect("a link").components().count(), 5);
-    assert!(!tales.path().join("short").exists(), "nobody asked for it");
+    assert!(!tales.path().join("short").exists(), "no one asked for it");
 
-    // Everything is here: nobody is asked.
+    // Everything is here: no hub is asked.
     let offline = [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")];
     place
         .sandbox

@@ -173,10 +173,40 @@ fn comments_are_within_the_width_of_the_code() {
     assert!(wrong.is_empty(), "comments of more than {width} characters:\n{}", wrong.join("\n"));
 }
 
+/// A sentence is read faster when its subject comes first.
+#[test]
+fn doc_comments_begin_with_their_subject() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let folders = ["src", "trainer", "tests", "benches", "fuzz/fuzz_targets"].map(|folder| files(&root.join(folder)));
+    let mut wrong = Vec::new();
+    for file in folders.concat().into_iter().chain([root.join("build.rs")]) {
+        let text = fs::read_to_string(&file).expect("a source");
+        wrong.extend(without_subject(&text).into_iter().map(|line| format!("{}:{line}", file.display())));
+    }
+    assert!(wrong.is_empty(), "doc comments that begin with What, As or Of:\n{}", wrong.join("\n"));
+}
+
+/// The numbers of the lines where a doc comment begins with such a word.
+fn without_subject(text: &str) -> Vec<usize> {
+    let (mut found, mut before) = (Vec::new(), "");
+    for (at, line) in text.lines().enumerate() {
+        let (mark, words) = line.trim_start().split_at_checked(3).unwrap_or_default();
+        let begins = ["///", "//!"].contains(&mark) && mark != before;
+        let first = words.trim_start().split(|c: char| !c.is_alphabetic()).next();
+        if begins && matches!(first, Some("What" | "As" | "Of")) {
+            found.push(at + 1);
+        }
+        before = mark;
+    }
+    found
+}
+
 #[test]
 fn the_scan_sees_what_it_looks_for() {
     assert_eq!(crate_paths("use crate::{job::{plan::Plan, id}, exit::Exit};"), ["job::plan::Plan", "job::id", "exit::Exit"]);
     assert_eq!(crate_paths("let x = crate::store::open(crate::job::spec::X)"), ["store::open", "job::spec::X"]);
+    let docs = "/// What it is.\n/// As it is.\nfn f() {}\n    //! Of it.\n/// Offers.\n// What code does.\n/// As\n";
+    assert_eq!(without_subject(docs), [1, 4, 7]);
     assert!(sources().len() > 20, "the scan must find the sources");
     assert!(sources().iter().any(|file| module_of(file) == "provider::local" && !product_lines(file).is_empty()));
     assert!(crosses_providers("provider::local::agent", "provider::fake::Fake") || !provider_folder("provider::fake"));

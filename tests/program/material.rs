@@ -1,4 +1,4 @@
-//! What the trainer would refuse is refused before a machine is paid for: by `plan`, and in a job's first stage.
+//! Material that the trainer would refuse is refused before a machine is paid for: by `plan`, and in a job's first stage.
 
 use std::{collections::BTreeMap, fs::File, io::Write as _, path::Path};
 
@@ -54,7 +54,7 @@ fn what_fits_is_planned_with_what_is_uploaded() {
     assert!(sandbox.run(&["plan", "job.toml"]).stdout.contains("in 2 files to upload"));
 }
 
-/// What is wrong, the flags beside it, and the words of the refusal.
+/// The damage, the flags beside it, and the words of the refusal.
 type Case<'c> = (&'c dyn Fn(&Sandbox), &'c [&'c str], &'c str);
 
 #[test]

@@ -184,7 +184,7 @@ fn following_what_up_made_ready_does_not_start_it() {
     let id = sandbox.run(&["up", "job.toml"]).stdout.trim().to_owned();
     let said = sandbox.run(&["logs", "-f", &id]);
     let message = format!(
-        "error: the job {id} is ready, and nobody has submitted it\n  fix: `ftctl submit` with its file starts it, `ftctl down {id}` undoes it\n"
+        "error: the job {id} is ready, and was not submitted\n  fix: `ftctl submit` with its file starts it, `ftctl down {id}` undoes it\n"
     );
     assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(12), "", message.as_str()));
     assert!(sandbox.run(&["explain", &id]).stdout.contains("`ftctl submit` starts it"));

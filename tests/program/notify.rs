@@ -1,4 +1,4 @@
-//! Somebody is told of a job's end and of preemptions, and is never in its way.
+//! A listener is told of a job's end and of preemptions, and is never in its way.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -70,7 +70,7 @@ fn a_webhook_is_told_of_preemption_and_end_once() {
     assert!(messages[0]["text"].as_str().is_some_and(|text| text.contains("goes on with attempt 2 (")), "{}", messages[0]);
     let text = messages[1]["text"].as_str().expect("a text");
     assert!(text.starts_with(&format!("ftctl: {id} succeeded (finished at step 10); ")) && text.ends_with("USD so far"), "{text}");
-    // Nobody listens any more, and looking is no news.
+    // No one listens any more, and looking is no news.
     for verb in ["status", "explain", "logs"] {
         assert!(!told_to(&sandbox, &address, &[verb, id]).stderr.contains("no message"), "{verb}");
     }

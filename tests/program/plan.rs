@@ -38,7 +38,7 @@ fn row(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("  ").map(|value| value.trim().to_owned()))
 }
 
-/// What an earlier job with this plan left in the store: it was submitted here, and told these rates.
+/// Puts an earlier job with this plan into the store. It was submitted here, and told these rates.
 fn leave(sandbox: &Sandbox, nonce: &str, plan: &Value, operations: f64, rates: &[f64]) -> JobId {
     let plan: Plan = serde_json::from_value(plan.clone()).expect("a plan");
     let (id, now) = (JobId::derive("a", nonce), Timestamp::now());
@@ -122,7 +122,7 @@ fn a_gpu_that_this_machine_lacks_is_missing() {
     assert_eq!(missing("cuda"), if has_gpu { (Some(0), None) } else { lacking });
 }
 
-/// What takes long to count is estimated by its bytes, and the estimate is no count.
+/// Text that takes long to count is estimated by its bytes, and the estimate is no count.
 #[test]
 fn much_text_is_estimated_by_its_bytes() {
     let sandbox = place();
@@ -205,9 +205,9 @@ fn a_plan_expects_what_an_earlier_job_has_shown() {
     assert!((scaled / 1_500.0 / ratio - 1.0).abs() < 1e-9, "{wider}");
     assert_eq!(wider["expected"]["source"], json!(format!("as {id} trained, scaled by the operations for a token")));
     let other = sandbox.json(&["plan", "job.toml", "--set", "train.threads=1"]);
-    assert!(other["expected"]["unknown"].is_string(), "with other settings it is as fast as nobody knows: {other}");
+    assert!(other["expected"]["unknown"].is_string(), "with other settings its speed is not known: {other}");
 
-    // What nobody submitted here ran elsewhere, and a store may say anything.
+    // A job that was not submitted here ran elsewhere, and a store may say anything.
     fs::remove_dir_all(sandbox.state().join("submitted")).expect("removed");
     assert!(sandbox.json(&["plan", "job.toml"])["expected"]["unknown"].is_string());
     for (nonce, operations, rates) in
@@ -231,7 +231,7 @@ fn a_plan_warns_of_machines_that_end_before_their_job() {
     assert_eq!(sandbox.json(&["plan", "job.toml", "--ttl", "2h"])["warnings"], json!([]));
 }
 
-/// With a store of which nobody here may read, and an image.
+/// With an image, and a store that no one here may read.
 fn on_gce<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let base = ["plan", "job.toml", "--backend", "gce", "--store", "azure://account/container"];
     [&base[..], &["--set", "compute.gce.image=registry.example/ftctl@sha256:00"], more].concat()
@@ -344,7 +344,7 @@ fn prices_need_no_store_and_are_those_of_a_plan() {
     }
 }
 
-/// What a process keeps that carries the leaves of lost nodes is told before one is lost.
+/// A process that carries the leaves of lost nodes keeps more. The plan tells how much before a node is lost.
 #[test]
 fn a_plan_that_may_shrink_tells_the_memory_of_fewer_nodes() {
     let sandbox = place();

@@ -1,4 +1,4 @@
-//! What the agent of node 0 knows of the others: their words, and when each changed last.
+//! The other nodes, as the agent of node 0 knows them: their words, and when each changed last.
 
 use tokio::time::Instant;
 

@@ -150,7 +150,7 @@ async fn a_node_that_cannot_bring_the_data_is_the_end_of_all() {
 #[tokio::test(start_paused = true)]
 async fn nodes_wait_for_each_other_for_a_while() {
     let bench = gang("exit 0").await;
-    // What an earlier life has left is nobody.
+    // What an earlier life has left is no node.
     let presence = serde_json::json!({
         "schema": "ftctl.presence/1", "attempt": 1, "agent": "a", "beat": 1, "time": "2026-01-01T00:00:00Z", "is_ready": true, "generation": 0,
     });

@@ -47,7 +47,7 @@ async fn a_machine_that_vanished_is_outlived_at_once_and_told_of() {
     let begun = Instant::now();
     let record = bench.run_whole().await;
     assert_eq!((record.attempt, record.reason), (2, ExitReason::Succeeded));
-    assert!(begun.elapsed() < LEASE_TTL / 2, "nobody holds the higher number");
+    assert!(begun.elapsed() < LEASE_TTL / 2, "no one holds the higher number");
     let first: ExitRecord = store::read_json(&*bench.store, &path::exit(&bench.order.job, 1)).await.unwrap().0;
     assert_eq!((first.reason, first.message.as_str()), (ExitReason::Preempted, "its machine is gone, and had no time to say so"));
 }

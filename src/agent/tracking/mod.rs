@@ -32,10 +32,10 @@ const EVERY: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Longest that the end of an attempt waits for the server.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// As many as MLflow takes in one request.
+/// The most that MLflow takes in one request.
 const MOST_METRICS: usize = 1_000;
 const MOST_PARAMETERS: usize = 100;
-/// As long as every version of MLflow takes.
+/// The longest that every version of MLflow takes.
 const LONGEST_VALUE: usize = 250;
 
 /// One number of one step.
@@ -274,7 +274,7 @@ fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
 
-/// What the job file says about model and training, by the names of its keys.
+/// The dataset, and the job file's settings of model and training, by the names of their keys.
 fn parameters(order: &RunOrder) -> Vec<Value> {
     let mut found = vec![("dataset".to_owned(), order.dataset.to_string())];
     flatten("model", &json!(order.model), &mut found);

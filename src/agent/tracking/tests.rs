@@ -277,12 +277,12 @@ async fn the_run_that_a_service_has_of_the_attempt_is_told_and_left_to_the_servi
     });
     let agent = bench.agent_with(&said);
     let strange = |name: &str| (name != "AZUREML_RUN_ID").then(|| address.clone()).or(Some("calm_river_1".to_owned()));
-    assert!(Tracker::of(&agent, &strange).is_none(), "it is somebody else's run");
+    assert!(Tracker::of(&agent, &strange).is_none(), "it is another user's run");
     bench.order.tracking.mlflow = Some("none".to_owned());
     assert!(Tracker::of(&bench.agent_with(&said), &in_job(&bench, 2, &address)).is_none());
 }
 
-/// What a trainer says of two steps.
+/// A trainer that tells of two steps.
 const TWO_STEPS: &str = r#"line() {
     printf '{"v":1,"time":1.0,"event":"step","step":%s,"steps":2,"loss":3.5,"learning_rate":0.1,"gradient_norm":1.0,' "$1" >> output/progress.jsonl
     echo '"tokens_per_second":5.0,"mfu":0.5,"eta_seconds":1.0}' >> output/progress.jsonl

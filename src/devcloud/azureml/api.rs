@@ -401,7 +401,7 @@ fn put_job(service: &mut Service, request: &Request, [name, _]: [&str; 2]) -> An
     Ok(Reply::json(201, &show_job(service, &service.jobs[name])))
 }
 
-/// What the cluster of a new job is, or would be.
+/// The cluster that a new job names, or one for it alone.
 fn compute_of(service: &Service, name: &str, body: &Map<String, Value>) -> Result<Cluster, Refusal> {
     let field = |name: &str| body.get(name).unwrap_or(&Value::Null);
     let (resources, id) = (field("resources"), field("computeId").as_str());

@@ -22,14 +22,14 @@ pub enum Provisioning {
 
 pub struct Cluster {
     pub name: String,
-    /// As it was sent.
+    /// The request for it, unchanged.
     pub body: Value,
     pub size: &'static Size,
     pub low_priority: bool,
     pub limits: Limits,
     pub created: Timestamp,
     pub provisioning: Provisioning,
-    /// Of its creation, change or deletion: the last.
+    /// The last operation on it: a creation, a change or a deletion.
     pub operation: String,
     pub nodes: BTreeMap<String, Node>,
     /// When the change of its nodes' number that is under way ends.

@@ -38,7 +38,7 @@ pub fn output(service: &Service, job: &str, life: u32, rank: usize) -> PathBuf {
     service.state.join(job).join(format!("{life}.{rank}.log"))
 }
 
-/// What is known of a run beside its details: it has no outputs of its own.
+/// The facts of a run beside its details. It has no outputs of its own.
 pub fn run_data(service: &mut Service, request: &Request, _: [&str; 2]) -> Answer {
     let name = request.body["runId"].as_str().unwrap_or_default();
     let job = service.jobs.get(name).ok_or_else(|| Refusal::new(404, "UserError", format!("Run {name} not found")))?;

@@ -27,7 +27,7 @@ pub enum Phase {
         done: Timestamp,
     },
     Running,
-    /// Its processes are told to end, and have until then; `None` where nobody told them.
+    /// Its processes are told to end, and have until then; `None` where they were not told.
     Ending {
         killed: Option<Timestamp>,
     },
@@ -59,7 +59,7 @@ pub struct Job {
     pub begun: Vec<bool>,
     pub exits: BTreeMap<usize, i32>,
     pub error: Option<String>,
-    /// What the service wrote about it.
+    /// The service's own log of it.
     pub words: String,
     /// Preemptions of the script that it has had.
     pub preempted: Vec<usize>,

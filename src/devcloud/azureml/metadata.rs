@@ -1,4 +1,4 @@
-//! What a node answers to the processes on it: tokens of the job's identity, and the events that are scheduled for the node.
+//! The answers of a node to the processes on it: tokens of the job's identity, and the events that are scheduled for the node.
 
 use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
     tokens,
 };
 
-/// Of every identity that is assigned to a cluster.
+/// The client id of every identity that is assigned to a cluster.
 pub const CLIENT: &str = "00000000-0000-0000-0000-0000000000cc";
 const EVENTS: &str = "/metadata/scheduledevents";
 
@@ -35,7 +35,7 @@ impl Node {
         devcloud.at_present().key.of_metadata(&(self.job.clone(), self.name.clone()))
     }
 
-    /// What tells its processes where to ask.
+    /// The variables that tell its processes where to ask.
     pub fn variables(&self, devcloud: &Devcloud, listener: &TcpListener) -> io::Result<BTreeMap<&'static str, String>> {
         let (here, secret) = (format!("http://{}", listener.local_addr()?), self.secret(devcloud));
         let mut variables = BTreeMap::from([("FTCTL_ENDPOINT_IMDS", here.clone())]);

@@ -68,7 +68,7 @@ impl Running {
     }
 }
 
-/// What a life of a job is started with.
+/// Everything that a life of a job is started with.
 struct Order {
     name: String,
     life: u32,
@@ -168,7 +168,7 @@ impl Host {
         Err(format!("Failed to pull Docker image. Check that the image exists and that the compute may pull it: {why}"))
     }
 
-    /// What a rank runs in its node's directory.
+    /// The command of a rank, in its node's directory.
     fn command(&self, order: &Order, home: &Path, rank: usize, told: &BTreeMap<String, String>) -> io::Result<Command> {
         let work = home.join("wd");
         fs::create_dir_all(&work)?;
@@ -211,7 +211,7 @@ impl Host {
         command
     }
 
-    /// What the image has, before this computer's own.
+    /// The search path of a job: the image's folders come before this computer's own.
     fn path(&self, tools: &Path) -> OsString {
         let value = |wanted: &str| self.variables.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_os_str());
         let parts = [Some(tools.as_os_str()), value("DEVCLOUD_IMAGE_PATH"), value("PATH")];

@@ -111,7 +111,7 @@ fn check_fields(schema: &Value, fields: &Map<String, Value>, at: &str) -> Result
     })
 }
 
-/// Of ISO 8601: what people write, `4h`, is none.
+/// Whether a text is a duration of ISO 8601. The `4h` that people write is none.
 fn is_duration(text: &str) -> bool {
     text.trim_start_matches('-').starts_with('P') && text.parse::<jiff::Span>().is_ok()
 }

@@ -44,7 +44,7 @@ pub struct Script {
     pub quota_refusal: QuotaRefusal,
     /// Operations on clusters never end.
     pub endless_operations: bool,
-    /// Somebody deleted the workspace.
+    /// The workspace was deleted.
     pub workspace_deleted: bool,
     pub preemptions: Vec<Preemption>,
     pub troubles: Vec<Trouble>,
@@ -155,7 +155,7 @@ pub enum TroubleKind {
     NoMount,
     /// Its identity is refused.
     NoIdentity,
-    /// Nobody answers on its node's metadata address.
+    /// There is no answer on its node's metadata address.
     MetadataSilent,
     /// A cancelled job goes on.
     NoCancel,

@@ -81,7 +81,7 @@ pub struct Kept {
     pub created: Timestamp,
 }
 
-/// What a service is told when it starts.
+/// The surroundings of a service, told to it when it starts.
 pub struct Here {
     pub workspace: Workspace,
     pub address: String,
@@ -108,7 +108,7 @@ pub struct Service {
     pub jobs: BTreeMap<String, Job>,
     /// By the end of their id: `environments/NAME/versions/VERSION`.
     pub kept: BTreeMap<String, Kept>,
-    /// What was uploaded, by its path.
+    /// The uploaded files, by their paths.
     pub blobs: BTreeMap<String, Vec<u8>>,
     /// The runs of MLflow.
     pub tracked: Tracked,
@@ -201,7 +201,7 @@ impl Service {
         self.now = self.now.max(now);
     }
 
-    /// What needs no time: jobs get the nodes that are free, and clusters ask for those that are missing.
+    /// Does all that needs no time: jobs get the free nodes, and clusters ask for the missing ones.
     fn settle(&mut self) {
         let mut queue: Vec<&mut Job> = self.jobs.values_mut().filter(|job| job.phase == Phase::Queued).collect();
         queue.sort_by_key(|job| job.created);
@@ -366,7 +366,7 @@ impl Service {
     }
 
     fn remove(&mut self, cluster: &str, node: &str) {
-        // Somebody took it before, and it was paid then.
+        // It was taken before, and paid then.
         let exists = self
             .clusters
             .get(cluster)

@@ -16,7 +16,7 @@ use super::{
 /// Where containers are below the service's address.
 pub const ROOT: &str = "/_storage/";
 
-/// What a workspace has for itself.
+/// A workspace's own account, and the container in it.
 pub const ACCOUNT: &str = "devstoreaccount1";
 pub const ARTIFACTS: &str = "azureml";
 /// Where a job's logs are in the latter.

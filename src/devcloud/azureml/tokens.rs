@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::super::key::Key;
 
-/// Of Azure ML's own services.
+/// The audience of tokens for Azure ML's own services.
 pub const ML: &str = "https://ml.azure.com";
 pub const TENANT: &str = "00000000-0000-0000-0000-0000000000bb";
 

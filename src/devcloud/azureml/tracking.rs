@@ -13,7 +13,7 @@ use super::{
     service::Service,
 };
 
-/// As many as MLflow takes in one request.
+/// The most that MLflow takes in one request.
 const MOST_METRICS: usize = 1_000;
 const MOST_OTHERS: usize = 100;
 
@@ -151,7 +151,7 @@ fn create_run(service: &mut Service, request: &Request, _: [&str; 2]) -> Answer 
     done(&json!({ "run": shown(service, &id) }))
 }
 
-/// The run of this name; that of a job begins to be one when somebody asks for it.
+/// The run of this name; that of a job begins to be one when it is asked for.
 fn found<'s>(service: &'s mut Service, id: &str) -> Option<&'s mut Run> {
     if let Some(job) = service.jobs.get(id) {
         let experiment = job.field("experimentName").as_str().unwrap_or("Default").to_owned();

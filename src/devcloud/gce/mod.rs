@@ -1,8 +1,8 @@
 //! A simulated Compute Engine. Its answers are those that Google's own command line was seen to get; it refuses what that refuses.
 //! Each virtual machine is a session of processes that runs the real startup script against a metadata server of its own.
 //!
-//! Only somebody who knows the token of [`Devcloud::client_environment`] is its client; each machine has secrets of its
-//! own ([`super::key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
+//! Its clients are only those that know the token of [`Devcloud::client_environment`]; each machine has secrets of its own
+//! ([`super::key`]). Below `/devcloud/` are the levers that no real cloud has, for the same clients:
 //!
 //! | request | does |
 //! |---|---|

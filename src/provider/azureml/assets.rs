@@ -1,4 +1,4 @@
-//! What the workspace's own pages and notebooks are told of a job: where its store is, and its finished model.
+//! A job's entries for the workspace's own pages and notebooks: where its store is, and its finished model.
 
 use serde_json::{Value, json};
 

@@ -140,7 +140,7 @@ fn identity(identity: &Identity) -> Option<Value> {
     }
 }
 
-/// Of what a store has given an agent, the variables of its job. Where the job signs in, none of them is secret.
+/// The variables of a job, among those that its store gives an agent. Where the job signs in, none of them is secret.
 pub fn variables(given: Vec<(&'static str, Option<String>)>, identity: &Identity) -> BTreeMap<String, String> {
     let may_be_read = |name: &str| *identity == Identity::None || name == azure::ENDPOINT;
     let variables = given.into_iter().filter(|(name, _)| may_be_read(name));

@@ -131,7 +131,7 @@ impl Client {
         let far = line::open("https://azureml.ms", SHORT_ANSWER, "FTCTL_ENDPOINT_AZUREML")?;
         let absent = || {
             let needs: Vec<&str> = entra::WAYS.iter().map(|way| way.needs).collect();
-            ProviderError::new(Class::Denied, "nobody is signed in to Azure")
+            ProviderError::new(Class::Denied, "no one is signed in to Azure")
                 .fix(format!("az login; or set {}", needs.join("; or ")))
         };
         let sign_in = entra::source(variables, MANAGEMENT).ok_or_else(absent);

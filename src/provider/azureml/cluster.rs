@@ -60,7 +60,7 @@ impl Azureml {
         }
     }
 
-    /// ftctl's own, with room for this job besides all others. One that somebody else is making or removing is waited for.
+    /// ftctl's own, with room for this job besides all others. One that another process is making or removing is waited for.
     async fn made(&self, attempt: &AttemptId, wanted: &AzuremlPlan, nodes: u32, mark: &Mark<'_>) -> Result<String> {
         let name = body::cluster_name(wanted, mark);
         let (begun, id) = (Instant::now(), self.client.id(&["computes", &name])?);
@@ -215,7 +215,7 @@ pub fn machine(cluster: &Value) -> (&str, bool) {
     (wanted["vmSize"].as_str().unwrap_or_default(), is_low)
 }
 
-/// Refuses a user's cluster whose machines are not the plan's: a job there costs what nobody has agreed to.
+/// Refuses a user's cluster whose machines are not the plan's: a job there costs what no one has agreed to.
 pub fn fits(found: &Value, cluster: &Cluster, plan: &AzuremlPlan) -> Result<()> {
     let (size, spot) = machine(found);
     if size.eq_ignore_ascii_case(&plan.size) && spot == plan.spot {

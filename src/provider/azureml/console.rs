@@ -1,6 +1,6 @@
-//! What the processes of a job wrote, by the run history: the files that it names, of a process each of the service's own retries
-//! after the one before, and last the service's words where it has ended the job. They grow at the end alone, so a position stays
-//! what it is.
+//! The output of a job's processes, in the files that the run history names. A process has a file for each of the service's own
+//! retries, one after the other. Last come the service's words, where it has ended the job. Files grow at the end alone, so a
+//! position stays what it is.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const MOST_RANKS: usize = 1_024;
 /// The process whose machine's console is the job's.
 const FIRST: u32 = 0;
 
-/// What the first process wrote before its agent could send it, or why there was none, from position `start` on.
+/// The output of the first process before its agent could send it, or why there was none. It begins at position `start`.
 pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Console, Refusal> {
     let mut found = files(details);
     let addresses = found.remove(&Some(FIRST)).or_else(|| found.remove(&None)).unwrap_or_default();
@@ -29,7 +29,7 @@ pub async fn read(client: &Client, details: &Value, start: u64) -> Result<Consol
     Ok(Console { text, start, next, own: None })
 }
 
-/// What each process wrote, or one of them, since `cursor`, which goes on.
+/// The output of each process, or of one of them, since `cursor`, which goes on.
 pub async fn each(client: &Client, details: &Value, rank: Option<u32>, cursor: &mut Cursor) -> Result<Vec<Output>, Refusal> {
     let mut outputs = Vec::new();
     for (of, addresses) in files(details).into_iter().rev() {
@@ -48,7 +48,7 @@ pub async fn each(client: &Client, details: &Value, rank: Option<u32>, cursor: &
     Ok(outputs)
 }
 
-/// What is in files one behind the other from position `start` on, and where the next piece begins.
+/// A piece of files that are read as one, from position `start` on, and where the next piece begins.
 async fn part(client: &Client, addresses: Vec<&str>, start: u64) -> Result<(String, u64), Refusal> {
     let (mut text, mut before, mut next) = (String::new(), 0_u64, start);
     let mut files = addresses.into_iter().peekable();

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// What a job has that asks for nothing: the cheapest accelerator.
+/// The accelerator of a job that asks for none: the cheapest.
 const ACCELERATOR: &str = "t4";
 
 impl Default for AzuremlPlan {
@@ -98,7 +98,7 @@ pub fn size(plan: &AzuremlPlan) -> Size {
     }
 }
 
-/// For `plan`: ftctl's own cluster without an identity that somebody gave roles to.
+/// For `plan`: ftctl's own cluster without an identity that was given roles.
 pub fn without_roles(plan: &AzuremlPlan) -> Option<Finding> {
     let is_own = plan.compute == Placement::Cluster && plan.cluster.is_none();
     (is_own && plan.identity == Identity::Managed).then(|| {

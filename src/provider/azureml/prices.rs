@@ -23,7 +23,7 @@ const FRESH: Duration = Duration::from_secs(24 * 3_600);
 /// One size in one region has a dozen prices.
 const LARGEST_ANSWER: usize = 1 << 20;
 
-/// What was told last, where it is kept.
+/// The last answers, as they are kept in a file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Kept {
     schema: String,

@@ -39,7 +39,7 @@ impl Refusal {
         Self { code: error.code, retry_after, ..Self::new(Some(status), message) }
     }
 
-    /// What a long-running operation ended with.
+    /// The refusal that a long-running operation ended with.
     pub fn ended(what: &str, body: &Value) -> Self {
         let error = detail(body);
         let status = body["status"].as_str().unwrap_or_default();

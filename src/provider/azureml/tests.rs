@@ -55,7 +55,7 @@ fn big() -> AzuremlSpec {
     AzuremlSpec { size: Some("Standard_ND40rs_v2".to_owned()), ..AzuremlSpec::default() }
 }
 
-/// What a service is asked, without what it may not be told: whether there was a token.
+/// A request that the service has heard.
 #[derive(Debug, Clone)]
 struct Asked {
     method: String,
@@ -511,7 +511,7 @@ async fn an_environment_that_is_another_image_is_refused() {
     }
 }
 
-/// A cluster of somebody's, of such machines.
+/// A user's cluster of such machines.
 fn cluster_of(size: &str, priority: &str) -> Value {
     json!({ "properties": { "properties": { "vmSize": size, "vmPriority": priority } } })
 }

@@ -1,7 +1,7 @@
 //! Which workspace is meant: the job's own word first, then the habits of Azure's SDK and command line.
 //!
-//! A file in the project's folder is somebody else's word. Whatever one says is held to Azure's rules for names before it goes into
-//! an address, and a token goes to Azure alone, whatever it says.
+//! A file in the project's folder is another person's word. Whatever one says is held to Azure's rules for names before it goes
+//! into an address, and a token goes to Azure alone, whatever it says.
 
 use std::{
     fs::File,
@@ -60,7 +60,7 @@ impl Place {
     }
 }
 
-/// What one source says.
+/// The names that one source gives.
 #[derive(Debug, Default)]
 struct Said {
     subscription: Option<String>,
@@ -70,7 +70,7 @@ struct Said {
 }
 
 /// The workspace of a job, or of the environment where there is none. `here` is the working directory. Fails as [`Class::Invalid`]
-/// when nobody names one, or somebody names what can be none.
+/// when none is named, or what is named can be none.
 pub fn find(plan: Option<&AzuremlPlan>, variables: Variables<'_>, here: &Path) -> Result<Place> {
     let mut sources = vec![of_plan(plan), of_variables(variables)];
     if !is_whole(&sources) {
@@ -90,7 +90,7 @@ fn is_whole(sources: &[Said]) -> bool {
     any(|said| &said.subscription) && any(|said| &said.resource_group) && any(|said| &said.workspace)
 }
 
-/// What the first source that knows it says, held to the rules for it.
+/// The name by the first source that has it, held to the rules for it.
 fn first<T: std::str::FromStr<Err = String>>(sources: &[Said], of: fn(&Said) -> &Option<String>, what: &str) -> Result<T> {
     let absent = || {
         ProviderError::new(Class::Invalid, format!("no {what} of Azure ML is named")).fix(
@@ -146,7 +146,7 @@ fn of_project(here: &Path) -> Result<Option<Said>> {
     Ok(None)
 }
 
-/// What `az account set` and `az configure` have left.
+/// The names that `az account set` and `az configure` have left.
 fn of_az(variables: Variables<'_>) -> Result<Vec<Said>> {
     let home = || variables("HOME").map(|home| PathBuf::from(home).join(".azure"));
     let Some(folder) = variables("AZURE_CONFIG_DIR").map(PathBuf::from).or_else(home) else { return Ok(Vec::new()) };

@@ -70,7 +70,7 @@ pub trait Cloud: Send + Sync {
 
     fn image(&self) -> TrainerImage;
 
-    /// What everything has cost until now, as devcloud tells it.
+    /// The cost of everything until now, as devcloud tells it.
     async fn bill(&self) -> Value;
 
     /// How long a job may be in a queue that is not full.
@@ -98,7 +98,7 @@ async fn price(provider: &dyn Provider, plan: &Plan) -> Option<Price> {
             return Some(price);
         }
     }
-    panic!("nobody told today's price");
+    panic!("today's price was not told");
 }
 
 /// One client's knowledge of an attempt, as the life of a job has it.

@@ -183,7 +183,7 @@ pub(super) fn user_of(found: &ContainerInspectResponse) -> (u32, u32) {
     user.and_then(numbers).unwrap_or(machine::NOBODY)
 }
 
-/// Somebody destroyed the container meanwhile: looking again tells.
+/// The container was destroyed meanwhile: looking again tells.
 pub(super) fn gone(name: &str) -> ProviderError {
     ProviderError::new(Class::Network, format!("there is no container {name} any more"))
 }

@@ -65,7 +65,7 @@ pub fn found<T>(act: &str, answer: Result<T, Error>) -> Result<Option<T>, Provid
     }
 }
 
-/// The answer to an act that may have been done before, or by somebody else.
+/// The answer to an act that may have been done before, or by another process.
 pub fn done(act: &str, answer: Result<(), Error>) -> Result<(), ProviderError> {
     match answer {
         Err(error) if is_settled(&error) => Ok(()),

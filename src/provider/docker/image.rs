@@ -117,7 +117,7 @@ fn refused(reference: &str, credentials: &Credentials, mut error: ProviderError)
     if class(&error.message) == registries::Class::Denied {
         // A job's record keeps the message alone.
         let why = credentials.explain(&error.message);
-        let message = format!("{why}; docker login {} as somebody who may fetch it", registry(reference));
+        let message = format!("{why}; docker login {} as a user who may fetch it", registry(reference));
         return ProviderError::new(Class::Denied, message);
     }
     error.class = Class::Invalid;

@@ -155,7 +155,7 @@ impl World for Containers {
 #[ignore = "needs a container engine: tests/run starts one"]
 async fn docker_passes_the_suite_and_leaves_nothing() {
     let containers = Containers::new("suite").await;
-    // An engine that somebody uses has its own.
+    // An engine in use has its own.
     let nameless = || docker_says(&["image", "ls", "-q", "--filter", "dangling=true"]);
     let before = nameless();
     conformance::machines(&containers).await;

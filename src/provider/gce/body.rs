@@ -93,7 +93,7 @@ pub fn instance(
     body
 }
 
-/// Of a network of the project, or of the one that shares its networks with it. A subnetwork says which network it is of.
+/// The interface to a network of the project, or of the one that shares its networks with it. A subnetwork names its own network.
 fn interface(client: &Client, plan: &GcePlan, zone: &str) -> Value {
     let project = plan.host_project.as_ref().map(|project| format!("{}/compute/v1/projects/{project}", client.endpoint));
     let url = |path: String| project.as_ref().map_or_else(|| client.url(&path), |project| format!("{project}/{path}"));

@@ -3,7 +3,7 @@
 //!
 //! | from | when |
 //! |---|---|
-//! | `CLOUDSDK_AUTH_ACCESS_TOKEN`, `CLOUDSDK_AUTH_ACCESS_TOKEN_FILE` | a token of somebody else's making |
+//! | `CLOUDSDK_AUTH_ACCESS_TOKEN`, `CLOUDSDK_AUTH_ACCESS_TOKEN_FILE` | a token that was made elsewhere |
 //! | the file in `GOOGLE_APPLICATION_CREDENTIALS` | one of the kinds of [`KeyFile`] |
 //! | `application_default_credentials.json` of gcloud | after `gcloud auth application-default login` |
 //! | the metadata server in `GCE_METADATA_HOST`, or that of this machine | on Google's machines |
@@ -125,7 +125,7 @@ impl Credentials {
         } else if let Some(host) = variables("GCE_METADATA_HOST").or_else(|| on_google().then(|| METADATA[0].to_owned())) {
             Source::Metadata(host)
         } else {
-            return Err(ProviderError::new(Class::Denied, "nobody is signed in to Google Cloud here")
+            return Err(ProviderError::new(Class::Denied, "no one is signed in to Google Cloud here")
                 .fix("gcloud auth application-default login, or name a key file in GOOGLE_APPLICATION_CREDENTIALS"));
         };
         let variables = external::VARIABLES.into_iter().filter_map(|name| Some((name, variables(name)?))).collect();

@@ -153,7 +153,7 @@ impl Gce {
             let patch =
                 json!({ "fingerprint": group["fingerprint"], "allInstancesConfig": { "properties": { "metadata": metadata } } });
             match self.client.change(Call::change(Method::PATCH, path(&group), Some(patch))).await {
-                // Somebody else wrote meanwhile: another look tells what.
+                // Another client wrote meanwhile: another look tells what.
                 Err(refusal) if refusal.status == Some(412) => {}
                 done => done?,
             }

@@ -372,7 +372,7 @@ impl Provider for Gce {
             let mut items = machine["metadata"]["items"].as_array().cloned().unwrap_or_default();
             items.extend(self.orders(order).await?.map(|(key, value)| json!({ "key": key, "value": value })));
             match self.client.set_metadata(&machine, &items).await {
-                // Somebody else wrote meanwhile: another look tells what.
+                // Another client wrote meanwhile: another look tells what.
                 Err(refusal) if refusal.status == Some(412) => {}
                 Err(refusal) if refusal.is_absent() => return Err(gone()),
                 done => return Ok(done?),

@@ -654,7 +654,7 @@ async fn a_machine_that_boots_after_everything_was_shut_down_gets_no_power() {
 #[tokio::test]
 async fn who_is_not_signed_in_is_told_prices_and_nothing_else() {
     for (set, class, part) in [
-        (&["GOOGLE_CLOUD_PROJECT"][..], Class::Denied, "nobody is signed in"),
+        (&["GOOGLE_CLOUD_PROJECT"][..], Class::Denied, "no one is signed in"),
         (&["CLOUDSDK_AUTH_ACCESS_TOKEN"], Class::Invalid, "no project"),
     ] {
         let variables = |name: &str| set.contains(&name).then(|| "x".to_owned());

@@ -135,7 +135,7 @@ impl Machine {
         }
     }
 
-    /// Takes the right to start the agent: `None` when somebody has it, or an agent was started before.
+    /// Takes the right to start the agent: `None` when another process has it, or an agent was started before.
     pub fn claim(&self) -> io::Result<Option<File>> {
         let own = tempfile::Builder::new().prefix(".claim.").tempfile_in(&self.directory)?;
         own.as_file().lock()?;

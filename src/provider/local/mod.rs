@@ -342,7 +342,7 @@ fn failed(action: &str, path: &Path, error: &io::Error) -> ProviderError {
         StorageFull => {
             ProviderError::new(Class::Internal, message).fix("free some space on that disk and run the same command again")
         }
-        // Somebody destroyed the machine meanwhile: looking again tells.
+        // The machine was destroyed meanwhile: looking again tells.
         NotFound => ProviderError::new(Class::Network, message),
         _ => ProviderError::new(Class::Internal, message),
     }

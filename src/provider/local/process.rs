@@ -1,8 +1,8 @@
 //! The processes of a machine, found by a mark in their environment.
 //!
 //! The mark is inherited by everything that the agent starts, in any group or session, and needs no record that a crash could lose.
-//! Signals go through a handle that is taken before the mark is read, so a process number that the kernel gives to somebody else in
-//! between is never hit.
+//! Signals go through a handle that is taken before the mark is read, so a process number that the kernel gives to another process
+//! in between is never hit.
 
 use std::{
     ffi::OsStr,
@@ -71,7 +71,7 @@ fn wait(processes: &[Process], deadline: Instant) -> io::Result<()> {
 }
 
 impl Process {
-    /// `None` for one that ended, belongs to somebody else, or has not the mark.
+    /// `None` for one that ended, belongs to another user, or has not the mark.
     fn with_mark(pid: Pid, marked: &[u8]) -> Option<Self> {
         let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;

@@ -1,4 +1,4 @@
-//! Random hostile stores: a valid store of ten jobs, a few random changes by somebody who means harm, and every verb on it. Nothing
+//! Random hostile stores: a valid store of ten jobs, a few random changes by a writer who means harm, and every verb on it. Nothing
 //! outside may change, nothing may leak, nothing may hang or take the machine down, and every failure is a code of the table with a
 //! sentence.
 //!
@@ -53,7 +53,7 @@ fn random_hostile_stores_end_no_machine_of_another_on_devcloud() {
     play(number("FT_HOSTILE_DEVCLOUD"), 4, 1, Scene::on_devcloud);
 }
 
-/// Plays as many rounds as somebody asked for, or a few that are short.
+/// Plays as many rounds as were asked for, or a few that are short.
 fn play(asked: Option<u64>, few: u64, workers: u64, scene: fn() -> Scene) {
     let first = number("FT_HOSTILE_SEED").unwrap_or(0);
     let last = first + asked.unwrap_or(few);

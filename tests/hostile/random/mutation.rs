@@ -1,5 +1,5 @@
-//! Changes to the store by somebody who may write to it. Nothing here reaches further than the scene: a verb that obeyed one of
-//! these would change a canary, and no path climbs more than two folders without naming one.
+//! Changes to the store by a user who may write to it. Nothing here reaches further than the scene: a verb that obeyed one of these
+//! would change a canary, and no path climbs more than two folders without naming one.
 //!
 //! Long, because each kind of change is a few lines of one table.
 
@@ -333,7 +333,7 @@ impl Hand<'_> {
         Ok(format!("there is {}", self.told(&path)))
     }
 
-    /// Machines that somebody else shall end.
+    /// Machines that another user shall end.
     fn debt(&mut self) -> io::Result<String> {
         let (own, owes) = (self.id(), self.owner());
         let path = self.scene.store().join(format!("ftctl/v1/debts/{own}.json"));

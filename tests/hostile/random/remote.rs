@@ -71,7 +71,7 @@ impl Remote {
         });
     }
 
-    /// A name of somebody's choice may be none of a blob: then nothing is done.
+    /// A stranger's name may be none of a blob: then nothing is done.
     async fn each<T, F: Future<Output = Result<(), StoreError>>>(&self, of: Vec<T>, work: impl Fn(T) -> F) {
         stream::iter(of).map(work).buffer_unordered(JOBS).for_each(async |_| ()).await;
     }

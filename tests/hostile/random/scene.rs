@@ -67,7 +67,7 @@ pub struct Scene {
     sandbox: Sandbox,
     /// Home and working directory as they were at first.
     pristine: tempfile::TempDir,
-    /// Somebody else, whose machine is in our cloud.
+    /// Another user, whose machine is in our cloud.
     neighbour: Sandbox,
     /// Machines of others: theirs, and those in the project.
     strangers: Vec<String>,
@@ -231,7 +231,7 @@ impl Scene {
         }
     }
 
-    /// A machine in the same cloud, made by somebody else for a job in another store.
+    /// A machine in the same cloud, made by another user for a job in another store.
     fn add_a_stranger(&mut self) {
         let stranger = &self.neighbour;
         stranger.write_rehearsal("stranger");

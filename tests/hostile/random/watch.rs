@@ -102,7 +102,7 @@ fn peak_of(process: u32) -> u64 {
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// What all its threads took: the 14th and 15th field of its status, behind a name that may hold anything.
+/// The time of all its threads: the 14th and 15th field of its status, behind a name that may hold anything.
 fn processor_time_of(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields = status.rsplit(')').next().unwrap_or_default().split_whitespace();
@@ -145,7 +145,7 @@ impl Ran {
         }
     }
 
-    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays. A follower of somebody else's
+    /// An agent outlasts a store that cannot be written, and so do those that the fake cloud plays. A follower of another user's
     /// job waits for them to go on with it, and is told. Who ends a job whose supervisor cannot be looked at waits until its lease
     /// has lapsed, and is told.
     fn waits_by_design(&self, verb: &Verb) -> bool {

@@ -1,4 +1,4 @@
-//! What is registered in the simulated workspace.
+//! The assets that are registered in the simulated workspace.
 
 use serde_json::{Value, json};
 

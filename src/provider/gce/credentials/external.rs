@@ -113,7 +113,7 @@ impl Place<'_> {
         Ok(String::from_utf8_lossy(&bytes(request).await?).into_owned())
     }
 
-    /// Runs a program that the file names, if the user allows it: such a file may come from somebody else.
+    /// Runs a program that the file names, if the user allows it: such a file may come from another person.
     async fn told_by(&self, program: &Program, account: &Account) -> Result<String> {
         if self.variables.get(ALLOW_PROGRAMS).is_none_or(|value| value != "1") {
             let why = unusable(self.path, &format!("it names a program that says who asks, `{}`", program.command));

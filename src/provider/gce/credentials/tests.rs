@@ -97,7 +97,7 @@ async fn a_service_account_signs_its_word() {
     assert_eq!(token(&credentials).await.expect("kept"), word);
     credentials.forget().await;
     token(&credentials).await.expect("another");
-    assert!(heard.lock().expect("whole").is_empty(), "its word is a token: nobody is asked for one");
+    assert!(heard.lock().expect("whole").is_empty(), "its word is a token: no one is asked for one");
     let (text, signed) = word.rsplit_once('.').expect("a signature");
     let decoded = |part: &str| BASE64_URL_SAFE_NO_PAD.decode(part).expect("base64");
     let public = signature::UnparsedPublicKey::new(&signature::RSA_PKCS1_2048_8192_SHA256, public);
@@ -256,7 +256,7 @@ async fn a_machine_of_google_is_asked_itself_and_a_given_token_comes_first() {
     let given = |name: &str| ["CLOUDSDK_AUTH_ACCESS_TOKEN", "GCE_METADATA_HOST"].contains(&name).then(|| "given".to_owned());
     assert_eq!(token(&Credentials::find(&given).expect("a token")).await.expect("a token"), "given");
     if !on_google() {
-        assert_eq!(Credentials::find(&|_| None).err().expect("nobody").class, Class::Denied);
+        assert_eq!(Credentials::find(&|_| None).err().expect("no one").class, Class::Denied);
     }
 }
 

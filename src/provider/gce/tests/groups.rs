@@ -213,7 +213,7 @@ async fn a_group_without_a_machine_says_why_and_makes_one_when_there_is_one() {
     place.pull(reqwest::Method::PUT, "script", &script).await;
     until("a start", async || place.group_starts() == 1).await;
     let machine = provider.find(&attempt).await.expect("seen").expect("there");
-    assert_eq!(last(&machine["zone"]), "us-central1-b", "born with its order: nobody told it");
+    assert_eq!(last(&machine["zone"]), "us-central1-b", "born with its order: no one told it");
     provider.destroy(&attempt.job).await.expect("destroyed");
 }
 

@@ -16,7 +16,7 @@ impl Place {
         gce.client.change(Call::change(Method::POST, format!("zones/{zone}/instances"), Some(body))).await.expect("made");
     }
 
-    /// Everything that there is, as somebody with the console sees it.
+    /// Everything that there is, as a user of the console sees it.
     async fn everything(&self) -> Vec<String> {
         let client = self.provider().client;
         let named =
