@@ -286,7 +286,12 @@ impl Root {
             .and_then(|folder| beneath::open(&folder, ID, OpenOptions::new().read(true)));
         let mut id = Vec::new();
         match opened.and_then(|file| file.take(LONGEST_ID).read_to_end(&mut id)) {
-            Ok(_) => Ok(identity::of(id)),
+            Ok(_) if identity::is_drawn(&id) => Ok(identity::of(id)),
+            Ok(_) => {
+                let why = "it is not the id of a store: restore the file from a copy of the store; or remove it, and ftctl draws another and \
+                           no longer knows the machines of this store's jobs as its own";
+                Err(StoreError::Unreadable(format!("{}: {why}", self.path.join(PRIVATE).join(ID).display())))
+            }
             Err(error) if is_absent(&error) => Ok(identity::of(self.drawn.get_or_init(identity::draw))),
             Err(error) => Err(self.failed("read", ".ftctl/id", error)),
         }

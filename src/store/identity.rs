@@ -11,6 +11,11 @@ pub(super) fn draw() -> String {
     hex::encode(bytes)
 }
 
+/// Whether [`draw`] can have made it. Any other text, such as a container's address, may be what another store is known by.
+pub(super) fn is_drawn(text: &[u8]) -> bool {
+    text.len() == 64 && text.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// The identity of a store with this text. Labels of machines show the identity, from which the text cannot be found.
 pub(super) fn of(text: impl AsRef<[u8]>) -> Digest {
     Digest::of(text.as_ref())
@@ -69,8 +74,14 @@ mod tests {
         let (moved, new) = (DirectoryStore::open(&place.path().join("moved")).unwrap(), DirectoryStore::open(&path).unwrap());
         assert_eq!(moved.identity().await.unwrap(), early);
         assert_ne!(new.identity().await.unwrap(), early);
-        // The reader of an identity on a machine's label cannot make a store of it.
+        // It cannot pose as a container, whose address is known.
         std::fs::create_dir_all(path.join(".ftctl")).unwrap();
+        for posing in ["https://acc.blob.core.windows.net/box", "", "g".repeat(64).as_str()] {
+            std::fs::write(path.join(".ftctl/id"), posing).unwrap();
+            let error = new.identity().await.unwrap_err().to_string();
+            assert!(error.contains("is not the id of a store"), "{error}");
+        }
+        // The reader of an identity on a machine's label cannot make a store of it.
         std::fs::write(path.join(".ftctl/id"), early.as_str()).unwrap();
         assert_ne!(new.identity().await.unwrap(), early);
     }
