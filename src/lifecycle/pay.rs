@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Resource, Result, World, debt,
+    Result, World, debt,
     drive::{Until, drive},
     journal, teardown,
 };
@@ -26,35 +26,32 @@ pub enum Paid {
     },
 }
 
-/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed: the debt is the store's
-/// word, and the job may be alive.
+/// Tries to destroy the machines once more, for a short while. Only what has no use any more is destroyed, and only the user's own:
+/// debt and record are the store's word, another user's job may be alive, and a record may have been removed.
 pub async fn pay(world: &World, id: &JobId) -> Result<Paid> {
     let work = async {
-        match journal::read(world.store.as_ref(), id).await {
-            Ok((record, _)) if record.state == State::TearingDown => drive(world, id, Until::Ended).await.map(drop)?,
-            Ok((record, _)) if record.state == State::Finished => teardown::destroy(world, id).await?,
-            Ok((record, _)) => {
+        let state = match journal::read(world.store.as_ref(), id).await {
+            Ok((record, _)) if !matches!(record.state, State::TearingDown | State::Finished) => {
                 let state = record.state.label(record.outcome);
                 return Ok(Paid::NotOwed { why: format!("it is {state}, and `ftctl down {id}` ends it") });
             }
-            Err(failure) if failure.exit != Exit::NotFound => return Err(failure),
-            Err(_) if teardown::remaining(world, id).await?.iter().all(is_of_this_store) => {
-                teardown::destroy(world, id).await?;
-            }
-            Err(_) => {
-                let why = format!(
-                    "it has no record, and its machine does not say that it is of this store; `ftctl down {id}` destroys it"
-                );
-                return Ok(Paid::NotOwed { why });
-            }
+            Ok((record, _)) => Some(record.state),
+            Err(failure) if failure.exit == Exit::NotFound => None,
+            Err(failure) => return Err(failure),
+        };
+        let left = teardown::remaining(world, id).await?;
+        if let Some(other) = left.iter().find(|resource| resource.belongs.whose != Whose::Ours) {
+            return Ok(Paid::NotOwed { why: format!("{}; `ftctl down {id}` destroys it", other.belongs.apart()) });
+        }
+        match state {
+            Some(State::TearingDown) => drive(world, id, Until::Ended).await.map(drop)?,
+            Some(_) => teardown::destroy(world, id).await?,
+            None if left.is_empty() => {}
+            None => return Ok(Paid::NotOwed { why: format!("it has no record; `ftctl down {id}` destroys it") }),
         }
         debt::paid(world, id).await?;
         Ok(Paid::Gone)
     };
     let slow = |_| Err(Failure::new(Exit::MayBill, format!("no answer within {} s", PATIENCE.as_secs())));
     tokio::time::timeout(PATIENCE, Box::pin(work)).await.unwrap_or_else(slow)
-}
-
-fn is_of_this_store(resource: &Resource) -> bool {
-    matches!(resource.belongs.whose, Whose::Ours | Whose::OtherOwner)
 }

@@ -35,7 +35,7 @@ pub(super) async fn step(world: &World, job: &mut Journal) -> Result<Next> {
     // Best effort: the numbers are in the store, wherever they are not in the record.
     let results = results::of(world.store.as_ref(), &job.record).await.ok();
     job.record.measures = results.as_ref().map(Measures::from).filter(|measures| *measures != Measures::default());
-    if job.record.outcome == Some(Outcome::Succeeded) {
+    if job.record.outcome == Some(Outcome::Succeeded) && world.adoption.may_drive(&job.record) {
         publish::model(world, &job.record).await;
     }
     job.enter(State::Finished).await?;

@@ -187,13 +187,20 @@ fn a_debt_ends_no_healthy_job_and_an_honest_one_is_paid() {
     let said = sandbox.run(&["status"]);
     assert!(said.stderr.contains("are gone"), "{}", said.stderr);
     assert!(!store.join(&owed).exists() && !cloud().contains(&format!("\"{id}-a1\": {{")));
-    // Without a record, the machine's own labels say that it is this store's.
+    // A record may have been removed to end a healthy job.
     let lost = sandbox.ok(&["up", "job.toml", "--set", "name=lost"]).trim().to_owned();
     fs::remove_file(store.join(format!("ftctl/v1/jobs/{lost}/record.json"))).unwrap();
-    put(&store, &format!("ftctl/v1/debts/{lost}.json"), &debt(&lost));
+    let owed = format!("ftctl/v1/debts/{lost}.json");
+    put(&store, &owed, &debt(&lost));
     let said = sandbox.run(&["status"]);
-    assert!(said.stderr.contains("are gone"), "{}", said.stderr);
+    assert!(said.stderr.contains("nothing was destroyed: it has no record; `ftctl down "), "{}", said.stderr);
+    assert!(cloud().contains(&format!("\"{lost}-a1\": {{")));
+    sandbox.ok(&["down", &lost, "-y"]);
     assert!(!cloud().contains(&format!("\"{lost}-a1\": {{")));
+    // Nothing of it is left, so nothing is owed.
+    put(&store, &owed, &debt(&lost));
+    sandbox.run(&["status"]);
+    assert!(!store.join(&owed).exists());
 }
 
 #[test]
