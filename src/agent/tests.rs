@@ -284,8 +284,8 @@ async fn reaches_the_store(bench: Bench) {
     assert_eq!(bench.log().await, format!("train {job} 1 0 1 0 127.0.0.1 none\nto stderr\nno newline at the end"));
     assert_eq!(bench.text(&path::progress(job, 1)).await, "{\"checkpoint\":1}\n{\"checkpoint\":2}\n{\"checkpoint\":3}\n");
     assert_eq!(bench.steps().await, [2, 3], "as many as the order wants kept");
-    let results = bench.path("results");
-    store::artifacts::fetch(&bench.store, job, &results, &Silent).await.unwrap();
+    store::artifacts::fetch(&bench.store, job, &bench.path("results"), &Silent).await.unwrap();
+    let results = bench.path("results/artifacts");
     assert_eq!(fs::read_to_string(results.join("summary.json")).unwrap(), "{\"perplexity_after\":7}\n");
     assert_eq!(fs::read_to_string(results.join("events/1")).unwrap(), "an event\n");
     assert_eq!(fs::read_dir(&results).unwrap().count(), 2, "progress and checkpoints have their own place");

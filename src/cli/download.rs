@@ -79,22 +79,27 @@ impl Arguments {
         if checkpoint.is_none() && artifacts.is_empty() {
             return Err(Failure::new(Exit::NotFound, format!("the job {id} has no checkpoint yet")));
         }
-        let to = self.to.unwrap_or_else(|| PathBuf::from(id.as_str()));
+        let typed = self.to;
+        let to = typed.clone().unwrap_or_else(|| PathBuf::from(id.as_str()));
         let (target, report) = (app.working_directory.join(&to), app.output.report());
+        if typed.is_none() && target.is_symlink() {
+            let message = format!("{} is a symbolic link that you did not name", to.display());
+            return Err(Failure::new(Exit::Usage, message).fix("name the directory with --to"));
+        }
         if target.is_file() {
             return Err(Failure::new(Exit::Usage, format!("{} is a file; --to names a directory", to.display())));
         }
         if !self.overwrite {
             let files = checkpoint.as_ref().map_or(&[][..], |manifest| &manifest.files);
             let mut others = in_the_way(files, &target).await;
-            others.extend(in_the_way(&artifacts, &target.join("artifacts")).await);
+            others.extend(in_the_way(&artifacts::in_their_folder(&artifacts), &target).await);
             refuse_to_replace(&others, &app.working_directory)?;
         }
         if !app.dry_run {
             if let Some(manifest) = &checkpoint {
                 checkpoint::fetch(&store, &id, manifest.step, &target, report.as_ref()).await?;
             }
-            artifacts::fetch(&store, &id, &target.join("artifacts"), report.as_ref()).await?;
+            artifacts::fetch(&store, &id, &target, report.as_ref()).await?;
         }
         Ok(Fetched { to, checkpoint, artifacts })
     }

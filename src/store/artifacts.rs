@@ -52,10 +52,16 @@ pub(super) async fn stored(store: &dyn Store, job: &JobId) -> Result<Vec<FileEnt
     Ok(manifest.files)
 }
 
-/// Puts the artefacts below `to`, every byte verified; answers which.
+/// The files as they lie below a directory that has other things as well: in a folder of their own.
+pub fn in_their_folder(files: &[FileEntry]) -> Vec<FileEntry> {
+    files.iter().map(|file| FileEntry { path: format!("artifacts/{}", file.path), ..file.clone() }).collect()
+}
+
+/// Puts the artefacts into their folder below `to`, every byte verified; answers which. The folder is no link that another left.
 pub async fn fetch(store: &Arc<dyn Store>, job: &JobId, to: &Path, report: &dyn Report) -> Result<Vec<FileEntry>> {
     let files = files(store.as_ref(), job).await?;
     if !files.is_empty() {
+        let files = in_their_folder(&files);
         fetch::fetch(store, &path::job_contents(job), &files, &fetch::Target::make(to).await?, report).await?;
     }
     Ok(files)

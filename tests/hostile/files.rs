@@ -140,6 +140,31 @@ fn a_download_goes_through_no_link() {
     place.is_untouched();
 }
 
+/// The same of the folder of what a job left beside its checkpoints, and of the one that nobody named.
+#[test]
+fn what_a_job_left_goes_through_no_link() {
+    let place = Place::new();
+    let left = place.content(b"a key of mine");
+    let manifest = json!({ "schema": "ftctl.artifacts/1", "attempt": 1, "files": [{ "path": "authorized_keys", "size": 13, "sha256": left }] });
+    let file = place.of_job("artifacts/manifest.json");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(file, manifest.to_string()).unwrap();
+    fs::create_dir(place.sandbox.path("model")).unwrap();
+    symlink("../mine", place.sandbox.path("model/artifacts")).unwrap();
+    let said = place.run(&["download", JOB, "--to", "model"]);
+    assert_eq!(said.code, Some(1), "{}", said.stderr);
+    assert!(said.stderr.contains("`artifacts` is a symbolic link, which ftctl does not open"), "{}", said.stderr);
+    place.is_untouched();
+    symlink("mine", place.sandbox.path(JOB)).unwrap();
+    let said = place.run(&["download", JOB]);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(said.stderr.contains("is a symbolic link that you did not name"), "{}", said.stderr);
+    place.is_untouched();
+    fs::remove_file(place.sandbox.path("model/artifacts")).unwrap();
+    assert_eq!(place.run(&["download", JOB, "--to", "model"]).code, Some(0));
+    assert_eq!(fs::read(place.sandbox.path("model/artifacts/authorized_keys")).unwrap(), b"a key of mine");
+}
+
 /// S9: git keeps symbolic links, and a repository may bring a store.
 #[test]
 fn a_stores_links_delete_and_write_nothing_elsewhere() {
