@@ -89,6 +89,9 @@ fn said_by_file(file: &Path) -> Result<Places, Failure> {
     if file.file_name().is_some_and(|name| name == PROJECT_FILE) {
         return Ok(settings::places_of_project(file)?);
     }
+    if file.extension().is_some_and(|end| end == "json") {
+        return Ok(registry::places_of_account(file)?);
+    }
     Ok(settings::places_of_job(&JobFile::new(file.to_owned()).read()?, file))
 }
 

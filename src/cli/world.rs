@@ -12,7 +12,7 @@ use crate::{
         clock::SystemClock,
         registry::{self, Connected, Environment},
     },
-    settings::{Origin, Setting},
+    settings::{Origin, Setting, trust::Claims},
     store::{self, Store, WordOf, lease::Holder, memory::MemoryStore},
 };
 
@@ -128,6 +128,9 @@ impl App<'_> {
             compute: plan.map(|plan| (*plan.compute).clone()),
         };
         let adoption = Adoption::new(&environment.state, self.settings.adopts(environment.store.url()));
+        if let Some((file, places)) = registry::claimed(backend, &environment)? {
+            self.admit(&Claims { file, places })?;
+        }
         let Connected { provider, store, clock } = registry::open(backend, &environment)?;
         let (cache, hub) = (environment.cache, self.hub()?);
         let supervisor = Holder::this_process(0);

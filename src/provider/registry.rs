@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -31,6 +31,7 @@ use super::{
 use crate::{
     catalogue::gpus::gpus,
     job::{
+        azureml::AzuremlPlan,
         clock::Clock,
         compute::{Backend, Compute},
         docker::Gpus,
@@ -85,6 +86,10 @@ impl Environment {
         Party { owner: owner(self), store: self.store.clone(), everybody: self.everybody }
     }
 
+    fn azureml(&self) -> Option<&AzuremlPlan> {
+        if let Some(Compute::Azureml(plan)) = &self.compute { Some(plan) } else { None }
+    }
+
     /// Empty ones count as absent.
     fn variable(&self, wanted: &str) -> Option<String> {
         let (_, value) = self.variables.iter().find(|(name, value)| name == wanted && !value.is_empty())?;
@@ -115,6 +120,23 @@ pub fn open(name: &str, environment: &Environment) -> Result<Connected> {
         Backend::Azureml => open_azureml(environment),
         Backend::Fake => open_fake(environment),
     }
+}
+
+/// A file in the user's folders that says which account is meant where nothing else does, and its values. Another person may have
+/// put it there.
+pub fn claimed(name: &str, environment: &Environment) -> Result<Option<(PathBuf, BTreeMap<String, String>)>> {
+    match named(name)? {
+        Backend::Azureml => {
+            let here = std::env::current_dir().unwrap_or_default();
+            azureml::claimed(environment.azureml(), &|name| environment.variable(name), &here)
+        }
+        Backend::Local | Backend::Docker | Backend::Gce | Backend::Fake => Ok(None),
+    }
+}
+
+/// The values in a file of this kind, by their keys in a job file.
+pub fn places_of_account(file: &Path) -> Result<BTreeMap<String, String>> {
+    azureml::places_of(file)
 }
 
 #[cfg(target_os = "linux")]
@@ -160,10 +182,9 @@ fn open_azureml(environment: &Environment) -> Result<Connected> {
     let store = environment.store.clone();
     let clock = Arc::new(SystemClock);
     let prices = Some(environment.state.join("prices-azureml.json"));
-    let plan = if let Some(Compute::Azureml(plan)) = &environment.compute { Some(&**plan) } else { None };
     let here = std::env::current_dir().unwrap_or_default();
     let variables = |name: &str| environment.variable(name);
-    let provider = Azureml::open(&variables, &here, plan, environment.party(), clock.clone(), prices)?;
+    let provider = Azureml::open(&variables, &here, environment.azureml(), environment.party(), clock.clone(), prices)?;
     Ok(Connected { provider: Arc::new(provider), store, clock })
 }
 

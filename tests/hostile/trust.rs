@@ -224,3 +224,20 @@ fn a_terminal_is_asked_once() {
     assert!(code == Some(0) && !said.contains("[y/N]"), "{code:?} {said}");
     assert_done(&run(&sandbox, &["status"]));
 }
+
+/// Azure's tools leave it in a project, and so may another person.
+#[test]
+fn a_workspace_in_a_projects_file_is_asked_for() {
+    let sandbox = Sandbox::new();
+    let said =
+        r#"{ "subscription_id": "00000000-0000-0000-0000-000000000001", "resource_group": "theirs", "workspace_name": "theirs" }"#;
+    fs::create_dir(sandbox.path(".azureml")).unwrap();
+    sandbox.write(".azureml/config.json", said);
+    let of_backend = |more: &[&str]| run(&sandbox, &[&["prune", "-y", "--backend", "azureml"], more].concat());
+    assert_asked(&of_backend(&[]), "/.azureml/config.json", "workspace = \"theirs\"");
+    sandbox.ok_trust(&[".azureml/config.json"]);
+    let trusted = of_backend(&[]);
+    assert!(!trusted.stderr.contains("You have not trusted"), "{}", trusted.stderr);
+    sandbox.write(".azureml/config.json", said.replace("\"theirs\" }", "\"others\" }"));
+    assert_asked(&of_backend(&[]), "/.azureml/config.json", "workspace = \"others\"");
+}

@@ -40,6 +40,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 pub use self::offer::{lasting_price, offers, rights, rows, rules, size};
+pub use self::workspace::{claimed, places_of};
 use self::{
     client::{Call, Client},
     job::Stage,

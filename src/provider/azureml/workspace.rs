@@ -4,6 +4,7 @@
 //! into an address, and a token goes to Azure alone, whatever it says.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Read as _,
     path::{Path, PathBuf},
@@ -21,6 +22,9 @@ use crate::{
 pub const NAMESPACE: &str = "Microsoft.MachineLearningServices";
 /// No file of settings is larger.
 const LARGEST_FILE: u64 = 1 << 20;
+
+/// Names by their keys in a job file.
+type Places = BTreeMap<String, String>;
 
 /// A workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,12 +73,20 @@ struct Said {
     origin: String,
 }
 
+impl Said {
+    fn places(&self) -> Places {
+        let names =
+            [("subscription", &self.subscription), ("resource_group", &self.resource_group), ("workspace", &self.workspace)];
+        names.into_iter().filter_map(|(key, name)| Some((format!("compute.azureml.{key}"), name.clone()?))).collect()
+    }
+}
+
 /// The workspace of a job, or of the environment where there is none. `here` is the working directory. Fails as [`Class::Invalid`]
 /// when none is named, or what is named can be none.
 pub fn find(plan: Option<&AzuremlPlan>, variables: Variables<'_>, here: &Path) -> Result<Place> {
     let mut sources = vec![of_plan(plan), of_variables(variables)];
     if !is_whole(&sources) {
-        sources.extend(of_project(here)?);
+        sources.extend(of_project(here)?.map(|(_, said)| said));
         sources.extend(of_az(variables)?);
     }
     Ok(Place {
@@ -83,6 +95,23 @@ pub fn find(plan: Option<&AzuremlPlan>, variables: Variables<'_>, here: &Path) -
         workspace: first(&sources, |said| &said.workspace, "workspace")?,
         origin: sources.iter().find(|said| said.workspace.is_some()).map_or_else(String::new, |said| said.origin.clone()),
     })
+}
+
+/// A file in or above the working directory, and the names that it would decide here. Another person may have put it there.
+pub fn claimed(plan: Option<&AzuremlPlan>, variables: Variables<'_>, here: &Path) -> Result<Option<(PathBuf, Places)>> {
+    let own = [of_plan(plan), of_variables(variables)];
+    if is_whole(&own) {
+        return Ok(None);
+    }
+    let Some((path, said)) = of_project(here)? else { return Ok(None) };
+    let known: BTreeSet<String> = own.iter().flat_map(|said| said.places().into_keys()).collect();
+    let places = said.places().into_iter().filter(|(key, _)| !known.contains(key)).collect();
+    Ok(Some((path, places)))
+}
+
+/// The names in a workspace's `config.json`, as those of a job file are called.
+pub fn places_of(path: &Path) -> Result<Places> {
+    Ok(of_file(path, true)?.map(|said| said.places()).unwrap_or_default())
 }
 
 fn is_whole(sources: &[Said]) -> bool {
@@ -121,29 +150,34 @@ fn of_variables(variables: Variables<'_>) -> Said {
 }
 
 /// The nearest `config.json` of a workspace, here or above. A model has a file of that name, too, which is passed by.
-fn of_project(here: &Path) -> Result<Option<Said>> {
+fn of_project(here: &Path) -> Result<Option<(PathBuf, Said)>> {
     for folder in here.ancestors() {
         for name in [".azureml/config.json", "config.json"] {
             let path = folder.join(name);
-            let Some(text) = read(&path)? else { continue };
-            let parsed: Value = match serde_json::from_slice(&text) {
-                Ok(parsed) => parsed,
-                Err(error) if name.starts_with('.') => return Err(malformed(&path, &error.to_string())),
-                Err(_) => continue,
-            };
-            let named = |key: &str| parsed.get(key).map(|value| value.as_str().unwrap_or_default().to_owned());
-            let said = Said {
-                subscription: named("subscription_id"),
-                resource_group: named("resource_group"),
-                workspace: named("workspace_name"),
-                origin: path.display().to_string(),
-            };
-            if said.workspace.is_some() {
-                return Ok(Some(said));
+            if let Some(said) = of_file(&path, name.starts_with('.'))? {
+                return Ok(Some((path, said)));
             }
         }
     }
     Ok(None)
+}
+
+/// The names in a `config.json`, if it is a workspace's; `surely`: it can be nothing else.
+fn of_file(path: &Path, surely: bool) -> Result<Option<Said>> {
+    let Some(text) = read(path)? else { return Ok(None) };
+    let parsed: Value = match serde_json::from_slice(&text) {
+        Ok(parsed) => parsed,
+        Err(error) if surely => return Err(malformed(path, &error.to_string())),
+        Err(_) => return Ok(None),
+    };
+    let named = |key: &str| parsed.get(key).map(|value| value.as_str().unwrap_or_default().to_owned());
+    let said = Said {
+        subscription: named("subscription_id"),
+        resource_group: named("resource_group"),
+        workspace: named("workspace_name"),
+        origin: path.display().to_string(),
+    };
+    Ok(Some(said).filter(|said| said.workspace.is_some()))
 }
 
 /// The names that `az account set` and `az configure` have left.
