@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(decided(2, ALIVE, ExitReason::Preempted), end(Outcome::Failed, Exit::Preempted, reason), "the last");
     }
 
-    /// Of four machines, of which the current attempt has so many.
+    /// A job of four machines. Its current attempt has `nodes` of them.
     fn gang(nodes: usize, shrink: bool) -> Record {
         let mut record = record(&[RetryCause::Preempt, RetryCause::Capacity, RetryCause::Failure]);
         (record.plan.nodes, record.plan.processes, record.plan.retry.shrink) = (4, 8, shrink);

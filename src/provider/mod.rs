@@ -64,7 +64,7 @@ pub struct Capabilities {
     pub simulated: bool,
 }
 
-/// What a backend's catalogue is told.
+/// An entry for a backend's catalogue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Publication {
     /// Where the job's store is.
@@ -79,7 +79,7 @@ pub enum Publication {
     },
 }
 
-/// What the processes of an attempt wrote.
+/// Output of a process of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Which of them; `None`: the backend itself, where it was to blame for the attempt's end.
@@ -249,8 +249,9 @@ pub trait Provider: Account {
         Ok(None)
     }
 
-    /// What the process of this rank, or each process of the attempt, wrote since by the backend's own account, of every machine
-    /// that had it, in their order; a megabyte of each at most. Nothing where nothing is there yet, or nobody keeps it.
+    /// The output of this rank's process, or of each process of the attempt, since `cursor`, by the backend's own account. It is of
+    /// every machine that had the process, in their order, and a megabyte of each at most. Empty where nothing is there yet, or
+    /// where it is not kept.
     async fn output(&self, _attempt: &AttemptId, _rank: Option<u32>, _cursor: &mut Cursor) -> Result<Vec<Output>> {
         Ok(Vec::new())
     }

@@ -68,7 +68,7 @@ impl Devcloud {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// What the workspace of Azure ML answers to a client that has signed in. `service` is the one that is asked: none is Resource
+    /// The answer of Azure ML's workspace to a client that has signed in. `service` is the one that is asked: none is Resource
     /// Manager.
     pub fn azure(&self, service: &str, end: &str) -> Value {
         self.signed_in("GET", service, end)
@@ -94,7 +94,7 @@ impl Devcloud {
         self.azure("mlflow/v1.0/", &format!("api/2.0/mlflow/metrics/get-history?run_id={run}&metric_key={key}"))
     }
 
-    /// What ftctl's clients prove themselves with.
+    /// The secret with which ftctl's clients prove themselves.
     pub fn secret(&self) -> &str {
         &self.token
     }
@@ -135,7 +135,7 @@ impl Devcloud {
         names
     }
 
-    /// What Azure ML answers a client that asks for this below its workspace.
+    /// The answer of Azure ML to this request below its workspace.
     fn in_workspace(&self, method: &str, what: &str) -> Value {
         self.signed_in(method, "", &format!("{what}?api-version=2025-12-01"))
     }

@@ -46,7 +46,7 @@ pub enum Stage {
     Over,
 }
 
-/// What is read of any description of a job: none of it is trusted before.
+/// The name in a description of a job. It is read first: nothing of the description is trusted before it fits.
 pub fn name(job: &Value) -> Option<&str> {
     let fits = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
     job["name"].as_str().filter(|name| (1..=255).contains(&name.len()) && name.bytes().all(fits))
@@ -135,7 +135,7 @@ pub fn cluster(job: &Value) -> Option<&str> {
     job["properties"]["computeId"].as_str()
 }
 
-/// What a job's end means; `details` are the run history's words. `nodes_were_taken`: its cluster has lost nodes.
+/// The meaning of a job's end. `details` are the run history's words. `nodes_were_taken`: its cluster has lost nodes.
 pub fn end(job: &Value, details: &Value, nodes_were_taken: bool) -> Sighting {
     let (code, message) = told(details).unwrap_or_default();
     let has = |words: &[&str]| {

@@ -117,7 +117,7 @@ impl Agent {
         Told { beat: elapsed / HEARTBEAT + 1, phase, step: self.step_at(time, work), over }
     }
 
-    /// What it was told, with every length in steps. The whole run is an epoch.
+    /// The settings that it was told, with every length in steps. The whole run is an epoch.
     pub fn settings(&self) -> TrainSettings {
         length::resolve(&self.order.train, self.steps() as f64, self.steps())
     }
