@@ -412,6 +412,9 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
         let path = entry.map_err(|error| unreadable(folder, error))?.path();
         let linked = fs::metadata(&path).map_err(|error| unreadable(&path, error))?;
         if linked.is_file() {
+            if path.is_symlink() && is_private(&linked) && leads_out(root, &path).map_err(|error| unreadable(&path, error))? {
+                return Err(private(&path));
+            }
             found.push(LocalFile { name: relative_name(root, &path)?, stamp: Stamp::of(&linked), path });
         } else if linked.is_dir() && !path.is_symlink() {
             walk(root, &path, found)?;
@@ -420,6 +423,25 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<LocalFile>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether nobody but its owner may read it, as keys and sign-ins are kept.
+fn is_private(file: &fs::Metadata) -> bool {
+    file.mode() & 0o077 == 0
+}
+
+fn leads_out(root: &Path, link: &Path) -> io::Result<bool> {
+    Ok(!fs::canonicalize(link)?.starts_with(fs::canonicalize(root)?))
+}
+
+/// git keeps links, so a directory that another person made may point to anything here.
+fn private(link: &Path) -> StoreError {
+    let target = fs::canonicalize(link).unwrap_or_default();
+    StoreError::Invalid(format!(
+        "{} is a link to {}, which lies elsewhere and which only its owner may read; put a copy in its place if it shall be sent",
+        link.display(),
+        target.display()
+    ))
 }
 
 fn special(path: &Path, linked: &fs::Metadata) -> StoreError {

@@ -165,6 +165,27 @@ fn what_a_job_left_goes_through_no_link() {
     assert_eq!(fs::read(place.sandbox.path("model/artifacts/authorized_keys")).unwrap(), b"a key of mine");
 }
 
+/// A cloned repository's data may hold links to anything that its reader has.
+#[test]
+fn an_upload_takes_no_private_file_by_a_link() {
+    let place = Place::new();
+    fs::create_dir(place.sandbox.path("data")).unwrap();
+    place.sandbox.write("data/text", "a text");
+    symlink("../mine/keys", place.sandbox.path("data/more")).unwrap();
+    let mode = |mode| fs::set_permissions(place.sandbox.path("mine/keys"), fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o600);
+    let said = place.run(&["upload", "data"]);
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    assert!(said.stderr.contains("data/more is a link to ") && said.stderr.contains("only its owner may read"), "{}", said.stderr);
+    assert!(!place.sandbox.path("store/ftctl/v1/datasets").exists());
+    // A dataset that lies elsewhere, and a private one that does not.
+    mode(0o644);
+    place.sandbox.write("data/own", "a text");
+    fs::set_permissions(place.sandbox.path("data/own"), fs::Permissions::from_mode(0o600)).unwrap();
+    symlink("own", place.sandbox.path("data/same")).unwrap();
+    assert_eq!(place.run(&["upload", "data"]).code, Some(0));
+}
+
 /// S9: git keeps symbolic links, and a repository may bring a store.
 #[test]
 fn a_stores_links_delete_and_write_nothing_elsewhere() {
