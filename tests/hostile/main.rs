@@ -8,6 +8,7 @@ mod common;
 mod containers;
 mod corpora;
 mod devcloud;
+mod engine;
 mod environment;
 mod files;
 mod inputs;

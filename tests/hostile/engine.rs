@@ -1,0 +1,104 @@
+//! Containers of a real engine, which others use as well. Ignored in a plain `cargo test`: `tests/run` starts the engine, and
+//! FT_DOCKER_IMAGE names an image with the agent and the trainer in it.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use serde_json::{Value, json};
+
+use crate::common::{Said, Sandbox};
+
+const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/templates/jobs/quickstart-docker.toml");
+
+/// A job that trains for longer than its test, in as little memory as it can.
+const LONG: [&str; 13] = [
+    "train.steps=1000000",
+    "train.warmup_steps=5",
+    "train.block_size=32",
+    "train.micro_batch=2",
+    "train.eval_sequences=2",
+    "train.checkpoint_every=1000000",
+    "data.limit_bytes=100000",
+    "data.tokenizer.vocabulary=300",
+    "model.layers=1",
+    "model.heads=1",
+    "model.width=32",
+    "model.context=32",
+    "compute.docker.network=host",
+];
+
+/// Somebody at the engine, with one of its stores.
+struct User<'s> {
+    sandbox: &'s Sandbox,
+    name: String,
+    store: PathBuf,
+}
+
+impl User<'_> {
+    fn run(&self, arguments: &[&str]) -> Said {
+        let mut command = self.sandbox.command(arguments);
+        command.env("USER", &self.name).env("FTCTL_STORE", &self.store).env("FTCTL_BACKEND", "docker");
+        command.env("DOCKER_HOST", std::env::var_os("DOCKER_HOST").unwrap_or_default());
+        for (variable, folder) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
+            let home = std::env::var_os(variable).map(PathBuf::from);
+            command.env(variable, home.unwrap_or_else(|| std::env::home_dir().unwrap().join(folder)));
+        }
+        Sandbox::said(&mut command)
+    }
+
+    fn put(&self, path: &str, value: &Value) {
+        let path = self.store.join("ftctl/v1").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, value.to_string()).unwrap();
+    }
+
+    fn record(&self, job: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.store.join(format!("ftctl/v1/jobs/{job}/record.json"))).unwrap()).unwrap()
+    }
+}
+
+fn containers(owner: &str) -> String {
+    let filter = format!("label=ftctl.owner={owner}");
+    let output = Command::new("docker").args(["ps", "-q", "--filter", &filter]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs a container engine: tests/run starts one"]
+fn docker_debts_and_records_end_no_container_of_another_user() {
+    let sandbox = Sandbox::new();
+    let user = |name: &str, store: &str| {
+        let name = format!("ftctl-hostile-{name}-{}", std::process::id());
+        User { sandbox: &sandbox, name, store: sandbox.path(store) }
+    };
+    let (alice, bob, mallory) = (user("alice", "store"), user("bob", "store"), user("mallory", "theirs"));
+    let image = format!("compute.docker.image={}", std::env::var("FT_DOCKER_IMAGE").expect("tests/run makes it"));
+    let sets: Vec<&str> = LONG.iter().copied().chain([image.as_str()]).flat_map(|set| ["--set", set]).collect();
+    let said = alice.run(&[&["submit", TEMPLATE][..], &sets].concat());
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let job = said.stdout.trim();
+    let running = containers(&alice.name);
+    assert_eq!(running.lines().count(), 1);
+
+    // Another store owes that container, and has a copy of the job's record.
+    let debt = json!({ "schema": "ftctl.debt/1", "id": job, "since": "2026-01-01T00:00:00Z", "why": "x" });
+    let mut over = alice.record(job);
+    (over["state"], over["outcome"]) = (json!("tearing_down"), json!("cancelled"));
+    mallory.put(&format!("debts/{job}.json"), &debt);
+    mallory.put(&format!("jobs/{job}/record.json"), &over);
+    // So does the own store, which mallory may write to; bob looks into it.
+    let kept = alice.record(job);
+    alice.put(&format!("debts/{job}.json"), &debt);
+    alice.put(&format!("jobs/{job}/record.json"), &over);
+    let everyday = [&["status"][..], &["bill"], &["doctor"], &["logs", "nothere"], &["prune", "-y"], &["down", "--all", "-y"]];
+    let by_id = [&["down", job, "-y"][..], &["cancel", job]];
+    for (user, verbs) in [(&mallory, [&everyday[..], &by_id].concat()), (&bob, everyday.to_vec())] {
+        for verb in verbs {
+            user.run(verb);
+            assert_eq!(containers(&alice.name), running, "{} {verb:?}", user.name);
+        }
+    }
+    alice.put(&format!("jobs/{job}/record.json"), &kept);
+    assert_eq!(alice.run(&["down", "--all", "-y"]).code, Some(0));
+    assert_eq!(containers(&alice.name), "");
+}
