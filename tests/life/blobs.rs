@@ -15,7 +15,7 @@ use crate::{
 const STEPS: u64 = 60;
 
 /// The settings that make the quickstart's model small enough for seconds.
-const TOY: &[&str] = &[
+pub const TOY: &[&str] = &[
     "data.limit_bytes=300_000",
     "data.tokenizer.vocabulary=400",
     "model.layers=2",

@@ -4,7 +4,11 @@ use std::{fs, process::Stdio};
 
 use rustix::process::Signal;
 
-use crate::sandbox::{Sandbox, signal};
+use crate::{
+    blobs::TOY,
+    browser,
+    sandbox::{Sandbox, signal},
+};
 
 #[test]
 #[ignore = "needs the trainer: tests/run builds it"]
@@ -100,6 +104,32 @@ fn a_rehearsed_preemption_is_recovered_and_priced() {
     assert!(drill["recovery_seconds"].as_f64().unwrap() > 0.0);
     sandbox.ok(&["down", &id, "-y"]);
     assert!(sandbox.processes("ft-trainer train").is_empty());
+}
+
+#[test]
+#[ignore = "needs the trainer: tests/run builds it"]
+fn the_page_of_the_quickstart_shows_two_attempts() {
+    let sandbox = Sandbox::new();
+    sandbox.ok(&["init", "quickstart", "--out", "quickstart.toml"]);
+    let sets: Vec<&str> = TOY.iter().copied().chain(["train.steps=1500"]).flat_map(|set| ["--set", set]).collect();
+    let id = sandbox.ok(&[&["submit", "quickstart.toml"][..], &sets].concat()).trim().to_owned();
+    Sandbox::until("a checkpoint", || sandbox.json(&["status", &id])["step"].as_u64() > Some(20));
+    sandbox.ok(&["drill", "preempt", &id]);
+    sandbox.ok(&["logs", "-f", &id]);
+    assert_eq!(sandbox.json(&["status", &id])["attempt"], 2);
+    let page = sandbox.path("page.html");
+    sandbox.ok(&["report", &id, "--out", page.to_str().unwrap()]);
+    let text = fs::read_to_string(&page).unwrap();
+    assert!(text.contains("var(--mark)") && text.contains("<polygon"), "where it was preempted, and its checkpoints");
+    if std::env::var_os("FT_CHROMIUM").is_none() {
+        eprintln!("SKIPPED: the page was not looked at: FT_CHROMIUM names no browser");
+        return;
+    }
+    for width in [1340, 390] {
+        let seen = browser::look(&page, width, false);
+        assert!(seen["overlaps"] == serde_json::json!([]) && seen["sticksOut"].as_f64() <= Some(0.0), "{width}: {seen}");
+    }
+    browser::screenshot(&page, (1340, 2000));
 }
 
 #[test]

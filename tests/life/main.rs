@@ -10,6 +10,8 @@ mod azureml_trouble;
 mod azurite;
 mod before;
 mod blobs;
+#[path = "../common/browser.rs"]
+mod browser;
 mod clock;
 mod cloud_kills;
 mod cloud_trouble;

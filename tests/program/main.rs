@@ -4,6 +4,8 @@
 mod azure;
 mod bad_input;
 mod before;
+#[path = "../common/browser.rs"]
+mod browser;
 mod ci;
 #[path = "../common/mod.rs"]
 mod common;
