@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Only jobs that failed
     #[arg(long, conflicts_with_all = ["job", "state"])]
     failed: bool,
-    /// Order of the jobs, the least first; the newest first otherwise
+    /// Sort by this key, smallest first [default: newest first]
     #[arg(long, value_name = "KEY", value_enum, conflicts_with = "job")]
     sort: Option<Key>,
     /// Also ask the backend whether each machine is there
