@@ -24,7 +24,7 @@ fn a_transcript_of_mistakes_in_a_job_file() {
         ),
         (
             "[train]\nlearning_rate = -1.0",
-            "error: job.toml:5:17: learning_rate is a finite number above 0, not -1\n  |\n5 | learning_rate = -1.0\n  |                 ^^^^\n",
+            "error: job.toml:5:17: learning_rate must be a finite number above 0, but is -1\n  |\n5 | learning_rate = -1.0\n  |                 ^^^^\n",
         ),
         (
             "[limits]\nttl = \"soon\"",
