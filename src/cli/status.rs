@@ -85,7 +85,7 @@ const EVERY: Duration = Duration::from_secs(2);
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         if self.watch && app.output.format() == Format::Json {
-            return Err(Failure::new(Exit::Usage, "-w prints more than one JSON value").fix("use -o jsonl"));
+            return Err(Failure::new(Exit::Usage, "-w prints repeatedly, and -o json is one value").fix("use -o jsonl"));
         }
         let mut shown = None;
         loop {
