@@ -60,7 +60,8 @@ TASKS = {
     "small": {"shape": (12, 12, 768, 50257, 1024, 16), "at once": (16, 16), "peer": "nanogpt", "bars": (1.0, None, None), "train": {"precision": "bf16"}},
 }  # fmt: skip
 TOY, TOY_AT_ONCE = (2, 2, 64, 512, 64, 4), (1, 2)
-# Of a run with the optimizer in main memory: its update is this program's kernel, the device's is libtorch's, whose roundings differ.
+# The bar of a run with the optimizer in main memory: its update is this program's kernel, the device's is libtorch's, whose
+# roundings differ.
 OFFLOAD_BAR = 1e-5
 OFFLOAD_STEPS = 30
 

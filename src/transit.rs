@@ -40,6 +40,11 @@ pub fn literal(host: &str) -> Option<IpAddr> {
     host.trim_matches(['[', ']']).parse().ok()
 }
 
+/// The host and the path of a URL, for messages: the rest may hold a secret.
+pub fn place(url: &Url) -> String {
+    format!("{}{}", url.host_str().unwrap_or_default(), url.path())
+}
+
 /// The body of an answer, which may have `most` bytes. The error is for a person, and has neither the address nor any of the bytes.
 pub async fn body(mut answer: Response, most: usize) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();

@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct Adopt {
-    /// Also drive a job that you did not submit on this machine; shows what would be started, and asks first
+    /// Also drive jobs submitted elsewhere. Lists what would start and asks first
     #[arg(long)]
     pub adopt: bool,
 }

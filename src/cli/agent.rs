@@ -57,7 +57,7 @@ pub struct Agent {
     /// Variables to add to the environment, as one JSON object; the file is removed when it has been read
     #[arg(long, value_name = "FILE")]
     environment: Option<PathBuf>,
-    /// Is made at the start; an agent that finds it only sends what the one that made it left
+    /// Lock file, made at the start. If it exists, only send the output of the agent that created it
     #[arg(long, value_name = "FILE")]
     once: Option<PathBuf>,
 }

@@ -99,7 +99,7 @@ struct Azureml {
     /// Region of the workspace
     #[arg(long, default_value = "eastus")]
     location: String,
-    /// It is asked by https, with a certificate for this run that clients must trust
+    /// Serve https with a temporary certificate, which clients must trust
     #[arg(long)]
     tls: bool,
 }

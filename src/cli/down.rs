@@ -27,8 +27,8 @@ use crate::{
 pub struct Arguments {
     /// Id or name of the job
     job: Option<String>,
-    /// End every job of this store, destroy this user's machines of this store on the backend, and remove what image builds left;
-    /// without `--backend`, also on every other backend that costs nothing
+    /// End all jobs in this store, destroy your machines of this store on the backend, and remove build leftovers; without
+    /// `--backend`, also on every other backend that costs nothing
     #[arg(long, conflicts_with = "job")]
     all: bool,
     /// Machines of other users and stores as well: shows whose they are, and asks

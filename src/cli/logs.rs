@@ -47,7 +47,7 @@ pub struct Arguments {
     /// Keep the time in front of each line
     #[arg(long)]
     timestamps: bool,
-    /// What the process of this rank wrote, or all; rank 0 writes the log
+    /// Show the output of this rank, or `all`; default: rank 0
     #[arg(long, value_name = "N|all", conflicts_with_all = ["since", "tail", "timestamps"])]
     rank: Option<Rank>,
     #[command(flatten)]

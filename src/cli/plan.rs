@@ -415,7 +415,9 @@ fn expected(plan: &Plan, outlook: &Outlook) -> String {
 }
 
 fn price(plan: &Plan) -> String {
-    let lasting = registry::lasting_price(plan).map(|price| format!("; on demand: {price}")).unwrap_or_default();
+    let lasting = registry::lasting_price(plan)
+        .map(|price| format!("; on demand: {:.2} USD/h", price.micros as f64 / 1e6))
+        .unwrap_or_default();
     let source = plan.price_source.as_ref().map(|source| format!(" ({source})")).unwrap_or_default();
     format!("{} an hour{lasting}{source}", plan.price_per_hour)
 }

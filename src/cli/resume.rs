@@ -17,10 +17,10 @@ use crate::{
     provider::registry,
 };
 
-/// Let a cancelled or failed job go on from its last checkpoint, or a finished one become longer
+/// Continue a cancelled or failed job from its last checkpoint, or extend a finished one
 ///
 /// It is the same job with one more attempt: weights, optimizer, schedule and position in the data are as they were. Time and cost
-/// of all attempts count together, so a job that ran out of either needs more of it.
+/// of all attempts count together: raise --ttl or --max-cost if it ran out.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  ftctl resume quickstart\n  ftctl resume quickstart --ttl 4h --max-cost 5USD --wait\n  ftctl resume quickstart --set train.steps=2000"

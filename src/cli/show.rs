@@ -17,7 +17,7 @@ use crate::{
     output::{Cell, Show as Shown, Table, format},
 };
 
-/// Show a job whole: what came of it, its machine, its data and every setting
+/// Show everything about a job: results, machine, data, settings
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  ftctl show quickstart\n  ftctl show quickstart -o json")]
 pub struct Show {

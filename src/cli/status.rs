@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Only jobs that failed
     #[arg(long, conflicts_with_all = ["job", "state"])]
     failed: bool,
-    /// Order of the jobs, the least first; the newest first otherwise
+    /// Sort by this key, smallest first [default: newest first]
     #[arg(long, value_name = "KEY", value_enum, conflicts_with = "job")]
     sort: Option<Key>,
     /// Also ask the backend whether each machine is there
@@ -85,7 +85,7 @@ const EVERY: Duration = Duration::from_secs(2);
 impl Arguments {
     pub fn run(self, app: &mut App<'_>) -> Result<(), Failure> {
         if self.watch && app.output.format() == Format::Json {
-            return Err(Failure::new(Exit::Usage, "-w prints more than one JSON value").fix("use -o jsonl"));
+            return Err(Failure::new(Exit::Usage, "-w prints repeatedly, and -o json is one value").fix("use -o jsonl"));
         }
         let mut shown = None;
         loop {

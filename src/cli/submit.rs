@@ -17,8 +17,8 @@ use crate::{
 
 /// Submit a job, and print only its id
 ///
-/// Without --wait or --follow the command returns when the job runs. After a preemption, the job then needs an ftctl that follows
-/// it: `ftctl logs -f`, or `ftctl submit --wait` with the same key. On another machine, add --adopt.
+/// Without --wait or --follow the command returns when the job runs. After a preemption something must restart the job: keep
+/// `ftctl logs -f` running, or repeat `submit --wait` with the same key. On another machine, add --adopt.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  id=$(ftctl submit job.toml)\n  ftctl submit job.toml --wait --idempotency-key \"$CI_PIPELINE_ID\""

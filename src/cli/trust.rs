@@ -23,13 +23,17 @@ use crate::{
 
 /// Trust the files of a directory to say where jobs run, which store they use and how images are built
 ///
-/// Some values decide where your credentials go and whose code runs: `backend`, `store` and `[image]` in ./ftctl.toml or a job
-/// file, and the images, mounts, user, network, service account and environment in a job file's `[compute]`, and its
-/// `tracking.mlflow`. ftctl uses them only after you trust them, with this command or by answering its question on a terminal.
-/// Your trust covers the directory and its present values; ftctl asks again about a changed value. The command line, FTCTL_*
-/// variables and your own config.toml need no trust.
+/// Some values decide where your credentials go and whose code runs. They are listed below. ftctl uses them only after you trust
+/// them, with this command or by answering its question on a terminal. Your trust covers the directory and its present values;
+/// ftctl asks again about a changed value. The command line, FTCTL_* variables and your own config.toml need no trust.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ftctl trust\n  ftctl trust ../project\n  ftctl trust jobs/night.toml\n  ftctl trust --remove")]
+#[command(after_help = "\
+Values that need trust:
+  ./ftctl.toml, job files  backend, store, [image]
+  job files, [compute]     images, mounts, user, network, service account, environment
+  job files                tracking.mlflow
+
+Examples:\n  ftctl trust\n  ftctl trust ../project\n  ftctl trust jobs/night.toml\n  ftctl trust --remove")]
 pub struct Arguments {
     /// The directory, with ftctl.toml and every job file (*.toml) in it; or one job file
     #[arg(value_name = "DIR|FILE", default_value = ".")]

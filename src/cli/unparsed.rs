@@ -41,7 +41,10 @@ fn unknown_verb(answer: &clap::Error, text: &str) -> Failure {
     let here = place(answer, &whole);
     let known = here.get_subcommands().filter(|verb| !verb.is_hide_set());
     let names: Vec<&str> = known.map(Command::get_name).collect();
-    failure.fix(suggest(typed, &names, if here.get_name() == whole.get_name() { "verbs" } else { "it has" }))
+    match nearest(typed, &names) {
+        None if here.get_name() != whole.get_name() => failure.fix(format!("choose {}", names.join(" or "))),
+        _ => failure.fix(suggest(typed, &names, "verbs")),
+    }
 }
 
 fn unknown_flag(answer: &clap::Error, text: &str) -> Failure {

@@ -82,7 +82,7 @@ pub struct Price {
     pub per_hour: Money,
     /// The price without preemption; absent where there is none, and where there is no such machine.
     pub lasting: Option<Money>,
-    /// Whose price it is, and of which day: "by the list of …".
+    /// Whose price it is, and of which day: "price list of …".
     pub source: Option<String>,
 }
 

@@ -35,7 +35,7 @@ pub(super) const MOST_NODES: usize = 256;
 
 /// The rules for processes that share the steps of `train`, on so many nodes.
 pub(super) fn rules(processes: usize, nodes: usize, train: &TrainSettings) -> [Rule; 3] {
-    let number = format!("nodes is 1 to {MOST_NODES}, not {nodes}");
+    let number = format!("nodes must be 1 to {MOST_NODES}, but is {nodes}");
     let uneven = format!("{processes} processes cannot be divided evenly among {nodes} nodes");
     let leaves = train.leaves();
     let has_work = format!("{processes} processes cannot share a step of {leaves} leaves (train.leaves); each needs one");

@@ -38,7 +38,7 @@ pub(super) async fn keep(world: &World, record: &Record) -> Result<()> {
     if !world.provider.capabilities().signs || world.store.head(&path::log(&record.id, record.attempt)).await?.is_some() {
         return Ok(());
     }
-    // An end is not put off for the sake of its story.
+    // Best effort: a failed console read does not delay the end.
     let Ok(Some(Console { text, start, own, .. })) = world.provider.console(&attempt, 0).await else { return Ok(()) };
     let kept = Kept { schema: CONSOLE_SCHEMA.to_owned(), start, text, own };
     match write_json(world.store.as_ref(), &path::console(&record.id, record.attempt), &kept, Condition::IfAbsent).await {

@@ -101,7 +101,7 @@ static ROWS: &[Row] = &[
     Row {
         name: "409 for a machine that is not there",
         script: r#"{ "faults": [{ "call": "compute.instances.insert", "kind": { "status": 409 } }] }"#,
-        sees: &["and it is not to be seen (network); next try at"],
+        sees: &["and it does not exist (network); next try at"],
         ..QUIET
     },
     Row {

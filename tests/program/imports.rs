@@ -155,16 +155,17 @@ fn no_file_of_the_lifecycle_uses_one_that_uses_it() {
     assert!(left.is_empty(), "these use each other: {left:#?}");
 }
 
-/// rustfmt holds code to it, and leaves comments as they are. The line of a table cannot be broken.
+/// rustfmt holds code to it, and leaves comments as they are, those of other files too. The line of a table cannot be broken.
 #[test]
 fn comments_are_within_the_width_of_the_code() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let settings = fs::read_to_string(root.join("rustfmt.toml")).expect("rustfmt.toml");
     let width = settings.lines().find_map(|line| line.strip_prefix("max_width = ")?.parse().ok()).expect("a width");
-    let is_table = |line: &str| line.trim_start_matches(['/', '!', ' ']).starts_with('|');
-    let is_wide = |line: &str| line.trim_start().starts_with("//") && line.chars().count() > width && !is_table(line);
+    let is_table = |line: &str| line.trim_start_matches(['/', '!', '#', ' ']).starts_with('|');
     let mut wrong = Vec::new();
-    for file in ["src", "trainer", "tests"].map(|folder| files(&root.join(folder))).concat() {
+    for file in commented(&root) {
+        let mark = if file.extension().is_some_and(|extension| extension == "rs") { "//" } else { "#" };
+        let is_wide = |line: &str| line.trim_start().starts_with(mark) && line.chars().count() > width && !is_table(line);
         let text = fs::read_to_string(&file).expect("a source");
         wrong.extend(
             text.lines().enumerate().filter(|(_, line)| is_wide(line)).map(|(at, _)| format!("{}:{}", file.display(), at + 1)),
@@ -252,12 +253,17 @@ fn sources() -> Vec<PathBuf> {
 
 /// The Rust files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
+    below(folder).into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+/// All files below a folder.
+fn below(folder: &Path) -> Vec<PathBuf> {
     fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(directory).expect("src is readable") {
             let path = entry.expect("src is readable").path();
             if path.is_dir() {
                 walk(&path, found);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else {
                 found.push(path);
             }
         }
@@ -265,6 +271,20 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     walk(folder, &mut found);
     found.sort();
+    found
+}
+
+/// Every file whose comments are ours: sources, scripts and settings, those beside the manifest too.
+fn commented(root: &Path) -> Vec<PathBuf> {
+    let is_meant = |file: &Path| {
+        let extension = file.extension().unwrap_or_default();
+        file.ends_with("tests/run") || ["rs", "toml", "py", "sh"].iter().any(|meant| extension == *meant)
+    };
+    let folders = ["src", "trainer", "tests", "benches", "docker", "templates"];
+    let beside = fs::read_dir(root).expect("a folder").map(|entry| entry.expect("an entry").path()).filter(|path| path.is_file());
+    let below = folders.into_iter().flat_map(|folder| below(&root.join(folder)));
+    let found: Vec<PathBuf> = beside.chain(below).filter(|file| is_meant(file)).collect();
+    assert!(["Cargo.toml", "tests/run", "benches/gpu.py"].iter().all(|file| found.contains(&root.join(file))), "{found:?}");
     found
 }
 

@@ -284,7 +284,8 @@ fn a_job_that_cannot_run_yet_is_planned_with_what_is_missing() {
 
     let said = sandbox.run(&["plan", "job.toml", "--backend", "gce"]);
     assert_eq!(said.code, Some(2), "{}", said.stderr);
-    assert!(row(&said.stdout, "price").is_some_and(|price| price.starts_with("0.908039USD an hour")), "{}", said.stdout);
+    let price = "0.908039USD an hour; on demand: 3.24 USD/h (price list of 2025-11-01 for us-central1)";
+    assert_eq!(row(&said.stdout, "price").as_deref(), Some(price), "{}", said.stdout);
     let rows = said.stdout.lines().filter(|line| line.starts_with("missing  ")).count();
     assert!(rows == 3 && said.stderr.contains("error: the job cannot run yet: 3 things are missing"), "{}", said.stderr);
     assert!(said.stdout.contains("fix: name a blob container: --store azure://ACCOUNT/CONTAINER"), "{}", said.stdout);

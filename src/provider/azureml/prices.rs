@@ -72,7 +72,7 @@ impl Prices {
         let listed = |why: &str| Price {
             per_hour: plan.listed_price(plan.spot).unwrap_or_default(),
             lasting: plan.listed_price(false).filter(|_| plan.spot),
-            source: Some(format!("by the list of {} for {}{why}", table().date, table().region)),
+            source: Some(format!("price list of {} for {}{why}", table().date, table().region)),
         };
         let Some(region) = region else { return listed("") };
         let rates = match self.current(region, &plan.size, now).await {
@@ -84,7 +84,7 @@ impl Prices {
         };
         let day = rates.read.strftime("%Y-%m-%d");
         let lasting = rates.of(false).filter(|_| plan.spot);
-        Price { per_hour, lasting, source: Some(format!("by Azure's retail prices of {day} for {region}")) }
+        Price { per_hour, lasting, source: Some(format!("Azure's retail prices of {day} for {region}")) }
     }
 
     /// The price of an hour of a size that was asked for before; by the table otherwise, zero for a size that is in neither.
@@ -231,7 +231,7 @@ mod tests {
         let plan = AzuremlPlan { size: "Standard_ND40rs_v2".to_owned(), ..AzuremlPlan::default() };
         let price = prices.price(&plan, None, Timestamp::UNIX_EPOCH).await;
         assert_eq!((price.per_hour.micros, price.lasting.map(|price| price.micros)), (4_406_400, Some(22_032_000)));
-        assert_eq!(price.source.as_deref(), Some("by the list of 2025-10-01 for eastus"));
+        assert_eq!(price.source.as_deref(), Some("price list of 2025-10-01 for eastus"));
         let price = prices.price(&plan, Some("eastus"), Timestamp::UNIX_EPOCH).await;
         assert!(price.source.is_some_and(|source| source.contains("could not be read")));
         assert_eq!(prices.known("eastus", "Standard_ND40rs_v2", false).micros, 22_032_000);

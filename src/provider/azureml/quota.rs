@@ -81,7 +81,7 @@ async fn fits(client: &Client, plan: &AzuremlPlan, machine: &Size, nodes: [u32; 
     };
     let [needed, least] = nodes.map(|nodes| i64::from(machine.cpus) * i64::from(nodes));
     Ok(vec![match stand {
-        None => Finding::notice(WHAT, format!("{region}: {name} not told, {needed} needed"), MORE),
+        None => Finding::notice(WHAT, format!("{region}: {name}: limit unknown, {needed} needed"), MORE),
         Some((used, limit)) if limit >= 0 && used + needed > limit && used + least <= limit => {
             let what = format!("{region}: room for fewer nodes: {name}: {used} of {limit} used, {needed} needed for all");
             Finding::notice(WHAT, what, MORE)

@@ -94,7 +94,7 @@ async fn price(provider: &dyn Provider, plan: &Plan) -> Option<Price> {
             Err(error) if error.class == Class::Invalid => return None,
             price => price.expect("a price"),
         };
-        if price.source.as_ref().is_some_and(|source| !source.starts_with("by the list")) {
+        if price.source.as_ref().is_some_and(|source| !source.starts_with("price list")) {
             return Some(price);
         }
     }

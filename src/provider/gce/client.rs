@@ -117,18 +117,22 @@ impl Client {
         }
     }
 
-    async fn ask(&self, call: &Call<'_>) -> Result<Value, Refusal> {
-        let token = self.credentials.token().await?;
-        let of_project = !call.path.starts_with('/');
-        let (http, url) = if of_project {
-            (&self.compute_line, self.url(&call.path))
-        } else {
-            (&self.billing_line, format!("{}{}", self.billing, call.path))
-        };
-        let mut url = Url::parse(&url).map_err(|error| Refusal::lost("understand the endpoint", &error))?;
+    fn address(&self, call: &Call<'_>) -> Result<Url, Refusal> {
+        let of_billing = call.path.starts_with('/');
+        let url = if of_billing { format!("{}{}", self.billing, call.path) } else { self.url(&call.path) };
+        let mut url = Url::parse(&url).map_err(|error| Refusal::lost(&format!("{} {url}", call.method), &error))?;
         if !call.query.is_empty() {
             url.query_pairs_mut().extend_pairs(&call.query);
         }
+        Ok(url)
+    }
+
+    async fn ask(&self, call: &Call<'_>) -> Result<Value, Refusal> {
+        let token = self.credentials.token().await?;
+        let of_project = !call.path.starts_with('/');
+        let http = if of_project { &self.compute_line } else { &self.billing_line };
+        let url = self.address(call)?;
+        let place = transit::place(&url);
         let mut request = http.request(call.method.clone(), url).bearer_auth(token);
         if !call.path.ends_with("/wait") {
             request = request.timeout(SHORT_ANSWER);
@@ -153,7 +157,8 @@ impl Client {
         let pause = transit::pause(answer.headers());
         let bytes = answer.bytes().await.map_err(lost)?;
         if status.is_success() {
-            return serde_json::from_slice(&bytes).map_err(|error| Refusal::lost(&what, &error));
+            let strange = |error| Refusal::strange(&format!("{} {place} ({})", call.method, status.as_u16()), &error);
+            return serde_json::from_slice(&bytes).map_err(strange);
         }
         let body = serde_json::from_slice(&bytes).unwrap_or_default();
         Err(Refusal::answered(&what, status.as_u16(), &body, pause))
@@ -253,7 +258,25 @@ fn request_id() -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::devcloud::http::{Reply, serve};
+
+    #[tokio::test]
+    async fn an_unexpected_answer_is_told_by_its_request_and_status_without_its_bytes() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        let page = |_| async { Some(Reply { status: 200, headers: Vec::new(), body: "<p>very-secret</p>".into() }) };
+        tokio::spawn(serve(listener, page));
+        let token = |name: &str| (name == "CLOUDSDK_AUTH_ACCESS_TOKEN").then(|| "token".to_owned());
+        let credentials = Credentials::find(&token).expect("a token");
+        let mut client = Client::new(address.clone(), address, "mine".to_owned(), credentials).expect("a client");
+        client.pauses = [Duration::ZERO; 2];
+        let refusal = client.call(Call::get("zones").query("filter", "secret")).await.expect_err("a page");
+        let told = "unexpected answer from Google to GET 127.0.0.1/compute/v1/projects/mine/zones (200): ";
+        assert!(refusal.message.starts_with(told) && !refusal.message.contains("secret"), "{refusal:?}");
+    }
 
     #[test]
     fn request_ids_are_uuids_and_differ() {

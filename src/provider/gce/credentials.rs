@@ -270,18 +270,32 @@ fn form<K: AsRef<str>, V: AsRef<str>>(fields: impl IntoIterator<Item = (K, V)>) 
 }
 
 async fn ask<T: serde::de::DeserializeOwned>(request: RequestBuilder) -> Result<T> {
-    let bytes = bytes(request).await?;
-    let strange = |error| ProviderError::new(Class::Denied, format!("unexpected answer from Google's sign-in: {error}"));
+    let Answer { of, bytes } = answer(request).await?;
+    // The parser's own words quote the answer.
+    let strange = |error: serde_json::Error| {
+        let why = if error.is_data() { "it has no token of the expected form" } else { "it is not JSON" };
+        ProviderError::new(Class::Denied, format!("unexpected answer from Google's sign-in to {of}: {why}"))
+    };
     serde_json::from_slice(&bytes).map_err(strange)
 }
 
-async fn bytes(request: RequestBuilder) -> Result<bytes::Bytes> {
+/// The answer of a success.
+struct Answer {
+    /// Method, host, path and status, for messages.
+    of: String,
+    bytes: bytes::Bytes,
+}
+
+async fn answer(request: RequestBuilder) -> Result<Answer> {
     // Nothing of the answer is shown but Google's own word for the error: it may hold secrets.
-    let answer = request.timeout(LIMIT).send().await.map_err(unreachable)?;
+    let (client, request) = request.timeout(LIMIT).build_split();
+    let request = request.map_err(unreachable)?;
+    let asked = format!("{} {}", request.method(), transit::place(request.url()));
+    let answer = client.execute(request).await.map_err(unreachable)?;
     let status = answer.status();
     let bytes = answer.bytes().await.map_err(unreachable)?;
     if status.is_success() {
-        return Ok(bytes);
+        return Ok(Answer { of: format!("{asked} ({})", status.as_u16()), bytes });
     }
     let text: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let why = text["error_description"].as_str().or(text["error"].as_str()).unwrap_or("no reason given");

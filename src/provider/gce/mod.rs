@@ -191,7 +191,7 @@ impl Gce {
                         self.keep_the_oldest(attempt).await?;
                         return Ok(told(&refused));
                     }
-                    let why = format!("{}, and it is not to be seen", refusal.message.trim_end_matches('.'));
+                    let why = format!("{}, and it does not exist", refusal.message.trim_end_matches('.'));
                     return Err(ProviderError::new(Class::Network, why));
                 }
                 Err(refusal) if refusal.is_global_quota() => return Err(refusal.into()),

@@ -89,7 +89,7 @@ impl Kept {
         let listed = |why: &str| Price {
             per_hour: plan.price_per_hour(),
             lasting: lasting.map(|machine| catalogue::gce().price_per_hour(&machine)),
-            source: Some(format!("by the list of {date} for {}{why}", catalogue::REGION)),
+            source: Some(format!("price list of {date} for {}{why}", catalogue::REGION)),
         };
         let sold_alone = catalogue::gce().parts(&machine).iter().all(|part| part.sku.is_some());
         if !sold_alone || client.signed_in().await.is_err() {
@@ -108,7 +108,7 @@ impl Kept {
         Price {
             per_hour,
             lasting: lasting.and_then(|machine| list.price_per_hour(&machine, region)),
-            source: Some(format!("by the billing catalogue of {day} for {region}, the dearest of its regions")),
+            source: Some(format!("billing catalogue of {day} for {region}, the dearest of its regions")),
         }
     }
 }

@@ -24,6 +24,12 @@ impl Refusal {
         Self { status: None, reason: String::new(), message, retry_after: None, other: None }
     }
 
+    /// An answer that is not what the service gives; `to` has the request and the status.
+    pub fn strange(to: &str, why: &impl Display) -> Self {
+        let message = format!("unexpected answer from Google to {to}: {why}");
+        Self { message, ..Self::lost(to, why) }
+    }
+
     pub fn answered(what: &str, status: u16, body: &Value, retry_after: Option<Duration>) -> Self {
         let error = &body["error"];
         let reason = error["errors"][0]["reason"].as_str().unwrap_or_default().to_owned();

@@ -6,7 +6,7 @@ use super::Run;
 use crate::cpu::matmul::amx;
 use crate::device;
 use crate::error::Failure;
-use crate::journal::{grouped, say};
+use crate::journal::{FLOPS_FORMULA, grouped, say};
 use crate::progress::Event;
 use crate::settings::Precision;
 use crate::settings::lora::LinearMap;
@@ -111,6 +111,8 @@ impl Run {
         let (rank, alpha, trained) = (lora.rank, lora.alpha, grouped(numbers));
         let maps: Vec<&str> = lora.maps().map(LinearMap::name).collect();
         let maps = maps.join(", ");
-        say(&format!("trains adapters of rank {rank}, alpha {alpha}, beside {maps}: {trained} numbers; F has 4 for its first 6"));
+        say(&format!("trains adapters of rank {rank}, alpha {alpha}, beside {maps}: {trained} numbers"));
+        let fewer = FLOPS_FORMULA.replacen('6', "4", 1);
+        say(&format!("operations per token: {fewer} instead of {FLOPS_FORMULA}, because frozen weights need no gradients"));
     }
 }

@@ -121,7 +121,7 @@ mod tests {
             ("trian.steps=5", "unknown key `trian`; did you mean `train`?"),
             ("train.steps=many", "`train.steps`: invalid type: string \"many\", expected u64"),
             ("train.steps.x=1", "`train.steps`: invalid type: map, expected u64"),
-            ("train.steps=0", "train.steps: steps is at least 1, not 0"),
+            ("train.steps=0", "train.steps: steps must be at least 1, but is 0"),
             ("output.x=1", "--set output.x=1: `x` is inside a value, not a table"),
             ("steps", "--set steps: expected `key=value`, for example `--set train.steps=100`"),
         ];

@@ -123,7 +123,7 @@ impl Lora {
             return Err(refuse("only LoRA as published is computed here, without DoRA and rank-stabilised scales".to_owned()));
         }
         if !(1..=MOST).contains(&config.r) {
-            return Err(refuse(format!("r is 1 to {MOST}, not {}", config.r)));
+            return Err(refuse(format!("r must be 1 to {MOST}, but is {}", config.r)));
         }
         let is_named = |map: LinearMap, name: &String| map.name() == name || map.name().ends_with(&format!(".{name}"));
         let named = |map: &LinearMap| config.target_modules.iter().any(|name| is_named(*map, name));

@@ -1,6 +1,8 @@
 //! The rules for a configuration besides the types of its values: one list for job files, trainer configurations and the flags of
 //! `ftctl prepare`, so that a value is refused for the same reason wherever it is written.
 
+use std::fmt::Display;
+
 use super::length::Length;
 use super::lora::Lora;
 use super::{
@@ -43,6 +45,8 @@ pub fn all_hold(rules: impl IntoIterator<Item = Rule>) -> Result<(), Broken> {
 
 /// Most tokens that go through a model together, so that the bytes of the largest one's activations can be counted.
 const MOST_AT_ONCE: usize = 1 << 24;
+/// The range of [`below_one`].
+const BELOW_ONE: &str = "at least 0 and below 1";
 
 /// The rules of a trainer configuration. Those of the model's shape wait for the weights: see [`crate::model::shape::ShapeError`].
 pub fn config(config: &TrainConfig) -> Vec<Rule> {
@@ -165,7 +169,7 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_least("train.micro_batch", Some(train.micro_batch.sequences()), 1),
         at_least("train.gradient_accumulation", Some(train.gradient_accumulation), 1),
         at_least("train.keep_checkpoints", Some(train.keep_checkpoints), 1),
-        rule("train.log_every", train.log_every != Length::NONE, "log_every is at least 1, not 0"),
+        rule("train.log_every", train.log_every != Length::NONE, "log_every must be at least 1, but is 0"),
         at_least("train.steps", train.steps, 1),
         at_least("train.eval_sequences", train.eval_sequences, 1),
         at_least("train.threads", train.threads, 1),
@@ -180,8 +184,8 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         at_most("train.gradient_accumulation", Some(train.gradient_accumulation), MOST),
         at_least("train.leaves", train.leaves, 1),
         leaves(train),
-        rule("train.zero", train.zero <= 2, "zero is 0, 1 or 2; stage 3 is not supported"),
-        rule("train.epochs", train.epochs.is_none_or(|epochs| epochs <= 1e6), "epochs is at most 1000000"),
+        rule("train.zero", train.zero <= 2, "zero must be 0, 1 or 2; stage 3 is not supported"),
+        bound("train.epochs", train.epochs.unwrap_or(1.0), |epochs| epochs <= 1e6, "at most 1000000"),
         rule(
             "train.early_stopping_patience",
             train.early_stopping_patience.is_none() || train.eval_every != Length::NONE,
@@ -207,24 +211,21 @@ pub fn train(train: &TrainSettings) -> Vec<Rule> {
         above_zero("train.loss_scaling.minimum", train.loss_scaling.minimum),
         within("train.loss_scaling.initial", train.loss_scaling.initial, train.loss_scaling.minimum, train.loss_scaling.maximum),
         above_zero("train.loss_scaling.maximum", train.loss_scaling.maximum),
-        rule(
+        bound(
             "train.loss_scaling.factor",
-            train.loss_scaling.factor > 1.0 && train.loss_scaling.factor.is_finite(),
-            format!("factor is a finite number above 1, not {}", train.loss_scaling.factor),
+            train.loss_scaling.factor,
+            |factor| factor > 1.0 && factor.is_finite(),
+            "a finite number above 1",
         ),
         at_least("train.loss_scaling.growth_interval", Some(train.loss_scaling.growth_interval), 1),
         at_least("train.loss_scaling.hysteresis", Some(train.loss_scaling.hysteresis), 1),
-        rule("train.dropout", below_one(train.dropout), format!("dropout is at least 0 and below 1, not {}", train.dropout)),
-        rule(
-            "train.attention_dropout",
-            below_one(train.attention_dropout),
-            format!("attention_dropout is at least 0 and below 1, not {}", train.attention_dropout),
-        ),
-        rule("train.momentum", below_one(train.momentum), format!("momentum is at least 0 and below 1, not {}", train.momentum)),
+        share("train.dropout", train.dropout),
+        share("train.attention_dropout", train.attention_dropout),
+        share("train.momentum", train.momentum),
         rule(
             "train.betas",
             train.betas.into_iter().all(below_one),
-            format!("both betas are at least 0 and below 1, not {:?}", train.betas),
+            format!("both betas must be {BELOW_ONE}, but are {:?}", train.betas),
         ),
     ];
     let wsd = train.schedule == Schedule::Wsd;
@@ -249,7 +250,7 @@ fn lora(lora: &Lora) -> [Rule; 6] {
         at_least("train.lora.rank", Some(lora.rank), 1),
         at_most("train.lora.rank", Some(lora.rank), MOST),
         above_zero("train.lora.alpha", lora.alpha),
-        rule("train.lora.dropout", below_one(lora.dropout), format!("dropout is at least 0 and below 1, not {}", lora.dropout)),
+        share("train.lora.dropout", lora.dropout),
         rule("train.lora.target_modules", !maps.is_empty(), "adapters need a map to adapt: attn.c_attn is peft's choice"),
         rule("train.lora.target_modules", !repeated, "a map is named twice; each has one adapter"),
     ]
@@ -271,32 +272,40 @@ pub fn fits(train: &TrainSettings, steps: u64) -> [Rule; 2] {
 
 /// The rules of a `[sample]` table.
 pub fn sample(sample: &SampleConfig) -> Vec<Rule> {
-    let top_p = sample.top_p;
     vec![
         at_least("sample.tokens", Some(sample.tokens), 1),
         within("sample.temperature", sample.temperature, 0.0, f64::MAX),
-        rule("sample.top_p", top_p > 0.0 && top_p <= 1.0, format!("top_p is above 0 and at most 1, not {top_p}")),
+        bound("sample.top_p", sample.top_p, |share| share > 0.0 && share <= 1.0, "above 0 and at most 1"),
     ]
 }
 
 /// A number that may be left out.
 pub fn at_least<N: TryInto<u64>>(key: &'static str, value: Option<N>, least: u64) -> Rule {
     let value = value.map_or(least, |value| value.try_into().unwrap_or(u64::MAX));
-    rule(key, value >= least, format!("{} is at least {least}, not {value}", last(key)))
+    bound(key, value, |value| value >= least, &format!("at least {least}"))
 }
 
 /// A bound above all that is of use, so that sizes can be multiplied.
 fn at_most(key: &'static str, value: Option<usize>, most: usize) -> Rule {
-    rule(key, value.is_none_or(|value| value <= most), format!("{} is at most {most}, not {}", last(key), value.unwrap_or(0)))
+    bound(key, value.unwrap_or(most), |value| value <= most, &format!("at most {most}"))
 }
 
 fn above_zero(key: &'static str, value: f64) -> Rule {
-    rule(key, value > 0.0 && value.is_finite(), format!("{} is a finite number above 0, not {value}", last(key)))
+    bound(key, value, |value| value > 0.0 && value.is_finite(), "a finite number above 0")
 }
 
 fn within(key: &'static str, value: f64, low: f64, high: f64) -> Rule {
     let range = if high >= f64::MAX { format!("a finite number, {low} or more") } else { format!("between {low} and {high}") };
-    rule(key, (low..=high).contains(&value), format!("{} is {range}, not {value}", last(key)))
+    bound(key, value, |value| (low..=high).contains(&value), &range)
+}
+
+fn share(key: &'static str, value: f64) -> Rule {
+    bound(key, value, below_one, BELOW_ONE)
+}
+
+/// The rule that a value is within `range`, which says in words what `holds` decides.
+fn bound<N: Display + Copy>(key: &'static str, value: N, holds: impl FnOnce(N) -> bool, range: &str) -> Rule {
+    rule(key, holds(value), format!("{} must be {range}, but is {value}", last(key)))
 }
 
 fn below_one(value: f64) -> bool {
@@ -324,21 +333,24 @@ mod tests {
 
     #[test]
     fn impossible_values_name_their_key() {
-        assert_eq!(message(|train| train.block_size = 0), "train.block_size: block_size is at least 2, not 0");
+        assert_eq!(message(|train| train.block_size = 0), "train.block_size: block_size must be at least 2, but is 0");
         assert_eq!(
             message(|train| train.learning_rate = f64::NAN),
-            "train.learning_rate: learning_rate is a finite number above 0, not NaN"
+            "train.learning_rate: learning_rate must be a finite number above 0, but is NaN"
         );
-        assert_eq!(message(|train| train.betas = [0.9, 1.0]), "train.betas: both betas are at least 0 and below 1, not [0.9, 1.0]");
-        assert_eq!(message(|train| train.threads = Some(0)), "train.threads: threads is at least 1, not 0");
+        assert_eq!(
+            message(|train| train.betas = [0.9, 1.0]),
+            "train.betas: both betas must be at least 0 and below 1, but are [0.9, 1.0]"
+        );
+        assert_eq!(message(|train| train.threads = Some(0)), "train.threads: threads must be at least 1, but is 0");
         assert_eq!(
             message(|train| train.gradient_accumulation = 1 << 62),
-            format!("train.gradient_accumulation: gradient_accumulation is at most 1048576, not {}", 1_u64 << 62)
+            format!("train.gradient_accumulation: gradient_accumulation must be at most 1048576, but is {}", 1_u64 << 62)
         );
         let parted = message(|train| (train.gradient_accumulation, train.leaves) = (6, Some(4)));
         assert_eq!(parted, "train.leaves: 4 leaves do not divide train.gradient_accumulation = 6");
         assert!(message(|train| train.leaves = Some(0)).starts_with("train.leaves: "));
-        assert!(message(|train| train.zero = 3).starts_with("train.zero: zero is 0, 1 or 2"));
+        assert!(message(|train| train.zero = 3).starts_with("train.zero: zero must be 0, 1 or 2"));
         let both = message(|train| (train.steps, train.epochs) = (Some(5), Some(1.0)));
         assert_eq!(both, "train.epochs: a run has either `steps` or `epochs`, not both");
         let warmup = message(|train| (train.steps, train.warmup_steps) = (Some(5), 6.into()));

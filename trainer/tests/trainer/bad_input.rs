@@ -37,7 +37,7 @@ fn configuration() {
     let config = fixture.config("output");
     let cases: [(&[&str], &str); 5] = [
         (&["train.blok_size=8"], "unknown key `train.blok_size`; did you mean `train.block_size`?"),
-        (&["train.micro_batch=0"], "train.micro_batch: micro_batch is at least 1, not 0"),
+        (&["train.micro_batch=0"], "train.micro_batch: micro_batch must be at least 1, but is 0"),
         (&["train.block_size=64"], "train.block_size = 64 is longer than the model's context of 48 positions"),
         (&["data=nowhere"], "nowhere is not a prepared dataset: it does not exist"),
         (&["train.warmup_steps=41"], "train.warmup_steps: the warm-up of 41 steps is longer than the run of 40"),

@@ -195,7 +195,7 @@ async fn two_jobs_share_a_cluster_that_goes_with_the_last() {
     let arguments = fs::read_to_string(place.home(&one).join("arguments")).expect("written");
     assert_eq!(arguments.trim(), format!("agent --job {} --attempt 1 --store {}", one.job, place.store.url()));
     let price = place.provider().price(&place.plan()).await.expect("a price");
-    assert!(price.source.is_some_and(|source| source.starts_with("by Azure's retail prices of")));
+    assert!(price.source.is_some_and(|source| source.starts_with("Azure's retail prices of")));
     let listed = place.provider().list().await.expect("listed");
     assert_eq!(listed.iter().map(|resource| resource.price_per_hour).collect::<Vec<_>>(), [price.per_hour; 2]);
     place.provider().destroy(&one.job).await.expect("destroyed");

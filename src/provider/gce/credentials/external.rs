@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
-use super::{Place, SCOPE, TokenAnswer, ask, aws, bytes, read, unusable};
+use super::{Place, SCOPE, TokenAnswer, answer, ask, aws, read, unusable};
 use crate::provider::Result;
 
 const ALLOW_PROGRAMS: &str = "GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES";
@@ -110,7 +110,7 @@ impl Place<'_> {
     /// Asks `url`, and takes the answer for text.
     pub async fn text(&self, method: Method, url: &str, headers: impl IntoIterator<Item = (&String, &String)>) -> Result<String> {
         let request = headers.into_iter().fold(self.request(method, url)?, |request, (name, value)| request.header(name, value));
-        Ok(String::from_utf8_lossy(&bytes(request).await?).into_owned())
+        Ok(String::from_utf8_lossy(&answer(request).await?.bytes).into_owned())
     }
 
     /// Runs a program that the file names, if the user allows it: such a file may come from another person.

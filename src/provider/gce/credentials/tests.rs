@@ -40,6 +40,8 @@ async fn service() -> (String, Heard) {
                     return Some(Reply { status: 307, headers, body: Vec::new() });
                 }
                 "/down" => (503, json!({})),
+                "/strange" => (200, json!({ "access_token": "very-secret", "expires_in": "very-secret" })),
+                "/page" => return Some(Reply { status: 200, headers: Vec::new(), body: "<p>very-secret</p>".into() }),
                 "/aws/session" | "/aws/zone" | "/aws/roles" => {
                     let text = match path.as_str() {
                         "/aws/session" => "session",
@@ -175,6 +177,8 @@ async fn a_login_is_renewed_and_a_refusal_is_told_without_secrets() {
         ("down", Class::Network, "(503)"),
         // A client that follows sends the refresh token and the secret again.
         ("moved", Class::Denied, "(307)"),
+        ("strange?sig=secret", Class::Denied, "to POST 127.0.0.1/strange (200): it has no token of the expected form"),
+        ("page", Class::Denied, "to POST 127.0.0.1/page (200): it is not JSON"),
     ] {
         let error = token(&of_file(login(path).path())).await.expect_err(path);
         assert!(error.class == class && error.message.contains(part) && !error.message.contains("secret"), "{error}");

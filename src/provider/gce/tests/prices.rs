@@ -15,7 +15,7 @@ async fn todays_prices_are_those_of_the_billing_catalogue_and_read_once_a_day() 
     let lasting = asked(&plan).lasting_machine().expect("it is a spot machine");
     let lasting = crate::catalogue::gce().price_per_hour(&lasting).micros;
     assert!(today.lasting.expect("likewise").micros.abs_diff(2 * lasting) <= 2, "{today:?} is twice {lasting}");
-    assert!(today.source.as_ref().is_some_and(|source| source.starts_with("by the billing catalogue of 20")), "{today:?}");
+    assert!(today.source.as_ref().is_some_and(|source| source.starts_with("billing catalogue of 20")), "{today:?}");
     let pages = reads().await;
     assert!(pages > 1, "the catalogue has several pages");
     assert_eq!(open().price(&plan).await.as_ref(), Ok(&today));
@@ -42,7 +42,7 @@ async fn todays_prices_are_those_of_the_billing_catalogue_and_read_once_a_day() 
     let price = open().price(&a100).await.expect("a price");
     assert_eq!(
         (price.per_hour, price.source.as_deref()),
-        (asked(&a100).price_per_hour(), Some("by the list of 2026-07-30 for us-central1"))
+        (asked(&a100).price_per_hour(), Some("price list of 2026-07-30 for us-central1"))
     );
 }
 
@@ -55,7 +55,7 @@ async fn the_list_counts_where_the_billing_catalogue_is_not_to_be_had() {
         assert_eq!(price.per_hour, GcePlan::default().price_per_hour());
         let source = price.source.expect("a list");
         assert!(
-            source.starts_with("by the list of 2025-11-01 for us-central1 (the billing catalogue") && source.contains(why),
+            source.starts_with("price list of 2025-11-01 for us-central1 (the billing catalogue") && source.contains(why),
             "{source}"
         );
     }

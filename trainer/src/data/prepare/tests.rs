@@ -158,7 +158,10 @@ fn impossible_requests_are_refused() {
             serde_json::json!({"train": [format!("{root}/a.txt")], "validation": [format!("{root}/empty.txt")]}),
             "the dataset is empty: the validation text contains no text",
         ),
-        (serde_json::json!({"train": ["x"], "validation_fraction": 1.0}), "validation_fraction is between 0 and 0.5, not 1"),
+        (
+            serde_json::json!({"train": ["x"], "validation_fraction": 1.0}),
+            "validation_fraction must be between 0 and 0.5, but is 1",
+        ),
         (serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train"}}), "kind = \"train\" needs the size of the vocabulary"),
         (
             serde_json::json!({"train": ["x"], "tokenizer": {"kind": "train", "vocabulary": 256}}),
