@@ -1,5 +1,5 @@
-//! Texts of a parquet file in a delta encoding: the library takes the numbers of such a page for lengths as they are, so they are
-//! looked at before it does.
+//! Lengths of the texts in a parquet file: the library takes the numbers of a page for lengths as they are, so they are looked at
+//! before it does.
 
 use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -27,9 +27,14 @@ impl Iterator for Checked {
 
 impl PageReader for Checked {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
-        let page = self.pages.get_next_page()?;
-        let is_sound = page.as_ref().is_none_or(|page| check(page, self.has_levels).is_some());
-        if is_sound { Ok(page) } else { Err(ParquetError::General("the lengths of a page are not those of its texts".to_owned())) }
+        let Some(mut page) = self.pages.get_next_page()? else { return Ok(None) };
+        if check(&page, self.has_levels).is_none() {
+            return Err(ParquetError::General("the lengths of a page are not those of its texts".to_owned()));
+        }
+        if is_plain(&page) {
+            end(&mut page);
+        }
+        Ok(Some(page))
     }
 
     fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
@@ -50,15 +55,17 @@ fn check(page: &Page, has_levels: bool) -> Option<()> {
     let (encoding, levels) = match page {
         Page::DataPage { encoding, .. } if !has_levels => (encoding, 0),
         Page::DataPage { encoding, buf, def_level_encoding: Encoding::RLE, .. } => (encoding, 4 + u32_at_start(buf)?),
-        Page::DataPage { encoding, .. } => (encoding, usize::MAX),
+        // A bit for each value: a column at the top has one level.
+        Page::DataPage { encoding, num_values, .. } => (encoding, num_values.div_ceil(8) as usize),
         Page::DataPageV2 { encoding, def_levels_byte_len, rep_levels_byte_len, .. } => {
             (encoding, *def_levels_byte_len as usize + *rep_levels_byte_len as usize)
         }
-        Page::DictionaryPage { .. } => return Some(()),
+        Page::DictionaryPage { buf, .. } => return tile(buf),
     };
     let values = || page.buffer().get(levels..);
     let most = u64::from(page.num_values()).min(MOST_VALUES);
     match encoding {
+        Encoding::PLAIN => tile(values()?),
         Encoding::DELTA_LENGTH_BYTE_ARRAY => {
             let (lengths, texts) = numbers(values()?, most)?;
             fit(&lengths, texts)
@@ -76,6 +83,26 @@ fn check(page: &Page, has_levels: bool) -> Option<()> {
         }
         _ => Some(()),
     }
+}
+
+fn is_plain(page: &Page) -> bool {
+    matches!(page, Page::DictionaryPage { .. }) || page.encoding() == Encoding::PLAIN
+}
+
+/// Whether lengths and texts fill these bytes in turns.
+fn tile(mut bytes: &[u8]) -> Option<()> {
+    while !bytes.is_empty() {
+        let length = u32_at_start(bytes)?;
+        bytes = bytes.get(4..)?.get(length..)?;
+    }
+    Some(())
+}
+
+/// Puts a length behind the last text that no text has. How many texts a page has is not known before its nulls are counted, and
+/// the library panics where it looks for one more than there are.
+fn end(page: &mut Page) {
+    let (Page::DataPage { buf, .. } | Page::DataPageV2 { buf, .. } | Page::DictionaryPage { buf, .. }) = page;
+    *buf = [&buf[..], &[0xff; 4]].concat().into();
 }
 
 fn u32_at_start(bytes: &[u8]) -> Option<usize> {
@@ -160,6 +187,25 @@ mod tests {
         assert_eq!(rest, [&[0xff; 4][..], b"rest"].concat(), "two parts of 32, of which the last value is in the second");
         assert_eq!(numbers(&[0x80, 1, 4, 1, 8, 7], 1).unwrap(), (vec![4], &[7][..]));
         assert_eq!(numbers(&[0x80, 1, 4, 0, 0], 0).unwrap(), (vec![], &[][..]));
+    }
+
+    #[test]
+    fn a_page_of_plain_texts_ends_with_the_last_and_is_ended_for_the_library() {
+        let two = b"\x03\0\0\0abc\0\0\0\0";
+        assert_eq!((tile(b""), tile(two)), (Some(()), Some(())));
+        for cut in (1..7).chain(8..two.len()) {
+            assert_eq!(tile(&two[..cut]), None, "{cut}");
+        }
+        let dictionary = |buf: &[u8]| Page::DictionaryPage {
+            buf: buf.to_vec().into(),
+            num_values: 3,
+            encoding: Encoding::PLAIN,
+            is_sorted: false,
+        };
+        let mut page = dictionary(two);
+        assert!(check(&page, false).is_some() && check(&dictionary(&two[..5]), false).is_none() && is_plain(&page));
+        end(&mut page);
+        assert_eq!(&page.buffer()[..], [&two[..], &[0xff; 4]].concat());
     }
 
     #[test]
