@@ -117,7 +117,7 @@ fn failed(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Exit::Failure, format!("cannot {what}: {error}"))
 }
 
-/// What every simulated machine's processes know.
+/// The variables that the processes of every simulated machine get.
 fn variables() -> Vec<(OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| name != "FTCTL_OUTPUT").collect()
 }

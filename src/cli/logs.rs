@@ -135,7 +135,7 @@ impl<'o> Values<'o> {
         Self { output, attempt: 0, lines: Lines::default(), list, text: String::new() }
     }
 
-    /// What has no end of a line.
+    /// Takes the last line, which has no end.
     fn end_line(&mut self) {
         self.lines.finish(|line, goes_on| self.text += &self.list.item(value(self.attempt, line, goes_on)));
     }

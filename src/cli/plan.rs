@@ -76,17 +76,17 @@ pub struct Planned {
     outlook: Outlook,
     /// Bytes of text whose tokens are not counted yet.
     text: Option<u64>,
-    /// What must be there before the job can run.
+    /// The things that must be there before the job can run.
     missing: Vec<Finding>,
-    /// What the trainer would refuse.
+    /// The trainer's refusals, told before it starts.
     refused: Vec<String>,
-    /// What the user should know, and may let be.
+    /// Facts that the user should know, and may let be.
     warnings: Vec<String>,
     /// Whether the backend has room for it, where it was asked.
     room: Vec<Finding>,
     /// The initial weights as they are uploaded.
     weights: Option<Transfer>,
-    /// What is fetched of the hub before.
+    /// The files that are fetched of the hub before.
     fetched: Option<Transfer>,
     /// The damage that an intruder on the machine could do beyond its job.
     exposure: Option<Finding>,
@@ -208,7 +208,7 @@ impl Planned {
 /// So long is waited for a store's word on a dataset.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What the job reads, here and, if it may be asked, in its store.
+/// The material of the job, here and, if it may be asked, in its store.
 async fn material(plan: &Plan, world: &World, asks_store: bool) -> Material {
     let Material { mut looked_at, mut known } = doctor::material(plan, &world.cache);
     if asks_store {

@@ -53,7 +53,7 @@ pub struct Arguments {
     /// Column of csv, json, jsonl and parquet files [default: `text`, else the only one]
     #[arg(long)]
     column: Option<String>,
-    /// What to do with an unreadable row
+    /// Treatment of a row that cannot be used
     #[arg(long, value_enum, default_value = "fail")]
     on_bad_row: BadRow,
     /// How special tokens such as `<|endoftext|>` in the text are read [default: literal, and a warning]

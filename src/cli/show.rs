@@ -53,7 +53,7 @@ impl Compare {
 struct Whole {
     record: Record,
     settled: Settled,
-    /// What its GPUs do now.
+    /// The use of its GPUs now.
     gpus: Vec<GpuUse>,
 }
 

@@ -50,7 +50,7 @@ pub struct Arguments {
     refresh: bool,
 }
 
-/// What jobs are ordered by; those without it come last.
+/// The key that jobs are ordered by. Jobs without it come last.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Key {
     Name,
