@@ -214,7 +214,14 @@ impl Azureml {
             return Ok(end);
         }
         // Its agent may not use the store, and said so until it gave up.
-        let console = console::read(&self.client, details, 0).await?;
+        let console = match console::read(&self.client, details, 0).await {
+            Ok(console) => console,
+            // Its exit code is known without its words.
+            Err(refusal) => {
+                let why = format!("its agent was denied something, and its console cannot be read: {}", refusal.message);
+                return Ok(Sighting::Unfit { why });
+            }
+        };
         let said = console.text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(refusal::plain);
         Ok(said.map_or(end, |why| Sighting::Unfit { why }))
     }
