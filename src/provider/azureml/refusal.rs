@@ -101,6 +101,9 @@ pub fn told(body: &Value) -> Option<(String, String)> {
     Some((error.code, message))
 }
 
+/// Codes that say no more than that something was refused: the message says which thing.
+const VAGUE: [&str; 7] = ["", "usererror", "badrequest", "badargument", "invalidrequest", "validationerror", "operationnotallowed"];
+
 /// Whether an error says that a quota is used up; it comes as an answer, as an operation's end, and beside a cluster's state.
 pub fn is_quota(code: &str, message: &str) -> bool {
     let quota = |text: &str| text.to_ascii_lowercase().contains("quota");
@@ -165,11 +168,18 @@ mod tests {
             (ended("ClusterCoreQuotaReached"), Class::Quota),
             (ended("AllocationFailed"), Class::Capacity),
             (ended("InternalServerError"), Class::Internal),
+        let refused = |code: &str, message: &str| {
+            Refusal::answered("make", 400, &json!({ "error": { "code": code, "message": message } }), None)
+        };
             (Refusal::ended("make", &json!({ "status": "Canceled" })), Class::Internal),
             (Refusal::answered("x", 429, &Value::Null, None), Class::Network),
             (Refusal::answered("x", 503, &Value::Null, None), Class::Network),
             (Refusal::answered("x", 403, &Value::Null, None), Class::Denied),
             (Refusal::lost("x", &"silence"), Class::Network),
+            (refused("UserError", "The subscription has a LowPriority quota of 0 and cannot"), Class::Quota),
+            (refused("badRequest", "not enough quota"), Class::Quota),
+            (refused("UserError", "The environment was not found"), Class::Invalid),
+            (refused("ResourceNotFound", "no quota-1 here"), Class::Invalid),
         ] {
             assert!(!refusal.is_passing() || class == Class::Network, "{refusal:?}");
             assert_eq!(ProviderError::from(refusal.clone()).class, class, "{refusal:?}");
