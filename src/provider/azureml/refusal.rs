@@ -107,7 +107,14 @@ const VAGUE: [&str; 7] = ["", "usererror", "badrequest", "badargument", "invalid
 /// Whether an error says that a quota is used up; it comes as an answer, as an operation's end, and beside a cluster's state.
 pub fn is_quota(code: &str, message: &str) -> bool {
     let quota = |text: &str| text.to_ascii_lowercase().contains("quota");
-    quota(code) || (code.is_empty() && quota(message))
+    quota(code) || (VAGUE.contains(&code.to_ascii_lowercase().as_str()) && quota(message))
+}
+
+/// Whether a message reports the end of the job's own process. The rest of it may then be that process's words, which say nothing
+/// about the service.
+pub fn reports_process(message: &str) -> bool {
+    let said = message.to_ascii_lowercase();
+    ["user process", "exited with status code", "exited with code"].iter().any(|words| said.contains(words))
 }
 
 /// Whether an error says that there is no machine now.
